@@ -1,0 +1,55 @@
+# Every target sets up what it needs: a private .venv, made once and renewed when pyproject.toml changes.
+# `make PYTHON=python3.12 test` picks another interpreter for a new .venv; `make test ARGS="-k gates"` passes arguments on.
+
+PYTHON ?= python3
+JOBS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+READY := .venv/.stamp-dev
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format-check lint layers types bench fmt clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(BIN)/python:
+	$(PYTHON) -m venv .venv
+
+$(READY): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+demo: $(READY) ## grow a host that is too weak for its task, beside its twin that does not grow
+	$(BIN)/esper run --task digits_impaired --decider heuristic --against off --rng-seed 0
+
+test: $(READY) ## the test suite, JOBS processes of one thread each
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+check: format-check lint layers types ## format, lint, layers, types: changes nothing
+
+format-check: $(READY)
+	$(BIN)/ruff format --check .
+
+lint: $(READY)
+	$(BIN)/ruff check .
+
+layers: $(READY)
+	$(BIN)/lint-imports --no-logo
+
+types: $(READY)
+	$(BIN)/mypy
+
+bench: $(READY) ## ratios of speed with their limits; one process, one thread
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest benchmarks -p no:xdist -q -s \
+		-o python_files='bench_*.py' -o python_functions='bench_* test_*' $(ARGS)
+
+fmt: $(READY) ## format, and repair what lint can repair
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove caches and build products; keeps .venv and runs
+	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	find src tests tools benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,3 @@
+"""Esper: neural networks that grow while they train."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Everything that reads telemetry: queries, figures, reports and views."""

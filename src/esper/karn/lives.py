@@ -1,0 +1,108 @@
+"""What became of every seed of one host life, gathered from its transition and seed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from esper.karn.palette import LOOKS
+from esper.leyline.events import EpisodeRow, LifeRow, RunRow, SeedRow, TransitionRow
+from esper.leyline.factored_actions import BLEND_IDS
+from esper.leyline.stages import Stage
+
+HORIZON: Final = "horizon"
+"""Word by which a reason says that the end of the life removed the seed, not a judgement of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeedLife:
+    """One seed from germination to its end; None is unknown."""
+
+    slot: str
+    blueprint: str
+    style: str | None
+    germinated_at: int
+    stages: tuple[tuple[Stage, int], ...]
+    """Each stage and how many epochs it lasted; GERMINATED only if it lasted any."""
+    fate: str
+    """fossilized, pruned, removed at horizon or alive."""
+    fate_epoch: int
+    cause: str
+    """Who decided the fate, as in the transition row."""
+    reason: str
+    params: int | None
+    contribution: float | None
+    contribution_error: float | None
+    shapley: float | None
+
+    @property
+    def course(self) -> str:
+        """The stages in short: ``T2 B3 H1 F`` trained for 2 epochs, blended for 3, held for 1, stayed."""
+        return " ".join(
+            LOOKS[stage].letter + ("" if stage is Stage.FOSSILIZED else str(epochs))
+            for stage, epochs in self.stages
+        )
+
+
+def seed_lives(
+    run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedRow], transitions: Sequence[TransitionRow]
+) -> list[SeedLife]:
+    """The seeds of ``episode`` in the order of their germination; rows of other lives are passed over."""
+    moves_of: dict[int, list[TransitionRow]] = {}
+    for move in transitions:
+        if move.seed >= 0 and _same_life(move, episode):
+            moves_of.setdefault(move.seed, []).append(move)
+    rows_of: dict[int, list[SeedRow]] = {}
+    for row in seeds:
+        if _same_life(row, episode):
+            rows_of.setdefault(row.seed, []).append(row)
+    return [
+        _seed_life(run, episode, moves, rows_of.get(seed, [])) for seed, moves in sorted(moves_of.items())
+    ]
+
+
+def _same_life(row: LifeRow, episode: EpisodeRow) -> bool:
+    return (row.env, row.episode) == (episode.env, episode.episode)
+
+
+def _seed_life(run: RunRow, episode: EpisodeRow, moves: list[TransitionRow], rows: list[SeedRow]) -> SeedLife:
+    fate, fate_epoch, reason = _fate(moves[-1], episode)
+    measured = next((row for row in reversed(rows) if row.contribution is not None), None)
+    return SeedLife(
+        slot=run.slots[moves[0].slot],
+        blueprint=run.blueprints[moves[0].blueprint],
+        style=BLEND_IDS[rows[-1].style] if rows else None,
+        germinated_at=moves[0].epoch,
+        stages=_stages(moves, episode.epoch),
+        fate=fate,
+        fate_epoch=fate_epoch,
+        cause=moves[-1].cause,
+        reason=reason,
+        params=rows[-1].params if rows else None,
+        contribution=measured.contribution if measured else None,
+        contribution_error=measured.contribution_error if measured else None,
+        shapley=next((row.shapley for row in reversed(rows) if row.shapley is not None), None),
+    )
+
+
+def _stages(moves: Sequence[TransitionRow], last_epoch: int) -> tuple[tuple[Stage, int], ...]:
+    ends = [later.epoch for _, later in pairwise(moves)] + [last_epoch]
+    spans = [(Stage(move.to_stage), end - move.epoch) for move, end in zip(moves, ends, strict=True)]
+    return tuple(
+        (stage, epochs)
+        for stage, epochs in spans
+        if stage is not Stage.PRUNED and (epochs > 0 or stage is not Stage.GERMINATED)
+    )
+
+
+def _fate(last: TransitionRow, episode: EpisodeRow) -> tuple[str, int, str]:
+    stage = Stage(last.to_stage)
+    if stage is Stage.FOSSILIZED:
+        return "fossilized", last.epoch, "" if last.reason == "fossilized" else last.reason
+    if stage is not Stage.PRUNED:
+        return "alive", episode.epoch, ""
+    if HORIZON in last.reason:
+        return "removed at horizon", last.epoch, ""
+    return "pruned", last.epoch, "" if last.reason == "pruned" else last.reason

@@ -1,0 +1,77 @@
+"""Numbers as people read them, the same in every view; what is unknown reads "–", never 0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+UNKNOWN: Final = "–"
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+_FLOP_UNITS: Final = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
+
+
+def points(value: float | None, decimals: int = 1) -> str:
+    """A score or a loss."""
+    return UNKNOWN if value is None else f"{value:.{decimals}f}"
+
+
+def gain(value: float | None, decimals: int = 1) -> str:
+    """A difference, always with its sign."""
+    if value is None:
+        return UNKNOWN
+    return f"{round(value, decimals) + 0.0:+.{decimals}f}"  # adding 0.0 turns -0.0 into 0.0
+
+
+def gain_with_error(value: float | None, error: float | None) -> str:
+    """A measured difference and its standard error, where that is known."""
+    if value is None or error is None:
+        return gain(value)
+    return f"{gain(value)} ± {error:.1f}"
+
+
+def difference(value: float | None, reference: float | None) -> float | None:
+    """``value - reference``, unknown if either is."""
+    return None if value is None or reference is None else value - reference
+
+
+def count(value: int | None) -> str:
+    """A number of things, with thousands set apart."""
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def factor(value: float | None, reference: float | None) -> str:
+    """How many times the reference; unknown where there is nothing to compare with."""
+    if value is None or not reference:
+        return UNKNOWN
+    ratio = value / reference
+    return f"×{ratio:.2f}" if ratio < 10 else f"×{ratio:.0f}"
+
+
+def flop(value: int | None) -> str:
+    """Compute with three figures and the unit that suits it."""
+    if value is None:
+        return UNKNOWN
+    scaled, unit = float(value), 0
+    # 999.5 would be shown as 1000 of the smaller unit.
+    while scaled >= 999.5 and unit < len(_FLOP_UNITS) - 1:
+        scaled, unit = scaled / 1000, unit + 1
+    decimals = 0 if unit == 0 or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
+    return f"{scaled:.{decimals}f} {_FLOP_UNITS[unit]}"
+
+
+def clock(seconds: float | None) -> str:
+    """A duration as h:mm:ss."""
+    if seconds is None:
+        return UNKNOWN
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
+    """One block per value, its height within ``low`` to ``high``; a gap where it is unknown."""
+    span = high - low
+    top = len(_BLOCKS) - 1
+    return "".join(
+        " " if value is None else _BLOCKS[round((value - low) / span * top) if span > 0 else 0]
+        for value in values
+    )

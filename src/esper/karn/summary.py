@@ -1,0 +1,198 @@
+"""The end of a run on one screen: what a life came to, its seeds, and arms side by side.
+
+Everything is a pure function of rows; the tables fit 80 columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from esper.karn import notation
+from esper.karn.lives import SeedLife, seed_lives
+from esper.karn.palette import LOOKS
+from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
+from esper.leyline.stages import Stage
+
+PART_OF_OTHERS: Final = frozenset({"pruned_seeds"})
+"""Purposes whose compute is counted under the others as well, so they are no part of a total."""
+_FATE_STAGE: Final[Mapping[str, Stage]] = {
+    "fossilized": Stage.FOSSILIZED,
+    "pruned": Stage.PRUNED,
+    "removed at horizon": Stage.PRUNED,
+}
+
+
+def total_flops(flops: Mapping[str, int]) -> int:
+    """All compute, each operation counted once."""
+    return sum(amount for purpose, amount in flops.items() if purpose not in PART_OF_OTHERS)
+
+
+def episode_summary(
+    run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedRow], transitions: Sequence[TransitionRow]
+) -> RenderableType:
+    """One life: its scores, parameters and compute, and a table of its seeds."""
+    lives = seed_lives(run, episode, seeds, transitions)
+    title = Text(f"{run.task} · {run.decider} · rng seed {run.rng_seed}", style="bold")
+    title.append(
+        f"   {episode.epoch} epochs in {notation.clock(episode.seconds)}, ended by {episode.ended_by}",
+        style="not bold",
+    )
+    return Group(
+        title, _facts(episode), Text(""), _seed_table(lives) if lives else Text("no seed germinated")
+    )
+
+
+def _facts(episode: EpisodeRow) -> Table:
+    gain = notation.difference(episode.val_score, episode.twin_val_score)
+    facts = Table.grid(padding=(0, 2, 0, 0))
+    facts.add_row(
+        "validation",
+        f"{notation.points(episode.val_score)} (best {notation.points(episode.best_val_score)});"
+        f" twin {notation.points(episode.twin_val_score)}, difference {notation.gain(gain)}",
+    )
+    facts.add_row("test", notation.points(episode.test_score))
+    facts.add_row(
+        "parameters",
+        f"{notation.count(episode.host_params)} → {notation.count(episode.params)}"
+        f" ({notation.factor(episode.params, episode.host_params)})",
+    )
+    facts.add_row("compute", notation.flop(total_flops(episode.flops)))
+    for purpose, amount in episode.flops.items():
+        label = ("of which " if purpose in PART_OF_OTHERS else "") + purpose.replace("_", " ")
+        facts.add_row("", f"{notation.flop(amount):>11}  {label}")
+    return facts
+
+
+def _seed_table(lives: Sequence[SeedLife]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    for heading in ("slot", "seed", "born", "life", "fate"):
+        table.add_column(heading, justify="right" if heading == "born" else "left")
+    for heading in ("params", "contribution", "Shapley"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for life in lives:
+        table.add_row(
+            life.slot,
+            f"{life.blueprint}\n{life.style or notation.UNKNOWN}",
+            str(life.germinated_at),
+            life.course,
+            _fate_text(life),
+            notation.count(life.params),
+            notation.gain_with_error(life.contribution, life.contribution_error),
+            notation.gain(life.shapley),
+        )
+    return table
+
+
+def _fate_text(life: SeedLife) -> Text:
+    """Two lines, like the seed's name and style beside it."""
+    stage = _FATE_STAGE.get(life.fate)
+    fate = Text(life.fate.replace(" ", "\n", 1), style=LOOKS[stage].colour if stage else "")
+    if life.fate in ("fossilized", "pruned"):
+        fate.append(f"\nat {life.fate_epoch}", style="default")
+    return fate.append(f": {life.reason}", style="default") if life.reason else fate
+
+
+def comparison(arms: Sequence[tuple[str, EpisodeRow]]) -> Table:
+    """Arms below each other, each with its difference from the last one, the control."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    table.add_column("arm")
+    for heading in ("validation", "test", "params", "compute"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    if not arms:
+        return table
+    control = arms[-1][1]
+    for label, episode in arms[:-1]:
+        table.add_row(label, *_compared_cells(episode, control))
+    table.add_row(arms[-1][0], *_cells(control))
+    return table
+
+
+def _cells(episode: EpisodeRow) -> tuple[str, ...]:
+    return (
+        notation.points(episode.val_score),
+        notation.points(episode.test_score),
+        notation.count(episode.params),
+        notation.flop(total_flops(episode.flops)),
+    )
+
+
+def _compared_cells(episode: EpisodeRow, control: EpisodeRow) -> list[str]:
+    differences = (
+        notation.gain(episode.val_score - control.val_score),
+        notation.gain(episode.test_score - control.test_score),
+        notation.factor(episode.params, control.params),
+        notation.factor(total_flops(episode.flops), total_flops(control.flops)),
+    )
+    return [f"{cell} ({change})" for cell, change in zip(_cells(episode), differences, strict=True)]
+
+
+def as_json(
+    run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedRow], transitions: Sequence[TransitionRow]
+) -> dict[str, Any]:
+    """The content of ``episode_summary`` as plain values; None is unknown."""
+    return {
+        "run": run.name,
+        "task": run.task,
+        "decider": run.decider,
+        "rng_seed": run.rng_seed,
+        "env": episode.env,
+        "episode": episode.episode,
+        "epochs": episode.epoch,
+        "ended_by": episode.ended_by,
+        "seconds": episode.seconds,
+        "val_score": episode.val_score,
+        "best_val_score": episode.best_val_score,
+        "twin_val_score": episode.twin_val_score,
+        "val_gain_over_twin": notation.difference(episode.val_score, episode.twin_val_score),
+        "test_score": episode.test_score,
+        "host_params": episode.host_params,
+        "params": episode.params,
+        "flops_total": total_flops(episode.flops),
+        "flops": dict(episode.flops),
+        "ops": dict(zip(run.ops, episode.op_counts, strict=True)),
+        "refused": episode.refused,
+        "seeds": [_seed_json(life) for life in seed_lives(run, episode, seeds, transitions)],
+    }
+
+
+def _seed_json(life: SeedLife) -> dict[str, Any]:
+    return {
+        "slot": life.slot,
+        "blueprint": life.blueprint,
+        "style": life.style,
+        "germinated_at": life.germinated_at,
+        "stages": [{"stage": stage.name, "epochs": epochs} for stage, epochs in life.stages],
+        "fate": life.fate,
+        "fate_epoch": life.fate_epoch,
+        "cause": life.cause,
+        "reason": life.reason,
+        "params": life.params,
+        "contribution": life.contribution,
+        "contribution_error": life.contribution_error,
+        "shapley": life.shapley,
+    }
+
+
+def comparison_as_json(arms: Sequence[tuple[str, EpisodeRow]]) -> list[dict[str, Any]]:
+    """The content of ``comparison`` as plain values; differences are to the last arm, the control."""
+    if not arms:
+        return []
+    control = arms[-1][1]
+    return [
+        {
+            "arm": label,
+            "val_score": episode.val_score,
+            "val_difference": episode.val_score - control.val_score,
+            "test_score": episode.test_score,
+            "test_difference": episode.test_score - control.test_score,
+            "params": episode.params,
+            "flops_total": total_flops(episode.flops),
+        }
+        for label, episode in arms
+    ]

@@ -1,0 +1,22 @@
+"""The body: hosts, slots, blueprints, lifecycle."""
+
+from esper.kasmina.blueprints import register_blueprint
+from esper.kasmina.export import harvest, load_committed, save_committed
+from esper.kasmina.hosts import CNNHost, Host, SegmentedHost, WrappedHost
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.slot import SeedSlot
+from esper.kasmina.streams import TorchStream
+
+__all__ = [
+    "CNNHost",
+    "Host",
+    "MorphogeneticModel",
+    "SeedSlot",
+    "SegmentedHost",
+    "TorchStream",
+    "WrappedHost",
+    "harvest",
+    "load_committed",
+    "register_blueprint",
+    "save_committed",
+]

@@ -1,0 +1,38 @@
+"""How a seed's delta joins the host's features.
+
+Every operator is ``h + alpha * change(h)`` with a change that is exactly zero when the delta is:
+ADD d, MULTIPLY h·tanh(d), GATE g(h)·d. The identity path keeps the gradient into the host upstream
+of a slot alive at every alpha.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints.registry import Topology
+from esper.leyline.factored_actions import BlendOperator
+
+
+class Gate(nn.Module):
+    """One opening in (0, 1) per position, learned with the seed; it starts mostly open."""
+
+    def __init__(self, width: int, topology: Topology) -> None:
+        super().__init__()
+        self.score = nn.Conv2d(width, 1, kernel_size=1) if topology == "feature_map" else nn.Linear(width, 1)
+        nn.init.ones_(self.score.bias)  # type: ignore[arg-type]  # a bias was asked for, so it is there
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.sigmoid(self.score(h))
+
+
+def change(operator: BlendOperator, h: Tensor, delta: Tensor, gate: nn.Module | None) -> Tensor:
+    """What full alpha would add to ``h``; same shape as ``h``."""
+    if operator is BlendOperator.ADD:
+        return delta
+    if operator is BlendOperator.MULTIPLY:
+        return h * torch.tanh(delta)
+    if gate is None:
+        raise RuntimeError("the GATE operator needs a gate module")
+    opening: Tensor = gate(h)
+    return opening * delta

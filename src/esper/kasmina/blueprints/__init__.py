@@ -1,0 +1,24 @@
+"""Blueprints: importing this package registers the built-in ones."""
+
+from esper.kasmina.blueprints import conv as _conv  # noqa: F401  registers on import
+from esper.kasmina.blueprints.registry import (
+    BlueprintSpec,
+    Topology,
+    blueprint_at,
+    blueprint_named,
+    names_for,
+    register_blueprint,
+    specs_for,
+    unregister_blueprint,
+)
+
+__all__ = [
+    "BlueprintSpec",
+    "Topology",
+    "blueprint_at",
+    "blueprint_named",
+    "names_for",
+    "register_blueprint",
+    "specs_for",
+    "unregister_blueprint",
+]

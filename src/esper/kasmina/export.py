@@ -1,0 +1,148 @@
+"""Out of Esper: a plain module with the fossils built in, and the same on disk.
+
+A segmented host becomes an ``nn.Sequential``; a wrapped module stays of its own class, with every
+fossil placed behind the submodule it grew on.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from esper.kasmina import blend
+from esper.kasmina.blueprints import blueprint_named, names_for
+from esper.kasmina.hosts import CNNHost, SegmentedHost, WrappedHost
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.slot import SeedSlot
+from esper.leyline.errors import EsperError, HostError
+from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS, BlendOperator
+from esper.leyline.stages import Stage
+
+TOPOLOGY_FILE = "topology.json"
+WEIGHTS_FILE = "weights.safetensors"
+
+
+class Fossil(nn.Module):
+    """A seed that became part of the network: ``h + change(h)``."""
+
+    def __init__(self, seed: nn.Module, gate: nn.Module | None, operator: BlendOperator) -> None:
+        super().__init__()
+        self.seed = seed
+        self.gate = gate
+        self.operator = operator
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + blend.change(self.operator, h, self.seed(h), self.gate)
+
+
+def harvest(model: MorphogeneticModel) -> nn.Module:
+    """A plain module, independent of ``model``, that computes what host and fossils compute.
+
+    Seeds that are not fossilized are left behind; commit them first.
+    """
+    grown = copy.deepcopy(model)
+    fossils = {
+        index: _fossil_of(grown.slot(index))
+        for index in range(grown.slot_config.num_slots)
+        if grown.table.stage[0, index] == Stage.FOSSILIZED
+    }
+    host = grown.host
+    if isinstance(host, SegmentedHost):
+        return _chain(host, fossils)
+    if isinstance(host, WrappedHost):
+        return _graft(host, grown, fossils)
+    raise HostError(
+        f"hosts of class {type(host).__name__} cannot be harvested; segmented and wrapped ones can"
+    )
+
+
+def _fossil_of(slot: SeedSlot) -> Fossil:
+    if slot.seed is None:
+        raise RuntimeError(f"slot {slot.slot_id} is marked as fossilized but empty")
+    return Fossil(slot.seed, slot.gate, slot.operator)
+
+
+def _chain(host: SegmentedHost, fossils: dict[int, Fossil]) -> nn.Sequential:
+    parts: list[tuple[str, nn.Module]] = []
+    for index, segment in enumerate(host.segments):
+        parts.append((f"segment_{index}", segment))
+        if index in fossils:
+            parts.append((f"fossil_{host.slot_config.slot_ids[index]}", fossils[index]))
+    chain = nn.Sequential()
+    for name, part in parts:
+        chain.add_module(name, part)
+    return chain
+
+
+def _graft(host: WrappedHost, model: MorphogeneticModel, fossils: dict[int, Fossil]) -> nn.Module:
+    module = host.module
+    for index, name in enumerate(host.submodule_names):
+        submodule = module.get_submodule(name)
+        slot = model.slot(index)
+        for key, hook in list(submodule._forward_hooks.items()):
+            if getattr(hook, "__self__", None) is slot:
+                del submodule._forward_hooks[key]
+        if index in fossils:
+            parent, _, child = name.rpartition(".")
+            setattr(module.get_submodule(parent), child, nn.Sequential(submodule, fossils[index]))
+    return module
+
+
+def save_committed(model: MorphogeneticModel, directory: Path) -> None:
+    """Write the committed network: what to build as JSON, the weights as safetensors."""
+    host = model.host
+    if not isinstance(host, CNNHost):
+        raise HostError(
+            f"only built-in hosts can be rebuilt from a file; {type(host).__name__} is yours:"
+            " use harvest(model) and save its state_dict"
+        )
+    names = names_for(host.topology)
+    fossils = [
+        {
+            "slot": model.slot_config.slot_ids[index],
+            "index": index,
+            "blueprint": names[int(model.table.blueprint[0, index])],
+            "style": BLEND_IDS[int(model.table.style[0, index])],
+        }
+        for index in range(model.slot_config.num_slots)
+        if model.table.stage[0, index] == Stage.FOSSILIZED
+    ]
+    directory.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.contiguous() for name, value in harvest(model).state_dict().items()}
+    save_file(weights, directory / WEIGHTS_FILE)
+    topology = {"host": "cnn", "spec": host.spec, "fossils": fossils}
+    (directory / TOPOLOGY_FILE).write_text(json.dumps(topology, indent=2) + "\n")
+
+
+def load_committed(directory: Path) -> nn.Module:
+    """The plain module that ``save_committed`` wrote."""
+    try:
+        topology: dict[str, Any] = json.loads((directory / TOPOLOGY_FILE).read_text())
+        weights = load_file(directory / WEIGHTS_FILE)
+    except FileNotFoundError as error:
+        raise EsperError(
+            f"'{directory}' holds no saved network: {Path(error.filename or '').name or error} is missing"
+        ) from None
+    spec = topology["spec"]
+    host = CNNHost(
+        spec["widths"],
+        kernel=spec["kernel"],
+        input_shape=tuple(spec["input_shape"]),
+        classes=spec["classes"],
+    )
+    fossils = {}
+    for entry in topology["fossils"]:
+        width = host.widths[entry["index"]]
+        operator = STYLE_OPERATORS[BLEND_IDS.index(entry["style"])]
+        gate = blend.Gate(width, host.topology) if operator is BlendOperator.GATE else None
+        seed = blueprint_named(entry["blueprint"], host.topology).build(width)
+        fossils[entry["index"]] = Fossil(seed, gate, operator)
+    chain = _chain(host, fossils)
+    chain.load_state_dict(weights)
+    return chain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs

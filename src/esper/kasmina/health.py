@@ -1,0 +1,44 @@
+"""Gradient health of a seed, from the gradients of its last minibatch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper.leyline.limits import GRADIENT_EXPLODING, GRADIENT_VANISHING
+
+
+class GradientStatistics(NamedTuple):
+    """``health`` is 1 for a seed whose every tensor learns at a reasonable rate, 0 for a broken one."""
+
+    norm: float
+    health: float
+    vanishing: bool
+    exploding: bool
+
+
+def gradient_statistics(gradients: Sequence[Tensor]) -> GradientStatistics | None:
+    """Statistics of one gradient per parameter tensor; ``None`` when there is nothing to measure.
+
+    health = 1 − 0.5·(share of tensors below the vanishing bound) − 0.8·(share above the exploding
+    bound or non-finite), within [0, 1]; 0 when the total norm is not finite.
+    """
+    if not gradients:
+        return None
+    norms = torch.stack(torch._foreach_norm(list(gradients)))
+    finite = torch.isfinite(norms)
+    small = finite & (norms < GRADIENT_VANISHING)
+    large = ~finite | (norms > GRADIENT_EXPLODING)
+    total = torch.linalg.vector_norm(norms)
+    health = 1.0 - 0.5 * small.float().mean().item() - 0.8 * large.float().mean().item()
+    if not torch.isfinite(total):
+        health = 0.0
+    return GradientStatistics(
+        norm=total.item(),
+        health=min(max(health, 0.0), 1.0),
+        vanishing=bool(small.any()),
+        exploding=bool(large.any()),
+    )

@@ -1,0 +1,7 @@
+"""Hosts: the networks that seeds grow into."""
+
+from esper.kasmina.hosts.base import Host, SegmentedHost
+from esper.kasmina.hosts.cnn import CNNHost
+from esper.kasmina.hosts.wrapped import WrappedHost
+
+__all__ = ["CNNHost", "Host", "SegmentedHost", "WrappedHost"]

@@ -1,0 +1,64 @@
+"""What a host is to the rest: a network with places for slots.
+
+A segmented host can be entered in the middle, at a slot; any other replays its whole forward.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import Topology
+from esper.kasmina.slot import SeedSlot
+from esper.leyline.slot_config import SlotConfig
+
+
+class Host(nn.Module, ABC):
+    """A network with slots.
+
+    Subclasses set ``slot_config``, ``topology`` and ``feature_shapes`` (one sample's features at
+    each slot, without the batch) when they are built.
+    """
+
+    segmented: ClassVar[bool]
+    slot_config: SlotConfig
+    topology: Topology
+    feature_shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of a feature map, or model width of tokens, at each slot."""
+        axis = 0 if self.topology == "feature_map" else -1
+        return tuple(shape[axis] for shape in self.feature_shapes)
+
+    @abstractmethod
+    def attach(self, slots: Sequence[SeedSlot]) -> None:
+        """Called once with the slots that the model made for this host."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, slots: Sequence[SeedSlot], start: int | None = None) -> Tensor:
+        """Output for ``x``, or, where segmented, from the features ``x`` at slot ``start`` on."""
+
+
+class SegmentedHost(Host):
+    """A chain of segments with a slot after each but the last.
+
+    ``segments[0]`` takes the input, ``segments[i + 1]`` what leaves slot ``i``.
+    """
+
+    segmented = True
+    segments: nn.ModuleList
+
+    def attach(self, slots: Sequence[SeedSlot]) -> None:
+        """Nothing to do: ``forward`` calls the slots itself."""
+
+    def forward(self, x: Tensor, slots: Sequence[SeedSlot], start: int | None = None) -> Tensor:
+        h = self.segments[0](x) if start is None else x
+        for index in range(start or 0, len(slots)):
+            if slots[index].engaged:
+                h = slots[index](h)
+            h = self.segments[index + 1](h)
+        return h

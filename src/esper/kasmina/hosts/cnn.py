@@ -1,0 +1,78 @@
+"""A small convolutional host in segments, GroupNorm throughout, ``channels_last`` from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import Topology
+from esper.kasmina.hosts.base import SegmentedHost
+from esper.leyline.errors import HostError
+from esper.leyline.slot_config import SlotConfig
+
+CHANNELS_PER_GROUP = 8
+SMALLEST_POOLED = 4
+"""Feature maps smaller than this are not pooled any further."""
+
+
+class GlobalHead(nn.Module):
+    """Mean over the positions, then a linear classifier."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, classes)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.linear(h.mean(dim=(2, 3)))
+
+
+class CNNHost(SegmentedHost):
+    """Blocks of convolution, GroupNorm, ReLU with a slot after each; later blocks pool first."""
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        *,
+        kernel: int,
+        input_shape: tuple[int, int, int],
+        classes: int,
+    ) -> None:
+        super().__init__()
+        if not widths or min(widths) < 1:
+            raise HostError(f"a CNN host needs positive block widths; found {tuple(widths)}")
+        if kernel < 1 or kernel % 2 == 0:
+            raise HostError(f"the kernel of a CNN host must be odd, to keep the size; found {kernel}")
+        self.spec = {
+            "widths": list(widths),
+            "kernel": kernel,
+            "input_shape": list(input_shape),
+            "classes": classes,
+        }
+        self.topology: Topology = "feature_map"
+        self.slot_config = SlotConfig.of_count(len(widths))
+        self.segments = nn.ModuleList()
+        channels, height, side = input_shape[0], input_shape[1], input_shape[2]
+        shapes = []
+        for index, width in enumerate(widths):
+            pooled = index > 0 and min(height, side) >= SMALLEST_POOLED
+            if pooled:
+                height, side = height // 2, side // 2
+            self.segments.append(_block(channels, width, kernel, pooled))
+            shapes.append((width, height, side))
+            channels = width
+        self.feature_shapes = tuple(shapes)
+        self.segments.append(GlobalHead(channels, classes))
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+
+
+def _block(channels: int, width: int, kernel: int, pooled: bool) -> nn.Sequential:
+    groups = width // CHANNELS_PER_GROUP if width % CHANNELS_PER_GROUP == 0 else 1
+    layers: list[nn.Module] = [nn.MaxPool2d(2)] if pooled else []
+    layers += [
+        nn.Conv2d(channels, width, kernel, padding=kernel // 2),
+        nn.GroupNorm(groups, width),
+        nn.ReLU(),
+    ]
+    return nn.Sequential(*layers)

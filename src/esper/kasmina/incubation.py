@@ -1,0 +1,38 @@
+"""How a seed learns before it touches the host: on a shadow branch.
+
+The features at the slot are blended with the seed at a sampled alpha and pushed through the rest of
+the host with detached parameters and cloned buffers, inside the slot's own random stream. The seed
+learns on the loss that it *would* cause; nothing of the host changes, not even its random state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from esper.kasmina.model import MorphogeneticModel
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def shadow_loss(model: MorphogeneticModel, slot: int, targets: Tensor, loss: Loss) -> Tensor:
+    """The loss of the batch just seen, had the seed at ``slot`` been blended in; call ``backward`` on it."""
+    seed_slot = model.slot(slot)
+    features = model.captured(slot)
+    with seed_slot.stream:
+        alphas = model.live_alphas
+        alphas[slot] = 1.0 - torch.rand((), device=features.device)  # in (0, 1]: at 0 nothing is learned
+        frozen = _frozen_tensors(model, slot)
+        output = functional_call(model, frozen, (features, alphas), {"start": slot})
+        return loss(output, targets[: features.shape[0]])
+
+
+def _frozen_tensors(model: MorphogeneticModel, slot: int) -> dict[str, Tensor]:
+    """Stand-ins for every tensor of the model but the incubating seed's own."""
+    own = f"slots.{slot}."
+    frozen = {n: p.detach() for n, p in model.named_parameters() if not n.startswith(own)}
+    frozen.update((n, b.clone()) for n, b in model.named_buffers() if not n.startswith(own))
+    return frozen

@@ -1,0 +1,224 @@
+"""The lifecycle: functions that move one slot of the table and say what they did.
+
+They depend on the table and their arguments alone (no modules, no random numbers, no clock), so
+the same table and the same call always give the same result. An epoch is ``tick`` once its
+minibatches are trained, measurements, then ``advance`` for the mechanical moves.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from esper.kasmina import alpha, gates
+from esper.leyline.errors import EsperError
+from esper.leyline.events import Cause, GateVerdict, StageMove
+from esper.leyline.factored_actions import STYLE_CURVES, AlphaCurve
+from esper.leyline.rules import LifecycleRules
+from esper.leyline.slot_table import NEVER, SlotTable
+from esper.leyline.stages import Stage, is_legal_move
+
+
+class IllegalMoveError(EsperError):
+    """A stage move that the transition table does not contain."""
+
+
+def _move(
+    table: SlotTable,
+    env: int,
+    slot: int,
+    target: Stage,
+    cause: Cause,
+    reason: str,
+    verdict: GateVerdict | None = None,
+) -> StageMove:
+    origin = Stage(int(table.stage[env, slot]))
+    if not is_legal_move(origin, target):
+        raise IllegalMoveError(
+            f"slot {slot} of environment {env} cannot go from {origin.name} to {target.name}"
+        )
+    table.stage[env, slot] = target
+    table.epochs_in_stage[env, slot] = 0
+    return StageMove(
+        env=env,
+        slot=slot,
+        seed_id=int(table.seed_id[env, slot]),
+        blueprint=int(table.blueprint[env, slot]),
+        origin=origin,
+        target=target,
+        cause=cause,
+        reason=reason,
+        verdict=verdict,
+        age=int(table.age[env, slot]),
+        contribution=float(table.contribution[env, slot]),
+    )
+
+
+class Germination(NamedTuple):
+    """A new seed, as the slot table needs to know it."""
+
+    seed_id: int
+    blueprint: int
+    style: int
+    target: float
+    """Where its first ramp leads."""
+    ramp_epochs: int
+    seed_params: int
+
+
+def germinate(
+    table: SlotTable, env: int, slot: int, seed: Germination, rules: LifecycleRules
+) -> list[StageMove]:
+    """Fill an empty slot; with auto-forward the seed starts its first stages at once."""
+    moved = _move(table, env, slot, Stage.GERMINATED, "policy", "germinated")
+    table.seed_id[env, slot] = seed.seed_id
+    table.blueprint[env, slot] = seed.blueprint
+    table.style[env, slot] = seed.style
+    table.seed_params[env, slot] = seed.seed_params
+    table.alpha_target[env, slot] = seed.target
+    table.ramp_epochs[env, slot] = seed.ramp_epochs
+    table.ramp_curve[env, slot] = STYLE_CURVES[seed.style]
+    moves = [moved._replace(seed_id=seed.seed_id, blueprint=seed.blueprint)]
+    if rules.auto_forward:
+        moves += _start_training(table, env, slot, "mechanical")
+        if rules.min_training_epochs == 0:
+            moves += _start_blending(table, env, slot, rules, "mechanical")
+    return moves
+
+
+def _start_training(table: SlotTable, env: int, slot: int, cause: Cause) -> list[StageMove]:
+    verdict = gates.g1_germinated(table, env, slot)
+    return [_move(table, env, slot, Stage.TRAINING, cause, "incubation begins", verdict)]
+
+
+def _start_blending(
+    table: SlotTable, env: int, slot: int, rules: LifecycleRules, cause: Cause
+) -> list[StageMove]:
+    verdict = gates.g2_trained(table, env, slot, rules)
+    if not verdict.ok:
+        return []
+    moved = _move(table, env, slot, Stage.BLENDING, cause, "incubation is over", verdict)
+    alpha.begin_ramp(
+        table,
+        env,
+        slot,
+        target=float(table.alpha_target[env, slot]),
+        epochs=int(table.ramp_epochs[env, slot]),
+        curve=AlphaCurve(int(table.ramp_curve[env, slot])),
+    )
+    return [moved]
+
+
+def _start_holding(table: SlotTable, env: int, slot: int, cause: Cause) -> list[StageMove]:
+    verdict = gates.g3_blended(table, env, slot)
+    if not verdict.ok:
+        return []
+    return [_move(table, env, slot, Stage.HOLDING, cause, "full alpha reached", verdict)]
+
+
+def advance_by_request(
+    table: SlotTable, env: int, slot: int, rules: LifecycleRules
+) -> tuple[list[StageMove], GateVerdict]:
+    """ADVANCE: take the next stage if its gate agrees; the verdict says why not."""
+    stage = Stage(int(table.stage[env, slot]))
+    if stage is Stage.GERMINATED:
+        verdict = gates.g1_germinated(table, env, slot)
+        return _start_training(table, env, slot, "policy"), verdict
+    if stage is Stage.TRAINING:
+        verdict = gates.g2_trained(table, env, slot, rules)
+        return _start_blending(table, env, slot, rules, "policy"), verdict
+    verdict = gates.g3_blended(table, env, slot)
+    return _start_holding(table, env, slot, "policy"), verdict
+
+
+def set_alpha_target(
+    table: SlotTable, env: int, slot: int, *, target: float, epochs: int, curve: AlphaCurve
+) -> list[StageMove]:
+    """Send a resting alpha elsewhere; a held seed that leaves full alpha is blending again."""
+    moves = []
+    if table.stage[env, slot] == Stage.HOLDING and target != table.alpha[env, slot]:
+        moves.append(_move(table, env, slot, Stage.BLENDING, "policy", f"alpha target {target:g}"))
+    alpha.begin_ramp(table, env, slot, target=target, epochs=epochs, curve=curve)
+    return moves
+
+
+def prune(
+    table: SlotTable,
+    env: int,
+    slot: int,
+    rules: LifecycleRules,
+    *,
+    epochs: int = 0,
+    curve: AlphaCurve = AlphaCurve.LINEAR,
+    cause: Cause = "policy",
+    reason: str = "pruned",
+) -> list[StageMove]:
+    """Remove a live seed: at once, or after a ramp down if its alpha is above 0 and epochs are given."""
+    if epochs == 0 or table.alpha[env, slot] == 0.0:
+        return _remove(table, env, slot, rules, cause, reason)
+    moves = []
+    if table.stage[env, slot] == Stage.HOLDING:
+        moves.append(_move(table, env, slot, Stage.BLENDING, cause, f"ramp down: {reason}"))
+    table.leaving[env, slot] = True
+    alpha.begin_ramp(table, env, slot, target=0.0, epochs=epochs, curve=curve)
+    return moves
+
+
+def _remove(
+    table: SlotTable, env: int, slot: int, rules: LifecycleRules, cause: Cause, reason: str
+) -> list[StageMove]:
+    pruned = _move(table, env, slot, Stage.PRUNED, cause, reason)
+    table.clear(env, slot)
+    table.stage[env, slot] = Stage.PRUNED
+    moves = [pruned, _move(table, env, slot, Stage.EMBARGOED, "mechanical", "cooling down")]
+    if rules.embargo_epochs == 0:
+        moves.append(_move(table, env, slot, Stage.RESETTING, "mechanical", "no embargo"))
+    return moves
+
+
+def fossilize(
+    table: SlotTable,
+    env: int,
+    slot: int,
+    verdict: GateVerdict,
+    cause: Cause = "policy",
+    reason: str = "fossilized",
+) -> list[StageMove]:
+    """Make a held seed permanent; ``verdict`` is G5's and must have passed."""
+    if not verdict.ok:
+        raise IllegalMoveError(
+            f"slot {slot} of environment {env} was refused by {verdict.gate}: {verdict.failed}"
+        )
+    return [_move(table, env, slot, Stage.FOSSILIZED, cause, reason, verdict)]
+
+
+def tick(table: SlotTable, env: int) -> None:
+    """One epoch was trained: every counter of every slot moves by one, here and nowhere else."""
+    table.epochs_in_stage[env] += 1
+    table.age[env] += table.occupied[env]
+    table.epochs_since_measured[env] += table.epochs_since_measured[env] != NEVER
+
+
+def advance(table: SlotTable, env: int, rules: LifecycleRules) -> list[StageMove]:
+    """The mechanical moves and the alpha ramps after an epoch, upstream slots first."""
+    moves: list[StageMove] = []
+    for slot in range(table.num_slots):
+        moves += _advance_slot(table, env, slot, rules)
+    return moves
+
+
+def _advance_slot(table: SlotTable, env: int, slot: int, rules: LifecycleRules) -> list[StageMove]:
+    stage = Stage(int(table.stage[env, slot]))
+    if stage is Stage.EMBARGOED and table.epochs_in_stage[env, slot] >= rules.embargo_epochs:
+        return [_move(table, env, slot, Stage.RESETTING, "mechanical", "embargo is over")]
+    if stage is Stage.RESETTING:
+        return [_move(table, env, slot, Stage.DORMANT, "mechanical", "slot is empty again")]
+    if stage is Stage.TRAINING and rules.auto_forward:
+        return _start_blending(table, env, slot, rules, "mechanical")
+    if stage is not Stage.BLENDING:
+        return []
+    if table.ramping[env, slot]:
+        alpha.tick_ramp(table, env, slot)
+        return []
+    if table.leaving[env, slot]:
+        return _remove(table, env, slot, rules, "mechanical", "ramped down")
+    return _start_holding(table, env, slot, "mechanical") if rules.auto_forward else []

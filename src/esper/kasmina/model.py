@@ -1,0 +1,191 @@
+"""A host and its slots as one module.
+
+The slot table owns stages and alphas. ``sync`` is the only function that copies them to where
+torch reads them: the alpha buffers and the lists of slots that take part in a pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.kasmina.blueprints import names_for, specs_for
+from esper.kasmina.hosts.base import Host
+from esper.kasmina.optim import OptimiserRecipe
+from esper.kasmina.slot import SeedSlot
+from esper.kasmina.streams import TorchStream
+from esper.leyline.rules import ActionSpace, LifecycleRules
+from esper.leyline.slot_config import SlotConfig
+from esper.leyline.slot_table import SlotTable
+from esper.leyline.stages import Stage
+from esper.leyline.streams import derive_seed
+
+Alphas = Sequence[Tensor | None]
+"""One blend weight per slot; ``None`` lets the features pass."""
+
+SHADOW_MIN_SAMPLES = 32
+SHADOW_MIN_SHARE = 0.25
+
+
+def slot_streams(rng_seed: int) -> Callable[[str], TorchStream]:
+    """Random streams of slots, named by slot id."""
+    return lambda slot_id: TorchStream(derive_seed(rng_seed, "slot", slot_id))
+
+
+def shadow_size(batch: int) -> int:
+    """Samples of a batch that an incubating seed learns from."""
+    return min(batch, max(SHADOW_MIN_SAMPLES, math.ceil(SHADOW_MIN_SHARE * batch)))
+
+
+class MorphogeneticModel(nn.Module):
+    """A network that can grow: the host, one ``SeedSlot`` per place, and a row of the slot table."""
+
+    def __init__(
+        self,
+        host: Host,
+        rules: LifecycleRules | None = None,
+        *,
+        table: SlotTable | None = None,
+        streams: Callable[[str], TorchStream] | None = None,
+    ) -> None:
+        super().__init__()
+        self.host = host
+        self.rules = rules or LifecycleRules()
+        self.slot_config: SlotConfig = host.slot_config
+        self.table = table if table is not None else SlotTable.empty(1, self.slot_config.num_slots)
+        make_stream = streams or slot_streams(0)
+        self.slots = nn.ModuleList(
+            SeedSlot(slot_id, width, host.topology, make_stream(slot_id))
+            for slot_id, width in zip(self.slot_config.slot_ids, host.widths, strict=True)
+        )
+        self._seed_slots: list[SeedSlot] = [s for s in self.slots if isinstance(s, SeedSlot)]
+        host.attach(self._seed_slots)
+        self._recipe: OptimiserRecipe | None = None
+        self._tapped_input: Tensor | None = None
+        self.sync()
+
+    # --- passes -------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, alphas: Alphas | None = None, start: int | None = None) -> Tensor:
+        """Output for ``x``, by default with the seeds as the table has them.
+
+        In training mode incubating seeds listen in. With ``start`` the pass begins at that slot:
+        ``x`` is what ``captured`` returned for it. With ``alphas`` nobody listens.
+        """
+        if alphas is None:
+            self._engage_live(x)
+        else:
+            for slot, weight in zip(self._seed_slots, alphas, strict=True):
+                slot.engage(weight)
+        output: Tensor = self.host(x, self._seed_slots, start)
+        return output
+
+    def forward_from(self, slot: int, h: Tensor, alphas: Alphas) -> Tensor:
+        """Run on from the features at ``slot`` (for a host without segments: from its input)."""
+        return self(h, alphas, start=slot)
+
+    def _engage_live(self, x: Tensor) -> None:
+        shadow = self.training and bool(self._incubating) and self.rules.incubation == "shadow"
+        tap = shadow_size(x.shape[0]) if shadow else 0
+        at_slot = tap if self.host.segmented else 0
+        self._tapped_input = x.detach()[:tap].clone() if tap and not at_slot else None
+        ghosts = self.training and self.rules.incubation == "straight_through"
+        for index, (slot, weight) in enumerate(zip(self._seed_slots, self._live_alphas, strict=True)):
+            incubating = index in self._incubating
+            slot.engage(weight, tap=at_slot if incubating else 0, ghost=ghosts and incubating)
+
+    def captured(self, slot: int) -> Tensor:
+        """What the last training pass kept for the incubating seed at ``slot``."""
+        kept = self._tapped_input if self._tapped_input is not None else self._seed_slots[slot].features
+        if kept is None:
+            raise RuntimeError(f"no pass has kept features for slot {self.slot_config.slot_ids[slot]}")
+        return kept
+
+    # --- the table's mirror -------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Bring alpha buffers and participation in line with the slot table."""
+        stage, alpha, taking_part = self.table.stage[0], self.table.alpha[0], self.table.in_forward[0]
+        self._incubating = [i for i in range(len(self._seed_slots)) if stage[i] == Stage.TRAINING]
+        self._live_alphas: list[Tensor | None] = []
+        for index, slot in enumerate(self._seed_slots):
+            slot.alpha.fill_(float(alpha[index]))
+            self._live_alphas.append(slot.alpha if taking_part[index] else None)
+            slot.disengage()
+
+    @property
+    def live_alphas(self) -> list[Tensor | None]:
+        """The blend weights of the network as it stands."""
+        return list(self._live_alphas)
+
+    @property
+    def incubating(self) -> list[int]:
+        """Slots whose seed learns behind the host."""
+        return list(self._incubating)
+
+    @property
+    def blended(self) -> list[int]:
+        """Slots whose seed takes part in the forward pass."""
+        return [i for i, weight in enumerate(self._live_alphas) if weight is not None]
+
+    def slot(self, index: int) -> SeedSlot:
+        return self._seed_slots[index]
+
+    @property
+    def action_space(self) -> ActionSpace:
+        """What a decision maker may do with this model."""
+        topology = self.host.topology
+        indices = tuple(spec.index for spec in specs_for(topology))
+        return ActionSpace(self.slot_config, self.rules, indices, names_for(topology))
+
+    # --- growth -------------------------------------------------------------------------------
+
+    def bind_optimiser(self, optimiser: Optimizer) -> None:
+        """Seeds get optimisers like this one, each an object of its own."""
+        self._recipe = OptimiserRecipe.of(optimiser)
+
+    @property
+    def recipe(self) -> OptimiserRecipe:
+        if self._recipe is None:
+            raise RuntimeError("call bind_optimiser(host_optimiser) before the first seed germinates")
+        return self._recipe
+
+    def germinate(self, slot: int, blueprint: int, style: int) -> int:
+        """Build a seed into ``slot``; returns its parameter count. The table is the lifecycle's to change."""
+        shape = self.host.feature_shapes[slot]
+        sample = torch.ones((1, *shape), device=self._seed_slots[slot].alpha.device)
+        return self._seed_slots[slot].germinate(blueprint, style, self.recipe, sample)
+
+    def host_parameters(self) -> list[nn.Parameter]:
+        """The host's own parameters, without any seed's."""
+        return list(self.host.parameters())
+
+    def count_parameters(self) -> tuple[int, int]:
+        """Trainable parameters of the host, and of all seeds attached to it."""
+        host = sum(p.numel() for p in self.host.parameters() if p.requires_grad)
+        grown = sum(p.numel() for p in self.slots.parameters() if p.requires_grad)
+        return host, grown
+
+    # --- state --------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Weights, buffers, seeds with their optimisers and streams, and the slot table."""
+        return {
+            "host": {name: value.clone() for name, value in self.host.state_dict().items()},
+            "slots": [slot.state() for slot in self._seed_slots],
+            "table": {name: torch.from_numpy(a.copy()) for name, a in self.table.arrays().items()},
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Return to a state taken from a model of the same host, whatever grew since."""
+        self.table.assign(SlotTable(**{name: value.numpy() for name, value in state["table"].items()}))
+        self.host.load_state_dict(state["host"])
+        for index, (slot, kept) in enumerate(zip(self._seed_slots, state["slots"], strict=True)):
+            blueprint, style = int(self.table.blueprint[0, index]), int(self.table.style[0, index])
+            slot.load_state(kept, blueprint, style, self._recipe)
+        self.sync()

@@ -1,0 +1,182 @@
+"""One slot: the seed module, its gate, its optimiser and its random stream.
+
+Stage, ages and alpha belong to the slot table; the slot keeps only what torch needs. Attributes
+set by ``engage`` describe the pass under way and are no state of the slot.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import Optimizer
+
+from esper.kasmina import blend
+from esper.kasmina.blueprints import Topology, blueprint_at
+from esper.kasmina.optim import OptimiserRecipe
+from esper.kasmina.streams import TorchStream
+from esper.leyline.errors import BlueprintError
+from esper.leyline.factored_actions import STYLE_OPERATORS, BlendOperator
+
+
+class SeedSlot(nn.Module):
+    """A place in the host where a seed can live."""
+
+    alpha: Tensor
+
+    def __init__(self, slot_id: str, width: int, topology: Topology, stream: TorchStream) -> None:
+        super().__init__()
+        self.slot_id = slot_id
+        self.width = width
+        self.topology: Topology = topology
+        self.stream = stream
+        self.seed: nn.Module | None = None
+        self.gate: nn.Module | None = None
+        self.operator = BlendOperator.ADD
+        self.optimiser: Optimizer | None = None
+        self.stochastic = False
+        # A 0-d buffer and not a float: a compiled graph would be rebuilt for every new float.
+        self.register_buffer("alpha", torch.zeros(()))
+        self.disengage()
+
+    # --- the pass under way -------------------------------------------------------------------
+
+    def engage(self, weight: Tensor | None, *, tap: int = 0, ghost: bool = False) -> None:
+        """Prepare for one pass: blend at ``weight``, keep ``tap`` samples, or join straight-through."""
+        self.weight = weight
+        self.tap = tap
+        self.ghost = ghost
+        self.engaged = weight is not None or tap > 0 or ghost
+
+    def disengage(self) -> None:
+        """Let the features pass as they are, and forget what earlier passes left."""
+        self.engage(None)
+        self.features: Tensor | None = None
+        self.poisoned = False
+
+    def forward(self, h: Tensor) -> Tensor:
+        """The features that the host continues with."""
+        if self.tap:
+            # A clone, because an in-place activation downstream may overwrite h.
+            self.features = h.detach()[: self.tap].clone()
+        if self.weight is not None:
+            return torch.addcmul(h, self.weight, self._change(h))
+        return self._straight_through(h) if self.ghost else h
+
+    def on_forward(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        """Forward hook of a wrapped host's submodule; ``None`` leaves its output alone."""
+        return self(output) if self.engaged else None
+
+    def _change(self, h: Tensor) -> Tensor:
+        if self.seed is None:
+            raise RuntimeError(f"slot {self.slot_id} is engaged but empty")
+        if self.stochastic and self.training:
+            with self.stream:
+                return blend.change(self.operator, h, self.seed(h), self.gate)
+        return blend.change(self.operator, h, self.seed(h), self.gate)
+
+    def _straight_through(self, h: Tensor) -> Tensor:
+        """The host's value with the seed's gradient; a non-finite seed is left out of the graph."""
+        change = self._change(h.detach().clone())
+        if not torch.isfinite(change).all():
+            self.poisoned = True
+            return h
+        return h + (change - change.detach())
+
+    # --- what lives here ----------------------------------------------------------------------
+
+    def germinate(self, blueprint: int, style: int, recipe: OptimiserRecipe, sample: Tensor) -> int:
+        """Attach a new seed; returns its parameter count. ``sample`` is one feature map of this slot."""
+        with self.stream:
+            self._attach(blueprint, style, recipe)
+        try:
+            self._check_birth(blueprint, sample)
+        except BlueprintError:
+            self.remove()
+            raise
+        return sum(p.numel() for p in self.parameters())
+
+    def _attach(self, blueprint: int, style: int, recipe: OptimiserRecipe) -> None:
+        spec = blueprint_at(blueprint, self.topology)
+        operator = STYLE_OPERATORS[style]
+        seed = spec.build(self.width)
+        gate = blend.Gate(self.width, self.topology) if operator is BlendOperator.GATE else None
+        for module in (seed, gate):
+            if module is not None and self.topology == "feature_map":
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+        self.seed, self.gate, self.operator = seed.to(self.alpha.device), gate, operator
+        if gate is not None:
+            gate.to(self.alpha.device)
+        self.stochastic = any(isinstance(m, _DropoutNd) and m.p > 0 for m in seed.modules())
+        self.optimiser = recipe.make(self.parameters())
+        self.train(self.training)
+
+    def _check_birth(self, blueprint: int, sample: Tensor) -> None:
+        name = blueprint_at(blueprint, self.topology).name
+        assert self.seed is not None
+        with torch.no_grad(), self.stream:
+            delta = self.seed(sample)
+        if not isinstance(delta, Tensor) or delta.shape != sample.shape:
+            found = tuple(delta.shape) if isinstance(delta, Tensor) else type(delta).__name__
+            raise BlueprintError(
+                f"blueprint '{name}' must keep the shape of its input {tuple(sample.shape)};"
+                f" it returned {found}"
+            )
+        if not torch.isfinite(delta).all():
+            raise BlueprintError(f"blueprint '{name}' returned a non-finite delta at birth")
+        if torch.count_nonzero(delta):
+            raise BlueprintError(
+                f"blueprint '{name}' must return a delta of exactly zero at birth; its largest value"
+                f" is {delta.abs().max().item():.3g}. Start its last linear layer or its scale at zero"
+            )
+
+    def remove(self) -> None:
+        """Empty the slot: module, gate, optimiser and gradients go, the random stream stays."""
+        self.seed, self.gate, self.optimiser = None, None, None
+        self.operator, self.stochastic = BlendOperator.ADD, False
+        self.alpha.zero_()
+        self.disengage()
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every weight of the seed is finite."""
+        return all(bool(torch.isfinite(p).all()) for p in self.parameters())
+
+    # --- state --------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything torch holds for this slot, apart from what the slot table knows."""
+        empty = self.seed is None
+        return {
+            "weights": None if empty else {k: v.clone() for k, v in self.state_dict().items()},
+            "optimiser": None if self.optimiser is None else _clone_tree(self.optimiser.state_dict()),
+            "stream": self.stream.get_state(),
+        }
+
+    def load_state(
+        self, state: dict[str, Any], blueprint: int, style: int, recipe: OptimiserRecipe | None
+    ) -> None:
+        """Restore ``state``; the slot table's blueprint and style say what to build."""
+        self.remove()
+        if state["weights"] is not None:
+            if recipe is None:
+                raise RuntimeError("a state with seeds needs bind_optimiser(host_optimiser) first")
+            with TorchStream(0):  # initial values are overwritten, so they must not cost a draw
+                self._attach(blueprint, style, recipe)
+            self.load_state_dict(state["weights"])
+            assert self.optimiser is not None
+            self.optimiser.load_state_dict(_clone_tree(state["optimiser"]))
+        self.stream.set_state(state["stream"])
+
+
+def _clone_tree(tree: Any) -> Any:
+    """A copy of nested dictionaries and lists that shares no tensor with the original."""
+    if isinstance(tree, Tensor):
+        return tree.clone()
+    if isinstance(tree, dict):
+        return {key: _clone_tree(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_clone_tree(value) for value in tree]
+    return tree

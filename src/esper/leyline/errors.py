@@ -1,0 +1,52 @@
+"""Errors a user can act on: every message says what was found, what is allowed and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EsperError(Exception):
+    """Base of all errors that are a user's to solve; shown as one sentence, without a traceback."""
+
+
+class UnknownNameError(EsperError):
+    """A name that is not among the allowed ones."""
+
+    def __init__(self, kind: str, found: str, allowed: Iterable[str], hint: str = "") -> None:
+        names = list(allowed)
+        near = difflib.get_close_matches(found, names, n=3, cutoff=0.5)
+        sentence = f"unknown {kind} '{found}'"
+        sentence += f"; did you mean {' or '.join(near)}?" if near else "."
+        sentence += f" Allowed: {', '.join(names) or 'none'}."
+        if hint:
+            sentence += f" {hint}"
+        super().__init__(sentence)
+
+
+class SlotError(EsperError):
+    """A slot that the model does not have, or that cannot be used as one."""
+
+
+class HostError(EsperError):
+    """A host that cannot be wrapped, or a submodule that cannot carry a slot."""
+
+
+class BlueprintError(EsperError):
+    """A blueprint that cannot be registered, or does not fit the place it was germinated into."""
+
+
+class RunDirectoryError(EsperError):
+    """A run directory that exists already or cannot be written."""
+
+
+class DataError(EsperError):
+    """A data set that is missing or malformed, or a split that was read out of turn."""
+
+
+class DivergedError(EsperError):
+    """The host itself became non-finite and no live seed can be blamed."""
+
+
+class InvalidActionError(EsperError):
+    """An action array that no decision maker may produce (wrong shape, index out of range)."""

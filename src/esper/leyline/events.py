@@ -1,0 +1,199 @@
+"""What happens in a run, as flat typed rows: the one vocabulary between engine, telemetry and views.
+
+Producers build a row and hand it to the sink they were given; the sink stamps the time. Lists are
+indexed by the names stored in the run's own row, so that more slots or heads never change a type.
+``None`` means unknown and is never replaced by 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+
+from esper.leyline.stages import Stage
+
+Cause = Literal["policy", "mechanical", "governor", "user"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Meaning of a column: its unit and one sentence."""
+
+    unit: str
+    meaning: str
+
+
+class GateVerdict(NamedTuple):
+    """What a gate looked at: the checks that passed and those that failed."""
+
+    gate: str
+    passed: tuple[str, ...]
+    failed: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.failed
+
+
+class StageMove(NamedTuple):
+    """One stage change, as the lifecycle reports it."""
+
+    env: int
+    slot: int
+    seed_id: int
+    blueprint: int
+    origin: Stage
+    target: Stage
+    cause: Cause
+    reason: str
+    verdict: GateVerdict | None
+    age: int
+    contribution: float
+    """NaN while unknown."""
+
+
+class Row(msgspec.Struct, kw_only=True):
+    """Common to all tables."""
+
+    t: Annotated[float, Column("s", "Seconds since the run began, stamped by the writer.")] = 0.0
+
+
+class LifeRow(Row, kw_only=True):
+    """Common to what happens within a host's life."""
+
+    env: Annotated[int, Column("index", "Environment within the run.")]
+    episode: Annotated[int, Column("index", "Host life within the environment.")]
+    epoch: Annotated[int, Column("epoch", "Host epochs finished so far; 0 is the untrained host.")]
+
+
+class RunRow(Row, kw_only=True):
+    """One per run: what was run, where, and the names that the other tables' indices refer to."""
+
+    schema_version: Annotated[int, Column("version", "Raised when a column changes its meaning.")]
+    name: Annotated[str, Column("name", "Name of the run, its directory's unless told otherwise.")]
+    started: Annotated[str, Column("UTC", "Wall-clock time at which the run began, ISO 8601.")]
+    task: Annotated[str, Column("name", "Task preset.")]
+    decider: Annotated[str, Column("name", "Decision maker.")]
+    rng_seed: Annotated[int, Column("seed", "Root of every random stream.")]
+    config: Annotated[dict[str, Any], Column("map", "The whole configuration.")]
+    git_revision: Annotated[str | None, Column("hash", "Revision of the code, if it is a checkout.")]
+    versions: Annotated[dict[str, str], Column("map", "Versions of Python and of the libraries used.")]
+    hardware: Annotated[dict[str, Any], Column("map", "Machine, processor count, devices.")]
+    host_params: Annotated[int, Column("count", "Trainable parameters of the bare host.")]
+    slots: Annotated[list[str], Column("names", "Slot ids, upstream first.")]
+    ops: Annotated[list[str], Column("names", "Ops in index order.")]
+    heads: Annotated[list[str], Column("names", "Action heads in index order.")]
+    blueprints: Annotated[list[str], Column("names", "Blueprints in index order.")]
+    stages: Annotated[list[str], Column("names", "Stages in index order.")]
+
+
+class EpochRow(LifeRow, kw_only=True):
+    """One per environment and epoch."""
+
+    train_loss: Annotated[float | None, Column("nats", "Mean training loss over the epoch.")]
+    train_score: Annotated[float | None, Column("points", "Training score over the epoch, 0-100.")]
+    val_loss: Annotated[float, Column("nats", "Validation loss after the epoch.")]
+    val_score: Annotated[float, Column("points", "Validation score after the epoch, 0-100.")]
+    twin_score: Annotated[float | None, Column("points", "Validation score of the do-nothing twin.")]
+    params: Annotated[int, Column("count", "Parameters of host and seeds together.")]
+    grown_params: Annotated[int, Column("count", "Parameters of the seeds.")]
+    host_gradient_norm: Annotated[float | None, Column("norm", "Mean norm before clipping, host only.")]
+    learning_rate: Annotated[float, Column("rate", "The host's learning rate at the end of the epoch.")]
+    skipped_batches: Annotated[int, Column("count", "Minibatches left out as non-finite.")]
+    ms: Annotated[float, Column("ms", "Time of the whole step.")]
+
+
+class SeedRow(LifeRow, kw_only=True):
+    """One per seed and epoch, from germination to removal."""
+
+    slot: Annotated[int, Column("index", "Slot of the seed.")]
+    seed: Annotated[int, Column("index", "Serial number of the seed within its life.")]
+    blueprint: Annotated[int, Column("index", "Blueprint of the seed.")]
+    style: Annotated[int, Column("index", "Blend style.")]
+    stage: Annotated[int, Column("index", "Stage after the epoch's mechanical moves.")]
+    age: Annotated[int, Column("epoch", "Epochs since germination.")]
+    alpha: Annotated[float, Column("fraction", "Blend weight for the epoch to come.")]
+    contribution: Annotated[float | None, Column("points", "Score lost with this slot off.")]
+    contribution_error: Annotated[float | None, Column("points", "Standard error, paired per sample.")]
+    shapley: Annotated[float | None, Column("points", "Exact or sampled Shapley value.")]
+    interaction_sum: Annotated[float | None, Column("points", "Sum of pair interactions.")]
+    freshness: Annotated[float, Column("fraction", "1 just measured, decaying; 0 never measured.")]
+    gradient_norm: Annotated[float | None, Column("norm", "Gradient norm before clipping.")]
+    gradient_health: Annotated[float | None, Column("fraction", "1 is healthy, 0 is not.")]
+    params: Annotated[int, Column("count", "Parameters of the seed.")]
+
+
+class TransitionRow(LifeRow, kw_only=True):
+    """One per stage change."""
+
+    slot: Annotated[int, Column("index", "Slot of the seed.")]
+    seed: Annotated[int, Column("index", "Serial number of the seed; -1 where the slot is empty.")]
+    blueprint: Annotated[int, Column("index", "Blueprint; -1 where the slot is empty.")]
+    from_stage: Annotated[int, Column("index", "Stage before.")]
+    to_stage: Annotated[int, Column("index", "Stage after.")]
+    cause: Annotated[Cause, Column("name", "Who caused it: policy, mechanical, governor or user.")]
+    reason: Annotated[str, Column("text", "Why, in a few words.")]
+    gate: Annotated[str | None, Column("name", "Gate that let it pass, if it has one.")]
+    passed: Annotated[list[str], Column("names", "Checks of the gate that passed.")]
+    score: Annotated[float | None, Column("points", "Validation score last measured.")]
+    contribution: Annotated[float | None, Column("points", "Contribution last measured.")]
+    age: Annotated[int, Column("epoch", "Epochs since germination.")]
+
+
+class DecisionRow(LifeRow, kw_only=True):
+    """One per environment and step: what was chosen before the epoch, and whether it came about."""
+
+    action: Annotated[list[int], Column("indices", "The eight heads, unread ones canonical.")]
+    read: Annotated[list[bool], Column("flags", "Which heads the op read.")]
+    forced: Annotated[bool, Column("flag", "Nothing but WAIT was legal.")]
+    succeeded: Annotated[bool, Column("flag", "The action came about.")]
+    refused_by: Annotated[str | None, Column("name", "Gate, or 'legality', that refused it.")]
+    failed_checks: Annotated[list[str], Column("names", "Checks that failed.")]
+
+
+class CounterfactualRow(LifeRow, kw_only=True):
+    """One per on/off configuration that was scored."""
+
+    on: Annotated[list[bool], Column("flags", "Which slots were on, in slot order.")]
+    score: Annotated[float, Column("points", "Validation score of this configuration.")]
+    loss: Annotated[float, Column("nats", "Validation loss of this configuration.")]
+
+
+class EpisodeRow(LifeRow, kw_only=True):
+    """One per host life, written after the horizon's commit."""
+
+    val_score: Annotated[float, Column("points", "Validation score of the committed network.")]
+    test_score: Annotated[float, Column("points", "Test score of the committed network, read once.")]
+    twin_val_score: Annotated[float | None, Column("points", "The twin's final validation score.")]
+    best_val_score: Annotated[float, Column("points", "Best validation score on the way.")]
+    host_params: Annotated[int, Column("count", "Parameters of the bare host.")]
+    params: Annotated[int, Column("count", "Parameters of the committed network.")]
+    flops: Annotated[dict[str, int], Column("FLOP", "Counted compute by purpose.")]
+    op_counts: Annotated[list[int], Column("count", "How often each op was chosen.")]
+    refused: Annotated[int, Column("count", "Actions that did not come about.")]
+    ended_by: Annotated[str, Column("name", "Why the life ended.")]
+    seconds: Annotated[float, Column("s", "Time of the whole life.")]
+
+
+class ResourceRow(Row, kw_only=True):
+    """About every ten seconds."""
+
+    rss_mb: Annotated[float, Column("MB", "Largest resident memory so far.")]
+    rows_written: Annotated[int, Column("count", "Rows written so far, all tables.")]
+    writer_ms: Annotated[float, Column("ms", "Time spent in the writer so far.")]
+
+
+TABLES: dict[str, type[Row]] = {
+    "run": RunRow,
+    "epoch": EpochRow,
+    "seed": SeedRow,
+    "transition": TransitionRow,
+    "decision": DecisionRow,
+    "episode": EpisodeRow,
+    "counterfactual": CounterfactualRow,
+    "resource": ResourceRow,
+}
+"""Every table by name; the name is also the file's."""
+SCHEMA_VERSION = 1

@@ -1,0 +1,32 @@
+"""The interfaces at which domains meet without importing each other."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from esper.leyline.events import Row
+from esper.leyline.factored_actions import IntArray
+from esper.leyline.signals import EpochFacts
+from esper.leyline.slot_table import SlotTable
+
+
+class EventSink(Protocol):
+    """Where rows go: a writer, a live view, a list in a test."""
+
+    def emit(self, row: Row) -> None:
+        """Take one row."""
+
+
+@runtime_checkable
+class DecisionMaker(Protocol):
+    """Chooses one action per environment and step; all of them use the same environment."""
+
+    @property
+    def name(self) -> str:
+        """Name under which the run is recorded."""
+
+    def reset(self, episode: int) -> None:
+        """Forget everything: a new life begins in every environment."""
+
+    def decide(self, facts: EpochFacts, table: SlotTable) -> IntArray:
+        """Actions ``[env, 8]`` for the coming epoch, after the facts of the last one."""

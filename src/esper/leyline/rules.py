@@ -1,0 +1,43 @@
+"""The numbers that govern a slot's life, chosen once per run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from esper.leyline.slot_config import SlotConfig
+
+IncubationMode = Literal["shadow", "straight_through"]
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleRules:
+    """Gates, delays and limits of the lifecycle; ages and delays are in host epochs."""
+
+    min_training_epochs: int = 10
+    """Length of the incubation; 0 sends a seed straight into BLENDING."""
+    min_prune_age: int = 5
+    embargo_epochs: int = 5
+    max_seeds: int = 0
+    """Live and fossilized seeds at one time; 0 means no limit."""
+    auto_forward: bool = True
+    """Stage moves happen by themselves when a stage is over; otherwise they are ADVANCE's job."""
+    strict_fossilize: bool = False
+    """G5 asks for a lower confidence bound, not only for a measurement."""
+    min_contribution: float = 0.0
+    """Points that the lower bound must reach under ``strict_fossilize``."""
+    incubation: IncubationMode = "shadow"
+    fossil_watch_epochs: int = 50
+    """A fossil older than this counts as host: it is no longer switched off to be measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSpace:
+    """What a decision maker may choose from: slots, lifecycle rules, blueprints of this host."""
+
+    slot_config: SlotConfig
+    rules: LifecycleRules
+    blueprints: tuple[int, ...]
+    """Selectable blueprint indices, ascending."""
+    blueprint_names: tuple[str, ...]
+    """Name of every blueprint index on this kind of host, also of those that are not selectable."""

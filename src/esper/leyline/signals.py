@@ -1,0 +1,87 @@
+"""What an epoch measured (facts) and what those facts amount to (signals), as arrays ``[env]``.
+
+The environment measures facts; ``tamiyo.tracker`` turns them into signals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.leyline.factored_actions import BoolArray, IntArray
+
+FloatArray = NDArray[np.float64]
+
+HISTORY_LENGTH: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class EnvFacts:
+    """One environment's facts after one epoch; epoch 0 is the untrained host."""
+
+    epoch: int
+    max_epochs: int
+    train_loss: float
+    """NaN at epoch 0: nothing was trained yet."""
+    train_score: float
+    val_loss: float
+    val_score: float
+    params: int
+    """Parameters of the host and of every seed attached to it."""
+    grown_params: int
+    param_budget: int
+    host_gradient_norm: float
+    last_op: int
+    last_success: bool
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EpochFacts:
+    """The facts of all environments, every array ``[env]``."""
+
+    epoch: IntArray
+    max_epochs: IntArray
+    train_loss: FloatArray
+    train_score: FloatArray
+    val_loss: FloatArray
+    val_score: FloatArray
+    params: IntArray
+    grown_params: IntArray
+    param_budget: IntArray
+    host_gradient_norm: FloatArray
+    last_op: IntArray
+    last_success: BoolArray
+    ended: BoolArray
+
+    @classmethod
+    def stack(cls, rows: Sequence[EnvFacts]) -> EpochFacts:
+        """Put the facts of single environments side by side."""
+        return cls(**{f.name: np.array([getattr(row, f.name) for row in rows]) for f in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSignals:
+    """Trends over the facts, every array ``[env]`` or ``[env, 5]`` (histories, oldest first)."""
+
+    epoch: IntArray
+    max_epochs: IntArray
+    val_loss: FloatArray
+    loss_delta: FloatArray
+    """Previous minus present validation loss: improvement is positive."""
+    val_score: FloatArray
+    score_delta: FloatArray
+    plateau_epochs: IntArray
+    stabilised: BoolArray
+    loss_history: FloatArray
+    score_history: FloatArray
+    best_score: FloatArray
+    best_loss: FloatArray
+    params: IntArray
+    param_budget: IntArray
+    last_op: IntArray
+    last_success: BoolArray

@@ -1,0 +1,193 @@
+"""All slot state of all environments, as arrays ``[env, slot]``.
+
+One owner per counter: ``kasmina.lifecycle`` moves stages, ticks ages and ramps; the environment
+writes measurements through the ``record_*`` methods; everybody else reads. A measurement that was
+never made is NaN (or -1 for counts), never 0: unknown is a value of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.leyline.stages import IN_FORWARD, IS_LIVE, IS_OCCUPIED, Stage
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+NEVER: Final = -1
+"""Epochs since a measurement that was never made."""
+NO_BLUEPRINT: Final = -1
+
+
+@dataclass(slots=True)
+class SlotTable:
+    """Struct of arrays, every one ``[env, slot]``."""
+
+    enabled: BoolArray
+    stage: IntArray
+    seed_id: IntArray
+    """Serial number of the seed within its episode, -1 when empty; the next one is per environment."""
+    blueprint: IntArray
+    style: IntArray
+    age: IntArray
+    """Epochs since germination."""
+    epochs_in_stage: IntArray
+
+    alpha: FloatArray
+    alpha_from: FloatArray
+    alpha_target: FloatArray
+    ramp_epochs: IntArray
+    ramp_elapsed: IntArray
+    ramp_curve: IntArray
+    leaving: BoolArray
+    """A prune ramp is under way."""
+
+    seed_params: IntArray
+    contribution: FloatArray
+    """Points of score lost when this slot alone is off; NaN while unknown."""
+    contribution_error: FloatArray
+    contribution_velocity: FloatArray
+    shapley: FloatArray
+    interaction_sum: FloatArray
+    strongest_boost: FloatArray
+    epochs_since_measured: IntArray
+    gradient_norm: FloatArray
+    gradient_norm_ratio: FloatArray
+    gradient_health: FloatArray
+    previous_health: FloatArray
+    vanishing: FloatArray
+    """1.0, 0.0 or NaN while unknown; ``exploding`` likewise."""
+    exploding: FloatArray
+
+    @classmethod
+    def empty(cls, num_envs: int, num_slots: int) -> Self:
+        """A table of dormant, enabled slots."""
+        arrays: dict[str, Any] = {}
+        for field in fields(cls):
+            blank = _BLANK[field.name]
+            dtype = np.bool_ if isinstance(blank, bool) else type(blank)
+            arrays[field.name] = np.full((num_envs, num_slots), blank, dtype=dtype)
+        return cls(**arrays)
+
+    @property
+    def num_envs(self) -> int:
+        return int(self.stage.shape[0])
+
+    @property
+    def num_slots(self) -> int:
+        return int(self.stage.shape[1])
+
+    def row(self, env: int) -> SlotTable:
+        """The table of one environment, sharing memory with this one."""
+        return SlotTable(**{name: array[env : env + 1] for name, array in self.arrays().items()})
+
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """Every array by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def copy(self) -> SlotTable:
+        return SlotTable(**{name: array.copy() for name, array in self.arrays().items()})
+
+    def assign(self, other: SlotTable) -> None:
+        """Overwrite this table's memory with the contents of ``other``."""
+        for name, array in other.arrays().items():
+            getattr(self, name)[...] = array
+
+    def clear(self, env: int, slot: int) -> None:
+        """Forget the seed of one slot; whether the slot is enabled stays."""
+        for name, array in self.arrays().items():
+            if name != "enabled":
+                array[env, slot] = _BLANK[name]
+
+    @property
+    def in_forward(self) -> BoolArray:
+        return IN_FORWARD[self.stage]
+
+    @property
+    def live(self) -> BoolArray:
+        return IS_LIVE[self.stage]
+
+    @property
+    def occupied(self) -> BoolArray:
+        return IS_OCCUPIED[self.stage]
+
+    @property
+    def ramping(self) -> BoolArray:
+        """Alpha is on its way to its target."""
+        return self.in_forward & (self.ramp_elapsed < self.ramp_epochs)
+
+    @property
+    def measured(self) -> BoolArray:
+        """The contribution is known."""
+        return ~np.isnan(self.contribution)
+
+    def record_contribution(self, env: int, slot: int, value: float, error: float) -> None:
+        """Store a fresh contribution; its velocity is an EMA (0.7 old, 0.3 new) of the changes."""
+        previous = self.contribution[env, slot]
+        if not np.isnan(previous):
+            old = self.contribution_velocity[env, slot]
+            change = value - previous
+            self.contribution_velocity[env, slot] = change if np.isnan(old) else 0.7 * old + 0.3 * change
+        self.contribution[env, slot] = value
+        self.contribution_error[env, slot] = error
+        self.epochs_since_measured[env, slot] = 0
+
+    def record_gradients(
+        self,
+        env: int,
+        slot: int,
+        *,
+        norm: float,
+        ratio: float,
+        health: float,
+        vanishing: bool,
+        exploding: bool,
+    ) -> None:
+        """Store this epoch's gradient statistics of a seed; the last health becomes the previous."""
+        self.previous_health[env, slot] = self.gradient_health[env, slot]
+        self.gradient_norm[env, slot] = norm
+        self.gradient_norm_ratio[env, slot] = ratio
+        self.gradient_health[env, slot] = health
+        self.vanishing[env, slot] = float(vanishing)
+        self.exploding[env, slot] = float(exploding)
+
+
+_BLANK: Final[Mapping[str, bool | int | float]] = {
+    "enabled": True,
+    "stage": int(Stage.DORMANT),
+    "seed_id": -1,
+    "blueprint": NO_BLUEPRINT,
+    "style": 0,
+    "age": 0,
+    "epochs_in_stage": 0,
+    "alpha": 0.0,
+    "alpha_from": 0.0,
+    "alpha_target": 0.0,
+    "ramp_epochs": 0,
+    "ramp_elapsed": 0,
+    "ramp_curve": 0,
+    "leaving": False,
+    "seed_params": 0,
+    "contribution": np.nan,
+    "contribution_error": np.nan,
+    "contribution_velocity": np.nan,
+    "shapley": np.nan,
+    "interaction_sum": np.nan,
+    "strongest_boost": np.nan,
+    "epochs_since_measured": NEVER,
+    "gradient_norm": np.nan,
+    "gradient_norm_ratio": np.nan,
+    "gradient_health": np.nan,
+    "previous_health": np.nan,
+    "vanishing": np.nan,
+    "exploding": np.nan,
+}
+
+if set(_BLANK) != {field.name for field in fields(SlotTable)}:
+    raise RuntimeError("every column of SlotTable needs a blank value and the reverse")

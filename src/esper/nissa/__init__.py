@@ -1,0 +1,1 @@
+"""Telemetry: typed rows, written to append-only files."""

@@ -1,0 +1,112 @@
+"""One table's file within a run: rows become JSON lines in memory, then bytes on disk.
+
+A number that is not finite is refused, because JSON could only show it as null and null means
+unknown. That is checked for every row, so it has to be cheap: no Python code per column.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from numbers import Real
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from esper.leyline.errors import EsperError
+from esper.leyline.events import Row
+from esper.nissa.schema import COLUMNS
+
+PART_NAME: Final = "part-00000.jsonl"
+
+
+class RowError(EsperError):
+    """A row that cannot be written truthfully: a mistake of whoever produced it."""
+
+
+def _plain_scalar(value: Any) -> Any:
+    """Write a number that came out of an array like one of Python's own."""
+    if not hasattr(value, "item") or getattr(value, "ndim", None) != 0:
+        raise TypeError(f"{type(value).__name__} is not a plain value")
+    plain = value.item()
+    if isinstance(plain, float) and not math.isfinite(plain):
+        raise ValueError(f"{plain} is not finite")
+    return plain
+
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=_plain_scalar)
+
+
+class TablePart:
+    """The buffer and the file of one table; the file comes into being with the first row."""
+
+    def __init__(self, telemetry: Path, table: str) -> None:
+        self.path = telemetry / table / PART_NAME
+        self._table = table
+        self._buffer = bytearray()
+        self._file: int | None = None
+        # Every table has `t`; it is named once more since a getter of a single name gives no tuple.
+        self._floats = attrgetter("t", *(column.name for column in COLUMNS[table] if column.is_float))
+        self._nested = tuple(column.name for column in COLUMNS[table] if column.nests_floats)
+
+    def append(self, row: Row) -> None:
+        """Encode one row into memory."""
+        start = len(self._buffer)
+        try:
+            self._check_finite(row)
+            _ENCODER.encode_into(row, self._buffer, start)
+        except (TypeError, ValueError) as error:
+            del self._buffer[start:]
+            raise RowError(f"a row of table '{self._table}' cannot be written: {error}") from error
+        self._buffer += b"\n"
+
+    def write_out(self) -> None:
+        """Hand the buffer to the operating system; raises ``OSError`` when that fails."""
+        if not self._buffer:
+            return
+        if self._file is None:
+            self.path.parent.mkdir(exist_ok=True)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        while self._buffer:
+            del self._buffer[: os.write(self._file, self._buffer)]
+
+    def close(self) -> None:
+        """Close the file and forget what was not written out."""
+        self._buffer.clear()
+        if self._file is not None:
+            file, self._file = self._file, None
+            os.close(file)
+
+    def _check_finite(self, row: Row) -> None:
+        # None and 0.0 drop out of the filter; NaN and the infinities do not.
+        if not all(map(math.isfinite, filter(None, self._floats(row)))):
+            self._refuse_non_finite(row)
+        for name in self._nested:
+            if not all(map(math.isfinite, _numbers_within(getattr(row, name)))):
+                self._refuse_non_finite(row)
+
+    def _refuse_non_finite(self, row: Row) -> NoReturn:
+        name, number = next(
+            (column.name, number)
+            for column in COLUMNS[self._table]
+            for number in _numbers_within(getattr(row, column.name))
+            if not math.isfinite(number)
+        )
+        raise RowError(
+            f"column '{name}' of table '{self._table}' is {number};"
+            " a number must be finite, and None is what says unknown"
+        )
+
+
+def _numbers_within(value: object) -> Iterator[float]:
+    """Every number of a value, however deep in lists and maps."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for inner in value:
+            yield from _numbers_within(inner)
+    elif isinstance(value, Real):  # numpy's numbers too, which are not all floats
+        yield float(value)

@@ -1,0 +1,151 @@
+"""Writes a run's rows to its directory: the end of a step's line, on the trainer's own thread.
+
+A row is encoded at once and reaches the operating system at ``flush``, which the runner calls
+after each epoch: a killed process loses the epoch in progress and leaves at most one torn last
+line per table. No queue and no thread, so no row is dropped while the disk works; when it does
+not, telemetry ends with one warning and training goes on.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from esper.leyline.errors import RunDirectoryError
+from esper.leyline.events import ResourceRow, Row
+from esper.nissa.part import RowError, TablePart
+from esper.nissa.schema import TABLE_OF
+
+RESOURCE_SECONDS: Final = 10.0
+"""Least time between two resource rows."""
+
+
+class RunWriter:
+    """The sink that keeps a run: one append-only file of JSON lines per table."""
+
+    def __init__(self, directory: Path, warn: Callable[[str], None] | None = None) -> None:
+        """Claim ``directory``, made if need be; ``warn`` is told once if writing fails later."""
+        self.directory = directory
+        self.failed = False
+        telemetry = _claim(directory)
+        self._parts = {row_type: TablePart(telemetry, table) for row_type, table in TABLE_OF.items()}
+        self._warn = warn or _warn_on_stderr
+        self._open = True
+        self._rows = 0
+        self._busy_seconds = 0.0
+        self._resource_due = RESOURCE_SECONDS
+        self._began = time.perf_counter()
+
+    def emit(self, row: Row) -> None:
+        """Stamp the row's time and take it; it reaches the disk at the next ``flush``."""
+        if not self._accepts():
+            return
+        now = time.perf_counter()
+        row.t = round(now - self._began, 6)
+        part = self._parts.get(type(row))
+        if part is None:
+            raise RowError(f"{type(row).__name__} belongs to no table of leyline.events.TABLES")
+        part.append(row)
+        self._rows += 1
+        self._busy_seconds += time.perf_counter() - now
+
+    def flush(self) -> None:
+        """Hand everything taken so far to the operating system."""
+        if not self._accepts():
+            return
+        now = time.perf_counter()
+        if now - self._began >= self._resource_due:
+            self._emit_resource()
+        self._write_out()
+        self._busy_seconds += time.perf_counter() - now
+
+    def close(self) -> None:
+        """Write what is left and a last resource row; closing twice does nothing."""
+        if self._open:
+            self._emit_resource()
+            self._write_out()
+            self._close_parts()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _accepts(self) -> bool:
+        if not self._open and not self.failed:
+            raise RowError(f"the writer of run directory '{self.directory}' is closed")
+        return self._open
+
+    def _emit_resource(self) -> None:
+        self._resource_due = time.perf_counter() - self._began + RESOURCE_SECONDS
+        self.emit(
+            ResourceRow(
+                rss_mb=_peak_mb(),
+                rows_written=self._rows + 1,  # with this one
+                writer_ms=self._busy_seconds * 1e3,
+            )
+        )
+
+    def _write_out(self) -> None:
+        for part in self._parts.values():
+            try:
+                part.write_out()
+            except OSError as error:
+                self._fail(part, error)
+                return
+
+    def _close_parts(self) -> None:
+        self._open = False
+        for part in self._parts.values():
+            try:
+                part.close()
+            except OSError as error:  # network file systems report a full disk here
+                self._fail(part, error)
+
+    def _fail(self, part: TablePart, error: OSError) -> None:
+        """End telemetry, with one sentence however many files are affected."""
+        if self.failed:
+            return
+        self.failed = True
+        self._close_parts()
+        self._warn(
+            f"telemetry stopped: cannot write {part.path} ({error.strerror});"
+            " the run goes on, its further rows are lost"
+        )
+
+
+def _claim(directory: Path) -> Path:
+    """Make the run's directory and the one for telemetry in it, which is returned."""
+    telemetry = directory / "telemetry"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        held = sorted(entry.name for entry in directory.iterdir())
+        if held:
+            listed = ", ".join(held[:3]) + (" and more" if len(held) > 3 else "")
+            raise RunDirectoryError(
+                f"run directory '{directory}' already holds {listed}; choose another one, or move it away"
+            )
+        telemetry.mkdir()  # of two runs that start at once, the second fails here
+    except OSError as error:
+        raise RunDirectoryError(
+            f"run directory '{directory}' cannot be written: {error.strerror}; choose another one"
+        ) from error
+    return telemetry
+
+
+def _peak_mb() -> float:
+    """Largest resident memory so far; Linux counts it in KiB, macOS in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def _warn_on_stderr(message: str) -> None:
+    sys.stderr.write(f"esper: {message}\n")

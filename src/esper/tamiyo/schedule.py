@@ -1,0 +1,181 @@
+"""Plans fixed in advance: which seed to germinate where and when, and their form as text.
+
+Text forms::
+
+    conv_heavy@r0c0:0,conv_light/fast@r0c1:4     blueprint[/option…]@slot:step, separated by commas
+    every:3                                      every third step, all blueprints of the host in turn
+    every:3:conv_heavy,norm/gated_gate           every third step, these in turn
+
+Options, in any order: a blend style, a tempo (fast, standard, slow), an alpha target (half, seventy,
+full). A step is a decision: step 0 comes before the first epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from esper.leyline import ActionSpace, AlphaTarget, EsperError, Style, Tempo, UnknownNameError
+from esper.leyline.errors import SlotError
+from esper.leyline.slot_table import BoolArray
+
+_FORM: Final = "blueprint@slot:step (for example conv_heavy@r0c0:0)"
+_OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    **{style.name.lower(): {"style": style} for style in Style},
+    **{tempo.name.lower(): {"tempo": tempo} for tempo in Tempo},
+    **{target.name.lower(): {"alpha_target": target} for target in AlphaTarget},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SeedChoice:
+    """What GERMINATE chooses besides the slot."""
+
+    blueprint: int
+    style: Style = Style.LINEAR_ADD
+    tempo: Tempo = Tempo.STANDARD
+    alpha_target: AlphaTarget = AlphaTarget.FULL
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleEntry:
+    """One germination of a schedule."""
+
+    step: int
+    slot: int
+    seed: SeedChoice
+
+
+class Plan(Protocol):
+    """Names the germination that is due, if any."""
+
+    def check(self, space: ActionSpace) -> None:
+        """Raise if the plan names a slot or blueprint that this space does not have."""
+
+    def due(self, step: int, free: BoolArray) -> tuple[int, SeedChoice] | None:
+        """Slot and seed due at ``step``, where ``free [slot]`` says what can be germinated into."""
+
+
+class Schedule:
+    """Germinations at given steps; one whose slot is not free at its step is left out."""
+
+    def __init__(self, entries: tuple[ScheduleEntry, ...]) -> None:
+        self.entries = entries
+        self._by_step = {entry.step: entry for entry in entries}
+        if len(self._by_step) != len(entries):
+            steps = [entry.step for entry in entries]
+            twice = next(step for step in steps if steps.count(step) > 1)
+            raise EsperError(f"a step has one action, but the schedule germinates twice at step {twice}")
+
+    def check(self, space: ActionSpace) -> None:
+        for entry in self.entries:
+            if not 0 <= entry.slot < space.slot_config.num_slots:
+                raise SlotError(
+                    f"the schedule names slot index {entry.slot}; this model's slots are"
+                    f" 0 to {space.slot_config.num_slots - 1}"
+                )
+            _check_seed(entry.seed, space)
+
+    def due(self, step: int, free: BoolArray) -> tuple[int, SeedChoice] | None:
+        entry = self._by_step.get(step)
+        if entry is None or not free[entry.slot]:
+            return None
+        return entry.slot, entry.seed
+
+
+class Rotation:
+    """One germination every ``period`` steps, seeds in turn, into the most upstream free slot.
+
+    The turn follows the step alone: a turn that finds no free slot is lost, not postponed, so what
+    is planted when can be read off the plan.
+    """
+
+    def __init__(self, period: int, seeds: tuple[SeedChoice, ...]) -> None:
+        if period < 1:
+            raise EsperError(f"a rotation needs a period of at least 1 step; found {period}")
+        if not seeds:
+            raise EsperError("a rotation needs at least one blueprint; none was named")
+        self.period = period
+        self.seeds = seeds
+
+    def check(self, space: ActionSpace) -> None:
+        for seed in self.seeds:
+            _check_seed(seed, space)
+
+    def due(self, step: int, free: BoolArray) -> tuple[int, SeedChoice] | None:
+        turn, rest = divmod(step, self.period)
+        if rest or not free.any():
+            return None
+        return int(np.argmax(free)), self.seeds[turn % len(self.seeds)]
+
+
+def blueprint_index(name: str, space: ActionSpace) -> int:
+    """The index of a selectable blueprint."""
+    selectable = {space.blueprint_names[index]: index for index in space.blueprints}
+    if name not in selectable:
+        raise UnknownNameError("blueprint", name, selectable)
+    return selectable[name]
+
+
+def parse_plan(text: str, space: ActionSpace) -> Plan:
+    """The plan that ``text`` describes; the forms stand at the top of this module."""
+    plan: Plan
+    if text.strip().startswith("every:"):
+        plan = _parse_rotation(text.strip(), space)
+    else:
+        plan = Schedule(tuple(_parse_entry(part, space) for part in _parts(text)))
+    plan.check(space)
+    return plan
+
+
+def _parts(text: str) -> Iterator[str]:
+    for part in text.split(","):
+        if not part.strip():
+            raise EsperError(f"empty entry in schedule '{text}'; write {_FORM}, separated by commas")
+        yield part.strip()
+
+
+def _parse_entry(text: str, space: ActionSpace) -> ScheduleEntry:
+    seed, _, place = text.partition("@")
+    slot_id, _, step = place.partition(":")
+    if not (seed and slot_id and step):
+        raise EsperError(f"schedule entry '{text}' does not read {_FORM}")
+    number = _parse_number(step, f"step of schedule entry '{text}'")
+    return ScheduleEntry(number, space.slot_config.index_of(slot_id), _parse_seed(seed, space))
+
+
+def _parse_rotation(text: str, space: ActionSpace) -> Rotation:
+    _, _, rest = text.partition(":")
+    period, has_list, names = rest.partition(":")
+    number = _parse_number(period, f"period of '{text}'")
+    if not has_list:
+        return Rotation(number, tuple(SeedChoice(index) for index in space.blueprints))
+    return Rotation(number, tuple(_parse_seed(part, space) for part in _parts(names)))
+
+
+def _parse_seed(text: str, space: ActionSpace) -> SeedChoice:
+    name, *options = text.split("/")
+    seed = SeedChoice(blueprint_index(name, space))
+    for option in options:
+        if option not in _OPTIONS:
+            raise UnknownNameError("seed option", option, _OPTIONS)
+        seed = replace(seed, **_OPTIONS[option])
+    return seed
+
+
+def _parse_number(text: str, what: str) -> int:
+    # isdecimal alone lets through digits of other scripts, which is harmless: int reads them too.
+    if not text.isdecimal():
+        raise EsperError(f"the {what} must be a whole number from 0; found '{text}'")
+    return int(text)
+
+
+def _check_seed(seed: SeedChoice, space: ActionSpace) -> None:
+    if seed.blueprint not in space.blueprints:
+        names = space.blueprint_names
+        known = 0 <= seed.blueprint < len(names)
+        found = names[seed.blueprint] if known else str(seed.blueprint)
+        raise UnknownNameError("blueprint", found, [names[index] for index in space.blueprints])

@@ -1,0 +1,94 @@
+"""Trends over the facts of successive epochs: the first link in the line of a step.
+
+The environment measures, this file remembers. All state is ``[env]`` or ``[env, 5]``; what concerns
+single slots is not here but in the ``SlotTable``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from esper.leyline import EpochFacts, TrainingSignals
+from esper.leyline.limits import PLATEAU_GAIN, STABLE_EPOCHS, STABLE_LOSS_GAIN
+from esper.leyline.signals import HISTORY_LENGTH, FloatArray
+from esper.leyline.slot_table import BoolArray, IntArray
+
+
+class SignalTracker:
+    """Makes ``TrainingSignals`` of ``EpochFacts``, one update per epoch, all environments at once.
+
+    An environment whose facts say epoch 0 begins a new life: its trends restart, and those of its
+    neighbours do not.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._num_envs = num_envs
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: whatever comes next is the first update of every environment."""
+        count = self._num_envs
+        self._started: BoolArray = np.zeros(count, dtype=np.bool_)
+        self._losses: FloatArray = np.zeros((count, HISTORY_LENGTH))
+        self._scores: FloatArray = np.zeros((count, HISTORY_LENGTH))
+        self._best_loss: FloatArray = np.full(count, np.inf)
+        self._best_score: FloatArray = np.full(count, -np.inf)
+        self._plateau: IntArray = np.zeros(count, dtype=np.int64)
+        self._settled: IntArray = np.zeros(count, dtype=np.int64)
+        self._stabilised: BoolArray = np.zeros(count, dtype=np.bool_)
+
+    def update(self, facts: EpochFacts) -> TrainingSignals:
+        """Take in one epoch's facts; the arrays of the result are the caller's to keep."""
+        loss, score = facts.val_loss, facts.val_score
+        fresh = (facts.epoch == 0) | ~self._started
+        self._started = np.ones(self._num_envs, dtype=np.bool_)
+        # A diverged host may report inf twice in a row: the difference is unknown, not a warning.
+        with np.errstate(invalid="ignore"):
+            loss_delta = np.where(fresh, 0.0, self._losses[:, -1] - loss)
+            score_delta = np.where(fresh, 0.0, score - self._scores[:, -1])
+        self._count(fresh, loss_delta, score_delta)
+        self._remember(fresh, loss, score)
+        return TrainingSignals(
+            epoch=facts.epoch,
+            max_epochs=facts.max_epochs,
+            val_loss=loss,
+            loss_delta=loss_delta,
+            val_score=score,
+            score_delta=score_delta,
+            plateau_epochs=self._plateau,
+            stabilised=self._stabilised,
+            loss_history=self._losses,
+            score_history=self._scores,
+            best_score=self._best_score,
+            best_loss=self._best_loss,
+            params=facts.params,
+            param_budget=facts.param_budget,
+            last_op=facts.last_op,
+            last_success=facts.last_success,
+        )
+
+    def _count(self, fresh: BoolArray, loss_delta: FloatArray, score_delta: FloatArray) -> None:
+        """Plateau and stability counters; must run before the histories move on."""
+        # Unknown gain is no gain: a comparison with NaN is false and the plateau goes on.
+        gained = fresh | (score_delta >= PLATEAU_GAIN)
+        self._plateau = np.where(gained, 0, self._plateau + 1)
+
+        low, high = STABLE_LOSS_GAIN
+        with np.errstate(invalid="ignore", divide="ignore"):
+            relative = loss_delta / np.abs(self._losses[:, -1])
+        within = ~fresh & (relative > low) & (relative < high)
+        self._settled = np.where(within, self._settled + 1, 0)
+        self._stabilised = (self._stabilised & ~fresh) | (self._settled >= STABLE_EPOCHS)
+
+    def _remember(self, fresh: BoolArray, loss: FloatArray, score: FloatArray) -> None:
+        """Histories and records; every array is a new one, so signals handed out never change."""
+        self._losses = _push(self._losses, loss, fresh)
+        self._scores = _push(self._scores, score, fresh)
+        self._best_loss = np.where(fresh, loss, np.fmin(self._best_loss, loss))
+        self._best_score = np.where(fresh, score, np.fmax(self._best_score, score))
+
+
+def _push(history: FloatArray, value: FloatArray, fresh: BoolArray) -> FloatArray:
+    """``history [env, 5]`` moved on by one value; a fresh one holds that value everywhere."""
+    moved = np.concatenate([history[:, 1:], value[:, None]], axis=1)
+    return np.where(fresh[:, None], value[:, None], moved)

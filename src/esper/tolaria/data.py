@@ -1,0 +1,111 @@
+"""Resident data: three splits, an endless cursor over the training part, and the guarded test part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Inputs and targets, first axis the samples."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return int(self.x.shape[0])
+
+
+class GuardedTest:
+    """The test part: locked until the network is committed, and read once."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+        self._unlocked = False
+        self._read = False
+
+    def unlock(self) -> None:
+        """Called by the commit at the horizon, and by nothing else."""
+        self._unlocked = True
+
+    def read(self) -> Samples:
+        """The test samples; a second call, or one before the commit, is an error."""
+        if not self._unlocked:
+            raise DataError("the test split was read before the network was committed at its horizon")
+        if self._read:
+            raise DataError("the test split was read twice in one life; it is read once, after the commit")
+        self._read = True
+        return self._samples
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """One life's data."""
+
+    train: Samples
+    validation: Samples
+    test: GuardedTest
+
+
+class BatchCursor:
+    """Endless shuffled minibatches of fixed size from a stream of its own.
+
+    An epoch of the host is a number of minibatches, not a sweep; a sweep that does not divide
+    evenly carries on, and leftovers smaller than a batch are dropped at the reshuffle.
+    """
+
+    def __init__(self, count: int, batch_size: int, generator: torch.Generator) -> None:
+        if batch_size < 1 or batch_size > count:
+            raise DataError(
+                f"the batch size (={batch_size}) must be between 1 and the {count} training samples"
+            )
+        self._count = count
+        self._batch_size = batch_size
+        self._generator = generator
+        self._order = torch.empty(0, dtype=torch.int64)
+        self._position = 0
+
+    def next(self) -> Tensor:
+        """Indices of the next minibatch."""
+        if self._position + self._batch_size > self._order.numel():
+            self._order = torch.randperm(self._count, generator=self._generator)
+            self._position = 0
+        batch = self._order[self._position : self._position + self._batch_size]
+        self._position += self._batch_size
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "order": self._order.clone(),
+            "position": self._position,
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._order = state["order"].clone()
+        self._position = state["position"]
+        self._generator.set_state(state["generator"])
+
+
+def split_images(
+    images: Tensor, labels: Tensor, *, validation: int, test: int, generator: torch.Generator
+) -> Splits:
+    """Shuffle and cut into three; images ``[N, C, H, W]`` are normalised by the training part alone."""
+    train = images.shape[0] - validation - test
+    if train < 1:
+        raise DataError(
+            f"{images.shape[0]} samples cannot give {validation} for validation and {test} for test"
+            " and leave any for training"
+        )
+    order = torch.randperm(images.shape[0], generator=generator)
+    chosen = order[:train]
+    std, mean = torch.std_mean(images[chosen])
+    normal = ((images - mean) / std.clamp_min(1e-6)).contiguous(memory_format=torch.channels_last)
+    parts = [Samples(normal[index], labels[index]) for index in order.split([train, validation, test])]
+    return Splits(parts[0], parts[1], GuardedTest(parts[2]))

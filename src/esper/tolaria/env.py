@@ -1,0 +1,330 @@
+"""One environment: a host, its data and its slots, from the untrained host to the commit.
+
+``step`` is the straight line of one decision: act, train, measure, advance, and at the horizon
+commit. The environment measures; whoever decides gets facts and the slot table.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.kasmina import lifecycle
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.optim import cosine_rate, set_rate
+from esper.leyline.errors import DivergedError
+from esper.leyline.events import Row, StageMove
+from esper.leyline.factored_actions import NUM_OPS, OP_WAIT, Head, IntArray, canonicalise, check_actions
+from esper.leyline.legality import legal_slots_by_op
+from esper.leyline.protocols import EventSink
+from esper.leyline.rules import ActionSpace
+from esper.leyline.signals import EnvFacts
+from esper.leyline.slot_table import SlotTable
+from esper.leyline.stages import Stage
+from esper.tolaria import actuator, recording
+from esper.tolaria.counterfactual import Counterfactuals, measure
+from esper.tolaria.data import BatchCursor
+from esper.tolaria.epoch import EpochTraining, train_epoch
+from esper.tolaria.flops import FlopMeter
+from esper.tolaria.seeding import LifeStreams
+from esper.tolaria.tasks.spec import TaskSpec
+
+
+class DiscardSink:
+    """A sink for environments that nobody watches."""
+
+    def emit(self, row: Row) -> None:
+        """Drop the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class LifeReport:
+    """What a finished life came to; all scores are of the committed network."""
+
+    val_score: float
+    test_score: float
+    best_val_score: float
+    host_params: int
+    params: int
+    flops: dict[str, int]
+    op_counts: tuple[int, ...]
+    refused: int
+    val_scores: tuple[float, ...]
+    """Validation score after every epoch, the untrained host's first."""
+
+
+class MorphEnv:
+    """A host life after host life, each from streams named by (run, environment, episode)."""
+
+    def __init__(
+        self,
+        task: TaskSpec,
+        *,
+        rng_seed: int,
+        env: int = 0,
+        enabled: Sequence[bool] | None = None,
+        table: SlotTable | None = None,
+        sink: EventSink | None = None,
+    ) -> None:
+        """``table`` is this environment's row of a shared table; ``enabled`` defaults to all slots."""
+        self.task = task
+        self.rng_seed = rng_seed
+        self.env = env
+        self.table = table if table is not None else SlotTable.empty(1, task.num_slots)
+        self.enabled = tuple(enabled) if enabled is not None else (True,) * task.num_slots
+        self.sink: EventSink = sink if sink is not None else DiscardSink()
+        self.twin_scores: Sequence[float] | None = None
+        """The do-nothing twin's validation score by epoch, where it is known."""
+        self.episode = -1
+
+    # --- a new life ---------------------------------------------------------------------------
+
+    def reset(self, episode: int = 0) -> EnvFacts:
+        """Begin life ``episode``: build, split, and validate the untrained host."""
+        self.episode = episode
+        self._streams = LifeStreams(self.rng_seed, self.env, episode)
+        instance = self.task.instances.draw(self._streams.generator("instance"))
+        self.splits = self.task.load(self._streams.generator("split"))
+        self.table.assign(SlotTable.empty(1, self.task.num_slots))
+        self.table.enabled[0] = self.enabled
+        with self._streams.torch("init"):
+            host = self.task.build_host(instance)
+        self.model = MorphogeneticModel(host, self.task.rules, table=self.table, streams=self._streams.slot)
+        self.optimiser = torch.optim.SGD(
+            host.parameters(), lr=instance.learning_rate, momentum=self.task.momentum, foreach=True
+        )
+        self.model.bind_optimiser(self.optimiser)
+        self.cursor = BatchCursor(
+            len(self.splits.train), self.task.batch_size, self._streams.generator("batches")
+        )
+        self.host_stream = self._streams.torch("host")
+        self.sampling = self._streams.generator("counterfactual")
+        self.meter = FlopMeter(self.model, self.task.input_shape)
+        self.learning_rate = instance.learning_rate
+        self._start_counting()
+        return self._facts(self._measure(), None, OP_WAIT, True)
+
+    def _start_counting(self) -> None:
+        self.epoch = 0
+        self.next_seed_id = 0
+        self.op_counts = [0] * NUM_OPS
+        self.refused = 0
+        self.val_scores: list[float] = []
+        self._began = time.perf_counter()
+
+    @property
+    def action_space(self) -> ActionSpace:
+        return self.model.action_space
+
+    @property
+    def ended(self) -> bool:
+        return self.epoch >= self.task.horizon
+
+    # --- one step -----------------------------------------------------------------------------
+
+    def step(self, action: IntArray) -> EnvFacts:
+        """Carry out ``action [8]``, then train one epoch and judge it."""
+        self._refuse_after_the_end()
+        began = time.perf_counter()
+        op, succeeded = self._act(action)
+        trained = self._train()
+        measured = self._measure()
+        self._advance()
+        if self.ended:
+            measured = self._commit()
+        facts = self._facts(measured, trained, op, succeeded)
+        recording.emit_epoch(self, facts, trained, 1000 * (time.perf_counter() - began))
+        return facts
+
+    def _refuse_after_the_end(self) -> None:
+        if self.ended:
+            raise RuntimeError("this life has ended; call reset() for the next one")
+
+    def _act(self, action: IntArray) -> tuple[int, bool]:
+        check_actions(action[None], 1, self.table.num_slots)
+        alpha = self.table.alpha[:, action[Head.SLOT]]
+        canonical = canonicalise(action[None], alpha)
+        legal = legal_slots_by_op(self.table, self.model.rules)
+        outcome = actuator.apply_action(self.model, canonical[0], self.next_seed_id)
+        op = int(canonical[0, Head.OP])
+        self.op_counts[op] += 1
+        self.refused += not outcome.succeeded
+        recording.emit_decision(self, canonical, alpha, legal, outcome)
+        self._book(outcome.moves)
+        return op, outcome.succeeded
+
+    def _train(self) -> EpochTraining:
+        train = self.splits.train
+        batches = []
+        for _ in range(self.task.batches_per_epoch):
+            chosen = self.cursor.next()
+            batches.append((train.x[chosen], train.y[chosen]))
+        with self.host_stream:
+            trained = train_epoch(
+                self.model,
+                self.optimiser,
+                batches,
+                self.task.objective,
+                self,
+                clip=self.task.clip,
+            )
+        lifecycle.tick(self.table, 0)
+        self.epoch += 1
+        for slot, statistics in trained.seeds.items():
+            self.table.record_gradients(
+                0,
+                slot,
+                norm=statistics.norm,
+                ratio=statistics.norm / trained.host_norm if trained.host_norm > 0 else math.nan,
+                health=statistics.health,
+                vanishing=statistics.vanishing,
+                exploding=statistics.exploding,
+            )
+        return trained
+
+    def before_batch(self, number: int) -> None:
+        """Set every learning rate: cosine to zero at the horizon, the seeds' from their own birth."""
+        now = self.epoch + number / self.task.batches_per_epoch
+        self.learning_rate = cosine_rate(self.model.recipe.learning_rate, now / self.task.horizon)
+        set_rate(self.optimiser, self.learning_rate)
+        for slot in self.model.blended + self.model.incubating:
+            optimiser = self.model.slot(slot).optimiser
+            if optimiser is not None:
+                born = self.epoch - int(self.table.age[0, slot])
+                progress = (now - born) / (self.task.horizon - born)
+                set_rate(optimiser, cosine_rate(self.model.recipe.learning_rate, progress))
+        self.meter.trained(self.task.batch_size)
+
+    def _measure(self) -> Counterfactuals:
+        validation = self.splits.validation
+        watched = [slot for slot in self.model.blended if not self._is_old_fossil(slot)]
+        result = measure(
+            self.model,
+            validation.x,
+            validation.y,
+            watched,
+            self.task.objective,
+            self.sampling,
+        )
+        self.meter.validated(len(validation), result.slots, len(result.configurations))
+        sums, boosts = result.interaction_sums(), result.strongest_boosts()
+        for index, slot in enumerate(result.slots):
+            self.table.record_contribution(
+                0, slot, float(result.contribution[index]), float(result.error[index])
+            )
+            self.table.shapley[0, slot] = result.shapley[index]
+            self.table.interaction_sum[0, slot] = sums[index]
+            self.table.strongest_boost[0, slot] = boosts[index]
+        recording.emit_counterfactuals(self, result)
+        return result
+
+    def _is_old_fossil(self, slot: int) -> bool:
+        return bool(
+            self.table.stage[0, slot] == Stage.FOSSILIZED
+            and self.table.epochs_in_stage[0, slot] > self.model.rules.fossil_watch_epochs
+        )
+
+    def _advance(self) -> None:
+        moves = lifecycle.advance(self.table, 0, self.model.rules)
+        actuator.settle(self.model, moves)
+        self._book(moves)
+
+    def _commit(self) -> Counterfactuals:
+        """Make the network final, and measure it once more as it will be handed out."""
+        moves = actuator.commit(self.model)
+        self._book(moves)
+        self.splits.test.unlock()
+        return self._measure()
+
+    # --- what went wrong ----------------------------------------------------------------------
+
+    def remove_broken(self, slots: list[int]) -> None:
+        for slot in slots:
+            self._prune_at_once(slot, "non-finite while incubating")
+
+    def remove_guilty(self, x: Tensor, y: Tensor) -> None:
+        """A minibatch was not finite: remove the live seed behind it, or give up."""
+        guilty = [slot for slot in self.model.blended if self._is_guilty(slot, x, y)]
+        if not guilty:
+            raise DivergedError(
+                f"the host of environment {self.env} became non-finite in epoch {self.epoch + 1} and no"
+                " live seed explains it; lower the learning rate or the gradient clip"
+            )
+        for slot in guilty:
+            self._prune_at_once(slot, "non-finite while blended")
+
+    def _is_guilty(self, slot: int, x: Tensor, y: Tensor) -> bool:
+        if not self.table.live[0, slot]:
+            return False
+        if not self.model.slot(slot).is_finite:
+            return True
+        alphas = self.model.live_alphas
+        alphas[slot] = None
+        self.model.eval()
+        with torch.no_grad():
+            without = self.task.objective.loss(self.model(x, alphas), y)
+        self.model.train()
+        return bool(torch.isfinite(without))
+
+    def _prune_at_once(self, slot: int, reason: str) -> None:
+        moves = lifecycle.prune(self.table, 0, slot, self.model.rules, cause="governor", reason=reason)
+        actuator.settle(self.model, moves)
+        self._book(moves)
+
+    # --- what is known ------------------------------------------------------------------------
+
+    def _book(self, moves: Sequence[StageMove]) -> None:
+        for move in moves:
+            if move.target is Stage.GERMINATED:
+                self.next_seed_id += 1
+                self.meter.germinated(move.slot)
+            elif move.target is Stage.PRUNED:
+                self.meter.removed(move.slot)
+        recording.emit_moves(self, moves)
+
+    def _facts(
+        self, measured: Counterfactuals, trained: EpochTraining | None, op: int, succeeded: bool
+    ) -> EnvFacts:
+        host, grown = self.model.count_parameters()
+        self.val_scores.append(measured.score)
+        return EnvFacts(
+            epoch=self.epoch,
+            max_epochs=self.task.horizon,
+            train_loss=trained.loss if trained else math.nan,
+            train_score=trained.score if trained else math.nan,
+            val_loss=measured.loss,
+            val_score=measured.score,
+            params=host + grown,
+            grown_params=grown,
+            param_budget=host * self.task.budget_factor,
+            host_gradient_norm=trained.host_norm if trained else math.nan,
+            last_op=op,
+            last_success=succeeded,
+            ended=self.ended,
+        )
+
+    def finish(self) -> LifeReport:
+        """Read the test split, once, and report the committed network."""
+        samples = self.splits.test.read()
+        self.model.eval()
+        with torch.inference_mode():
+            scores = self.task.objective.sample_scores(self.model(samples.x), samples.y)
+        host, grown = self.model.count_parameters()
+        report = LifeReport(
+            val_score=self.val_scores[-1],
+            test_score=scores.mean().item(),
+            best_val_score=max(self.val_scores),
+            host_params=host,
+            params=host + grown,
+            flops=self.meter.ledger.as_dict(),
+            op_counts=tuple(self.op_counts),
+            refused=self.refused,
+            val_scores=tuple(self.val_scores),
+        )
+        recording.emit_episode(self, report, time.perf_counter() - self._began)
+        return report

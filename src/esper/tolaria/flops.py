@@ -1,0 +1,183 @@
+"""Counted compute: multiplications and additions of convolutions and matrix products.
+
+Every part (segment, seed) is counted once, per sample, by torch's own counter while it really runs;
+a step's cost is the sum of the parts that took part in it. Normalisation, activations and pooling
+are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import reduce
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.kasmina.hosts.base import SegmentedHost
+from esper.kasmina.model import MorphogeneticModel, shadow_size
+from esper.kasmina.streams import TorchStream
+from esper.leyline.errors import HostError
+
+_BATCH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PartCost:
+    """FLOPs per sample of one part of the network."""
+
+    forward: int = 0
+    to_all: int = 0
+    """Backward into parameters and input."""
+    to_parameters: int = 0
+    """Backward into parameters only: the input needs no gradient."""
+    to_input: int = 0
+    """Backward into the input only: the parameters are frozen."""
+
+    def __add__(self, other: PartCost) -> PartCost:
+        return PartCost(
+            self.forward + other.forward,
+            self.to_all + other.to_all,
+            self.to_parameters + other.to_parameters,
+            self.to_input + other.to_input,
+        )
+
+
+def count_part(part: nn.Module, shape: tuple[int, ...]) -> PartCost:
+    """Count one part on a sample of ``shape``; its parameters are not changed."""
+    parameters = [p for p in part.parameters() if p.requires_grad]
+
+    def count(into_parameters: bool, into_input: bool) -> tuple[int, int]:
+        sample = torch.ones((_BATCH, *shape), requires_grad=into_input)
+        wanted: list[Tensor] = parameters * into_parameters + [sample] * into_input
+        with FlopCounterMode(display=False) as forward, torch.enable_grad():
+            output = part(sample)
+        if not wanted or not output.requires_grad:
+            return int(forward.get_total_flops()) // _BATCH, 0
+        with FlopCounterMode(display=False) as backward:
+            torch.autograd.grad(output.sum(), wanted, allow_unused=True)
+        return int(forward.get_total_flops()) // _BATCH, int(backward.get_total_flops()) // _BATCH
+
+    forward, to_all = count(True, True)
+    return PartCost(forward, to_all, count(True, False)[1], count(False, True)[1])
+
+
+class _SeedPart(nn.Module):
+    """A slot's seed with its gate, for counting."""
+
+    def __init__(self, seed: nn.Module, gate: nn.Module | None) -> None:
+        super().__init__()
+        self.seed, self.gate = seed, gate
+
+    def forward(self, h: Tensor) -> Tensor:
+        delta: Tensor = self.seed(h)
+        return delta if self.gate is None else self.gate(h) * delta
+
+
+@dataclass(slots=True)
+class FlopLedger:
+    """Compute of one life by purpose; ``pruned_seeds`` is the part of it spent on removed seeds."""
+
+    forward: int = 0
+    backward: int = 0
+    incubation: int = 0
+    validation: int = 0
+    counterfactual: int = 0
+    pruned_seeds: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+    @property
+    def total(self) -> int:
+        return self.forward + self.backward + self.incubation + self.validation + self.counterfactual
+
+
+@dataclass
+class FlopMeter:
+    """Counts the parts of one model and books what each epoch spent."""
+
+    model: MorphogeneticModel
+    input_shape: tuple[int, ...]
+    ledger: FlopLedger = field(default_factory=FlopLedger)
+
+    def __post_init__(self) -> None:
+        host = self.model.host
+        if not isinstance(host, SegmentedHost):
+            raise HostError(f"compute is counted for segmented hosts only; found {type(host).__name__}")
+        shapes = [self.input_shape, *host.feature_shapes]
+        self._segments = [count_part(s, shape) for s, shape in zip(host.segments, shapes, strict=True)]
+        self._seeds: dict[int, PartCost] = {}
+        self._spent: dict[int, int] = {}
+
+    def germinated(self, slot: int) -> None:
+        """Count the seed that was just attached."""
+        seed_slot = self.model.slot(slot)
+        if seed_slot.seed is None:
+            raise RuntimeError(f"slot {seed_slot.slot_id} is empty")
+        part = _SeedPart(seed_slot.seed, seed_slot.gate)
+        with TorchStream(0):  # counting runs the seed, whose dropout must not cost anybody a draw
+            self._seeds[slot] = count_part(part, self.model.host.feature_shapes[slot])
+        self._spent[slot] = 0
+
+    def removed(self, slot: int) -> None:
+        """Book everything spent on a seed as spent on a pruned one."""
+        self.ledger.pruned_seeds += self._spent.pop(slot)
+        del self._seeds[slot]
+
+    def spent_by_slot(self) -> dict[int, int]:
+        """Compute spent so far on the seed in each occupied slot."""
+        return dict(self._spent)
+
+    def restore_spent(self, spent: dict[int, int]) -> None:
+        """Return to the seeds that ``spent_by_slot`` once listed, counting those now attached."""
+        self._seeds = {}
+        for slot in spent:
+            self.germinated(slot)
+        self._spent = dict(spent)
+
+    def trained(self, batch: int) -> None:
+        """Book one minibatch of ``batch`` samples with the network as it stands."""
+        blended, incubating = self.model.blended, self.model.incubating
+        first, *rest = self._segments
+        seeds = [self._seeds[slot] for slot in blended]
+        self.ledger.forward += batch * (first.forward + sum(p.forward for p in rest + seeds))
+        self.ledger.backward += batch * (first.to_parameters + sum(p.to_all for p in rest + seeds))
+        for slot in blended:
+            self._spent[slot] += batch * (self._seeds[slot].forward + self._seeds[slot].to_all)
+        for slot in incubating:
+            self._book_incubation(slot, batch)
+
+    def _book_incubation(self, slot: int, batch: int) -> None:
+        seed = self._seeds[slot]
+        if self.model.rules.incubation == "straight_through":
+            cost = batch * (seed.forward + seed.to_parameters)
+        else:
+            downstream = [self._seeds[other] for other in self.model.blended if other > slot]
+            rest = reduce(PartCost.__add__, self._segments[slot + 1 :] + downstream, PartCost())
+            per_sample = seed.forward + seed.to_parameters + rest.forward + rest.to_input
+            cost = shadow_size(batch) * per_sample
+        self.ledger.incubation += cost
+        self._spent[slot] += cost
+
+    def validated(self, samples: int, switched: Sequence[int], configurations: int) -> None:
+        """Book one validation of ``samples`` with the seeds ``switched`` in ``configurations`` ways.
+
+        One all-on forward counts as validation, what goes beyond it as counterfactual.
+        """
+        plain = sum(p.forward for p in self._segments)
+        plain += sum(self._seeds[slot].forward for slot in self.model.blended)
+        exact = configurations == 2 ** len(switched)
+        spent = self._prefix_tree(switched) if exact else configurations * plain
+        self.ledger.validation += samples * plain
+        self.ledger.counterfactual += samples * (spent - plain)
+
+    def _prefix_tree(self, switched: Sequence[int]) -> int:
+        copies, spent = 1, self._segments[0].forward
+        for slot, segment in enumerate(self._segments[1:]):
+            if slot in self.model.blended:
+                spent += copies * self._seeds[slot].forward
+                copies *= 2 if slot in switched else 1
+            spent += copies * segment.forward
+        return spent

@@ -1,0 +1,36 @@
+"""What a task asks of an output: a loss to train on, a score to judge by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+Measure = Callable[[Tensor, Tensor], Tensor]
+"""From ``output`` and ``target`` to a number, or to one per sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Loss and score of one kind of task."""
+
+    loss: Measure
+    """Mean over the samples, to be minimised."""
+    sample_losses: Measure
+    """``[N]``."""
+    sample_scores: Measure
+    """Points ``[N]``, 0 to 100, higher is better."""
+
+
+def _sample_losses(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def _sample_scores(output: Tensor, target: Tensor) -> Tensor:
+    return 100.0 * (output.argmax(dim=-1) == target).float()
+
+
+CLASSIFICATION = Objective(F.cross_entropy, _sample_losses, _sample_scores)
+"""Cross entropy of ``output [N, classes]``; 100 points where the class is right."""

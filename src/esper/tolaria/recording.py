@@ -1,0 +1,168 @@
+"""Rows of one environment, built from its state; nothing else in the engine knows telemetry's shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.leyline.events import (
+    CounterfactualRow,
+    DecisionRow,
+    EpisodeRow,
+    EpochRow,
+    SeedRow,
+    StageMove,
+    TransitionRow,
+)
+from esper.leyline.factored_actions import OP_WAIT, BoolArray, IntArray, heads_read
+from esper.leyline.reports import freshness
+from esper.leyline.signals import EnvFacts
+from esper.tolaria.actuator import Outcome
+from esper.tolaria.counterfactual import Counterfactuals
+from esper.tolaria.epoch import EpochTraining
+
+if TYPE_CHECKING:
+    from esper.tolaria.env import LifeReport, MorphEnv
+
+
+def known(value: float) -> float | None:
+    """``None`` for what was not measured."""
+    return float(value) if math.isfinite(value) else None
+
+
+def emit_decision(
+    env: MorphEnv, action: IntArray, alpha: NDArray[np.float64], legal: BoolArray, outcome: Outcome
+) -> None:
+    """The decision row of the coming epoch; ``action [1, 8]`` is canonical."""
+    others = np.delete(legal[0].any(axis=1), OP_WAIT)
+    env.sink.emit(
+        DecisionRow(
+            env=env.env,
+            episode=env.episode,
+            epoch=env.epoch,
+            action=action[0].tolist(),
+            read=heads_read(action, alpha)[0].tolist(),
+            forced=not others.any(),
+            succeeded=outcome.succeeded,
+            refused_by=outcome.refused_by,
+            failed_checks=list(outcome.failed_checks),
+        )
+    )
+
+
+def emit_moves(env: MorphEnv, moves: Sequence[StageMove]) -> None:
+    """One transition row per stage move."""
+    for move in moves:
+        env.sink.emit(
+            TransitionRow(
+                env=env.env,
+                episode=env.episode,
+                epoch=env.epoch,
+                slot=move.slot,
+                seed=move.seed_id,
+                blueprint=move.blueprint,
+                from_stage=int(move.origin),
+                to_stage=int(move.target),
+                cause=move.cause,
+                reason=move.reason,
+                gate=move.verdict.gate if move.verdict else None,
+                passed=list(move.verdict.passed) if move.verdict else [],
+                score=env.val_scores[-1] if env.val_scores else None,
+                contribution=known(move.contribution),
+                age=move.age,
+            )
+        )
+
+
+def emit_counterfactuals(env: MorphEnv, result: Counterfactuals) -> None:
+    """One row per configuration, if any seed was switched."""
+    if not result.slots:
+        return
+    for configuration, score, loss in zip(result.configurations, result.scores, result.losses, strict=True):
+        on = env.table.in_forward[0].copy()
+        on[list(result.slots)] = configuration
+        env.sink.emit(
+            CounterfactualRow(
+                env=env.env,
+                episode=env.episode,
+                epoch=env.epoch,
+                on=on.tolist(),
+                score=float(score),
+                loss=float(loss),
+            )
+        )
+
+
+def emit_epoch(env: MorphEnv, facts: EnvFacts, trained: EpochTraining, ms: float) -> None:
+    """The epoch row, and a seed row for every occupied slot."""
+    twin = env.twin_scores
+    env.sink.emit(
+        EpochRow(
+            env=env.env,
+            episode=env.episode,
+            epoch=facts.epoch,
+            train_loss=known(facts.train_loss),
+            train_score=known(facts.train_score),
+            val_loss=facts.val_loss,
+            val_score=facts.val_score,
+            twin_score=None if twin is None else twin[facts.epoch],
+            params=facts.params,
+            grown_params=facts.grown_params,
+            host_gradient_norm=known(facts.host_gradient_norm),
+            learning_rate=env.learning_rate,
+            skipped_batches=trained.skipped,
+            ms=ms,
+        )
+    )
+    for slot in np.flatnonzero(env.table.occupied[0]).tolist():
+        env.sink.emit(_seed_row(env, slot))
+
+
+def _seed_row(env: MorphEnv, slot: int) -> SeedRow:
+    table, at = env.table, (0, slot)
+    return SeedRow(
+        env=env.env,
+        episode=env.episode,
+        epoch=env.epoch,
+        slot=slot,
+        seed=int(table.seed_id[at]),
+        blueprint=int(table.blueprint[at]),
+        style=int(table.style[at]),
+        stage=int(table.stage[at]),
+        age=int(table.age[at]),
+        alpha=float(table.alpha[at]),
+        contribution=known(table.contribution[at]),
+        contribution_error=known(table.contribution_error[at]),
+        shapley=known(table.shapley[at]),
+        interaction_sum=known(table.interaction_sum[at]),
+        freshness=freshness(int(table.epochs_since_measured[at])),
+        gradient_norm=known(table.gradient_norm[at]),
+        gradient_health=known(table.gradient_health[at]),
+        params=int(table.seed_params[at]),
+    )
+
+
+def emit_episode(env: MorphEnv, report: LifeReport, seconds: float) -> None:
+    """The episode row, after the commit."""
+    env.sink.emit(
+        EpisodeRow(
+            env=env.env,
+            episode=env.episode,
+            epoch=env.epoch,
+            val_score=report.val_score,
+            test_score=report.test_score,
+            twin_val_score=None if env.twin_scores is None else env.twin_scores[env.epoch],
+            best_val_score=report.best_val_score,
+            host_params=report.host_params,
+            params=report.params,
+            flops=report.flops,
+            op_counts=list(report.op_counts),
+            refused=report.refused,
+            ended_by="horizon",
+            seconds=seconds,
+        )
+    )

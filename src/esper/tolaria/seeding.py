@@ -1,0 +1,34 @@
+"""Named random streams of one environment's life: nothing that happens in one reaches another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Generator
+
+from esper.kasmina.streams import TorchStream
+from esper.leyline.streams import derive_seed
+
+
+@dataclass(frozen=True, slots=True)
+class LifeStreams:
+    """The streams of (run, environment, episode); each is named by its purpose."""
+
+    rng_seed: int
+    env: int
+    episode: int
+
+    def seed(self, *purpose: str) -> int:
+        return derive_seed(self.rng_seed, "env", self.env, "episode", self.episode, *purpose)
+
+    def torch(self, *purpose: str) -> TorchStream:
+        """A stream to enter, for layers that draw from torch's global generator."""
+        return TorchStream(self.seed(*purpose))
+
+    def slot(self, slot_id: str) -> TorchStream:
+        """Initialisation, dropout and sampled alphas of the seeds in one slot."""
+        return self.torch("slot", slot_id)
+
+    def generator(self, *purpose: str) -> Generator:
+        """A generator for explicit draws."""
+        return Generator().manual_seed(self.seed(*purpose))

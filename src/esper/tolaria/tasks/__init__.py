@@ -1,0 +1,18 @@
+"""Task presets by name."""
+
+from esper.leyline.errors import UnknownNameError
+from esper.tolaria.tasks.digits import DIGITS, DIGITS_IMPAIRED
+from esper.tolaria.tasks.spec import TaskSpec
+
+TASKS: dict[str, TaskSpec] = {task.name: task for task in (DIGITS, DIGITS_IMPAIRED)}
+
+
+def task_named(name: str) -> TaskSpec:
+    """Look a preset up by name."""
+    try:
+        return TASKS[name]
+    except KeyError:
+        raise UnknownNameError("task", name, TASKS) from None
+
+
+__all__ = ["TASKS", "TaskSpec", "task_named"]

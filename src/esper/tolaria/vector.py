@@ -1,0 +1,53 @@
+"""Several environments side by side, one after the other within a step: the reference backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from esper.leyline.factored_actions import IntArray, check_actions
+from esper.leyline.protocols import EventSink
+from esper.leyline.rules import ActionSpace
+from esper.leyline.signals import EpochFacts
+from esper.leyline.slot_table import SlotTable
+from esper.tolaria.env import LifeReport, MorphEnv
+from esper.tolaria.tasks.spec import TaskSpec
+
+
+class SerialVector:
+    """Environments that share one slot table and nothing else."""
+
+    def __init__(
+        self,
+        task: TaskSpec,
+        *,
+        rng_seed: int,
+        env_indices: Sequence[int] = (0,),
+        enabled: Sequence[bool] | None = None,
+        sink: EventSink | None = None,
+    ) -> None:
+        """``env_indices`` name the environments' random streams, so shards of a run can be separate."""
+        self.table = SlotTable.empty(len(env_indices), task.num_slots)
+        self.envs = [
+            MorphEnv(
+                task, rng_seed=rng_seed, env=index, enabled=enabled, table=self.table.row(row), sink=sink
+            )
+            for row, index in enumerate(env_indices)
+        ]
+
+    @property
+    def action_space(self) -> ActionSpace:
+        """Known once the environments were reset."""
+        return self.envs[0].action_space
+
+    def reset(self, episode: int = 0) -> EpochFacts:
+        """Begin life ``episode`` in every environment."""
+        return EpochFacts.stack([env.reset(episode) for env in self.envs])
+
+    def step(self, actions: IntArray) -> EpochFacts:
+        """One step everywhere, ``actions [env, 8]``."""
+        check_actions(actions, len(self.envs), self.table.num_slots)
+        return EpochFacts.stack([env.step(row) for env, row in zip(self.envs, actions, strict=True)])
+
+    def finish(self) -> list[LifeReport]:
+        """The reports of the committed networks."""
+        return [env.finish() for env in self.envs]

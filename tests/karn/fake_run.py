@@ -1,0 +1,203 @@
+"""A small made-up run: the rows that an engine would emit, worked out by hand rather than trained.
+
+Three slots over eight epochs: a seed that is kept, one that is pruned, one that the horizon removes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Blueprint, Op, Stage, Style
+from esper.leyline.events import (
+    DecisionRow,
+    EpisodeRow,
+    EpochRow,
+    Row,
+    RunRow,
+    SeedRow,
+    TransitionRow,
+)
+
+EPOCHS = 8
+HOST_PARAMS = 250
+SCORES = (10.0, 14.0, 22.5, 30.0, 41.0, 47.5, 58.0, 64.1, 62.0)
+TWIN_SCORES = (10.0, 12.0, 14.0, 16.5, 18.0, 19.5, 21.0, 22.0, 22.0)
+
+G, T, B, H, F, P = (
+    Stage.GERMINATED,
+    Stage.TRAINING,
+    Stage.BLENDING,
+    Stage.HOLDING,
+    Stage.FOSSILIZED,
+    Stage.PRUNED,
+)
+E, R, D = Stage.EMBARGOED, Stage.RESETTING, Stage.DORMANT
+STAGES_OF_SEED = {
+    0: {1: T, 2: B, 3: B, 4: H, 5: H, 6: F, 7: F, 8: F},
+    1: {2: T, 3: T, 4: B},
+    2: {7: T, 8: T},
+}
+"""Stage after each epoch, by seed; seed i sits in slot i."""
+SEED_PARAMS = (148, 1200, 40)
+SEED_BLUEPRINTS = (Blueprint.CONV_LIGHT, Blueprint.CONV_HEAVY, Blueprint.NORM)
+SEED_STYLES = (Style.LINEAR_ADD, Style.GATED_GATE, Style.SIGMOID_ADD)
+
+MOVES_BEFORE_EPOCH = {
+    1: [(0, D, G, "policy", "germinated"), (0, G, T, "mechanical", "incubation begins")],
+    2: [(1, D, G, "policy", "plateau"), (1, G, T, "mechanical", "incubation begins")],
+    6: [(0, H, F, "policy", "fossilized")],
+    7: [(2, D, G, "policy", "germinated"), (2, G, T, "mechanical", "incubation begins")],
+}
+MOVES_AFTER_EPOCH = {
+    2: [(0, T, B, "mechanical", "incubation is over")],
+    4: [(0, B, H, "mechanical", "full alpha reached"), (1, T, B, "mechanical", "incubation is over")],
+    5: [(1, B, P, "governor", "non-finite loss"), (1, P, E, "mechanical", "cooling down")],
+    7: [(1, E, R, "mechanical", "embargo is over")],
+    8: [(1, R, D, "mechanical", "slot is empty again")],
+}
+ACTIONS = {1: Op.GERMINATE, 2: Op.GERMINATE, 6: Op.FOSSILIZE, 7: Op.GERMINATE, 8: Op.FOSSILIZE}
+
+
+def run_row(name: str = "demo", decider: str = "heuristic") -> RunRow:
+    return RunRow(
+        schema_version=1,
+        name=name,
+        started="2030-01-01T00:00:00Z",
+        task="digits_impaired",
+        decider=decider,
+        rng_seed=0,
+        config={"horizon": EPOCHS},
+        git_revision=None,
+        versions={"python": "3.11"},
+        hardware={"processors": 2},
+        host_params=HOST_PARAMS,
+        slots=["r0c0", "r0c1", "r0c2"],
+        ops=list(OP_NAMES),
+        heads=list(HEAD_NAMES),
+        blueprints=list(BLUEPRINT_IDS),
+        stages=list(STAGE_NAMES),
+    )
+
+
+def epoch_row(epoch: int, episode: int = 0, env: int = 0) -> EpochRow:
+    grown = sum(SEED_PARAMS[seed] for seed, life in STAGES_OF_SEED.items() if epoch in life)
+    return EpochRow(
+        env=env,
+        episode=episode,
+        epoch=epoch,
+        train_loss=None if epoch == 0 else 2.5 / epoch,
+        train_score=None if epoch == 0 else SCORES[epoch] + 1,
+        val_loss=2.75 / (epoch + 1),
+        val_score=SCORES[epoch],
+        twin_score=TWIN_SCORES[epoch],
+        params=HOST_PARAMS + grown,
+        grown_params=grown,
+        host_gradient_norm=None if epoch == 0 else 0.5,
+        learning_rate=0.05,
+        skipped_batches=0,
+        ms=15.0,
+    )
+
+
+def seed_row(seed: int, epoch: int, episode: int = 0) -> SeedRow:
+    stage = STAGES_OF_SEED[seed][epoch]
+    born = min(STAGES_OF_SEED[seed]) - 1
+    measured = stage not in (T, G)
+    return SeedRow(
+        env=0,
+        episode=episode,
+        epoch=epoch,
+        slot=seed,
+        seed=seed,
+        blueprint=SEED_BLUEPRINTS[seed],
+        style=SEED_STYLES[seed],
+        stage=stage,
+        age=epoch - born,
+        alpha={T: 0.0, B: 0.5, H: 1.0, F: 1.0}[stage],
+        contribution=(21.94, -3.0, 0.04)[seed] if measured else None,
+        contribution_error=(0.8, 1.25, 0.3)[seed] if measured else None,
+        shapley=(20.5, -2.5, None)[seed] if measured else None,
+        interaction_sum=None,
+        freshness=1.0 if measured else 0.0,
+        gradient_norm=0.1,
+        gradient_health=1.0,
+        params=SEED_PARAMS[seed],
+    )
+
+
+def transition_row(
+    epoch: int, slot: int, origin: Stage, target: Stage, cause: str, reason: str, episode: int = 0
+) -> TransitionRow:
+    is_empty = origin in (P, E, R)
+    return TransitionRow(
+        env=0,
+        episode=episode,
+        epoch=epoch,
+        slot=slot,
+        seed=-1 if is_empty else slot,
+        blueprint=-1 if is_empty else SEED_BLUEPRINTS[slot],
+        from_stage=origin,
+        to_stage=target,
+        cause=cause,
+        reason=reason,
+        gate=None,
+        passed=[],
+        score=SCORES[epoch],
+        contribution=None,
+        age=0,
+    )
+
+
+def decision_row(epoch: int, episode: int = 0) -> DecisionRow:
+    return DecisionRow(
+        env=0,
+        episode=episode,
+        epoch=epoch,
+        action=[ACTIONS.get(epoch + 1, Op.WAIT), 0, 0, 0, 0, 0, 0, 0],
+        read=[True] + [False] * 7,
+        forced=False,
+        succeeded=epoch != 7,
+        refused_by="G5" if epoch == 7 else None,
+        failed_checks=[],
+    )
+
+
+def episode_row(episode: int = 0) -> EpisodeRow:
+    return EpisodeRow(
+        env=0,
+        episode=episode,
+        epoch=EPOCHS,
+        val_score=61.5,
+        test_score=60.25,
+        twin_val_score=22.0,
+        best_val_score=64.1,
+        host_params=HOST_PARAMS,
+        params=398,
+        flops={
+            "forward": 1_200_000_000,
+            "backward": 2_400_000_000,
+            "counterfactual": 400_000_000,
+            "pruned_seeds": 250_000_000,
+        },
+        op_counts=[3, 3, 0, 0, 2, 0],
+        refused=1,
+        ended_by="horizon",
+        seconds=12.5,
+    )
+
+
+def life(episode: int = 0) -> Iterator[Row]:
+    """The rows of one whole life in the order in which they happen."""
+    yield epoch_row(0, episode)
+    for epoch in range(1, EPOCHS + 1):
+        yield decision_row(epoch - 1, episode)
+        for move in MOVES_BEFORE_EPOCH.get(epoch, []):
+            yield transition_row(epoch - 1, *move, episode=episode)
+        for move in MOVES_AFTER_EPOCH.get(epoch, []):
+            yield transition_row(epoch, *move, episode=episode)
+        for seed, stages in STAGES_OF_SEED.items():
+            if epoch in stages:
+                yield seed_row(seed, epoch, episode)
+        yield epoch_row(epoch, episode)
+    yield transition_row(EPOCHS, 2, T, P, "mechanical", "horizon", episode=episode)
+    yield episode_row(episode)

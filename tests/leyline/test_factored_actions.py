@@ -1,0 +1,171 @@
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.leyline import (
+    ALPHA_SPEED_EPOCHS,
+    ALPHA_TARGET_VALUES,
+    BLEND_IDS,
+    BLUEPRINT_IDS,
+    CANONICAL_ACTION,
+    CNN_BLUEPRINTS,
+    HEAD_NAMES,
+    HEADS_OF_OP,
+    OP_NAMES,
+    STYLE_CURVES,
+    STYLE_OPERATORS,
+    TEMPO_EPOCHS,
+    TRANSFORMER_BLUEPRINTS,
+    FactoredAction,
+    canonicalise,
+    check_actions,
+    head_sizes,
+    heads_read,
+)
+from esper.leyline.errors import InvalidActionError
+
+WAIT, GERMINATE, SET_ALPHA, PRUNE, FOSSILIZE, ADVANCE = range(6)
+SIZES = (6, 3, 13, 4, 3, 3, 4, 5)
+
+
+def test_tables_literally() -> None:
+    assert (
+        *("op", "slot", "blueprint", "style", "tempo"),
+        *("alpha_target", "alpha_speed", "alpha_curve"),
+    ) == HEAD_NAMES
+    assert TEMPO_EPOCHS == (3, 5, 8)
+    assert ALPHA_SPEED_EPOCHS == (0, 3, 5, 8)
+    assert ALPHA_TARGET_VALUES == (0.5, 0.7, 1.0)
+    assert [op.name for op in STYLE_OPERATORS] == ["ADD", "MULTIPLY", "ADD", "GATE"]
+    assert [curve.name for curve in STYLE_CURVES] == ["LINEAR", "LINEAR", "SIGMOID", "LINEAR"]
+
+
+def test_blueprints_of_each_kind_of_host() -> None:
+    assert {BLUEPRINT_IDS[b] for b in CNN_BLUEPRINTS} == {
+        *("norm", "attention", "conv_small", "depthwise", "bottleneck", "conv_light", "conv_heavy"),
+    }
+    assert {BLUEPRINT_IDS[b] for b in TRANSFORMER_BLUEPRINTS} == {
+        *("norm", "lora", "lora_large", "attention", "flex_attention", "mlp_small", "mlp"),
+    }
+
+
+def test_which_heads_an_op_reads() -> None:
+    # columns: op slot blueprint style tempo alpha_target alpha_speed alpha_curve
+    assert HEADS_OF_OP.astype(int).tolist() == [
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 1, 1, 1, 0, 0],
+        [1, 1, 0, 0, 0, 1, 1, 1],
+        [1, 1, 0, 0, 0, 0, 1, 1],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+    ]
+
+
+def test_actions_with_names_agree_with_the_tables_over_every_index_tuple() -> None:
+    assert head_sizes(3) == SIZES
+    for indices in product(*map(range, SIZES)):
+        op, slot, blueprint, style, tempo, target, speed, _ = indices
+        action = FactoredAction.from_indices(indices)
+        assert action.indices == indices
+        assert action.slot == slot
+        claims = (
+            action.is_wait,
+            action.is_germinate,
+            action.is_set_alpha_target,
+            action.is_prune,
+            action.is_fossilize,
+            action.is_advance,
+        )
+        assert claims.index(True) == op
+        assert sum(claims) == 1
+        assert action.op.name == OP_NAMES[op]
+        assert action.blueprint_id == BLUEPRINT_IDS[blueprint]
+        assert action.blend_id == BLEND_IDS[style]
+        assert action.operator is STYLE_OPERATORS[style]
+        assert action.tempo_epochs == TEMPO_EPOCHS[tempo]
+        assert action.target_value == ALPHA_TARGET_VALUES[target]
+        assert action.speed_epochs == ALPHA_SPEED_EPOCHS[speed]
+
+
+@pytest.mark.parametrize("head", [0, 2, 3, 4, 5, 6, 7])
+def test_an_index_beyond_its_head_has_no_name(head: int) -> None:
+    indices = [0] * 8
+    indices[head] = SIZES[head]
+    with pytest.raises(ValueError, match=f"{SIZES[head]} is not a valid"):
+        FactoredAction.from_indices(indices)
+
+
+CANONICAL = [0, 0, 0, 0, 1, 2, 0, 0]
+"""WAIT, first slot, NOOP, LINEAR_ADD, STANDARD, FULL, INSTANT, LINEAR."""
+
+
+@pytest.mark.parametrize(
+    ("op", "speed", "alpha", "expected"),
+    [
+        (WAIT, 1, 0.5, [WAIT, 0, 0, 0, 1, 2, 0, 0]),
+        (GERMINATE, 1, 0.0, [GERMINATE, 2, 7, 3, 0, 1, 0, 0]),
+        (SET_ALPHA, 1, 0.5, [SET_ALPHA, 2, 0, 0, 1, 1, 1, 4]),
+        (SET_ALPHA, 0, 0.5, [SET_ALPHA, 2, 0, 0, 1, 1, 0, 0]),  # INSTANT has no curve
+        (PRUNE, 1, 0.5, [PRUNE, 2, 0, 0, 1, 2, 1, 4]),
+        (PRUNE, 0, 0.5, [PRUNE, 2, 0, 0, 1, 2, 0, 0]),
+        (PRUNE, 3, 0.0, [PRUNE, 2, 0, 0, 1, 2, 0, 0]),  # nothing to ramp down from
+        (FOSSILIZE, 1, 1.0, [FOSSILIZE, 2, 0, 0, 1, 2, 0, 0]),
+        (ADVANCE, 1, 1.0, [ADVANCE, 2, 0, 0, 1, 2, 0, 0]),
+    ],
+)
+def test_unread_heads_become_canonical(op: int, speed: int, alpha: float, expected: list[int]) -> None:
+    action = np.array([[op, 2, 7, 3, 0, 1, speed, 4]])
+    assert CANONICAL_ACTION.tolist() == CANONICAL
+    assert canonicalise(action, np.array([alpha])).tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("op", "speed", "alpha", "read"),
+    [
+        (SET_ALPHA, 2, 0.7, "op slot alpha_target alpha_speed alpha_curve"),
+        (SET_ALPHA, 0, 0.7, "op slot alpha_target alpha_speed"),
+        (PRUNE, 2, 0.7, "op slot alpha_speed alpha_curve"),
+        (PRUNE, 0, 0.7, "op slot alpha_speed"),
+        (PRUNE, 2, 0.0, "op slot"),
+        (GERMINATE, 0, 0.0, "op slot blueprint style tempo alpha_target"),
+    ],
+)
+def test_speed_and_curve_are_read_only_where_there_is_a_ramp(
+    op: int, speed: int, alpha: float, read: str
+) -> None:
+    flags = heads_read(np.array([[op, 0, 1, 0, 0, 0, speed, 1]]), np.array([alpha]))
+    assert [name for name, flag in zip(HEAD_NAMES, flags[0], strict=True) if flag] == read.split()
+
+
+def test_reading_does_not_write_into_the_table() -> None:
+    before = HEADS_OF_OP.copy()
+    heads_read(np.array([[PRUNE, 0, 0, 0, 0, 0, 0, 0]]), np.array([0.0]))
+    np.testing.assert_array_equal(HEADS_OF_OP, before)
+
+
+@given(st.tuples(*(st.integers(0, size - 1) for size in SIZES)), st.sampled_from([0.0, 0.3, 1.0]))
+def test_canonical_is_canonical_already(indices: tuple[int, ...], alpha: float) -> None:
+    once = canonicalise(np.array([indices]), np.array([alpha]))
+    twice = canonicalise(once, np.array([alpha]))
+    np.testing.assert_array_equal(twice, once)
+    read = heads_read(np.array([indices]), np.array([alpha]))
+    np.testing.assert_array_equal(once[read], np.array([indices])[read])
+
+
+def test_a_malformed_action_array_is_refused_with_its_place() -> None:
+    good = np.tile(CANONICAL_ACTION, (2, 1))
+    check_actions(good, num_envs=2, num_slots=3)
+    with pytest.raises(InvalidActionError, match=r"must have shape \(3, 8\); found \(2, 8\)"):
+        check_actions(good, num_envs=3, num_slots=3)
+    bad = good.copy()
+    bad[1, 1] = 3
+    with pytest.raises(
+        InvalidActionError, match="head slot of environment 1 has value 3; allowed are 0 to 2"
+    ):
+        check_actions(bad, num_envs=2, num_slots=3)
+    bad[1, 1] = -1
+    with pytest.raises(InvalidActionError, match="head slot of environment 1 has value -1"):
+        check_actions(bad, num_envs=2, num_slots=3)

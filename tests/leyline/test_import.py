@@ -1,0 +1,55 @@
+"""What other processes rely on: a light import, and streams that never change."""
+
+import subprocess
+import sys
+
+import pytest
+
+from esper.leyline import derive_seed
+
+_CHILD = """
+import sys, time
+start = time.process_time()
+import {package}
+print(time.process_time() - start)
+print(*sorted(name for name in sys.modules if name in ("torch", "esper.kasmina", "esper.tolaria")))
+"""
+
+
+def _import_alone(package: str) -> tuple[float, str]:
+    child = subprocess.run(
+        [sys.executable, "-c", _CHILD.format(package=package)], capture_output=True, text=True, check=True
+    )
+    seconds, heavy = child.stdout.split("\n")[:2]
+    return float(seconds), heavy
+
+
+def test_leyline_loads_in_a_moment_and_without_torch() -> None:
+    runs = [_import_alone("esper.leyline") for _ in range(3)]
+    assert [heavy for _, heavy in runs] == ["", "", ""]
+    assert min(seconds for seconds, _ in runs) < 0.3
+
+
+def test_tamiyo_decides_without_torch() -> None:
+    assert _import_alone("esper.tamiyo")[1] == ""
+
+
+def test_named_streams_are_frozen() -> None:
+    # First 8 bytes of sha256("0") and sha256("7/env/3/episode/0/decider"), little-endian, halved.
+    assert derive_seed(0) == 2033344993903900207
+    assert derive_seed(7, "env", 3, "episode", 0, "decider") == 8395582433212906931
+
+
+def test_every_part_of_a_name_matters() -> None:
+    names = [(0, "a", 1), (1, "a", 1), (0, "b", 1), (0, "a", 2), (0, "a"), (0, 1, "a")]
+    seeds = {derive_seed(rng_seed, *rest) for rng_seed, *rest in names}
+    assert len(seeds) == len(names)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize("rng_seed", [0, 1, 2**40])
+def test_a_stream_does_not_depend_on_other_streams(rng_seed: int) -> None:
+    alone = derive_seed(rng_seed, "env", 5)
+    for other in range(10):
+        derive_seed(rng_seed, "env", other)
+    assert derive_seed(rng_seed, "env", 5) == alone

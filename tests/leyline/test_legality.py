@@ -1,0 +1,123 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.leyline import (
+    OP_ADVANCE,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    OP_PRUNE,
+    OP_SET_ALPHA_TARGET,
+    OP_WAIT,
+    LifecycleRules,
+    SlotTable,
+    Stage,
+    legal_slots_by_op,
+)
+from tests.leyline.building import put, random_table
+
+RULES = LifecycleRules()
+MANUAL = LifecycleRules(auto_forward=False)
+SEEDED = {"age": 5, "alpha": 1.0, "alpha_target": 1.0, "contribution": 2.0}
+
+
+def slots(table: SlotTable, op: int, rules: LifecycleRules = RULES) -> list[int]:
+    return np.flatnonzero(legal_slots_by_op(table, rules)[0, op]).tolist()
+
+
+def table_of_all_stages(**columns: Any) -> SlotTable:
+    """Ten slots, slot i in stage i."""
+    table = SlotTable.empty(1, 10)
+    for stage in Stage:
+        put(table, int(stage), stage, **columns)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("op", "rules", "expected"),
+    [
+        (OP_WAIT, RULES, [0]),
+        (OP_GERMINATE, RULES, [Stage.DORMANT]),
+        (OP_SET_ALPHA_TARGET, RULES, [Stage.BLENDING, Stage.HOLDING]),
+        (OP_PRUNE, RULES, [Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING]),
+        (OP_FOSSILIZE, RULES, [Stage.HOLDING]),
+        (OP_ADVANCE, RULES, []),
+        (OP_ADVANCE, MANUAL, [Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING]),
+    ],
+)
+def test_each_op_needs_its_stages(op: int, rules: LifecycleRules, expected: list[int]) -> None:
+    assert slots(table_of_all_stages(**SEEDED), op, rules) == expected
+
+
+def test_germinate_needs_an_enabled_slot() -> None:
+    table = SlotTable.empty(1, 3)
+    table.enabled[0, 1] = False
+    assert slots(table, OP_GERMINATE) == [0, 2]
+
+
+@pytest.mark.parametrize(("max_seeds", "expected"), [(0, [2, 3]), (1, []), (2, []), (3, [2, 3])])
+def test_germinate_counts_live_seeds_and_fossils(max_seeds: int, expected: list[int]) -> None:
+    table = SlotTable.empty(1, 5)
+    put(table, 0, Stage.FOSSILIZED)
+    put(table, 1, Stage.TRAINING)
+    put(table, 4, Stage.EMBARGOED)  # counts as nothing
+    assert slots(table, OP_GERMINATE, LifecycleRules(max_seeds=max_seeds)) == expected
+
+
+def test_the_limit_holds_per_environment() -> None:
+    table = SlotTable.empty(2, 2)
+    put(table, 0, Stage.FOSSILIZED, env=1)
+    legal = legal_slots_by_op(table, LifecycleRules(max_seeds=1))
+    assert legal[:, OP_GERMINATE].tolist() == [[True, True], [False, False]]
+
+
+@pytest.mark.parametrize(("age", "expected"), [(0, []), (4, []), (5, [0])])
+def test_prune_needs_age(age: int, expected: list[int]) -> None:
+    table = SlotTable.empty(1, 1)
+    put(table, 0, Stage.TRAINING, age=age)
+    assert slots(table, OP_PRUNE) == expected
+    assert slots(table, OP_PRUNE, LifecycleRules(min_prune_age=age)) == [0]
+
+
+def test_what_is_leaving_is_left_alone() -> None:
+    table = SlotTable.empty(1, 1)
+    put(table, 0, Stage.BLENDING, leaving=True, **SEEDED)
+    assert slots(table, OP_PRUNE) == []
+    assert slots(table, OP_SET_ALPHA_TARGET) == []
+    assert slots(table, OP_ADVANCE, MANUAL) == []
+
+
+@pytest.mark.parametrize("stage", [Stage.BLENDING, Stage.HOLDING])
+def test_a_new_alpha_target_needs_alpha_at_rest(stage: Stage) -> None:
+    table = SlotTable.empty(1, 1)
+    put(table, 0, stage, ramp_epochs=3, ramp_elapsed=2, **SEEDED)
+    assert slots(table, OP_SET_ALPHA_TARGET) == []
+    assert slots(table, OP_PRUNE) == [0], "a prune may interrupt a ramp"
+    table.ramp_elapsed[0, 0] = 3
+    assert slots(table, OP_SET_ALPHA_TARGET) == [0]
+
+
+def test_fossilize_needs_a_measurement() -> None:
+    table = SlotTable.empty(1, 2)
+    put(table, 0, Stage.HOLDING)
+    put(table, 1, Stage.HOLDING, contribution=-3.0)
+    assert slots(table, OP_FOSSILIZE) == [1], "a bad contribution is the policy's business"
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 3, 4, 5, 8]), st.booleans(), st.integers(0, 3))
+def test_wait_is_always_legal_and_its_slot_row_never_empty(
+    rng_seed: int, num_slots: int, auto_forward: bool, max_seeds: int
+) -> None:
+    table = random_table(np.random.default_rng(rng_seed), 4, num_slots)
+    rules = LifecycleRules(auto_forward=auto_forward, max_seeds=max_seeds)
+    legal = legal_slots_by_op(table, rules)
+    assert legal.shape == (4, 6, num_slots)
+    assert legal.dtype == np.bool_
+    assert legal[:, OP_WAIT].sum(axis=1).tolist() == [1, 1, 1, 1]
+    assert legal.any(axis=2).any(axis=1).all()
+    empty = ~table.occupied
+    acting = legal[:, [OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE]]
+    assert not (acting & empty[:, None]).any(), "nothing acts on a slot without a seed"

@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+
+from esper.leyline import SlotTable, Stage
+from tests.leyline.building import random_table
+
+
+def test_an_empty_table_is_dormant_enabled_and_unmeasured() -> None:
+    table = SlotTable.empty(2, 3)
+    assert (table.num_envs, table.num_slots) == (2, 3)
+    assert (table.stage == Stage.DORMANT).all()
+    assert table.enabled.all()
+    assert not table.measured.any()
+    assert (table.seed_id == -1).all()
+    assert (table.epochs_since_measured == -1).all()
+    assert {array.shape for array in table.arrays().values()} == {(2, 3)}
+    assert {str(array.dtype) for array in table.arrays().values()} == {"bool", "int64", "float64"}
+
+
+def test_a_row_shares_memory_both_ways() -> None:
+    table = SlotTable.empty(3, 2)
+    row = table.row(1)
+    row.stage[0, 1] = Stage.HOLDING
+    table.alpha[1, 0] = 0.25
+    assert table.stage.tolist() == [[1, 1], [1, 5], [1, 1]]
+    assert row.alpha.tolist() == [[0.25, 0.0]]
+    assert all(np.shares_memory(row.arrays()[name], array) for name, array in table.arrays().items())
+
+
+def test_a_copy_shares_nothing_and_assign_restores_in_place() -> None:
+    table = random_table(np.random.default_rng(0), 2, 3)
+    before, row = table.copy(), table.row(1)
+    table.stage[...] = Stage.FOSSILIZED
+    table.contribution[...] = 1.0
+    table.assign(before)
+    for name, array in table.arrays().items():
+        np.testing.assert_array_equal(array, before.arrays()[name])
+        assert not np.shares_memory(array, before.arrays()[name])
+    assert np.shares_memory(row.stage, table.stage), "rows handed out stay valid"
+
+
+def test_clear_forgets_one_seed_and_keeps_the_slot_disabled() -> None:
+    table = random_table(np.random.default_rng(1), 2, 3)
+    before = table.copy()
+    table.enabled[1, 2] = False
+    table.clear(1, 2)
+    blank = SlotTable.empty(1, 1)
+    for name, array in table.arrays().items():
+        others = np.ones((2, 3), dtype=bool)
+        others[1, 2] = False
+        np.testing.assert_array_equal(array[others], before.arrays()[name][others])
+        if name != "enabled":
+            np.testing.assert_array_equal(array[1, 2], blank.arrays()[name][0, 0])
+    assert not table.enabled[1, 2]
+
+
+def test_predicates_look_up_the_stage() -> None:
+    table = SlotTable.empty(1, 4)
+    table.stage[0] = [Stage.TRAINING, Stage.HOLDING, Stage.FOSSILIZED, Stage.EMBARGOED]
+    assert table.live.tolist() == [[True, True, False, False]]
+    assert table.in_forward.tolist() == [[False, True, True, False]]
+    assert table.occupied.tolist() == [[True, True, True, False]]
+
+
+def test_alpha_ramps_until_its_epochs_are_over() -> None:
+    table = SlotTable.empty(1, 4)
+    table.stage[0] = [Stage.BLENDING, Stage.BLENDING, Stage.HOLDING, Stage.TRAINING]
+    table.ramp_epochs[0] = [3, 3, 0, 3]
+    table.ramp_elapsed[0] = [2, 3, 0, 0]
+    assert table.ramping.tolist() == [[True, False, False, False]], "an incubating seed only will ramp"
+
+
+def test_contribution_velocity_is_an_average_of_changes() -> None:
+    table = SlotTable.empty(1, 2)
+    table.record_contribution(0, 1, 2.0, 0.5)
+    assert np.isnan(table.contribution_velocity[0, 1]), "one measurement has no change"
+    table.record_contribution(0, 1, 5.0, 0.4)
+    assert table.contribution_velocity[0, 1] == 3.0  # the first change stands for itself
+    table.epochs_since_measured[0, 1] = 4
+    table.record_contribution(0, 1, 4.0, 0.3)
+    assert table.contribution_velocity[0, 1] == pytest.approx(1.8)  # 0.7·3 + 0.3·(4 − 5)
+    assert (table.contribution[0, 1], table.contribution_error[0, 1]) == (4.0, 0.3)
+    assert table.epochs_since_measured.tolist() == [[-1, 0]]
+    assert table.measured.tolist() == [[False, True]]
+
+
+def test_gradient_health_becomes_the_previous_one() -> None:
+    table = SlotTable.empty(1, 1)
+    table.record_gradients(0, 0, norm=0.2, ratio=0.1, health=0.9, vanishing=False, exploding=True)
+    assert np.isnan(table.previous_health[0, 0])
+    table.record_gradients(0, 0, norm=0.3, ratio=0.4, health=0.5, vanishing=True, exploding=False)
+    assert (table.previous_health[0, 0], table.gradient_health[0, 0]) == (0.9, 0.5)
+    assert (table.gradient_norm[0, 0], table.gradient_norm_ratio[0, 0]) == (0.3, 0.4)
+    assert (table.vanishing[0, 0], table.exploding[0, 0]) == (1.0, 0.0)

@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+
+from esper.leyline import LEGAL_MOVES, NUM_STAGES, STAGE_NAMES, Stage, is_legal_move
+from esper.leyline.stages import IN_FORWARD, IS_COOLING, IS_LIVE, IS_OCCUPIED
+
+MOVES = {
+    "UNKNOWN": {"DORMANT"},
+    "DORMANT": {"GERMINATED"},
+    "GERMINATED": {"TRAINING", "PRUNED"},
+    "TRAINING": {"BLENDING", "PRUNED"},
+    "BLENDING": {"HOLDING", "PRUNED"},
+    "HOLDING": {"FOSSILIZED", "BLENDING", "PRUNED"},
+    "FOSSILIZED": set(),
+    "PRUNED": {"EMBARGOED"},
+    "EMBARGOED": {"RESETTING"},
+    "RESETTING": {"DORMANT"},
+}
+
+
+def test_stage_order_is_the_one_hot_order() -> None:
+    assert tuple(MOVES) == STAGE_NAMES
+    assert NUM_STAGES == 10
+
+
+@pytest.mark.parametrize("origin", Stage)
+@pytest.mark.parametrize("target", Stage)
+def test_a_move_is_legal_exactly_if_the_table_has_it(origin: Stage, target: Stage) -> None:
+    assert is_legal_move(origin, target) == (target.name in MOVES[origin.name])
+
+
+def test_the_table_cannot_be_changed() -> None:
+    with pytest.raises(TypeError):
+        LEGAL_MOVES[Stage.DORMANT] = frozenset()  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("lookup", "stages"),
+    [
+        (IS_LIVE, {2, 3, 4, 5}),  # GERMINATED, TRAINING, BLENDING, HOLDING
+        (IN_FORWARD, {4, 5, 6}),  # BLENDING, HOLDING, FOSSILIZED
+        (IS_COOLING, {7, 8, 9}),  # PRUNED, EMBARGOED, RESETTING
+        (IS_OCCUPIED, {2, 3, 4, 5, 6}),  # live or FOSSILIZED
+    ],
+)
+def test_derived_predicates(lookup: np.ndarray, stages: set[int]) -> None:
+    assert set(np.flatnonzero(lookup).tolist()) == stages
+    assert lookup.shape == (10,)
+    with pytest.raises(ValueError, match="read-only"):
+        lookup[0] = True

@@ -1,0 +1,197 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.leyline import (
+    OP_ADVANCE,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    OP_PRUNE,
+    OP_SET_ALPHA_TARGET,
+    OP_WAIT,
+    DecisionMaker,
+    EpochFacts,
+    Head,
+    SlotTable,
+    Stage,
+)
+from esper.leyline.slot_table import IntArray
+from esper.tamiyo import (
+    HeuristicController,
+    HeuristicSettings,
+    OffController,
+    PeriodicController,
+    RandomController,
+    parse_plan,
+)
+from tests.leyline.building import TRANSFORMER, assert_legal, env_facts, facts_of, put, random_table, space_of
+
+WAIT = [0, 0, 0, 0, 1, 2, 0, 0]
+
+
+def busy_table(num_envs: int = 1) -> SlotTable:
+    """Every op is legal somewhere (without auto-forward): an empty, a held and an incubating slot."""
+    table = SlotTable.empty(num_envs, 4)
+    for env in range(num_envs):
+        put(table, 1, Stage.HOLDING, env, age=9, alpha=1.0, contribution=1.0, contribution_error=0.1)
+        put(table, 2, Stage.TRAINING, env, age=4)
+    return table
+
+
+def test_off_waits() -> None:
+    controller = OffController(space_of(4))
+    assert controller.decide(facts_of(num_envs=2), busy_table(2)).tolist() == [WAIT, WAIT]
+
+
+def test_random_takes_every_legal_op_about_equally_often() -> None:
+    controller = RandomController(space_of(4, auto_forward=False), rng_seed=0, env_indices=range(600))
+    table = busy_table(600)
+    actions = controller.decide(facts_of(num_envs=600), table)
+    ops = Counter(actions[:, Head.OP].tolist())
+    # All six are legal, so 100 of each are expected; sd = sqrt(600 · 1/6 · 5/6) = 9.
+    assert set(ops) == {OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE}
+    assert all(60 < count < 140 for count in ops.values())
+
+
+def test_random_covers_every_value_of_every_head_that_is_read() -> None:
+    space = space_of(4, blueprints=TRANSFORMER)
+    controller = RandomController(space, rng_seed=0, env_indices=range(2000))
+    actions = controller.decide(facts_of(num_envs=2000), busy_table(2000))
+
+    def values(op: int, head: Head) -> list[int]:
+        return np.unique(actions[actions[:, Head.OP] == op, head]).tolist()
+
+    assert values(OP_GERMINATE, Head.SLOT) == [0, 3]
+    assert values(OP_GERMINATE, Head.BLUEPRINT) == [2, 3, 8, 9, 10, 11, 12]
+    assert values(OP_GERMINATE, Head.STYLE) == [0, 1, 2, 3]
+    assert values(OP_GERMINATE, Head.TEMPO) == [0, 1, 2]
+    assert values(OP_GERMINATE, Head.ALPHA_TARGET) == [0, 1, 2]
+    assert values(OP_GERMINATE, Head.ALPHA_SPEED) == [0]
+    assert values(OP_SET_ALPHA_TARGET, Head.SLOT) == [1]
+    assert values(OP_SET_ALPHA_TARGET, Head.ALPHA_TARGET) == [0, 1, 2]
+    assert values(OP_PRUNE, Head.SLOT) == [1, 2]
+    assert values(OP_PRUNE, Head.ALPHA_SPEED) == [0, 1, 2, 3]
+    assert values(OP_PRUNE, Head.ALPHA_CURVE) == [0, 1, 2, 3, 4]
+    assert values(OP_ADVANCE, Head.SLOT) == [], "auto-forward is on"
+
+
+def play(controller: RandomController, num_envs: int, steps: int = 12) -> list[IntArray]:
+    table = busy_table(num_envs)
+    return [controller.decide(facts_of(num_envs=num_envs), table) for _ in range(steps)]
+
+
+def test_the_draws_of_an_environment_do_not_depend_on_the_others() -> None:
+    space = space_of(4)
+    alone = np.array(play(RandomController(space, 5, [3]), 1))[:, 0]
+    among = np.array(play(RandomController(space, 5, [0, 1, 2, 3, 4]), 5))
+    np.testing.assert_array_equal(among[:, 3], alone)
+    assert not np.array_equal(among[:, 2], alone), "another environment draws from another stream"
+
+
+def test_an_episode_is_a_stream_of_its_own_and_can_be_repeated() -> None:
+    controller = RandomController(space_of(4), 5, [0])
+    first = np.array(play(controller, 1))
+    controller.reset(1)
+    second = np.array(play(controller, 1))
+    controller.reset(0)
+    np.testing.assert_array_equal(np.array(play(controller, 1)), first)
+    assert not np.array_equal(second, first)
+    assert not np.array_equal(np.array(play(RandomController(space_of(4), 6, [0]), 1)), first)
+
+
+def test_periodic_germinates_what_is_due() -> None:
+    space = space_of()
+    controller = PeriodicController(space, parse_plan("conv_heavy/slow/half@r0c1:1", space))
+    table = SlotTable.empty(1, 3)
+    germinate = [OP_GERMINATE, 1, 7, 0, 2, 0, 0, 0]
+    actions = [controller.decide(facts_of(epoch), table).tolist()[0] for epoch in range(3)]
+    assert actions == [WAIT, germinate, WAIT]
+
+
+def test_periodic_follows_each_environments_own_epoch() -> None:
+    space = space_of()
+    controller = PeriodicController(space, parse_plan("norm@r0c0:4", space))
+    facts = EpochFacts.stack([env_facts(4), env_facts(0)])
+    assert controller.decide(facts, SlotTable.empty(2, 3))[:, Head.OP].tolist() == [OP_GERMINATE, OP_WAIT]
+
+
+def test_periodic_waits_if_the_slot_is_taken() -> None:
+    space = space_of()
+    controller = PeriodicController(space, parse_plan("norm@r0c0:0", space))
+    table = SlotTable.empty(1, 3)
+    put(table, 0, Stage.TRAINING)
+    assert controller.decide(facts_of(), table).tolist() == [WAIT]
+
+
+@pytest.mark.parametrize(("fossilize", "op"), [(True, OP_FOSSILIZE), (False, OP_WAIT)])
+def test_periodic_fossilizes_between_germinations_if_told(fossilize: bool, op: int) -> None:
+    space = space_of(4)
+    controller = PeriodicController(space, parse_plan("every:2:norm", space), fossilize=fossilize)
+    table = busy_table()
+    assert controller.decide(facts_of(0), table)[0, Head.OP] == OP_GERMINATE
+    action = controller.decide(facts_of(1), table)[0]
+    assert action[Head.OP] == op
+    assert action[Head.SLOT] == (1 if fossilize else 0)
+
+
+def test_periodic_moves_seeds_on_where_nothing_else_does() -> None:
+    space = space_of(auto_forward=False, min_training_epochs=2)
+    controller = PeriodicController(space, parse_plan("norm@r0c0:0", space))
+    table = SlotTable.empty(1, 3)
+    put(table, 1, Stage.TRAINING, epochs_in_stage=1)
+    assert controller.decide(facts_of(1), table)[0, Head.OP] == OP_WAIT
+    table.epochs_in_stage[0, 1] = 2
+    assert controller.decide(facts_of(1), table)[0, :2].tolist() == [OP_ADVANCE, 1]
+    put(table, 1, Stage.BLENDING, alpha=0.8, alpha_target=1.0, ramp_epochs=3, ramp_elapsed=2)
+    assert controller.decide(facts_of(1), table)[0, Head.OP] == OP_WAIT
+    put(table, 1, Stage.BLENDING, alpha=1.0, alpha_target=1.0, ramp_epochs=3, ramp_elapsed=3)
+    assert controller.decide(facts_of(1), table)[0, :2].tolist() == [OP_ADVANCE, 1]
+    put(table, 1, Stage.BLENDING, alpha=0.5, alpha_target=0.5, ramp_epochs=3, ramp_elapsed=3)
+    assert controller.decide(facts_of(1), table)[0, Head.OP] == OP_WAIT, "parked: gate G3 would refuse"
+    put(table, 1, Stage.GERMINATED)
+    assert controller.decide(facts_of(1), table)[0, :2].tolist() == [OP_ADVANCE, 1]
+
+
+def everyone(num_slots: int, num_envs: int, **rules: object) -> list[DecisionMaker]:
+    space = space_of(num_slots, **rules)
+    eager = HeuristicSettings(patience=0, judge_epochs=0, stuck_epochs=1, rotate=True)
+    return [
+        OffController(space),
+        RandomController(space, 0, range(num_envs)),
+        PeriodicController(space, parse_plan("every:1", space)),
+        PeriodicController(space, parse_plan("norm@r0c0:0,conv_heavy@r0c0:1", space), fossilize=False),
+        HeuristicController(space, num_envs),
+        HeuristicController(space, num_envs, eager),
+    ]
+
+
+def test_all_are_decision_makers_and_are_recorded_by_name() -> None:
+    makers = everyone(3, 1)
+    assert all(isinstance(maker, DecisionMaker) for maker in makers)
+    assert [maker.name for maker in makers] == ["off", "random", *["periodic"] * 2, *["heuristic"] * 2]
+
+
+@given(
+    rng_seed=st.integers(0, 2**32 - 1),
+    num_slots=st.sampled_from([1, 2, 3, 4, 5, 8]),
+    auto_forward=st.booleans(),
+    max_seeds=st.integers(0, 3),
+    strict=st.booleans(),
+)
+def test_nobody_ever_takes_an_illegal_action(
+    rng_seed: int, num_slots: int, auto_forward: bool, max_seeds: int, strict: bool
+) -> None:
+    rules = {"auto_forward": auto_forward, "max_seeds": max_seeds, "strict_fossilize": strict}
+    rng = np.random.default_rng(rng_seed)
+    for maker in everyone(num_slots, 4, **rules):
+        maker.reset(0)
+        for epoch in range(4):
+            table = random_table(rng, 4, num_slots)
+            before = table.copy()
+            actions = maker.decide(facts_of(epoch, num_envs=4), table)
+            assert_legal(actions, table, space_of(num_slots, **rules))
+            for name, array in table.arrays().items():
+                np.testing.assert_array_equal(array, before.arrays()[name], err_msg="deciding only reads")

@@ -1,0 +1,133 @@
+import re
+
+import numpy as np
+import pytest
+
+from esper.leyline import AlphaTarget, Blueprint, EsperError, Style, Tempo
+from esper.tamiyo import Rotation, Schedule, ScheduleEntry, SeedChoice, parse_plan
+from tests.leyline.building import TRANSFORMER, space_of
+
+HEAVY = SeedChoice(Blueprint.CONV_HEAVY)
+FREE = np.ones(3, dtype=bool)
+
+
+def test_a_schedule_from_text() -> None:
+    plan = parse_plan("conv_heavy@r0c0:0, conv_heavy@r0c2:1,norm@r0c1:12", space_of())
+    assert isinstance(plan, Schedule)
+    assert plan.entries == (
+        ScheduleEntry(0, 0, SeedChoice(7)),
+        ScheduleEntry(1, 2, SeedChoice(7)),
+        ScheduleEntry(12, 1, SeedChoice(3)),
+    )
+
+
+def test_options_come_in_any_order() -> None:
+    plan = parse_plan("conv_heavy/half/gated_gate/slow@r0c0:0", space_of())
+    assert isinstance(plan, Schedule)
+    assert plan.entries[0].seed == SeedChoice(7, Style.GATED_GATE, Tempo.SLOW, AlphaTarget.HALF)
+    assert SeedChoice(7) == SeedChoice(7, Style.LINEAR_ADD, Tempo.STANDARD, AlphaTarget.FULL)
+
+
+def test_a_rotation_from_text() -> None:
+    plan = parse_plan("every:3:conv_heavy,norm/fast", space_of())
+    assert isinstance(plan, Rotation)
+    assert (plan.period, plan.seeds) == (3, (SeedChoice(7), SeedChoice(3, tempo=Tempo.FAST)))
+
+
+def test_a_rotation_without_a_list_takes_all_of_the_host() -> None:
+    plan = parse_plan("every:2", space_of(blueprints=TRANSFORMER))
+    assert isinstance(plan, Rotation)
+    assert [seed.blueprint for seed in plan.seeds] == [2, 3, 8, 9, 10, 11, 12]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "",
+            "empty entry in schedule ''; write blueprint@slot:step (for example conv_heavy@r0c0:0),"
+            " separated by commas",
+        ),
+        (
+            "norm@r0c0:0,",
+            "empty entry in schedule 'norm@r0c0:0,'; write blueprint@slot:step"
+            " (for example conv_heavy@r0c0:0), separated by commas",
+        ),
+        (
+            "norm@r0c0",
+            "schedule entry 'norm@r0c0' does not read blueprint@slot:step (for example conv_heavy@r0c0:0)",
+        ),
+        (
+            "norm@r0c0:soon",
+            "the step of schedule entry 'norm@r0c0:soon' must be a whole number from 0; found 'soon'",
+        ),
+        (
+            "norm@r0c0:-1",
+            "the step of schedule entry 'norm@r0c0:-1' must be a whole number from 0; found '-1'",
+        ),
+        ("norm@r0c9:0", "slot 'r0c9' is not in this model; its slots are r0c0, r0c1, r0c2"),
+        (
+            "conv_hevy@r0c0:0",
+            "unknown blueprint 'conv_hevy'; did you mean conv_heavy or conv_light? Allowed: conv_light,"
+            " attention, norm, depthwise, bottleneck, conv_small, conv_heavy.",
+        ),
+        (
+            "norm/fats@r0c0:0",
+            "unknown seed option 'fats'; did you mean fast? Allowed: linear_add, linear_multiply,"
+            " sigmoid_add, gated_gate, fast, standard, slow, half, seventy, full.",
+        ),
+        (
+            "norm@r0c0:4,norm@r0c1:4",
+            "a step has one action, but the schedule germinates twice at step 4",
+        ),
+        ("every:0", "a rotation needs a period of at least 1 step; found 0"),
+        ("every:often", "the period of 'every:often' must be a whole number from 0; found 'often'"),
+        (
+            "every:2:mlp",
+            "unknown blueprint 'mlp'. Allowed: conv_light, attention, norm, depthwise, bottleneck,"
+            " conv_small, conv_heavy.",
+        ),
+    ],
+)
+def test_mistakes_are_answered_with_a_sentence(text: str, sentence: str) -> None:
+    with pytest.raises(EsperError, match=f"^{re.escape(sentence)}$"):
+        parse_plan(text, space_of())
+
+
+def test_noop_is_not_selectable() -> None:
+    with pytest.raises(EsperError, match="unknown blueprint 'noop'"):
+        parse_plan("noop@r0c0:0", space_of())
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        (Schedule((ScheduleEntry(0, 3, HEAVY),)), "slot index 3; this model's slots are 0 to 2"),
+        (Schedule((ScheduleEntry(0, -1, HEAVY),)), "slot index -1"),
+        (Schedule((ScheduleEntry(0, 0, SeedChoice(Blueprint.MLP)),)), "unknown blueprint 'mlp'"),
+        (Rotation(1, (HEAVY, SeedChoice(99))), "unknown blueprint '99'"),
+    ],
+)
+def test_a_plan_built_by_hand_is_checked_against_the_space(plan: Schedule, sentence: str) -> None:
+    with pytest.raises(EsperError, match=re.escape(sentence)):
+        plan.check(space_of())
+
+
+def test_a_rotation_of_nothing_is_refused() -> None:
+    with pytest.raises(EsperError, match="at least one blueprint"):
+        Rotation(2, ())
+
+
+def test_a_schedule_is_due_at_its_step_if_its_slot_is_free() -> None:
+    plan = Schedule((ScheduleEntry(2, 1, HEAVY),))
+    assert [plan.due(step, FREE) for step in range(4)] == [None, None, (1, HEAVY), None]
+    assert plan.due(2, np.array([True, False, True])) is None
+
+
+def test_a_rotation_is_due_every_period_and_takes_the_most_upstream_free_slot() -> None:
+    norm = SeedChoice(Blueprint.NORM)
+    plan = Rotation(2, (HEAVY, norm))
+    due = [plan.due(step, FREE) for step in range(5)]
+    assert due == [(0, HEAVY), None, (0, norm), None, (0, HEAVY)]
+    assert plan.due(2, np.array([False, False, True])) == (2, norm)
+    assert plan.due(2, ~FREE) is None

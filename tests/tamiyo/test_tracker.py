@@ -1,0 +1,133 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from esper.leyline import EpochFacts, TrainingSignals
+from esper.tamiyo import SignalTracker
+from tests.leyline.building import env_facts, facts_of
+
+
+def follow(losses: Sequence[float], scores: Sequence[float] | None = None) -> list[TrainingSignals]:
+    """The signals of one environment over successive epochs."""
+    tracker = SignalTracker(1)
+    scores = scores or [50.0] * len(losses)
+    epochs = zip(losses, scores, strict=True)
+    return [tracker.update(facts_of(epoch, loss, score)) for epoch, (loss, score) in enumerate(epochs)]
+
+
+def test_the_untrained_host_has_no_trend() -> None:
+    (signals,) = follow([2.5], [11.0])
+    assert signals.loss_delta.tolist() == [0.0]
+    assert signals.score_delta.tolist() == [0.0]
+    assert signals.plateau_epochs.tolist() == [0]
+    assert signals.stabilised.tolist() == [False]
+    assert signals.loss_history.tolist() == [[2.5] * 5]
+    assert signals.score_history.tolist() == [[11.0] * 5]
+    assert (signals.best_loss.tolist(), signals.best_score.tolist()) == ([2.5], [11.0])
+
+
+def test_improvement_is_positive_in_both_deltas() -> None:
+    signals = follow([2.0, 1.5, 1.75], [10.0, 30.0, 25.0])
+    assert [s.loss_delta[0] for s in signals] == [0.0, 0.5, -0.25]
+    assert [s.score_delta[0] for s in signals] == [0.0, 20.0, -5.0]
+
+
+def test_histories_are_oldest_first_and_short_ones_repeat_their_oldest() -> None:
+    signals = follow([6.0, 5.0, 4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    assert signals[2].loss_history.tolist() == [[6.0, 6.0, 6.0, 5.0, 4.0]]
+    assert signals[5].loss_history.tolist() == [[5.0, 4.0, 3.0, 2.0, 1.0]]
+    assert signals[5].score_history.tolist() == [[2.0, 3.0, 4.0, 5.0, 6.0]]
+
+
+def test_signals_handed_out_do_not_change_later() -> None:
+    tracker = SignalTracker(1)
+    first = tracker.update(facts_of(0, 2.0, 50.0))
+    for epoch in range(1, 8):
+        tracker.update(facts_of(epoch, 2.0, 50.0 - epoch))
+    assert first.loss_history.tolist() == [[2.0] * 5]
+    assert (first.plateau_epochs[0], first.stabilised[0], first.best_score[0]) == (0, False, 50.0)
+
+
+def test_the_plateau_counts_gains_below_half_a_point_in_a_row() -> None:
+    # gains: +0.25, −1, +0.5 (no plateau: 0.5 is a gain), +0.25
+    signals = follow([1.0] * 5, [50.0, 50.25, 49.25, 49.75, 50.0])
+    assert [s.plateau_epochs[0] for s in signals] == [0, 1, 2, 0, 1]
+
+
+def test_three_settled_epochs_latch_for_good() -> None:
+    # relative gains: 50 % | 2 %, 0, −4 % → latched | 50 % stays latched
+    losses = [200.0, 100.0, 98.0, 98.0, 101.92, 50.96]
+    assert [bool(s.stabilised[0]) for s in follow(losses)] == [False, False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("third", "stable"),
+    [
+        (97.0, False),  # exactly +3 %: outside, the interval is open
+        (97.5, True),
+        (104.5, True),
+        (105.0, False),  # exactly −5 %
+    ],
+)
+def test_settled_is_strictly_inside_its_bounds(third: float, stable: bool) -> None:
+    assert bool(follow([100.0, 100.0, 100.0, third])[-1].stabilised[0]) is stable
+
+
+def test_an_unsettled_epoch_starts_the_count_again() -> None:
+    signals = follow([100.0, 100.0, 100.0, 90.0, 90.0, 90.0, 90.0])
+    assert [bool(s.stabilised[0]) for s in signals] == [False] * 6 + [True]
+
+
+def test_records_keep_the_best() -> None:
+    signals = follow([2.0, 1.0, 3.0], [10.0, 40.0, 20.0])
+    assert [s.best_loss[0] for s in signals] == [2.0, 1.0, 1.0]
+    assert [s.best_score[0] for s in signals] == [10.0, 40.0, 40.0]
+
+
+def test_a_diverged_epoch_is_no_gain_no_record_and_no_warning() -> None:
+    inf, nan = float("inf"), float("nan")
+    signals = follow([2.0, inf, inf, nan, 1.0], [10.0, 5.0, nan, 6.0, 20.0])
+    assert np.isnan(signals[2].loss_delta[0])
+    assert [s.plateau_epochs[0] for s in signals] == [0, 1, 2, 3, 0]
+    assert [s.best_loss[0] for s in signals] == [2.0, 2.0, 2.0, 2.0, 1.0]
+    assert [s.best_score[0] for s in signals] == [10.0, 10.0, 10.0, 10.0, 20.0]
+    assert not any(s.stabilised[0] for s in signals)
+
+
+def test_one_environment_restarts_and_its_neighbour_does_not() -> None:
+    tracker = SignalTracker(2)
+    for epoch in range(5):
+        signals = tracker.update(facts_of(epoch, 2.0, 50.0, num_envs=2))
+    assert signals.plateau_epochs.tolist() == [4, 4]
+    assert signals.stabilised.tolist() == [True, True]
+    signals = tracker.update(EpochFacts.stack([env_facts(5, 2.0, 50.0), env_facts(0, 4.0, 7.0)]))
+    assert signals.plateau_epochs.tolist() == [5, 0]
+    assert signals.stabilised.tolist() == [True, False]
+    assert signals.loss_delta.tolist() == [0.0, 0.0]
+    assert signals.loss_history.tolist() == [[2.0] * 5, [4.0] * 5]
+    assert signals.best_loss.tolist() == [2.0, 4.0]
+    assert signals.best_score.tolist() == [50.0, 7.0]
+    signals = tracker.update(EpochFacts.stack([env_facts(6, 2.0, 50.0), env_facts(1, 3.0, 9.0)]))
+    assert signals.loss_delta.tolist() == [0.0, 1.0]
+    assert signals.loss_history.tolist() == [[2.0] * 5, [4.0, 4.0, 4.0, 4.0, 3.0]]
+
+
+@pytest.mark.parametrize("epoch", [0, 4])
+def test_reset_makes_the_next_update_the_first(epoch: int) -> None:
+    tracker = SignalTracker(1)
+    for before in range(5):
+        tracker.update(facts_of(before, 2.0, 50.0))
+    tracker.reset()
+    signals = tracker.update(facts_of(epoch, 9.0, 1.0))
+    assert (signals.loss_delta[0], signals.score_delta[0], signals.plateau_epochs[0]) == (0.0, 0.0, 0)
+    assert signals.loss_history.tolist() == [[9.0] * 5]
+    assert (signals.best_loss[0], signals.best_score[0], signals.stabilised[0]) == (9.0, 1.0, False)
+
+
+def test_the_rest_of_the_facts_passes_through() -> None:
+    (signals,) = follow([2.0])
+    assert (signals.epoch[0], signals.max_epochs[0]) == (0, 20)
+    assert (signals.val_loss[0], signals.val_score[0]) == (2.0, 50.0)
+    assert (signals.params[0], signals.param_budget[0]) == (1000, 5000)
+    assert (signals.last_op[0], signals.last_success[0]) == (0, True)
