@@ -14,6 +14,7 @@ from esper.leyline import (
     OP_WAIT,
     DecisionMaker,
     EpochFacts,
+    EsperError,
     Head,
     SlotTable,
     Stage,
@@ -124,6 +125,12 @@ def test_periodic_waits_if_the_slot_is_taken() -> None:
     table = SlotTable.empty(1, 3)
     put(table, 0, Stage.TRAINING)
     assert controller.decide(facts_of(), table).tolist() == [WAIT]
+
+
+def test_periodic_refuses_a_plan_made_for_another_space() -> None:
+    plan = parse_plan("norm@r0c4:0", space_of(5))
+    with pytest.raises(EsperError, match="slot index 4"):
+        PeriodicController(space_of(3), plan)
 
 
 @pytest.mark.parametrize(("fossilize", "op"), [(True, OP_FOSSILIZE), (False, OP_WAIT)])

@@ -67,8 +67,8 @@ def test_a_rotation_without_a_list_takes_all_of_the_host() -> None:
         ),
         ("norm@r0c9:0", "slot 'r0c9' is not in this model; its slots are r0c0, r0c1, r0c2"),
         (
-            "conv_hevy@r0c0:0",
-            "unknown blueprint 'conv_hevy'; did you mean conv_heavy or conv_light? Allowed: conv_light,"
+            "depthwize@r0c0:0",
+            "unknown blueprint 'depthwize'; did you mean depthwise? Allowed: conv_light,"
             " attention, norm, depthwise, bottleneck, conv_small, conv_heavy.",
         ),
         (
@@ -106,6 +106,7 @@ def test_noop_is_not_selectable() -> None:
         (Schedule((ScheduleEntry(0, -1, HEAVY),)), "slot index -1"),
         (Schedule((ScheduleEntry(0, 0, SeedChoice(Blueprint.MLP)),)), "unknown blueprint 'mlp'"),
         (Rotation(1, (HEAVY, SeedChoice(99))), "unknown blueprint '99'"),
+        (Rotation(1, (SeedChoice(-1),)), "unknown blueprint '-1'"),
     ],
 )
 def test_a_plan_built_by_hand_is_checked_against_the_space(plan: Schedule, sentence: str) -> None:

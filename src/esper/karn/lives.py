@@ -13,7 +13,7 @@ from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.stages import Stage
 
 HORIZON: Final = "horizon"
-"""Word by which a reason says that the end of the life removed the seed, not a judgement of it."""
+"""Why a life ends as planned, and the word by which a reason says that this end removed the seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,15 @@ def _seed_life(run: RunRow, episode: EpisodeRow, moves: list[TransitionRow], row
         cause=moves[-1].cause,
         reason=reason,
         params=rows[-1].params if rows else None,
-        contribution=measured.contribution if measured else None,
+        contribution=measured.contribution if measured else _contribution_at_a_move(moves),
         contribution_error=measured.contribution_error if measured else None,
         shapley=next((row.shapley for row in reversed(rows) if row.shapley is not None), None),
     )
+
+
+def _contribution_at_a_move(moves: Sequence[TransitionRow]) -> float | None:
+    """For a seed that left in the epoch in which it was first measured, so that no seed row tells."""
+    return next((move.contribution for move in reversed(moves) if move.contribution is not None), None)
 
 
 def _stages(moves: Sequence[TransitionRow], last_epoch: int) -> tuple[tuple[Stage, int], ...]:

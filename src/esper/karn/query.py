@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import msgspec
 
@@ -14,25 +15,32 @@ from esper.leyline.events import TABLES, Row
 R = TypeVar("R", bound=Row)
 
 
-def read_rows(run_dir: Path, table: str) -> list[Row]:
-    """All rows of a table by its name, oldest first; empty when the run wrote none."""
-    row_type = TABLES.get(table)
-    if row_type is None:
-        raise UnknownNameError("table", table, TABLES)
-    return list(read_table(run_dir, row_type))
+@overload
+def read_rows(run_dir: Path, table: type[R]) -> list[R]: ...
 
 
-def read_table(run_dir: Path, row_type: type[R]) -> list[R]:
-    """All rows of a table by its row type, oldest first; empty when the run wrote none."""
-    table = next((name for name, listed in TABLES.items() if listed is row_type), None)
-    if table is None:
-        raise UnknownNameError("row type", row_type.__name__, (listed.__name__ for listed in TABLES.values()))
+@overload
+def read_rows(run_dir: Path, table: str) -> list[Row]: ...
+
+
+def read_rows(run_dir: Path, table: type[Row] | str) -> Sequence[Row]:
+    """All rows of a table, by its row type or its name, oldest first; empty when the run wrote none."""
+    name, row_type = _find_table(table)
     telemetry = _telemetry_of(run_dir)
     decoder = msgspec.json.Decoder(row_type)
-    rows: list[R] = []
-    for part in sorted((telemetry / table).glob("part-*.jsonl")):
+    rows: list[Row] = []
+    for part in sorted((telemetry / name).glob("part-*.jsonl")):
         rows += _decode_part(part, decoder)
     return rows
+
+
+def _find_table(table: type[Row] | str) -> tuple[str, type[Row]]:
+    for name, row_type in TABLES.items():
+        if table in (name, row_type):
+            return name, row_type
+    if isinstance(table, str):
+        raise UnknownNameError("table", table, TABLES)
+    raise UnknownNameError("row type", table.__name__, (listed.__name__ for listed in TABLES.values()))
 
 
 def _telemetry_of(run_dir: Path) -> Path:

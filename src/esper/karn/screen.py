@@ -42,7 +42,7 @@ def render(state: Following, width: int, height: int) -> Text:
         lines += _slots(state, state.life, axis, max(room - _MIN_EVENTS, 1))
         lines += _events(state, state.life, min(height - len(lines) - 1, _MAX_EVENTS))
     for line in lines:
-        line.truncate(width)
+        line.truncate(width, overflow="ellipsis")
     return Text("\n").join(lines[:height])
 
 
@@ -92,7 +92,7 @@ def _numbers(state: Following, life: LifeState, axis: Sequence[range]) -> list[T
     params = latest.params if latest else None
     host_params = latest.params - latest.grown_params if latest else None
     train, val = (latest.train_loss, latest.val_loss) if latest else (None, None)
-    ops = "".join(f"  {state.op_name(op)} {times}" for op, times in sorted(life.ops.items()))
+    ops = "  ".join(f"{state.op_name(op)} {times}" for op, times in sorted(life.ops.items()))
     return [
         Text(""),
         _labelled("score", notation.points(score)).append(score_line + best),
@@ -103,7 +103,7 @@ def _numbers(state: Following, life: LifeState, axis: Sequence[range]) -> list[T
         _labelled("params", notation.count(params)).append(
             f"{notation.factor(params, host_params)} the host's {notation.count(host_params)}"
         ),
-        _labelled("ops", "").append(f"{ops.strip() or notation.UNKNOWN}  refused {life.refused}"),
+        _labelled("ops", f"{life.refused} refused").append(ops),
     ]
 
 

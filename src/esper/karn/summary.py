@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.lives import SeedLife, seed_lives
+from esper.karn.lives import HORIZON, SeedLife, seed_lives
 from esper.karn.palette import LOOKS
 from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
@@ -39,10 +39,7 @@ def episode_summary(
     """One life: its scores, parameters and compute, and a table of its seeds."""
     lives = seed_lives(run, episode, seeds, transitions)
     title = Text(f"{run.task} · {run.decider} · rng seed {run.rng_seed}", style="bold")
-    title.append(
-        f"   {episode.epoch} epochs in {notation.clock(episode.seconds)}, ended by {episode.ended_by}",
-        style="not bold",
-    )
+    title.append(f"   {episode.epoch} epochs in {notation.clock(episode.seconds)}", style="not bold")
     return Group(
         title, _facts(episode), Text(""), _seed_table(lives) if lives else Text("no seed germinated")
     )
@@ -51,6 +48,8 @@ def episode_summary(
 def _facts(episode: EpisodeRow) -> Table:
     gain = notation.difference(episode.val_score, episode.twin_val_score)
     facts = Table.grid(padding=(0, 2, 0, 0))
+    if episode.ended_by != HORIZON:
+        facts.add_row("ended by", episode.ended_by)
     facts.add_row(
         "validation",
         f"{notation.points(episode.val_score)} (best {notation.points(episode.best_val_score)});"
@@ -64,15 +63,21 @@ def _facts(episode: EpisodeRow) -> Table:
     )
     facts.add_row("compute", notation.flop(total_flops(episode.flops)))
     for purpose, amount in episode.flops.items():
+        if amount == 0:
+            continue
         label = ("of which " if purpose in PART_OF_OTHERS else "") + purpose.replace("_", " ")
         facts.add_row("", f"{notation.flop(amount):>11}  {label}")
     return facts
 
 
 def _seed_table(lives: Sequence[SeedLife]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    for heading in ("slot", "seed", "born", "life", "fate"):
-        table.add_column(heading, justify="right" if heading == "born" else "left")
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
+    # Only a seed's course and fate are wrapped where room is short.
+    table.add_column("slot", no_wrap=True)
+    table.add_column("seed", no_wrap=True)
+    table.add_column("born", justify="right", no_wrap=True)
+    table.add_column("life")
+    table.add_column("fate")
     for heading in ("params", "contribution", "Shapley"):
         table.add_column(heading, justify="right", no_wrap=True)
     for life in lives:
@@ -108,8 +113,8 @@ def comparison(arms: Sequence[tuple[str, EpisodeRow]]) -> Table:
         return table
     control = arms[-1][1]
     for label, episode in arms[:-1]:
-        table.add_row(label, *_compared_cells(episode, control))
-    table.add_row(arms[-1][0], *_cells(control))
+        table.add_row(Text(label), *_compared_cells(episode, control))
+    table.add_row(Text(arms[-1][0]), *_cells(control))
     return table
 
 

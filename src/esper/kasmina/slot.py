@@ -72,6 +72,10 @@ class SeedSlot(nn.Module):
     def _change(self, h: Tensor) -> Tensor:
         if self.seed is None:
             raise RuntimeError(f"slot {self.slot_id} is engaged but empty")
+        if torch.is_grad_enabled() and not h.requires_grad:
+            # A channels_last group norm on the CPU crashes the process in backward (torch 2.13) when its
+            # parameters want a gradient and its input does not; the input's gradient is the price.
+            h = h.detach().requires_grad_()
         if self.stochastic and self.training:
             with self.stream:
                 return blend.change(self.operator, h, self.seed(h), self.gate)

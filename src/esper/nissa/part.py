@@ -53,15 +53,14 @@ class TablePart:
         self._nested = tuple(column.name for column in COLUMNS[table] if column.nests_floats)
 
     def append(self, row: Row) -> None:
-        """Encode one row into memory."""
-        start = len(self._buffer)
+        """Encode one row into memory, whole or not at all."""
         try:
             self._check_finite(row)
-            _ENCODER.encode_into(row, self._buffer, start)
+            line = _ENCODER.encode(row)
         except (TypeError, ValueError) as error:
-            del self._buffer[start:]
             raise RowError(f"a row of table '{self._table}' cannot be written: {error}") from error
-        self._buffer += b"\n"
+        # One operation, so that an interrupt cannot come between a row and its newline.
+        self._buffer += line + b"\n"
 
     def write_out(self) -> None:
         """Hand the buffer to the operating system; raises ``OSError`` when that fails."""

@@ -28,7 +28,13 @@ RESOURCE_SECONDS: Final = 10.0
 class RunWriter:
     """The sink that keeps a run: one append-only file of JSON lines per table."""
 
-    def __init__(self, directory: Path, warn: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        warn: Callable[[str], None] | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         """Claim ``directory``, made if need be; ``warn`` is told once if writing fails later."""
         self.directory = directory
         self.failed = False
@@ -39,30 +45,31 @@ class RunWriter:
         self._rows = 0
         self._busy_seconds = 0.0
         self._resource_due = RESOURCE_SECONDS
-        self._began = time.perf_counter()
+        self._clock = clock
+        self._began = clock()
 
     def emit(self, row: Row) -> None:
         """Stamp the row's time and take it; it reaches the disk at the next ``flush``."""
         if not self._accepts():
             return
-        now = time.perf_counter()
+        now = self._clock()
         row.t = round(now - self._began, 6)
         part = self._parts.get(type(row))
         if part is None:
             raise RowError(f"{type(row).__name__} belongs to no table of leyline.events.TABLES")
         part.append(row)
         self._rows += 1
-        self._busy_seconds += time.perf_counter() - now
+        self._busy_seconds += self._clock() - now
 
     def flush(self) -> None:
         """Hand everything taken so far to the operating system."""
         if not self._accepts():
             return
-        now = time.perf_counter()
+        now = self._clock()
         if now - self._began >= self._resource_due:
             self._emit_resource()
         self._write_out()
-        self._busy_seconds += time.perf_counter() - now
+        self._busy_seconds += self._clock() - now
 
     def close(self) -> None:
         """Write what is left and a last resource row; closing twice does nothing."""
@@ -85,7 +92,7 @@ class RunWriter:
         return self._open
 
     def _emit_resource(self) -> None:
-        self._resource_due = time.perf_counter() - self._began + RESOURCE_SECONDS
+        self._resource_due = self._clock() - self._began + RESOURCE_SECONDS
         self.emit(
             ResourceRow(
                 rss_mb=_peak_mb(),

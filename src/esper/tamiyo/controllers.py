@@ -56,7 +56,7 @@ def write_germination(action: IntArray, slot: int, seed: SeedChoice) -> None:
 def ready_to_advance(table: SlotTable, rules: LifecycleRules, legal: BoolArray) -> BoolArray:
     """``[env, slot]``: the stage is over and nothing but ADVANCE moves it on (auto-forward is off)."""
     incubated = (table.stage == Stage.TRAINING) & (table.epochs_in_stage >= rules.min_training_epochs)
-    blended = (table.stage == Stage.BLENDING) & ~table.ramping & (table.alpha >= 1.0)
+    blended = (table.stage == Stage.BLENDING) & ~table.ramping & (table.alpha_target == 1.0)
     over: BoolArray = (table.stage == Stage.GERMINATED) | incubated | blended
     return legal[:, OP_ADVANCE] & over
 

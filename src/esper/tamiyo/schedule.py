@@ -122,13 +122,9 @@ def blueprint_index(name: str, space: ActionSpace) -> int:
 
 def parse_plan(text: str, space: ActionSpace) -> Plan:
     """The plan that ``text`` describes; the forms stand at the top of this module."""
-    plan: Plan
     if text.strip().startswith("every:"):
-        plan = _parse_rotation(text.strip(), space)
-    else:
-        plan = Schedule(tuple(_parse_entry(part, space) for part in _parts(text)))
-    plan.check(space)
-    return plan
+        return _parse_rotation(text.strip(), space)
+    return Schedule(tuple(_parse_entry(part, space) for part in _parts(text)))
 
 
 def _parts(text: str) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """What each seed is worth: the validation score with seeds switched on and off.
 
 On a segmented host every distinct prefix is computed once: at a slot that is to be switched, the
-features with and without its seed go on side by side as one batch. Any other host is scored by full
-forwards with one slot off at a time. Contributions come with a paired error bar: both networks see
+features with and without its seed go on as one batch. Any other host is scored by full forwards
+with one slot off at a time. Contributions come with a paired error bar: both networks see
 the same samples, so only the difference per sample counts.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import permutations, product
 
 import numpy as np
 import torch
@@ -19,9 +19,14 @@ from torch import Tensor
 
 from esper.kasmina.hosts.base import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.slot import SeedSlot
 from esper.tolaria.objective import Objective
 
 FloatArray = NDArray[np.float64]
+Prefix = tuple[bool, ...]
+"""Which of the first few measured seeds are on; of all of them: a configuration."""
+Order = tuple[int, ...]
+"""The measured seeds in some order."""
 
 EXACT_LIMIT = 4
 """Up to this many seeds all on/off configurations are scored."""
@@ -58,47 +63,50 @@ class Counterfactuals:
         return float(self.losses[-1])
 
     def interaction_sums(self) -> FloatArray:
-        """Sum over partners per seed; NaN without a measured partner."""
-        known = ~np.isnan(self.interactions)
-        sums = np.where(known, self.interactions, 0.0).sum(axis=1)
-        return np.where(known.any(axis=1), sums, np.nan)
+        """Sum over partners per seed; NaN without a partner, or if one was not measured."""
+        return np.where(self._all_partners_known(), np.nansum(self.interactions, axis=1), np.nan)
 
     def strongest_boosts(self) -> FloatArray:
-        """Largest positive interaction per seed, 0 if none is positive; NaN without a partner."""
-        known = ~np.isnan(self.interactions)
-        best = np.where(known, self.interactions, 0.0).max(axis=1, initial=0.0)
-        return np.where(known.any(axis=1), best, np.nan)
+        """Largest positive interaction per seed, 0 if none is positive; NaN as for the sums."""
+        best = np.nan_to_num(self.interactions).max(axis=1, initial=0.0)
+        return np.where(self._all_partners_known(), best, np.nan)
 
-
-def all_configurations(count: int) -> NDArray[np.bool_]:
-    """Every on/off choice of ``count`` seeds, all off first, all on last; the last seed varies fastest."""
-    return np.array(list(product((False, True), repeat=count)), dtype=np.bool_).reshape(2**count, count)
+    def _all_partners_known(self) -> NDArray[np.bool_]:
+        partners = len(self.slots) - 1
+        known: NDArray[np.bool_] = (~np.isnan(self.interactions)).sum(axis=1) == partners
+        return known & (partners > 0)
 
 
 @torch.inference_mode()
-def outputs_by_prefix(model: MorphogeneticModel, x: Tensor, slots: Sequence[int]) -> Tensor:
-    """Outputs ``[2^n, batch, …]`` of a segmented host for every choice of ``slots``, in that order."""
+def outputs_by_prefix(
+    model: MorphogeneticModel, x: Tensor, slots: Sequence[int], configurations: NDArray[np.bool_]
+) -> Tensor:
+    """Outputs ``[configuration, batch, …]`` of a segmented host; the configurations must be sorted."""
     host = model.host
     if not isinstance(host, SegmentedHost):
         raise TypeError(f"a {type(host).__name__} has no segments to share")
-    switched = set(slots)
+    rows = [tuple(row) for row in configurations.tolist()]
+    prefixes: list[Prefix] = [()]
     h = host.segments[0](x)
     for index, weight in enumerate(model.live_alphas):
         if weight is not None:
             slot = model.slot(index)
             slot.engage(weight)
-            blended = slot(h)
-            h = _beside(h, blended, x.shape[0]) if index in switched else blended
+            h, prefixes = _branch(slot, h, prefixes, rows) if index in slots else (slot(h), prefixes)
         h = host.segments[index + 1](h)
-    return h.unflatten(0, (2 ** len(switched), x.shape[0]))
+    return h.unflatten(0, (len(prefixes), x.shape[0]))
 
 
-def _beside(off: Tensor, on: Tensor, batch: int) -> Tensor:
-    """Interleave so that the configuration axis keeps the latest slot as its fastest bit."""
-    if off.shape[0] == batch:
-        return torch.cat([off, on])
-    pairs = [part for both in zip(off.split(batch), on.split(batch), strict=True) for part in both]
-    return torch.cat(pairs)
+def _branch(
+    slot: SeedSlot, h: Tensor, prefixes: list[Prefix], rows: list[Prefix]
+) -> tuple[Tensor, list[Prefix]]:
+    """The features ``h`` of ``prefixes``, one batch behind the other, with this slot's seed off and on."""
+    wanted = sorted({row[: len(prefixes[0]) + 1] for row in rows})
+    lit = [prefix[:-1] for prefix in wanted if prefix[-1]]
+    off = dict(zip(prefixes, h.chunk(len(prefixes)), strict=True))
+    blended = slot(h if lit == prefixes else torch.cat([off[prefix] for prefix in lit]))
+    on = dict(zip(lit, blended.chunk(len(lit)), strict=True))
+    return torch.cat([(on if prefix[-1] else off)[prefix[:-1]] for prefix in wanted]), wanted
 
 
 @torch.inference_mode()
@@ -130,33 +138,44 @@ def measure(
     """
     model.eval()
     ordered = tuple(sorted(slots))
-    count = len(ordered)
-    if model.host.segmented and count <= EXACT_LIMIT:
-        configurations = all_configurations(count)
-        outputs = outputs_by_prefix(model, x, ordered)
+    orders = _orders(len(ordered), generator) if model.host.segmented else []
+    configurations = _configurations(len(ordered), orders)
+    if model.host.segmented:
+        outputs = outputs_by_prefix(model, x, ordered, configurations)
     else:
-        sampled = model.host.segmented and generator is not None
-        configurations = _some_configurations(count, generator if sampled else None)
-        if not model.host.segmented and count:
+        if ordered:
             x, y = x[:REPLAY_SAMPLES], y[:REPLAY_SAMPLES]
         outputs = outputs_by_replay(model, x, ordered, configurations)
     scores = torch.stack([objective.sample_scores(output, y) for output in outputs])
     losses = torch.stack([objective.sample_losses(output, y) for output in outputs])
-    return attribute(ordered, configurations, scores.double().numpy(), losses.double().mean(dim=1).numpy())
+    return attribute(
+        ordered, configurations, scores.double().numpy(), losses.double().mean(dim=1).numpy(), orders
+    )
 
 
-def _some_configurations(count: int, generator: torch.Generator | None) -> NDArray[np.bool_]:
-    """Leave-one-out, the prefixes of sampled permutations, and everything on as the last."""
-    rows = {tuple(index != out for index in range(count)) for out in range(count)}
-    for _ in range(SAMPLED_PERMUTATIONS if generator is not None else 0):
-        on = [False] * count
-        rows.add(tuple(on))
-        for index in torch.randperm(count, generator=generator).tolist():
-            on[index] = True
-            rows.add(tuple(on))
-    full = (True,) * count
-    ordered = [*sorted(rows - {full}), full]
-    return np.array(ordered, dtype=np.bool_).reshape(len(ordered), count)
+def _orders(count: int, generator: torch.Generator | None) -> list[Order]:
+    """Orders in which the seeds are switched on one by one: all of them if they are few, else a sample."""
+    if count <= EXACT_LIMIT:
+        return list(permutations(range(count)))
+    if generator is None:
+        return []
+    return [tuple(torch.randperm(count, generator=generator).tolist()) for _ in range(SAMPLED_PERMUTATIONS)]
+
+
+def _configurations(count: int, orders: Sequence[Order]) -> NDArray[np.bool_]:
+    """Leave-one-out and every state on the way through ``orders``, sorted: everything on is the last.
+
+    All orders together pass through all 2^n configurations.
+    """
+    rows = {tuple(index != out for index in range(count)) for out in [*range(count), None]}
+    for order in orders:
+        rows.update(_states(order))
+    return np.array(sorted(rows), dtype=np.bool_).reshape(len(rows), count)
+
+
+def _states(order: Order) -> list[Prefix]:
+    """The configurations from nothing on to everything on, in this order."""
+    return [tuple(index in order[:on] for index in range(len(order))) for on in range(len(order) + 1)]
 
 
 def attribute(
@@ -164,8 +183,12 @@ def attribute(
     configurations: NDArray[np.bool_],
     sample_scores: FloatArray,
     losses: FloatArray,
+    orders: Sequence[Order],
 ) -> Counterfactuals:
-    """Contributions, error bars, Shapley values and interactions from scores ``[configuration, sample]``."""
+    """Contributions, error bars, Shapley values and interactions from scores ``[configuration, sample]``.
+
+    The configurations contain leave-one-out, end with everything on and cover ``orders``.
+    """
     scores = sample_scores.mean(axis=1)
     row_of = {tuple(bool(b) for b in row): index for index, row in enumerate(configurations)}
     count = len(slots)
@@ -182,30 +205,28 @@ def attribute(
         losses=losses,
         contribution=contribution,
         error=error,
-        shapley=_shapley(count, row_of, scores),
+        shapley=_shapley(count, orders, row_of, scores),
         interactions=_interactions(count, row_of, scores),
     )
 
 
-def _shapley(count: int, row_of: dict[tuple[bool, ...], int], scores: FloatArray) -> FloatArray:
-    """Exact where every subset was scored, else averaged over the marginals that were, else NaN.
+def _shapley(
+    count: int, orders: Sequence[Order], row_of: dict[Prefix, int], scores: FloatArray
+) -> FloatArray:
+    """phi_i = mean over ``orders`` of v(those before i, and i) − v(those before i).
 
-    phi_i = sum over S without i of |S|! (n − |S| − 1)! / n! · (v(S + i) − v(S)). With sampled
-    subsets the marginals are weighted the same way within each size and the sizes equally.
+    Exact if these are all orders, unbiased if they were sampled, NaN if there are none; the sum is
+    v(all) − v(none) in every case.
     """
-    values = np.full(count, np.nan)
-    for index in range(count):
-        by_size: dict[int, list[float]] = {}
-        for subset, row in row_of.items():
-            joined = row_of.get((*subset[:index], True, *subset[index + 1 :]))
-            if not subset[index] and joined is not None:
-                by_size.setdefault(sum(subset), []).append(scores[joined] - scores[row])
-        if len(by_size) == count:
-            values[index] = sum(float(np.mean(marginals)) for marginals in by_size.values()) / count
-    return values
+    if not orders:
+        return np.full(count, np.nan)
+    values = np.zeros(count)
+    for order in orders:
+        values[list(order)] += np.diff([scores[row_of[state]] for state in _states(order)])
+    return values / len(orders)
 
 
-def _interactions(count: int, row_of: dict[tuple[bool, ...], int], scores: FloatArray) -> FloatArray:
+def _interactions(count: int, row_of: dict[Prefix, int], scores: FloatArray) -> FloatArray:
     """I_ij = v(all) − v(without i) − v(without j) + v(without both)."""
     matrix = np.full((count, count), np.nan)
     for i, j in product(range(count), repeat=2):

@@ -211,7 +211,7 @@ class MorphEnv:
             self.task.objective,
             self.sampling,
         )
-        self.meter.validated(len(validation), result.slots, len(result.configurations))
+        self.meter.validated(len(validation), result.slots, result.configurations)
         sums, boosts = result.interaction_sums(), result.strongest_boosts()
         for index, slot in enumerate(result.slots):
             self.table.record_contribution(
@@ -290,6 +290,11 @@ class MorphEnv:
     def _facts(
         self, measured: Counterfactuals, trained: EpochTraining | None, op: int, succeeded: bool
     ) -> EnvFacts:
+        if not math.isfinite(measured.loss):
+            raise DivergedError(
+                f"the validation loss of environment {self.env} is {measured.loss} after epoch {self.epoch};"
+                " lower the learning rate or the gradient clip"
+            )
         host, grown = self.model.count_parameters()
         self.val_scores.append(measured.score)
         return EnvFacts(

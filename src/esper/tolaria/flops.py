@@ -1,17 +1,21 @@
 """Counted compute: multiplications and additions of convolutions and matrix products.
 
-Every part (segment, seed) is counted once, per sample, by torch's own counter while it really runs;
-a step's cost is the sum of the parts that took part in it. Normalisation, activations and pooling
-are not counted.
+Every part (segment, seed) is counted once, per sample, by torch's counter while it really runs; a
+step's cost is the sum of the parts that took part in it. Normalisation, activations and pooling are
+not counted.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import reduce
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,6 +25,35 @@ from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import HostError
 
 _BATCH = 2
+
+
+def flop_counter() -> FlopCounterMode:
+    """Torch's counter, right about grouped convolutions as well."""
+    formulas = {torch.ops.aten.convolution_backward: _convolution_backward}
+    return FlopCounterMode(display=False, custom_mapping=formulas)
+
+
+def _convolution_backward(  # noqa: PLR0913  the operator's own arguments, tensors as shapes
+    grad_output: Sequence[int],
+    x: Sequence[int],
+    weight: Sequence[int],
+    bias: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    wanted: Sequence[bool],
+    **_: Any,
+) -> int:
+    """The gradients of input and weight each cost one forward.
+
+    ``weight [out, in / groups, …]`` already has the groups in it. Torch's own formula takes every
+    pair of input and output channels for the weight gradient: ``groups`` times too much.
+    """
+    positions = math.prod((x if transposed else grad_output)[2:])
+    return sum(wanted[:2]) * 2 * x[0] * positions * math.prod(weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +84,11 @@ def count_part(part: nn.Module, shape: tuple[int, ...]) -> PartCost:
     def count(into_parameters: bool, into_input: bool) -> tuple[int, int]:
         sample = torch.ones((_BATCH, *shape), requires_grad=into_input)
         wanted: list[Tensor] = parameters * into_parameters + [sample] * into_input
-        with FlopCounterMode(display=False) as forward, torch.enable_grad():
+        with flop_counter() as forward, torch.enable_grad():
             output = part(sample)
         if not wanted or not output.requires_grad:
             return int(forward.get_total_flops()) // _BATCH, 0
-        with FlopCounterMode(display=False) as backward:
+        with flop_counter() as backward:
             torch.autograd.grad(output.sum(), wanted, allow_unused=True)
         return int(forward.get_total_flops()) // _BATCH, int(backward.get_total_flops()) // _BATCH
 
@@ -152,32 +185,33 @@ class FlopMeter:
     def _book_incubation(self, slot: int, batch: int) -> None:
         seed = self._seeds[slot]
         if self.model.rules.incubation == "straight_through":
-            cost = batch * (seed.forward + seed.to_parameters)
+            cost = batch * (seed.forward + seed.to_all)
         else:
             downstream = [self._seeds[other] for other in self.model.blended if other > slot]
             rest = reduce(PartCost.__add__, self._segments[slot + 1 :] + downstream, PartCost())
-            per_sample = seed.forward + seed.to_parameters + rest.forward + rest.to_input
+            per_sample = seed.forward + seed.to_all + rest.forward + rest.to_input
             cost = shadow_size(batch) * per_sample
         self.ledger.incubation += cost
         self._spent[slot] += cost
 
-    def validated(self, samples: int, switched: Sequence[int], configurations: int) -> None:
-        """Book one validation of ``samples`` with the seeds ``switched`` in ``configurations`` ways.
+    def validated(self, samples: int, switched: Sequence[int], configurations: NDArray[np.bool_]) -> None:
+        """Book one validation of ``samples`` with ``switched`` in ``configurations``, by prefix tree.
 
         One all-on forward counts as validation, what goes beyond it as counterfactual.
         """
         plain = sum(p.forward for p in self._segments)
         plain += sum(self._seeds[slot].forward for slot in self.model.blended)
-        exact = configurations == 2 ** len(switched)
-        spent = self._prefix_tree(switched) if exact else configurations * plain
-        self.ledger.validation += samples * plain
-        self.ledger.counterfactual += samples * (spent - plain)
-
-    def _prefix_tree(self, switched: Sequence[int]) -> int:
-        copies, spent = 1, self._segments[0].forward
+        copies, depth, spent = 1, 0, self._segments[0].forward
         for slot, segment in enumerate(self._segments[1:]):
             if slot in self.model.blended:
-                spent += copies * self._seeds[slot].forward
-                copies *= 2 if slot in switched else 1
+                runs = copies
+                if slot in switched:
+                    depth += 1
+                    prefixes = np.unique(configurations[:, :depth], axis=0)
+                    runs, copies = int(prefixes[:, -1].sum()), len(prefixes)
+                cost = runs * self._seeds[slot].forward
+                self._spent[slot] += samples * cost
+                spent += cost
             spent += copies * segment.forward
-        return spent
+        self.ledger.validation += samples * plain
+        self.ledger.counterfactual += samples * (spent - plain)

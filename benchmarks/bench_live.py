@@ -1,0 +1,49 @@
+"""What following a run costs the trainer: CPU time per epoch, against 1 % of a step of 15 ms."""
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from esper.karn.following import Following
+from esper.karn.live import REDRAWS_PER_SECOND, LiveView
+from esper.karn.screen import render
+from tests.karn import fake_run
+
+MICROSECONDS_PER_STEP = 150.0
+SHARE_OF_TIME_DRAWING = 0.02
+LIVES = 40
+ROUNDS = 5
+
+
+def _plain_cost(path: Path) -> float:
+    rows = [row for episode in range(LIVES) for row in fake_run.life(episode)]
+    with path.open("w", encoding="utf-8") as file, LiveView(Console(file=file), max_epochs=8) as view:
+        began = time.process_time()
+        for row in rows:
+            view.emit(row)
+        return (time.process_time() - began) / (LIVES * fake_run.EPOCHS) * 1e6
+
+
+def bench_plain_lines_cost_at_most_one_percent_of_a_step(tmp_path: Path) -> None:
+    cost = min(_plain_cost(tmp_path / f"{number}.log") for number in range(ROUNDS))
+
+    print(f"plain lines: {cost:.0f} µs per step (limit {MICROSECONDS_PER_STEP:.0f})")
+    assert cost <= MICROSECONDS_PER_STEP
+
+
+def bench_drawing_takes_at_most_a_fiftieth_of_the_time(tmp_path: Path) -> None:
+    state = Following(fake_run.EPOCHS)
+    for row in fake_run.life():
+        state.take(row, 0.0)
+    with (tmp_path / "screen").open("w", encoding="utf-8") as file:
+        console = Console(file=file, force_terminal=True, width=200, height=60)
+        costs = []
+        for _ in range(20):
+            began = time.process_time()
+            console.print(render(state, 200, 60))
+            costs.append(time.process_time() - began)
+    share = min(costs) * REDRAWS_PER_SECOND
+
+    print(f"screen: {min(costs) * 1e3:.1f} ms a drawing, {share:.2%} of the time")
+    assert share <= SHARE_OF_TIME_DRAWING

@@ -1,0 +1,34 @@
+"""What telemetry costs the trainer: CPU time of one row, written and flushed once per epoch."""
+
+import time
+from pathlib import Path
+
+from esper.leyline.events import Row
+from esper.nissa.writer import RunWriter
+from tests.karn import fake_run
+
+MICROSECONDS_PER_ROW = 10.0
+LIVES = 40
+ROUNDS = 5
+
+
+def _rows() -> list[Row]:
+    return [row for episode in range(LIVES) for row in fake_run.life(episode)]
+
+
+def _cost(directory: Path) -> float:
+    rows = _rows()
+    with RunWriter(directory) as writer:
+        began = time.process_time()
+        for row in rows:
+            writer.emit(row)
+            if type(row).__name__ == "EpochRow":
+                writer.flush()
+        return (time.process_time() - began) / len(rows) * 1e6
+
+
+def bench_a_row_costs_at_most_ten_microseconds(tmp_path: Path) -> None:
+    cost = min(_cost(tmp_path / str(number)) for number in range(ROUNDS))
+
+    print(f"writer: {cost:.1f} µs per row, flushes included (limit {MICROSECONDS_PER_ROW:.0f})")
+    assert cost <= MICROSECONDS_PER_ROW

@@ -1,0 +1,107 @@
+"""From configuration to objects: the only file that knows every domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from esper import provenance
+from esper.config import RunConfig
+from esper.leyline import (
+    HEAD_NAMES,
+    OP_NAMES,
+    STAGE_NAMES,
+    ActionSpace,
+    DecisionMaker,
+    EventSink,
+    SlotConfig,
+    UnknownNameError,
+)
+from esper.leyline.errors import SlotError
+from esper.leyline.events import SCHEMA_VERSION, RunRow
+from esper.tamiyo import (
+    HeuristicController,
+    HeuristicSettings,
+    OffController,
+    PeriodicController,
+    RandomController,
+    parse_plan,
+)
+from esper.tolaria.tasks import TaskSpec, task_named
+from esper.tolaria.vector import SerialVector
+
+DeciderFactory = Callable[[ActionSpace, RunConfig], DecisionMaker]
+
+DECIDERS: dict[str, DeciderFactory] = {
+    "heuristic": lambda space, config: HeuristicController(
+        space, num_envs=1, settings=HeuristicSettings(rotation=config.rotation)
+    ),
+    "random": lambda space, config: RandomController(space, config.rng_seed, env_indices=(0,)),
+    "periodic": lambda space, config: PeriodicController(space, parse_plan(config.plan, space)),
+    "off": lambda space, config: OffController(space),
+}
+
+
+def build_task(config: RunConfig) -> TaskSpec:
+    """The preset with the run's own horizon and incubation."""
+    task = task_named(config.task)
+    epochs = config.incubation_epochs
+    rules = replace(
+        task.rules,
+        incubation=config.incubation,
+        min_training_epochs=task.rules.min_training_epochs if epochs is None else epochs,
+    )
+    return replace(task, rules=rules, horizon=config.steps or task.horizon)
+
+
+def enabled_slots(config: RunConfig, task: TaskSpec) -> tuple[bool, ...]:
+    """Which slots may grow: all, the first so many, or those named."""
+    slots = SlotConfig.of_count(task.num_slots)
+    if not config.slots:
+        return (True,) * slots.num_slots
+    if len(config.slots) == 1 and config.slots[0].isdecimal():
+        count = int(config.slots[0])
+        if not 1 <= count <= slots.num_slots:
+            raise SlotError(
+                f"{count} slots were asked for; the host of task '{task.name}' has {slots.num_slots}"
+                f" ({', '.join(slots.slot_ids)}), so 1 to {slots.num_slots} are possible"
+            )
+        return tuple(index < count for index in range(slots.num_slots))
+    return slots.select(config.slots)
+
+
+def build_vector(config: RunConfig, task: TaskSpec, sink: EventSink | None = None) -> SerialVector:
+    """One environment, ready for its first life."""
+    return SerialVector(task, rng_seed=config.rng_seed, enabled=enabled_slots(config, task), sink=sink)
+
+
+def build_decider(name: str, config: RunConfig, space: ActionSpace) -> DecisionMaker:
+    """A decision maker by name."""
+    if name not in DECIDERS:
+        raise UnknownNameError("decider", name, DECIDERS)
+    return DECIDERS[name](space, config)
+
+
+def describe_run(config: RunConfig, decider: str, name: str, vector: SerialVector) -> RunRow:
+    """The run's own row: what, where, and the names behind every index. Needs a vector that was reset."""
+    space = vector.action_space
+    host_params, _ = vector.envs[0].model.count_parameters()
+    return RunRow(
+        schema_version=SCHEMA_VERSION,
+        name=name,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        task=config.task,
+        decider=decider,
+        rng_seed=config.rng_seed,
+        config=config.model_dump(mode="json"),
+        git_revision=provenance.git_revision(),
+        versions=provenance.versions(),
+        hardware=provenance.hardware(),
+        host_params=host_params,
+        slots=list(space.slot_config.slot_ids),
+        ops=list(OP_NAMES),
+        heads=list(HEAD_NAMES),
+        blueprints=list(space.blueprint_names),
+        stages=list(STAGE_NAMES),
+    )

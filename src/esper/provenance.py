@@ -1,0 +1,42 @@
+"""Where a run comes from: revision, versions, machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+LIBRARIES = ("torch", "numpy", "pydantic", "msgspec", "rich", "safetensors", "tyro")
+
+
+def git_revision() -> str | None:
+    """The checkout's revision, with ``-dirty`` after uncommitted changes; ``None`` outside of one."""
+    folder = Path(__file__).parent
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, Esper and the libraries it stands on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in ("esper", *LIBRARIES)}}
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, in as far as it can change a number."""
+    return {
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cuda_devices": torch.cuda.device_count(),
+    }

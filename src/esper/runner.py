@@ -1,0 +1,78 @@
+"""Runs one decision maker over its episodes and leaves a run directory behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from esper.build import build_decider, build_task, build_vector, describe_run
+from esper.config import RunConfig
+from esper.kasmina.export import save_committed
+from esper.leyline.errors import EsperError
+from esper.leyline.events import Row
+from esper.leyline.protocols import EventSink
+from esper.nissa.writer import RunWriter
+from esper.tolaria.episode import run_episode
+from esper.tolaria.twin import live_without_growth
+
+
+class InterruptedRunError(EsperError):
+    """The user stopped a run; what was finished is on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class FanOut:
+    """Hands every row to several sinks."""
+
+    sinks: Sequence[EventSink]
+
+    def emit(self, row: Row) -> None:
+        for sink in self.sinks:
+            sink.emit(row)
+
+
+def default_directory(config: RunConfig, base: Path = Path("runs")) -> Path:
+    """A directory below ``base`` that does not exist yet, named after the run."""
+    name = f"{config.task}-{config.decider}-seed{config.rng_seed}"
+    candidate, number = base / name, 1
+    while candidate.exists():
+        number += 1
+        candidate = base / f"{name}-{number}"
+    return candidate
+
+
+def check_names(config: RunConfig) -> None:
+    """Find unknown names, and plans that do not fit, before anything is run or written."""
+    task = build_task(config)
+    vector = build_vector(config, task)
+    vector.reset(0)
+    for name in (config.decider, *config.against):
+        build_decider(name, config, vector.action_space)
+
+
+def run_arm(config: RunConfig, decider_name: str, directory: Path, views: Sequence[EventSink] = ()) -> Path:
+    """Run all episodes of one decision maker; telemetry and networks are written to ``directory``."""
+    task = build_task(config)
+    with RunWriter(directory) as writer:
+        vector = build_vector(config, task, FanOut([writer, *views]))
+        env = vector.envs[0]
+        env.reset(0)
+        decider = build_decider(decider_name, config, vector.action_space)
+        env.sink.emit(describe_run(config, decider_name, directory.name, vector))
+        writer.flush()
+        try:
+            for episode in range(config.episodes):
+                if decider_name != "off":
+                    twin = live_without_growth(task, rng_seed=config.rng_seed, episode=episode)
+                    env.twin_scores = twin.val_scores
+                run_episode(vector, decider, episode, after_epoch=writer.flush)
+                save_committed(env.model, directory / "model" / f"episode-{episode}")
+        except KeyboardInterrupt:
+            writer.close()
+            raise InterruptedRunError(
+                f"interrupted in episode {env.episode}, epoch {env.epoch + 1} of {task.horizon};"
+                f" the {env.epoch} finished epochs of this life and everything before it are readable"
+                f" in {directory}"
+            ) from None
+    return directory

@@ -1,0 +1,1 @@
+"""Commands: parsing only, the work is done elsewhere."""

@@ -1,0 +1,40 @@
+"""``esper COMMAND …``: which command, and its flags."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from esper import __version__
+from esper.leyline.errors import UnknownNameError
+from esper.scripts.flags import exit_on_user_error, parse_run
+
+COMMANDS = {"run": "Grow a network on a task and report what each seed contributed."}
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point of the ``esper`` command."""
+    words = list(sys.argv[1:] if args is None else args)
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return
+    if words[0] == "--version":
+        print(f"esper {__version__}")
+        return
+    exit_on_user_error(lambda: _dispatch(words[0], words[1:]))
+
+
+def _dispatch(command: str, args: Sequence[str]) -> None:
+    if command not in COMMANDS:
+        raise UnknownNameError("command", command, COMMANDS, "See esper --help.")
+    config = parse_run(f"esper {command}", COMMANDS[command], args)
+    from esper.scripts.run_command import run
+
+    run(config)
+
+
+def _overview() -> str:
+    lines = [f"  {name:<8}{text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        ["usage: esper COMMAND [flags]", "", *lines, "", "esper COMMAND --help lists its flags."]
+    )

@@ -1,0 +1,75 @@
+"""``esper run``: grow a network, watch it, and end in a table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from esper.build import build_task
+from esper.config import RunConfig
+from esper.karn import summary
+from esper.karn.live import LiveView
+from esper.karn.query import read_rows
+from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
+from esper.runner import check_names, default_directory, run_arm
+
+
+def run(config: RunConfig) -> None:
+    """Run the decider and its controls, then print what came of it."""
+    torch.set_num_threads(1)
+    check_names(config)
+    base = config.out or default_directory(config)
+    console = Console()
+    arms: dict[str, Path] = {}
+    for decider in (config.decider, *config.against):
+        directory = base / decider if config.against else base
+        arms[decider] = _run_shown(config, decider, directory, console)
+    if config.as_json:
+        print(json.dumps(_result(arms), indent=2))
+    else:
+        _print_tables(arms, console)
+
+
+def _run_shown(config: RunConfig, decider: str, directory: Path, console: Console) -> Path:
+    if config.as_json:
+        return run_arm(config, decider, directory)
+    with LiveView(console, max_epochs=build_task(config).horizon) as view:
+        return run_arm(config, decider, directory, [view])
+
+
+def _print_tables(arms: dict[str, Path], console: Console) -> None:
+    for directory in arms.values():
+        run, episodes, seeds, transitions = _rows(directory)
+        for episode in episodes:
+            console.print()
+            console.print(summary.episode_summary(run, episode, seeds, transitions))
+    if len(arms) > 1:
+        last = [(decider, _rows(directory)[1][-1]) for decider, directory in arms.items()]
+        console.print()
+        console.print(summary.comparison(last))
+    console.print()
+    for directory in arms.values():
+        console.print(f"run saved in {directory} (telemetry/, model/)", soft_wrap=True, highlight=False)
+
+
+def _result(arms: dict[str, Path]) -> dict[str, object]:
+    result: dict[str, object] = {}
+    for decider, directory in arms.items():
+        run, episodes, seeds, transitions = _rows(directory)
+        result[decider] = {
+            "directory": str(directory),
+            "episodes": [summary.as_json(run, e, seeds, transitions) for e in episodes],
+        }
+    return result
+
+
+def _rows(directory: Path) -> tuple[RunRow, list[EpisodeRow], list[SeedRow], list[TransitionRow]]:
+    return (
+        read_rows(directory, RunRow)[0],
+        read_rows(directory, EpisodeRow),
+        read_rows(directory, SeedRow),
+        read_rows(directory, TransitionRow),
+    )

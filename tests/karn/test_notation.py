@@ -1,0 +1,59 @@
+import pytest
+
+from esper.karn import notation
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (notation.points(61.84), "61.8"),
+        (notation.points(0.0), "0.0"),
+        (notation.points(1.23456, 3), "1.235"),
+        (notation.gain(2.0), "+2.0"),
+        (notation.gain(-0.04), "+0.0"),
+        (notation.gain(-3.0), "-3.0"),
+        (notation.gain_with_error(21.94, 0.8), "+21.9 ± 0.8"),
+        (notation.gain_with_error(21.94, None), "+21.9"),
+        (notation.count(4936), "4,936"),
+        (notation.factor(500, 200), "×2.50"),
+        (notation.factor(5000, 200), "×25"),
+        (notation.flop(0), "0 FLOP"),
+        (notation.flop(999), "999 FLOP"),
+        (notation.flop(1000), "1.00 kFLOP"),
+        (notation.flop(12_345_678), "12.3 MFLOP"),
+        (notation.flop(999_600_000), "1.00 GFLOP"),
+        (notation.flop(250_000_000), "250 MFLOP"),
+        (notation.clock(0), "0:00:00"),
+        (notation.clock(3725.9), "1:02:05"),
+    ],
+)
+def test_numbers_read_as_people_write_them(shown, expected):
+    assert shown == expected
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        notation.points(None),
+        notation.gain(None),
+        notation.gain(notation.difference(1.0, None)),
+        notation.gain_with_error(None, 0.8),
+        notation.count(None),
+        notation.factor(None, 3),
+        notation.factor(3, None),
+        notation.factor(3, 0),
+        notation.flop(None),
+        notation.clock(None),
+    ],
+)
+def test_unknown_is_a_dash_and_never_zero(shown):
+    assert shown == "–"
+
+
+def test_a_sparkline_spans_its_range_and_leaves_gaps():
+    # Eight blocks over 0 to 70: one block per ten.
+    assert notation.sparkline([0, 10, 20, None, 60, 70], 0, 70) == "▁▂▃ ▇█"
+
+
+def test_a_flat_sparkline_lies_on_the_ground():
+    assert notation.sparkline([5.0, 5.0], 5.0, 5.0) == "▁▁"

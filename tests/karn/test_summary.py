@@ -1,0 +1,190 @@
+import io
+import json
+
+from rich.console import Console, RenderableType
+
+from esper.karn.summary import as_json, comparison, comparison_as_json, episode_summary, total_flops
+from esper.leyline.events import EpisodeRow, SeedRow, TransitionRow
+from esper.leyline.stages import Stage
+from tests.karn import fake_run
+
+
+def seeds(episode: int = 0) -> list[SeedRow]:
+    return [row for row in fake_run.life(episode) if isinstance(row, SeedRow)]
+
+
+def transitions(episode: int = 0) -> list[TransitionRow]:
+    return [row for row in fake_run.life(episode) if isinstance(row, TransitionRow)]
+
+
+def control() -> EpisodeRow:
+    row = fake_run.episode_row()
+    row.val_score, row.test_score, row.params = 22.0, 21.5, fake_run.HOST_PARAMS
+    row.flops = {"forward": 500_000_000, "backward": 1_000_000_000}
+    return row
+
+
+def text_of(renderable: RenderableType, width: int = 80) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width).print(renderable)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+SUMMARY = """\
+digits_impaired · heuristic · rng seed 0   8 epochs in 0:00:12
+validation  61.5 (best 64.1); twin 22.0, difference +39.5
+test        60.2
+parameters  250 → 398 (×1.59)
+compute     4.00 GFLOP
+             1.20 GFLOP  forward
+             2.40 GFLOP  backward
+              400 MFLOP  counterfactual
+              250 MFLOP  of which pruned seeds
+
+slot seed        born life       fate                params contribution Shapley
+────────────────────────────────────────────────────────────────────────────────
+r0c0 conv_light     0 T2 B2 H1 F fossilized             148  +21.9 ± 0.8   +20.5
+     linear_add                  at 5
+r0c1 conv_heavy     1 T3 B1      pruned               1,200   -3.0 ± 1.2    -2.5
+     gated_gate                  at 5: non-finite
+                                 loss
+r0c2 norm           6 T2         removed                 40            –       –
+     sigmoid_add                 at horizon"""
+
+COMPARISON = """\
+arm          validation          test       params             compute
+──────────────────────────────────────────────────────────────────────
+heuristic  61.5 (+39.5)  60.2 (+38.8)  398 (×1.59)  4.00 GFLOP (×2.67)
+off                22.0          21.5          250          1.50 GFLOP"""
+
+
+def test_a_life_is_told_in_80_columns():
+    shown = text_of(episode_summary(fake_run.run_row(), fake_run.episode_row(), seeds(), transitions()))
+
+    assert shown == SUMMARY
+
+
+def test_rows_of_other_lives_are_passed_over():
+    later = seeds(1)
+    for row in later:
+        row.contribution, row.params = 99.0, 9
+    both = (seeds() + later, transitions() + transitions(1))
+
+    assert text_of(episode_summary(fake_run.run_row(), fake_run.episode_row(), *both)) == SUMMARY
+
+
+def test_the_longest_names_still_fit_80_columns():
+    run = fake_run.run_row()
+    run.blueprints = ["flex_attention"] * 13
+    run.slots = ["r10c10"] * 3
+    rows = seeds()
+    for row in rows:
+        row.style, row.params = 1, 123_456
+        row.contribution, row.contribution_error, row.shapley = -21.9, 10.8, -20.5
+    shown = text_of(episode_summary(run, fake_run.episode_row(), rows, transitions()))
+
+    assert max(map(len, shown.split("\n"))) <= 80
+    for whole in ("flex_attention", "linear_multiply", "123,456", "-21.9 ± 10.8", "-20.5"):
+        assert whole in shown
+
+
+def test_a_life_without_seeds_says_so():
+    shown = text_of(episode_summary(fake_run.run_row(), control(), [], []))
+
+    assert shown.endswith("no seed germinated")
+
+
+def test_an_early_end_is_named_and_purposes_without_compute_are_left_out():
+    episode = control()
+    episode.ended_by = "rollback"
+    episode.flops["counterfactual"] = 0
+    shown = text_of(episode_summary(fake_run.run_row(), episode, [], []))
+
+    assert "ended by    rollback" in shown
+    assert "counterfactual" not in shown
+
+
+def test_what_is_unknown_is_a_dash():
+    episode = fake_run.episode_row()
+    episode.twin_val_score = None
+    shown = text_of(episode_summary(fake_run.run_row(), episode, [], transitions()))
+
+    assert "twin –, difference –" in shown
+    # Without seed rows neither style, parameters, contribution nor Shapley value is known.
+    assert shown.count("–") == 2 + 3 * 4
+
+
+def test_a_seed_that_left_in_the_epoch_of_its_first_measurement_shows_it():
+    moves = transitions()
+    next(row for row in moves if row.seed == 2 and row.to_stage == Stage.PRUNED).contribution = 1.5
+    result = as_json(fake_run.run_row(), fake_run.episode_row(), seeds(), moves)
+
+    assert (result["seeds"][2]["contribution"], result["seeds"][2]["contribution_error"]) == (1.5, None)
+
+
+def test_a_seed_whose_life_was_cut_short_is_alive():
+    unfinished = [row for row in transitions() if row.to_stage not in (Stage.PRUNED, Stage.FOSSILIZED)]
+    result = as_json(fake_run.run_row(), fake_run.episode_row(), seeds(), unfinished)
+
+    assert [seed["fate"] for seed in result["seeds"]] == ["alive", "alive", "alive"]
+
+
+def test_compute_that_is_part_of_other_purposes_is_not_counted_twice():
+    # 10 + 20; the 5 of pruned seeds are within them.
+    assert total_flops({"forward": 10, "backward": 20, "pruned_seeds": 5}) == 30
+
+
+def test_arms_show_their_difference_from_the_last_one():
+    assert text_of(comparison([("heuristic", fake_run.episode_row()), ("off", control())])) == COMPARISON
+
+
+def test_a_single_arm_has_nothing_to_compare_with():
+    assert text_of(comparison([("off", control())])).split("\n")[-1] == (
+        "off        22.0  21.5     250  1.50 GFLOP"
+    )
+
+
+def test_five_arms_with_long_names_fit_80_columns():
+    arms = [(f"static_grown_{number}", fake_run.episode_row()) for number in range(5)]
+
+    assert max(map(len, text_of(comparison(arms)).split("\n"))) <= 80
+
+
+def test_the_same_content_is_there_as_plain_values():
+    result = as_json(fake_run.run_row(), fake_run.episode_row(), seeds(), transitions())
+    pruned = result["seeds"][1]
+
+    assert json.loads(json.dumps(result)) == result
+    assert result["val_gain_over_twin"] == 39.5
+    assert result["flops_total"] == 4_000_000_000
+    assert result["ops"]["GERMINATE"] == 3
+    assert pruned == {
+        "slot": "r0c1",
+        "blueprint": "conv_heavy",
+        "style": "gated_gate",
+        "germinated_at": 1,
+        "stages": [{"stage": "TRAINING", "epochs": 3}, {"stage": "BLENDING", "epochs": 1}],
+        "fate": "pruned",
+        "fate_epoch": 5,
+        "cause": "governor",
+        "reason": "non-finite loss",
+        "params": 1200,
+        "contribution": -3.0,
+        "contribution_error": 1.25,
+        "shapley": -2.5,
+    }
+    assert result["seeds"][2]["contribution"] is None
+
+
+def test_a_comparison_is_there_as_plain_values():
+    result = comparison_as_json([("heuristic", fake_run.episode_row()), ("off", control())])
+
+    assert json.loads(json.dumps(result)) == result
+    assert [arm["arm"] for arm in result] == ["heuristic", "off"]
+    assert [arm["val_difference"] for arm in result] == [39.5, 0.0]
+    assert comparison_as_json([]) == []
+
+
+def test_brackets_in_the_name_of_an_arm_are_shown():
+    assert "plan[3]" in text_of(comparison([("plan[3]", control()), ("[off]", control())]))
+    assert "[off]" in text_of(comparison([("plan[3]", control()), ("[off]", control())]))

@@ -1,0 +1,51 @@
+"""One decision of a fresh heuristic, and a small life for what it remembers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from esper.leyline import OP_GERMINATE, ActionSpace, Head, SlotTable, Stage
+from esper.tamiyo import HeuristicController, HeuristicSettings
+from tests.leyline.building import facts_of, put, space_of
+
+HELD = {"age": 9, "alpha": 1.0, "alpha_target": 1.0, "blueprint": 7, "epochs_in_stage": 2}
+LATE = 19
+"""An epoch (of 20) at which no seed is planted any more, so that other rules show."""
+
+
+def decide(
+    table: SlotTable, epoch: int = LATE, space: ActionSpace | None = None, **settings: Any
+) -> list[int]:
+    """The action of a fresh controller in a one-environment table."""
+    space = space or space_of(table.num_slots)
+    controller = HeuristicController(space, 1, HeuristicSettings(**settings))
+    return controller.decide(facts_of(epoch), table)[0].tolist()
+
+
+def held(contribution: float, error: float = 1.0, **columns: Any) -> SlotTable:
+    """Three slots, the middle one held."""
+    table = SlotTable.empty(1, 3)
+    columns = {**HELD, "contribution": contribution, "contribution_error": error, **columns}
+    put(table, 1, Stage.HOLDING, **columns)
+    return table
+
+
+class Life:
+    """Eight slots in which what the controller plants comes about; a norm sits in slot 0."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings = {"rotation": ("norm", "conv_heavy"), **settings}
+        self.controller = HeuristicController(space_of(8), 1, HeuristicSettings(**settings))
+        self.table = SlotTable.empty(1, 8)
+        put(self.table, 0, Stage.TRAINING, blueprint=3)
+
+    def plant(self, epoch: int) -> int:
+        action = self.controller.decide(facts_of(epoch), self.table)[0]
+        assert action[Head.OP] == OP_GERMINATE
+        blueprint = int(action[Head.BLUEPRINT])
+        put(self.table, int(action[Head.SLOT]), Stage.TRAINING, blueprint=blueprint)
+        return blueprint
+
+    def lose(self, slot: int) -> None:
+        self.table.clear(0, slot)
+        put(self.table, slot, Stage.EMBARGOED)

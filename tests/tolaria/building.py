@@ -1,0 +1,226 @@
+"""Small tasks, grown networks and bit-for-bit comparison for the tests of tolaria and the benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from esper.kasmina import CNNHost, Host, MorphogeneticModel, lifecycle
+from esper.leyline import (
+    CANONICAL_ACTION,
+    BlendOperator,
+    Blueprint,
+    Head,
+    LifecycleRules,
+    Op,
+    Row,
+    SlotTable,
+    Stage,
+    Style,
+)
+from esper.leyline.slot_table import IntArray
+from esper.tolaria.data import Splits, split_images
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.tasks import TaskSpec, task_named
+from esper.tolaria.tasks.digits import _load_arrays
+from esper.tolaria.tasks.spec import InstanceDistribution
+
+RowType = TypeVar("RowType", bound=Row)
+
+SMALL_RULES = LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epochs=2)
+
+
+class ListSink:
+    """Keeps every row."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def emit(self, row: Row) -> None:
+        self.rows.append(row)
+
+    def of(self, kind: type[RowType]) -> list[RowType]:
+        return [row for row in self.rows if type(row) is kind]
+
+
+# --- actions ---------------------------------------------------------------------------------------
+
+
+def action(op: Op, slot: int = 0, **heads: int) -> IntArray:
+    """An action ``[8]`` with every head that is not named at its canonical value."""
+    row = CANONICAL_ACTION.copy()
+    row[Head.OP], row[Head.SLOT] = op, slot
+    for name, value in heads.items():
+        row[Head[name.upper()]] = value
+    return row
+
+
+WAIT = action(Op.WAIT)
+
+
+def plant(slot: int, blueprint: Blueprint = Blueprint.CONV_LIGHT, **heads: int) -> IntArray:
+    """Germinate with the shortest first ramp, to full alpha."""
+    return action(Op.GERMINATE, slot, blueprint=blueprint, **{"tempo": 0, **heads})
+
+
+# --- environments ----------------------------------------------------------------------------------
+
+
+def load_few_digits(generator: torch.Generator) -> Splits:
+    """128 images to train on, 48 to validate, 48 to test."""
+    images, labels = _load_arrays()
+    return split_images(images[:224], labels[:224], validation=48, test=48, generator=generator)
+
+
+def tiny_task(
+    widths: Sequence[int] = (2, 4, 4), *, kernel: int = 1, rules: LifecycleRules = SMALL_RULES, **changes: Any
+) -> TaskSpec:
+    """The digits with little data, a narrow host and one minibatch of 32 per epoch."""
+    few = {"load": load_few_digits, "batches_per_epoch": 1, "batch_size": 32, "horizon": 25}
+    return replace(
+        task_named("digits_impaired"),
+        name="tiny",
+        instances=InstanceDistribution(widths=(tuple(widths),), kernels=(kernel,)),
+        rules=rules,
+        **{**few, **changes},
+    )
+
+
+def started(task: TaskSpec | None = None, **arguments: Any) -> tuple[MorphEnv, ListSink]:
+    """An environment at the beginning of its first life, and what it emits."""
+    sink = ListSink()
+    env = MorphEnv(task or tiny_task(), **{"rng_seed": 0, "sink": sink, **arguments})
+    env.reset()
+    return env, sink
+
+
+def run(env: MorphEnv, actions: Mapping[int, IntArray], until: int | None = None) -> MorphEnv:
+    """Step to epoch ``until`` (default: the horizon), waiting where ``actions`` has nothing for the epoch."""
+    while not env.ended and env.epoch != until:
+        env.step(actions.get(env.epoch, WAIT))
+    return env
+
+
+def stages_of(env: MorphEnv) -> list[Stage]:
+    return [Stage(int(stage)) for stage in env.table.stage[0]]
+
+
+# --- models ----------------------------------------------------------------------------------------
+
+
+def stir(module: nn.Module, rng_seed: int = 0, scale: float = 0.3) -> None:
+    """Move every weight off its initial value, so that no seed is the identity any more."""
+    generator = torch.Generator().manual_seed(rng_seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+
+
+def grown_model(
+    seeds: Mapping[int, Blueprint],
+    *,
+    host: Host | None = None,
+    styles: Sequence[Style] = (Style.LINEAR_ADD,),
+    stage: Stage = Stage.BLENDING,
+    rules: LifecycleRules = SMALL_RULES,
+    rng_seed: int = 0,
+) -> tuple[MorphogeneticModel, torch.optim.Optimizer]:
+    """A model whose seeds do something, all in ``stage`` and, where they are blended, at full alpha.
+
+    ``styles`` are dealt out to the seeds in turn; the host is that of ``digits_impaired`` by default.
+    """
+    torch.manual_seed(rng_seed)
+    if host is None:
+        host = cnn((2, 4, 8), kernel=1)
+    model = MorphogeneticModel(host, rules)
+    optimiser = torch.optim.SGD(host.parameters(), lr=0.05, momentum=0.9, foreach=True)
+    model.bind_optimiser(optimiser)
+    for number, (slot, blueprint) in enumerate(seeds.items()):
+        style = styles[number % len(styles)]
+        params = model.germinate(slot, blueprint, style)
+        seed = lifecycle.Germination(number, blueprint, style, 1.0, 3, params)
+        lifecycle.germinate(model.table, 0, slot, seed, rules)
+        stir(model.slot(slot), rng_seed + number)
+        set_stage(model, slot, stage)
+    return model, optimiser
+
+
+def cnn(widths: Sequence[int], kernel: int = 3) -> CNNHost:
+    return CNNHost(widths, kernel=kernel, input_shape=(1, 8, 8), classes=10)
+
+
+def set_stage(model: MorphogeneticModel, slot: int, stage: Stage, alpha: float = 1.0) -> None:
+    """Put a seed where a whole life would have brought it; alpha counts where it is blended."""
+    table = model.table
+    table.stage[0, slot] = stage
+    table.ramp_elapsed[0, slot] = table.ramp_epochs[0, slot]
+    table.alpha[0, slot] = alpha if table.in_forward[0, slot] else 0.0
+    model.sync()
+
+
+def digits(count: int, start: int = 0) -> tuple[Tensor, Tensor]:
+    """Some of the embedded images, roughly normalised."""
+    images, labels = _load_arrays()
+    chosen = slice(start, start + count)
+    return ((images[chosen] - 5.0) / 6.0).contiguous(memory_format=torch.channels_last), labels[chosen]
+
+
+class PlainNetwork(nn.Module):
+    """What somebody would write who needs just this network: no slots, no table, constant weights."""
+
+    def __init__(self, model: MorphogeneticModel) -> None:
+        super().__init__()
+        self.segments = model.host.segments
+        self.seeds = nn.ModuleDict({str(index): model.slot(index).seed for index in model.blended})
+        self.weights = {str(index): float(model.table.alpha[0, index]) for index in model.blended}
+        if any(model.slot(index).operator is not BlendOperator.ADD for index in model.blended):
+            raise ValueError("the plain network only adds")
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, segment in enumerate(self.segments):
+            x = segment(x)
+            if str(index) in self.seeds:
+                x = x + self.weights[str(index)] * self.seeds[str(index)](x)
+        return x
+
+
+# --- bit for bit -----------------------------------------------------------------------------------
+
+
+def bits(tree: Any) -> Any:
+    """Nested dictionaries and lists with every array as its bytes: equal where NaN is, and nowhere else."""
+    if isinstance(tree, Tensor):
+        return tuple(tree.shape), tree.detach().contiguous().numpy().tobytes()
+    if isinstance(tree, np.ndarray):
+        return tree.shape, tree.tobytes()
+    if isinstance(tree, SlotTable):
+        return bits(tree.arrays())
+    if isinstance(tree, Mapping):
+        return {key: bits(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [bits(value) for value in tree]
+    if isinstance(tree, float):
+        return np.float64(tree).tobytes()
+    return tree
+
+
+def host_bits(env: MorphEnv) -> Any:
+    """Everything of the host: weights, buffers, optimiser, random stream, data cursor."""
+    return bits(
+        {
+            "weights": env.model.host.state_dict(),
+            "optimiser": env.optimiser.state_dict(),
+            "stream": env.host_stream.get_state(),
+            "cursor": env.cursor.state(),
+        }
+    )
+
+
+def boolean_rows(configurations: NDArray[np.bool_]) -> list[tuple[bool, ...]]:
+    return [tuple(row) for row in configurations.tolist()]

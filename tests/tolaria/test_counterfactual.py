@@ -1,0 +1,205 @@
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from esper.kasmina import MorphogeneticModel, WrappedHost
+from esper.leyline import Blueprint, Stage, Style
+from esper.tolaria.counterfactual import REPLAY_SAMPLES, attribute, measure, outputs_by_prefix
+from esper.tolaria.objective import CLASSIFICATION
+from tests.tolaria.building import boolean_rows, cnn, digits, grown_model
+
+SEEDS = (Blueprint.CONV_HEAVY, Blueprint.DEPTHWISE, Blueprint.NORM, Blueprint.CONV_SMALL)
+STYLES = (Style.GATED_GATE, Style.LINEAR_ADD, Style.LINEAR_MULTIPLY, Style.SIGMOID_ADD)
+UNKNOWN = float("nan")
+
+
+def every_choice(count: int) -> NDArray[np.bool_]:
+    return np.array(list(product((False, True), repeat=count)))
+
+
+@torch.no_grad()
+def plain_output(model: MorphogeneticModel, x: Tensor, off: set[int]) -> Tensor:
+    alphas = [None if slot in off else weight for slot, weight in enumerate(model.live_alphas)]
+    return model.eval()(x, alphas)
+
+
+def sample_scores(model: MorphogeneticModel, x: Tensor, y: Tensor, off: set[int]) -> NDArray[np.float64]:
+    return CLASSIFICATION.sample_scores(plain_output(model, x, off), y).double().numpy()
+
+
+def assert_prefix_tree_is_the_plain_forward(model: MorphogeneticModel, slots: tuple[int, ...]) -> None:
+    x, _ = digits(40)
+    model.eval()
+    configurations = every_choice(len(slots))
+    outputs = outputs_by_prefix(model, x, slots, configurations)
+    assert len(outputs) == 2 ** len(slots)
+    for output, on in zip(outputs, configurations, strict=True):
+        off = {slot for slot, flag in zip(slots, on, strict=True) if not flag}
+        assert (output - plain_output(model, x, off)).abs().max() <= 1e-6
+    # Otherwise a tree that ignores its switches would pass.
+    assert (outputs[0] - outputs[-1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_every_configuration_by_prefix_tree_is_its_plain_forward(count: int, kernel: int) -> None:
+    host = cnn((2, 4, 8, 8)[:count], kernel)
+    model, _ = grown_model(dict(enumerate(SEEDS[:count])), host=host, styles=STYLES)
+    assert_prefix_tree_is_the_plain_forward(model, tuple(range(count)))
+
+
+@pytest.mark.parametrize("slots", [(0,), (1,), (2,), (0, 2), (1, 2)])
+def test_a_seed_that_is_not_switched_is_on_in_every_configuration(slots: tuple[int, ...]) -> None:
+    model, _ = grown_model(dict(enumerate(SEEDS[:3])), styles=STYLES, stage=Stage.FOSSILIZED)
+    assert_prefix_tree_is_the_plain_forward(model, slots)
+
+
+def test_empty_and_incubating_slots_take_no_part() -> None:
+    model, _ = grown_model({0: Blueprint.CONV_LIGHT, 3: Blueprint.CONV_LIGHT}, host=cnn((2, 4, 8, 8)))
+    assert_prefix_tree_is_the_plain_forward(model, (0, 3))
+
+
+def test_a_bare_host_is_scored_as_it_stands() -> None:
+    model, _ = grown_model({})
+    x, y = digits(100)
+    measured = measure(model, x, y, (), CLASSIFICATION)
+    expected = sample_scores(model, x, y, set()).mean()
+    assert (measured.slots, measured.scores.tolist(), measured.contribution.size) == ((), [expected], 0)
+
+
+def test_measured_scores_are_those_of_the_plain_forwards() -> None:
+    model, _ = grown_model(dict(enumerate(SEEDS[:3])))
+    x, y = digits(200)
+    measured = measure(model, x, y, (2, 0), CLASSIFICATION)
+    assert measured.slots == (0, 2), "slot order, whatever the order asked for"
+    expected = [sample_scores(model, x, y, off).mean() for off in ({0, 2}, {0}, {2}, set())]
+    np.testing.assert_allclose(measured.scores, expected)
+    assert measured.score == expected[-1]
+    losses = [CLASSIFICATION.loss(plain_output(model, x, off), y) for off in ({0, 2}, set())]
+    np.testing.assert_allclose(measured.losses[[0, 3]], losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [5, 8])
+def test_more_than_four_seeds_are_measured_by_leave_one_out_and_sampled_orders(count: int) -> None:
+    host = cnn((2, 4, 4, 4, 4, 4, 4, 4)[:count])
+    model, _ = grown_model(dict.fromkeys(range(count), Blueprint.CONV_LIGHT), host=host)
+    x, y = digits(200)
+    slots = tuple(range(count))
+    measured = measure(model, x, y, slots, CLASSIFICATION, torch.Generator().manual_seed(0))
+
+    full = sample_scores(model, x, y, set())
+    alone_off = [sample_scores(model, x, y, {slot}) for slot in slots]
+    np.testing.assert_allclose(measured.contribution, [(full - off).mean() for off in alone_off])
+    # Every order goes from nothing on to everything on, so the marginals of each sum to the whole gain.
+    gain = full.mean() - sample_scores(model, x, y, set(slots)).mean()
+    assert measured.shapley.sum() == pytest.approx(gain)
+    assert len(measured.configurations) <= count + 8 * (count - 1) + 2, "leave-one-out, eight orders, none and all"
+
+    by_row = dict(zip(boolean_rows(measured.configurations), measured.scores, strict=True))
+    for row, score in by_row.items():
+        off = {slot for slot, on in enumerate(row) if not on}
+        assert score == pytest.approx(sample_scores(model, x, y, off).mean())
+    again = measure(model, x, y, slots, CLASSIFICATION, torch.Generator().manual_seed(0))
+    np.testing.assert_array_equal(again.shapley, measured.shapley)
+
+
+def test_without_a_stream_to_draw_orders_from_shapley_values_are_unknown() -> None:
+    host = cnn((2, 4, 4, 4, 4))
+    model, _ = grown_model(dict.fromkeys(range(5), Blueprint.CONV_LIGHT), host=host)
+    before = torch.get_rng_state()
+    measured = measure(model, *digits(50), tuple(range(5)), CLASSIFICATION)
+    assert len(measured.configurations) == 6, "five times one off, and everything on"
+    assert np.isnan(measured.shapley).all()
+    assert not np.isnan(measured.contribution).any()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def wrapped_model() -> MorphogeneticModel:
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10),
+    )  # fmt: skip
+    host = WrappedHost(module, ["0", "2"], digits(2)[0])
+    return grown_model({0: Blueprint.CONV_HEAVY, 1: Blueprint.CONV_LIGHT}, host=host)[0]
+
+
+def test_a_wrapped_host_is_measured_by_leave_one_out_and_the_rest_is_unknown() -> None:
+    model = wrapped_model()
+    x, y = digits(REPLAY_SAMPLES + 100)
+    measured = measure(model, x, y, (0, 1), CLASSIFICATION, torch.Generator().manual_seed(0))
+    assert boolean_rows(measured.configurations) == [(False, True), (True, False), (True, True)]
+
+    x, y = x[:REPLAY_SAMPLES], y[:REPLAY_SAMPLES]
+    full = sample_scores(model, x, y, set())
+    differences = [full - sample_scores(model, x, y, {slot}) for slot in (0, 1)]
+    np.testing.assert_allclose(measured.contribution, [d.mean() for d in differences])
+    assert (measured.contribution != 0).any()
+    for unknown in (measured.shapley, measured.interaction_sums(), measured.strongest_boosts()):
+        np.testing.assert_array_equal(unknown, [UNKNOWN, UNKNOWN])
+
+
+def test_two_seeds_by_hand() -> None:
+    # Mean scores: none 10, second 20, first 40, both 80.
+    scores = np.array([[10.0, 10.0], [10.0, 30.0], [40.0, 40.0], [70.0, 90.0]])
+    game = attribute((0, 2), every_choice(2), scores, np.zeros(4), [(0, 1), (1, 0)])
+    assert game.contribution.tolist() == [80.0 - 20.0, 80.0 - 40.0]
+    # Differences per sample (60, 60) and (30, 50): sd 0 and sqrt(200), divided by sqrt(2 samples).
+    np.testing.assert_allclose(game.error, [0.0, 10.0])
+    # First: mean of 40 − 10 (alone) and 80 − 20 (joining); second: mean of 20 − 10 and 80 − 40.
+    assert game.shapley.tolist() == [45.0, 25.0]
+    # 80 − 20 − 40 + 10: together they bring 30 more than each alone.
+    np.testing.assert_array_equal(game.interactions, [[UNKNOWN, 30.0], [30.0, UNKNOWN]])
+    assert game.interaction_sums().tolist() == [30.0, 30.0]
+    assert game.strongest_boosts().tolist() == [30.0, 30.0]
+    assert (game.score, game.slots) == (80.0, (0, 2))
+
+
+def test_three_seeds_by_hand() -> None:
+    # Worth 1, 2 and 4 alone; the first pair gains 12 together, the last pair loses 6; nothing on scores 5.
+    choices = every_choice(3)
+    value = 5.0 + choices @ [1.0, 2.0, 4.0] + 12.0 * choices[:, :2].all(1) - 6.0 * choices[:, 1:].all(1)
+    orders = list(permutations(range(3)))
+    game = attribute((0, 1, 2), choices, np.column_stack([value, value]), np.zeros(8), orders)
+    # A pair's gain is shared equally: 1 + 6, 2 + 6 − 3, 4 − 3. Their sum is 18 − 5.
+    np.testing.assert_allclose(game.shapley, [7.0, 5.0, 1.0])
+    assert game.score - game.scores[0] == 13.0
+    assert game.contribution.tolist() == [13.0, 8.0, -2.0]
+    expected = [[UNKNOWN, 12.0, 0.0], [12.0, UNKNOWN, -6.0], [0.0, -6.0, UNKNOWN]]
+    np.testing.assert_array_equal(game.interactions, expected)
+    assert game.interaction_sums().tolist() == [12.0, 6.0, -6.0]
+    assert game.strongest_boosts().tolist() == [12.0, 12.0, 0.0]
+
+
+def test_one_seed_has_no_partner_to_interact_with() -> None:
+    game = attribute((1,), every_choice(1), np.array([[0.0, 50.0], [100.0, 50.0]]), np.zeros(2), [(0,)])
+    assert (game.contribution.tolist(), game.shapley.tolist()) == ([50.0], [50.0])
+    np.testing.assert_array_equal(game.interaction_sums(), [UNKNOWN])
+    np.testing.assert_array_equal(game.strongest_boosts(), [UNKNOWN])
+
+
+def test_a_sum_over_partners_of_which_one_is_unmeasured_is_unknown() -> None:
+    # All but "first and third off" are scored, so only that pair's interaction is missing.
+    choices = every_choice(3)[[0, 1, 3, 4, 5, 6, 7]]
+    value = np.array([0.0, 3.0, 4.0, 1.0, 6.0, 5.0, 9.0])
+    game = attribute((0, 1, 2), choices, np.column_stack([value, value]), np.zeros(7), [])
+    # Second with first: 9 − 4 − 6 + 3; second with third: 9 − 6 − 5 + 1.
+    np.testing.assert_array_equal(game.interaction_sums(), [UNKNOWN, 2.0 - 1.0, UNKNOWN])
+    np.testing.assert_array_equal(game.strongest_boosts(), [UNKNOWN, 2.0, UNKNOWN])
+
+
+def test_the_error_bar_agrees_with_a_bootstrap_over_samples() -> None:
+    model, _ = grown_model({0: Blueprint.CONV_HEAVY, 1: Blueprint.CONV_HEAVY})
+    x, y = digits(360)
+    measured = measure(model, x, y, (0, 1), CLASSIFICATION)
+    rng = np.random.default_rng(0)
+    draws = rng.integers(0, 360, (2000, 360))
+    full = sample_scores(model, x, y, set())
+    for index, slot in enumerate((0, 1)):
+        difference = full - sample_scores(model, x, y, {slot})
+        bootstrap = difference[draws].mean(axis=1).std(ddof=1)
+        assert bootstrap > 0.0
+        assert measured.error[index] == pytest.approx(bootstrap, rel=0.1)
