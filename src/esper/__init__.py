@@ -1,3 +1,21 @@
-"""Esper: neural networks that grow while they train."""
+"""Esper: neural networks that grow while they train.
+
+Names below are loaded on first use, so that the parts without torch stay quick to import.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.kasmina import MorphogeneticModel, harvest, load_committed, register_blueprint, wrap
 
 __version__ = "0.1.0"
+__all__ = ["MorphogeneticModel", "__version__", "harvest", "load_committed", "register_blueprint", "wrap"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return getattr(import_module("esper.kasmina"), name)
+    raise AttributeError(f"module 'esper' has no attribute '{name}'; it offers {', '.join(__all__)}")

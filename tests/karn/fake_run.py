@@ -173,6 +173,8 @@ def episode_row(episode: int = 0) -> EpisodeRow:
         best_val_score=64.1,
         host_params=HOST_PARAMS,
         params=398,
+        host_flops_per_sample=2_000,
+        flops_per_sample=25_000,
         flops={
             "forward": 1_200_000_000,
             "backward": 2_400_000_000,

@@ -35,7 +35,8 @@ digits_impaired · heuristic · rng seed 0   8 epochs in 0:00:12
 validation  61.5 (best 64.1); twin 22.0, difference +39.5
 test        60.2
 parameters  250 → 398 (×1.59)
-compute     4.00 GFLOP
+inference   2.00 kFLOP → 25.0 kFLOP a sample (×12)
+training    4.00 GFLOP
              1.20 GFLOP  forward
              2.40 GFLOP  backward
               400 MFLOP  counterfactual

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from esper.kasmina import CNNHost, Host, MorphogeneticModel, lifecycle
+from esper.kasmina import CNNHost, Host, MorphogeneticModel, WrappedHost, lifecycle
 from esper.leyline import (
     CANONICAL_ACTION,
     BlendOperator,
@@ -27,6 +27,8 @@ from esper.leyline import (
 from esper.leyline.slot_table import IntArray
 from esper.tolaria.data import Splits, split_images
 from esper.tolaria.env import MorphEnv
+from esper.tolaria.epoch import train_batch
+from esper.tolaria.objective import CLASSIFICATION
 from esper.tolaria.tasks import TaskSpec, task_named
 from esper.tolaria.tasks.digits import _load_arrays
 from esper.tolaria.tasks.spec import InstanceDistribution
@@ -151,8 +153,26 @@ def grown_model(
     return model, optimiser
 
 
+def practise(model: MorphogeneticModel, optimiser: torch.optim.Optimizer, batches: int = 60) -> None:
+    """Train on some digits, so that switching a seed off changes scores."""
+    model.train()
+    for number in range(batches):
+        x, y = digits(64, start=400 + 64 * (number % 16))
+        train_batch(model, optimiser, x, y, CLASSIFICATION.loss, clip=5.0)
+
+
 def cnn(widths: Sequence[int], kernel: int = 3) -> CNNHost:
     return CNNHost(widths, kernel=kernel, input_shape=(1, 8, 8), classes=10)
+
+
+def wrapped_model() -> MorphogeneticModel:
+    """A plain module with a seed behind each of its convolutions."""
+    module = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10),
+    )  # fmt: skip
+    host = WrappedHost(module, ["0", "2"], digits(2)[0])
+    return grown_model({0: Blueprint.CONV_HEAVY, 1: Blueprint.CONV_LIGHT}, host=host)[0]
 
 
 def set_stage(model: MorphogeneticModel, slot: int, stage: Stage, alpha: float = 1.0) -> None:

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from esper.kasmina import MorphogeneticModel, WrappedHost
+from esper.kasmina import MorphogeneticModel
 from esper.leyline import Blueprint, Stage, Style
 from esper.tolaria.counterfactual import REPLAY_SAMPLES, attribute, measure, outputs_by_prefix
 from esper.tolaria.objective import CLASSIFICATION
-from tests.tolaria.building import boolean_rows, cnn, digits, grown_model
+from tests.tolaria.building import boolean_rows, cnn, digits, grown_model, practise, wrapped_model
 
 SEEDS = (Blueprint.CONV_HEAVY, Blueprint.DEPTHWISE, Blueprint.NORM, Blueprint.CONV_SMALL)
 STYLES = (Style.GATED_GATE, Style.LINEAR_ADD, Style.LINEAR_MULTIPLY, Style.SIGMOID_ADD)
@@ -86,7 +86,8 @@ def test_measured_scores_are_those_of_the_plain_forwards() -> None:
 @pytest.mark.parametrize("count", [5, 8])
 def test_more_than_four_seeds_are_measured_by_leave_one_out_and_sampled_orders(count: int) -> None:
     host = cnn((2, 4, 4, 4, 4, 4, 4, 4)[:count])
-    model, _ = grown_model(dict.fromkeys(range(count), Blueprint.CONV_LIGHT), host=host)
+    model, optimiser = grown_model(dict.fromkeys(range(count), Blueprint.CONV_LIGHT), host=host)
+    practise(model, optimiser)
     x, y = digits(200)
     slots = tuple(range(count))
     measured = measure(model, x, y, slots, CLASSIFICATION, torch.Generator().manual_seed(0))
@@ -97,7 +98,9 @@ def test_more_than_four_seeds_are_measured_by_leave_one_out_and_sampled_orders(c
     # Every order goes from nothing on to everything on, so the marginals of each sum to the whole gain.
     gain = full.mean() - sample_scores(model, x, y, set(slots)).mean()
     assert measured.shapley.sum() == pytest.approx(gain)
-    assert len(measured.configurations) <= count + 8 * (count - 1) + 2, "leave-one-out, eight orders, none and all"
+    assert len(measured.configurations) <= count + 8 * (count - 1) + 2, (
+        "leave-one-out, eight orders, none and all"
+    )
 
     by_row = dict(zip(boolean_rows(measured.configurations), measured.scores, strict=True))
     for row, score in by_row.items():
@@ -116,15 +119,6 @@ def test_without_a_stream_to_draw_orders_from_shapley_values_are_unknown() -> No
     assert np.isnan(measured.shapley).all()
     assert not np.isnan(measured.contribution).any()
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def wrapped_model() -> MorphogeneticModel:
-    module = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10),
-    )  # fmt: skip
-    host = WrappedHost(module, ["0", "2"], digits(2)[0])
-    return grown_model({0: Blueprint.CONV_HEAVY, 1: Blueprint.CONV_LIGHT}, host=host)[0]
 
 
 def test_a_wrapped_host_is_measured_by_leave_one_out_and_the_rest_is_unknown() -> None:
@@ -192,7 +186,8 @@ def test_a_sum_over_partners_of_which_one_is_unmeasured_is_unknown() -> None:
 
 
 def test_the_error_bar_agrees_with_a_bootstrap_over_samples() -> None:
-    model, _ = grown_model({0: Blueprint.CONV_HEAVY, 1: Blueprint.CONV_HEAVY})
+    model, optimiser = grown_model({0: Blueprint.CONV_HEAVY, 1: Blueprint.CONV_HEAVY})
+    practise(model, optimiser)
     x, y = digits(360)
     measured = measure(model, x, y, (0, 1), CLASSIFICATION)
     rng = np.random.default_rng(0)

@@ -61,7 +61,12 @@ def _facts(episode: EpisodeRow) -> Table:
         f"{notation.count(episode.host_params)} → {notation.count(episode.params)}"
         f" ({notation.factor(episode.params, episode.host_params)})",
     )
-    facts.add_row("compute", notation.flop(total_flops(episode.flops)))
+    facts.add_row(
+        "inference",
+        f"{notation.flop(episode.host_flops_per_sample)} → {notation.flop(episode.flops_per_sample)}"
+        f" a sample ({notation.factor(episode.flops_per_sample, episode.host_flops_per_sample)})",
+    )
+    facts.add_row("training", notation.flop(total_flops(episode.flops)))
     for purpose, amount in episode.flops.items():
         if amount == 0:
             continue
@@ -158,6 +163,8 @@ def as_json(
         "test_score": episode.test_score,
         "host_params": episode.host_params,
         "params": episode.params,
+        "host_flops_per_sample": episode.host_flops_per_sample,
+        "flops_per_sample": episode.flops_per_sample,
         "flops_total": total_flops(episode.flops),
         "flops": dict(episode.flops),
         "ops": dict(zip(run.ops, episode.op_counts, strict=True)),

@@ -3,7 +3,7 @@
 from esper.kasmina.blueprints import register_blueprint
 from esper.kasmina.export import harvest, load_committed, save_committed
 from esper.kasmina.hosts import CNNHost, Host, SegmentedHost, WrappedHost
-from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.model import MorphogeneticModel, wrap
 from esper.kasmina.slot import SeedSlot
 from esper.kasmina.streams import TorchStream
 
@@ -19,4 +19,5 @@ __all__ = [
     "load_committed",
     "register_blueprint",
     "save_committed",
+    "wrap",
 ]

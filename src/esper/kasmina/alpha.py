@@ -44,7 +44,12 @@ def ramp_value(start: float, target: float, curve: AlphaCurve, elapsed: int, epo
 def begin_ramp(
     table: SlotTable, env: int, slot: int, *, target: float, epochs: int, curve: AlphaCurve
 ) -> None:
-    """Send alpha on its way; the epoch that follows is the ramp's first."""
+    """Send alpha on its way; the epoch that follows is the ramp's first.
+
+    A ramp to where alpha is takes no time: a held seed would otherwise be on its way for ever.
+    """
+    if target == table.alpha[env, slot]:
+        epochs = 0
     table.alpha_from[env, slot] = table.alpha[env, slot]
     table.alpha_target[env, slot] = target
     table.ramp_epochs[env, slot] = epochs

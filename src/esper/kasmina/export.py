@@ -56,7 +56,7 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
     if isinstance(host, SegmentedHost):
         return _chain(host, fossils)
     if isinstance(host, WrappedHost):
-        return _graft(host, grown, fossils)
+        return _graft(host, fossils)
     raise HostError(
         f"hosts of class {type(host).__name__} cannot be harvested; segmented and wrapped ones can"
     )
@@ -80,17 +80,14 @@ def _chain(host: SegmentedHost, fossils: dict[int, Fossil]) -> nn.Sequential:
     return chain
 
 
-def _graft(host: WrappedHost, model: MorphogeneticModel, fossils: dict[int, Fossil]) -> nn.Module:
+def _graft(host: WrappedHost, fossils: dict[int, Fossil]) -> nn.Module:
     module = host.module
-    for index, name in enumerate(host.submodule_names):
-        submodule = module.get_submodule(name)
-        slot = model.slot(index)
-        for key, hook in list(submodule._forward_hooks.items()):
-            if getattr(hook, "__self__", None) is slot:
-                del submodule._forward_hooks[key]
-        if index in fossils:
-            parent, _, child = name.rpartition(".")
-            setattr(module.get_submodule(parent), child, nn.Sequential(submodule, fossils[index]))
+    for handle in host.handles:
+        handle.remove()
+    for index, fossil in fossils.items():
+        parent, _, child = host.submodule_names[index].rpartition(".")
+        owner = module.get_submodule(parent)
+        setattr(owner, child, nn.Sequential(owner.get_submodule(child), fossil))
     return module
 
 

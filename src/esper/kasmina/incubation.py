@@ -7,6 +7,7 @@ learns on the loss that it *would* cause; nothing of the host changes, not even 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -19,9 +20,14 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def shadow_loss(model: MorphogeneticModel, slot: int, targets: Tensor, loss: Loss) -> Tensor:
-    """The loss of the batch just seen, had the seed at ``slot`` been blended in; call ``backward`` on it."""
+    """The loss of the batch just seen, had the seed at ``slot`` been blended in; call ``backward`` on it.
+
+    NaN for a seed whose weights are not finite, even where tanh or ReLU would hide it.
+    """
     seed_slot = model.slot(slot)
     features = model.captured(slot)
+    if not seed_slot.is_finite:
+        return features.new_full((), math.nan)
     with seed_slot.stream:
         alphas = model.live_alphas
         alphas[slot] = 1.0 - torch.rand((), device=features.device)  # in (0, 1]: at 0 nothing is learned

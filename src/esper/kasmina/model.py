@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina.blueprints import names_for, specs_for
+from esper.kasmina.blueprints import Topology, names_for, specs_for
 from esper.kasmina.hosts.base import Host
+from esper.kasmina.hosts.wrapped import WrappedHost
 from esper.kasmina.optim import OptimiserRecipe
 from esper.kasmina.slot import SeedSlot
 from esper.kasmina.streams import TorchStream
@@ -75,14 +76,20 @@ class MorphogeneticModel(nn.Module):
         """Output for ``x``, by default with the seeds as the table has them.
 
         In training mode incubating seeds listen in. With ``start`` the pass begins at that slot:
-        ``x`` is what ``captured`` returned for it. With ``alphas`` nobody listens.
+        ``x`` is what ``captured`` returned for it. With ``alphas`` nobody listens, and seeds draw from
+        the random stream that the caller entered.
         """
         if alphas is None:
             self._engage_live(x)
         else:
             for slot, weight in zip(self._seed_slots, alphas, strict=True):
-                slot.engage(weight)
-        output: Tensor = self.host(x, self._seed_slots, start)
+                slot.engage(weight, ambient=True)
+        try:
+            output: Tensor = self.host(x, self._seed_slots, start)
+        finally:
+            # Between passes a wrapped module is the user's own again, whoever calls it.
+            for slot in self._seed_slots:
+                slot.engage(None)
         return output
 
     def forward_from(self, slot: int, h: Tensor, alphas: Alphas) -> Tensor:
@@ -95,7 +102,7 @@ class MorphogeneticModel(nn.Module):
         at_slot = tap if self.host.segmented else 0
         self._tapped_input = x.detach()[:tap].clone() if tap and not at_slot else None
         ghosts = self.training and self.rules.incubation == "straight_through"
-        for index, (slot, weight) in enumerate(zip(self._seed_slots, self._live_alphas, strict=True)):
+        for index, (slot, weight) in enumerate(zip(self._seed_slots, self.live_alphas, strict=True)):
             incubating = index in self._incubating
             slot.engage(weight, tap=at_slot if incubating else 0, ghost=ghosts and incubating)
 
@@ -112,16 +119,16 @@ class MorphogeneticModel(nn.Module):
         """Bring alpha buffers and participation in line with the slot table."""
         stage, alpha, taking_part = self.table.stage[0], self.table.alpha[0], self.table.in_forward[0]
         self._incubating = [i for i in range(len(self._seed_slots)) if stage[i] == Stage.TRAINING]
-        self._live_alphas: list[Tensor | None] = []
+        self._blended = [i for i in range(len(self._seed_slots)) if taking_part[i]]
         for index, slot in enumerate(self._seed_slots):
             slot.alpha.fill_(float(alpha[index]))
-            self._live_alphas.append(slot.alpha if taking_part[index] else None)
             slot.disengage()
 
     @property
     def live_alphas(self) -> list[Tensor | None]:
         """The blend weights of the network as it stands."""
-        return list(self._live_alphas)
+        # Looked up each time: moving a module to another device or type replaces its buffers.
+        return [slot.alpha if i in self._blended else None for i, slot in enumerate(self._seed_slots)]
 
     @property
     def incubating(self) -> list[int]:
@@ -131,7 +138,7 @@ class MorphogeneticModel(nn.Module):
     @property
     def blended(self) -> list[int]:
         """Slots whose seed takes part in the forward pass."""
-        return [i for i, weight in enumerate(self._live_alphas) if weight is not None]
+        return list(self._blended)
 
     def slot(self, index: int) -> SeedSlot:
         return self._seed_slots[index]
@@ -157,9 +164,10 @@ class MorphogeneticModel(nn.Module):
 
     def germinate(self, slot: int, blueprint: int, style: int) -> int:
         """Build a seed into ``slot``; returns its parameter count. The table is the lifecycle's to change."""
-        shape = self.host.feature_shapes[slot]
-        sample = torch.ones((1, *shape), device=self._seed_slots[slot].alpha.device)
-        return self._seed_slots[slot].germinate(blueprint, style, self.recipe, sample)
+        shape = (2, *self.host.feature_shapes[slot])
+        # All values differ: a normalisation would make zero of a constant.
+        sample = torch.linspace(-1.0, 1.0, math.prod(shape), device=self._seed_slots[slot].alpha.device)
+        return self._seed_slots[slot].germinate(blueprint, style, self.recipe, sample.view(shape))
 
     def host_parameters(self) -> list[nn.Parameter]:
         """The host's own parameters, without any seed's."""
@@ -189,3 +197,20 @@ class MorphogeneticModel(nn.Module):
             blueprint, style = int(self.table.blueprint[0, index]), int(self.table.style[0, index])
             slot.load_state(kept, blueprint, style, self._recipe)
         self.sync()
+
+
+def wrap(
+    module: nn.Module,
+    slots: Sequence[str],
+    sample: Tensor,
+    rules: LifecycleRules | None = None,
+    *,
+    topology: Topology = "feature_map",
+    rng_seed: int = 0,
+) -> MorphogeneticModel:
+    """Give ``module`` slots after the submodules named by ``slots`` (names or patterns).
+
+    ``sample`` is a small input batch: one forward finds the features at every slot.
+    """
+    host = WrappedHost(module, slots, sample, topology)
+    return MorphogeneticModel(host, rules, streams=slot_streams(rng_seed))

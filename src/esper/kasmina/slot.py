@@ -6,18 +6,19 @@ set by ``engage`` describe the pass under way and are no state of the slot.
 
 from __future__ import annotations
 
+import copy
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
 from esper.kasmina import blend
 from esper.kasmina.blueprints import Topology, blueprint_at
 from esper.kasmina.optim import OptimiserRecipe
 from esper.kasmina.streams import TorchStream
-from esper.leyline.errors import BlueprintError
+from esper.leyline.errors import BlueprintError, SlotError
 from esper.leyline.factored_actions import STYLE_OPERATORS, BlendOperator
 
 
@@ -37,17 +38,24 @@ class SeedSlot(nn.Module):
         self.operator = BlendOperator.ADD
         self.optimiser: Optimizer | None = None
         self.stochastic = False
+        """The seed draws random numbers when it runs in training mode."""
         # A 0-d buffer and not a float: a compiled graph would be rebuilt for every new float.
         self.register_buffer("alpha", torch.zeros(()))
         self.disengage()
 
     # --- the pass under way -------------------------------------------------------------------
 
-    def engage(self, weight: Tensor | None, *, tap: int = 0, ghost: bool = False) -> None:
-        """Prepare for one pass: blend at ``weight``, keep ``tap`` samples, or join straight-through."""
+    def engage(
+        self, weight: Tensor | None, *, tap: int = 0, ghost: bool = False, ambient: bool = False
+    ) -> None:
+        """Prepare for one pass: blend at ``weight``, keep ``tap`` samples, or join straight-through.
+
+        With ``ambient`` the seed draws from the random stream that the caller entered, not its own.
+        """
         self.weight = weight
         self.tap = tap
         self.ghost = ghost
+        self.ambient = ambient
         self.engaged = weight is not None or tap > 0 or ghost
 
     def disengage(self) -> None:
@@ -76,30 +84,46 @@ class SeedSlot(nn.Module):
             # A channels_last group norm on the CPU crashes the process in backward (torch 2.13) when its
             # parameters want a gradient and its input does not; the input's gradient is the price.
             h = h.detach().requires_grad_()
-        if self.stochastic and self.training:
+        if self.stochastic and self.training and not self.ambient:
             with self.stream:
                 return blend.change(self.operator, h, self.seed(h), self.gate)
         return blend.change(self.operator, h, self.seed(h), self.gate)
 
     def _straight_through(self, h: Tensor) -> Tensor:
-        """The host's value with the seed's gradient; a non-finite seed is left out of the graph."""
-        change = self._change(h.detach().clone())
-        if not torch.isfinite(change).all():
+        """The host's value with the seed's gradient; a non-finite seed is left out of the graph.
+
+        Its weights are looked at too: tanh and ReLU return finite values for infinite ones, and only
+        the gradient would show it.
+        """
+        change = self._change(h.detach().clone()) if self.is_finite else None
+        if change is None or not torch.isfinite(change).all():
             self.poisoned = True
             return h
+        self.poisoned = False
         return h + (change - change.detach())
 
     # --- what lives here ----------------------------------------------------------------------
 
     def germinate(self, blueprint: int, style: int, recipe: OptimiserRecipe, sample: Tensor) -> int:
-        """Attach a new seed; returns its parameter count. ``sample`` is one feature map of this slot."""
-        with self.stream:
-            self._attach(blueprint, style, recipe)
+        """Attach a new seed; returns its parameter count. ``sample`` is a batch of features of this slot.
+
+        A blueprint that is refused leaves the slot empty.
+        """
+        if self.seed is not None:
+            raise SlotError(f"slot {self.slot_id} holds a seed already; prune it before the next one")
+        name = blueprint_at(blueprint, self.topology).name
         try:
-            self._check_birth(blueprint, sample)
+            with self.stream:
+                self._attach(blueprint, style, recipe)
+                self._check_birth(name, sample)
         except BlueprintError:
             self.remove()
             raise
+        except Exception as error:
+            self.remove()
+            raise BlueprintError(
+                f"blueprint '{name}' fails on features of shape {tuple(sample.shape[1:])}: {error}"
+            ) from error
         return sum(p.numel() for p in self.parameters())
 
     def _attach(self, blueprint: int, style: int, recipe: OptimiserRecipe) -> None:
@@ -113,15 +137,17 @@ class SeedSlot(nn.Module):
         self.seed, self.gate, self.operator = seed.to(self.alpha.device), gate, operator
         if gate is not None:
             gate.to(self.alpha.device)
-        self.stochastic = any(isinstance(m, _DropoutNd) and m.p > 0 for m in seed.modules())
         self.optimiser = recipe.make(self.parameters())
         self.train(self.training)
 
-    def _check_birth(self, blueprint: int, sample: Tensor) -> None:
-        name = blueprint_at(blueprint, self.topology).name
-        assert self.seed is not None
-        with torch.no_grad(), self.stream:
-            delta = self.seed(sample)
+    def _check_birth(self, name: str, sample: Tensor) -> None:
+        """Try the seed in training mode, on a copy: its own statistics must not see the sample."""
+        seed = copy.deepcopy(self.seed)
+        assert seed is not None
+        before = torch.get_rng_state()
+        with torch.no_grad():
+            delta = seed.train()(sample)
+        self.stochastic = not torch.equal(before, torch.get_rng_state())
         if not isinstance(delta, Tensor) or delta.shape != sample.shape:
             found = tuple(delta.shape) if isinstance(delta, Tensor) else type(delta).__name__
             raise BlueprintError(
@@ -145,8 +171,8 @@ class SeedSlot(nn.Module):
 
     @property
     def is_finite(self) -> bool:
-        """Whether every weight of the seed is finite."""
-        return all(bool(torch.isfinite(p).all()) for p in self.parameters())
+        """Whether every weight and statistic of the seed is finite."""
+        return all(bool(torch.isfinite(t).all()) for t in chain(self.parameters(), self.buffers()))
 
     # --- state --------------------------------------------------------------------------------
 
@@ -156,6 +182,7 @@ class SeedSlot(nn.Module):
         return {
             "weights": None if empty else {k: v.clone() for k, v in self.state_dict().items()},
             "optimiser": None if self.optimiser is None else _clone_tree(self.optimiser.state_dict()),
+            "stochastic": self.stochastic,
             "stream": self.stream.get_state(),
         }
 
@@ -172,6 +199,7 @@ class SeedSlot(nn.Module):
             self.load_state_dict(state["weights"])
             assert self.optimiser is not None
             self.optimiser.load_state_dict(_clone_tree(state["optimiser"]))
+            self.stochastic = state["stochastic"]
         self.stream.set_state(state["stream"])
 
 

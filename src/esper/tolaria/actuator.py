@@ -109,11 +109,13 @@ def commit(model: MorphogeneticModel) -> list[StageMove]:
     for slot in range(table.num_slots):
         if not table.live[0, slot]:
             continue
+        reason = "not held at the horizon"
         if table.stage[0, slot] == Stage.HOLDING:
             verdict = gates.g5_worthy(table, 0, slot, rules, finite=model.slot(slot).is_finite)
             if verdict.ok:
                 moves += lifecycle.fossilize(table, 0, slot, verdict, "mechanical", "horizon commits")
                 continue
-        moves += lifecycle.prune(table, 0, slot, rules, cause="mechanical", reason="not held at the horizon")
+            reason = f"refused by {verdict.gate} at the horizon: {', '.join(verdict.failed)}"
+        moves += lifecycle.prune(table, 0, slot, rules, cause="mechanical", reason=reason)
     settle(model, moves)
     return moves

@@ -43,6 +43,12 @@ class GuardedTest:
         self._read = True
         return self._samples
 
+    def state(self) -> dict[str, bool]:
+        return {"unlocked": self._unlocked, "read": self._read}
+
+    def load_state(self, state: dict[str, bool]) -> None:
+        self._unlocked, self._read = state["unlocked"], state["read"]
+
 
 @dataclass(frozen=True, slots=True)
 class Splits:

@@ -29,7 +29,7 @@ from esper.leyline.stages import Stage
 from esper.tolaria import actuator, recording
 from esper.tolaria.counterfactual import Counterfactuals, measure
 from esper.tolaria.data import BatchCursor
-from esper.tolaria.epoch import EpochTraining, train_epoch
+from esper.tolaria.epoch import EpochTraining, total_norm, train_epoch
 from esper.tolaria.flops import FlopMeter
 from esper.tolaria.seeding import LifeStreams
 from esper.tolaria.tasks.spec import TaskSpec
@@ -51,6 +51,9 @@ class LifeReport:
     best_val_score: float
     host_params: int
     params: int
+    host_flops_per_sample: int
+    flops_per_sample: int
+    """Forward pass of the bare host, and of the committed network."""
     flops: dict[str, int]
     op_counts: tuple[int, ...]
     refused: int
@@ -115,6 +118,7 @@ class MorphEnv:
         self.op_counts = [0] * NUM_OPS
         self.refused = 0
         self.val_scores: list[float] = []
+        """By epoch; the last epoch's is replaced when the commit measures again."""
         self._began = time.perf_counter()
 
     @property
@@ -212,6 +216,7 @@ class MorphEnv:
             self.sampling,
         )
         self.meter.validated(len(validation), result.slots, result.configurations)
+        self.val_scores[self.epoch :] = [result.score]
         sums, boosts = result.interaction_sums(), result.strongest_boosts()
         for index, slot in enumerate(result.slots):
             self.table.record_contribution(
@@ -259,6 +264,7 @@ class MorphEnv:
             self._prune_at_once(slot, "non-finite while blended")
 
     def _is_guilty(self, slot: int, x: Tensor, y: Tensor) -> bool:
+        """Whether the live seed at ``slot`` is broken, or loss and gradient would be finite without it."""
         if not self.table.live[0, slot]:
             return False
         if not self.model.slot(slot).is_finite:
@@ -266,10 +272,11 @@ class MorphEnv:
         alphas = self.model.live_alphas
         alphas[slot] = None
         self.model.eval()
-        with torch.no_grad():
-            without = self.task.objective.loss(self.model(x, alphas), y)
+        without = self.task.objective.loss(self.model(x, alphas), y)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(without, trained, materialize_grads=True)
         self.model.train()
-        return bool(torch.isfinite(without))
+        return math.isfinite(without.item()) and math.isfinite(total_norm(list(gradients)))
 
     def _prune_at_once(self, slot: int, reason: str) -> None:
         moves = lifecycle.prune(self.table, 0, slot, self.model.rules, cause="governor", reason=reason)
@@ -296,7 +303,6 @@ class MorphEnv:
                 " lower the learning rate or the gradient clip"
             )
         host, grown = self.model.count_parameters()
-        self.val_scores.append(measured.score)
         return EnvFacts(
             epoch=self.epoch,
             max_epochs=self.task.horizon,
@@ -320,12 +326,15 @@ class MorphEnv:
         with torch.inference_mode():
             scores = self.task.objective.sample_scores(self.model(samples.x), samples.y)
         host, grown = self.model.count_parameters()
+        host_flops, flops = self.meter.per_sample()
         report = LifeReport(
             val_score=self.val_scores[-1],
             test_score=scores.mean().item(),
             best_val_score=max(self.val_scores),
             host_params=host,
             params=host + grown,
+            host_flops_per_sample=host_flops,
+            flops_per_sample=flops,
             flops=self.meter.ledger.as_dict(),
             op_counts=tuple(self.op_counts),
             refused=self.refused,

@@ -54,19 +54,21 @@ def train_batch(
     facts = BatchFacts(
         value.item(), output.detach(), clip_gradients(_gradients(model.host.parameters()), clip)
     )
-    if straight:
-        facts.broken = [slot for slot in model.incubating if model.slot(slot).poisoned]
     if measure:
         facts.seeds = _statistics(gradients)
-    norms = [clip_gradients(gradients[slot], clip) for slot in joined]
-    if not all(map(math.isfinite, (facts.loss, facts.host_norm, *norms))):
+    norms = {slot: clip_gradients(gradients[slot], clip) for slot in joined}
+    blended = (norms[slot] for slot in model.blended)
+    if not all(map(math.isfinite, (facts.loss, facts.host_norm, *blended))):
         facts.skipped = True
         return facts
-    if not straight:
+    if straight:
+        facts.broken = [s for s in model.incubating if model.slot(s).poisoned or not math.isfinite(norms[s])]
+    else:
         _incubate(model, y, loss, clip, facts, measure)
     optimiser.step()
     for slot in joined:
-        _step(model, slot)
+        if slot not in facts.broken:
+            _step(model, slot)
     return facts
 
 
@@ -107,13 +109,17 @@ def _step(model: MorphogeneticModel, slot: int) -> None:
 
 def clip_gradients(gradients: list[Tensor], limit: float) -> float:
     """Scale ``gradients`` down to a total norm of ``limit``; returns the norm before."""
-    if not gradients:
-        return 0.0
-    norms = torch._foreach_norm(gradients)
-    total = float(torch.linalg.vector_norm(torch.stack(norms)))
+    total = total_norm(gradients)
     if limit < total < math.inf:
         torch._foreach_mul_(gradients, limit / total)
     return total
+
+
+def total_norm(tensors: list[Tensor]) -> float:
+    """The norm of all tensors together."""
+    if not tensors:
+        return 0.0
+    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))))
 
 
 @dataclass(frozen=True, slots=True)

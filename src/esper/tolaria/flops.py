@@ -33,25 +33,15 @@ def flop_counter() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
-def _convolution_backward(  # noqa: PLR0913  the operator's own arguments, tensors as shapes
-    grad_output: Sequence[int],
-    x: Sequence[int],
-    weight: Sequence[int],
-    bias: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    wanted: Sequence[bool],
-    **_: Any,
+def _convolution_backward(
+    grad_output: Sequence[int], x: Sequence[int], weight: Sequence[int], *settings: Any, **_: Any
 ) -> int:
-    """The gradients of input and weight each cost one forward.
+    """The gradients of input and weight each cost one forward; arguments are the operator's, as shapes.
 
     ``weight [out, in / groups, …]`` already has the groups in it. Torch's own formula takes every
     pair of input and output channels for the weight gradient: ``groups`` times too much.
     """
+    *_before, transposed, _output_padding, _groups, wanted = settings
     positions = math.prod((x if transposed else grad_output)[2:])
     return sum(wanted[:2]) * 2 * x[0] * positions * math.prod(weight)
 
@@ -158,6 +148,11 @@ class FlopMeter:
         """Book everything spent on a seed as spent on a pruned one."""
         self.ledger.pruned_seeds += self._spent.pop(slot)
         del self._seeds[slot]
+
+    def per_sample(self) -> tuple[int, int]:
+        """FLOPs of one sample's forward through the bare host, and through the network as it stands."""
+        host = sum(part.forward for part in self._segments)
+        return host, host + sum(self._seeds[slot].forward for slot in self.model.blended)
 
     def spent_by_slot(self) -> dict[int, int]:
         """Compute spent so far on the seed in each occupied slot."""

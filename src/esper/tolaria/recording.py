@@ -159,6 +159,8 @@ def emit_episode(env: MorphEnv, report: LifeReport, seconds: float) -> None:
             best_val_score=report.best_val_score,
             host_params=report.host_params,
             params=report.params,
+            host_flops_per_sample=report.host_flops_per_sample,
+            flops_per_sample=report.flops_per_sample,
             flops=report.flops,
             op_counts=list(report.op_counts),
             refused=report.refused,

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from torch import Generator
 
 from esper.kasmina.streams import TorchStream
 from esper.leyline.streams import derive_seed
+
+TRAINING_SEEDS: Final = range(1_000_000)
+"""Root seeds to train and tune on."""
+SELECTION_SEEDS: Final = range(1_000_000, 2_000_000)
+"""Root seeds to choose between candidates with, on the validation split."""
+TEST_SEEDS: Final = range(2_000_000, 3_000_000)
+"""Root seeds for reported numbers; nothing was ever tuned on them."""
 
 
 @dataclass(frozen=True, slots=True)

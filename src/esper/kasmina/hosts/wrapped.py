@@ -50,8 +50,12 @@ class WrappedHost(Host):
         self.feature_shapes = tuple(tuple(seen[name][0].shape[1:]) for name in ordered)
 
     def attach(self, slots: Sequence[SeedSlot]) -> None:
-        for name, slot in zip(self.submodule_names, slots, strict=True):
+        # Kept, because only unpickled handles reserve their hooks' numbers: without them the next hook
+        # registered in a new process would take a slot's place.
+        self.handles = [
             self.module.get_submodule(name).register_forward_hook(slot.on_forward)
+            for name, slot in zip(self.submodule_names, slots, strict=True)
+        ]
 
     def forward(self, x: Tensor, slots: Sequence[SeedSlot], start: int | None = None) -> Tensor:
         """The hooks apply the slots; ``start`` changes nothing, the whole forward is replayed."""

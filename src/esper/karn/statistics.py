@@ -1,0 +1,52 @@
+"""Means with their intervals, and paired differences: what makes two numbers comparable."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+CONFIDENCE = 0.95
+
+
+class Estimate(NamedTuple):
+    """A mean with the half-width of its 95 % interval (Student's t); unknown for a single value."""
+
+    mean: float
+    half_width: float
+    size: int
+    """How many values it rests on."""
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half_width
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f} ± {self.half_width:.1f}"
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean of independent values and its interval."""
+    if not values:
+        raise ValueError("an estimate needs at least one value")
+    count = len(values)
+    if count == 1:
+        return Estimate(values[0], math.nan, 1)
+    error = statistics.stdev(values) / math.sqrt(count)
+    return Estimate(statistics.fmean(values), _t_quantile(count - 1) * error, count)
+
+
+def paired_difference(values: Sequence[float], control: Sequence[float]) -> Estimate:
+    """Mean of ``values[i] − control[i]``: both arms were run with the same rng seeds, in the same order."""
+    return estimate([a - b for a, b in zip(values, control, strict=True)])
+
+
+def _t_quantile(degrees: int) -> float:
+    from scipy.stats import t  # noqa: PLC0415  an optional library, needed for studies only
+
+    return float(t.ppf(0.5 + CONFIDENCE / 2, degrees))

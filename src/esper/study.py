@@ -1,0 +1,81 @@
+"""Arms × rng seeds: the same lives under different decision makers and settings, in parallel.
+
+Every arm runs the same rng seeds, so that differences are paired: initialisation, data split and
+data order of a seed are the same in all arms.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from esper.build import build_decider, build_task, build_vector
+from esper.config import RunConfig, run_config
+from esper.tolaria.episode import run_episode
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One life: an arm with one rng seed."""
+
+    arm: str
+    rng_seed: int
+    val_score: float
+    test_score: float
+    host_params: int
+    params: int
+    flops: dict[str, int]
+    refused: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def run_cell(arm: str, config: RunConfig) -> Cell:
+    """Run one life and report its committed network."""
+    vector = build_vector(config, build_task(config))
+    vector.reset(0)
+    decider = build_decider(config.decider, config, vector.action_space)
+    (report,) = run_episode(vector, decider)
+    return Cell(
+        arm=arm,
+        rng_seed=config.rng_seed,
+        val_score=report.val_score,
+        test_score=report.test_score,
+        host_params=report.host_params,
+        params=report.params,
+        flops=report.flops,
+        refused=report.refused,
+    )
+
+
+def run_study(
+    arms: Mapping[str, Mapping[str, object]],
+    rng_seeds: Sequence[int],
+    *,
+    processes: int = 2,
+    on_cell: Callable[[Cell], None] = lambda cell: None,
+) -> dict[str, list[Cell]]:
+    """Run every arm (settings of a ``RunConfig``) with every rng seed; cells come in seed order."""
+    jobs = [
+        (arm, run_config(**settings, rng_seed=rng_seed))
+        for arm, settings in arms.items()
+        for rng_seed in rng_seeds
+    ]
+    context = multiprocessing.get_context("spawn")
+    results: dict[tuple[str, int], Cell] = {}
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_one_thread) as pool:
+        for future in as_completed([pool.submit(run_cell, arm, config) for arm, config in jobs]):
+            cell = future.result()
+            results[cell.arm, cell.rng_seed] = cell
+            on_cell(cell)
+    return {arm: [results[arm, rng_seed] for rng_seed in rng_seeds] for arm in arms}
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)

@@ -1,0 +1,207 @@
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.kasmina.blueprints import blueprint_at
+from esper.leyline import Blueprint, EsperError, LifecycleRules, Op, Stage, Style
+from esper.tolaria.counterfactual import measure
+from esper.tolaria.epoch import train_batch
+from esper.tolaria.flops import FlopMeter, PartCost, count_part, flop_counter
+from esper.tolaria.objective import CLASSIFICATION
+from tests.tolaria.building import (
+    SMALL_RULES,
+    WAIT,
+    action,
+    cnn,
+    digits,
+    grown_model,
+    plant,
+    run,
+    set_stage,
+    started,
+    tiny_task,
+    wrapped_model,
+)
+
+HEAVY, LIGHT, DEPTHWISE = Blueprint.CONV_HEAVY, Blueprint.CONV_LIGHT, Blueprint.DEPTHWISE
+CASES = [
+    ({}, None),
+    ({0: HEAVY}, None),
+    ({0: DEPTHWISE, 2: DEPTHWISE}, None),
+    ({0: LIGHT, 1: Blueprint.CONV_SMALL, 2: HEAVY}, None),
+    ({0: HEAVY, 1: LIGHT, 2: Blueprint.NORM}, 0),
+    ({0: HEAVY, 1: DEPTHWISE, 2: LIGHT}, 1),
+    ({2: LIGHT}, 2),
+]
+"""Seeds by slot, and which of them incubates; the others are blended."""
+
+
+def test_a_depthwise_seed_by_hand() -> None:
+    # 4 channels of 8×8. Per channel 3×3: 2·64·9·4 = 4608; 1×1: 2·64·4·4 = 2048; forward 6656.
+    # Each gradient costs one forward; without the input's, the depthwise layer computes one less.
+    seed = blueprint_at(DEPTHWISE, "feature_map").build(4)
+    assert count_part(seed, (4, 8, 8)) == PartCost(6656, 2 * 6656, 2 * 6656 - 4608, 6656)
+
+
+def test_a_host_segment_by_hand() -> None:
+    # 3×3 convolution from 4 to 8 channels on the pooled 4×4 map: 2·16·9·4·8 = 9216.
+    segment = cnn((4, 8, 8)).segments[1]
+    assert count_part(segment, (4, 8, 8)) == PartCost(9216, 2 * 9216, 9216, 9216)
+
+
+def test_torch_alone_charges_a_depthwise_weight_gradient_for_every_pair_of_channels() -> None:
+    # If this fails, torch has learned to count groups and our own formula can go.
+    layer = torch.nn.Conv2d(4, 4, 3, padding=1, groups=4)
+    with FlopCounterMode(display=False) as theirs:
+        layer(torch.ones(1, 4, 8, 8)).sum().backward()
+    with flop_counter() as ours:
+        layer(torch.ones(1, 4, 8, 8)).sum().backward()
+    # One forward and one weight gradient of 4608 each; theirs takes 4 times the latter.
+    assert (theirs.get_total_flops(), ours.get_total_flops()) == (5 * 4608, 2 * 4608)
+
+
+def test_a_transposed_convolution_is_counted_as_torch_does() -> None:
+    layer = torch.nn.ConvTranspose2d(3, 5, 2, stride=2)
+    counts = []
+    for counter in (FlopCounterMode(display=False), flop_counter()):
+        with counter:
+            layer(torch.ones(2, 3, 4, 4, requires_grad=True)).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1]
+
+
+def metered(
+    seeds: Mapping[int, Blueprint], incubating: int | None, mode: str = "shadow"
+) -> tuple[FlopMeter, torch.optim.Optimizer]:
+    rules = LifecycleRules(min_training_epochs=2, incubation=mode)  # type: ignore[arg-type]
+    styles = (Style.LINEAR_ADD, Style.GATED_GATE, Style.LINEAR_MULTIPLY)
+    model, optimiser = grown_model(seeds, styles=styles, rules=rules)
+    if incubating is not None:
+        set_stage(model, incubating, Stage.TRAINING)
+    meter = FlopMeter(model, (1, 8, 8))
+    for slot in seeds:
+        meter.germinated(slot)
+    return meter, optimiser
+
+
+def count_training(meter: FlopMeter, optimiser: torch.optim.Optimizer, counter: FlopCounterMode) -> int:
+    x, y = digits(64)
+    meter.model.train()
+    with counter:
+        train_batch(meter.model, optimiser, x, y, CLASSIFICATION.loss, clip=5.0)
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("mode", ["shadow", "straight_through"])
+@pytest.mark.parametrize(("seeds", "incubating"), CASES)
+def test_a_minibatch_is_booked_as_it_is_counted_while_it_runs(
+    seeds: dict[int, Blueprint], incubating: int | None, mode: str
+) -> None:
+    meter, optimiser = metered(seeds, incubating, mode)
+    counted = count_training(meter, optimiser, flop_counter())
+    meter.trained(64)
+    assert meter.ledger.total == counted
+
+    with flop_counter() as forward, torch.no_grad():
+        meter.model.eval()(digits(64)[0])
+    assert meter.ledger.forward == forward.get_total_flops()
+
+    if incubating is None:
+        assert meter.ledger.incubation == 0
+        return
+    with_seed = meter.ledger
+    meter.model.table.clear(0, incubating)
+    meter.model.slot(incubating).remove()
+    meter.model.sync()
+    assert counted - count_training(meter, optimiser, flop_counter()) == with_seed.incubation > 0
+    assert meter.spent_by_slot()[incubating] == with_seed.incubation
+
+
+@pytest.mark.parametrize(
+    ("seeds", "incubating"), [case for case in CASES if DEPTHWISE not in case[0].values()]
+)
+def test_without_groups_the_book_is_what_torch_alone_counts(
+    seeds: dict[int, Blueprint], incubating: int | None
+) -> None:
+    meter, optimiser = metered(seeds, incubating)
+    counted = count_training(meter, optimiser, FlopCounterMode(display=False))
+    meter.trained(64)
+    assert meter.ledger.total == counted
+
+
+@pytest.mark.parametrize("switched", [(), (1,), (0, 2), (0, 1, 2)])
+def test_a_validation_is_booked_as_it_is_counted_while_it_runs(switched: tuple[int, ...]) -> None:
+    meter, _ = metered({0: HEAVY, 1: DEPTHWISE, 2: LIGHT}, None)
+    x, y = digits(50)
+    with flop_counter() as counted:
+        result = measure(meter.model, x, y, switched, CLASSIFICATION)
+    meter.validated(50, result.slots, result.configurations)
+    with flop_counter() as plain, torch.no_grad():
+        meter.model(x)
+    assert meter.ledger.total == counted.get_total_flops()
+    assert meter.ledger.validation == plain.get_total_flops()
+    assert (meter.ledger.counterfactual > 0) == bool(switched)
+
+
+def test_a_validation_of_many_seeds_by_sampled_orders_is_booked_as_it_is_counted() -> None:
+    model, _ = grown_model(dict.fromkeys(range(6), LIGHT), host=cnn((2, 4, 4, 4, 4, 4)))
+    meter = FlopMeter(model, (1, 8, 8))
+    for slot in range(6):
+        meter.germinated(slot)
+    x, y = digits(10)
+    with flop_counter() as counted:
+        result = measure(model, x, y, range(6), CLASSIFICATION, torch.Generator().manual_seed(0))
+    meter.validated(10, result.slots, result.configurations)
+    assert meter.ledger.total == counted.get_total_flops()
+
+
+def test_a_life_is_booked_as_it_is_counted_while_it_runs() -> None:
+    env, _ = started(tiny_task(horizon=9))
+    # Germination runs the new seed once more to count it, which is no part of the life.
+    for step in (plant(0, HEAVY), plant(2, DEPTHWISE)):
+        env.step(step)
+    before = env.meter.ledger.total
+    with flop_counter() as counted:
+        run(env, {4: action(Op.PRUNE, 2), 7: action(Op.FOSSILIZE, 0)})
+    assert env.meter.ledger.total - before == counted.get_total_flops()
+    assert env.meter.ledger.as_dict()["pruned_seeds"] > 0
+
+
+def test_what_a_pruned_seed_cost_is_booked_by_hand() -> None:
+    rules = LifecycleRules(min_training_epochs=10, min_prune_age=3)
+    env, _ = started(tiny_task((2, 4, 4), rules=rules))
+    run(env, {0: plant(2, LIGHT)}, until=3)
+    spent = env.meter.spent_by_slot()
+    env.step(action(Op.PRUNE, 2))
+    # On the 2×2 map: 3×3 over 4 channels 2·4·9·4·4 = 1152 forward, twice that backward; the head of
+    # 4 inputs and 10 classes 80 forward, 80 backward; 32 samples in each of 3 epochs.
+    assert spent == {2: 3 * 32 * (1152 + 2 * 1152 + 80 + 80)}
+    assert env.meter.ledger.pruned_seeds == spent[2] == env.meter.ledger.incubation
+    assert env.meter.spent_by_slot() == {}
+
+
+def test_a_blended_seed_is_charged_for_training_and_for_every_run_in_validation() -> None:
+    meter, _ = metered({0: LIGHT, 2: LIGHT}, None)
+    meter.trained(10)
+    result = measure(meter.model, *digits(7), (0, 2), CLASSIFICATION)
+    meter.validated(7, result.slots, result.configurations)
+    # Width 2 on 8×8: 2·64·9·2·2 = 4608; width 8 on 2×2: 2·4·9·8·8 = 4608, and a gate of 2·4·8 = 64.
+    # Training is three forwards' worth; in validation the second seed runs behind the first, off and on.
+    assert meter.spent_by_slot() == {0: 4608 * (3 * 10 + 7), 2: (4608 + 64) * (3 * 10 + 2 * 7)}
+
+
+def test_the_total_is_the_sum_of_the_purposes() -> None:
+    env, _ = started(tiny_task(horizon=8, rules=SMALL_RULES))
+    run(env, {0: plant(1), 2: WAIT, 4: action(Op.PRUNE, 1)})
+    book = env.meter.ledger.as_dict()
+    pruned = book.pop("pruned_seeds")
+    assert env.meter.ledger.total == sum(book.values())
+    assert 0 < pruned < env.meter.ledger.total
+    assert env.finish().flops == {**book, "pruned_seeds": pruned}
+
+
+def test_a_host_without_segments_is_refused() -> None:
+    with pytest.raises(EsperError, match="segmented hosts only; found WrappedHost"):
+        FlopMeter(wrapped_model(), (1, 8, 8))

@@ -1,0 +1,92 @@
+"""Make docs/images/run.svg: the last live screen of a real run, as an 80×24 terminal shows it.
+
+    python tools/make_picture.py                 run `esper run --task digits_impaired` and draw it
+    python tools/make_picture.py RUN_DIRECTORY   draw a run that is there already
+
+The screen is drawn by the function that draws the live view, from the rows that the run wrote. Only
+its clock differs from one making to the next.
+"""
+
+import argparse
+import io
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+
+from esper.config import run_config
+from esper.karn.following import Following
+from esper.karn.query import read_rows
+from esper.karn.screen import render
+from esper.leyline.events import TABLES, Row, RunRow
+from esper.runner import run_arm
+
+PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "run.svg"
+WIDTH, HEIGHT = 80, 24
+
+# rich's own frame without its web font and without window decoration: nothing is fetched to show it.
+SVG_FORMAT = """\
+<svg class="rich-terminal" viewBox="0 0 {terminal_width} {terminal_height}" xmlns="http://www.w3.org/2000/svg">
+  <style>
+    .{unique_id}-matrix {{
+      font-family: "DejaVu Sans Mono", "Liberation Mono", Menlo, Consolas, monospace;
+      font-size: {char_height}px;
+      line-height: {line_height}px;
+      font-variant-east-asian: full-width;
+    }}
+    {styles}
+  </style>
+  <defs>
+    <clipPath id="{unique_id}-clip-terminal">
+      <rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
+    </clipPath>
+    {lines}
+  </defs>
+  <rect fill="#0c0c0c" width="{terminal_width}" height="{terminal_height}" rx="8" />
+  <g clip-path="url(#{unique_id}-clip-terminal)">
+    {backgrounds}
+    <g class="{unique_id}-matrix">
+    {matrix}
+    </g>
+  </g>
+</svg>
+"""
+
+
+def rows_in_order(directory: Path) -> list[Row]:
+    """The rows of all tables as they were written, one after the other."""
+    rows = [row for table in TABLES.values() for row in read_rows(directory, table)]
+    return sorted(rows, key=lambda row: (not isinstance(row, RunRow), row.t))
+
+
+def last_screen(directory: Path) -> str:
+    """The screen after the last row of a run, as SVG."""
+    rows = rows_in_order(directory)
+    horizon = max(row.epoch for row in read_rows(directory, "epoch"))
+    state = Following(max_epochs=horizon)
+    for row in rows:
+        state.take(row, row.t)
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
+    # The live view leaves the terminal's last line to the cursor.
+    console.print(render(state, WIDTH, HEIGHT - 1))
+    return console.export_svg(theme=MONOKAI, code_format=SVG_FORMAT, unique_id="esper")
+
+
+def main() -> None:
+    """Draw the given run, or a new one."""
+    parser = argparse.ArgumentParser(description="Draw the picture of the README.")
+    parser.add_argument("run", nargs="?", type=Path, help="a run directory; a new run unless given")
+    given = parser.parse_args().run
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = given or Path(scratch) / "run"
+        if given is None:
+            run_arm(run_config(task="digits_impaired"), "heuristic", directory)
+        picture = last_screen(directory)
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    PICTURE.write_text(picture, encoding="utf-8")
+    print(f"{PICTURE.name}: {len(picture)} bytes")
+
+
+if __name__ == "__main__":
+    main()
