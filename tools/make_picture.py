@@ -12,6 +12,7 @@ import io
 import tempfile
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
@@ -25,15 +26,18 @@ from esper.runner import run_arm
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "run.svg"
 WIDTH, HEIGHT = 80, 24
 
-# rich's own frame without its web font and without window decoration: nothing is fetched to show it.
+# rich's own frame without its web font: nothing is fetched to show it.
 SVG_FORMAT = """\
-<svg class="rich-terminal" viewBox="0 0 {terminal_width} {terminal_height}" xmlns="http://www.w3.org/2000/svg">
+<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
   <style>
     .{unique_id}-matrix {{
       font-family: "DejaVu Sans Mono", "Liberation Mono", Menlo, Consolas, monospace;
       font-size: {char_height}px;
       line-height: {line_height}px;
-      font-variant-east-asian: full-width;
+    }}
+    .{unique_id}-title {{
+      font-family: "DejaVu Sans", Helvetica, Arial, sans-serif;
+      font-size: 18px;
     }}
     {styles}
   </style>
@@ -43,8 +47,8 @@ SVG_FORMAT = """\
     </clipPath>
     {lines}
   </defs>
-  <rect fill="#0c0c0c" width="{terminal_width}" height="{terminal_height}" rx="8" />
-  <g clip-path="url(#{unique_id}-clip-terminal)">
+  {chrome}
+  <g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
     {backgrounds}
     <g class="{unique_id}-matrix">
     {matrix}
@@ -70,7 +74,9 @@ def last_screen(directory: Path) -> str:
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     # The live view leaves the terminal's last line to the cursor.
     console.print(render(state, WIDTH, HEIGHT - 1))
-    return console.export_svg(theme=MONOKAI, code_format=SVG_FORMAT, unique_id="esper")
+    run = rows[0]
+    title = f"esper run --task {run.task}" if isinstance(run, RunRow) else "esper run"
+    return console.export_svg(title=title, theme=MONOKAI, code_format=SVG_FORMAT, unique_id="esper")
 
 
 def main() -> None:
@@ -81,6 +87,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         directory = given or Path(scratch) / "run"
         if given is None:
+            torch.set_num_threads(1)  # as the command does; another number of threads rounds differently
             run_arm(run_config(task="digits_impaired"), "heuristic", directory)
         picture = last_screen(directory)
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
