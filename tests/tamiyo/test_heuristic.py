@@ -13,6 +13,7 @@ from esper.leyline import (
     Tempo,
 )
 from esper.tamiyo import HeuristicController, HeuristicSettings
+from esper.tamiyo.heuristic import judge
 from tests.leyline.building import env_facts, facts_of, put, space_of
 from tests.tamiyo.deciding import HELD, Life, decide, held
 
@@ -30,9 +31,11 @@ def test_what_hurts_for_sure_is_pruned() -> None:
 
 def test_a_parked_seed_is_judged_and_a_moving_one_is_not() -> None:
     table = held(-5.0)
-    put(table, 1, Stage.BLENDING, alpha=0.5, ramp_epochs=3, ramp_elapsed=3)
+    put(table, 1, Stage.BLENDING, alpha=0.5, ramp_epochs=3, ramp_elapsed=3, epochs_in_stage=4)
     assert decide(table)[:2] == [OP_PRUNE, 1]
-    table.ramp_elapsed[0, 1] = 2
+    table.epochs_in_stage[0, 1] = 3
+    assert decide(table)[0] == OP_WAIT, "what was measured on the way up is no verdict on the top"
+    put(table, 1, Stage.BLENDING, ramp_elapsed=2, epochs_in_stage=4)
     assert decide(table)[0] == OP_WAIT
 
 
@@ -134,6 +137,25 @@ def test_a_new_life_remembers_nothing(restart: str, remembered: str) -> None:
     for slot in range(8):
         life.table.clear(0, slot)
     assert life.plant(0 if restart == "epoch 0" else 1) == 3, "the first of the rotation"
+
+
+def test_reset_forgets_the_plateau() -> None:
+    controller = HeuristicController(space_of(), 1, HeuristicSettings(patience=1))
+    table = SlotTable.empty(1, 3)
+    ops = [controller.decide(facts_of(epoch), table)[0, Head.OP] for epoch in range(2)]
+    assert ops == [OP_WAIT, OP_GERMINATE]
+    controller.reset(1)
+    assert controller.decide(facts_of(2), table)[0, Head.OP] == OP_WAIT
+
+
+def test_no_seed_is_both_kept_and_removed() -> None:
+    rules, settings = space_of().rules, HeuristicSettings()
+    worthy, unwanted = judge(held(0.5, epochs_in_stage=9), rules, settings)
+    assert (worthy[0, 1], unwanted[0, 1]) == (True, False)
+    parked = held(5.0, epochs_in_stage=9)
+    put(parked, 1, Stage.BLENDING, alpha=0.5, ramp_epochs=3, ramp_elapsed=3)
+    worthy, unwanted = judge(parked, rules, settings)
+    assert (worthy[0, 1], unwanted[0, 1]) == (False, True), "the horizon keeps held seeds only"
 
 
 def test_environments_do_not_mix() -> None:

@@ -52,7 +52,11 @@ def test_the_default_rotation_is_strongest_first() -> None:
 def test_setting_rotate() -> None:
     stay, turn = Life(), Life(rotate=True)
     assert [stay.plant(epoch) for epoch in range(3)] == [3, 3, 3]
-    assert [turn.plant(epoch) for epoch in range(3)] == [3, 7, 3]
+    assert turn.plant(0) == 3
+    turn.table.enabled[...] = False  # a step that plants nothing is no turn
+    assert turn.controller.decide(facts_of(1), turn.table)[0, Head.OP] == OP_WAIT
+    turn.table.enabled[...] = True
+    assert [turn.plant(epoch) for epoch in range(2, 4)] == [7, 3]
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, [3, 3, 3, 3]), (2, [7, 7, 3, 3]), (3, [7, 7, 7, 3])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from esper.kasmina import CNNHost, Host, MorphogeneticModel, WrappedHost, lifecycle
 from esper.leyline import (
     CANONICAL_ACTION,
-    BlendOperator,
     Blueprint,
     Head,
     LifecycleRules,
@@ -191,25 +191,6 @@ def digits(count: int, start: int = 0) -> tuple[Tensor, Tensor]:
     return ((images[chosen] - 5.0) / 6.0).contiguous(memory_format=torch.channels_last), labels[chosen]
 
 
-class PlainNetwork(nn.Module):
-    """What somebody would write who needs just this network: no slots, no table, constant weights."""
-
-    def __init__(self, model: MorphogeneticModel) -> None:
-        super().__init__()
-        self.segments = model.host.segments
-        self.seeds = nn.ModuleDict({str(index): model.slot(index).seed for index in model.blended})
-        self.weights = {str(index): float(model.table.alpha[0, index]) for index in model.blended}
-        if any(model.slot(index).operator is not BlendOperator.ADD for index in model.blended):
-            raise ValueError("the plain network only adds")
-
-    def forward(self, x: Tensor) -> Tensor:
-        for index, segment in enumerate(self.segments):
-            x = segment(x)
-            if str(index) in self.seeds:
-                x = x + self.weights[str(index)] * self.seeds[str(index)](x)
-        return x
-
-
 # --- bit for bit -----------------------------------------------------------------------------------
 
 
@@ -240,6 +221,11 @@ def host_bits(env: MorphEnv) -> Any:
             "cursor": env.cursor.state(),
         }
     )
+
+
+def every_choice(count: int) -> NDArray[np.bool_]:
+    """All on/off configurations ``[2^count, count]``, nothing on first, everything on last."""
+    return np.array(list(product((False, True), repeat=count)))
 
 
 def boolean_rows(configurations: NDArray[np.bool_]) -> list[tuple[bool, ...]]:

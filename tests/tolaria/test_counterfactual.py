@@ -1,4 +1,4 @@
-from itertools import permutations, product
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -10,15 +10,19 @@ from esper.kasmina import MorphogeneticModel
 from esper.leyline import Blueprint, Stage, Style
 from esper.tolaria.counterfactual import REPLAY_SAMPLES, attribute, measure, outputs_by_prefix
 from esper.tolaria.objective import CLASSIFICATION
-from tests.tolaria.building import boolean_rows, cnn, digits, grown_model, practise, wrapped_model
+from tests.tolaria.building import (
+    boolean_rows,
+    cnn,
+    digits,
+    every_choice,
+    grown_model,
+    practise,
+    wrapped_model,
+)
 
 SEEDS = (Blueprint.CONV_HEAVY, Blueprint.DEPTHWISE, Blueprint.NORM, Blueprint.CONV_SMALL)
 STYLES = (Style.GATED_GATE, Style.LINEAR_ADD, Style.LINEAR_MULTIPLY, Style.SIGMOID_ADD)
 UNKNOWN = float("nan")
-
-
-def every_choice(count: int) -> NDArray[np.bool_]:
-    return np.array(list(product((False, True), repeat=count)))
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from esper.leyline import (
     HEADS_OF_OP,
     NUM_OPS,
     OP_WAIT,
+    AlphaTarget,
     EnvFacts,
     Head,
     LifecycleRules,
@@ -31,6 +32,8 @@ from tests.tolaria.building import SMALL_RULES, WAIT, ListSink, plant, stages_of
 
 WIDTHS = (2, 4, 3, 2, 4, 2, 3, 4)
 HORIZON = 25
+OP_WEIGHTS = np.array([3.0, 2.0, 1.0, 0.5, 2.0, 3.0])
+"""By op: uniform choices prune most seeds before they are held, and partial targets strand the rest."""
 RULES = {
     "small": SMALL_RULES,
     "moved by hand": replace(SMALL_RULES, auto_forward=False),
@@ -48,17 +51,18 @@ def random_indices(rng: np.random.Generator, num_slots: int) -> IntArray:
 
 
 def random_legal(rng: np.random.Generator, env: MorphEnv) -> IntArray:
-    """Half of the time wait, so that seeds grow up; else uniform over legal ops, slots and the other heads."""
+    """A legal op by its weight, then a legal slot of it; the other heads that it reads are uniform."""
     legal = legal_slots_by_op(env.table, env.model.rules)[0]
     action = WAIT.copy()
-    if rng.random() < 0.5:
-        return action
-    action[Head.OP] = op = rng.choice(np.flatnonzero(legal.any(axis=1)))
+    weight = OP_WEIGHTS * legal.any(axis=1)
+    action[Head.OP] = op = rng.choice(NUM_OPS, p=weight / weight.sum())
     read = np.flatnonzero(HEADS_OF_OP[op])[2:]
     action[read] = random_indices(rng, env.table.num_slots)[read]
     action[Head.SLOT] = rng.choice(np.flatnonzero(legal[op]))
     if rng.random() < 0.9:
         action[Head.BLUEPRINT] = rng.choice(env.action_space.blueprints)
+    if rng.random() < 0.5:
+        action[Head.ALPHA_TARGET] = AlphaTarget.FULL
     return action
 
 

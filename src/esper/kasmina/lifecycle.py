@@ -22,6 +22,16 @@ class IllegalMoveError(EsperError):
     """A stage move that the transition table does not contain."""
 
 
+def _origin_of_move(table: SlotTable, env: int, slot: int, target: Stage) -> Stage:
+    """The slot's stage, if the transition table leads from it to ``target``."""
+    origin = Stage(int(table.stage[env, slot]))
+    if not is_legal_move(origin, target):
+        raise IllegalMoveError(
+            f"slot {slot} of environment {env} cannot go from {origin.name} to {target.name}"
+        )
+    return origin
+
+
 def _move(
     table: SlotTable,
     env: int,
@@ -31,11 +41,7 @@ def _move(
     reason: str,
     verdict: GateVerdict | None = None,
 ) -> StageMove:
-    origin = Stage(int(table.stage[env, slot]))
-    if not is_legal_move(origin, target):
-        raise IllegalMoveError(
-            f"slot {slot} of environment {env} cannot go from {origin.name} to {target.name}"
-        )
+    origin = _origin_of_move(table, env, slot, target)
     table.stage[env, slot] = target
     table.epochs_in_stage[env, slot] = 0
     return StageMove(
@@ -134,8 +140,11 @@ def set_alpha_target(
     table: SlotTable, env: int, slot: int, *, target: float, epochs: int, curve: AlphaCurve
 ) -> list[StageMove]:
     """Send a resting alpha elsewhere; a held seed that leaves full alpha is blending again."""
+    stage = Stage(int(table.stage[env, slot]))
+    if stage not in (Stage.BLENDING, Stage.HOLDING):
+        raise IllegalMoveError(f"slot {slot} of environment {env} has no alpha to send: it is {stage.name}")
     moves = []
-    if table.stage[env, slot] == Stage.HOLDING and target != table.alpha[env, slot]:
+    if stage is Stage.HOLDING and target != table.alpha[env, slot]:
         moves.append(_move(table, env, slot, Stage.BLENDING, "policy", f"alpha target {target:g}"))
     alpha.begin_ramp(table, env, slot, target=target, epochs=epochs, curve=curve)
     return moves
@@ -153,6 +162,7 @@ def prune(
     reason: str = "pruned",
 ) -> list[StageMove]:
     """Remove a live seed: at once, or after a ramp down if its alpha is above 0 and epochs are given."""
+    _origin_of_move(table, env, slot, Stage.PRUNED)
     if epochs == 0 or table.alpha[env, slot] == 0.0:
         return _remove(table, env, slot, rules, cause, reason)
     moves = []

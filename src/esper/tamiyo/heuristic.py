@@ -135,7 +135,9 @@ def judge(
     What was never measured is neither, unless it is stuck before anything could be measured.
     """
     blending, holding = table.stage == Stage.BLENDING, table.stage == Stage.HOLDING
-    overdue = table.epochs_in_stage >= _stage_length(table, rules) + settings.stuck_epochs
+    # Counted from the end of a ramp: a contribution measured on the way up says little about the top.
+    beyond = table.epochs_in_stage - _stage_length(table, rules)
+    overdue = beyond >= settings.stuck_epochs
     undecided = holding & overdue & table.measured
     margin = np.where(undecided, 0.0, settings.confidence_z * table.contribution_error)
 
@@ -146,7 +148,7 @@ def judge(
         worthy &= lower >= rules.min_contribution
 
     at_rest = (blending | holding) & ~table.ramping
-    seen = table.epochs_in_stage >= settings.judge_epochs
+    seen = beyond >= settings.judge_epochs
     hurts = at_rest & seen & (table.contribution + margin < settings.prune_below)
     waiting = (table.stage == Stage.TRAINING) | (blending & ~table.ramping)
     stuck = undecided | (waiting & overdue)

@@ -62,7 +62,7 @@ class HeuristicSettings:
     prune_below: float = 0.0
     """Contribution below which a seed is removed."""
     judge_epochs: int = 1
-    """Epochs in its stage before a seed may be removed for its contribution."""
+    """Epochs at a resting alpha before a seed may be removed for its contribution."""
     stuck_epochs: int = 5
     """Epochs beyond its stage's own length after which a seed counts as stuck.
 

@@ -65,7 +65,7 @@ class WrappedHost(Host):
 def _match(module: nn.Module, patterns: Sequence[str]) -> list[str]:
     names = [name for name, _ in module.named_modules() if name]
     matched: list[str] = []
-    for pattern in patterns:
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
         hits = fnmatch.filter(names, pattern)
         if not hits:
             raise UnknownNameError(

@@ -1,0 +1,38 @@
+"""What it costs to score every on/off choice of three seeds, in plain validation forwards."""
+
+import pytest
+import torch
+
+from benchmarks.measuring import cpu_times, ratio
+from esper.leyline import Blueprint
+from esper.tolaria.counterfactual import measure, outputs_by_prefix
+from esper.tolaria.objective import CLASSIFICATION
+from tests.tolaria.building import cnn, digits, every_choice, grown_model
+
+SLOTS = (0, 1, 2)
+LIMIT = 2.5
+
+
+@pytest.mark.parametrize(
+    ("task", "widths", "kernel"), [("digits_impaired", (2, 4, 8), 1), ("digits", (4, 8, 8), 3)]
+)
+def bench_all_configurations_of_three_heavy_seeds(task: str, widths: tuple[int, ...], kernel: int) -> None:
+    model, _ = grown_model(dict.fromkeys(SLOTS, Blueprint.CONV_HEAVY), host=cnn(widths, kernel))
+    model.eval()
+    x, y = digits(360)
+    choices = every_choice(3)
+
+    @torch.inference_mode()
+    def all_on() -> torch.Tensor:
+        return model(x)
+
+    times = cpu_times(
+        {
+            "all-on forward": all_on,
+            "8 configurations": lambda: outputs_by_prefix(model, x, SLOTS, choices),
+            "8 configurations scored": lambda: measure(model, x, y, SLOTS, CLASSIFICATION),
+        },
+        repeats=20,
+    )
+    ratio(task, times, "8 configurations scored", "all-on forward")
+    assert ratio(task, times, "8 configurations", "all-on forward") <= LIMIT

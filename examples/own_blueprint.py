@@ -1,0 +1,43 @@
+"""A blueprint of your own in a few lines, grown into the weak digits host and set against not growing.
+
+    .venv/bin/python examples/own_blueprint.py
+
+A blueprint takes the width of a slot and returns a module that keeps the shape of its input and
+gives exactly zero at birth. Whatever it is, germination checks both.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from esper import register_blueprint
+from esper.config import run_config
+from esper.study import run_cell
+
+
+@register_blueprint("cross", topology="feature_map")
+class Cross(nn.Sequential):
+    """A column and a row of five, one after the other: wide sight for few parameters."""
+
+    def __init__(self, width: int) -> None:
+        last = nn.Conv2d(width, width, (1, 5), padding=(0, 2))
+        nn.init.zeros_(last.weight)  # zero at birth, and nothing after it that could hold it there
+        nn.init.zeros_(last.bias)
+        super().__init__(nn.Conv2d(width, width, (5, 1), padding=(2, 0)), last)
+
+
+PLAN = "cross/fast@r0c0:0,cross/fast@r0c1:1,cross/fast@r0c2:2"
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    common = {"task": "digits_impaired", "rng_seed": 0}
+    off = run_cell("off", run_config(decider="off", **common))
+    grown = run_cell("cross", run_config(decider="periodic", plan=PLAN, **common))
+    for cell in (off, grown):
+        print(f"{cell.arm:<6} test {cell.test_score:5.1f}  parameters {cell.params:>5,}")
+
+
+if __name__ == "__main__":
+    main()

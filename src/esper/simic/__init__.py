@@ -1,0 +1,1 @@
+"""Selection pressure: rewards, PPO, the training loop."""

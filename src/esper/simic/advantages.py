@@ -1,0 +1,40 @@
+"""Advantages as a pure function of tensors ``[env, step]``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    ended: Tensor,
+    *,
+    gamma: float,
+    lam: float,
+) -> Tensor:
+    """Generalised advantage estimates, all tensors ``[env, step]``.
+
+    d_t = r_t + gamma · (1 − terminated_t) · v'_t − v_t
+    A_t = d_t + gamma · lam · (1 − ended_t) · A_{t+1},  A_T = 0
+
+    ``next_values`` v'_t belong to the state that step t reached before any reset: an episode that was
+    only cut off bootstraps from it, a terminated one does not. ``ended`` is true for both.
+    """
+    continues = (~ended).to(values.dtype)
+    deltas = rewards + gamma * (~terminated).to(values.dtype) * next_values - values
+    advantages = torch.zeros_like(values)
+    running = torch.zeros_like(values[:, 0])
+    for step in range(values.shape[1] - 1, -1, -1):
+        running = deltas[:, step] + gamma * lam * continues[:, step] * running
+        advantages[:, step] = running
+    return advantages
+
+
+def normalise(advantages: Tensor, eps: float = 1e-8) -> Tensor:
+    """Mean 0, standard deviation 1 over all rows; constant advantages become 0."""
+    centred = advantages - advantages.mean()
+    return centred / (centred.square().mean().sqrt() + eps)

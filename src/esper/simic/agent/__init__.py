@@ -1,0 +1,1 @@
+"""The learning agent: rollouts and PPO updates."""

@@ -1,0 +1,244 @@
+"""Proximal policy optimisation over whole recurrent sequences.
+
+A rollout is evaluated again from its stored start state, K times, against the log-probabilities
+with which it was made. Gradients are computed on fixed shards of environments and added in shard
+order, so that the number of processes that share them changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from esper.leyline import HEAD_NAMES, NUM_HEADS
+from esper.leyline.errors import EsperError
+from esper.simic import losses
+from esper.simic.advantages import gae, normalise
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.diagnostics import RatioExplosionDiagnostic, correlation, explained_variance
+from esper.simic.schedules import linear
+from esper.tamiyo.networks.factored_lstm import Evaluation, FactoredRecurrentActorCritic
+
+KL_STOP: Final = 1.5
+"""Passes end when the KL divergence exceeds this many times its target."""
+MAX_SKIPPED: Final = 3
+
+
+class PolicyDivergedError(EsperError):
+    """Several updates in a row were not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class PPOSettings:
+    """Hyper-parameters of the update."""
+
+    passes: int = 6
+    learning_rate: float = 5e-4
+    clip: float = 0.2
+    clip_per_head: bool = False
+    target_kl: float = 0.03
+    gamma: float = 1.0
+    lam: float = 0.95
+    entropy_start: float = 0.02
+    entropy_end: float = 0.002
+    value_coefficient: float = 0.5
+    value_clip: float | None = None
+    max_grad_norm: float = 0.5
+    shard_envs: int = 8
+    """Environments whose gradient is computed together."""
+
+
+@dataclass(slots=True)
+class UpdateMetrics:
+    """What one update did; per-head values in the order of ``HEAD_NAMES``, ``None`` where unknown."""
+
+    policy_loss: float = 0.0
+    value_loss: float = 0.0
+    entropy: float = 0.0
+    head_entropy: list[float | None] = field(default_factory=list)
+    explained_variance: float = 0.0
+    value_return_correlation: float | None = None
+    approx_kl: float = 0.0
+    clip_fraction: float = 0.0
+    ratio_mean: float = 1.0
+    ratio_std: float = 0.0
+    ratio_max: float = 1.0
+    ratio_min: float = 1.0
+    first_ratio_error: float = 0.0
+    """Largest distance from 1 in the first pass: rollout and update must agree."""
+    early_stop_pass: int | None = None
+    grad_norm: float = 0.0
+    head_grad_norm: list[float] = field(default_factory=list)
+    forced_share: float = 0.0
+    skipped: str | None = None
+    """Why the update was left out, if it was."""
+    explosion: RatioExplosionDiagnostic | None = None
+
+
+class PPOAgent:
+    """A policy and its optimiser."""
+
+    def __init__(self, policy: FactoredRecurrentActorCritic, settings: PPOSettings) -> None:
+        self.policy = policy
+        self.settings = settings
+        self.optimiser = torch.optim.Adam(
+            policy.parameters(), lr=settings.learning_rate, eps=1e-5, foreach=True
+        )
+        self.skipped_in_a_row = 0
+
+    def update(self, buffer: TamiyoRolloutBuffer, progress: float) -> UpdateMetrics:
+        """Learn from one rollout; ``progress`` in [0, 1] is the share of training done."""
+        settings = self.settings
+        advantages = gae(
+            buffer.rewards,
+            buffer.values,
+            buffer.next_values,
+            buffer.terminated,
+            buffer.ended,
+            gamma=settings.gamma,
+            lam=settings.lam,
+        )
+        returns = advantages + buffer.values
+        metrics = UpdateMetrics(
+            explained_variance=explained_variance(buffer.values, returns),
+            value_return_correlation=correlation(buffer.values, returns),
+        )
+        if not torch.isfinite(returns).all():
+            return self._skip(metrics, "the rollout's rewards or values are not finite")
+        entropy_weight = linear(settings.entropy_start, settings.entropy_end, progress)
+        for number in range(settings.passes):
+            if not self._one_pass(buffer, normalise(advantages), returns, entropy_weight, number, metrics):
+                break
+        return metrics
+
+    def _one_pass(
+        self,
+        buffer: TamiyoRolloutBuffer,
+        advantages: Tensor,
+        returns: Tensor,
+        entropy_weight: float,
+        number: int,
+        metrics: UpdateMetrics,
+    ) -> bool:
+        """One pass over the rollout; false when it ended the update instead of stepping."""
+        self.optimiser.zero_grad()
+        results = [
+            self._shard(buffer, shard, advantages, returns, entropy_weight)
+            for shard in shards(len(advantages), self.settings.shard_envs)
+        ]
+        log_ratio = torch.cat([result.log_ratio for result in results])
+        kl = float(losses.approximate_kl(log_ratio).mean())
+        if number > 0 and kl > KL_STOP * self.settings.target_kl:
+            metrics.early_stop_pass = number
+            return False
+        norm = float(clip_grad_norm_(self.policy.parameters(), self.settings.max_grad_norm))
+        loss = sum(result.policy_loss + result.value_loss for result in results)
+        if not torch.isfinite(torch.tensor([norm, kl, loss])).all():
+            self._skip(metrics, f"pass {number}: gradient norm {norm}, KL {kl}, loss {loss}")
+            return False
+        self._describe(metrics, results, buffer, log_ratio, kl, norm, first=number == 0)
+        self.optimiser.step()
+        self.skipped_in_a_row = 0
+        return True
+
+    def _shard(
+        self,
+        buffer: TamiyoRolloutBuffer,
+        shard: slice,
+        advantages: Tensor,
+        returns: Tensor,
+        entropy_weight: float,
+    ) -> ShardResult:
+        """Add one shard's gradient to the parameters'."""
+        settings, rows = self.settings, advantages.numel()
+        evaluation = self.policy.evaluate_actions(*buffer.get_batched_sequences(shard))
+        policy = losses.policy_loss(
+            evaluation.log_probs,
+            buffer.log_probs[shard],
+            advantages[shard],
+            clip=settings.clip,
+            rows=rows,
+            per_head=settings.clip_per_head,
+        )
+        value = losses.value_loss(
+            evaluation.value, buffer.values[shard], returns[shard], clip=settings.value_clip, rows=rows
+        )
+        bonus = losses.entropy_bonus(evaluation.entropies, evaluation.has_choice, rows=rows)
+        (policy.loss + settings.value_coefficient * value - entropy_weight * bonus).backward()
+        return ShardResult(
+            policy_loss=policy.loss.item(),
+            value_loss=value.item(),
+            bonus=bonus.item(),
+            log_ratio=policy.log_ratio.detach(),
+            evaluation=Evaluation(*(tensor.detach() for tensor in evaluation)),
+        )
+
+    def _describe(
+        self,
+        metrics: UpdateMetrics,
+        results: list[ShardResult],
+        buffer: TamiyoRolloutBuffer,
+        log_ratio: Tensor,
+        kl: float,
+        norm: float,
+        *,
+        first: bool,
+    ) -> None:
+        ratio = log_ratio.exp()
+        has_choice = torch.cat([result.evaluation.has_choice for result in results])
+        entropies = torch.cat([result.evaluation.entropies for result in results])
+        log_probs = torch.cat([result.evaluation.log_probs for result in results])
+        counts = has_choice.sum(dim=(0, 1))
+        sums = (entropies * has_choice).sum(dim=(0, 1))
+        if first:
+            metrics.first_ratio_error = float((ratio - 1).abs().max())
+            metrics.head_grad_norm = [self._head_norm(name) for name in HEAD_NAMES]
+            metrics.forced_share = float((~has_choice.any(dim=-1)).float().mean())
+        metrics.policy_loss = sum(result.policy_loss for result in results)
+        metrics.value_loss = sum(result.value_loss for result in results)
+        metrics.entropy = sum(result.bonus for result in results)
+        metrics.head_entropy = [
+            float(sums[head] / counts[head]) if counts[head] else None for head in range(NUM_HEADS)
+        ]
+        metrics.approx_kl = kl
+        metrics.clip_fraction = float(((ratio - 1).abs() > self.settings.clip).float().mean())
+        metrics.ratio_mean, metrics.ratio_std = float(ratio.mean()), float(ratio.std(correction=0))
+        metrics.ratio_max, metrics.ratio_min = float(ratio.max()), float(ratio.min())
+        metrics.grad_norm = norm
+        metrics.explosion = metrics.explosion or RatioExplosionDiagnostic.of(
+            ratio, log_probs, buffer.log_probs, buffer.actions
+        )
+
+    def _head_norm(self, name: str) -> float:
+        gradients = [p.grad for p in self.policy.heads[name].parameters() if p.grad is not None]
+        return (
+            float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))) if gradients else 0.0
+        )
+
+    def _skip(self, metrics: UpdateMetrics, reason: str) -> UpdateMetrics:
+        metrics.skipped = reason
+        self.optimiser.zero_grad()
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= MAX_SKIPPED:
+            raise PolicyDivergedError(f"{MAX_SKIPPED} updates in a row were not finite; the last: {reason}")
+        return metrics
+
+
+@dataclass(frozen=True, slots=True)
+class ShardResult:
+    """What one shard contributed to a pass."""
+
+    policy_loss: float
+    value_loss: float
+    bonus: float
+    log_ratio: Tensor
+    evaluation: Evaluation
+
+
+def shards(num_envs: int, size: int) -> list[slice]:
+    """Fixed groups of neighbouring environments; the last may be smaller."""
+    return [slice(start, min(start + size, num_envs)) for start in range(0, num_envs, size)]

@@ -1,0 +1,91 @@
+"""Storage of one rollout: preallocated tensors ``[env, step, …]``, one write per step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from esper.leyline import NUM_HEADS, head_sizes
+from esper.tamiyo.networks.factored_lstm import Decision, Hidden
+
+
+class Sequences(NamedTuple):
+    """A rollout of whole environments, in the order in which ``evaluate_actions`` takes them."""
+
+    state: Tensor
+    blueprint_indices: Tensor
+    actions: Tensor
+    masks: Tensor
+    hidden: Hidden
+    fresh: Tensor
+
+
+class TamiyoRolloutBuffer:
+    """Rows ``[env, step]``; a full buffer refuses another step until it is reset."""
+
+    def __init__(
+        self, num_envs: int, num_steps: int, state_dim: int, num_slots: int, hidden_dim: int
+    ) -> None:
+        def rows(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(num_envs, num_steps, *shape, dtype=dtype)
+
+        self.num_steps = num_steps
+        self.state = rows(state_dim)
+        self.blueprint_indices = rows(num_slots, dtype=torch.int64)
+        self.actions = rows(NUM_HEADS, dtype=torch.int64)
+        self.log_probs = rows(NUM_HEADS)
+        self.masks = rows(sum(head_sizes(num_slots)), dtype=torch.bool)
+        self.values = rows()
+        self.next_values = rows()
+        self.rewards = rows()
+        self.ended = rows(dtype=torch.bool)
+        self.terminated = rows(dtype=torch.bool)
+        self.fresh = rows(dtype=torch.bool)
+        self.hidden: Hidden = (torch.zeros(1, num_envs, hidden_dim), torch.zeros(1, num_envs, hidden_dim))
+        self.length = 0
+
+    def begin(self, hidden: Hidden) -> None:
+        """Start a new rollout from ``hidden``, the LSTM state before its first step."""
+        self.hidden = (hidden[0].clone(), hidden[1].clone())
+        self.length = 0
+
+    def add(
+        self,
+        state: Tensor,
+        blueprint_indices: Tensor,
+        decision: Decision,
+        fresh: Tensor,
+    ) -> None:
+        """Write what was seen and decided at one step, all environments at once."""
+        if self.length == self.num_steps:
+            raise RuntimeError(f"the rollout buffer holds {self.num_steps} steps and is full")
+        step = self.length
+        self.state[:, step] = state
+        self.blueprint_indices[:, step] = blueprint_indices
+        self.actions[:, step] = decision.actions
+        self.log_probs[:, step] = decision.log_probs
+        self.masks[:, step] = decision.masks
+        self.values[:, step] = decision.value
+        self.fresh[:, step] = fresh
+        self.length += 1
+
+    def add_outcome(self, reward: Tensor, ended: Tensor, terminated: Tensor, next_value: Tensor) -> None:
+        """Write what the last decision came to; ``next_value`` counts only where it did not terminate."""
+        step = self.length - 1
+        self.rewards[:, step] = reward
+        self.ended[:, step] = ended
+        self.terminated[:, step] = terminated
+        self.next_values[:, step] = next_value
+
+    def get_batched_sequences(self, envs: slice = slice(None)) -> Sequences:
+        """Whole sequences of some environments."""
+        return Sequences(
+            self.state[envs],
+            self.blueprint_indices[envs],
+            self.actions[envs],
+            self.masks[envs],
+            (self.hidden[0][:, envs], self.hidden[1][:, envs]),
+            self.fresh[envs],
+        )

@@ -1,0 +1,65 @@
+"""Numbers about an update: fit of the critic, spread of the ratio, and who is to blame when it explodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from esper.leyline import HEAD_NAMES
+
+RATIO_HIGH: Final = 5.0
+RATIO_LOW: Final = 0.1
+"""A ratio outside of these is reported with its cause."""
+VARIANCE_FLOOR: Final = 1e-2
+"""Returns that hardly vary cannot be explained better than noise: their variance counts as this."""
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> float:
+    """1 − var(returns − values) / max(var(returns), floor)."""
+    residual = (returns - values).var(correction=0)
+    return float(1 - residual / returns.var(correction=0).clamp_min(VARIANCE_FLOOR))
+
+
+def correlation(a: Tensor, b: Tensor) -> float | None:
+    """Pearson's correlation; ``None`` where one of them does not vary."""
+    spread = a.std(correction=0) * b.std(correction=0)
+    if spread < 1e-8:
+        return None
+    return float(((a - a.mean()) * (b - b.mean())).mean() / spread)
+
+
+@dataclass(frozen=True, slots=True)
+class RatioExplosionDiagnostic:
+    """The row whose probability changed most, and the head that changed it."""
+
+    env: int
+    step: int
+    head: str
+    action: int
+    ratio: float
+    old_log_prob: float
+    new_log_prob: float
+
+    @classmethod
+    def of(
+        cls, ratio: Tensor, log_probs: Tensor, old_log_probs: Tensor, actions: Tensor
+    ) -> RatioExplosionDiagnostic | None:
+        """The worst row of ``ratio [env, step]`` if it left the allowed range."""
+        if bool(((ratio <= RATIO_HIGH) & (ratio >= RATIO_LOW)).all()):
+            return None
+        distance = ratio.log().abs().nan_to_num(nan=torch.inf)
+        env, step = divmod(int(distance.argmax()), ratio.shape[1])
+        change = (log_probs - old_log_probs)[env, step].abs().nan_to_num(nan=torch.inf)
+        head = int(change.argmax())
+        return cls(
+            env=env,
+            step=step,
+            head=HEAD_NAMES[head],
+            action=int(actions[env, step, head]),
+            ratio=float(ratio[env, step]),
+            old_log_prob=float(old_log_probs[env, step, head]),
+            new_log_prob=float(log_probs[env, step, head]),
+        )

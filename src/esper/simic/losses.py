@@ -1,0 +1,75 @@
+"""The terms of the PPO objective, pure functions of tensors ``[env, step]``; sums over all rows.
+
+Every sum is divided by ``rows``, the number of rows of the whole rollout, so that gradients of shards
+add up to the gradient of the batch.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+HEAD_ENTROPY_WEIGHTS: Final = (1.0, 1.0, 1.5, 1.2, 1.5, 1.2, 1.3, 1.3)
+"""Per head, in ``Head`` order: heads that are read rarely need more push to stay open."""
+
+
+class PolicyLoss(NamedTuple):
+    """The clipped surrogate and what it was made of."""
+
+    loss: Tensor
+    ratio: Tensor
+    """``[env, step]``, new over old probability of the whole action."""
+    log_ratio: Tensor
+
+
+def policy_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    *,
+    clip: float,
+    rows: int,
+    per_head: bool = False,
+) -> PolicyLoss:
+    """−min(r·A, clip(r, 1 ± clip)·A) with r the joint ratio of the heads that the op read.
+
+    ``log_probs [env, step, 8]`` are 0 for heads that were not read. With ``per_head`` every head is
+    clipped by itself and the surrogates are added.
+    """
+    difference = log_probs - old_log_probs
+    log_ratio = difference.sum(dim=-1)
+    ratio = log_ratio.exp()
+    if per_head:
+        head_ratio = difference.exp()
+        gain = _surrogate(head_ratio, advantages.unsqueeze(-1), clip)
+        read = (old_log_probs != 0) | (log_probs != 0)
+        return PolicyLoss(-(gain * read).sum() / rows, ratio, log_ratio)
+    return PolicyLoss(-_surrogate(ratio, advantages, clip).sum() / rows, ratio, log_ratio)
+
+
+def _surrogate(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
+    return torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+
+
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None, rows: int
+) -> Tensor:
+    """Half the squared error; with ``clip`` the worse of it and that of the clipped prediction."""
+    error = (values - returns).square()
+    if clip is not None:
+        clipped = old_values + (values - old_values).clamp(-clip, clip)
+        error = torch.maximum(error, (clipped - returns).square())
+    return 0.5 * error.sum() / rows
+
+
+def entropy_bonus(entropies: Tensor, has_choice: Tensor, *, rows: int) -> Tensor:
+    """Weighted entropies ``[env, step, 8]`` of the heads that had a choice, over all rows."""
+    weights = entropies.new_tensor(HEAD_ENTROPY_WEIGHTS)
+    return (entropies * has_choice * weights).sum() / rows
+
+
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """The k3 estimate of KL(old ‖ new) per row: (r − 1) − ln r, never negative."""
+    return log_ratio.exp() - 1 - log_ratio

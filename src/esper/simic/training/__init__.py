@@ -1,0 +1,1 @@
+"""Training loops and the oracle environments that prove them."""

@@ -1,0 +1,123 @@
+"""Collecting rollouts and evaluating policies, on anything that looks like an environment to a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.leyline import NUM_HEADS
+from esper.leyline.streams import derive_seed
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
+from esper.tamiyo.policy.action_masks import ActionMasks
+
+
+class Observation(NamedTuple):
+    """What a policy sees before a decision, all environments at once."""
+
+    features: Tensor
+    """``[env, features]``."""
+    blueprint_indices: Tensor
+    """``[env, slot]``, -1 = empty."""
+    masks: ActionMasks
+
+
+class Step(NamedTuple):
+    """What a decision came to, arrays ``[env]``, and what is seen next.
+
+    Where an episode ended, ``observation`` already belongs to the next one. The horizon terminates:
+    an episode that ended is worth nothing beyond its end.
+    """
+
+    observation: Observation
+    reward: NDArray[np.float64]
+    ended: NDArray[np.bool_]
+
+
+class PolicyEnv(Protocol):
+    """Environments as a policy meets them."""
+
+    @property
+    def env_indices(self) -> Sequence[int]:
+        """Names of the environments within the run, for their random streams."""
+
+    @property
+    def horizon(self) -> int:
+        """Steps of one episode."""
+
+    def reset(self) -> Observation:
+        """Begin a new episode everywhere."""
+
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        """Carry out ``actions [env, 8]``."""
+
+
+class ActionStreams:
+    """Random numbers for sampled decisions, one stream per environment."""
+
+    def __init__(self, rng_seed: int, env_indices: Sequence[int]) -> None:
+        self._generators = [
+            torch.Generator().manual_seed(derive_seed(rng_seed, "env", env, "policy")) for env in env_indices
+        ]
+
+    def draw(self) -> Tensor:
+        """Uniform numbers ``[env, 8]``."""
+        return torch.stack([torch.rand(NUM_HEADS, generator=g) for g in self._generators])
+
+
+@torch.no_grad()
+def collect(
+    env: PolicyEnv,
+    policy: FactoredRecurrentActorCritic,
+    streams: ActionStreams,
+    buffer: TamiyoRolloutBuffer,
+) -> None:
+    """Fill ``buffer`` with one episode per environment, begun afresh."""
+    observation = env.reset()
+    num_envs = observation.features.shape[0]
+    hidden = policy.get_initial_hidden(num_envs)
+    buffer.begin(hidden)
+    fresh = torch.ones(num_envs, dtype=torch.bool)
+    while buffer.length < buffer.num_steps:
+        keep = (~fresh).float().view(1, -1, 1)
+        decision = policy.get_action(
+            observation.features,
+            observation.blueprint_indices,
+            (hidden[0] * keep, hidden[1] * keep),
+            observation.masks,
+            uniforms=streams.draw(),
+        )
+        buffer.add(observation.features, observation.blueprint_indices, decision, fresh)
+        hidden = decision.hidden
+        step = env.step(decision.actions.numpy())
+        ended = torch.from_numpy(step.ended)
+        reward = torch.from_numpy(step.reward).float()
+        buffer.add_outcome(reward, ended, ended, torch.zeros(num_envs))
+        if buffer.length > 1:
+            buffer.next_values[:, buffer.length - 2] = decision.value
+        observation, fresh = step.observation, ended
+
+
+@torch.no_grad()
+def evaluate(env: PolicyEnv, policy: FactoredRecurrentActorCritic) -> NDArray[np.float64]:
+    """Undiscounted returns ``[env]`` of one argmax episode each."""
+    observation = env.reset()
+    num_envs = observation.features.shape[0]
+    hidden = policy.get_initial_hidden(num_envs)
+    returns = np.zeros(num_envs)
+    alive = np.ones(num_envs, dtype=np.bool_)
+    for _ in range(env.horizon):
+        decision = policy.get_action(
+            observation.features, observation.blueprint_indices, hidden, observation.masks, deterministic=True
+        )
+        hidden = decision.hidden
+        step = env.step(decision.actions.numpy())
+        returns += step.reward * alive
+        alive &= ~step.ended
+        observation = step.observation
+    return returns

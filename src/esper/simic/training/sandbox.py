@@ -1,0 +1,281 @@
+"""Oracle environments: the real action space, masks and observation size, and a known optimum.
+
+Nothing is trained in them, so a whole training run takes seconds. A policy that does not learn here
+has a bug; a policy that does may still fail elsewhere. Each class says what it asks for and what
+the best return is; ``random_return`` is measured with uniform legal actions.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esper.leyline import (
+    NUM_BLUEPRINTS,
+    NUM_OPS,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    OP_PRUNE,
+    OP_SET_ALPHA_TARGET,
+    OP_WAIT,
+    Blueprint,
+    Head,
+    SlotConfig,
+    Stage,
+    derive_seed,
+)
+from esper.simic.training.rollout import Observation, Step
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE, get_feature_size
+
+Actions = NDArray[np.int64]
+Rewards = NDArray[np.float64]
+Legal = NDArray[np.bool_]
+
+NUM_SLOTS = 3
+_PROGRESS = 0
+_BLUEPRINTS = (
+    Blueprint.CONV_LIGHT,
+    Blueprint.NORM,
+    Blueprint.DEPTHWISE,
+    Blueprint.CONV_SMALL,
+    Blueprint.CONV_HEAVY,
+)
+
+
+class Sandbox(ABC):
+    """A vector of small environments with episodes of ``horizon`` steps each."""
+
+    horizon: int
+    optimum: float
+    """Expected return of the best policy."""
+
+    def __init__(self, rng_seed: int, env_indices: Sequence[int]) -> None:
+        self._indices = tuple(env_indices)
+        self._rngs = [np.random.default_rng(derive_seed(rng_seed, "env", i, "sandbox")) for i in env_indices]
+        self.num_envs = len(self._indices)
+        self.step_number = 0
+
+    @property
+    def env_indices(self) -> Sequence[int]:
+        return self._indices
+
+    def reset(self) -> Observation:
+        self.step_number = 0
+        self.start()
+        return self._observe()
+
+    def step(self, actions: Actions) -> Step:
+        reward = self.judge(actions)
+        self.step_number += 1
+        ended = self.step_number == self.horizon
+        observation = self.reset() if ended else self._observe()
+        return Step(observation, reward, np.full(self.num_envs, ended))
+
+    def _observe(self) -> Observation:
+        features = np.zeros(
+            (self.num_envs, get_feature_size(SlotConfig.of_count(NUM_SLOTS))), dtype=np.float32
+        )
+        features[:, _PROGRESS] = self.step_number / self.horizon
+        self.show(features)
+        blueprint = np.zeros((self.num_envs, NUM_BLUEPRINTS), dtype=np.bool_)
+        blueprint[:, list(_BLUEPRINTS)] = True
+        masks = ActionMasks(
+            slot_by_op=torch.from_numpy(self.legal()),
+            blueprint=torch.from_numpy(blueprint),
+            alpha_is_zero=torch.ones(self.num_envs, NUM_SLOTS, dtype=torch.bool),
+            stages=torch.full((self.num_envs, NUM_SLOTS), int(Stage.DORMANT)),
+        )
+        empty = torch.full((self.num_envs, NUM_SLOTS), -1)
+        return Observation(torch.from_numpy(features), empty, masks)
+
+    def draw(self, count: int) -> NDArray[np.int64]:
+        """One random integer below ``count`` per environment, each from its own stream."""
+        return np.array([rng.integers(count) for rng in self._rngs])
+
+    def allow(self, *ops: int) -> Legal:
+        """``[env, op, slot]`` with WAIT and the given ops possible on every slot."""
+        legal = np.zeros((self.num_envs, NUM_OPS, NUM_SLOTS), dtype=np.bool_)
+        legal[:, list(ops)] = True
+        legal[:, OP_WAIT] = False
+        legal[:, OP_WAIT, 0] = True
+        return legal
+
+    def start(self) -> None:
+        """Begin a new episode."""
+
+    def show(self, features: NDArray[np.float32]) -> None:
+        """Write into the observation what the policy may know besides the time."""
+
+    @abstractmethod
+    def legal(self) -> Legal:
+        """What is possible at this step."""
+
+    @abstractmethod
+    def judge(self, actions: Actions) -> Rewards:
+        """Carry out the actions and pay for them."""
+
+
+def slot_column(slot: int, offset: int = 0) -> int:
+    """A column of the observation that belongs to ``slot``."""
+    return BASE_SIZE + SLOT_SIZE * slot + offset
+
+
+class Bandit(Sandbox):
+    """One blueprint in one slot pays 1 at every step, everything else nothing: 4 is best."""
+
+    horizon = 4
+    optimum = 4.0
+
+    def legal(self) -> Legal:
+        return self.allow(OP_GERMINATE)
+
+    def judge(self, actions: Actions) -> Rewards:
+        right = (actions[:, Head.OP] == OP_GERMINATE) & (actions[:, Head.SLOT] == 2)
+        return (right & (actions[:, Head.BLUEPRINT] == Blueprint.CONV_HEAVY)).astype(np.float64)
+
+
+class Schedule(Sandbox):
+    """Germinate, wait three steps, fossilize: 1 for the exact wait, 0.3 less for each step off it."""
+
+    horizon = 8
+    optimum = 1.0
+    wait = 3
+
+    def start(self) -> None:
+        self.age = np.full(self.num_envs, -1)
+        self.over = np.zeros(self.num_envs, dtype=np.bool_)
+
+    def show(self, features: NDArray[np.float32]) -> None:
+        features[:, slot_column(0)] = self.age >= 0
+        features[:, slot_column(0, 1)] = np.maximum(self.age, 0) / self.horizon
+        features[:, slot_column(1)] = self.over
+
+    def legal(self) -> Legal:
+        legal = self.allow(OP_GERMINATE, OP_FOSSILIZE, OP_PRUNE)
+        growing = (self.age >= 0) & ~self.over
+        legal[:, OP_GERMINATE] &= ((self.age < 0) & ~self.over)[:, None]
+        legal[:, OP_FOSSILIZE] &= growing[:, None]
+        legal[:, OP_PRUNE] &= growing[:, None]
+        return legal
+
+    def judge(self, actions: Actions) -> Rewards:
+        op = actions[:, Head.OP]
+        done = op == OP_FOSSILIZE
+        reward = np.where(done, np.maximum(1.0 - 0.3 * np.abs(self.age - self.wait), 0.0), 0.0)
+        self.age = np.where(op == OP_PRUNE, -1, np.where(self.age >= 0, self.age + 1, self.age))
+        self.age = np.where(op == OP_GERMINATE, 0, self.age)
+        self.over |= done
+        return reward
+
+
+class Memory(Sandbox):
+    """The right slot is shown at step 0 only; it is asked for 50 steps later, and WAIT is all until then."""
+
+    delay = 50
+    horizon = delay + 1
+    optimum = 1.0
+
+    def start(self) -> None:
+        self.answer = self.draw(NUM_SLOTS)
+
+    def show(self, features: NDArray[np.float32]) -> None:
+        if self.step_number == 0:
+            for slot in range(NUM_SLOTS):
+                features[:, slot_column(slot)] = self.answer == slot
+
+    def legal(self) -> Legal:
+        legal = self.allow(OP_GERMINATE)
+        asked = self.step_number == self.delay
+        legal[:, OP_GERMINATE] &= asked
+        legal[:, OP_WAIT] &= not asked
+        return legal
+
+    def judge(self, actions: Actions) -> Rewards:
+        asked = self.step_number == self.delay
+        return ((actions[:, Head.SLOT] == self.answer) & asked).astype(np.float64)
+
+
+class Combination(Sandbox):
+    """The op is forced at random and not shown. Under GERMINATE the slot is forced as well and the
+    blueprint must fit it; under any other op the slot must fit the op."""
+
+    horizon = 6
+    optimum = 6.0
+    ops = (OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE)
+    slot_of_op = np.array([0, 0, 2, 0, 1, 0])
+    blueprint_of_slot = np.array([Blueprint.NORM, Blueprint.CONV_HEAVY, Blueprint.CONV_LIGHT])
+
+    def start(self) -> None:
+        self._force()
+
+    def _force(self) -> None:
+        self.op = np.array(self.ops)[self.draw(len(self.ops))]
+        self.slot = self.draw(NUM_SLOTS)
+
+    def legal(self) -> Legal:
+        legal = np.zeros((self.num_envs, NUM_OPS, NUM_SLOTS), dtype=np.bool_)
+        rows = np.arange(self.num_envs)
+        legal[rows, self.op] = True
+        germinating = rows[self.op == OP_GERMINATE]
+        legal[germinating, OP_GERMINATE] = False
+        legal[germinating, OP_GERMINATE, self.slot[germinating]] = True
+        return legal
+
+    def judge(self, actions: Actions) -> Rewards:
+        op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
+        fits = actions[:, Head.BLUEPRINT] == self.blueprint_of_slot[slot]
+        right = np.where(op == OP_GERMINATE, fits, slot == self.slot_of_op[op])
+        self._force()
+        return right.astype(np.float64)
+
+
+class Rent(Sandbox):
+    """Each of the first two seeds pays 1, any further one costs 2: 2 is best."""
+
+    horizon = 6
+    optimum = 2.0
+
+    def start(self) -> None:
+        self.seeds = np.zeros(self.num_envs, dtype=np.int64)
+
+    def show(self, features: NDArray[np.float32]) -> None:
+        for count in range(NUM_SLOTS):
+            features[:, slot_column(count)] = self.seeds > count
+
+    def legal(self) -> Legal:
+        legal = self.allow(OP_GERMINATE)
+        legal[:, OP_GERMINATE] &= (self.seeds < NUM_SLOTS)[:, None]
+        return legal
+
+    def judge(self, actions: Actions) -> Rewards:
+        planted = actions[:, Head.OP] == OP_GERMINATE
+        reward = np.where(planted, np.where(self.seeds < 2, 1.0, -2.0), 0.0)
+        self.seeds = self.seeds + planted
+        return reward
+
+
+class Distractors(Sandbox):
+    """Germinating into the slot that is shown pays 1; half of the legal ops do nothing: 8 is best."""
+
+    horizon = 8
+    optimum = 8.0
+
+    def start(self) -> None:
+        self.shown = self.draw(NUM_SLOTS)
+
+    def show(self, features: NDArray[np.float32]) -> None:
+        for slot in range(NUM_SLOTS):
+            features[:, slot_column(slot)] = self.shown == slot
+
+    def legal(self) -> Legal:
+        return self.allow(OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE)
+
+    def judge(self, actions: Actions) -> Rewards:
+        right = (actions[:, Head.OP] == OP_GERMINATE) & (actions[:, Head.SLOT] == self.shown)
+        self.shown = self.draw(NUM_SLOTS)
+        return right.astype(np.float64)

@@ -1,0 +1,330 @@
+"""The recurrent actor-critic with eight factored heads. Float32 always, never compiled.
+
+Op is chosen first, then the slot, then the rest; with ``conditioned`` heads each sees what was
+chosen before it. Log-probabilities, entropies and the value of a decision all come from the one
+sample that is acted on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.leyline import (
+    BLUEPRINT_NULL_INDEX,
+    DEFAULT_BLUEPRINT_EMBED_DIM,
+    DEFAULT_FEATURE_DIM,
+    DEFAULT_LSTM_HIDDEN_DIM,
+    HEAD_NAMES,
+    NUM_HEADS,
+    NUM_OPS,
+    AlphaTarget,
+    Head,
+    Op,
+    head_sizes,
+)
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.distributions import MaskedCategorical
+
+Critic = Literal["state_value", "op_value"]
+Hidden = tuple[Tensor, Tensor]
+"""LSTM state (h, c), each ``[1, batch, hidden]``."""
+
+HEAD_HIDDEN: Final = 128
+INITIAL_LOGITS: Final[Mapping[Head, Mapping[int, float]]] = {
+    Head.OP: {Op.WAIT: 1.0, Op.PRUNE: -2.0},
+    Head.ALPHA_TARGET: {AlphaTarget.FULL: 1.0},
+}
+"""Head starts: two thirds of uniform germinations would strand below HOLDING, and most be pruned."""
+
+
+class BlueprintEmbedding(nn.Module):
+    """A vector per blueprint and one for the empty slot."""
+
+    null_index: Tensor
+
+    def __init__(self, dim: int = DEFAULT_BLUEPRINT_EMBED_DIM) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(BLUEPRINT_NULL_INDEX + 1, dim)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.register_buffer("null_index", torch.tensor(BLUEPRINT_NULL_INDEX))
+
+    def forward(self, indices: Tensor) -> Tensor:
+        """``[..., slot]``, -1 = empty, to ``[..., slot·dim]``."""
+        known = torch.where(indices < 0, self.null_index, indices)
+        return self.embedding(known).flatten(start_dim=-2)
+
+
+class Decision(NamedTuple):
+    """One sampled (or argmax) decision per environment."""
+
+    actions: Tensor
+    """``[env, 8]``."""
+    log_probs: Tensor
+    """``[env, 8]``, 0 where a head had no choice."""
+    masks: Tensor
+    """``[env, sum of head sizes]``: what each head chose from, heads side by side."""
+    value: Tensor
+    """``[env]``."""
+    hidden: Hidden
+
+
+class Evaluation(NamedTuple):
+    """Stored decisions under the present weights, every tensor ``[env, step, …]``."""
+
+    log_probs: Tensor
+    entropies: Tensor
+    """``[env, step, 8]``, normalised by the number of legal choices."""
+    has_choice: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyShape:
+    """Everything that determines the network's parameters."""
+
+    state_dim: int
+    num_slots: int
+    feature_dim: int = DEFAULT_FEATURE_DIM
+    hidden_dim: int = DEFAULT_LSTM_HIDDEN_DIM
+    critic: Critic = "state_value"
+    conditioned: bool = True
+    recurrent: bool = True
+
+
+def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _head(inputs: int, hidden: tuple[int, ...], outputs: int, last_gain: float) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers += [_orthogonal(nn.Linear(inputs, width), math.sqrt(2)), nn.ReLU()]
+        inputs = width
+    return nn.Sequential(*layers, _orthogonal(nn.Linear(inputs, outputs), last_gain))
+
+
+class FactoredRecurrentActorCritic(nn.Module):
+    """Observation and blueprints → LSTM → eight heads and a value."""
+
+    def __init__(
+        self,
+        state_dim: int,
+        num_slots: int,
+        *,
+        feature_dim: int = DEFAULT_FEATURE_DIM,
+        hidden_dim: int = DEFAULT_LSTM_HIDDEN_DIM,
+        critic: Critic = "state_value",
+        conditioned: bool = True,
+        recurrent: bool = True,
+    ) -> None:
+        super().__init__()
+        self.shape = PolicyShape(
+            state_dim, num_slots, feature_dim, hidden_dim, critic, conditioned, recurrent
+        )
+        self.num_slots = num_slots
+        self.sizes = head_sizes(num_slots)
+        self.blueprints = BlueprintEmbedding()
+        inputs = state_dim + num_slots * DEFAULT_BLUEPRINT_EMBED_DIM
+        self.features = nn.Sequential(
+            _orthogonal(nn.Linear(inputs, feature_dim), math.sqrt(2)), nn.LayerNorm(feature_dim), nn.ReLU()
+        )
+        self.lstm = nn.LSTM(feature_dim, hidden_dim, batch_first=True)
+        self._init_lstm()
+        self.norm = nn.LayerNorm(hidden_dim)
+        self.heads = nn.ModuleDict(
+            {name: self._make_head(Head(index)) for index, name in enumerate(HEAD_NAMES)}
+        )
+        value_inputs = hidden_dim + (NUM_OPS if critic == "op_value" else 0)
+        self.value_head = _head(value_inputs, (HEAD_HIDDEN,), 1, 1.0)
+
+    def _init_lstm(self) -> None:
+        for name, parameter in self.lstm.named_parameters():
+            if "weight" in name:
+                nn.init.orthogonal_(parameter)
+            else:
+                nn.init.zeros_(parameter)
+            if name == "bias_ih_l0":
+                hidden = self.shape.hidden_dim
+                nn.init.ones_(parameter.data[hidden : 2 * hidden])  # the forget gate starts open
+
+    def _make_head(self, head: Head) -> nn.Sequential:
+        hidden = (self.shape.hidden_dim, HEAD_HIDDEN) if head is Head.BLUEPRINT else (HEAD_HIDDEN,)
+        made = _head(self.shape.hidden_dim + self._context_size(head), hidden, self.sizes[head], 0.01)
+        last = made[-1]
+        assert isinstance(last, nn.Linear)
+        with torch.no_grad():
+            for value, logit in INITIAL_LOGITS.get(head, {}).items():
+                last.bias[value] = logit
+        return made
+
+    def _context_size(self, head: Head) -> int:
+        """Columns by which a conditioned head's input is wider: one-hot op, then one-hot slot."""
+        if not self.shape.conditioned or head is Head.OP:
+            return 0
+        return NUM_OPS + (0 if head is Head.SLOT else self.num_slots)
+
+    def get_initial_hidden(self, batch: int, device: torch.device | str | None = None) -> Hidden:
+        """The state at the start of an episode."""
+        zeros = torch.zeros(1, batch, self.shape.hidden_dim, device=device or self.blueprints.null_index.device)
+        return zeros, zeros.clone()
+
+    # --- the trunk ----------------------------------------------------------------------------
+
+    def encode(
+        self, state: Tensor, blueprint_indices: Tensor, hidden: Hidden, fresh: Tensor | None = None
+    ) -> tuple[Tensor, Hidden]:
+        """Features ``[batch, seq, hidden]``; ``fresh [batch, seq]`` marks steps that begin an episode."""
+        x = self.features(torch.cat([state, self.blueprints(blueprint_indices)], dim=-1))
+        if not self.shape.recurrent:
+            return self.norm(x), hidden
+        starts = [0]
+        if fresh is not None:
+            starts += [int(t) for t in fresh[:, 1:].any(dim=0).nonzero().flatten() + 1]
+        parts = []
+        for begin, end in zip(starts, [*starts[1:], x.shape[1]], strict=True):
+            if fresh is not None:
+                keep = (~fresh[:, begin]).to(x.dtype).view(1, -1, 1)
+                hidden = (hidden[0] * keep, hidden[1] * keep)
+            part, hidden = self.lstm(x[:, begin:end], hidden)
+            parts.append(part)
+        return self.norm(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]), hidden
+
+    def _context(self, head: Head, op: Tensor, slot: Tensor | None) -> list[Tensor]:
+        if self._context_size(head) == 0:
+            return []
+        context = [F.one_hot(op, NUM_OPS).float()]
+        if head is not Head.SLOT:
+            if slot is None:
+                raise RuntimeError(f"head {head.name} is conditioned on the slot, which is not known yet")
+            context.append(F.one_hot(slot, self.num_slots).float())
+        return context
+
+    def head_logits(self, head: Head, encoded: Tensor, op: Tensor, slot: Tensor | None) -> Tensor:
+        """Logits ``[..., values]`` of one head, given what was chosen before it."""
+        inputs = torch.cat([encoded, *self._context(head, op, slot)], dim=-1)
+        return self.heads[HEAD_NAMES[head]](inputs)
+
+    def _value(self, encoded: Tensor, op: Tensor) -> Tensor:
+        if self.shape.critic == "op_value":
+            encoded = torch.cat([encoded, F.one_hot(op, NUM_OPS).float()], dim=-1)
+        return self.value_head(encoded).squeeze(-1)
+
+    # --- what callers use ---------------------------------------------------------------------
+
+    def forward(
+        self,
+        state: Tensor,
+        blueprint_indices: Tensor,
+        hidden: Hidden | None = None,
+        op: Tensor | None = None,
+        slot: Tensor | None = None,
+        *,
+        op_mask: Tensor | None = None,
+        slot_mask: Tensor | None = None,
+    ) -> dict[str, Tensor | Hidden]:
+        """All logits ``[batch, seq, values]``, ``value [batch, seq]`` and ``hidden``.
+
+        Op and slot, where they are not given, are drawn from torch's generator under their masks.
+        """
+        if hidden is None:
+            hidden = self.get_initial_hidden(state.shape[0], state.device)
+        encoded, hidden = self.encode(state, blueprint_indices, hidden)
+        logits: dict[str, Tensor | Hidden] = {}
+        op_logits = self.heads["op"](encoded)
+        op = _drawn(op_logits, op_mask) if op is None else op
+        slot_logits = self.head_logits(Head.SLOT, encoded, op, None)
+        slot = _drawn(slot_logits, slot_mask) if slot is None else slot
+        for head in Head:
+            known = {Head.OP: op_logits, Head.SLOT: slot_logits}.get(head)
+            logits[f"{HEAD_NAMES[head]}_logits"] = (
+                self.head_logits(head, encoded, op, slot) if known is None else known
+            )
+        return {**logits, "value": self._value(encoded, op), "hidden": hidden, "op": op, "slot": slot}
+
+    def get_action(
+        self,
+        state: Tensor,
+        blueprint_indices: Tensor,
+        hidden: Hidden,
+        masks: ActionMasks,
+        *,
+        uniforms: Tensor | None = None,
+        deterministic: bool = False,
+    ) -> Decision:
+        """One decision per environment from ``state [env, features]``.
+
+        ``uniforms [env, 8]`` in [0, 1) are the random numbers, one per head; argmax needs none.
+        """
+        encoded, hidden = self.encode(state.unsqueeze(1), blueprint_indices.unsqueeze(1), hidden)
+        encoded = encoded.squeeze(1)
+        num_envs = state.shape[0]
+        actions = torch.zeros(num_envs, NUM_HEADS, dtype=torch.int64, device=state.device)
+        log_probs = torch.zeros(num_envs, NUM_HEADS, device=state.device)
+        used = []
+        for head in Head:
+            mask = masks.of_head(head, actions)
+            masks.check(head, mask)
+            slot = actions[:, Head.SLOT] if head > Head.SLOT else None
+            logits = self.head_logits(head, encoded, actions[:, Head.OP], slot)
+            distribution = MaskedCategorical(logits, mask)
+            if deterministic:
+                actions[:, head] = distribution.mode
+            elif uniforms is None:
+                raise ValueError("a sampled decision needs uniforms [env, 8]")
+            else:
+                actions[:, head] = distribution.sample(uniforms[:, head])
+            log_probs[:, head] = distribution.log_prob(actions[:, head])
+            used.append(mask)
+        value = self._value(encoded, actions[:, Head.OP])
+        return Decision(actions, log_probs, torch.cat(used, dim=-1), value, hidden)
+
+    def evaluate_actions(
+        self,
+        state: Tensor,
+        blueprint_indices: Tensor,
+        actions: Tensor,
+        masks: Tensor,
+        hidden: Hidden,
+        fresh: Tensor,
+    ) -> Evaluation:
+        """Stored decisions ``[env, step, …]`` from their start state; ``fresh`` marks episode starts."""
+        encoded, _ = self.encode(state, blueprint_indices, hidden, fresh)
+        op, slot = actions[..., Head.OP], actions[..., Head.SLOT]
+        log_probs, entropies, choices = [], [], []
+        for head, mask in zip(Head, masks.split(list(self.sizes), dim=-1), strict=True):
+            logits = self.head_logits(head, encoded, op, slot)
+            distribution = MaskedCategorical(logits, mask)
+            log_probs.append(distribution.log_prob(actions[..., head]))
+            entropies.append(distribution.entropy())
+            choices.append(distribution.has_choice)
+        return Evaluation(
+            torch.stack(log_probs, dim=-1),
+            torch.stack(entropies, dim=-1),
+            torch.stack(choices, dim=-1),
+            self._value(encoded, op),
+        )
+
+    def get_value(
+        self, state: Tensor, blueprint_indices: Tensor, hidden: Hidden, op: Tensor | None = None
+    ) -> Tensor:
+        """The value ``[env]`` of a state; with an op-conditioned critic ``op [env]`` must be given."""
+        encoded, _ = self.encode(state.unsqueeze(1), blueprint_indices.unsqueeze(1), hidden)
+        if self.shape.critic == "op_value" and op is None:
+            raise ValueError("an op-conditioned critic needs the op that will be taken")
+        unused = torch.zeros(state.shape[0], dtype=torch.int64, device=state.device)
+        return self._value(encoded.squeeze(1), unused if op is None else op)
+
+
+def _drawn(logits: Tensor, mask: Tensor | None) -> Tensor:
+    mask = torch.ones_like(logits, dtype=torch.bool) if mask is None else mask
+    uniform = torch.rand(logits.shape[:-1], device=logits.device)
+    return MaskedCategorical(logits, mask).sample(uniform)

@@ -1,0 +1,115 @@
+"""Masks of the eight heads, derived from legality and from the table of heads that each op reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.leyline import (
+    CANONICAL_ACTION,
+    HEAD_NAMES,
+    HEADS_OF_OP,
+    NUM_BLUEPRINTS,
+    STAGE_NAMES,
+    ActionSpace,
+    AlphaSpeed,
+    Head,
+    SlotTable,
+    head_sizes,
+    legal_slots_by_op,
+)
+from esper.leyline.errors import EsperError
+from esper.leyline.factored_actions import BoolArray
+
+
+class EmptyMaskError(EsperError):
+    """A head without a single legal value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionMasks:
+    """What is legal in every environment before anything is chosen, as tensors."""
+
+    slot_by_op: Tensor
+    """``[env, op, slot]``, leyline's legality."""
+    blueprint: Tensor
+    """``[env, blueprint]``, what can germinate on this host."""
+    alpha_is_zero: Tensor
+    """``[env, slot]``: a removal there needs no ramp."""
+    stages: Tensor
+    """``[env, slot]``, to say what was there when a mask turns out empty."""
+
+    @property
+    def op(self) -> Tensor:
+        """``[env, op]``."""
+        return self.slot_by_op.any(dim=-1)
+
+    def of_head(self, head: int, chosen: Tensor) -> Tensor:
+        """``[env, values]`` of one head, given the heads before it in ``chosen [env, 8]``.
+
+        A head that is not read has its canonical value alone.
+        """
+        if head == Head.OP:
+            return self.op
+        rows = torch.arange(chosen.shape[0], device=chosen.device)
+        op, slot = chosen[:, Head.OP], chosen[:, Head.SLOT]
+        if head == Head.SLOT:
+            return self.slot_by_op[rows, op]
+        read, canonical = _tables(self.slot_by_op.shape[-1], chosen.device)
+        is_read = read[op, head]
+        if head in (Head.ALPHA_SPEED, Head.ALPHA_CURVE):
+            is_read = is_read & ~self.alpha_is_zero[rows, slot]
+        if head == Head.ALPHA_CURVE:
+            is_read = is_read & (chosen[:, Head.ALPHA_SPEED] != AlphaSpeed.INSTANT)
+        free = self.blueprint if head == Head.BLUEPRINT else torch.ones_like(canonical[head]).unsqueeze(0)
+        return torch.where(is_read.unsqueeze(-1), free, canonical[head])
+
+    def check(self, head: int, mask: Tensor) -> None:
+        """Refuse a mask ``[env, values]`` that leaves an environment without a choice."""
+        legal = mask.any(dim=-1)
+        if not legal.all():
+            env = int((~legal).nonzero()[0, 0])
+            stages = ", ".join(STAGE_NAMES[stage] for stage in self.stages[env].tolist())
+            raise EmptyMaskError(
+                f"head {HEAD_NAMES[head]} of environment {env} has no legal value; its slots are {stages}"
+            )
+
+
+@cache
+def _tables(num_slots: int, device: torch.device) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Which heads each op reads, and a mask of the canonical value per head, once per device."""
+    read = torch.from_numpy(HEADS_OF_OP.copy()).to(device)
+    canonical = tuple(
+        torch.arange(size, device=device) == int(value)
+        for size, value in zip(head_sizes(num_slots), CANONICAL_ACTION, strict=True)
+    )
+    return read, canonical
+
+
+@cache
+def _blueprint_row(space: ActionSpace) -> BoolArray:
+    row = np.zeros(NUM_BLUEPRINTS, dtype=np.bool_)
+    row[list(space.blueprints)] = True
+    return row
+
+
+def compute_batch_masks(
+    table: SlotTable, space: ActionSpace, device: torch.device | str = "cpu"
+) -> ActionMasks:
+    """The masks of all environments of ``table``."""
+    legal = torch.from_numpy(legal_slots_by_op(table, space.rules))
+    blueprint = torch.from_numpy(_blueprint_row(space)).expand(table.num_envs, -1)
+    at_zero = torch.from_numpy(table.alpha == 0.0)
+    stages = torch.from_numpy(table.stage.copy())
+    masks = ActionMasks(legal.to(device), blueprint.to(device), at_zero.to(device), stages)
+    masks.check(Head.OP, masks.op)
+    return masks
+
+
+def compute_action_masks(table: SlotTable, env: int, space: ActionSpace) -> ActionMasks:
+    """The masks of one environment, as a batch of one."""
+    return compute_batch_masks(table.row(env), space)

@@ -1,0 +1,83 @@
+from itertools import pairwise, product
+
+import pytest
+
+from esper.kasmina import alpha
+from esper.leyline import ALPHA_SPEED_EPOCHS, AlphaCurve, SlotTable, Stage
+
+EVERY_RAMP = list(product(AlphaCurve, ALPHA_SPEED_EPOCHS))
+
+# σ is the logistic function; a sigmoid of steepness k at x is (σ(k(x − ½)) − σ(−k/2)) / (σ(k/2) − σ(−k/2)).
+VALUES = {
+    AlphaCurve.LINEAR: (0.25, 0.4),
+    AlphaCurve.COSINE: (0.1464466, 0.3454915),  # (1 − cos(π/4)) / 2, (1 − cos(0.4π)) / 2
+    AlphaCurve.SIGMOID_GENTLE: (0.1491464, 0.3390802),  # (0.182426 − 0.047426) / 0.905148
+    AlphaCurve.SIGMOID: (0.0451766, 0.2301407),  # (0.047426 − 0.002473) / 0.995055
+    AlphaCurve.SIGMOID_SHARP: (0.0024665, 0.0831676),  # (0.002473 − 0.000006) / 0.999988
+}
+
+
+@pytest.mark.parametrize("curve", AlphaCurve)
+def test_a_curve_runs_from_0_to_1_through_the_middle(curve: AlphaCurve) -> None:
+    assert alpha.curve_value(curve, 0.0) == 0.0
+    assert alpha.curve_value(curve, 1.0) == 1.0
+    assert alpha.curve_value(curve, 0.5) == pytest.approx(0.5, abs=1e-12)
+    assert (alpha.curve_value(curve, -1.0), alpha.curve_value(curve, 2.0)) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("curve", AlphaCurve)
+def test_literal_heights(curve: AlphaCurve) -> None:
+    found = (alpha.curve_value(curve, 0.25), alpha.curve_value(curve, 0.4))
+    assert found == pytest.approx(VALUES[curve], abs=1e-6)
+
+
+@pytest.mark.parametrize("curve", AlphaCurve)
+def test_a_curve_rises_and_is_symmetric(curve: AlphaCurve) -> None:
+    heights = [alpha.curve_value(curve, i / 100) for i in range(101)]
+    assert all(low < high for low, high in pairwise(heights))
+    for low, high in zip(heights, reversed(heights), strict=True):
+        assert low + high == pytest.approx(1.0, abs=1e-12)
+
+
+def ramp(curve: AlphaCurve, epochs: int, start: float, target: float) -> list[float]:
+    """Alpha of the epochs of one ramp."""
+    table = SlotTable.empty(1, 1)
+    table.stage[0, 0] = Stage.BLENDING
+    table.alpha[0, 0] = start
+    alpha.begin_ramp(table, 0, 0, target=target, epochs=epochs, curve=curve)
+    seen = [float(table.alpha[0, 0])]
+    while table.ramping[0, 0]:
+        alpha.tick_ramp(table, 0, 0)
+        seen.append(float(table.alpha[0, 0]))
+    return seen
+
+
+@pytest.mark.parametrize(("curve", "epochs"), EVERY_RAMP)
+@pytest.mark.parametrize(("start", "target"), [(0.0, 1.0), (0.0, 0.5), (0.5, 0.7), (1.0, 0.7), (1.0, 0.0)])
+def test_every_ramp_spends_its_epochs_and_ends_exactly_on_target(
+    curve: AlphaCurve, epochs: int, start: float, target: float
+) -> None:
+    seen = ramp(curve, epochs, start, target)
+    assert len(seen) == max(epochs, 1), "INSTANT is there in its first epoch"
+    assert seen[-1] == target
+    rising = 1 if target > start else -1
+    assert all(rising * low < rising * high for low, high in pairwise([start, *seen]))
+
+
+@pytest.mark.parametrize(("curve", "epochs"), EVERY_RAMP)
+def test_down_mirrors_up(curve: AlphaCurve, epochs: int) -> None:
+    up, down = ramp(curve, epochs, 0.0, 1.0), ramp(curve, epochs, 1.0, 0.0)
+    assert [1.0 - a for a in up] == pytest.approx(down)
+
+
+def test_literal_ramps() -> None:
+    assert ramp(AlphaCurve.LINEAR, 3, 0.0, 1.0) == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert ramp(AlphaCurve.LINEAR, 5, 0.5, 1.0) == pytest.approx([0.6, 0.7, 0.8, 0.9, 1.0])
+    # (1 − cos(π/3)) / 2 = 0.25
+    assert ramp(AlphaCurve.COSINE, 3, 0.0, 1.0) == pytest.approx([0.25, 0.75, 1.0])
+    assert ramp(AlphaCurve.COSINE, 3, 1.0, 0.5) == pytest.approx([0.875, 0.625, 0.5])
+    assert ramp(AlphaCurve.SIGMOID_SHARP, 0, 0.3, 0.7) == [0.7]
+
+
+def test_a_ramp_to_where_alpha_is_takes_no_time() -> None:
+    assert ramp(AlphaCurve.LINEAR, 8, 0.7, 0.7) == [0.7]

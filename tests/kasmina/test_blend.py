@@ -1,0 +1,63 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import blend
+from esper.leyline import BLEND_IDS, STYLE_CURVES, STYLE_OPERATORS, AlphaCurve, BlendOperator
+
+H = torch.tensor([[[[1.0, -2.0]]]])
+DELTA = torch.tensor([[[[0.5, 0.5]]]])
+
+
+class HalfOpen(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.full_like(h[:, :1], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("operator", "expected"),
+    [
+        (BlendOperator.ADD, [0.5, 0.5]),
+        (BlendOperator.MULTIPLY, [0.4621172, -0.9242343]),  # h · tanh(0.5), tanh(0.5) = 0.4621172
+        (BlendOperator.GATE, [0.25, 0.25]),
+    ],
+)
+def test_what_full_alpha_adds(operator: BlendOperator, expected: list[float]) -> None:
+    change = blend.change(operator, H, DELTA, HalfOpen() if operator is BlendOperator.GATE else None)
+    torch.testing.assert_close(change, torch.tensor([[[expected]]]))
+
+
+@pytest.mark.parametrize("operator", BlendOperator)
+def test_no_delta_no_change(operator: BlendOperator) -> None:
+    change = blend.change(operator, H, torch.zeros_like(H), HalfOpen())
+    assert torch.equal(change, torch.zeros_like(H))
+
+
+def test_a_multiplied_change_never_leaves_the_features_size() -> None:
+    change = blend.change(BlendOperator.MULTIPLY, H, torch.tensor([[[[1e9, -1e9]]]]), None)
+    assert change.flatten().tolist() == [1.0, 2.0]
+
+
+def test_a_gate_opens_per_position_and_starts_mostly_open() -> None:
+    gate = blend.Gate(3, "feature_map")
+    nn.init.zeros_(gate.score.weight)
+    opening = gate(torch.randn(2, 3, 4, 5))
+    assert opening.shape == (2, 1, 4, 5)
+    torch.testing.assert_close(opening, torch.full((2, 1, 4, 5), 0.7310586))  # σ(1)
+    assert blend.Gate(3, "tokens")(torch.randn(2, 7, 3)).shape == (2, 7, 1)
+
+
+def test_the_gate_operator_needs_its_gate() -> None:
+    with pytest.raises(RuntimeError, match="the GATE operator needs a gate module"):
+        blend.change(BlendOperator.GATE, H, DELTA, None)
+
+
+def test_each_style_has_its_operator_and_first_curve() -> None:
+    add, multiply, gate = BlendOperator
+    linear, sigmoid = AlphaCurve.LINEAR, AlphaCurve.SIGMOID
+    assert dict(zip(BLEND_IDS, zip(STYLE_OPERATORS, STYLE_CURVES, strict=True), strict=True)) == {
+        "linear_add": (add, linear),
+        "linear_multiply": (multiply, linear),
+        "sigmoid_add": (add, sigmoid),
+        "gated_gate": (gate, linear),
+    }

@@ -1,0 +1,130 @@
+import math
+
+import pytest
+
+from esper.kasmina import gates
+from esper.leyline import ActionSpace, LifecycleRules, SlotConfig, SlotTable, Stage
+
+RULES = LifecycleRules(min_training_epochs=2)
+SPACE = ActionSpace(SlotConfig.of_count(2), RULES, (1, 3), ("noop", "light", "none", "norm"))
+
+
+def incubated(*, epochs: int = 2, health: float = 1.0, exploding: bool = False) -> SlotTable:
+    table = SlotTable.empty(1, 1)
+    table.stage[0, 0] = Stage.TRAINING
+    table.epochs_in_stage[0, 0] = epochs
+    table.record_gradients(0, 0, norm=1.0, ratio=1.0, health=health, vanishing=False, exploding=exploding)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("slot", "blueprint", "failed"),
+    [
+        (0, 1, ()),
+        (1, 3, ()),
+        (2, 1, ("slot_known",)),
+        (-1, 1, ("slot_known",)),
+        (0, 0, ("blueprint_selectable",)),
+        (0, 2, ("blueprint_selectable",)),
+        (5, 99, ("slot_known", "blueprint_selectable")),
+    ],
+)
+def test_g0_knows_slots_and_blueprints(slot: int, blueprint: int, failed: tuple[str, ...]) -> None:
+    verdict = gates.g0_valid(SPACE, slot, blueprint)
+    assert (verdict.gate, verdict.failed, verdict.ok) == ("G0", failed, not failed)
+    assert set(verdict.passed) == {"slot_known", "blueprint_selectable"} - set(failed)
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_g1_asks_for_a_seed_that_waits(stage: Stage) -> None:
+    table = SlotTable.empty(1, 1)
+    table.stage[0, 0] = stage
+    verdict = gates.g1_germinated(table, 0, 0)
+    waits = stage is Stage.GERMINATED
+    assert verdict == ("G1", ("stage_germinated",) if waits else (), () if waits else ("stage_germinated",))
+
+
+@pytest.mark.parametrize(
+    ("table", "failed"),
+    [
+        (incubated(), ()),
+        (incubated(health=0.7), ()),
+        (incubated(epochs=1), ("epochs",)),
+        (incubated(health=0.69), ("health",)),
+        (incubated(exploding=True), ("not_exploding",)),
+        (incubated(epochs=0, health=0.0, exploding=True), ("epochs", "health", "not_exploding")),
+    ],
+)
+def test_g2_asks_for_time_and_healthy_gradients(table: SlotTable, failed: tuple[str, ...]) -> None:
+    verdict = gates.g2_trained(table, 0, 0, RULES)
+    assert (verdict.gate, verdict.failed) == ("G2", failed)
+    assert set(verdict.passed) == {"epochs", "health_measured", "health", "not_exploding"} - set(failed)
+
+
+def test_g2_takes_unmeasured_for_unhealthy() -> None:
+    table = SlotTable.empty(1, 1)
+    table.epochs_in_stage[0, 0] = 9
+    verdict = gates.g2_trained(table, 0, 0, RULES)
+    assert verdict == ("G2", ("epochs",), ("health_measured", "health", "not_exploding"))
+
+
+def test_g2_measures_nothing_where_nothing_incubates() -> None:
+    verdict = gates.g2_trained(SlotTable.empty(1, 1), 0, 0, LifecycleRules(min_training_epochs=0))
+    assert verdict == ("G2", ("epochs",), ())
+
+
+@pytest.mark.parametrize(
+    ("target", "elapsed", "failed"),
+    [
+        (1.0, 3, ()),
+        (1.0, 2, ("target_reached",)),
+        (0.7, 3, ("target_full",)),
+        (0.5, 0, ("target_full", "target_reached")),
+    ],
+)
+def test_g3_asks_for_full_alpha(target: float, elapsed: int, failed: tuple[str, ...]) -> None:
+    table = SlotTable.empty(1, 1)
+    table.stage[0, 0] = Stage.BLENDING
+    table.alpha_target[0, 0], table.ramp_epochs[0, 0], table.ramp_elapsed[0, 0] = target, 3, elapsed
+    verdict = gates.g3_blended(table, 0, 0)
+    assert (verdict.gate, verdict.failed) == ("G3", failed)
+
+
+@pytest.mark.parametrize(
+    ("contribution", "finite", "failed"),
+    [
+        (-3.0, True, ()),
+        (math.nan, True, ("contribution_measured",)),
+        (2.0, False, ("weights_finite",)),
+        (math.nan, False, ("weights_finite", "contribution_measured")),
+    ],
+)
+def test_g5_asks_for_a_measurement(contribution: float, finite: bool, failed: tuple[str, ...]) -> None:
+    table = SlotTable.empty(1, 1)
+    table.contribution[0, 0] = contribution
+    verdict = gates.g5_worthy(table, 0, 0, RULES, finite=finite)
+    assert (verdict.gate, verdict.failed) == ("G5", failed)
+    assert "contribution_lower_bound" not in verdict.passed
+
+
+@pytest.mark.parametrize(
+    ("contribution", "error", "passes"),
+    [
+        (2.96, 1.0, True),  # 2.96 − 1.96 = 1
+        (2.95, 1.0, False),
+        (1.0, 0.0, True),
+        (5.0, math.nan, False),
+    ],
+)
+def test_g5_strict_asks_for_the_lower_bound(contribution: float, error: float, passes: bool) -> None:
+    table = SlotTable.empty(1, 1)
+    table.contribution[0, 0], table.contribution_error[0, 0] = contribution, error
+    strict = LifecycleRules(strict_fossilize=True, min_contribution=1.0)
+    verdict = gates.g5_worthy(table, 0, 0, strict, finite=True)
+    assert verdict.failed == (() if passes else ("contribution_lower_bound",))
+
+
+def test_g5_strict_lets_nothing_unmeasured_pass() -> None:
+    strict = LifecycleRules(strict_fossilize=True, min_contribution=-99.0)
+    verdict = gates.g5_worthy(SlotTable.empty(1, 1), 0, 0, strict, finite=True)
+    assert verdict.failed == ("contribution_measured", "contribution_lower_bound")

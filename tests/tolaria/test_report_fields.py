@@ -1,0 +1,41 @@
+from dataclasses import fields
+
+from esper.leyline import SeedStateReport, report_slots
+from esper.tamiyo import HeuristicController
+from esper.tolaria.episode import run_episode
+from esper.tolaria.tasks import task_named
+from esper.tolaria.vector import SerialVector
+
+MEASURED = (
+    "alpha",
+    "counterfactual_contribution",
+    "contribution_error",
+    "contribution_velocity",
+    "shapley_value",
+    "interaction_sum",
+    "strongest_boost",
+    "seed_gradient_norm",
+    "seed_gradient_norm_ratio",
+    "upstream_alpha",
+    "downstream_alpha",
+)
+
+
+def test_every_field_of_a_seed_s_report_leaves_its_default_in_one_heuristic_run() -> None:
+    vector = SerialVector(task_named("digits_impaired"), rng_seed=0)
+    vector.reset()
+    space = vector.action_space
+    reports: list[SeedStateReport] = []
+    run_episode(
+        vector,
+        HeuristicController(space, 1),
+        after_epoch=lambda: reports.extend(report_slots(vector.table, 0, space)),
+    )
+    default = SeedStateReport()
+    seen = {field.name: {getattr(report, field.name) for report in reports} for field in fields(default)}
+    untouched = [name for name, values in seen.items() if values <= {getattr(default, name)}]
+    assert untouched == []
+
+    # A measurement that is there but never moves would not be one.
+    frozen = [name for name in MEASURED if len(seen[name] - {None}) < 3]
+    assert frozen == []
