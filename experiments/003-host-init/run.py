@@ -100,7 +100,7 @@ def main() -> None:
     preset = task_named("digits_impaired")
     settings = {field.name: getattr(preset, field.name) for field in fields(preset)}
     lines = [
-        f"| initial values | seeds | test score | lives below {STUCK_BELOW:.0f} | dead channels at the start |",
+        f"| initial values | seeds | test score | lives below {STUCK_BELOW:.0f} | dead at the start |",
         "|---|---|---|---|---|",
     ]
     for name, start in STARTS.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from esper.tolaria.epoch import train_batch
 from esper.tolaria.objective import CLASSIFICATION
 from esper.tolaria.tasks import TaskSpec, task_named
 from esper.tolaria.tasks.digits import _load_arrays
-from esper.tolaria.tasks.spec import InstanceDistribution
+from esper.tolaria.tasks.spec import Instance, InstanceDistribution
 
 RowType = TypeVar("RowType", bound=Row)
 
@@ -92,6 +92,22 @@ def tiny_task(
         rules=rules,
         **{**few, **changes},
     )
+
+
+class NoisyTask(TaskSpec):
+    """A task whose host draws random numbers while it trains."""
+
+    def build_host(self, instance: Instance) -> Host:
+        host = super().build_host(instance)
+        assert isinstance(host, CNNHost)
+        host.segments[0].append(nn.Dropout(0.3))  # type: ignore[operator]  # a Sequential
+        return host
+
+
+def noisy_task(**changes: Any) -> TaskSpec:
+    """The tiny task with dropout in its host."""
+    tiny = tiny_task(**changes)
+    return NoisyTask(**{field.name: getattr(tiny, field.name) for field in fields(tiny)})
 
 
 def started(task: TaskSpec | None = None, **arguments: Any) -> tuple[MorphEnv, ListSink]:

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -32,6 +32,8 @@ from esper.leyline.events import (
 from esper.leyline.slot_table import IntArray
 from esper.tolaria import snapshot
 from esper.tolaria.env import MorphEnv
+from esper.tolaria.objective import CLASSIFICATION
+from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector
 from tests.tolaria.building import (
     SMALL_RULES,
@@ -40,10 +42,12 @@ from tests.tolaria.building import (
     action,
     bits,
     host_bits,
+    noisy_task,
     plant,
     run,
     stages_of,
     started,
+    stir,
     tiny_task,
 )
 
@@ -70,14 +74,22 @@ def rows_of_env(sink: ListSink, env: int) -> list[dict[str, Any]]:
 # --- reproducibility -------------------------------------------------------------------------------
 
 
-def test_the_same_rng_seed_gives_the_same_run_bit_for_bit() -> None:
+@pytest.mark.parametrize("make_task", [tiny_task, noisy_task])
+def test_the_same_rng_seed_gives_the_same_run_bit_for_bit(make_task: Callable[..., TaskSpec]) -> None:
     lives = []
     for _ in range(2):
-        env, sink = started(tiny_task(horizon=12))
+        env, sink = started(make_task(horizon=12))
         facts = [bits(asdict(env.step(PLAN.get(epoch, WAIT)))) for epoch in range(12)]
         torch.rand(7)  # whatever others draw from the global generator in between
         lives.append((facts, bits(snapshot.take(env)), bits(asdict(env.finish())), timeless(sink.rows)))
     assert lives[0] == lives[1]
+
+
+def test_a_life_draws_nothing_from_the_global_generator() -> None:
+    before = torch.get_rng_state()
+    env, _ = started(noisy_task(horizon=8))
+    run(env, PLAN).finish()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("change", [{"rng_seed": 1}, {"env": 1}])
@@ -99,7 +111,7 @@ def test_another_episode_is_another_life_and_a_repeated_one_the_same() -> None:
 def run_vector(env_indices: Sequence[int], growing: Sequence[int]) -> tuple[SerialVector, ListSink, Any]:
     """Ten epochs in which the environments named in ``growing`` follow the plan and the others wait."""
     sink = ListSink()
-    vector = SerialVector(tiny_task(horizon=10), rng_seed=3, env_indices=env_indices, sink=sink)
+    vector = SerialVector(noisy_task(horizon=10), rng_seed=3, env_indices=env_indices, sink=sink)
     history = [vector.reset()]
     for epoch in range(10):
         rows = [PLAN.get(epoch, WAIT) if env in growing else WAIT for env in env_indices]
@@ -251,8 +263,9 @@ def test_a_held_seed_that_fails_its_gate_at_the_horizon_is_removed_and_the_row_s
 
 
 def test_the_final_score_is_the_committed_network_s() -> None:
-    env, _ = started(tiny_task(horizon=7))
+    env, sink = started(tiny_task(horizon=7))
     run(env, {0: plant(1), 3: plant(0)}, until=6)
+    stir(env.model.slot(0), scale=1.0)
     with pytest.raises(DataError, match="before the network was committed"):
         env.finish()
     facts = env.step(WAIT)
@@ -263,6 +276,10 @@ def test_the_final_score_is_the_committed_network_s() -> None:
         committed = env.model.eval()(validation.x)
     right = (committed.argmax(dim=1) == validation.y).float().mean().item()
     assert report.val_score == facts.val_score == pytest.approx(100.0 * right)
+    assert facts.val_loss == pytest.approx(CLASSIFICATION.loss(committed, validation.y).item())
+    last = [row for row in sink.of(CounterfactualRow) if row.epoch == 7]
+    with_both = next(row for row in last if row.on == [True, True, False])
+    assert facts.val_loss != pytest.approx(with_both.loss), "the seed that was removed made a difference"
     assert report.val_scores[-1] == report.val_score
     assert len(report.val_scores) == 8, "the untrained host and seven epochs"
     assert report.params == facts.params == sum(p.numel() for p in env.model.parameters())

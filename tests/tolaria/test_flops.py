@@ -14,6 +14,7 @@ from tests.tolaria.building import (
     SMALL_RULES,
     WAIT,
     action,
+    bits,
     cnn,
     digits,
     grown_model,
@@ -49,6 +50,15 @@ def test_a_host_segment_by_hand() -> None:
     # 3×3 convolution from 4 to 8 channels on the pooled 4×4 map: 2·16·9·4·8 = 9216.
     segment = cnn((4, 8, 8)).segments[1]
     assert count_part(segment, (4, 8, 8)) == PartCost(9216, 2 * 9216, 9216, 9216)
+
+
+def test_counting_leaves_statistics_gradients_and_random_state_alone() -> None:
+    part = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.5))
+    state, random_state = bits(part.state_dict()), torch.get_rng_state()
+    count_part(part, (4, 8, 8))
+    assert bits(part.state_dict()) == state
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(parameter.grad is None for parameter in part.parameters())
 
 
 def test_torch_alone_charges_a_depthwise_weight_gradient_for_every_pair_of_channels() -> None:

@@ -11,7 +11,7 @@ from esper.leyline.slot_table import IntArray
 from esper.tolaria import snapshot
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec
-from tests.tolaria.building import WAIT, action, bits, plant, run, stages_of, started, tiny_task
+from tests.tolaria.building import WAIT, action, bits, noisy_task, plant, run, stages_of, started, tiny_task
 
 BEFORE = {
     0: plant(1, Blueprint.CONV_HEAVY),
@@ -52,6 +52,14 @@ def test_a_restored_environment_goes_on_bit_for_bit() -> None:
     assert stages_of(env) == [Stage.TRAINING, Stage.FOSSILIZED, Stage.RESETTING], "it has changed since"
     snapshot.restore(env, kept)
     assert bits(snapshot.take(env)) == bits(kept)
+    assert five_more(env) == first
+
+
+def test_the_stream_of_a_host_with_dropout_is_part_of_a_snapshot() -> None:
+    env = mid_blend(noisy_task())
+    kept = snapshot.take(env)
+    first = five_more(env)
+    snapshot.restore(env, kept)
     assert five_more(env) == first
 
 

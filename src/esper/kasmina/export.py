@@ -20,6 +20,7 @@ from esper.kasmina.blueprints import blueprint_named, names_for
 from esper.kasmina.hosts import CNNHost, SegmentedHost, WrappedHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import SeedSlot
+from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import EsperError, HostError
 from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS, BlendOperator
 from esper.leyline.stages import Stage
@@ -119,13 +120,17 @@ def save_committed(model: MorphogeneticModel, directory: Path) -> None:
 
 def load_committed(directory: Path) -> nn.Module:
     """The plain module that ``save_committed`` wrote."""
-    try:
-        topology: dict[str, Any] = json.loads((directory / TOPOLOGY_FILE).read_text())
-        weights = load_file(directory / WEIGHTS_FILE)
-    except FileNotFoundError as error:
-        raise EsperError(
-            f"'{directory}' holds no saved network: {Path(error.filename or '').name or error} is missing"
-        ) from None
+    for name in (TOPOLOGY_FILE, WEIGHTS_FILE):
+        if not (directory / name).is_file():
+            raise EsperError(f"'{directory}' holds no saved network: {name} is missing")
+    topology: dict[str, Any] = json.loads((directory / TOPOLOGY_FILE).read_text())
+    with TorchStream(0):  # initial values are overwritten, so they must not cost a draw
+        chain = _rebuild(topology)
+    chain.load_state_dict(load_file(directory / WEIGHTS_FILE))
+    return chain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+
+
+def _rebuild(topology: dict[str, Any]) -> nn.Sequential:
     spec = topology["spec"]
     host = CNNHost(
         spec["widths"],
@@ -140,6 +145,4 @@ def load_committed(directory: Path) -> nn.Module:
         gate = blend.Gate(width, host.topology) if operator is BlendOperator.GATE else None
         seed = blueprint_named(entry["blueprint"], host.topology).build(width)
         fossils[entry["index"]] = Fossil(seed, gate, operator)
-    chain = _chain(host, fossils)
-    chain.load_state_dict(weights)
-    return chain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+    return _chain(host, fossils)

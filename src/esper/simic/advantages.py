@@ -34,7 +34,12 @@ def gae(
     return advantages
 
 
-def normalise(advantages: Tensor, eps: float = 1e-8) -> Tensor:
-    """Mean 0, standard deviation 1 over all rows; constant advantages become 0."""
-    centred = advantages - advantages.mean()
-    return centred / (centred.square().mean().sqrt() + eps)
+def normalise(advantages: Tensor, free: Tensor, eps: float = 1e-8) -> Tensor:
+    """Mean 0, standard deviation 1 over the rows ``free [env, step]`` that had a choice.
+
+    Forced rows carry no policy gradient, so they must not set its scale either.
+    """
+    counted = advantages[free]
+    if counted.numel() == 0:
+        return torch.zeros_like(advantages)
+    return (advantages - counted.mean()) / (counted.std(correction=0) + eps)

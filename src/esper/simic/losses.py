@@ -1,7 +1,7 @@
-"""The terms of the PPO objective, pure functions of tensors ``[env, step]``; sums over all rows.
+"""The terms of the PPO objective, pure functions of tensors ``[env, step]``.
 
-Every sum is divided by ``rows``, the number of rows of the whole rollout, so that gradients of shards
-add up to the gradient of the batch.
+Every sum is divided by ``rows``, a number of rows of the whole rollout, so that the gradients of
+shards add up to the gradient of the batch.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def value_loss(
 
 
 def entropy_bonus(entropies: Tensor, has_choice: Tensor, *, rows: int) -> Tensor:
-    """Weighted entropies ``[env, step, 8]`` of the heads that had a choice, over all rows."""
+    """Weighted entropies ``[env, step, 8]`` of the heads that had a choice."""
     weights = entropies.new_tensor(HEAD_ENTROPY_WEIGHTS)
     return (entropies * has_choice * weights).sum() / rows
 

@@ -7,6 +7,7 @@ not counted.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -68,7 +69,8 @@ class PartCost:
 
 
 def count_part(part: nn.Module, shape: tuple[int, ...]) -> PartCost:
-    """Count one part on a sample of ``shape``; its parameters are not changed."""
+    """Count one part on a sample of ``shape``, on a copy: running it may change its statistics."""
+    part = copy.deepcopy(part)
     parameters = [p for p in part.parameters() if p.requires_grad]
 
     def count(into_parameters: bool, into_input: bool) -> tuple[int, int]:
@@ -82,8 +84,9 @@ def count_part(part: nn.Module, shape: tuple[int, ...]) -> PartCost:
             torch.autograd.grad(output.sum(), wanted, allow_unused=True)
         return int(forward.get_total_flops()) // _BATCH, int(backward.get_total_flops()) // _BATCH
 
-    forward, to_all = count(True, True)
-    return PartCost(forward, to_all, count(True, False)[1], count(False, True)[1])
+    with TorchStream(0):  # dropout in the part must not cost anybody a draw
+        forward, to_all = count(True, True)
+        return PartCost(forward, to_all, count(True, False)[1], count(False, True)[1])
 
 
 class _SeedPart(nn.Module):
@@ -140,8 +143,7 @@ class FlopMeter:
         if seed_slot.seed is None:
             raise RuntimeError(f"slot {seed_slot.slot_id} is empty")
         part = _SeedPart(seed_slot.seed, seed_slot.gate)
-        with TorchStream(0):  # counting runs the seed, whose dropout must not cost anybody a draw
-            self._seeds[slot] = count_part(part, self.model.host.feature_shapes[slot])
+        self._seeds[slot] = count_part(part, self.model.host.feature_shapes[slot])
         self._spent[slot] = 0
 
     def removed(self, slot: int) -> None:

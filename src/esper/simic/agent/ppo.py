@@ -7,6 +7,8 @@ order, so that the number of processes that share them changes nothing.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,7 +39,7 @@ class PPOSettings:
     """Hyper-parameters of the update."""
 
     passes: int = 6
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     clip: float = 0.2
     clip_per_head: bool = False
     target_kl: float = 0.03
@@ -47,7 +49,7 @@ class PPOSettings:
     entropy_end: float = 0.002
     value_coefficient: float = 0.5
     value_clip: float | None = None
-    max_grad_norm: float = 0.5
+    max_grad_norm: float = 1.0
     shard_envs: int = 8
     """Environments whose gradient is computed together."""
 
@@ -109,66 +111,65 @@ class PPOAgent:
         )
         if not torch.isfinite(returns).all():
             return self._skip(metrics, "the rollout's rewards or values are not finite")
-        entropy_weight = linear(settings.entropy_start, settings.entropy_end, progress)
+        free = has_choice(buffer.masks, self.policy.sizes)
+        metrics.forced_share = 1.0 - float(free.float().mean())
+        batch = Batch(
+            buffer=buffer,
+            advantages=normalise(advantages, free),
+            returns=returns,
+            free_rows=max(int(free.sum()), 1),
+            entropy_weight=linear(settings.entropy_start, settings.entropy_end, progress),
+        )
         for number in range(settings.passes):
-            if not self._one_pass(buffer, normalise(advantages), returns, entropy_weight, number, metrics):
+            if not self._one_pass(batch, number, metrics):
                 break
         return metrics
 
-    def _one_pass(
-        self,
-        buffer: TamiyoRolloutBuffer,
-        advantages: Tensor,
-        returns: Tensor,
-        entropy_weight: float,
-        number: int,
-        metrics: UpdateMetrics,
-    ) -> bool:
+    def _one_pass(self, batch: Batch, number: int, metrics: UpdateMetrics) -> bool:
         """One pass over the rollout; false when it ended the update instead of stepping."""
         self.optimiser.zero_grad()
-        results = [
-            self._shard(buffer, shard, advantages, returns, entropy_weight)
-            for shard in shards(len(advantages), self.settings.shard_envs)
-        ]
+        parts = shards(len(batch.advantages), self.settings.shard_envs)
+        results = [self._shard(batch, shard) for shard in parts]
         log_ratio = torch.cat([result.log_ratio for result in results])
-        kl = float(losses.approximate_kl(log_ratio).mean())
+        kl = float(losses.approximate_kl(log_ratio).sum()) / batch.free_rows
         if number > 0 and kl > KL_STOP * self.settings.target_kl:
             metrics.early_stop_pass = number
             return False
         norm = float(clip_grad_norm_(self.policy.parameters(), self.settings.max_grad_norm))
         loss = sum(result.policy_loss + result.value_loss for result in results)
-        if not torch.isfinite(torch.tensor([norm, kl, loss])).all():
+        if not all(map(math.isfinite, (norm, kl, loss))):
             self._skip(metrics, f"pass {number}: gradient norm {norm}, KL {kl}, loss {loss}")
             return False
-        self._describe(metrics, results, buffer, log_ratio, kl, norm, first=number == 0)
+        if number == 0:
+            metrics.first_ratio_error = float((log_ratio.exp() - 1).abs().max())
+            metrics.head_grad_norm = [self._head_norm(name) for name in HEAD_NAMES]
+        self._describe(metrics, results, batch.buffer, log_ratio)
+        metrics.approx_kl, metrics.grad_norm = kl, norm
         self.optimiser.step()
         self.skipped_in_a_row = 0
         return True
 
-    def _shard(
-        self,
-        buffer: TamiyoRolloutBuffer,
-        shard: slice,
-        advantages: Tensor,
-        returns: Tensor,
-        entropy_weight: float,
-    ) -> ShardResult:
+    def _shard(self, batch: Batch, shard: slice) -> ShardResult:
         """Add one shard's gradient to the parameters'."""
-        settings, rows = self.settings, advantages.numel()
+        settings, buffer = self.settings, batch.buffer
         evaluation = self.policy.evaluate_actions(*buffer.get_batched_sequences(shard))
         policy = losses.policy_loss(
             evaluation.log_probs,
             buffer.log_probs[shard],
-            advantages[shard],
+            batch.advantages[shard],
             clip=settings.clip,
-            rows=rows,
+            rows=batch.free_rows,
             per_head=settings.clip_per_head,
         )
         value = losses.value_loss(
-            evaluation.value, buffer.values[shard], returns[shard], clip=settings.value_clip, rows=rows
+            evaluation.value,
+            buffer.values[shard],
+            batch.returns[shard],
+            clip=settings.value_clip,
+            rows=batch.returns.numel(),
         )
-        bonus = losses.entropy_bonus(evaluation.entropies, evaluation.has_choice, rows=rows)
-        (policy.loss + settings.value_coefficient * value - entropy_weight * bonus).backward()
+        bonus = losses.entropy_bonus(evaluation.entropies, evaluation.has_choice, rows=batch.free_rows)
+        (policy.loss + settings.value_coefficient * value - batch.entropy_weight * bonus).backward()
         return ShardResult(
             policy_loss=policy.loss.item(),
             value_loss=value.item(),
@@ -183,32 +184,22 @@ class PPOAgent:
         results: list[ShardResult],
         buffer: TamiyoRolloutBuffer,
         log_ratio: Tensor,
-        kl: float,
-        norm: float,
-        *,
-        first: bool,
     ) -> None:
         ratio = log_ratio.exp()
-        has_choice = torch.cat([result.evaluation.has_choice for result in results])
+        free = torch.cat([result.evaluation.has_choice for result in results])
         entropies = torch.cat([result.evaluation.entropies for result in results])
         log_probs = torch.cat([result.evaluation.log_probs for result in results])
-        counts = has_choice.sum(dim=(0, 1))
-        sums = (entropies * has_choice).sum(dim=(0, 1))
-        if first:
-            metrics.first_ratio_error = float((ratio - 1).abs().max())
-            metrics.head_grad_norm = [self._head_norm(name) for name in HEAD_NAMES]
-            metrics.forced_share = float((~has_choice.any(dim=-1)).float().mean())
+        counts, sums = free.sum(dim=(0, 1)), (entropies * free).sum(dim=(0, 1))
         metrics.policy_loss = sum(result.policy_loss for result in results)
         metrics.value_loss = sum(result.value_loss for result in results)
         metrics.entropy = sum(result.bonus for result in results)
         metrics.head_entropy = [
             float(sums[head] / counts[head]) if counts[head] else None for head in range(NUM_HEADS)
         ]
-        metrics.approx_kl = kl
-        metrics.clip_fraction = float(((ratio - 1).abs() > self.settings.clip).float().mean())
+        clipped = ((ratio - 1).abs() > self.settings.clip) & free.any(dim=-1)
+        metrics.clip_fraction = float(clipped.sum()) / max(int(free.any(dim=-1).sum()), 1)
         metrics.ratio_mean, metrics.ratio_std = float(ratio.mean()), float(ratio.std(correction=0))
         metrics.ratio_max, metrics.ratio_min = float(ratio.max()), float(ratio.min())
-        metrics.grad_norm = norm
         metrics.explosion = metrics.explosion or RatioExplosionDiagnostic.of(
             ratio, log_probs, buffer.log_probs, buffer.actions
         )
@@ -229,6 +220,18 @@ class PPOAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """One rollout, ready for its passes."""
+
+    buffer: TamiyoRolloutBuffer
+    advantages: Tensor
+    returns: Tensor
+    free_rows: int
+    """Rows in which at least one head had a choice: policy and entropy terms are means over these."""
+    entropy_weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class ShardResult:
     """What one shard contributed to a pass."""
 
@@ -242,3 +245,8 @@ class ShardResult:
 def shards(num_envs: int, size: int) -> list[slice]:
     """Fixed groups of neighbouring environments; the last may be smaller."""
     return [slice(start, min(start + size, num_envs)) for start in range(0, num_envs, size)]
+
+
+def has_choice(masks: Tensor, sizes: Sequence[int]) -> Tensor:
+    """``[env, step]``: at least one head of the row could have chosen otherwise."""
+    return torch.stack([mask.sum(dim=-1) > 1 for mask in masks.split(list(sizes), dim=-1)]).any(dim=0)

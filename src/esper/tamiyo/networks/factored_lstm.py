@@ -37,6 +37,8 @@ Hidden = tuple[Tensor, Tensor]
 """LSTM state (h, c), each ``[1, batch, hidden]``."""
 
 HEAD_HIDDEN: Final = 128
+MEMORY_STEPS: Final = 64
+"""Longest memory that a cell starts with."""
 INITIAL_LOGITS: Final[Mapping[Head, Mapping[int, float]]] = {
     Head.OP: {Op.WAIT: 1.0, Op.PRUNE: -2.0},
     Head.ALPHA_TARGET: {AlphaTarget.FULL: 1.0},
@@ -104,6 +106,17 @@ def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
     return layer
 
 
+def _spread_memory(bias: Tensor, hidden: int) -> None:
+    """Forget gates that keep a cell for 1 to ``MEMORY_STEPS`` steps, and input gates that match.
+
+    With the customary forget bias of 1 a cell loses all but 1e-7 of its content within 50 steps, and
+    no gradient is left to learn from.
+    """
+    span = torch.empty(hidden).uniform_(1.0, MEMORY_STEPS - 1.0).log()
+    bias[:hidden] = -span
+    bias[hidden : 2 * hidden] = span
+
+
 def _head(inputs: int, hidden: tuple[int, ...], outputs: int, last_gain: float) -> nn.Sequential:
     layers: list[nn.Module] = []
     for width in hidden:
@@ -153,8 +166,7 @@ class FactoredRecurrentActorCritic(nn.Module):
             else:
                 nn.init.zeros_(parameter)
             if name == "bias_ih_l0":
-                hidden = self.shape.hidden_dim
-                nn.init.ones_(parameter.data[hidden : 2 * hidden])  # the forget gate starts open
+                _spread_memory(parameter.data, self.shape.hidden_dim)
 
     def _make_head(self, head: Head) -> nn.Sequential:
         hidden = (self.shape.hidden_dim, HEAD_HIDDEN) if head is Head.BLUEPRINT else (HEAD_HIDDEN,)

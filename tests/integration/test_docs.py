@@ -1,0 +1,109 @@
+"""The documents keep their word: commands and code run, links lead somewhere, numbers are measured ones."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SECONDS = 120
+"""For one block or example; on an idle machine each takes a few."""
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_NOT_HERE = re.compile(r"^(make\b|\. \.venv/bin/activate)")
+"""What sets up an environment: these tests run in one."""
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    return [text for found, text in _BLOCK.findall(document.read_text(encoding="utf-8")) if found == language]
+
+
+def run(command: list[str], directory: Path) -> None:
+    """Run as somebody does who activated the environment; a failure shows what was said."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        command,
+        cwd=directory,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize(
+    "document", [d for d in DOCUMENTS if blocks(d, "sh") or blocks(d, "python")], ids=str
+)
+def test_every_block_of_a_document_runs(document: Path, tmp_path: Path) -> None:
+    """The commands in their order, then the code as one script, all in one directory."""
+    for block in blocks(document, "sh"):
+        lines = [line for line in block.splitlines() if not _NOT_HERE.match(line)]
+        run(["bash", "-euo", "pipefail", "-c", "\n".join(lines)], tmp_path)
+    if code := blocks(document, "python"):
+        script = tmp_path / "blocks.py"
+        script.write_text("\n".join(code), encoding="utf-8")
+        run([sys.executable, "-W", "error", str(script)], tmp_path)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_runs(example: Path, tmp_path: Path) -> None:
+    run([sys.executable, "-W", "error", str(example)], tmp_path)
+
+
+def anchors(document: Path) -> set[str]:
+    """What a heading can be linked to by, as GitHub spells it."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    for link in _LINK.findall(_BLOCK.sub("", document.read_text(encoding="utf-8"))):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = document.parent / name if name else document
+        assert target.exists(), f"{document.name} links to {link}"
+        assert not anchor or anchor in anchors(target), f"{target.name} has no heading {anchor}"
+
+
+def table_rows(text: str) -> list[dict[str, str]]:
+    """Every table row, its cells by heading."""
+    rows: list[dict[str, str]] = []
+    headings: list[str] = []
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            headings = []
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not headings:
+            headings = cells
+        elif set(line) - set("|-: "):
+            rows.append(dict(zip(headings, cells, strict=True)))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("document", "experiment", "count"),
+    [
+        ("README.md", "001-controls", 4),
+        ("docs/adr/0003-seeds-end-in-a-zero-layer.md", "002-zero-layer", 5),
+        ("docs/adr/0005-hosts-start-with-kaiming-weights.md", "003-host-init", 8),
+    ],
+)
+def test_a_quoted_table_is_the_experiments_own(document: str, experiment: str, count: int) -> None:
+    measured = table_rows((ROOT / "experiments" / experiment / "table.md").read_text(encoding="utf-8"))
+    quoted = [row for row in table_rows((ROOT / document).read_text(encoding="utf-8")) if "test score" in row]
+    assert len(quoted) >= count
+    for row in quoted:
+        assert any(row.items() <= source.items() for source in measured), row

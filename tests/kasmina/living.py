@@ -1,0 +1,48 @@
+"""Seeds taken through their life by the path that an environment takes."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from esper.kasmina import lifecycle
+from esper.leyline import CANONICAL_ACTION, Head, Op, Stage
+from esper.tolaria.actuator import Outcome, apply_action, settle
+from esper.tolaria.epoch import BatchFacts, train_batch
+from tests.contracts.matrix import CLIP, Trial, germinate, summed_loss
+
+
+def act(trial: Trial, op: Op, slot: int, **heads: int) -> Outcome:
+    """One action on one slot; heads that are not named are canonical."""
+    action = CANONICAL_ACTION.copy()
+    action[Head.OP], action[Head.SLOT] = op, slot
+    for name, value in heads.items():
+        action[Head[name.upper()]] = value
+    return apply_action(trial.model, action, seed_id=0)
+
+
+def epoch(trial: Trial, x: Tensor, y: Tensor) -> BatchFacts:
+    """An epoch of one minibatch: train, tick, record, advance."""
+    trial.model.train()
+    facts = train_batch(trial.model, trial.optimiser, x, y, summed_loss, clip=CLIP, measure=True)
+    table = trial.model.table
+    lifecycle.tick(table, 0)
+    for slot, found in facts.seeds.items():
+        table.record_gradients(
+            0, slot, norm=found.norm, ratio=1.0, health=1.0, vanishing=False, exploding=False
+        )
+    settle(trial.model, lifecycle.advance(table, 0, trial.model.rules))
+    return facts
+
+
+def grow(trial: Trial, slot: int, blueprint: str, style: int, x: Tensor, y: Tensor) -> list[Stage]:
+    """A seed from germination to fossil; the stages that its epochs were trained in."""
+    assert germinate(trial.model, blueprint, style, slot).succeeded
+    table = trial.model.table
+    stages = []
+    while table.stage[0, slot] != Stage.HOLDING:
+        stages.append(Stage(int(table.stage[0, slot])))
+        assert not epoch(trial, x, y).skipped
+    table.record_contribution(0, slot, 1.0, 0.1)
+    assert act(trial, Op.FOSSILIZE, slot).succeeded
+    assert not epoch(trial, x, y).skipped
+    return [*stages, Stage(int(table.stage[0, slot]))]

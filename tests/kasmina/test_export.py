@@ -1,0 +1,156 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from esper.kasmina import harvest, load_committed, save_committed
+from esper.kasmina.hosts import Host
+from esper.leyline import Stage, Style
+from esper.leyline.errors import EsperError, HostError, UnknownNameError
+from tests.contracts.matrix import (
+    SLOT,
+    Case,
+    Trial,
+    assert_same,
+    batch,
+    begin,
+    germinate,
+    planted,
+    registered,
+)
+from tests.kasmina.living import grow
+from tests.kasmina.test_incubation import Dropping
+
+
+def grown(style: int = Style.GATED_GATE, blueprint: str = "conv_heavy") -> Trial:
+    """A committed network with one fossil."""
+    trial = begin("segmented", 8)
+    trial.model.rules = begin("segmented", 8, training_epochs=1).model.rules
+    grow(trial, SLOT, blueprint, style, *batch(0))
+    return trial
+
+
+@pytest.mark.parametrize("style", Style)
+@pytest.mark.parametrize("blueprint", ["norm", "conv_small", "depthwise", "conv_light", "conv_heavy"])
+def test_a_segmented_harvest_computes_what_the_model_computes(blueprint: str, style: Style) -> None:
+    trial = grown(style, blueprint)
+    plain = harvest(trial.model)
+    x, _ = batch(7)
+    assert type(plain) is nn.Sequential
+    torch.testing.assert_close(plain.eval()(x), trial.model.eval()(x), rtol=0, atol=1e-6)
+    assert [name for name, _ in plain.named_children()] == [
+        "segment_0",
+        "fossil_r0c0",
+        "segment_1",
+        "segment_2",
+    ]
+    assert sum(p.numel() for p in plain.parameters()) == sum(trial.model.count_parameters())
+
+
+def test_a_harvest_shares_nothing_with_the_model() -> None:
+    trial = grown()
+    before = {name: value.clone() for name, value in trial.model.state_dict().items()}
+    seeds = trial.seed_snapshot()
+    plain = harvest(trial.model)
+    with torch.no_grad():
+        for weight in plain.parameters():
+            weight.zero_()
+    assert_same(trial.model.state_dict(), before)
+    assert_same(trial.seed_snapshot(), seeds)
+    assert trial.model.table.stage[0, SLOT] == Stage.FOSSILIZED
+    trial.train(1)
+
+
+def test_a_harvest_trains_on_as_a_plain_module() -> None:
+    plain = harvest(grown(Style.LINEAR_ADD, "norm").model)
+    x, y = batch(1)
+    optimiser = torch.optim.SGD(plain.parameters(), lr=0.01)
+    losses = []
+    for _ in range(5):
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(plain(x), y)
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+def test_seeds_that_are_no_fossils_are_left_behind() -> None:
+    trial = grown()
+    x, _ = batch(7)
+    wanted = trial.model.eval()(x)
+    germinate(trial.model, "conv_light", Style.LINEAR_ADD, slot=1)
+    plain = harvest(trial.model)
+    torch.testing.assert_close(plain.eval()(x), wanted, rtol=0, atol=1e-6)
+    bare = harvest(begin("segmented", 8).model)
+    assert [name for name, _ in bare.named_children()] == ["segment_0", "segment_1", "segment_2"]
+
+
+def test_a_host_of_another_kind_says_that_it_cannot_be_harvested() -> None:
+    class Plain(Host):
+        segmented = False
+
+        def attach(self, slots: object) -> None: ...
+
+        def forward(self, x: torch.Tensor, slots: object, start: int | None = None) -> torch.Tensor:
+            return x
+
+    trial = grown()
+    trial.model.host = Plain()
+    with pytest.raises(HostError, match="hosts of class Plain cannot be harvested; segmented and wrapped"):
+        harvest(trial.model)
+
+
+# --- on disk ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", Style)
+@pytest.mark.parametrize("blueprint", ["norm", "conv_small", "depthwise", "conv_light", "conv_heavy"])
+def test_what_is_saved_is_loaded_bit_for_bit(tmp_path: Path, blueprint: str, style: Style) -> None:
+    trial = grown(style, blueprint)
+    save_committed(trial.model, tmp_path / "grown")
+    loaded = load_committed(tmp_path / "grown")
+    plain = harvest(trial.model)
+    assert list(loaded.state_dict()) == list(plain.state_dict())
+    x, _ = batch(7)
+    assert torch.equal(loaded.eval()(x), plain.eval()(x))
+    assert torch.equal(loaded.eval()(x), trial.model.eval()(x))
+
+
+def test_saving_and_loading_draw_nothing_and_change_nothing(tmp_path: Path) -> None:
+    trial = grown()
+    before = trial.snapshot()
+    save_committed(trial.model, tmp_path)
+    assert_same(trial.snapshot(), before)
+    load_committed(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before["random state"])
+
+
+def test_a_users_blueprint_is_loaded_where_it_is_registered(tmp_path: Path) -> None:
+    with registered("mine", Dropping):
+        trial = grown(Style.LINEAR_ADD, "mine")
+        save_committed(trial.model, tmp_path)
+        x, _ = batch(7)
+        assert torch.equal(load_committed(tmp_path).eval()(x), trial.model.eval()(x))
+    with pytest.raises(UnknownNameError, match="unknown blueprint for feature_map hosts 'mine'"):
+        load_committed(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["topology.json", "weights.safetensors"])
+def test_a_directory_without_a_network_says_what_is_missing(tmp_path: Path, missing: str) -> None:
+    save_committed(grown().model, tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(EsperError, match=rf"'{tmp_path}' holds no saved network: {missing} is missing"):
+        load_committed(tmp_path)
+
+
+def test_a_wrapped_host_is_the_users_to_save(tmp_path: Path) -> None:
+    trial = planted(Case("norm", 0, "wrapped", 4))
+    with pytest.raises(
+        HostError,
+        match=r"only built-in hosts can be rebuilt from a file; WrappedHost is yours: use harvest\(model\)"
+        r" and save its state_dict",
+    ):
+        save_committed(trial.model, tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,212 @@
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.incubation import shadow_loss
+from esper.kasmina.model import shadow_size
+from esper.kasmina.optim import set_rate
+from esper.leyline import Stage
+from esper.leyline.rules import IncubationMode
+from tests.contracts.matrix import (
+    INPUT_SHAPE,
+    KINDS,
+    SLOT,
+    Case,
+    Kind,
+    Trial,
+    assert_same,
+    batch,
+    begin,
+    germinate,
+    planted,
+    registered,
+    restart,
+    summed_loss,
+    twin_after,
+)
+
+host_kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def _zero(layer: nn.Conv2d) -> nn.Conv2d:
+    nn.init.zeros_(layer.weight)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Dropping(nn.Sequential):
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Dropout(0.5), _zero(nn.Conv2d(width, width, 1)))
+
+
+class DroppingByFunction(nn.Module):
+    """No dropout layer to be found among its modules."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.last = _zero(nn.Conv2d(width, width, 1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.last(F.dropout(h, 0.5, self.training))
+
+
+dropping = pytest.mark.parametrize("build", [Dropping, DroppingByFunction])
+Build = Callable[[int], nn.Module]
+
+
+# --- the sub-batch --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("samples", "kept"),
+    [(1, 1), (16, 16), (32, 32), (33, 32), (128, 32), (129, 33), (200, 50), (1000, 250)],
+)
+def test_a_quarter_of_the_batch_and_at_least_32_samples(samples: int, kept: int) -> None:
+    assert shadow_size(samples) == kept
+
+
+def test_a_segmented_host_keeps_the_features_at_the_slot() -> None:
+    trial = planted(Case("conv_light", 0, "segmented", 4))
+    x = torch.randn(200, *INPUT_SHAPE)
+    trial.model.train()(x)
+    kept = trial.model.captured(SLOT)
+    assert torch.equal(kept, trial.model.host.segments[0](x)[:50])
+    assert not kept.requires_grad
+    with pytest.raises(RuntimeError, match="no pass has kept features for slot r0c1"):
+        trial.model.captured(1)
+
+
+def test_any_other_host_keeps_the_input() -> None:
+    trial = planted(Case("conv_light", 0, "wrapped", 4))
+    x = torch.randn(200, *INPUT_SHAPE)
+    trial.model.train()(x)
+    kept = trial.model.captured(SLOT)
+    assert torch.equal(kept, x[:50])
+    assert kept.data_ptr() != x.data_ptr(), "the host may write into its input"
+
+
+@host_kinds
+def test_nobody_listens_in_evaluation(kind: Kind) -> None:
+    trial = planted(Case("conv_light", 0, kind, 4))
+    trial.model.eval()(batch(0)[0])
+    with pytest.raises(RuntimeError, match="no pass has kept features"):
+        trial.model.captured(SLOT)
+
+
+# --- what a seed learns -----------------------------------------------------------------------------
+
+
+@host_kinds
+def test_a_seed_learns_the_loss_that_it_would_cause(kind: Kind) -> None:
+    trial = planted(Case("conv_heavy", 0, kind, 8))
+    set_rate(trial.optimiser, 0.0)
+    x, y = batch(0)
+    for _ in range(40):
+        trial.train(1)
+    trial.model.eval()
+    with torch.no_grad():
+        without = summed_loss(trial.model(x), y)
+        trial.place(Stage.BLENDING, 1.0)
+        blended = summed_loss(trial.model(x), y)
+    assert blended < 0.8 * without
+
+
+@host_kinds
+def test_a_shadow_gives_the_host_no_gradient(kind: Kind) -> None:
+    trial = planted(Case("conv_heavy", 3, kind, 4))
+    x, y = batch(0)
+    trial.model.train()(x)
+    before = trial.snapshot()
+    shadow_loss(trial.model, SLOT, y, summed_loss).backward()
+    assert all(p.grad is None for p in trial.model.host.parameters())
+    assert all(p.grad is not None for p in trial.model.slot(SLOT).parameters())
+    assert_same(trial.snapshot(), before)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_broken_statistics_of_a_seed_are_found_too(bad: float) -> None:
+    class Normalised(nn.Sequential):
+        def __init__(self, width: int) -> None:
+            super().__init__(nn.BatchNorm2d(width), _zero(nn.Conv2d(width, width, 1)))
+
+    with registered("normalised", Normalised):
+        trial = planted(Case("normalised", 0, "segmented", 4))
+    slot = trial.model.slot(SLOT)
+    assert slot.is_finite
+    for name, buffer in slot.named_buffers():
+        if name.endswith("running_var"):
+            buffer[0] = bad
+    assert not slot.is_finite, "in evaluation it would return NaN"
+    assert trial.train(1)[0].broken == [SLOT]
+
+
+# --- whose random numbers -----------------------------------------------------------------------------
+
+
+@dropping
+@host_kinds
+def test_dropout_of_a_blended_seed_draws_from_the_slots_own_stream(kind: Kind, build: Build) -> None:
+    with registered("dropping", build):
+        trial = planted(Case("dropping", 0, kind, 4), training_epochs=0)
+    stream = trial.model.slot(SLOT).stream
+    position = stream.get_state()
+    trial.train(3)
+    wanted = twin_after(kind, 4, 3)["random state"]
+    assert torch.equal(torch.get_rng_state(), wanted), "the host draws as if it were alone"
+    assert not torch.equal(stream.get_state(), position)
+    position = stream.get_state()
+    trial.model.eval()(batch(0)[0])
+    assert torch.equal(stream.get_state(), position), "nothing is drawn in evaluation"
+
+
+@dropping
+@host_kinds
+@pytest.mark.parametrize("incubation", ["shadow", "straight_through"])
+def test_dropout_of_an_incubating_seed_leaves_the_host_alone(
+    kind: Kind, build: Build, incubation: IncubationMode
+) -> None:
+    with registered("dropping", build):
+        trial = planted(Case("dropping", 0, kind, 4), incubation=incubation)
+    trial.train(3)
+    assert_same(trial.snapshot(), twin_after(kind, 4, 3))
+
+
+@host_kinds
+def test_an_incubating_seed_does_not_change_its_neighbours_draws(kind: Kind) -> None:
+    """A blended seed with dropout downstream runs in the shadow pass as well."""
+
+    def life(with_neighbour: bool) -> Trial:
+        trial = begin(kind, 4, training_epochs=0)
+        germinate(trial.model, "dropping", 0, slot=1)
+        trial.model.rules = begin(kind, 4).model.rules
+        if with_neighbour:
+            germinate(trial.model, "conv_light", 0, slot=0)
+            assert (trial.model.incubating, trial.model.blended) == ([0], [1])
+        trial.train(4)
+        return trial
+
+    with registered("dropping", Dropping):
+        accompanied, alone = life(True), life(False)
+    assert_same(accompanied.snapshot(), alone.snapshot())
+    found, wanted = (t.model.slot(1) for t in (accompanied, alone))
+    assert_same(found.state_dict(), wanted.state_dict())
+    assert torch.equal(found.stream.get_state(), wanted.stream.get_state())
+
+
+def test_a_seeds_initialisation_comes_from_its_slots_stream() -> None:
+    trials = [begin("segmented", 8) for _ in range(2)]
+    for number, trial in enumerate(trials):
+        restart(number)
+        before = torch.get_rng_state()
+        germinate(trial.model, "conv_heavy", 3)
+        assert torch.equal(torch.get_rng_state(), before)
+    first, second = (trial.seed_snapshot() for trial in trials)
+    assert_same(first, second)
+    germinate(trials[0].model, "conv_heavy", 3, slot=1)
+    other = dict(trials[0].model.slot(1).named_parameters())
+    assert not torch.equal(other["seed.0.weight"], first["seed.seed.0.weight"])

@@ -1,0 +1,260 @@
+import copy
+import gc
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from esper.kasmina import CNNHost, MorphogeneticModel, TorchStream
+from esper.leyline import LifecycleRules, Op, SlotTable, Stage, Style
+from tests.contracts.matrix import (
+    KINDS,
+    SLOT,
+    Case,
+    Kind,
+    Trial,
+    assert_same,
+    batch,
+    begin,
+    germinate,
+    planted,
+    registered,
+    restart,
+)
+from tests.kasmina.living import act, epoch
+from tests.kasmina.test_incubation import Dropping
+
+host_kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def full_host(blocks: int, table: SlotTable | None = None) -> MorphogeneticModel:
+    """A chain of ``blocks`` with a trained-looking seed blended into every slot."""
+    restart(blocks)
+    host = CNNHost([4, 8] * (blocks // 2) + [4] * (blocks % 2), kernel=3, input_shape=(2, 8, 8), classes=4)
+    model = MorphogeneticModel(host, LifecycleRules(min_training_epochs=0), table=table)
+    model.bind_optimiser(torch.optim.SGD(host.parameters(), lr=0.1))
+    names = ("conv_light", "norm", "conv_small", "depthwise", "conv_heavy")
+    for slot in range(blocks):
+        assert germinate(model, names[slot % 5], slot % 4, slot).succeeded
+        model.table.alpha[0, slot] = 1.0 / (slot + 1)
+    with torch.no_grad():
+        for weight in model.slots.parameters():
+            weight.add_(torch.randn_like(weight), alpha=0.1)
+    model.sync()
+    return model
+
+
+# --- segments ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("blocks", [1, 3, 5, 8])
+def test_up_to_a_boundary_and_on_from_it_is_the_plain_forward(blocks: int, training: bool) -> None:
+    model = full_host(blocks).train(training)
+    x = torch.randn(4, 2, 8, 8)
+    reached: list[torch.Tensor] = []
+    handles = [s.register_forward_hook(lambda *a: reached.append(a[2])) for s in model.host.segments]
+    wanted = model(x)
+    for handle in handles:
+        handle.remove()
+    assert len(reached) == blocks + 1
+    for boundary in range(blocks):
+        assert torch.equal(model.forward_from(boundary, reached[boundary], model.live_alphas), wanted)
+    off: list[torch.Tensor | None] = [None] * blocks
+    assert not torch.equal(model(x, off), wanted), "the seeds matter"
+
+
+def test_a_host_without_segments_replays_from_its_input() -> None:
+    trial = planted(Case("conv_heavy", 0, "wrapped", 4), training_epochs=0)
+    trial.train(2)
+    trial.model.eval()
+    x, _ = batch(5)
+    assert torch.equal(trial.model.forward_from(1, x, trial.model.live_alphas), trial.model(x))
+
+
+def test_alphas_given_to_a_pass_replace_the_tables() -> None:
+    model = full_host(3).eval()
+    x = torch.randn(4, 2, 8, 8)
+    alphas = model.live_alphas
+    alphas[1] = None
+    model.table.stage[0, 1] = Stage.PRUNED
+    found = model(x, alphas)
+    model.sync()
+    assert torch.equal(model(x), found)
+    assert model.blended == [0, 2]
+
+
+def test_the_number_of_alphas_is_the_number_of_slots() -> None:
+    model = full_host(3)
+    with pytest.raises(ValueError, match="shorter"):
+        model(torch.randn(4, 2, 8, 8), model.live_alphas[:2])
+
+
+# --- the table's mirror -------------------------------------------------------------------------------
+
+
+@host_kinds
+def test_the_model_follows_the_table(kind: Kind) -> None:
+    trial = begin(kind, 4)
+    germinate(trial.model, "norm", 0, slot=0)
+    assert (trial.model.incubating, trial.model.blended) == ([0], [])
+    assert trial.model.live_alphas == [None, None]
+    trial.place(Stage.BLENDING, 0.25)
+    assert (trial.model.incubating, trial.model.blended) == ([], [0])
+    weight, other = trial.model.live_alphas
+    assert other is None
+    assert weight is trial.model.slot(0).alpha
+    assert weight.item() == 0.25
+
+
+@host_kinds
+def test_alphas_follow_the_model_to_another_type(kind: Kind) -> None:
+    trial = planted(Case("conv_heavy", 1, kind, 4), training_epochs=0)
+    trial.model.double().eval()
+    assert [a.dtype for a in trial.model.live_alphas if a is not None] == [torch.float64]
+    assert trial.model(batch(0)[0].double()).dtype == torch.float64
+
+
+def test_the_count_separates_host_and_seeds() -> None:
+    trial = begin("segmented", 4)
+    # 3×3 convolutions 2→4 and 4→4 with bias, two norms, a linear 4→4
+    host = (2 * 4 * 9 + 4) + 8 + (4 * 4 * 9 + 4) + 8 + (4 * 4 + 4)
+    assert trial.model.count_parameters() == (host, 0)
+    germinate(trial.model, "conv_light", Style.GATED_GATE)
+    grown = (4 * 4 * 9 + 4) + (4 + 1)
+    assert trial.model.count_parameters() == (host, grown)
+    assert trial.model.table.seed_params[0, SLOT] == grown
+    assert len(trial.model.host_parameters()) == 10
+
+
+# --- removal ------------------------------------------------------------------------------------------
+
+
+@host_kinds
+@pytest.mark.parametrize("training_epochs", [0, 2])
+def test_a_pruned_seed_leaves_nothing_behind(kind: Kind, training_epochs: int) -> None:
+    trial = begin(kind, 4, training_epochs=training_epochs)
+    keys = list(trial.model.state_dict())
+    germinate(trial.model, "conv_heavy", Style.GATED_GATE)
+    trial.train(2)
+    slot = trial.model.slot(SLOT)
+    relics = [weakref.ref(part) for part in (slot.seed, slot.gate, slot.optimiser) if part is not None]
+    assert len(relics) == 3
+    trial.model.table.age[0, SLOT] = 99
+    assert act(trial, Op.PRUNE, SLOT).succeeded
+    assert list(trial.model.state_dict()) == keys
+    assert list(slot.parameters()) == []
+    assert (slot.seed, slot.gate, slot.optimiser, slot.features) == (None, None, None, None)
+    assert slot.alpha.item() == 0.0
+    assert not slot.stochastic
+    gc.collect()
+    assert [relic() for relic in relics] == [None, None, None]
+    trial.train(1, first=2)
+
+
+def test_the_next_seed_of_a_slot_starts_afresh_on_the_same_stream() -> None:
+    trial = planted(Case("conv_heavy", 3, "segmented", 4), training_epochs=0)
+    first = {name: weight.clone() for name, weight in trial.seed_weights.items()}
+    trial.train(2)
+    trial.model.slot(SLOT).remove()
+    trial.model.table.clear(0, SLOT)
+    trial.model.sync()
+    assert germinate(trial.model, "conv_heavy", 3).succeeded
+    second = trial.seed_weights
+    assert first.keys() == second.keys()
+    assert not torch.equal(first["seed.0.weight"], second["seed.0.weight"]), "another draw"
+    assert not second["seed.2.weight"].any(), "zero at birth"
+    optimiser = trial.model.slot(SLOT).optimiser
+    assert optimiser is not None
+    assert not optimiser.state
+
+
+def test_a_slot_that_is_engaged_but_empty_says_so() -> None:
+    trial = begin("segmented", 4)
+    trial.place(Stage.BLENDING, 1.0)
+    with pytest.raises(RuntimeError, match="slot r0c0 is engaged but empty"):
+        trial.model(batch(0)[0])
+
+
+# --- state --------------------------------------------------------------------------------------------
+
+
+@host_kinds
+def test_a_state_undoes_whatever_grew_or_went_since(kind: Kind) -> None:
+    trial = begin(kind, 4, training_epochs=0)
+    germinate(trial.model, "conv_heavy", 3, slot=0)
+    trial.train(2)
+    kept, outputs = trial.model.state(), trial.outputs()
+    trial.model.table.age[0, 0] = 99
+    act(trial, Op.PRUNE, 0)
+    germinate(trial.model, "norm", 0, slot=1)
+    trial.train(2, first=2)
+    trial.model.load_state(kept)
+    assert trial.model.slot(1).seed is None
+    assert all(map(torch.equal, trial.outputs(), outputs))
+    trial.train(1, first=4)
+    trial.model.load_state(kept)
+    assert all(map(torch.equal, trial.outputs(), outputs)), "a state can be returned to twice"
+
+
+def test_a_state_shares_no_memory_with_the_model() -> None:
+    trial = planted(Case("conv_light", 0, "segmented", 4), training_epochs=0)
+    trial.train(1)
+    kept = trial.model.state()
+    before = copy.deepcopy(kept)
+    trial.train(2, first=1)
+    trial.model.table.alpha[0, SLOT] = 0.125
+    assert_same(kept["host"], before["host"])
+    assert_same(kept["slots"][SLOT]["weights"], before["slots"][SLOT]["weights"])
+    for name, column in before["table"].items():
+        np.testing.assert_array_equal(kept["table"][name].numpy(), column.numpy(), err_msg=name)
+
+
+def test_a_state_remembers_that_a_seed_draws() -> None:
+    with registered("dropping", Dropping):
+        trial = planted(Case("dropping", 0, "segmented", 4), training_epochs=0)
+        kept = trial.model.state()
+        fresh = begin("segmented", 4, rng_seed=1, training_epochs=0)
+        fresh.model.load_state(kept)
+    assert fresh.model.slot(SLOT).stochastic
+
+
+def test_seeds_of_a_state_need_an_optimiser_to_be_made() -> None:
+    kept = planted(Case("conv_light", 0, "segmented", 4)).model.state()
+    model = MorphogeneticModel(CNNHost((4, 4), kernel=3, input_shape=(2, 6, 6), classes=4))
+    with pytest.raises(RuntimeError, match=r"needs bind_optimiser\(host_optimiser\) first"):
+        model.load_state(kept)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_the_copy_of_a_row_of_a_bigger_table_is_independent(how: str) -> None:
+    table = SlotTable.empty(3, 3)
+    model = full_host(3, table=table.row(1))
+    twin = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
+    for name, array in twin.table.arrays().items():
+        np.testing.assert_array_equal(array, model.table.arrays()[name])
+        assert array.shape == (1, 3)
+        assert not np.shares_memory(array, table.arrays()[name])
+    x = torch.randn(4, 2, 8, 8)
+    wanted = model(x)
+    twin.table.alpha[...] = 0.0
+    twin.sync()
+    assert not torch.equal(twin(x), wanted)
+    assert torch.equal(model(x), wanted)
+    assert table.alpha[1].tolist() == [1.0, 0.5, pytest.approx(1 / 3)]
+    assert twin.slot(0).alpha is twin.live_alphas[0]
+
+
+def test_a_model_of_a_shared_table_writes_into_its_row_alone() -> None:
+    table = SlotTable.empty(3, 2)
+    restart(0)
+    host = CNNHost((4, 4), kernel=3, input_shape=(2, 6, 6), classes=4)
+    model = MorphogeneticModel(host, table=table.row(2), streams=lambda _: TorchStream(0))
+    optimiser = torch.optim.SGD(host.parameters(), lr=0.1)
+    model.bind_optimiser(optimiser)
+    germinate(model, "norm", 0)
+    epoch(Trial(model, optimiser), *batch(0))
+    assert table.stage.tolist() == [[1, 1], [1, 1], [Stage.TRAINING, 1]]
+    assert table.age.tolist() == [[0, 0], [0, 0], [1, 0]]

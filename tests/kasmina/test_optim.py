@@ -1,0 +1,147 @@
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
+
+from esper.kasmina import CNNHost, MorphogeneticModel
+from esper.kasmina.optim import OptimiserRecipe, cosine_rate, set_rate
+from esper.leyline import LifecycleRules
+from tests.contracts.matrix import CLASSES, INPUT_SHAPE, SLOT, Trial, germinate, restart
+
+Make = Callable[[Any], Optimizer]
+
+OPTIMISERS: dict[str, Make] = {
+    "sgd": lambda p: SGD(p, lr=0.03, momentum=0.8, weight_decay=1e-3, nesterov=True),
+    "sgd_foreach": lambda p: SGD(p, lr=0.03, momentum=0.8, foreach=True),
+    "adam": lambda p: Adam(p, lr=0.02, betas=(0.8, 0.9), eps=1e-6, amsgrad=True),
+    "adamw": lambda p: AdamW(p, lr=0.01, weight_decay=0.2),
+    "rmsprop": lambda p: RMSprop(p, lr=0.005, alpha=0.9, momentum=0.5, centered=True),
+}
+every_optimiser = pytest.mark.parametrize("make", OPTIMISERS.values(), ids=OPTIMISERS)
+
+
+def trial_with(make: Make, training_epochs: int = 0) -> Trial:
+    restart(0)
+    host = CNNHost((4, 4), kernel=3, input_shape=INPUT_SHAPE, classes=CLASSES)
+    model = MorphogeneticModel(host, LifecycleRules(min_training_epochs=training_epochs))
+    optimiser = make(host.parameters())
+    model.bind_optimiser(optimiser)
+    return Trial(model, optimiser)
+
+
+def settings_of(optimiser: Optimizer) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in group.items() if name != "params"} for group in optimiser.param_groups
+    ]
+
+
+@every_optimiser
+def test_a_seeds_optimiser_is_of_the_hosts_class_and_settings_and_its_own_object(make: Make) -> None:
+    trial = trial_with(make)
+    germinate(trial.model, "conv_heavy", style=3)
+    slot = trial.model.slot(SLOT)
+    assert slot.optimiser is not None
+    assert slot.optimiser is not trial.optimiser
+    assert type(slot.optimiser) is type(trial.optimiser)
+    assert settings_of(slot.optimiser) == settings_of(trial.optimiser)
+    owned = [p for group in slot.optimiser.param_groups for p in group["params"]]
+    assert [id(p) for p in owned] == [id(p) for p in slot.parameters()], "the gate is trained too"
+
+
+@every_optimiser
+@pytest.mark.parametrize("training_epochs", [0, 5])
+def test_the_hosts_optimiser_never_hears_of_seeds(make: Make, training_epochs: int) -> None:
+    trial = trial_with(make, training_epochs)
+    trial.train(2)
+    groups = copy.deepcopy(settings_of(trial.optimiser))
+    members = [[id(p) for p in group["params"]] for group in trial.optimiser.param_groups]
+    known = {id(p) for p in trial.optimiser.state}
+    germinate(trial.model, "conv_heavy", style=3)
+    trial.train(2, first=2)
+    assert settings_of(trial.optimiser) == groups
+    assert [[id(p) for p in group["params"]] for group in trial.optimiser.param_groups] == members
+    assert {id(p) for p in trial.optimiser.state} == known
+    slot = trial.model.slot(SLOT)
+    assert slot.optimiser is not None
+    assert {id(p) for p in slot.optimiser.state} == {id(p) for p in slot.parameters()}
+
+
+@every_optimiser
+def test_a_seed_learns_as_it_would_under_the_users_optimiser(make: Make) -> None:
+    trial = trial_with(make)
+    germinate(trial.model, "conv_light", style=0)
+    trial.train(3)
+    by_hand = trial_with(make)
+    germinate(by_hand.model, "conv_light", style=0)
+    by_hand.model.slot(SLOT).optimiser = make(by_hand.model.slot(SLOT).parameters())
+    by_hand.train(3)
+    for found, wanted in zip(trial.model.parameters(), by_hand.model.parameters(), strict=True):
+        assert torch.equal(found, wanted)
+
+
+SCHEDULERS: dict[str, Callable[[Optimizer], LRScheduler]] = {
+    "step": lambda o: StepLR(o, step_size=2, gamma=0.5),
+    "one_cycle": lambda o: OneCycleLR(o, max_lr=0.5, total_steps=8),
+    "plateau": lambda o: ReduceLROnPlateau(o, patience=0, factor=0.1),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULERS.values(), ids=SCHEDULERS)
+def test_a_scheduler_of_the_users_goes_on_as_without_seeds(
+    schedule: Callable[[Optimizer], LRScheduler],
+) -> None:
+    def rates(seeds: bool) -> list[float]:
+        trial = trial_with(OPTIMISERS["sgd"])
+        scheduler = schedule(trial.optimiser)
+        seen = []
+        for step in range(6):
+            if seeds and step in (1, 3):
+                germinate(trial.model, "conv_light", style=0, slot=step // 2)
+            trial.train(1, first=step)
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(1.0)
+            else:
+                scheduler.step()
+            seen.append(trial.optimiser.param_groups[0]["lr"])
+        return seen
+
+    assert rates(seeds=True) == rates(seeds=False)
+
+
+def test_a_seeds_clock_starts_at_the_first_learning_rate() -> None:
+    trial = trial_with(OPTIMISERS["sgd"])
+    set_rate(trial.optimiser, 0.001)
+    germinate(trial.model, "norm", style=0)
+    optimiser = trial.model.slot(SLOT).optimiser
+    assert optimiser is not None
+    assert optimiser.param_groups[0]["lr"] == 0.03 == trial.model.recipe.learning_rate
+    assert trial.optimiser.param_groups[0]["lr"] == 0.001
+
+
+def test_the_recipe_leaves_out_what_the_class_does_not_take() -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    recipe = OptimiserRecipe.of(AdamW([weight], lr=0.1))
+    assert "decoupled_weight_decay" not in recipe.settings
+    assert recipe.kind is AdamW
+    assert recipe.make([weight]).param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("progress", "rate"),
+    [(-1.0, 2.0), (0.0, 2.0), (1 / 3, 1.5), (0.5, 1.0), (2 / 3, 0.5), (1.0, 0.0), (3.0, 0.0)],
+)
+def test_the_cosine_falls_from_its_base_to_zero(progress: float, rate: float) -> None:
+    assert math.isclose(cosine_rate(2.0, progress), rate, abs_tol=1e-12)
+
+
+def test_a_rate_is_set_in_every_group() -> None:
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 2.0)]
+    optimiser = SGD(groups, lr=0.5)
+    set_rate(optimiser, 0.25)
+    assert [group["lr"] for group in optimiser.param_groups] == [0.25, 0.25]

@@ -1,0 +1,73 @@
+import copy
+import pickle
+
+import pytest
+import torch
+
+from esper.kasmina import TorchStream
+from esper.kasmina.model import slot_streams
+from tests.contracts.matrix import restart
+
+
+def draw(stream: TorchStream, count: int = 3) -> list[float]:
+    with stream:
+        return torch.rand(count).tolist()
+
+
+def test_the_global_state_does_not_notice() -> None:
+    restart(1)
+    before = torch.get_rng_state()
+    draw(TorchStream(7))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_stream_goes_on_where_it_was_left_whatever_happens_outside() -> None:
+    whole = draw(TorchStream(7), 6)
+    stream = TorchStream(7)
+    first = draw(stream)
+    torch.rand(5)
+    assert first + draw(stream) == whole
+
+
+def test_streams_of_different_seeds_differ_and_nest() -> None:
+    outer, inner = TorchStream(1), TorchStream(2)
+    with outer:
+        first = torch.rand(2).tolist()
+        nested = draw(inner)
+        second = torch.rand(2).tolist()
+    assert first + second == draw(TorchStream(1), 4)
+    assert nested == draw(TorchStream(2))
+
+
+def test_an_error_inside_gives_the_global_state_back() -> None:
+    restart(1)
+    before = torch.get_rng_state()
+    stream = TorchStream(7)
+    with pytest.raises(ZeroDivisionError), stream:
+        _ = torch.rand(3).numel() / 0
+    assert torch.equal(torch.get_rng_state(), before)
+    assert draw(stream) == draw(TorchStream(7), 6)[3:], "what was drawn is drawn"
+
+
+def test_a_stream_is_not_entered_twice() -> None:
+    stream = TorchStream(7)
+    with stream, pytest.raises(RuntimeError, match="cannot be entered twice"):
+        stream.__enter__()
+
+
+def test_a_position_can_be_returned_to_and_copied() -> None:
+    stream = TorchStream(7)
+    draw(stream)
+    position = stream.get_state()
+    copies = copy.deepcopy(stream), pickle.loads(pickle.dumps(stream))
+    wanted = draw(stream)
+    stream.set_state(position)
+    assert draw(stream) == wanted
+    assert [draw(other) for other in copies] == [wanted, wanted]
+
+
+def test_slots_have_streams_by_name() -> None:
+    make = slot_streams(0)
+    assert draw(make("r0c0")) == draw(slot_streams(0)("r0c0"))
+    assert draw(make("r0c0")) != draw(make("r0c1"))
+    assert draw(make("r0c0")) != draw(slot_streams(1)("r0c0"))

@@ -1,0 +1,405 @@
+import copy
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from esper.kasmina import CNNHost, MorphogeneticModel, WrappedHost, harvest
+from esper.leyline import Op, Stage, Style
+from esper.leyline.errors import HostError, UnknownNameError
+from tests.contracts.matrix import Trial, assert_same, begin, germinate, restart, summed_loss
+from tests.kasmina.awkward import ResNet, UNet, images, net_of, slots_of, wrap
+from tests.kasmina.living import act, epoch, grow
+
+KINDS = ["resnet", "unet"]
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+# --- where slots go -------------------------------------------------------------------------------
+
+
+@kinds
+def test_slots_are_named_in_any_order_and_lie_in_order_of_execution(kind: str) -> None:
+    slots = slots_of(kind)
+    host = WrappedHost(net_of(kind), slots[::-1], images(kind)[0])
+    assert host.submodule_names == slots
+    assert host.slot_config.slot_ids == ("r0c0", "r0c1", "r0c2", "r0c3", "r0c4")
+
+
+def test_slots_have_the_width_of_their_features() -> None:
+    x, _ = images("resnet")
+    host = WrappedHost(ResNet(), slots_of("resnet"), x)
+    assert host.widths == (4, 4, 4, 8, 8)
+    assert host.feature_shapes[0] == (4, 8, 8)
+    assert host.feature_shapes[-1] == (8, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["layer?.0"], ("layer1.0", "layer2.0")),
+        (["layer2.?", "layer1.*.bn1"], ("layer1.0.bn1", "layer1.1.bn1", "layer2.0", "layer2.1")),
+        (["layer1", "layer1.1", "layer1"], ("layer1.1", "layer1")),
+        ("layer1", ("layer1",)),
+    ],
+)
+def test_slots_by_pattern(patterns: Sequence[str], names: tuple[str, ...]) -> None:
+    assert WrappedHost(ResNet(), patterns, images("resnet")[0]).submodule_names == names
+
+
+@kinds
+def test_wrapping_looks_without_touching(kind: str) -> None:
+    net = net_of(kind).train()
+    mixed = net.get_submodule("layer1" if kind == "resnet" else "down1").eval()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    modes = [module.training for module in net.modules()]
+    position = torch.get_rng_state()
+    host = WrappedHost(net, slots_of(kind), images(kind)[0])
+    assert_same(net.state_dict(), before)
+    assert torch.equal(torch.get_rng_state(), position)
+    assert [module.training for module in net.modules()] == modes
+    assert not mixed.training
+    assert not any(module._forward_hooks for module in net.modules()), "slots attach with the model"
+    assert all(p.grad is None for p in host.parameters())
+
+
+@kinds
+def test_a_wrapped_module_keeps_its_keys_and_its_behaviour(kind: str) -> None:
+    bare, trial = net_of(kind), wrap(kind)
+    host = trial.model.host
+    assert isinstance(host, WrappedHost)
+    assert list(host.module.state_dict()) == list(bare.state_dict())
+    x, _ = images(kind)
+    for mode in (True, False):
+        restart(5)
+        wanted = bare.train(mode)(x)
+        restart(5)
+        assert torch.equal(trial.model.train(mode)(x), wanted)
+    germinate(trial.model, "conv_heavy", Style.GATED_GATE, slot=1)
+    assert list(host.module.state_dict()) == list(bare.state_dict())
+
+
+# --- what an empty slot costs -----------------------------------------------------------------------
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts everything that torch is asked to do, the backward included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations(module: nn.Module, x: Tensor, y: Tensor) -> int:
+    module.train()
+    with OperationCounter() as counter:
+        summed_loss(module(x), y).backward()
+    return counter.count
+
+
+@kinds
+def test_empty_slots_dispatch_no_operation(kind: str) -> None:
+    x, y = images(kind)
+    bare, trial = net_of(kind), wrap(kind)
+    wanted = operations(bare, x, y)
+    assert operations(trial.model, x, y) == wanted > 50
+    germinate(trial.model, "conv_light", Style.LINEAR_ADD, slot=1)
+    assert operations(trial.model, x, y) > wanted, "an incubating seed is heard"
+    trial.model.eval()
+    act(trial, Op.WAIT, 0)
+    epoch(trial, x, y)
+    act(trial, Op.PRUNE, 1)
+    assert trial.model.slot(1).seed is None
+    assert operations(trial.model, x, y) == wanted
+
+
+def test_empty_slots_of_a_segmented_host_dispatch_no_operation() -> None:
+    host = CNNHost((4, 8, 8), kernel=3, input_shape=(2, 8, 8), classes=4)
+    x, y = images("resnet")
+    chain = nn.Sequential(*copy.deepcopy(host.segments))
+    assert operations(MorphogeneticModel(host), x, y) == operations(chain, x, y)
+
+
+# --- a life on an awkward module ----------------------------------------------------------------------
+
+
+@kinds
+@pytest.mark.parametrize("style", Style)
+def test_seeds_live_at_every_slot_at_once(kind: str, style: Style) -> None:
+    """Autograd would raise where something overwrites what a backward needs."""
+    trial = wrap(kind)
+    x, y = images(kind)
+    blueprints = ("conv_light", "norm", "conv_small", "depthwise", "conv_heavy")
+    for slot, blueprint in enumerate(blueprints):
+        stages = grow(trial, slot, blueprint, style, x, y)
+        assert stages == [Stage.TRAINING, *[Stage.BLENDING] * 3, Stage.FOSSILIZED]
+    assert trial.model.blended == [0, 1, 2, 3, 4]
+    losses = [epoch(trial, x, y).loss for _ in range(8)]
+    assert losses[-1] < losses[0], "and the grown network learns"
+
+
+@kinds
+def test_straight_through_incubation_works_there_too(kind: str) -> None:
+    trial = wrap(kind, incubation="straight_through")
+    x, y = images(kind)
+    for slot in range(5):
+        germinate(trial.model, "conv_small", Style.LINEAR_MULTIPLY, slot)
+    twin = wrap(kind)
+    for other in (trial, twin):
+        restart(8)
+        summed_loss(other.model(x), y).backward()
+    for (name, p), q in zip(trial.model.host.named_parameters(), twin.model.host.parameters(), strict=True):
+        if p.grad is None:
+            assert q.grad is None, name
+        else:
+            assert torch.equal(p.grad, q.grad), name
+
+
+@kinds
+def test_slots_hook_in_once_for_the_whole_life(kind: str) -> None:
+    trial = wrap(kind)
+    host = trial.model.host
+    assert isinstance(host, WrappedHost)
+
+    def hooks() -> list[int]:
+        return [len(host.module.get_submodule(name)._forward_hooks) for name in host.submodule_names]
+
+    pointers = [trial.model.slot(i).alpha.data_ptr() for i in range(5)]
+    grow(trial, 2, "norm", Style.LINEAR_ADD, *images(kind))
+    germinate(trial.model, "norm", Style.LINEAR_ADD, slot=0)
+    assert hooks() == [1] * 5
+    assert [trial.model.slot(i).alpha.data_ptr() for i in range(5)] == pointers, "alpha moves in place"
+    assert {tuple(trial.model.slot(i).alpha.shape) for i in range(5)} == {()}
+
+
+@pytest.mark.parametrize("incubation", ["shadow", "straight_through"])
+def test_between_passes_the_module_is_the_users_own(incubation: str) -> None:
+    trial = wrap("resnet", incubation=incubation)
+    host = trial.model.host
+    assert isinstance(host, WrappedHost)
+    x, y = images("resnet")
+    germinate(trial.model, "conv_light", Style.LINEAR_ADD, slot=1)
+    grow(trial, 3, "conv_light", Style.LINEAR_ADD, x, y)
+    bare = net_of("resnet").eval()
+    bare.load_state_dict(host.module.state_dict())
+    trial.model.eval()
+    assert not torch.equal(trial.model(x), bare(x))
+    assert torch.equal(host.module(x), bare(x))
+
+
+def test_a_pass_that_fails_leaves_no_slot_engaged() -> None:
+    trial = wrap("resnet")
+    grow(trial, 0, "conv_light", Style.LINEAR_ADD, *images("resnet"))
+    with pytest.raises(RuntimeError, match="channels"):
+        trial.model(torch.zeros(2, 7, 8, 8))
+    assert not any(trial.model.slot(i).engaged for i in range(5))
+
+
+# --- copies -------------------------------------------------------------------------------------------
+
+
+@kinds
+def test_deepcopy_and_pickle_have_hooks_of_their_own(kind: str) -> None:
+    trial = wrap(kind)
+    x, y = images(kind)
+    grow(trial, 1, "conv_heavy", Style.GATED_GATE, x, y)
+    germinate(trial.model, "norm", Style.LINEAR_ADD, slot=2)
+    wanted = trial.model.eval()(x)
+    for twin in (copy.deepcopy(trial), pickle.loads(pickle.dumps(trial))):
+        assert torch.equal(twin.model.eval()(x), wanted)
+        with torch.no_grad():
+            for weight in twin.model.slot(1).parameters():
+                weight.zero_()
+        assert not torch.equal(twin.model(x), wanted), "its own seed is heard"
+        assert torch.equal(trial.model(x), wanted), "and nobody else's"
+        epoch(twin, x, y)
+
+
+def test_a_hook_added_after_unpickling_does_not_take_a_slots_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A new process numbers its hooks from 0 again.
+    monkeypatch.setattr(RemovableHandle, "next_id", 0)
+    trial = wrap("resnet", slots=("layer1.0",))
+    x, y = images("resnet")
+    grow(trial, 0, "conv_light", Style.LINEAR_ADD, x, y)
+    wanted, packed = trial.model.eval()(x), pickle.dumps(trial.model)
+    monkeypatch.setattr(RemovableHandle, "next_id", 0)
+    model = pickle.loads(packed)
+    for _ in range(3):
+        model.host.module.layer1[0].register_forward_hook(lambda *_: None)
+    assert torch.equal(model(x), wanted)
+
+
+# --- harvest ----------------------------------------------------------------------------------------
+
+
+def grown(kind: str) -> tuple[Trial, Tensor]:
+    """Fossils at three slots, a seed that is still blending, one that incubates."""
+    trial = wrap(kind)
+    x, y = images(kind)
+    for slot, blueprint, style in ((0, "conv_light", 0), (2, "norm", 1), (4, "conv_heavy", 3)):
+        grow(trial, slot, blueprint, style, x, y)
+    return trial, x
+
+
+@kinds
+def test_harvest_returns_the_users_class_with_the_fossils_built_in(kind: str) -> None:
+    trial, x = grown(kind)
+    plain = harvest(trial.model)
+    assert type(plain) is (ResNet if kind == "resnet" else UNet)
+    wanted = trial.model.eval()(x)
+    torch.testing.assert_close(plain.eval()(x), wanted, rtol=0, atol=1e-6)
+    assert not torch.allclose(net_of(kind).eval()(x), wanted)
+    assert not any(module._forward_hooks for module in plain.modules())
+    assert sum(p.numel() for p in plain.parameters()) == sum(trial.model.count_parameters())
+
+
+@kinds
+def test_harvest_leaves_the_model_as_it_was_and_shares_nothing_with_it(kind: str) -> None:
+    trial, x = grown(kind)
+    before = {name: value.clone() for name, value in trial.model.state_dict().items()}
+    wanted = trial.model.eval()(x)
+    plain = harvest(trial.model)
+    with torch.no_grad():
+        for weight in plain.parameters():
+            weight.zero_()
+    assert_same(trial.model.state_dict(), before)
+    assert torch.equal(trial.model(x), wanted)
+    y = images(kind)[1]
+    epoch(trial, x, y)
+
+
+@kinds
+def test_harvest_leaves_seeds_behind_that_are_no_fossils(kind: str) -> None:
+    trial, x = grown(kind)
+    wanted = trial.model.eval()(x)
+    germinate(trial.model, "conv_light", Style.LINEAR_ADD, slot=1)
+    y = images(kind)[1]
+    frozen = copy.deepcopy(trial.model.host.state_dict())
+    fossils = copy.deepcopy(trial.model.slots.state_dict())
+    epoch(trial, x, y)
+    epoch(trial, x, y)
+    assert trial.model.table.stage[0, 1] == Stage.BLENDING
+    trial.model.host.load_state_dict(frozen)
+    trial.model.slots.load_state_dict(fossils, strict=False)
+    torch.testing.assert_close(harvest(trial.model).eval()(x), wanted, rtol=0, atol=1e-6)
+
+
+def test_harvest_keeps_a_users_own_hooks() -> None:
+    trial, x = grown("resnet")
+    calls: list[int] = []
+    host = trial.model.host
+    assert isinstance(host, WrappedHost)
+    host.module.get_submodule("layer1.0").register_forward_hook(_note)
+    plain = harvest(trial.model)
+    _note.calls = calls  # type: ignore[attr-defined]
+    plain(x)
+    assert calls == [1]
+
+
+def _note(module: nn.Module, args: Any, output: Any) -> None:
+    """Importable, because a harvest copies the module with its hooks."""
+    _note.calls.append(1)  # type: ignore[attr-defined]
+
+
+# --- bad input ----------------------------------------------------------------------------------------
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shared(self.shared(x))
+
+
+@pytest.mark.parametrize(
+    ("net", "slot", "error", "sentence"),
+    [
+        (
+            ResNet(),
+            "layer3.0",
+            UnknownNameError,
+            r"unknown submodule of ResNet for a slot 'layer3\.0'; did you mean"
+            r" layer[12]\.0 or layer[12]\.0.*\? Allowed: relu, conv1.*"
+            r" Patterns such as layer\?\.0 work too\.",
+        ),
+        (
+            ResNet(),
+            "blocks.*",
+            UnknownNameError,
+            r"unknown submodule of ResNet for a slot 'blocks\.\*'",
+        ),
+        (
+            UNet(),
+            "down1",
+            HostError,
+            r"submodule 'down1' \(Down\) returns tuple; a slot needs one tensor"
+            r" \[batch, channels, height, width\]",
+        ),
+        (
+            ResNet(),
+            "fc",
+            HostError,
+            r"submodule 'fc' \(Linear\) returns torch\.float32 of shape \(16, 4\), which is no feature_map;"
+            r" a slot needs floats \[batch, channels, height, width\]",
+        ),
+        (
+            UNet(),
+            "labels",
+            HostError,
+            r"submodule 'labels' \(Labels\) returns torch\.int64 of shape \(16, 1, 8, 8\), which is no"
+            r" feature_map; a slot needs floats \[batch, channels, height, width\]",
+        ),
+        (
+            ResNet(),
+            "relu",
+            HostError,
+            r"submodule 'relu' \(ReLU\) runs 9 times in one forward; a slot needs a submodule that runs"
+            r" exactly once",
+        ),
+        (Twice(), "shared", HostError, r"submodule 'shared' \(Conv2d\) runs 2 times in one forward"),
+        (ResNet(), "aux", HostError, r"submodule 'aux' \(Conv2d\) runs 0 times in one forward"),
+    ],
+)
+def test_a_place_that_cannot_carry_a_slot_is_refused(
+    net: nn.Module, slot: str, error: type[Exception], sentence: str
+) -> None:
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    with pytest.raises(error, match=sentence):
+        WrappedHost(net, [slot], images("resnet")[0])
+    assert_same(net.state_dict(), before)
+    assert not any(module._forward_hooks for module in net.modules())
+
+
+def test_a_host_needs_a_slot() -> None:
+    with pytest.raises(HostError, match=r"no slot was named; the submodules of ResNet are relu, conv1"):
+        WrappedHost(ResNet(), [], images("resnet")[0])
+
+
+def test_a_probe_that_fails_puts_everything_back() -> None:
+    net = ResNet()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    with pytest.raises(RuntimeError, match="channels"):
+        WrappedHost(net, ["layer1.0"], torch.zeros(2, 5, 8, 8))
+    assert_same(net.state_dict(), before)
+    assert not any(module._forward_hooks for module in net.modules())
+
+
+def test_the_segmented_host_says_what_it_needs() -> None:
+    with pytest.raises(HostError, match=r"a CNN host needs positive block widths; found \(4, 0\)"):
+        CNNHost((4, 0), kernel=3, input_shape=(1, 8, 8), classes=2)
+    with pytest.raises(HostError, match=r"must be odd, to keep the size; found 2"):
+        CNNHost((4,), kernel=2, input_shape=(1, 8, 8), classes=2)
+    assert begin("segmented", 4).model.host.segmented
