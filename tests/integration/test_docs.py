@@ -22,6 +22,10 @@ _NOT_HERE = re.compile(r"^(make\b|\. \.venv/bin/activate)")
 """What sets up an environment: these tests run in one."""
 
 
+def name(document: Path) -> str:
+    return document.relative_to(ROOT).as_posix()
+
+
 def blocks(document: Path, language: str) -> list[str]:
     return [text for found, text in _BLOCK.findall(document.read_text(encoding="utf-8")) if found == language]
 
@@ -42,7 +46,7 @@ def run(command: list[str], directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "document", [d for d in DOCUMENTS if blocks(d, "sh") or blocks(d, "python")], ids=str
+    "document", [d for d in DOCUMENTS if blocks(d, "sh") or blocks(d, "python")], ids=name
 )
 def test_every_block_of_a_document_runs(document: Path, tmp_path: Path) -> None:
     """The commands in their order, then the code as one script, all in one directory."""
@@ -55,7 +59,7 @@ def test_every_block_of_a_document_runs(document: Path, tmp_path: Path) -> None:
         run([sys.executable, "-W", "error", str(script)], tmp_path)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", EXAMPLES, ids=name)
 def test_every_example_runs(example: Path, tmp_path: Path) -> None:
     run([sys.executable, "-W", "error", str(example)], tmp_path)
 
@@ -66,7 +70,7 @@ def anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
 def test_every_link_leads_somewhere(document: Path) -> None:
     for link in _LINK.findall(_BLOCK.sub("", document.read_text(encoding="utf-8"))):
         if "://" in link:

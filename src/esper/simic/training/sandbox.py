@@ -140,7 +140,8 @@ class Bandit(Sandbox):
 
 
 class Schedule(Sandbox):
-    """Germinate, wait three steps, fossilize: 1 for the exact wait, 0.3 less for each step off it."""
+    """Germinate at once, wait three steps, fossilize: pays 1, less 0.3 for each step more or less of
+    waiting and 0.05 for each step lost before."""
 
     horizon = 8
     optimum = 1.0
@@ -166,7 +167,9 @@ class Schedule(Sandbox):
     def judge(self, actions: Actions) -> Rewards:
         op = actions[:, Head.OP]
         done = op == OP_FOSSILIZE
-        reward = np.where(done, np.maximum(1.0 - 0.3 * np.abs(self.age - self.wait), 0.0), 0.0)
+        lost = self.step_number - (self.wait + 1)
+        pay = 1.0 - 0.3 * np.abs(self.age - self.wait) - 0.05 * max(lost, 0)
+        reward = np.where(done, np.maximum(pay, 0.0), 0.0)
         self.age = np.where(op == OP_PRUNE, -1, np.where(self.age >= 0, self.age + 1, self.age))
         self.age = np.where(op == OP_GERMINATE, 0, self.age)
         self.over |= done
