@@ -145,6 +145,18 @@ def test_broken_statistics_of_a_seed_are_found_too(bad: float) -> None:
     assert trial.train(1)[0].broken == [SLOT]
 
 
+@pytest.mark.parametrize("incubation", ["shadow", "straight_through"])
+def test_a_seed_whose_gradient_overflows_costs_the_host_nothing(incubation: IncubationMode) -> None:
+    trial = planted(Case("conv_small", 0, "segmented", 4), incubation=incubation)
+    with torch.no_grad():
+        # The delta stays below 1e38; squares of the first layer's gradient do not.
+        trial.seed_weights["seed.0.weight"].fill_(1e15)
+        trial.seed_weights["seed.2.weight"].fill_(1e20)
+    (facts,) = trial.train(1)
+    assert (facts.broken, facts.skipped) == ([SLOT], False)
+    assert_same(trial.snapshot(), twin_after("segmented", 4, 1))
+
+
 # --- whose random numbers -----------------------------------------------------------------------------
 
 

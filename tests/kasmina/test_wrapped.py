@@ -9,11 +9,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from esper.kasmina import CNNHost, MorphogeneticModel, WrappedHost, harvest
+from esper.kasmina import CNNHost, MorphogeneticModel, WrappedHost
 from esper.leyline import Op, Stage, Style
-from esper.leyline.errors import HostError, UnknownNameError
-from tests.contracts.matrix import Trial, assert_same, begin, germinate, restart, summed_loss
-from tests.kasmina.awkward import ResNet, UNet, images, net_of, slots_of, wrap
+from tests.contracts.matrix import assert_same, germinate, restart, summed_loss
+from tests.kasmina.awkward import ResNet, images, net_of, slots_of, wrap
 from tests.kasmina.living import act, epoch, grow
 
 KINDS = ["resnet", "unet"]
@@ -114,11 +113,8 @@ def test_empty_slots_dispatch_no_operation(kind: str) -> None:
     assert operations(trial.model, x, y) == wanted > 50
     germinate(trial.model, "conv_light", Style.LINEAR_ADD, slot=1)
     assert operations(trial.model, x, y) > wanted, "an incubating seed is heard"
-    trial.model.eval()
-    act(trial, Op.WAIT, 0)
     epoch(trial, x, y)
-    act(trial, Op.PRUNE, 1)
-    assert trial.model.slot(1).seed is None
+    assert act(trial, Op.PRUNE, 1).succeeded
     assert operations(trial.model, x, y) == wanted
 
 
@@ -238,168 +234,3 @@ def test_a_hook_added_after_unpickling_does_not_take_a_slots_place(
     for _ in range(3):
         model.host.module.layer1[0].register_forward_hook(lambda *_: None)
     assert torch.equal(model(x), wanted)
-
-
-# --- harvest ----------------------------------------------------------------------------------------
-
-
-def grown(kind: str) -> tuple[Trial, Tensor]:
-    """Fossils at three slots, a seed that is still blending, one that incubates."""
-    trial = wrap(kind)
-    x, y = images(kind)
-    for slot, blueprint, style in ((0, "conv_light", 0), (2, "norm", 1), (4, "conv_heavy", 3)):
-        grow(trial, slot, blueprint, style, x, y)
-    return trial, x
-
-
-@kinds
-def test_harvest_returns_the_users_class_with_the_fossils_built_in(kind: str) -> None:
-    trial, x = grown(kind)
-    plain = harvest(trial.model)
-    assert type(plain) is (ResNet if kind == "resnet" else UNet)
-    wanted = trial.model.eval()(x)
-    torch.testing.assert_close(plain.eval()(x), wanted, rtol=0, atol=1e-6)
-    assert not torch.allclose(net_of(kind).eval()(x), wanted)
-    assert not any(module._forward_hooks for module in plain.modules())
-    assert sum(p.numel() for p in plain.parameters()) == sum(trial.model.count_parameters())
-
-
-@kinds
-def test_harvest_leaves_the_model_as_it_was_and_shares_nothing_with_it(kind: str) -> None:
-    trial, x = grown(kind)
-    before = {name: value.clone() for name, value in trial.model.state_dict().items()}
-    wanted = trial.model.eval()(x)
-    plain = harvest(trial.model)
-    with torch.no_grad():
-        for weight in plain.parameters():
-            weight.zero_()
-    assert_same(trial.model.state_dict(), before)
-    assert torch.equal(trial.model(x), wanted)
-    y = images(kind)[1]
-    epoch(trial, x, y)
-
-
-@kinds
-def test_harvest_leaves_seeds_behind_that_are_no_fossils(kind: str) -> None:
-    trial, x = grown(kind)
-    wanted = trial.model.eval()(x)
-    germinate(trial.model, "conv_light", Style.LINEAR_ADD, slot=1)
-    y = images(kind)[1]
-    frozen = copy.deepcopy(trial.model.host.state_dict())
-    fossils = copy.deepcopy(trial.model.slots.state_dict())
-    epoch(trial, x, y)
-    epoch(trial, x, y)
-    assert trial.model.table.stage[0, 1] == Stage.BLENDING
-    trial.model.host.load_state_dict(frozen)
-    trial.model.slots.load_state_dict(fossils, strict=False)
-    torch.testing.assert_close(harvest(trial.model).eval()(x), wanted, rtol=0, atol=1e-6)
-
-
-def test_harvest_keeps_a_users_own_hooks() -> None:
-    trial, x = grown("resnet")
-    calls: list[int] = []
-    host = trial.model.host
-    assert isinstance(host, WrappedHost)
-    host.module.get_submodule("layer1.0").register_forward_hook(_note)
-    plain = harvest(trial.model)
-    _note.calls = calls  # type: ignore[attr-defined]
-    plain(x)
-    assert calls == [1]
-
-
-def _note(module: nn.Module, args: Any, output: Any) -> None:
-    """Importable, because a harvest copies the module with its hooks."""
-    _note.calls.append(1)  # type: ignore[attr-defined]
-
-
-# --- bad input ----------------------------------------------------------------------------------------
-
-
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shared = nn.Conv2d(2, 2, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.shared(self.shared(x))
-
-
-@pytest.mark.parametrize(
-    ("net", "slot", "error", "sentence"),
-    [
-        (
-            ResNet(),
-            "layer3.0",
-            UnknownNameError,
-            r"unknown submodule of ResNet for a slot 'layer3\.0'; did you mean"
-            r" layer[12]\.0 or layer[12]\.0.*\? Allowed: relu, conv1.*"
-            r" Patterns such as layer\?\.0 work too\.",
-        ),
-        (
-            ResNet(),
-            "blocks.*",
-            UnknownNameError,
-            r"unknown submodule of ResNet for a slot 'blocks\.\*'",
-        ),
-        (
-            UNet(),
-            "down1",
-            HostError,
-            r"submodule 'down1' \(Down\) returns tuple; a slot needs one tensor"
-            r" \[batch, channels, height, width\]",
-        ),
-        (
-            ResNet(),
-            "fc",
-            HostError,
-            r"submodule 'fc' \(Linear\) returns torch\.float32 of shape \(16, 4\), which is no feature_map;"
-            r" a slot needs floats \[batch, channels, height, width\]",
-        ),
-        (
-            UNet(),
-            "labels",
-            HostError,
-            r"submodule 'labels' \(Labels\) returns torch\.int64 of shape \(16, 1, 8, 8\), which is no"
-            r" feature_map; a slot needs floats \[batch, channels, height, width\]",
-        ),
-        (
-            ResNet(),
-            "relu",
-            HostError,
-            r"submodule 'relu' \(ReLU\) runs 9 times in one forward; a slot needs a submodule that runs"
-            r" exactly once",
-        ),
-        (Twice(), "shared", HostError, r"submodule 'shared' \(Conv2d\) runs 2 times in one forward"),
-        (ResNet(), "aux", HostError, r"submodule 'aux' \(Conv2d\) runs 0 times in one forward"),
-    ],
-)
-def test_a_place_that_cannot_carry_a_slot_is_refused(
-    net: nn.Module, slot: str, error: type[Exception], sentence: str
-) -> None:
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    with pytest.raises(error, match=sentence):
-        WrappedHost(net, [slot], images("resnet")[0])
-    assert_same(net.state_dict(), before)
-    assert not any(module._forward_hooks for module in net.modules())
-
-
-def test_a_host_needs_a_slot() -> None:
-    with pytest.raises(HostError, match=r"no slot was named; the submodules of ResNet are relu, conv1"):
-        WrappedHost(ResNet(), [], images("resnet")[0])
-
-
-def test_a_probe_that_fails_puts_everything_back() -> None:
-    net = ResNet()
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    with pytest.raises(RuntimeError, match="channels"):
-        WrappedHost(net, ["layer1.0"], torch.zeros(2, 5, 8, 8))
-    assert_same(net.state_dict(), before)
-    assert not any(module._forward_hooks for module in net.modules())
-
-
-def test_the_segmented_host_says_what_it_needs() -> None:
-    with pytest.raises(HostError, match=r"a CNN host needs positive block widths; found \(4, 0\)"):
-        CNNHost((4, 0), kernel=3, input_shape=(1, 8, 8), classes=2)
-    with pytest.raises(HostError, match=r"must be odd, to keep the size; found 2"):
-        CNNHost((4,), kernel=2, input_shape=(1, 8, 8), classes=2)
-    assert begin("segmented", 4).model.host.segmented

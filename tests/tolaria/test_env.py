@@ -12,7 +12,6 @@ from esper.leyline import (
     NUM_OPS,
     Blueprint,
     EpochFacts,
-    EsperError,
     LifecycleRules,
     Op,
     Row,
@@ -537,7 +536,3 @@ def test_the_twin_s_score_stands_beside_the_own() -> None:
     env.finish()
     assert [row.twin_score for row in sink.of(EpochRow)] == [11.0, 12.0, 13.0]
     assert sink.of(EpisodeRow)[0].twin_val_score == 13.0
-
-
-def test_every_error_of_the_engine_is_a_user_s_to_read() -> None:
-    assert all(issubclass(kind, EsperError) for kind in (DataError, DivergedError, InvalidActionError))

@@ -169,6 +169,14 @@ class MorphogeneticModel(nn.Module):
         sample = torch.linspace(-1.0, 1.0, math.prod(shape), device=self._seed_slots[slot].alpha.device)
         return self._seed_slots[slot].germinate(blueprint, style, self.recipe, sample.view(shape))
 
+    def remove(self, slot: int) -> None:
+        """Take the seed out of ``slot``, with its optimiser; the table is the lifecycle's to change."""
+        self._seed_slots[slot].remove()
+
+    def is_finite(self, slot: int) -> bool:
+        """Whether every weight of the seed in ``slot`` is finite."""
+        return self._seed_slots[slot].is_finite
+
     def host_parameters(self) -> list[nn.Parameter]:
         """The host's own parameters, without any seed's."""
         return list(self.host.parameters())

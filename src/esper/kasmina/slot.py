@@ -1,14 +1,14 @@
 """One slot: the seed module, its gate, its optimiser and its random stream.
 
-Stage, ages and alpha belong to the slot table; the slot keeps only what torch needs. Attributes
-set by ``engage`` describe the pass under way and are no state of the slot.
+Stage, ages and alpha belong to the slot table; the slot keeps only what torch needs. The part set
+by ``engage`` describes the pass under way and is no state of the slot.
 """
 
 from __future__ import annotations
 
 import copy
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,19 @@ from esper.kasmina.optim import OptimiserRecipe
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import BlueprintError, SlotError
 from esper.leyline.factored_actions import STYLE_OPERATORS, BlendOperator
+
+
+class Part(NamedTuple):
+    """What a slot does in one pass; a single value, because setting attributes of a module is slow."""
+
+    weight: Tensor | None
+    """Blend the seed in at this alpha."""
+    tap: int
+    """Keep the features of so many samples."""
+    ghost: bool
+    """Join straight-through: the host's value, the seed's gradient."""
+    ambient: bool
+    """Draw from the random stream that the caller entered, not from the slot's own."""
 
 
 class SeedSlot(nn.Module):
@@ -48,15 +61,13 @@ class SeedSlot(nn.Module):
     def engage(
         self, weight: Tensor | None, *, tap: int = 0, ghost: bool = False, ambient: bool = False
     ) -> None:
-        """Prepare for one pass: blend at ``weight``, keep ``tap`` samples, or join straight-through.
+        """Take a part in the pass to come, or none; see ``Part``."""
+        joins = weight is not None or tap > 0 or ghost
+        self.part = Part(weight, tap, ghost, ambient) if joins else None
 
-        With ``ambient`` the seed draws from the random stream that the caller entered, not its own.
-        """
-        self.weight = weight
-        self.tap = tap
-        self.ghost = ghost
-        self.ambient = ambient
-        self.engaged = weight is not None or tap > 0 or ghost
+    @property
+    def engaged(self) -> bool:
+        return self.part is not None
 
     def disengage(self) -> None:
         """Let the features pass as they are, and forget what earlier passes left."""
@@ -66,25 +77,28 @@ class SeedSlot(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """The features that the host continues with."""
-        if self.tap:
+        part = self.part
+        if part is None:
+            return h
+        if part.tap:
             # A clone, because an in-place activation downstream may overwrite h.
-            self.features = h.detach()[: self.tap].clone()
-        if self.weight is not None:
-            return torch.addcmul(h, self.weight, self._change(h))
-        return self._straight_through(h) if self.ghost else h
+            self.features = h.detach()[: part.tap].clone()
+        if part.weight is not None:
+            return torch.addcmul(h, part.weight, self._change(h, part.ambient))
+        return self._straight_through(h) if part.ghost else h
 
     def on_forward(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
         """Forward hook of a wrapped host's submodule; ``None`` leaves its output alone."""
         return self(output) if self.engaged else None
 
-    def _change(self, h: Tensor) -> Tensor:
+    def _change(self, h: Tensor, ambient: bool = False) -> Tensor:
         if self.seed is None:
             raise RuntimeError(f"slot {self.slot_id} is engaged but empty")
         if torch.is_grad_enabled() and not h.requires_grad:
             # A channels_last group norm on the CPU crashes the process in backward (torch 2.13) when its
             # parameters want a gradient and its input does not; the input's gradient is the price.
             h = h.detach().requires_grad_()
-        if self.stochastic and self.training and not self.ambient:
+        if self.stochastic and self.training and not ambient:
             with self.stream:
                 return blend.change(self.operator, h, self.seed(h), self.gate)
         return blend.change(self.operator, h, self.seed(h), self.gate)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from esper.kasmina import gates, lifecycle
-from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.events import GateVerdict, StageMove
 from esper.leyline.factored_actions import (
     ALPHA_SPEED_EPOCHS,
@@ -17,7 +18,37 @@ from esper.leyline.factored_actions import (
     Op,
 )
 from esper.leyline.legality import legal_slots_by_op
+from esper.leyline.rules import ActionSpace, LifecycleRules
+from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
+
+
+class Body(Protocol):
+    """What an action acts on: one environment's row of the slot table, and the seeds behind it."""
+
+    @property
+    def table(self) -> SlotTable:
+        """A table of one row."""
+
+    @property
+    def rules(self) -> LifecycleRules:
+        """Gates, delays and limits."""
+
+    @property
+    def action_space(self) -> ActionSpace:
+        """What can be chosen from."""
+
+    def germinate(self, slot: int, blueprint: int, style: int) -> int:
+        """Attach a seed; returns its parameter count."""
+
+    def remove(self, slot: int) -> None:
+        """Detach the seed of a slot."""
+
+    def is_finite(self, slot: int) -> bool:
+        """Whether every weight of the slot's seed is finite."""
+
+    def sync(self) -> None:
+        """Follow the table after it changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +69,28 @@ class Outcome:
         return cls(False, (), verdict.gate, verdict.failed)
 
 
-def apply_action(model: MorphogeneticModel, action: IntArray, seed_id: int) -> Outcome:
+def apply_action(body: Body, action: IntArray, seed_id: int) -> Outcome:
     """Carry out one canonical action ``[8]``; ``seed_id`` is the number of the next seed.
 
     Table and model agree again when this returns.
     """
     op, slot = Op(int(action[Head.OP])), int(action[Head.SLOT])
-    if not legal_slots_by_op(model.table, model.rules)[0, op, slot]:
+    if not legal_slots_by_op(body.table, body.rules)[0, op, slot]:
         return Outcome(False, (), "legality", (op.name.lower(),))
-    outcome = _attempt(model, action, op, slot, seed_id)
-    settle(model, outcome.moves)
+    outcome = _attempt(body, action, op, slot, seed_id)
+    settle(body, outcome.moves)
     return outcome
 
 
-def _attempt(model: MorphogeneticModel, action: IntArray, op: Op, slot: int, seed_id: int) -> Outcome:
-    table, rules = model.table, model.rules
+def _attempt(body: Body, action: IntArray, op: Op, slot: int, seed_id: int) -> Outcome:
+    table, rules = body.table, body.rules
     target = ALPHA_TARGET_VALUES[action[Head.ALPHA_TARGET]]
     epochs = ALPHA_SPEED_EPOCHS[action[Head.ALPHA_SPEED]]
     curve = AlphaCurve(int(action[Head.ALPHA_CURVE]))
     if op is Op.WAIT:
         return Outcome.done([])
     if op is Op.GERMINATE:
-        return _germinate(model, action, slot, seed_id, target)
+        return _germinate(body, action, slot, seed_id, target)
     if op is Op.SET_ALPHA_TARGET:
         return Outcome.done(
             lifecycle.set_alpha_target(table, 0, slot, target=target, epochs=epochs, curve=curve)
@@ -67,7 +98,7 @@ def _attempt(model: MorphogeneticModel, action: IntArray, op: Op, slot: int, see
     if op is Op.PRUNE:
         return Outcome.done(lifecycle.prune(table, 0, slot, rules, epochs=epochs, curve=curve))
     if op is Op.FOSSILIZE:
-        verdict = gates.g5_worthy(table, 0, slot, rules, finite=model.slot(slot).is_finite)
+        verdict = gates.g5_worthy(table, 0, slot, rules, finite=body.is_finite(slot))
         if not verdict.ok:
             return Outcome.refused(verdict)
         return Outcome.done(lifecycle.fossilize(table, 0, slot, verdict))
@@ -75,14 +106,12 @@ def _attempt(model: MorphogeneticModel, action: IntArray, op: Op, slot: int, see
     return Outcome.done(moves) if verdict.ok else Outcome.refused(verdict)
 
 
-def _germinate(
-    model: MorphogeneticModel, action: IntArray, slot: int, seed_id: int, target: float
-) -> Outcome:
+def _germinate(body: Body, action: IntArray, slot: int, seed_id: int, target: float) -> Outcome:
     blueprint, style = int(action[Head.BLUEPRINT]), int(action[Head.STYLE])
-    verdict = gates.g0_valid(model.action_space, slot, blueprint)
+    verdict = gates.g0_valid(body.action_space, slot, blueprint)
     if not verdict.ok:
         return Outcome.refused(verdict)
-    params = model.germinate(slot, blueprint, style)
+    params = body.germinate(slot, blueprint, style)
     seed = lifecycle.Germination(
         seed_id=seed_id,
         blueprint=blueprint,
@@ -91,31 +120,43 @@ def _germinate(
         ramp_epochs=TEMPO_EPOCHS[action[Head.TEMPO]],
         seed_params=params,
     )
-    return Outcome.done(lifecycle.germinate(model.table, 0, slot, seed, model.rules))
+    return Outcome.done(lifecycle.germinate(body.table, 0, slot, seed, body.rules))
 
 
-def settle(model: MorphogeneticModel, moves: tuple[StageMove, ...] | list[StageMove]) -> None:
+def settle(body: Body, moves: Sequence[StageMove]) -> None:
     """Bring the model in line with the table after ``moves``: pruned seeds leave, alphas follow."""
     for move in moves:
         if move.target is Stage.PRUNED:
-            model.slot(move.slot).remove()
-    model.sync()
+            body.remove(move.slot)
+    body.sync()
 
 
-def commit(model: MorphogeneticModel) -> list[StageMove]:
+def commit(body: Body) -> list[StageMove]:
     """The horizon: held seeds that pass G5 become permanent, every other live seed is removed."""
-    table, rules = model.table, model.rules
+    table, rules = body.table, body.rules
     moves: list[StageMove] = []
     for slot in range(table.num_slots):
         if not table.live[0, slot]:
             continue
         reason = "not held at the horizon"
         if table.stage[0, slot] == Stage.HOLDING:
-            verdict = gates.g5_worthy(table, 0, slot, rules, finite=model.slot(slot).is_finite)
+            verdict = gates.g5_worthy(table, 0, slot, rules, finite=body.is_finite(slot))
             if verdict.ok:
                 moves += lifecycle.fossilize(table, 0, slot, verdict, "mechanical", "horizon commits")
                 continue
             reason = f"refused by {verdict.gate} at the horizon: {', '.join(verdict.failed)}"
         moves += lifecycle.prune(table, 0, slot, rules, cause="mechanical", reason=reason)
-    settle(model, moves)
+    settle(body, moves)
     return moves
+
+
+def end_epoch(body: Body) -> list[StageMove]:
+    """The mechanical moves after an epoch that was ticked and measured."""
+    moves = lifecycle.advance(body.table, 0, body.rules)
+    settle(body, moves)
+    return moves
+
+
+def tick(body: Body) -> None:
+    """An epoch was trained: every counter moves by one."""
+    lifecycle.tick(body.table, 0)

@@ -177,7 +177,7 @@ class MorphEnv:
                 self,
                 clip=self.task.clip,
             )
-        lifecycle.tick(self.table, 0)
+        actuator.tick(self.model)
         self.epoch += 1
         for slot, statistics in trained.seeds.items():
             self.table.record_gradients(
@@ -235,9 +235,7 @@ class MorphEnv:
         )
 
     def _advance(self) -> None:
-        moves = lifecycle.advance(self.table, 0, self.model.rules)
-        actuator.settle(self.model, moves)
-        self._book(moves)
+        self._book(actuator.end_epoch(self.model))
 
     def _commit(self) -> Counterfactuals:
         """Make the network final, and measure it once more as it will be handed out."""
@@ -267,7 +265,7 @@ class MorphEnv:
         """Whether the live seed at ``slot`` is broken, or loss and gradient would be finite without it."""
         if not self.table.live[0, slot]:
             return False
-        if not self.model.slot(slot).is_finite:
+        if not self.model.is_finite(slot):
             return True
         alphas = self.model.live_alphas
         alphas[slot] = None

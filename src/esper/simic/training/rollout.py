@@ -70,7 +70,6 @@ class ActionStreams:
         return torch.stack([torch.rand(NUM_HEADS, generator=g) for g in self._generators])
 
 
-@torch.no_grad()
 def collect(
     env: PolicyEnv,
     policy: FactoredRecurrentActorCritic,
@@ -85,13 +84,14 @@ def collect(
     fresh = torch.ones(num_envs, dtype=torch.bool)
     while buffer.length < buffer.num_steps:
         keep = (~fresh).float().view(1, -1, 1)
-        decision = policy.get_action(
-            observation.features,
-            observation.blueprint_indices,
-            (hidden[0] * keep, hidden[1] * keep),
-            observation.masks,
-            uniforms=streams.draw(),
-        )
+        with torch.no_grad():  # not around the environment, which trains networks of its own
+            decision = policy.get_action(
+                observation.features,
+                observation.blueprint_indices,
+                (hidden[0] * keep, hidden[1] * keep),
+                observation.masks,
+                uniforms=streams.draw(),
+            )
         buffer.add(observation.features, observation.blueprint_indices, decision, fresh)
         hidden = decision.hidden
         step = env.step(decision.actions.numpy())
@@ -103,7 +103,6 @@ def collect(
         observation, fresh = step.observation, ended
 
 
-@torch.no_grad()
 def evaluate(env: PolicyEnv, policy: FactoredRecurrentActorCritic) -> NDArray[np.float64]:
     """Undiscounted returns ``[env]`` of one argmax episode each."""
     observation = env.reset()
@@ -112,9 +111,14 @@ def evaluate(env: PolicyEnv, policy: FactoredRecurrentActorCritic) -> NDArray[np
     returns = np.zeros(num_envs)
     alive = np.ones(num_envs, dtype=np.bool_)
     for _ in range(env.horizon):
-        decision = policy.get_action(
-            observation.features, observation.blueprint_indices, hidden, observation.masks, deterministic=True
-        )
+        with torch.no_grad():
+            decision = policy.get_action(
+                observation.features,
+                observation.blueprint_indices,
+                hidden,
+                observation.masks,
+                deterministic=True,
+            )
         hidden = decision.hidden
         step = env.step(decision.actions.numpy())
         returns += step.reward * alive

@@ -105,10 +105,10 @@ class Sandbox(ABC):
         legal[:, OP_WAIT, 0] = True
         return legal
 
-    def start(self) -> None:
+    def start(self) -> None:  # noqa: B027  a hook that most worlds do not need
         """Begin a new episode."""
 
-    def show(self, features: NDArray[np.float32]) -> None:
+    def show(self, features: NDArray[np.float32]) -> None:  # noqa: B027  likewise
         """Write into the observation what the policy may know besides the time."""
 
     @abstractmethod

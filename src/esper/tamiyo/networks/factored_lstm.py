@@ -186,7 +186,9 @@ class FactoredRecurrentActorCritic(nn.Module):
 
     def get_initial_hidden(self, batch: int, device: torch.device | str | None = None) -> Hidden:
         """The state at the start of an episode."""
-        zeros = torch.zeros(1, batch, self.shape.hidden_dim, device=device or self.blueprints.null_index.device)
+        zeros = torch.zeros(
+            1, batch, self.shape.hidden_dim, device=device or self.blueprints.null_index.device
+        )
         return zeros, zeros.clone()
 
     # --- the trunk ----------------------------------------------------------------------------

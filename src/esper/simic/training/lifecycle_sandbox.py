@@ -1,0 +1,249 @@
+"""Oracle environments with the real lifecycle: slot table, legality, gates, delays and alpha.
+
+Only the network is missing: a closed-form model says what the seeds in place are worth, measured
+with noise. Rewards are paired, so the return is the final gain of the committed seeds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.leyline import (
+    BLUEPRINT_IDS,
+    OP_WAIT,
+    ActionSpace,
+    Blueprint,
+    EpochFacts,
+    Head,
+    LifecycleRules,
+    SlotConfig,
+    SlotTable,
+    Stage,
+    canonicalise,
+    derive_seed,
+)
+from esper.simic.rewards.terms import paired_potential, rent_potential
+from esper.simic.training.rollout import Observation, Step
+from esper.tamiyo.policy.action_masks import compute_batch_masks
+from esper.tamiyo.policy.features import batch_obs_to_features
+from esper.tamiyo.tracker import SignalTracker
+from esper.tolaria import actuator
+
+NOISE = 2.0
+"""Standard deviation, in points, of everything that is measured."""
+SCALE = 5.0
+RENT = 0.02
+HORIZON = 20
+HOST_SCORE = 20.0
+HOST_PARAMS = 200
+PARAMS = {
+    Blueprint.CONV_LIGHT: 150,
+    Blueprint.NORM: 16,
+    Blueprint.DEPTHWISE: 60,
+    Blueprint.CONV_SMALL: 80,
+    Blueprint.CONV_HEAVY: 2000,
+}
+SPACE = ActionSpace(
+    SlotConfig.of_count(3),
+    LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epochs=2),
+    tuple(sorted(int(blueprint) for blueprint in PARAMS)),
+    BLUEPRINT_IDS,
+)
+
+
+@dataclass(slots=True)
+class PaperBody:
+    """A body without modules: seeds exist in the slot table only."""
+
+    table: SlotTable
+    rules: LifecycleRules = SPACE.rules
+    action_space: ActionSpace = SPACE
+
+    def germinate(self, slot: int, blueprint: int, style: int) -> int:
+        return PARAMS[Blueprint(blueprint)]
+
+    def remove(self, slot: int) -> None:
+        """Nothing is attached."""
+
+    def is_finite(self, slot: int) -> bool:
+        return True
+
+    def sync(self) -> None:
+        """Nothing mirrors the table."""
+
+
+class LifecycleSandbox(ABC):
+    """A vector of lives of ``HORIZON`` epochs whose seeds are worth what ``gains`` says."""
+
+    optimum: float
+    horizon = HORIZON
+
+    def __init__(self, rng_seed: int, env_indices: Sequence[int]) -> None:
+        self._indices = tuple(env_indices)
+        self._rngs = [np.random.default_rng(derive_seed(rng_seed, "env", i, "sandbox")) for i in env_indices]
+        self.num_envs = len(self._indices)
+        self.table = SlotTable.empty(self.num_envs, SPACE.slot_config.num_slots)
+        self._bodies = [PaperBody(self.table.row(env)) for env in range(self.num_envs)]
+        self._tracker = SignalTracker(self.num_envs)
+
+    @property
+    def env_indices(self) -> Sequence[int]:
+        return self._indices
+
+    def reset(self) -> Observation:
+        self.table.assign(SlotTable.empty(self.num_envs, SPACE.slot_config.num_slots))
+        self._tracker.reset()
+        self._epoch, self._next_seed = 0, 0
+        self._potential = np.zeros(self.num_envs)
+        self.start()
+        waited = np.full(self.num_envs, OP_WAIT)
+        return self._observe(self._facts(waited, np.ones(self.num_envs, dtype=np.bool_)))
+
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        succeeded = self._act(actions)
+        self.train()
+        self._epoch += 1
+        for body in self._bodies:
+            actuator.tick(body)
+        self._measure_seeds()
+        for body in self._bodies:
+            actuator.end_epoch(body)
+            if self._epoch == HORIZON:
+                actuator.commit(body)
+        facts = self._facts(actions[:, Head.OP], succeeded)
+        reward = self._reward(facts)
+        observation = self.reset() if self._epoch == HORIZON else self._observe(facts)
+        return Step(observation, reward, facts.ended)
+
+    def _act(self, actions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        alpha = self.table.alpha[np.arange(self.num_envs), actions[:, Head.SLOT]]
+        canonical = canonicalise(actions, alpha)
+        outcomes = []
+        for body, action in zip(self._bodies, canonical, strict=True):
+            outcomes.append(actuator.apply_action(body, action, self._next_seed).succeeded)
+            self._next_seed += 1
+        return np.array(outcomes)
+
+    def _noise(self, *shape: int) -> NDArray[np.float64]:
+        return np.stack([rng.normal(0.0, NOISE, shape) for rng in self._rngs])
+
+    def _measure_seeds(self) -> None:
+        """Healthy gradients, and a noisy contribution for every seed that takes part."""
+        gains, noise = self.gains(), self._noise(self.table.num_slots)
+        for env, slot in np.argwhere(self.table.live):
+            self.table.record_gradients(
+                env, slot, norm=1.0, ratio=1.0, health=1.0, vanishing=False, exploding=False
+            )
+        for env, slot in np.argwhere(self.table.in_forward):
+            self.table.record_contribution(env, slot, gains[env, slot] + noise[env, slot], NOISE)
+
+    def _facts(self, op: NDArray[np.int64], succeeded: NDArray[np.bool_]) -> EpochFacts:
+        score = np.clip(HOST_SCORE + self.gains().sum(axis=1) + self._noise(), 0.0, 100.0)
+        grown = (self.table.seed_params * self.table.occupied).sum(axis=1)
+
+        def everywhere(value: float) -> NDArray[np.float64]:
+            return np.full(self.num_envs, value)
+
+        loss = 2.3 * (1.0 - score / 100.0)
+        return EpochFacts(
+            epoch=np.full(self.num_envs, self._epoch),
+            max_epochs=np.full(self.num_envs, HORIZON),
+            train_loss=loss,
+            train_score=score,
+            val_loss=loss,
+            val_score=score,
+            params=HOST_PARAMS + grown,
+            grown_params=grown,
+            param_budget=np.full(self.num_envs, 20 * HOST_PARAMS),
+            host_gradient_norm=everywhere(1.0),
+            last_op=op,
+            last_success=succeeded,
+            ended=np.full(self.num_envs, self._epoch == HORIZON),
+        )
+
+    def _observe(self, facts: EpochFacts) -> Observation:
+        signals = self._tracker.update(facts)
+        features, blueprints = batch_obs_to_features(signals, self.table, SPACE.slot_config)
+        return Observation(features, blueprints, compute_batch_masks(self.table, SPACE))
+
+    def _reward(self, facts: EpochFacts) -> NDArray[np.float64]:
+        potential = paired_potential(facts.val_score, np.full(self.num_envs, HOST_SCORE))
+        potential = potential + rent_potential(facts.grown_params.astype(np.float64), RENT)
+        reward = SCALE * (potential - self._potential)
+        self._potential = potential
+        return reward
+
+    def start(self) -> None:  # noqa: B027  a hook that most worlds do not need
+        """Begin a new life."""
+
+    def train(self) -> None:  # noqa: B027  a hook that most worlds do not need
+        """One epoch of training, before it is counted and measured."""
+
+    @abstractmethod
+    def gains(self) -> NDArray[np.float64]:
+        """True worth ``[env, slot]``, in points, of every seed as it stands."""
+
+
+def _payoff(points: float, blueprint: Blueprint) -> float:
+    """Return of a committed seed that is worth ``points``."""
+    return SCALE * (points / 100.0 - RENT * PARAMS[blueprint] / 1000.0)
+
+
+WORTH = {
+    Blueprint.CONV_LIGHT: (8.0, 15.0, 5.0),
+    Blueprint.NORM: (1.0, 1.0, 1.0),
+    Blueprint.DEPTHWISE: (4.0, 6.0, 12.0),
+    Blueprint.CONV_SMALL: (-2.0, 2.0, 1.0),
+    Blueprint.CONV_HEAVY: (20.0, 10.0, 9.0),
+}
+"""Points of every blueprint by slot."""
+
+
+class Lifecycle(LifecycleSandbox):
+    """Every slot has a blueprint that is worth most after rent; a seed needs eight epochs to ripen."""
+
+    style_factor = np.array([1.0, 0.7, 1.0, 0.85])
+    ripe_age = 8
+    optimum = sum(max(_payoff(points[slot], b) for b, points in WORTH.items()) for slot in range(3))
+
+    def gains(self) -> NDArray[np.float64]:
+        table = self.table
+        worth = np.zeros((len(BLUEPRINT_IDS) + 1, table.num_slots))  # the last row is the empty slot's
+        for blueprint, points in WORTH.items():
+            worth[blueprint] = points
+        ripeness = np.minimum(table.age / self.ripe_age, 1.0)
+        value = worth[table.blueprint, np.arange(table.num_slots)] * self.style_factor[table.style]
+        return value * ripeness * table.alpha * table.in_forward
+
+
+class Scaffold(LifecycleSandbox):
+    """CONV_LIGHT in slot 2 is worth 30 points only if a NORM in slot 0 took part in the forward pass
+    while it was in TRAINING; that NORM costs 15 points as long as it is there."""
+
+    scaffold, building = (0, Blueprint.NORM), (2, Blueprint.CONV_LIGHT)
+    cost, pay = 15.0, 30.0
+    optimum = _payoff(pay, Blueprint.CONV_LIGHT)
+
+    def start(self) -> None:
+        self.supported = np.zeros(self.num_envs, dtype=np.bool_)
+
+    def _holds(self, place: tuple[int, Blueprint]) -> NDArray[np.bool_]:
+        slot, blueprint = place
+        return self.table.occupied[:, slot] & (self.table.blueprint[:, slot] == blueprint)
+
+    def train(self) -> None:
+        training = self._holds(self.building) & (self.table.stage[:, self.building[0]] == Stage.TRAINING)
+        standing = self._holds(self.scaffold) & self.table.in_forward[:, self.scaffold[0]]
+        self.supported = np.where(self._holds(self.building), self.supported, False) | (training & standing)
+
+    def gains(self) -> NDArray[np.float64]:
+        weight = self.table.alpha * self.table.in_forward
+        gains = np.zeros(self.table.stage.shape)
+        gains[:, self.scaffold[0]] = -self.cost * self._holds(self.scaffold)
+        gains[:, self.building[0]] = self.pay * (self._holds(self.building) & self.supported)
+        return gains * weight

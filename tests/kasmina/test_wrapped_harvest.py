@@ -1,0 +1,81 @@
+import pytest
+import torch
+from torch import Tensor
+
+from esper.kasmina import WrappedHost, harvest
+from esper.leyline import Stage, Style
+from tests.contracts.matrix import Trial, assert_same, germinate
+from tests.kasmina.awkward import ResNet, UNet, images, wrap
+from tests.kasmina.living import epoch, grow
+
+kinds = pytest.mark.parametrize("kind", ["resnet", "unet"])
+
+
+def grown(kind: str) -> tuple[Trial, Tensor]:
+    """Fossils at three of five slots, and the images that they grew on."""
+    trial = wrap(kind)
+    x, y = images(kind)
+    for slot, blueprint, style in ((0, "conv_light", 0), (2, "norm", 1), (4, "conv_heavy", 3)):
+        grow(trial, slot, blueprint, style, x, y)
+    return trial, x
+
+
+@kinds
+def test_harvest_returns_the_users_class_with_the_fossils_built_in(kind: str) -> None:
+    trial, x = grown(kind)
+    plain = harvest(trial.model)
+    assert type(plain) is (ResNet if kind == "resnet" else UNet)
+    wanted = trial.model.eval()(x)
+    torch.testing.assert_close(plain.eval()(x), wanted, rtol=0, atol=1e-6)
+    bare: list[Tensor | None] = [None] * 5
+    assert not torch.allclose(trial.model(x, bare), wanted, atol=1e-3), "the fossils matter"
+    assert not any(module._forward_hooks for module in plain.modules())
+    assert sum(p.numel() for p in plain.parameters()) == sum(trial.model.count_parameters())
+
+
+@kinds
+def test_harvest_leaves_the_model_as_it_was_and_shares_nothing_with_it(kind: str) -> None:
+    trial, x = grown(kind)
+    before = {name: value.clone() for name, value in trial.model.state_dict().items()}
+    wanted = trial.model.eval()(x)
+    plain = harvest(trial.model)
+    with torch.no_grad():
+        for weight in plain.parameters():
+            weight.zero_()
+    assert_same(trial.model.state_dict(), before)
+    assert torch.equal(trial.model(x), wanted)
+    epoch(trial, *images(kind))
+
+
+@kinds
+def test_harvest_leaves_seeds_behind_that_are_no_fossils(kind: str) -> None:
+    trial, x = grown(kind)
+    germinate(trial.model, "conv_light", Style.LINEAR_ADD, slot=1)
+    for _ in range(3):
+        epoch(trial, *images(kind))
+    assert trial.model.table.stage[0, 1] == Stage.BLENDING
+    alphas = trial.model.live_alphas
+    alphas[1] = None
+    wanted = trial.model.eval()(x, alphas)
+    torch.testing.assert_close(harvest(trial.model).eval()(x), wanted, rtol=0, atol=1e-6)
+
+
+def test_harvest_keeps_a_users_own_hooks() -> None:
+    trial, x = grown("resnet")
+    host = trial.model.host
+    assert isinstance(host, WrappedHost)
+    calls: list[str] = []
+    host.module.get_submodule("layer1.0").register_forward_hook(lambda *_: calls.append("heard"))
+    harvest(trial.model)(x)
+    assert calls == ["heard"]
+
+
+@kinds
+def test_a_harvest_trains_on_as_a_plain_module(kind: str) -> None:
+    plain = harvest(grown(kind)[0].model)
+    x, y = images(kind)
+    loss = torch.nn.functional.cross_entropy(plain.train()(x), y)
+    loss.backward()
+    fossils = [p for name, p in plain.named_parameters() if ".seed." in name]
+    assert len(fossils) == 9
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in fossils)
