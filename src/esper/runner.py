@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.build import build_decider, build_task, build_vector, describe_run
+from esper.build import build_decider, build_task, build_vector, describe_run, one_thread
 from esper.config import RunConfig
 from esper.kasmina.export import save_committed
 from esper.leyline.errors import EsperError
@@ -54,7 +54,7 @@ def check_names(config: RunConfig) -> None:
 def run_arm(config: RunConfig, decider_name: str, directory: Path, views: Sequence[EventSink] = ()) -> Path:
     """Run all episodes of one decision maker; telemetry and networks are written to ``directory``."""
     task = build_task(config)
-    with RunWriter(directory) as writer:
+    with one_thread(), RunWriter(directory) as writer:
         vector = build_vector(config, task, FanOut([writer, *views]))
         env = vector.envs[0]
         env.reset(0)

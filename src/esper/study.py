@@ -12,9 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
-from esper.build import build_decider, build_task, build_vector
+from esper.build import build_decider, build_task, build_vector, one_thread
 from esper.config import RunConfig, run_config
 from esper.tolaria.episode import run_episode
 
@@ -38,10 +36,11 @@ class Cell:
 
 def run_cell(arm: str, config: RunConfig) -> Cell:
     """Run one life and report its committed network."""
-    vector = build_vector(config, build_task(config))
-    vector.reset(0)
-    decider = build_decider(config.decider, config, vector.action_space)
-    (report,) = run_episode(vector, decider)
+    with one_thread():
+        vector = build_vector(config, build_task(config))
+        vector.reset(0)
+        decider = build_decider(config.decider, config, vector.action_space)
+        (report,) = run_episode(vector, decider)
     return Cell(
         arm=arm,
         rng_seed=config.rng_seed,
@@ -69,13 +68,9 @@ def run_study(
     ]
     context = multiprocessing.get_context("spawn")
     results: dict[tuple[str, int], Cell] = {}
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_one_thread) as pool:
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
         for future in as_completed([pool.submit(run_cell, arm, config) for arm, config in jobs]):
             cell = future.result()
             results[cell.arm, cell.rng_seed] = cell
             on_cell(cell)
     return {arm: [results[arm, rng_seed] for rng_seed in rng_seeds] for arm in arms}
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)

@@ -131,7 +131,7 @@ class Trial:
         for number in range(first, first + steps):
             restart(number)
             x, y = batch(number)
-            facts.append(train_batch(self.model, self.optimiser, x, y, summed_loss, clip=CLIP, measure=True))
+            facts.append(train_batch(self.model, self.optimiser, x, y, summed_loss, clip=CLIP))
         return facts
 
     def outputs(self) -> tuple[Tensor, Tensor]:

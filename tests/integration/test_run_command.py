@@ -209,4 +209,3 @@ def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
     epochs = [row.epoch for row in read_rows(out, EpochRow)]
     assert epochs == list(range(1, len(epochs) + 1))
     assert f"the {epochs[-1]} finished epochs" in said
-

@@ -9,6 +9,17 @@ H = torch.tensor([[[[1.0, -2.0]]]])
 DELTA = torch.tensor([[[[0.5, 0.5]]]])
 
 
+class Constant(nn.Module):
+    """A seed that returns the same delta whatever it sees."""
+
+    def __init__(self, delta: Tensor) -> None:
+        super().__init__()
+        self.delta = delta
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.delta
+
+
 class HalfOpen(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         return torch.full_like(h[:, :1], 0.5)
@@ -23,18 +34,20 @@ class HalfOpen(nn.Module):
     ],
 )
 def test_what_full_alpha_adds(operator: BlendOperator, expected: list[float]) -> None:
-    change = blend.change(operator, H, DELTA, HalfOpen() if operator is BlendOperator.GATE else None)
+    change = blend.change(
+        operator, H, Constant(DELTA), HalfOpen() if operator is BlendOperator.GATE else None
+    )
     torch.testing.assert_close(change, torch.tensor([[[expected]]]))
 
 
 @pytest.mark.parametrize("operator", BlendOperator)
 def test_no_delta_no_change(operator: BlendOperator) -> None:
-    change = blend.change(operator, H, torch.zeros_like(H), HalfOpen())
+    change = blend.change(operator, H, Constant(torch.zeros_like(H)), HalfOpen())
     assert torch.equal(change, torch.zeros_like(H))
 
 
 def test_a_multiplied_change_never_leaves_the_features_size() -> None:
-    change = blend.change(BlendOperator.MULTIPLY, H, torch.tensor([[[[1e9, -1e9]]]]), None)
+    change = blend.change(BlendOperator.MULTIPLY, H, Constant(torch.tensor([[[[1e9, -1e9]]]])), None)
     assert change.flatten().tolist() == [1.0, 2.0]
 
 
@@ -49,7 +62,7 @@ def test_a_gate_opens_per_position_and_starts_mostly_open() -> None:
 
 def test_the_gate_operator_needs_its_gate() -> None:
     with pytest.raises(RuntimeError, match="the GATE operator needs a gate module"):
-        blend.change(BlendOperator.GATE, H, DELTA, None)
+        blend.change(BlendOperator.GATE, H, Constant(DELTA), None)
 
 
 def test_each_style_has_its_operator_and_first_curve() -> None:

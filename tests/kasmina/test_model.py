@@ -117,6 +117,18 @@ def test_alphas_follow_the_model_to_another_type(kind: Kind) -> None:
     assert trial.model(batch(0)[0].double()).dtype == torch.float64
 
 
+@host_kinds
+def test_a_seed_is_of_its_models_type(kind: Kind) -> None:
+    trial = begin(kind, 4)
+    trial.model.double()
+    germinate(trial.model, "conv_heavy", Style.GATED_GATE)
+    assert {p.dtype for p in trial.model.parameters()} == {torch.float64}
+    x, y = batch(0)
+    assert epoch(trial, x.double(), y).broken == []
+    trial.place(Stage.BLENDING, 0.5)
+    assert not epoch(trial, x.double(), y).skipped
+
+
 def test_the_count_separates_host_and_seeds() -> None:
     trial = begin("segmented", 4)
     # 3×3 convolutions 2→4 and 4→4 with bias, two norms, a linear 4→4

@@ -277,8 +277,10 @@ def test_the_final_score_is_the_committed_network_s() -> None:
     assert report.val_score == facts.val_score == pytest.approx(100.0 * right)
     assert facts.val_loss == pytest.approx(CLASSIFICATION.loss(committed, validation.y).item())
     last = [row for row in sink.of(CounterfactualRow) if row.epoch == 7]
-    with_both = next(row for row in last if row.on == [True, True, False])
-    assert facts.val_loss != pytest.approx(with_both.loss), "the seed that was removed made a difference"
+    assert [row.on for row in last] == [[False, False, False], [False, True, False]]
+    assert last[-1].loss == pytest.approx(facts.val_loss), "the rows are the committed network's, once"
+    (removed,) = [row for row in sink.of(TransitionRow) if row.to_stage == Stage.PRUNED]
+    assert removed.slot == 0, "a live seed was in the forward pass until the commit"
     assert report.val_scores[-1] == report.val_score
     assert len(report.val_scores) == 8, "the untrained host and seven epochs"
     assert report.params == facts.params == sum(p.numel() for p in env.model.parameters())

@@ -16,17 +16,17 @@ R = TypeVar("R", bound=Row)
 
 
 @overload
-def read_rows(run_dir: Path, table: type[R]) -> list[R]: ...
+def read_rows(run_dir: Path | str, table: type[R]) -> list[R]: ...
 
 
 @overload
-def read_rows(run_dir: Path, table: str) -> list[Row]: ...
+def read_rows(run_dir: Path | str, table: str) -> list[Row]: ...
 
 
-def read_rows(run_dir: Path, table: type[Row] | str) -> Sequence[Row]:
+def read_rows(run_dir: Path | str, table: type[Row] | str) -> Sequence[Row]:
     """All rows of a table, by its row type or its name, oldest first; empty when the run wrote none."""
     name, row_type = _find_table(table)
-    telemetry = _telemetry_of(run_dir)
+    telemetry = _telemetry_of(Path(run_dir))
     decoder = msgspec.json.Decoder(row_type)
     rows: list[Row] = []
     for part in sorted((telemetry / name).glob("part-*.jsonl")):

@@ -26,8 +26,13 @@ class Gate(nn.Module):
         return torch.sigmoid(self.score(h))
 
 
-def change(operator: BlendOperator, h: Tensor, delta: Tensor, gate: nn.Module | None) -> Tensor:
+def change(operator: BlendOperator, h: Tensor, seed: nn.Module, gate: nn.Module | None) -> Tensor:
     """What full alpha would add to ``h``; same shape as ``h``."""
+    if torch.is_grad_enabled() and not h.requires_grad:
+        # A channels_last group norm on the CPU crashes the process in backward (torch 2.13) when its
+        # parameters want a gradient and its input does not; the input's gradient is the price.
+        h = h.detach().requires_grad_()
+    delta: Tensor = seed(h)
     if operator is BlendOperator.ADD:
         return delta
     if operator is BlendOperator.MULTIPLY:

@@ -39,7 +39,7 @@ class Fossil(nn.Module):
         self.operator = operator
 
     def forward(self, h: Tensor) -> Tensor:
-        return h + blend.change(self.operator, h, self.seed(h), self.gate)
+        return h + blend.change(self.operator, h, self.seed, self.gate)
 
 
 def harvest(model: MorphogeneticModel) -> nn.Module:
@@ -118,8 +118,9 @@ def save_committed(model: MorphogeneticModel, directory: Path) -> None:
     (directory / TOPOLOGY_FILE).write_text(json.dumps(topology, indent=2) + "\n")
 
 
-def load_committed(directory: Path) -> nn.Module:
+def load_committed(directory: Path | str) -> nn.Module:
     """The plain module that ``save_committed`` wrote."""
+    directory = Path(directory)
     for name in (TOPOLOGY_FILE, WEIGHTS_FILE):
         if not (directory / name).is_file():
             raise EsperError(f"'{directory}' holds no saved network: {name} is missing")

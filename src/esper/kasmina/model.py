@@ -66,6 +66,7 @@ class MorphogeneticModel(nn.Module):
         )
         self._seed_slots: list[SeedSlot] = [s for s in self.slots if isinstance(s, SeedSlot)]
         host.attach(self._seed_slots)
+        self._host_parameters = list(host.parameters())
         self._recipe: OptimiserRecipe | None = None
         self._tapped_input: Tensor | None = None
         self.sync()
@@ -123,6 +124,8 @@ class MorphogeneticModel(nn.Module):
         for index, slot in enumerate(self._seed_slots):
             slot.alpha.fill_(float(alpha[index]))
             slot.disengage()
+        # Listed once: walking the modules at every minibatch would cost as much as a convolution.
+        self._seed_parameters = [list(slot.parameters()) for slot in self._seed_slots]
 
     @property
     def live_alphas(self) -> list[Tensor | None]:
@@ -166,8 +169,8 @@ class MorphogeneticModel(nn.Module):
         """Build a seed into ``slot``; returns its parameter count. The table is the lifecycle's to change."""
         shape = (2, *self.host.feature_shapes[slot])
         # All values differ: a normalisation would make zero of a constant.
-        sample = torch.linspace(-1.0, 1.0, math.prod(shape), device=self._seed_slots[slot].alpha.device)
-        return self._seed_slots[slot].germinate(blueprint, style, self.recipe, sample.view(shape))
+        sample = torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape).to(self._seed_slots[slot].alpha)
+        return self._seed_slots[slot].germinate(blueprint, style, self.recipe, sample)
 
     def remove(self, slot: int) -> None:
         """Take the seed out of ``slot``, with its optimiser; the table is the lifecycle's to change."""
@@ -179,7 +182,17 @@ class MorphogeneticModel(nn.Module):
 
     def host_parameters(self) -> list[nn.Parameter]:
         """The host's own parameters, without any seed's."""
-        return list(self.host.parameters())
+        return self._host_parameters
+
+    def seed_parameters(self, slot: int) -> list[nn.Parameter]:
+        """The parameters of the seed and gate in ``slot``."""
+        return self._seed_parameters[slot]
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients of host and seeds."""
+        for parameters in (self._host_parameters, *self._seed_parameters):
+            for parameter in parameters:
+                parameter.grad = None
 
     def count_parameters(self) -> tuple[int, int]:
         """Trainable parameters of the host, and of all seeds attached to it."""

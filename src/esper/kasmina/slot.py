@@ -94,14 +94,10 @@ class SeedSlot(nn.Module):
     def _change(self, h: Tensor, ambient: bool = False) -> Tensor:
         if self.seed is None:
             raise RuntimeError(f"slot {self.slot_id} is engaged but empty")
-        if torch.is_grad_enabled() and not h.requires_grad:
-            # A channels_last group norm on the CPU crashes the process in backward (torch 2.13) when its
-            # parameters want a gradient and its input does not; the input's gradient is the price.
-            h = h.detach().requires_grad_()
         if self.stochastic and self.training and not ambient:
             with self.stream:
-                return blend.change(self.operator, h, self.seed(h), self.gate)
-        return blend.change(self.operator, h, self.seed(h), self.gate)
+                return blend.change(self.operator, h, self.seed, self.gate)
+        return blend.change(self.operator, h, self.seed, self.gate)
 
     def _straight_through(self, h: Tensor) -> Tensor:
         """The host's value with the seed's gradient; a non-finite seed is left out of the graph.
@@ -145,12 +141,10 @@ class SeedSlot(nn.Module):
         operator = STYLE_OPERATORS[style]
         seed = spec.build(self.width)
         gate = blend.Gate(self.width, self.topology) if operator is BlendOperator.GATE else None
-        for module in (seed, gate):
-            if module is not None and self.topology == "feature_map":
-                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
-        self.seed, self.gate, self.operator = seed.to(self.alpha.device), gate, operator
-        if gate is not None:
-            gate.to(self.alpha.device)
+        self.seed, self.gate, self.operator = seed, gate, operator
+        self.to(self.alpha.device, self.alpha.dtype)
+        if self.topology == "feature_map":
+            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
         self.optimiser = recipe.make(self.parameters())
         self.train(self.training)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from esper.build import build_task
@@ -19,7 +18,6 @@ from esper.runner import check_names, default_directory, run_arm
 
 def run(config: RunConfig) -> None:
     """Run the decider and its controls, then print what came of it."""
-    torch.set_num_threads(1)
     check_names(config)
     base = config.out or default_directory(config)
     console = Console()

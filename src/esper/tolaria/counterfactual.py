@@ -134,8 +134,10 @@ def measure(
 ) -> Counterfactuals:
     """Score the network and every configuration of ``slots`` that can be afforded, in eval mode.
 
-    ``generator`` draws the permutations where there are too many seeds for all configurations.
+    ``generator`` draws the permutations where there are too many seeds for all configurations. The
+    model is left in the mode in which it was found.
     """
+    was_training = model.training
     model.eval()
     ordered = tuple(sorted(slots))
     orders = _orders(len(ordered), generator) if model.host.segmented else []
@@ -146,6 +148,7 @@ def measure(
         if ordered:
             x, y = x[:REPLAY_SAMPLES], y[:REPLAY_SAMPLES]
         outputs = outputs_by_replay(model, x, ordered, configurations)
+    model.train(was_training)
     scores = torch.stack([objective.sample_scores(output, y) for output in outputs])
     losses = torch.stack([objective.sample_losses(output, y) for output in outputs])
     return attribute(

@@ -26,7 +26,7 @@ from esper.leyline.rules import ActionSpace
 from esper.leyline.signals import EnvFacts
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
-from esper.tolaria import actuator, recording
+from esper.tolaria import actuator, judgement, recording
 from esper.tolaria.counterfactual import Counterfactuals, measure
 from esper.tolaria.data import BatchCursor
 from esper.tolaria.epoch import EpochTraining, total_norm, train_epoch
@@ -141,6 +141,7 @@ class MorphEnv:
         self._advance()
         if self.ended:
             measured = self._commit()
+        recording.emit_counterfactuals(self, measured)
         facts = self._facts(measured, trained, op, succeeded)
         recording.emit_epoch(self, facts, trained, 1000 * (time.perf_counter() - began))
         return facts
@@ -179,16 +180,7 @@ class MorphEnv:
             )
         actuator.tick(self.model)
         self.epoch += 1
-        for slot, statistics in trained.seeds.items():
-            self.table.record_gradients(
-                0,
-                slot,
-                norm=statistics.norm,
-                ratio=statistics.norm / trained.host_norm if trained.host_norm > 0 else math.nan,
-                health=statistics.health,
-                vanishing=statistics.vanishing,
-                exploding=statistics.exploding,
-            )
+        judgement.record_training(self.table, trained)
         return trained
 
     def before_batch(self, number: int) -> None:
@@ -217,15 +209,7 @@ class MorphEnv:
         )
         self.meter.validated(len(validation), result.slots, result.configurations)
         self.val_scores[self.epoch :] = [result.score]
-        sums, boosts = result.interaction_sums(), result.strongest_boosts()
-        for index, slot in enumerate(result.slots):
-            self.table.record_contribution(
-                0, slot, float(result.contribution[index]), float(result.error[index])
-            )
-            self.table.shapley[0, slot] = result.shapley[index]
-            self.table.interaction_sum[0, slot] = sums[index]
-            self.table.strongest_boost[0, slot] = boosts[index]
-        recording.emit_counterfactuals(self, result)
+        judgement.record_worth(self.table, result)
         return result
 
     def _is_old_fossil(self, slot: int) -> bool:

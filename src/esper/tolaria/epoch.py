@@ -44,15 +44,15 @@ def train_batch(
     measure: bool = False,
 ) -> BatchFacts:
     """One step of host and seeds; ``measure`` also takes the seeds' gradient statistics."""
-    model.zero_grad()
+    model.drop_gradients()
     output = model(x)
     value = loss(output, y)
     value.backward()
     straight = model.rules.incubation == "straight_through"
     joined = model.blended + (model.incubating if straight else [])
-    gradients = {slot: _gradients(model.slot(slot).parameters()) for slot in joined}
+    gradients = {slot: _gradients(model.seed_parameters(slot)) for slot in joined}
     facts = BatchFacts(
-        value.item(), output.detach(), clip_gradients(_gradients(model.host.parameters()), clip)
+        value.item(), output.detach(), clip_gradients(_gradients(model.host_parameters()), clip)
     )
     if measure:
         facts.seeds = _statistics(gradients)
@@ -82,7 +82,7 @@ def _incubate(
             facts.broken.append(slot)
             continue
         value.backward()
-        gradients = _gradients(model.slot(slot).parameters())
+        gradients = _gradients(model.seed_parameters(slot))
         if measure:
             facts.seeds.update(_statistics({slot: gradients}))
         if math.isfinite(clip_gradients(gradients, clip)):

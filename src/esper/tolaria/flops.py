@@ -68,8 +68,19 @@ class PartCost:
         )
 
 
+_counted: dict[tuple[str, tuple[int, ...], tuple[torch.Size, ...]], PartCost] = {}
+
+
 def count_part(part: nn.Module, shape: tuple[int, ...]) -> PartCost:
-    """Count one part on a sample of ``shape``, on a copy: running it may change its statistics."""
+    """FLOPs of one part on a sample of ``shape``; parts that read alike are counted once per process."""
+    key = (f"{type(part).__module__}.{part!r}", shape, tuple(p.shape for p in part.parameters()))
+    if key not in _counted:
+        _counted[key] = _count(part, shape)
+    return _counted[key]
+
+
+def _count(part: nn.Module, shape: tuple[int, ...]) -> PartCost:
+    """Count on a copy: running a part may change its statistics."""
     part = copy.deepcopy(part)
     parameters = [p for p in part.parameters() if p.requires_grad]
 

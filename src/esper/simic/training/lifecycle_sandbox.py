@@ -222,28 +222,25 @@ class Lifecycle(LifecycleSandbox):
 
 
 class Scaffold(LifecycleSandbox):
-    """CONV_LIGHT in slot 2 is worth 30 points only if a NORM in slot 0 took part in the forward pass
-    while it was in TRAINING; that NORM costs 15 points as long as it is there."""
+    """A seed in slot 2 is worth 30 points only if one in slot 0 took part in the forward pass while it
+    was in TRAINING; the one in slot 0 costs 10 points as long as it is there."""
 
-    scaffold, building = (0, Blueprint.NORM), (2, Blueprint.CONV_LIGHT)
-    cost, pay = 15.0, 30.0
-    optimum = _payoff(pay, Blueprint.CONV_LIGHT)
+    scaffold, building = 0, 2
+    cost, pay = 10.0, 30.0
+    optimum = _payoff(pay, Blueprint.NORM)
 
     def start(self) -> None:
         self.supported = np.zeros(self.num_envs, dtype=np.bool_)
 
-    def _holds(self, place: tuple[int, Blueprint]) -> NDArray[np.bool_]:
-        slot, blueprint = place
-        return self.table.occupied[:, slot] & (self.table.blueprint[:, slot] == blueprint)
-
     def train(self) -> None:
-        training = self._holds(self.building) & (self.table.stage[:, self.building[0]] == Stage.TRAINING)
-        standing = self._holds(self.scaffold) & self.table.in_forward[:, self.scaffold[0]]
-        self.supported = np.where(self._holds(self.building), self.supported, False) | (training & standing)
+        occupied, stage = self.table.occupied, self.table.stage
+        training = stage[:, self.building] == Stage.TRAINING
+        standing = self.table.in_forward[:, self.scaffold]
+        self.supported = (self.supported & occupied[:, self.building]) | (training & standing)
 
     def gains(self) -> NDArray[np.float64]:
         weight = self.table.alpha * self.table.in_forward
         gains = np.zeros(self.table.stage.shape)
-        gains[:, self.scaffold[0]] = -self.cost * self._holds(self.scaffold)
-        gains[:, self.building[0]] = self.pay * (self._holds(self.building) & self.supported)
+        gains[:, self.scaffold] = -self.cost
+        gains[:, self.building] = self.pay * self.supported
         return gains * weight

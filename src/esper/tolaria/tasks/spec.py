@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from esper.kasmina.hosts import CNNHost, Host
+from esper.leyline.errors import HostError
 from esper.leyline.rules import LifecycleRules
 from esper.tolaria.data import Splits
 from esper.tolaria.objective import CLASSIFICATION, Objective
@@ -66,10 +67,17 @@ class TaskSpec:
         default_factory=lambda: LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epochs=2)
     )
 
+    def __post_init__(self) -> None:
+        depths = {len(widths) for widths in self.instances.widths}
+        if len(depths) != 1:
+            raise HostError(
+                f"the hosts of task '{self.name}' must have one number of blocks; found {sorted(depths)}"
+            )
+
     @property
     def num_slots(self) -> int:
-        """Slots of the smallest host in the distribution."""
-        return min(len(widths) for widths in self.instances.widths)
+        """Slots of every host in the distribution."""
+        return len(self.instances.widths[0])
 
     def build_host(self, instance: Instance) -> Host:
         return CNNHost(
