@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from esper import MorphogeneticModel, harvest, wrap
 from esper.kasmina import lifecycle
 from esper.leyline import BLUEPRINT_IDS, CANONICAL_ACTION, Head, LifecycleRules, Op, Stage, Tempo
-from esper.tolaria.actuator import Outcome, apply_action, settle
+from esper.tolaria.actuator import Outcome, advance, apply_action, settle, tick
 from esper.tolaria.counterfactual import measure
 from esper.tolaria.data import BatchCursor, Samples
 from esper.tolaria.epoch import BatchFacts, train_batch
+from esper.tolaria.judgement import record_training, record_worth
 from esper.tolaria.objective import CLASSIFICATION
 from esper.tolaria.tasks.digits import load_digits
 
@@ -104,23 +105,11 @@ def train_epoch(
 
 def end_epoch(model: MorphogeneticModel, facts: BatchFacts, validation: Samples) -> float:
     """Tick, record, measure, advance, in this order; returns the validation score."""
-    table = model.table
-    lifecycle.tick(table, 0)
-    for slot, found in facts.seeds.items():  # gate G2 lets no seed pass whose gradients nobody recorded
-        ratio = found.norm / facts.host_norm
-        table.record_gradients(
-            0,
-            slot,
-            norm=found.norm,
-            ratio=ratio,
-            health=found.health,
-            vanishing=found.vanishing,
-            exploding=found.exploding,
-        )
+    tick(model)
+    record_training(model.table, facts)
     result = measure(model, validation.x, validation.y, model.blended, CLASSIFICATION)
-    for slot, value, error in zip(result.slots, result.contribution, result.error, strict=True):
-        table.record_contribution(0, slot, float(value), float(error))
-    settle(model, lifecycle.advance(table, 0, model.rules))
+    record_worth(model.table, result)
+    advance(model)
     return result.score
 
 

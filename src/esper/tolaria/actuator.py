@@ -150,7 +150,7 @@ def commit(body: Body) -> list[StageMove]:
     return moves
 
 
-def end_epoch(body: Body) -> list[StageMove]:
+def advance(body: Body) -> list[StageMove]:
     """The mechanical moves after an epoch that was ticked and measured."""
     moves = lifecycle.advance(body.table, 0, body.rules)
     settle(body, moves)

@@ -219,7 +219,7 @@ class MorphEnv:
         )
 
     def _advance(self) -> None:
-        self._book(actuator.end_epoch(self.model))
+        self._book(actuator.advance(self.model))
 
     def _commit(self) -> Counterfactuals:
         """Make the network final, and measure it once more as it will be handed out."""

@@ -112,7 +112,7 @@ class LifecycleSandbox(ABC):
             actuator.tick(body)
         self._measure_seeds()
         for body in self._bodies:
-            actuator.end_epoch(body)
+            actuator.advance(body)
             if self._epoch == HORIZON:
                 actuator.commit(body)
         facts = self._facts(actions[:, Head.OP], succeeded)
