@@ -1,12 +1,29 @@
-"""The do-nothing twin: the same host, data and random streams with every slot left empty."""
+"""The do-nothing twin: the same host, data and random streams with every slot left empty.
+
+Its scores are needed for every life that is compared with it and never change, so they are kept on
+disk under everything that determines them. A cache that cannot be read or written only costs time.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
 import numpy as np
+import torch
 
 from esper.leyline.factored_actions import CANONICAL_ACTION
 from esper.tolaria.env import LifeReport, MorphEnv
 from esper.tolaria.tasks.spec import TaskSpec
+
+CACHE_VARIABLE = "ESPER_CACHE"
 
 
 def live_without_growth(task: TaskSpec, *, rng_seed: int, env: int = 0, episode: int = 0) -> LifeReport:
@@ -17,3 +34,61 @@ def live_without_growth(task: TaskSpec, *, rng_seed: int, env: int = 0, episode:
     while not twin.ended:
         twin.step(action)
     return twin.finish()
+
+
+def twin_scores(task: TaskSpec, *, rng_seed: int, env: int = 0, episode: int = 0) -> list[float]:
+    """Validation score after every epoch of the twin, the untrained host's first; cached on disk."""
+    path = _cache_folder() / f"{_key(task, rng_seed, env, episode)}.json"
+    with contextlib.suppress(OSError, ValueError):
+        kept = json.loads(path.read_text())
+        if isinstance(kept, list) and len(kept) == task.horizon + 1:
+            return [float(score) for score in kept]
+    scores = list(live_without_growth(task, rng_seed=rng_seed, env=env, episode=episode).val_scores)
+    with contextlib.suppress(OSError):
+        _write_atomically(path, json.dumps(scores))
+    return scores
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "esper"
+    return Path(base) / "twins"
+
+
+def _key(task: TaskSpec, rng_seed: int, env: int, episode: int) -> str:
+    return hashlib.sha256(f"{_task_key(task)}/{rng_seed}/{env}/{episode}".encode()).hexdigest()
+
+
+@cache
+def _task_key(task: TaskSpec) -> str:
+    """Everything about task, code and machine that can change a twin's score."""
+    settings = {
+        name: str(value) for name, value in asdict(task).items() if name not in ("load", "objective", "rules")
+    }
+    parts = (
+        json.dumps(settings, sort_keys=True),
+        f"{task.load.__module__}.{task.load.__qualname__}",
+        _code_digest(),
+        version("esper"),
+        torch.__version__,
+        torch.backends.cpu.get_cpu_capability(),
+        str(torch.get_num_threads()),
+    )
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+@cache
+def _code_digest() -> str:
+    """A digest of the source that a seedless life runs through."""
+    package = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for folder in ("kasmina", "leyline", "tolaria"):
+        for path in sorted((package / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(text)
+    os.replace(file.name, path)

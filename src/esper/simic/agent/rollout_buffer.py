@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -89,3 +91,16 @@ class TamiyoRolloutBuffer:
             (self.hidden[0][:, envs], self.hidden[1][:, envs]),
             self.fresh[envs],
         )
+
+    @classmethod
+    def join(cls, parts: Sequence[TamiyoRolloutBuffer]) -> TamiyoRolloutBuffer:
+        """One rollout of the environments of all ``parts``, in their order."""
+        joined = copy.copy(parts[0])
+        for name, value in vars(parts[0]).items():
+            if isinstance(value, Tensor):
+                setattr(joined, name, torch.cat([getattr(part, name) for part in parts]))
+        joined.hidden = (
+            torch.cat([part.hidden[0] for part in parts], dim=1),
+            torch.cat([part.hidden[1] for part in parts], dim=1),
+        )
+        return joined

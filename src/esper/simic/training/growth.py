@@ -19,7 +19,7 @@ from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.tracker import SignalTracker
 from esper.tolaria.env import LifeReport
 from esper.tolaria.tasks.spec import TaskSpec
-from esper.tolaria.twin import live_without_growth
+from esper.tolaria.twin import twin_scores
 from esper.tolaria.vector import SerialVector
 
 
@@ -65,10 +65,12 @@ class GrowthEnv:
     def reset(self) -> Observation:
         return self.begin(self._episode + 1)
 
+    def seek(self, episode: int) -> None:
+        """Let the next reset begin life ``episode``."""
+        self._episode = episode - 1
+
     def _twin_scores(self, env: int) -> Sequence[float]:
-        return live_without_growth(
-            self._task, rng_seed=self._rng_seed, env=env, episode=self._episode
-        ).val_scores
+        return twin_scores(self._task, rng_seed=self._rng_seed, env=env, episode=self._episode)
 
     def step(self, actions: NDArray[np.int64]) -> Step:
         facts = self._vector.step(actions)

@@ -58,11 +58,12 @@ class PolicyEnv(Protocol):
 
 
 class ActionStreams:
-    """Random numbers for sampled decisions, one stream per environment."""
+    """Random numbers for sampled decisions, one stream per environment and episode."""
 
-    def __init__(self, rng_seed: int, env_indices: Sequence[int]) -> None:
+    def __init__(self, rng_seed: int, env_indices: Sequence[int], episode: int = 0) -> None:
         self._generators = [
-            torch.Generator().manual_seed(derive_seed(rng_seed, "env", env, "policy")) for env in env_indices
+            torch.Generator().manual_seed(derive_seed(rng_seed, "env", env, "episode", episode, "policy"))
+            for env in env_indices
         ]
 
     def draw(self) -> Tensor:

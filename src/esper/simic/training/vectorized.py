@@ -1,0 +1,254 @@
+"""The training loop: rounds of one life per environment and one update, evaluated and checkpointed.
+
+Environments are grouped into fixed shards that processes share out among themselves. Everything
+random is named by (run, environment, episode), and a round begins new episodes everywhere, so a
+checkpoint between rounds is the policy, its optimiser and the number of the round.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.leyline import NUM_OPS, Head
+from esper.simic.agent.ppo import PPOAgent, PPOSettings, UpdateMetrics, shards
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.training import exchange
+from esper.simic.training.growth import GrowthEnv
+from esper.simic.training.rollout import ActionStreams, collect, evaluate
+from esper.tamiyo.networks.factored_lstm import Critic, FactoredRecurrentActorCritic
+from esper.tamiyo.policy.checkpoint import (
+    CheckpointError,
+    load_policy,
+    load_tensors,
+    read_json,
+    save_policy,
+    save_tensors,
+    write_durably,
+)
+from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
+from esper.tolaria.env import LifeReport
+from esper.tolaria.seeding import SELECTION_SEEDS
+from esper.tolaria.tasks.spec import TaskSpec
+
+OPTIMISER_FILE = "optimiser.safetensors"
+PROGRESS_FILE = "progress.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """What a training run is made of, besides its task."""
+
+    rng_seed: int = 0
+    envs: int = 32
+    shard_envs: int = 8
+    rounds: int = 40
+    hidden_dim: int = 256
+    critic: Critic = "state_value"
+    conditioned: bool = True
+    rent: float = 0.01
+    reward_scale: float = 5.0
+    evaluate_every: int = 5
+    evaluate_lives: int = 16
+    checkpoint_every: int = 5
+    ppo: PPOSettings = field(default_factory=PPOSettings)
+
+
+class RoundSummary(NamedTuple):
+    """One round, for whoever watches; evaluation is ``None`` where there was none."""
+
+    round: int
+    mean_return: float
+    val_score: float
+    params: float
+    op_shares: tuple[float, ...]
+    metrics: UpdateMetrics
+    evaluation_return: float | None
+    evaluation_score: float | None
+    seconds: float
+
+
+class ShardRollout(NamedTuple):
+    """What one shard brings back from a round."""
+
+    buffer: TamiyoRolloutBuffer
+    reports: list[LifeReport]
+
+
+class Trainer:
+    """A policy in training; every process of a run holds the same one."""
+
+    def __init__(self, task: TaskSpec, settings: TrainingSettings) -> None:
+        self.task = task
+        self.settings = settings
+        state_dim = BASE_SIZE + SLOT_SIZE * task.num_slots
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.rng_seed)
+            self.policy = FactoredRecurrentActorCritic(
+                state_dim,
+                task.num_slots,
+                feature_dim=settings.hidden_dim,
+                hidden_dim=settings.hidden_dim,
+                critic=settings.critic,
+                conditioned=settings.conditioned,
+            )
+        self.agent = PPOAgent(self.policy, settings.ppo)
+        self.round = 0
+        self.best_return = -np.inf
+        groups = shards(settings.envs, settings.shard_envs)
+        self._shards = {
+            shard: self._make_envs(settings.rng_seed, range(settings.envs)[groups[shard]])
+            for shard in exchange.own_shards(len(groups))
+        }
+        lives = shards(settings.evaluate_lives, settings.shard_envs)
+        self._evaluation = {
+            shard: self._make_envs(
+                SELECTION_SEEDS[settings.rng_seed], range(settings.evaluate_lives)[lives[shard]]
+            )
+            for shard in exchange.own_shards(len(lives))
+        }
+
+    def _make_envs(self, rng_seed: int, indices: Sequence[int]) -> GrowthEnv:
+        return GrowthEnv(
+            self.task,
+            rng_seed=rng_seed,
+            env_indices=indices,
+            rent=self.settings.rent,
+            scale=self.settings.reward_scale,
+        )
+
+    # --- a round ------------------------------------------------------------------------------
+
+    def run_round(self) -> RoundSummary:
+        """Collect one life per environment everywhere, learn from all of them, evaluate when due."""
+        began = time.perf_counter()
+        parts = exchange.gather({shard: self._rollout(env) for shard, env in self._shards.items()})
+        buffer = TamiyoRolloutBuffer.join([part.buffer for part in parts])
+        reports = [report for part in parts for report in part.reports]
+        metrics = self.agent.update(buffer, self.round / self.settings.rounds)
+        self.round += 1
+        due = self.round % self.settings.evaluate_every == 0 or self.round == self.settings.rounds
+        evaluation = self.evaluate() if due else None
+        return RoundSummary(
+            round=self.round,
+            mean_return=float(buffer.rewards.sum(dim=1).mean()),
+            val_score=_mean([report.val_score for report in reports]),
+            params=_mean([report.params for report in reports]),
+            op_shares=_op_shares(buffer.actions),
+            metrics=metrics,
+            evaluation_return=evaluation[0] if evaluation else None,
+            evaluation_score=evaluation[1] if evaluation else None,
+            seconds=time.perf_counter() - began,
+        )
+
+    def _rollout(self, env: GrowthEnv) -> ShardRollout:
+        shape = self.policy.shape
+        buffer = TamiyoRolloutBuffer(
+            len(env.env_indices), env.horizon, shape.state_dim, shape.num_slots, shape.hidden_dim
+        )
+        env.seek(self.round)
+        streams = ActionStreams(self.settings.rng_seed, env.env_indices, self.round)
+        collect(env, self.policy, streams, buffer)
+        return ShardRollout(buffer, env.reports)
+
+    def evaluate(self) -> tuple[float, float]:
+        """Mean return and validation score of argmax lives on rng seeds kept for selection."""
+        own = {shard: self._evaluate_shard(env) for shard, env in self._evaluation.items()}
+        results = exchange.gather(own)
+        returns = [value for returns, _ in results for value in returns]
+        scores = [report.val_score for _, reports in results for report in reports]
+        return _mean(returns), _mean(scores)
+
+    def _evaluate_shard(self, env: GrowthEnv) -> tuple[list[float], list[LifeReport]]:
+        env.seek(0)
+        returns = evaluate(env, self.policy)
+        return returns.tolist(), env.reports
+
+    # --- checkpoints --------------------------------------------------------------------------
+
+    def save(self, directory: Path) -> None:
+        """Write policy, optimiser and progress; the progress file comes last and makes it count."""
+        save_policy(self.policy, directory)
+        write_durably(directory / OPTIMISER_FILE, save_tensors(_flat_optimiser(self.agent.optimiser)))
+        progress = {
+            "round": self.round,
+            "best_return": None if np.isinf(self.best_return) else self.best_return,
+            "skipped_in_a_row": self.agent.skipped_in_a_row,
+            "task": self.task.name,
+            "settings": asdict(self.settings),
+        }
+        write_durably(directory / PROGRESS_FILE, (json.dumps(progress, indent=1) + "\n").encode())
+
+    def load(self, directory: Path) -> None:
+        """Continue from a checkpoint of the same run."""
+        progress = read_json(directory / PROGRESS_FILE)
+        self._check_own(progress, directory)
+        self.policy.load_state_dict(load_policy(directory).state_dict())
+        _load_optimiser(self.agent.optimiser, load_tensors(directory / OPTIMISER_FILE))
+        self.round = int(progress["round"])
+        best = progress["best_return"]
+        self.best_return = -np.inf if best is None else float(best)
+        self.agent.skipped_in_a_row = int(progress["skipped_in_a_row"])
+
+    def _check_own(self, progress: dict[str, Any], directory: Path) -> None:
+        ours = json.loads(json.dumps(asdict(self.settings)))
+        theirs = progress.get("settings", {})
+        different = [name for name in ours if ours[name] != theirs.get(name)]
+        if progress.get("task") != self.task.name or different:
+            raise CheckpointError(
+                f"the checkpoint in '{directory}' belongs to another run: task {progress.get('task')},"
+                f" different settings: {', '.join(different) or 'none'}"
+            )
+
+
+def train(
+    trainer: Trainer,
+    directory: Path | None,
+    on_round: Callable[[RoundSummary], None] = lambda summary: None,
+) -> None:
+    """Run the rounds that are left; the last state and the best one so far are kept in ``directory``."""
+    while trainer.round < trainer.settings.rounds:
+        summary = trainer.run_round()
+        improved = summary.evaluation_return is not None and summary.evaluation_return > trainer.best_return
+        if improved and summary.evaluation_return is not None:
+            trainer.best_return = summary.evaluation_return
+        ended = trainer.round == trainer.settings.rounds
+        if directory is not None and exchange.rank() == 0:
+            if improved:
+                save_policy(trainer.policy, directory / "best")
+            if ended or trainer.round % trainer.settings.checkpoint_every == 0:
+                trainer.save(directory / "last")
+        on_round(summary)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _op_shares(actions: Tensor) -> tuple[float, ...]:
+    counts = torch.bincount(actions[..., Head.OP].flatten(), minlength=NUM_OPS)
+    return tuple((counts / counts.sum()).tolist())
+
+
+def _flat_optimiser(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state by parameter number and name."""
+    state = optimiser.state_dict()["state"]
+    return {f"{index}.{name}": torch.as_tensor(v) for index, s in state.items() for name, v in s.items()}
+
+
+def _load_optimiser(optimiser: torch.optim.Optimizer, flat: dict[str, Tensor]) -> None:
+    whole = optimiser.state_dict()
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in flat.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    whole["state"] = state
+    optimiser.load_state_dict(whole)
