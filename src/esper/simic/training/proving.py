@@ -1,0 +1,108 @@
+"""Whole training runs on oracle environments, in seconds: does a learner find the known optimum?
+
+Three sets of environments never meet: those that are trained on, those that say when to stop, and
+those whose return is reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import torch
+
+from esper.leyline import Head, SlotConfig, derive_seed
+from esper.simic.agent.ppo import PPOAgent, PPOSettings
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.training.lifecycle_sandbox import LifecycleSandbox
+from esper.simic.training.rollout import ActionStreams, collect, evaluate
+from esper.simic.training.sandbox import NUM_SLOTS, Sandbox
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.distributions import MaskedCategorical
+from esper.tamiyo.policy.features import get_feature_size
+
+OracleClass = type[Sandbox] | type[LifecycleSandbox]
+
+SMALL: Final = PolicyShape(
+    get_feature_size(SlotConfig.of_count(NUM_SLOTS)), NUM_SLOTS, feature_dim=64, hidden_dim=64
+)
+"""A network that learns every oracle on one core in seconds."""
+EVALUATED_ENVS: Final = 64
+ROUNDS_BETWEEN_CHECKS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one training run came to; returns are means over episodes."""
+
+    evaluation: float
+    """Of argmax decisions in environments that the run has not met before."""
+    chance: float
+    """Of uniform legal actions."""
+    optimum: float
+    rounds: int
+
+    @property
+    def share(self) -> float:
+        """How much of the way from chance to the optimum was covered; noise may carry it past 1."""
+        return (self.evaluation - self.chance) / (self.optimum - self.chance)
+
+
+def train_on(
+    oracle: OracleClass,
+    rng_seed: int,
+    rounds: int,
+    *,
+    shape: PolicyShape = SMALL,
+    settings: PPOSettings | None = None,
+    num_envs: int = 32,
+    stop_at: float = 0.99,
+) -> Trial:
+    """Train a new policy on ``oracle``, until ``rounds`` are over or its share reaches ``stop_at``."""
+    policy = new_policy(shape, rng_seed)
+    agent = PPOAgent(policy, settings or PPOSettings())
+    env = oracle(rng_seed, range(num_envs))
+    rehearsal = oracle(derive_seed(rng_seed, "rehearsal"), range(EVALUATED_ENVS))
+    streams = ActionStreams(rng_seed, range(num_envs))
+    buffer = TamiyoRolloutBuffer(num_envs, env.horizon, shape.state_dim, shape.num_slots, shape.hidden_dim)
+    chance, finished = random_return(oracle, rng_seed), 0
+    for number in range(rounds):
+        collect(env, policy, streams, buffer)
+        agent.update(buffer, number / rounds)
+        finished = number + 1
+        if finished % ROUNDS_BETWEEN_CHECKS == 0 and finished < rounds:
+            reached = float(evaluate(rehearsal, policy).mean())
+            if Trial(reached, chance, oracle.optimum, finished).share >= stop_at:
+                break
+    unseen = oracle(derive_seed(rng_seed, "evaluation"), range(EVALUATED_ENVS))
+    return Trial(float(evaluate(unseen, policy).mean()), chance, oracle.optimum, finished)
+
+
+def new_policy(shape: PolicyShape, rng_seed: int) -> FactoredRecurrentActorCritic:
+    """A network whose initial weights depend on ``rng_seed`` alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(rng_seed, "policy"))
+        return FactoredRecurrentActorCritic(**asdict(shape))
+
+
+def random_return(oracle: OracleClass, rng_seed: int, num_envs: int = 128) -> float:
+    """Mean return of one episode of uniform legal actions in each of ``num_envs`` environments."""
+    env = oracle(derive_seed(rng_seed, "chance"), range(num_envs))
+    streams = ActionStreams(derive_seed(rng_seed, "chance"), range(num_envs))
+    masks, total = env.reset().masks, 0.0
+    for _ in range(env.horizon):
+        step = env.step(uniform_actions(masks, streams.draw()).numpy())
+        masks, total = step.observation.masks, total + float(step.reward.mean())
+    return total
+
+
+def uniform_actions(masks: ActionMasks, uniforms: torch.Tensor) -> torch.Tensor:
+    """Actions ``[env, 8]``: each head uniform over what the heads before it leave legal."""
+    actions = torch.zeros(uniforms.shape, dtype=torch.int64)
+    for head in Head:
+        mask = masks.of_head(head, actions)
+        masks.check(head, mask)
+        flat = MaskedCategorical(torch.zeros(mask.shape), mask)
+        actions[:, head] = flat.sample(uniforms[:, head])
+    return actions
