@@ -35,11 +35,11 @@ def gae(
 
 
 def normalise(advantages: Tensor, free: Tensor, eps: float = 1e-8) -> Tensor:
-    """Mean 0, standard deviation 1 over the rows ``free [env, step]`` that had a choice.
+    """Mean 0, standard deviation 1 over the rows ``free [env, step]`` that had a choice, 0 elsewhere.
 
-    Forced rows carry no policy gradient, so they must not set its scale either.
+    Forced rows carry no policy gradient, so they must not set its scale either, nor count in the loss.
     """
     counted = advantages[free]
     if counted.numel() == 0:
         return torch.zeros_like(advantages)
-    return (advantages - counted.mean()) / (counted.std(correction=0) + eps)
+    return (advantages - counted.mean()) / (counted.std(correction=0) + eps) * free

@@ -31,6 +31,16 @@ def correlation(a: Tensor, b: Tensor) -> float | None:
     return float(((a - a.mean()) * (b - b.mean())).mean() / spread)
 
 
+def first_non_finite(**rows: Tensor) -> str | None:
+    """Where the first number that is not finite stands, in words; every tensor is ``[env, step]``."""
+    for name, values in rows.items():
+        broken = ~torch.isfinite(values)
+        if broken.any():
+            env, step = broken.nonzero()[0].tolist()
+            return f"{name} of environment {env} at step {step} is {values[env, step].item()}"
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class RatioExplosionDiagnostic:
     """The row whose probability changed most, and the head that changed it."""

@@ -70,7 +70,8 @@ class CNNHost(SegmentedHost):
 def _block(channels: int, width: int, kernel: int, pooled: bool) -> nn.Sequential:
     groups = width // CHANNELS_PER_GROUP if width % CHANNELS_PER_GROUP == 0 else 1
     convolution = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
-    # torch's default bias leaves channels of a narrow block dead behind the ReLU from the start.
+    # torch's default leaves channels of a narrow block dead behind the ReLU from the start.
+    nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # a bias was asked for, so it is there
     pool: list[nn.Module] = [nn.MaxPool2d(2)] if pooled else []
     return nn.Sequential(*pool, convolution, nn.GroupNorm(groups, width), nn.ReLU())

@@ -21,7 +21,12 @@ from esper.leyline.errors import EsperError
 from esper.simic import losses
 from esper.simic.advantages import gae, normalise
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.diagnostics import RatioExplosionDiagnostic, correlation, explained_variance
+from esper.simic.diagnostics import (
+    RatioExplosionDiagnostic,
+    correlation,
+    explained_variance,
+    first_non_finite,
+)
 from esper.simic.schedules import linear
 from esper.tamiyo.networks.factored_lstm import Evaluation, FactoredRecurrentActorCritic
 
@@ -74,7 +79,9 @@ class UpdateMetrics:
     """Largest distance from 1 in the first pass: rollout and update must agree."""
     early_stop_pass: int | None = None
     grad_norm: float = 0.0
+    """Before clipping, as of the last step."""
     head_grad_norm: list[float] = field(default_factory=list)
+    """Before clipping, in the first pass."""
     forced_share: float = 0.0
     skipped: str | None = None
     """Why the update was left out, if it was."""
@@ -105,12 +112,15 @@ class PPOAgent:
             lam=settings.lam,
         )
         returns = advantages + buffer.values
+        broken = first_non_finite(
+            reward=buffer.rewards, value=buffer.values, next_value=buffer.next_values, target=returns
+        )
+        if broken is not None:
+            return self._skip(UpdateMetrics(), broken)
         metrics = UpdateMetrics(
             explained_variance=explained_variance(buffer.values, returns),
             value_return_correlation=correlation(buffer.values, returns),
         )
-        if not torch.isfinite(returns).all():
-            return self._skip(metrics, "the rollout's rewards or values are not finite")
         free = has_choice(buffer.masks, self.policy.sizes)
         metrics.forced_share = 1.0 - float(free.float().mean())
         batch = Batch(
@@ -123,6 +133,8 @@ class PPOAgent:
         for number in range(settings.passes):
             if not self._one_pass(batch, number, metrics):
                 break
+        if metrics.skipped is None:
+            self.skipped_in_a_row = 0
         return metrics
 
     def _one_pass(self, batch: Batch, number: int, metrics: UpdateMetrics) -> bool:
@@ -132,6 +144,12 @@ class PPOAgent:
         results = [self._shard(batch, shard) for shard in parts]
         log_ratio = torch.cat([result.log_ratio for result in results])
         kl = float(losses.approximate_kl(log_ratio).sum()) / batch.free_rows
+        # Before anything can end the passes: a ratio that explodes is what ends them.
+        self._describe(metrics, results, batch.buffer, log_ratio)
+        metrics.approx_kl = kl
+        if number == 0:
+            metrics.first_ratio_error = float((log_ratio.exp() - 1).abs().max())
+            metrics.head_grad_norm = [self._head_norm(name) for name in HEAD_NAMES]
         if number > 0 and kl > KL_STOP * self.settings.target_kl:
             metrics.early_stop_pass = number
             return False
@@ -140,13 +158,8 @@ class PPOAgent:
         if not all(map(math.isfinite, (norm, kl, loss))):
             self._skip(metrics, f"pass {number}: gradient norm {norm}, KL {kl}, loss {loss}")
             return False
-        if number == 0:
-            metrics.first_ratio_error = float((log_ratio.exp() - 1).abs().max())
-            metrics.head_grad_norm = [self._head_norm(name) for name in HEAD_NAMES]
-        self._describe(metrics, results, batch.buffer, log_ratio)
-        metrics.approx_kl, metrics.grad_norm = kl, norm
+        metrics.grad_norm = norm
         self.optimiser.step()
-        self.skipped_in_a_row = 0
         return True
 
     def _shard(self, batch: Batch, shard: slice) -> ShardResult:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from esper.leyline.errors import EsperError
 
-MASK_LOGIT: Final = -1e4
-"""Stands for minus infinity: its probability is exactly 0, and it fits into half precision."""
+MASKED_LOG_PROB: Final = -1e4
+"""Stands for minus infinity: finite, so that gradients are, and small enough for half precision."""
 
 
 class AllMaskedError(EsperError):
@@ -25,8 +25,9 @@ class MaskedCategorical:
             row = (~mask.any(dim=-1)).nonzero()[0].tolist()
             raise AllMaskedError(f"row {row} of a mask of shape {tuple(mask.shape)} allows no value")
         self.mask = mask
-        masked = torch.where(mask, logits.float(), torch.full((), MASK_LOGIT, device=logits.device))
-        self.log_probs = masked.log_softmax(dim=-1)
+        # A finite stand-in before the softmax would win against logits that lie even lower.
+        masked = torch.where(mask, logits.float(), -torch.inf)
+        self.log_probs = masked.log_softmax(dim=-1).clamp_min(MASKED_LOG_PROB)
 
     @property
     def probs(self) -> Tensor:

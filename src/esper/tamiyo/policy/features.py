@@ -214,11 +214,12 @@ def batch_obs_to_features(
     layout = _layout(slot_config.num_slots)
     num_envs = reports.num_envs
     obs: Array = np.empty((num_envs, len(layout.names)), dtype=np.float32)
-    for feature, columns in layout.base:
-        obs[:, columns] = feature.source(signals, reports)
     slots = obs[:, BASE_SIZE:].reshape(num_envs, slot_config.num_slots, SLOT_SIZE)
-    for feature, columns in layout.slot:
-        slots[:, :, columns] = feature.source(signals, reports)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and reads as the bound
+        for feature, columns in layout.base:
+            obs[:, columns] = feature.source(signals, reports)
+        for feature, columns in layout.slot:
+            slots[:, :, columns] = feature.source(signals, reports)
     obs *= layout.scale
     np.copyto(obs, layout.unknown, where=np.isnan(obs))
     np.clip(obs, layout.low, layout.high, out=obs)

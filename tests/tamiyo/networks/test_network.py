@@ -1,0 +1,213 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.leyline import HEAD_NAMES, NUM_HEADS, AlphaTarget, Op, SlotConfig, SlotTable, head_sizes
+from esper.tamiyo.networks.factored_lstm import (
+    BlueprintEmbedding,
+    Critic,
+    FactoredRecurrentActorCritic,
+)
+from esper.tamiyo.policy.action_masks import compute_batch_masks
+from esper.tamiyo.policy.features import get_feature_size
+from tests.leyline.building import space_of
+from tests.tamiyo.policy.deciding import policy_of
+
+
+def full_size(**options: object) -> FactoredRecurrentActorCritic:
+    torch.manual_seed(0)
+    return FactoredRecurrentActorCritic(state_dim=121, num_slots=3, **options)  # type: ignore[arg-type]
+
+
+def count(policy: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in policy.parameters())
+
+
+def linear(layer: nn.Module) -> nn.Linear:
+    assert isinstance(layer, nn.Linear)
+    return layer
+
+
+def test_the_specified_network_has_929762_parameters() -> None:
+    # embedding 14·4 = 56 · trunk 133·256 + 256 + 512 = 34,816 · LSTM 4·256·(256 + 256) + 8·256 = 526,336
+    # norm 512 · op, slot, style, tempo, target, speed, curve: 7·(256·128 + 128) + 129·28 = 233,884
+    # blueprint 256·256 + 256 + 256·128 + 128 + 129·13 = 100,365 · value 262·128 + 128 + 129 = 33,793
+    assert count(full_size(critic="op_value", conditioned=False)) == 929_762
+
+
+def test_the_default_network_has_about_a_million_parameters() -> None:
+    # Without the op in the value head 6·128 fewer; the slot head sees 6 columns more, the six heads after
+    # it 9: 128·6 + 5·128·9 + 256·9.
+    assert count(full_size()) == 929_762 - 768 + 768 + 5_760 + 2_304
+    assert 850_000 < count(full_size()) < 1_050_000
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_forward_gives_the_logits_of_every_head_and_a_value(num_slots: int, conditioned: bool) -> None:
+    policy = policy_of(num_slots, conditioned=conditioned)
+    state = torch.randn(4, 7, get_feature_size(SlotConfig.of_count(num_slots)))
+    result = policy(state, torch.full((4, 7, num_slots), -1))
+    shapes = {name: tuple(result[f"{name}_logits"].shape) for name in HEAD_NAMES}
+    assert shapes == {
+        "op": (4, 7, 6),
+        "slot": (4, 7, num_slots),
+        "blueprint": (4, 7, 13),
+        "style": (4, 7, 4),
+        "tempo": (4, 7, 3),
+        "alpha_target": (4, 7, 3),
+        "alpha_speed": (4, 7, 4),
+        "alpha_curve": (4, 7, 5),
+    }
+    assert result["value"].shape == (4, 7)
+    assert [part.shape for part in result["hidden"]] == [(1, 4, 32)] * 2
+    assert policy.num_slots == num_slots
+    assert policy.sizes == head_sizes(num_slots)
+
+
+def test_everything_is_float32() -> None:
+    policy = full_size()
+    assert {parameter.dtype for parameter in policy.parameters()} == {torch.float32}
+
+
+def test_forget_gates_start_with_memories_of_one_to_sixty_steps_and_input_gates_match() -> None:
+    lstm = full_size().lstm
+    bias = lstm.bias_ih_l0.detach()
+    closing, forget, rest = bias[:256], bias[256:512], bias[512:]
+    assert torch.equal(closing, -forget)
+    assert rest.abs().max() == 0.0
+    assert lstm.bias_hh_l0.abs().max() == 0.0
+    # sigmoid(ln T) = T / (T + 1): a cell keeps 1 − 1/(T + 1) of its content per step.
+    assert forget.min() >= 0.0
+    assert forget.max() <= math.log(63.0)
+    memories = forget.exp()
+    assert torch.histc(memories, 4, 1.0, 63.0).min() > 256 / 4 / 2, "spread evenly, not heaped up"
+
+
+def test_recurrent_weights_start_orthogonal_and_embeddings_small() -> None:
+    policy = full_size()
+    weight = policy.lstm.weight_hh_l0.detach()
+    assert torch.allclose(weight.T @ weight, torch.eye(256), atol=1e-4)
+    trunk = linear(policy.features[0]).weight.detach()
+    assert torch.allclose(trunk.T @ trunk, 2.0 * torch.eye(133), atol=1e-4), "gain √2"
+    assert 0.01 < policy.blueprints.embedding.weight.std() < 0.03
+
+
+def test_action_heads_start_almost_flat_and_the_value_head_does_not() -> None:
+    policy = full_size()
+    for name, head in policy.heads.items():
+        weight = linear(head[-1]).weight.detach()
+        assert torch.allclose(weight @ weight.T, 1e-4 * torch.eye(len(weight)), atol=1e-7), name
+    value = linear(policy.value_head[-1])
+    assert value.weight.norm().item() == pytest.approx(1.0, abs=1e-5)
+    assert value.bias.item() == 0.0
+
+
+def test_waiting_and_full_alpha_have_a_head_start_and_pruning_a_handicap() -> None:
+    policy = full_size()
+    biases = {name: linear(head[-1]).bias.detach() for name, head in policy.heads.items()}
+    assert biases["op"].tolist() == [1.0, 0.0, 0.0, -2.0, 0.0, 0.0]
+    assert biases["alpha_target"].tolist() == [0.0, 0.0, 1.0]
+    others = [bias for name, bias in biases.items() if name not in ("op", "alpha_target")]
+    assert all(bias.abs().max() == 0.0 for bias in others)
+    assert (Op.WAIT, Op.PRUNE, AlphaTarget.FULL) == (0, 3, 2)
+
+
+def test_the_blueprint_head_is_a_layer_deeper() -> None:
+    depths = {name: sum(isinstance(m, nn.Linear) for m in head) for name, head in full_size().heads.items()}
+    assert depths == {name: 3 if name == "blueprint" else 2 for name in HEAD_NAMES}
+
+
+def test_an_empty_slot_reads_the_null_row_of_the_embedding() -> None:
+    embedding = BlueprintEmbedding()
+    rows = embedding(torch.tensor([[-1, 7, 0]]))
+    assert rows.shape == (1, 12)
+    weight = embedding.embedding.weight
+    assert torch.equal(rows[0], torch.cat([weight[13], weight[7], weight[0]]))
+    assert dict(embedding.named_buffers())["null_index"].item() == 13
+
+
+def logits(policy: FactoredRecurrentActorCritic, op: int, slot: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    state = torch.randn(2, 1, 121, generator=generator)
+    with torch.no_grad():
+        result = policy(
+            state, torch.full((2, 1, 3), -1), op=torch.full((2, 1), op), slot=torch.full((2, 1), slot)
+        )
+    return {name: result[f"{name}_logits"] for name in HEAD_NAMES} | {"value": result["value"]}
+
+
+def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+LATER = set(HEAD_NAMES) - {"op", "slot"}
+
+
+def test_conditioned_heads_see_the_op_and_the_slot_chosen_before_them() -> None:
+    policy = policy_of(conditioned=True)
+    assert changed(logits(policy, 1, 0), logits(policy, 2, 0)) == {"slot"} | LATER
+    assert changed(logits(policy, 1, 0), logits(policy, 1, 2)) == LATER
+
+
+def test_independent_heads_see_neither() -> None:
+    policy = policy_of(conditioned=False)
+    assert changed(logits(policy, 1, 0), logits(policy, 2, 2)) == set()
+
+
+@pytest.mark.parametrize(("critic", "expected"), [("op_value", {"value"}), ("state_value", set())])
+def test_only_the_op_conditioned_critic_sees_the_op(critic: Critic, expected: set[str]) -> None:
+    policy = policy_of(conditioned=False, critic=critic)
+    assert changed(logits(policy, 1, 0), logits(policy, 2, 0)) == expected
+
+
+def test_an_op_that_is_not_given_is_drawn_under_its_mask() -> None:
+    policy = policy_of()
+    mask = torch.tensor([False, True, False, True, False, False]).expand(300, 1, 6)
+    slot_mask = torch.tensor([True, False, True]).expand(300, 1, 3)
+    torch.manual_seed(0)
+    result = policy(torch.randn(300, 1, 121), torch.full((300, 1, 3), -1), op_mask=mask, slot_mask=slot_mask)
+    assert result["op"].unique().tolist() == [1, 3]
+    assert result["slot"].unique().tolist() == [0, 2]
+
+
+def test_an_op_that_is_given_is_kept() -> None:
+    op = torch.tensor([[1], [4]])
+    result = policy_of()(torch.randn(2, 1, 121), torch.full((2, 1, 3), -1), op=op)
+    assert torch.equal(result["op"], op)
+
+
+def test_the_op_conditioned_critic_must_be_told_the_op() -> None:
+    policy = policy_of(critic="op_value")
+    state, blueprints = torch.randn(2, 121), torch.full((2, 3), -1)
+    hidden = policy.get_initial_hidden(2)
+    with pytest.raises(ValueError, match="op that will be taken"):
+        policy.get_value(state, blueprints, hidden)
+    values = [policy.get_value(state, blueprints, hidden, torch.full((2,), op)) for op in (0, 1)]
+    assert (values[0] != values[1]).all()
+
+
+def test_the_start_state_is_zero() -> None:
+    hidden = policy_of().get_initial_hidden(5)
+    assert [tuple(part.shape) for part in hidden] == [(1, 5, 32)] * 2
+    assert all(part.abs().max() == 0.0 for part in hidden)
+    assert hidden[0] is not hidden[1]
+
+
+def test_a_policy_without_recurrence_forgets_everything() -> None:
+    policy = policy_of(recurrent=False)
+    state, blueprints = torch.randn(1, 6, 121), torch.full((1, 6, 3), -1)
+    before, _ = policy.encode(state, blueprints, policy.get_initial_hidden(1))
+    state[:, :5] += 1.0
+    after, _ = policy.encode(state, blueprints, policy.get_initial_hidden(1))
+    assert torch.equal(before[:, 5], after[:, 5])
+    assert not torch.equal(before[:, 4], after[:, 4])
+
+
+def test_a_sampled_decision_needs_its_random_numbers() -> None:
+    policy = policy_of()
+    masks = compute_batch_masks(SlotTable.empty(1, 3), space_of())
+    with pytest.raises(ValueError, match=f"uniforms .env, {NUM_HEADS}."):
+        policy.get_action(torch.zeros(1, 121), torch.full((1, 3), -1), policy.get_initial_hidden(1), masks)

@@ -1,0 +1,86 @@
+"""Signals and slot tables with known numbers, and observations by column name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from esper.leyline import OP_PRUNE, SlotConfig, SlotTable, TrainingSignals
+from esper.leyline.slot_table import FloatArray
+from esper.tamiyo.policy.features import batch_obs_to_features, feature_names
+
+
+def signals_of(num_envs: int = 1, **changes: Any) -> TrainingSignals:
+    """The same signals in every environment; each named value replaces the usual one everywhere."""
+    usual = {
+        "epoch": 5,
+        "max_epochs": 20,
+        "val_loss": 9.0,
+        "loss_delta": 0.5,
+        "val_score": 62.5,
+        "score_delta": -3.0,
+        "plateau_epochs": 4,
+        "stabilised": True,
+        "loss_history": [10.0, 9.0, 8.0, 7.0, 6.0],
+        "score_history": [10.0, 20.0, 30.0, 40.0, 50.0],
+        "best_score": 70.0,
+        "best_loss": 6.0,
+        "params": 999,
+        "param_budget": 9999,
+        "last_op": OP_PRUNE,
+        "last_success": False,
+    }
+    return TrainingSignals(
+        **{name: np.array([value] * num_envs) for name, value in (usual | changes).items()}
+    )
+
+
+def observe(
+    table: SlotTable, signals: TrainingSignals | None = None
+) -> tuple[list[dict[str, float]], list[list[int]]]:
+    """Per environment the columns by name, and the blueprint indices."""
+    signals = signals or signals_of(table.num_envs)
+    obs, blueprints = batch_obs_to_features(signals, table, SlotConfig.of_count(table.num_slots))
+    names = feature_names(table.num_slots)
+    rows = [dict(zip(names, row, strict=True)) for row in obs.tolist()]
+    return rows, blueprints.tolist()
+
+
+MEASUREMENTS = (
+    "contribution",
+    "contribution_velocity",
+    "interaction_sum",
+    "strongest_boost",
+    "gradient_norm",
+    "gradient_health",
+    "previous_health",
+    "vanishing",
+    "exploding",
+)
+"""Columns of the slot table that may hold anything a diverging seed produces."""
+FLAGS = ("vanishing", "exploding")
+EXTREMES = (np.nan, np.inf, -np.inf, 1e300, -1e300, 1e38, 0.0, -0.5, 0.7, 30.0)
+
+
+def wild(rng: np.random.Generator, *shape: int) -> FloatArray:
+    """Numbers from ``EXTREMES``."""
+    return rng.choice(EXTREMES, shape)
+
+
+def wild_signals(rng: np.random.Generator, num_envs: int) -> TrainingSignals:
+    """Signals of hosts of which some have diverged."""
+    floats = ("val_loss", "loss_delta", "val_score", "score_delta", "best_score", "best_loss")
+    return TrainingSignals(
+        **{name: wild(rng, num_envs) for name in floats},
+        loss_history=wild(rng, num_envs, 5),
+        score_history=wild(rng, num_envs, 5),
+        epoch=rng.integers(0, 21, num_envs),
+        max_epochs=np.full(num_envs, 20),
+        plateau_epochs=rng.integers(0, 99, num_envs),
+        stabilised=rng.random(num_envs) < 0.5,
+        params=rng.integers(0, 10**9, num_envs),
+        param_budget=rng.integers(0, 10**6, num_envs),
+        last_op=rng.integers(0, 6, num_envs),
+        last_success=rng.random(num_envs) < 0.5,
+    )

@@ -1,0 +1,197 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from esper.leyline import (
+    CANONICAL_ACTION,
+    HEADS_OF_OP,
+    NUM_HEADS,
+    OP_ADVANCE,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    OP_PRUNE,
+    OP_SET_ALPHA_TARGET,
+    OP_WAIT,
+    AlphaSpeed,
+    Head,
+    Op,
+    SlotTable,
+    Stage,
+    head_sizes,
+    legal_slots_by_op,
+)
+from esper.simic.training.proving import uniform_actions
+from esper.tamiyo.policy.action_masks import (
+    ActionMasks,
+    EmptyMaskError,
+    compute_action_masks,
+    compute_batch_masks,
+)
+from tests.leyline.building import CNN, TRANSFORMER, assert_legal, put, random_table, space_of
+from tests.tamiyo.policy.deciding import busy_table
+
+
+def chosen(op: int, slot: int = 0, speed: int = AlphaSpeed.FAST) -> Tensor:
+    """One row of choices, as far as the mask of a later head looks at them."""
+    row = torch.zeros(1, NUM_HEADS, dtype=torch.int64)
+    row[0, Head.OP], row[0, Head.SLOT], row[0, Head.ALPHA_SPEED] = op, slot, speed
+    return row
+
+
+def allowed(masks: ActionMasks, head: Head, choices: Tensor) -> list[int]:
+    """Legal values of one head in environment 0."""
+    return torch.nonzero(masks.of_head(head, choices)[0]).flatten().tolist()
+
+
+def busy_masks(**rules: bool) -> ActionMasks:
+    return compute_batch_masks(busy_table(), space_of(4, **rules))
+
+
+def test_the_op_mask_is_what_is_legal_on_some_slot() -> None:
+    assert allowed(busy_masks(), Head.OP, chosen(0)) == [
+        OP_WAIT,
+        OP_GERMINATE,
+        OP_SET_ALPHA_TARGET,
+        OP_PRUNE,
+        OP_FOSSILIZE,
+    ]
+    assert OP_ADVANCE in allowed(busy_masks(auto_forward=False), Head.OP, chosen(0))
+
+
+@pytest.mark.parametrize(
+    ("op", "slots"),
+    [
+        (OP_WAIT, [0]),
+        (OP_GERMINATE, [0, 3]),
+        (OP_SET_ALPHA_TARGET, [1]),
+        (OP_PRUNE, [1, 2]),
+        (OP_FOSSILIZE, [1]),
+        (OP_ADVANCE, [2]),
+    ],
+)
+def test_the_slot_mask_is_the_row_of_the_op(op: int, slots: list[int]) -> None:
+    assert allowed(busy_masks(auto_forward=False), Head.SLOT, chosen(op)) == slots
+
+
+VALUES = {
+    Head.BLUEPRINT: [1, 2, 3, 4, 5, 6, 7],  # what a CNN can germinate; never NOOP
+    Head.STYLE: [0, 1, 2, 3],
+    Head.TEMPO: [0, 1, 2],
+    Head.ALPHA_TARGET: [0, 1, 2],
+    Head.ALPHA_SPEED: [0, 1, 2, 3],
+    Head.ALPHA_CURVE: [0, 1, 2, 3, 4],
+}
+CANONICAL = {
+    Head.BLUEPRINT: [0],
+    Head.STYLE: [0],
+    Head.TEMPO: [1],
+    Head.ALPHA_TARGET: [2],
+    Head.ALPHA_SPEED: [0],
+    Head.ALPHA_CURVE: [0],
+}
+
+
+@pytest.mark.parametrize("op", Op)
+@pytest.mark.parametrize("head", VALUES)
+def test_a_head_is_free_where_the_op_reads_it_and_canonical_elsewhere(op: Op, head: Head) -> None:
+    masks = busy_masks(auto_forward=False)
+    expected = VALUES[head] if HEADS_OF_OP[op, head] else CANONICAL[head]
+    assert allowed(masks, head, chosen(op, slot=1)) == expected, "slot 1 is held at full alpha"
+
+
+def test_the_table_of_heads_that_the_masks_follow() -> None:
+    read = {
+        Op(op).name: {Head(h).name.lower() for h in np.flatnonzero(row)} for op, row in enumerate(HEADS_OF_OP)
+    }
+    assert read == {
+        "WAIT": {"op"},
+        "GERMINATE": {"op", "slot", "blueprint", "style", "tempo", "alpha_target"},
+        "SET_ALPHA_TARGET": {"op", "slot", "alpha_target", "alpha_speed", "alpha_curve"},
+        "PRUNE": {"op", "slot", "alpha_speed", "alpha_curve"},
+        "FOSSILIZE": {"op", "slot"},
+        "ADVANCE": {"op", "slot"},
+    }
+
+
+def test_removing_a_seed_at_alpha_zero_has_neither_speed_nor_curve() -> None:
+    masks = busy_masks()
+    assert allowed(masks, Head.ALPHA_SPEED, chosen(OP_PRUNE, slot=2)) == [0]
+    assert allowed(masks, Head.ALPHA_CURVE, chosen(OP_PRUNE, slot=2)) == [0]
+    assert allowed(masks, Head.ALPHA_SPEED, chosen(OP_PRUNE, slot=1)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("op", [OP_PRUNE, OP_SET_ALPHA_TARGET])
+def test_an_instant_move_has_no_curve(op: int) -> None:
+    masks = busy_masks()
+    assert allowed(masks, Head.ALPHA_CURVE, chosen(op, slot=1, speed=AlphaSpeed.INSTANT)) == [0]
+    assert allowed(masks, Head.ALPHA_CURVE, chosen(op, slot=1, speed=AlphaSpeed.SLOW)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("blueprints", [CNN, TRANSFORMER])
+def test_the_blueprint_row_is_what_the_host_can_carry(blueprints: tuple[int, ...]) -> None:
+    masks = compute_batch_masks(SlotTable.empty(1, 3), space_of(blueprints=blueprints))
+    assert allowed(masks, Head.BLUEPRINT, chosen(OP_GERMINATE)) == list(blueprints)
+
+
+def test_one_environment_is_a_batch_of_one() -> None:
+    table = SlotTable.empty(3, 4)
+    put(table, 1, Stage.HOLDING, env=1, age=9, alpha=1.0, contribution=1.0)
+    masks = compute_action_masks(table, 1, space_of(4))
+    assert masks.slot_by_op.shape == (1, 6, 4)
+    assert allowed(masks, Head.SLOT, chosen(OP_FOSSILIZE)) == [1]
+    assert masks.stages.tolist() == [[1, 5, 1, 1]]
+
+
+def test_masks_outlive_the_table_that_they_were_made_from() -> None:
+    table = SlotTable.empty(1, 2)
+    masks = compute_batch_masks(table, space_of(2))
+    put(table, 0, Stage.TRAINING, alpha=0.5)
+    assert allowed(masks, Head.SLOT, chosen(OP_GERMINATE)) == [0, 1]
+    assert masks.alpha_is_zero.tolist() == [[True, True]]
+    assert masks.stages.tolist() == [[1, 1]]
+
+
+def test_a_head_without_a_legal_value_is_refused_with_its_environment_and_stages() -> None:
+    table = SlotTable.empty(2, 2)
+    put(table, 0, Stage.EMBARGOED, env=1)
+    put(table, 1, Stage.TRAINING, env=1)
+    masks = compute_batch_masks(table, space_of(2))
+    choices = torch.zeros(2, NUM_HEADS, dtype=torch.int64)
+    choices[:, Head.OP] = OP_GERMINATE
+    with pytest.raises(EmptyMaskError, match=r"slot of environment 1 .*EMBARGOED, TRAINING"):
+        masks.check(Head.SLOT, masks.of_head(Head.SLOT, choices))
+
+
+def test_a_host_that_can_carry_nothing_is_refused_by_the_blueprint_head() -> None:
+    masks = compute_batch_masks(SlotTable.empty(1, 1), space_of(1, blueprints=()))
+    with pytest.raises(EmptyMaskError, match=r"blueprint of environment 0 .*DORMANT"):
+        masks.check(Head.BLUEPRINT, masks.of_head(Head.BLUEPRINT, chosen(OP_GERMINATE)))
+
+
+@given(
+    rng_seed=st.integers(0, 2**32 - 1),
+    num_slots=st.sampled_from([1, 2, 3, 4, 5, 8]),
+    auto_forward=st.booleans(),
+    max_seeds=st.integers(0, 3),
+)
+def test_whatever_is_chosen_under_the_masks_is_legal_and_canonical(
+    rng_seed: int, num_slots: int, auto_forward: bool, max_seeds: int
+) -> None:
+    rng = np.random.default_rng(rng_seed)
+    table = random_table(rng, 6, num_slots)
+    space = space_of(num_slots, auto_forward=auto_forward, max_seeds=max_seeds)
+    masks = compute_batch_masks(table, space)
+    np.testing.assert_array_equal(masks.slot_by_op.numpy(), legal_slots_by_op(table, space.rules))
+    actions = uniform_actions(masks, torch.from_numpy(rng.random((6, NUM_HEADS))))
+    assert_legal(actions.numpy(), table, space)
+
+
+@pytest.mark.parametrize("num_slots", [1, 3, 8])
+def test_the_mask_of_a_head_has_one_column_per_value(num_slots: int) -> None:
+    masks = compute_batch_masks(SlotTable.empty(2, num_slots), space_of(num_slots))
+    waiting = torch.from_numpy(np.tile(CANONICAL_ACTION, (2, 1)))
+    widths = [masks.of_head(head, waiting).expand(2, -1).shape for head in Head]
+    assert widths == [(2, size) for size in head_sizes(num_slots)]

@@ -1,0 +1,110 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.tamiyo.policy.distributions import AllMaskedError, MaskedCategorical
+
+LOGITS = torch.tensor([math.log(1.0), math.log(2.0), math.log(3.0), math.log(6.0)])
+MASK = torch.tensor([True, False, True, True])
+# Legal weights 1, 3, 6: probabilities 0.1, 0.3, 0.6.
+
+
+def test_probabilities_are_shared_among_the_legal_values() -> None:
+    distribution = MaskedCategorical(LOGITS, MASK)
+    assert distribution.probs.tolist() == pytest.approx([0.1, 0.0, 0.3, 0.6])
+    assert distribution.probs[1] == 0.0
+    assert distribution.log_prob(torch.tensor(2)).item() == pytest.approx(math.log(0.3))
+    assert distribution.mode.item() == 3
+
+
+def test_entropy_is_a_share_of_the_largest_for_the_mask() -> None:
+    raw = -(0.1 * math.log(0.1) + 0.3 * math.log(0.3) + 0.6 * math.log(0.6))
+    assert MaskedCategorical(LOGITS, MASK).entropy().item() == pytest.approx(raw / math.log(3))
+
+
+@pytest.mark.parametrize("legal", [2, 3, 4])
+def test_equal_chances_have_entropy_one(legal: int) -> None:
+    mask = torch.arange(4) < legal
+    assert MaskedCategorical(torch.full((4,), 7.0), mask).entropy().item() == pytest.approx(1.0)
+
+
+def test_a_single_choice_has_no_entropy_and_no_log_probability() -> None:
+    logits = torch.tensor([5.0, -3.0, 0.5], requires_grad=True)
+    distribution = MaskedCategorical(logits, torch.tensor([False, True, False]))
+    log_prob, entropy = distribution.log_prob(torch.tensor(1)), distribution.entropy()
+    assert (log_prob.item(), entropy.item(), distribution.has_choice.item()) == (0.0, 0.0, False)
+    (log_prob + entropy).backward()
+    assert logits.grad is not None
+    assert logits.grad.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("uniform", "value"),
+    [
+        (0.0, 0),
+        (0.05, 0),
+        (0.1 + 1e-6, 2),
+        (0.39, 2),
+        (0.41, 3),
+        (1.0 - 2.0**-24, 3),  # the largest that torch.rand gives
+    ],
+)
+def test_sampling_inverts_the_cumulative_distribution(uniform: float, value: int) -> None:
+    assert MaskedCategorical(LOGITS, MASK).sample(torch.tensor(uniform)).item() == value
+
+
+@pytest.mark.parametrize("uniform", [0.0, 1.0 - 2.0**-24])
+@pytest.mark.parametrize("legal", range(4))
+def test_the_only_legal_value_is_drawn_wherever_it_stands(uniform: float, legal: int) -> None:
+    mask = torch.arange(4) == legal
+    assert MaskedCategorical(LOGITS, mask).sample(torch.tensor(uniform)).item() == legal
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.1, 3.0, 40.0, 3e4]))
+def test_a_masked_value_is_never_drawn(rng_seed: int, spread: float) -> None:
+    generator = torch.Generator().manual_seed(rng_seed)
+    logits = spread * torch.randn(64, 5, generator=generator)
+    mask = torch.rand(64, 5, generator=generator) < 0.5
+    mask[:, 0] |= ~mask.any(dim=-1)
+    uniform = torch.rand(64, generator=generator)
+    uniform[:2] = torch.tensor([0.0, 1.0 - 2.0**-24])
+    distribution = MaskedCategorical(logits, mask)
+    rows = torch.arange(64)
+    assert mask[rows, distribution.sample(uniform)].all()
+    assert mask[rows, distribution.mode].all()
+    assert (distribution.probs[~mask] == 0.0).all()
+
+
+def test_draws_follow_the_probabilities() -> None:
+    uniform = (torch.arange(1000) + 0.5) / 1000
+    drawn = MaskedCategorical(LOGITS.expand(1000, 4), MASK.expand(1000, 4)).sample(uniform)
+    assert torch.bincount(drawn, minlength=4).tolist() == [100, 0, 300, 600]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_logits_of_any_precision_are_judged_in_float32(dtype: torch.dtype) -> None:
+    distribution = MaskedCategorical(LOGITS.to(dtype), MASK)
+    assert distribution.log_probs.dtype == torch.float32
+    assert distribution.probs.tolist() == pytest.approx([0.1, 0.0, 0.3, 0.6], abs=3e-3)
+    assert torch.isfinite(distribution.log_probs.half()).all()
+    assert torch.isfinite(distribution.entropy())
+
+
+def test_gradients_are_finite_and_leave_masked_logits_alone() -> None:
+    logits = LOGITS.clone().requires_grad_()
+    distribution = MaskedCategorical(logits, MASK)
+    (distribution.log_prob(torch.tensor(0)) + distribution.entropy()).backward()
+    assert logits.grad is not None
+    assert torch.isfinite(logits.grad).all()
+    assert logits.grad[1] == 0.0
+    assert (logits.grad[MASK] != 0.0).all()
+
+
+def test_a_row_that_allows_nothing_is_refused_by_its_place() -> None:
+    mask = torch.ones(2, 3, 4, dtype=torch.bool)
+    mask[1, 2] = False
+    with pytest.raises(AllMaskedError, match=r"row \[1, 2\]"):
+        MaskedCategorical(torch.zeros(2, 3, 4), mask)

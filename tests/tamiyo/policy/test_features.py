@@ -1,0 +1,360 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.leyline import SlotConfig, SlotTable, Stage, report_slot
+from esper.tamiyo.policy.features import batch_obs_to_features, feature_names, get_feature_size
+from tests.leyline.building import put, random_table, space_of
+from tests.tamiyo.policy.observing import FLAGS, MEASUREMENTS, observe, signals_of, wild, wild_signals
+
+BASE_NAMES = [
+    "progress", "loss", "loss_delta", "score", "score_delta", "plateau", "stabilised",
+    "losses_0", "losses_1", "losses_2", "losses_3", "losses_4",
+    "scores_0", "scores_1", "scores_2", "scores_3", "scores_4",
+    "best_score", "best_loss", "parameter_use", "slot_use",
+    "share_training", "share_blending", "share_holding",
+    "last_success", "last_op_0", "last_op_1", "last_op_2", "last_op_3", "last_op_4", "last_op_5",
+]  # fmt: skip
+
+SLOT_NAMES = [
+    "active", "stage_0", "stage_1", "stage_2", "stage_3", "stage_4",
+    "stage_5", "stage_6", "stage_7", "stage_8", "stage_9",
+    "alpha", "alpha_target", "alpha_mode", "alpha_velocity", "time_to_target", "operator",
+    "contribution", "contribution_velocity", "epochs_in_stage",
+    "gradient_norm", "gradient_health", "previous_health", "vanishing", "exploding",
+    "interaction_sum", "strongest_boost", "upstream_alpha", "downstream_alpha", "freshness",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("slots", "size"), [(1, 61), (2, 91), (3, 121), (4, 151), (5, 181), (8, 271)])
+def test_an_observation_has_31_columns_and_30_per_slot(slots: int, size: int) -> None:
+    config = SlotConfig.of_count(slots)
+    obs, blueprints = batch_obs_to_features(signals_of(2), SlotTable.empty(2, slots), config)
+    assert get_feature_size(config) == size
+    assert obs.shape == (2, size)
+    assert obs.dtype == torch.float32
+    assert blueprints.shape == (2, slots)
+    assert blueprints.dtype == torch.int64
+
+
+def test_the_default_slots_give_121_columns() -> None:
+    assert get_feature_size(SlotConfig.default()) == 121
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_every_column_stands_where_the_table_of_features_says(slots: int) -> None:
+    expected = BASE_NAMES + [f"slot{slot}.{name}" for slot in range(slots) for name in SLOT_NAMES]
+    assert list(feature_names(slots)) == expected
+
+
+def test_the_base_columns_literally() -> None:
+    table = SlotTable.empty(1, 3)
+    put(table, 0, Stage.HOLDING)
+    put(table, 1, Stage.BLENDING)
+    (row,), _ = observe(table)
+    ln11 = math.log(11.0)
+    expected = {
+        "progress": 0.25,  # 5 of 20 epochs
+        "loss": math.log(10.0) / ln11,
+        "loss_delta": 0.25,
+        "score": 0.625,
+        "score_delta": -0.3,
+        "plateau": 0.2,
+        "stabilised": 1.0,
+        "losses_0": 1.0,  # ln(1 + 10) / ln 11
+        "losses_1": math.log(10.0) / ln11,
+        "losses_2": math.log(9.0) / ln11,
+        "losses_3": math.log(8.0) / ln11,
+        "losses_4": math.log(7.0) / ln11,
+        "scores_0": 0.1,
+        "scores_1": 0.2,
+        "scores_2": 0.3,
+        "scores_3": 0.4,
+        "scores_4": 0.5,
+        "best_score": 0.7,
+        "best_loss": math.log(7.0) / ln11,
+        "parameter_use": 0.75,  # ln 1000 / ln 10000
+        "slot_use": 2 / 3,
+        "share_training": 0.0,
+        "share_blending": 1 / 3,
+        "share_holding": 1 / 3,
+        "last_success": 0.0,
+        **{f"last_op_{op}": float(op == 3) for op in range(6)},
+    }
+    assert {name: row[name] for name in BASE_NAMES} == pytest.approx(expected, abs=1e-6)
+
+
+BLENDING = {
+    "blueprint": 7,
+    "style": 3,
+    "alpha": 0.4,
+    "alpha_target": 1.0,
+    "ramp_epochs": 5,
+    "ramp_elapsed": 2,
+    "epochs_in_stage": 2,
+    "contribution": 2.0,
+    "contribution_velocity": -0.5,
+    "epochs_since_measured": 2,
+    "gradient_norm": 3.0,
+    "gradient_health": 0.9,
+    "previous_health": 0.8,
+    "vanishing": 0.0,
+    "exploding": 1.0,
+    "interaction_sum": -1.5,
+    "strongest_boost": 2.5,
+}
+
+
+def test_the_columns_of_a_slot_literally() -> None:
+    table = SlotTable.empty(1, 3)
+    put(table, 0, Stage.FOSSILIZED, alpha=1.0, blueprint=3)
+    put(table, 1, Stage.BLENDING, **BLENDING)
+    put(table, 2, Stage.HOLDING, alpha=0.5, blueprint=3)
+    (row,), (blueprints,) = observe(table)
+    expected = {
+        "active": 1.0,
+        **{f"stage_{stage}": float(stage == 4) for stage in range(10)},
+        "alpha": 0.4,
+        "alpha_target": 1.0,
+        "alpha_mode": 0.5,  # UP
+        "alpha_velocity": 0.2,  # 0.6 to go in 3 epochs
+        "time_to_target": 0.375,  # 3 of 8
+        "operator": 1.0,  # GATE
+        "contribution": 0.2,
+        "contribution_velocity": -0.05,
+        "epochs_in_stage": 0.1,  # 2 of 20
+        "gradient_norm": 0.3,
+        "gradient_health": 0.9,
+        "previous_health": 0.8,
+        "vanishing": 0.0,
+        "exploding": 1.0,
+        "interaction_sum": -0.15,
+        "strongest_boost": 0.5,
+        "upstream_alpha": 1 / 3,
+        "downstream_alpha": 0.5 / 3,
+        "freshness": 0.990025,  # 0.995²
+    }
+    assert {name: row[f"slot1.{name}"] for name in SLOT_NAMES} == pytest.approx(expected, abs=1e-6)
+    assert blueprints == [3, 7, 3]
+
+
+@pytest.mark.parametrize(
+    ("signal", "column", "raw", "expected"),
+    [
+        ("loss_delta", "loss_delta", 5.0, 1.0),
+        ("loss_delta", "loss_delta", -5.0, -1.0),
+        ("score_delta", "score_delta", 25.0, 1.0),
+        ("score_delta", "score_delta", -25.0, -1.0),
+        ("plateau_epochs", "plateau", 40, 1.0),
+        ("stabilised", "stabilised", False, 0.0),
+        ("val_loss", "loss", 1e9, 2.0),
+        ("val_loss", "loss", 0.0, 0.0),
+        ("last_success", "last_success", True, 1.0),
+    ],
+)
+def test_base_columns_are_clipped_to_their_range(signal: str, column: str, raw: Any, expected: float) -> None:
+    (row,), _ = observe(SlotTable.empty(1, 1), signals_of(**{signal: raw}))
+    assert row[column] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("column", "changes", "expected"),
+    [
+        ("alpha_mode", {"alpha_from": 1.0, "alpha_target": 0.0}, 1.0),  # DOWN
+        ("alpha_velocity", {"alpha_from": 1.0, "alpha": 0.75, "alpha_target": 0.0}, -0.25),
+        ("alpha_mode", {"ramp_elapsed": 5}, 0.0),  # HOLD
+        ("alpha_velocity", {"ramp_elapsed": 5}, 0.0),
+        ("time_to_target", {"ramp_elapsed": 5}, 0.0),
+        ("time_to_target", {"ramp_epochs": 18}, 1.0),  # 16 of 8
+        ("operator", {"style": 0}, 0.0),
+        ("operator", {"style": 1}, 0.5),  # MULTIPLY
+        ("operator", {"style": 2}, 0.0),  # the sigmoid is a curve; it adds
+        ("contribution", {"contribution": 25.0}, 1.0),
+        ("contribution", {"contribution": -25.0}, -1.0),
+        ("contribution_velocity", {"contribution_velocity": 25.0}, 1.0),
+        ("contribution_velocity", {"contribution_velocity": -25.0}, -1.0),
+        ("epochs_in_stage", {"epochs_in_stage": 20}, 1.0),
+        ("gradient_norm", {"gradient_norm": 50.0}, 1.0),
+        ("interaction_sum", {"interaction_sum": 25.0}, 1.0),
+        ("interaction_sum", {"interaction_sum": -25.0}, -1.0),
+        ("strongest_boost", {"strongest_boost": 9.0}, 1.0),
+        ("strongest_boost", {"strongest_boost": -3.0}, 0.0),
+        ("vanishing", {"vanishing": 1.0}, 1.0),
+        ("freshness", {"epochs_since_measured": 0}, 1.0),
+    ],
+)
+def test_slot_columns_are_mapped_and_clipped(column: str, changes: dict[str, Any], expected: float) -> None:
+    table = SlotTable.empty(1, 1)
+    put(table, 0, Stage.BLENDING, **(BLENDING | changes))
+    (row,), _ = observe(table)
+    assert row[f"slot0.{column}"] == pytest.approx(expected)
+
+
+def test_three_neighbours_at_full_alpha_fill_the_scale() -> None:
+    table = SlotTable.empty(1, 5)
+    for slot in range(5):
+        put(table, slot, Stage.HOLDING, alpha=1.0)
+    (row,), _ = observe(table)
+    assert [row[f"slot{slot}.upstream_alpha"] for slot in range(5)] == pytest.approx([0, 1 / 3, 2 / 3, 1, 1])
+    assert [row[f"slot{slot}.downstream_alpha"] for slot in range(5)] == pytest.approx(
+        [1, 1, 2 / 3, 1 / 3, 0]
+    )
+
+
+def test_alpha_outside_the_forward_pass_weighs_nothing_for_its_neighbours() -> None:
+    table = SlotTable.empty(1, 2)
+    put(table, 0, Stage.TRAINING, alpha=0.9)
+    put(table, 1, Stage.HOLDING, alpha=1.0)
+    (row,), _ = observe(table)
+    assert row["slot1.upstream_alpha"] == 0.0
+
+
+def test_what_was_not_measured_reads_as_nothing_not_as_perfect() -> None:
+    table = SlotTable.empty(1, 1)
+    put(table, 0, Stage.TRAINING, blueprint=1)
+    (row,), _ = observe(table)
+    unknown = [
+        "contribution",
+        "contribution_velocity",
+        "freshness",
+        "gradient_norm",
+        "gradient_health",
+        "previous_health",
+        "vanishing",
+        "exploding",
+        "interaction_sum",
+        "strongest_boost",
+    ]
+    assert {name: row[f"slot0.{name}"] for name in unknown} == dict.fromkeys(unknown, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "column", "expected"),
+    [
+        ({"val_loss": np.nan}, "loss", 2.0),
+        ({"val_loss": np.inf}, "loss", 2.0),
+        ({"best_loss": np.nan}, "best_loss", 2.0),
+        ({"loss_history": [1.0, np.nan, 1.0, 1.0, 1.0]}, "losses_1", 2.0),
+        ({"loss_history": [1.0, np.inf, 1.0, 1.0, 1.0]}, "losses_1", 2.0),
+        ({"loss_delta": np.nan}, "loss_delta", -1.0),
+        ({"loss_delta": -np.inf}, "loss_delta", -1.0),
+        ({"score_delta": np.nan}, "score_delta", -1.0),
+        ({"score_delta": -np.inf}, "score_delta", -1.0),
+        ({"val_score": np.nan}, "score", 0.0),
+        ({"val_score": -np.inf}, "score", -2.0),
+    ],
+)
+def test_a_diverged_host_reads_as_the_bad_end_of_the_scale(
+    changes: dict[str, Any], column: str, expected: float
+) -> None:
+    (row,), _ = observe(SlotTable.empty(1, 1), signals_of(**changes))
+    assert row[column] == expected
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "expected"),
+    [
+        ("gradient_norm", np.inf, 1.0),
+        ("contribution", -np.inf, -1.0),
+        ("strongest_boost", np.inf, 1.0),
+        ("gradient_health", np.inf, 2.0),
+    ],
+)
+def test_an_infinite_measurement_reads_as_the_bound(column: str, value: float, expected: float) -> None:
+    table = SlotTable.empty(1, 1)
+    put(table, 0, Stage.HOLDING, **{column: value})
+    (row,), _ = observe(table)
+    assert row[f"slot0.{column}"] == expected
+
+
+def test_an_empty_slot_is_thirty_zeros_whatever_its_columns_hold() -> None:
+    table = SlotTable.empty(1, 3)
+    put(table, 0, Stage.HOLDING, **BLENDING)
+    put(table, 1, Stage.DORMANT, **(BLENDING | {"blueprint": -1}))
+    obs, blueprints = batch_obs_to_features(signals_of(), table, SlotConfig.of_count(3))
+    assert obs[0, 61:121].tolist() == [0.0] * 60
+    assert obs[0, 31:61].abs().sum() > 0.0
+    assert blueprints.tolist() == [[7, -1, -1]]
+
+
+def test_a_slot_that_cools_down_is_active_and_says_so() -> None:
+    table = SlotTable.empty(1, 2)
+    put(table, 1, Stage.EMBARGOED, epochs_in_stage=2)
+    (row,), (blueprints,) = observe(table)
+    known = {"active": 1.0, "stage_8": 1.0, "epochs_in_stage": 0.1}
+    assert {name: row[f"slot1.{name}"] for name in SLOT_NAMES} == pytest.approx(
+        dict.fromkeys(SLOT_NAMES, 0.0) | known
+    )
+    assert row["slot_use"] == 0.5
+    assert blueprints == [-1, -1]
+
+
+def test_environments_do_not_mix() -> None:
+    table = SlotTable.empty(2, 1)
+    put(table, 0, Stage.HOLDING, env=1, **BLENDING)
+    rows, blueprints = observe(table)
+    assert [row["slot0.active"] for row in rows] == [0.0, 1.0]
+    assert [row["slot_use"] for row in rows] == [0.0, 1.0]
+    assert blueprints == [[-1], [7]]
+
+
+@given(rng_seed=st.integers(0, 2**32 - 1), num_slots=st.sampled_from([1, 2, 3, 4, 5, 8]))
+def test_no_column_ever_leaves_its_bound(rng_seed: int, num_slots: int) -> None:
+    rng = np.random.default_rng(rng_seed)
+    table = random_table(rng, 4, num_slots)
+    for name in MEASUREMENTS:
+        getattr(table, name)[...] = wild(rng, 4, num_slots)
+    obs, _ = batch_obs_to_features(wild_signals(rng, 4), table, SlotConfig.of_count(num_slots))
+    assert torch.isfinite(obs).all()
+    assert obs.abs().max() <= 2.0
+
+
+def clip(value: float | None, low: float, high: float) -> float:
+    return 0.0 if value is None else min(max(value, low), high)
+
+
+@given(rng_seed=st.integers(0, 2**32 - 1), num_slots=st.sampled_from([1, 3, 8]))
+def test_the_columns_of_a_seed_are_its_reports_numbers(rng_seed: int, num_slots: int) -> None:
+    rng = np.random.default_rng(rng_seed)
+    table = random_table(rng, 2, num_slots)
+    for name in MEASUREMENTS[1:]:  # random_table has set the contribution
+        values = rng.integers(0, 2, table.stage.shape) if name in FLAGS else rng.random(table.stage.shape)
+        getattr(table, name)[...] = np.where(rng.random(table.stage.shape) < 0.3, np.nan, values)
+    table.alpha_target[...] = rng.choice([0.0, 0.5, 1.0], table.alpha.shape)
+    table.style[...] = rng.integers(0, 4, table.style.shape)
+    table.epochs_since_measured[...] = rng.integers(-1, 9, table.style.shape)
+    rows, _ = observe(table)
+    for env, slot in np.argwhere(table.occupied).tolist():
+        report = report_slot(table, env, slot, space_of(num_slots))
+        assert report.operator is not None
+        assert report.epochs_to_target is not None
+        expected = {
+            "active": 1.0,
+            f"stage_{int(report.stage)}": 1.0,
+            "alpha": report.alpha,
+            "alpha_target": report.alpha_target,
+            "alpha_mode": {"HOLD": 0.0, "UP": 0.5, "DOWN": 1.0}[str(report.alpha_mode)],
+            "alpha_velocity": clip(report.alpha_velocity, -1.0, 1.0),
+            "time_to_target": clip(report.epochs_to_target / 8, 0.0, 1.0),
+            "operator": int(report.operator) / 2,
+            "contribution": clip(report.counterfactual_contribution, -10.0, 10.0) / 10,
+            "contribution_velocity": clip(report.contribution_velocity, -10.0, 10.0) / 10,
+            "epochs_in_stage": (report.epochs_in_stage or 0) / 20,
+            "gradient_norm": clip(report.seed_gradient_norm, 0.0, 10.0) / 10,
+            "gradient_health": clip(report.gradient_health, 0.0, 1.0),
+            "previous_health": clip(report.previous_health, 0.0, 1.0),
+            "vanishing": float(report.is_vanishing or False),
+            "exploding": float(report.is_exploding or False),
+            "interaction_sum": clip(report.interaction_sum, -10.0, 10.0) / 10,
+            "strongest_boost": clip(report.strongest_boost, 0.0, 5.0) / 5,
+            "upstream_alpha": clip(report.upstream_alpha, 0.0, 3.0) / 3,
+            "downstream_alpha": clip(report.downstream_alpha, 0.0, 3.0) / 3,
+            "freshness": report.freshness,
+        }
+        found = {name: rows[env][f"slot{slot}.{name}"] for name in expected}
+        assert found == pytest.approx(expected, abs=1e-6)
