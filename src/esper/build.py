@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import torch
 
 from esper import provenance
-from esper.config import RunConfig
+from esper.config import RunConfig, TrainingConfig
 from esper.leyline import (
     HEAD_NAMES,
     OP_NAMES,
@@ -21,7 +21,7 @@ from esper.leyline import (
     SlotConfig,
     UnknownNameError,
 )
-from esper.leyline.errors import SlotError
+from esper.leyline.errors import EsperError, SlotError
 from esper.leyline.events import SCHEMA_VERSION, RunRow
 from esper.tamiyo import (
     HeuristicController,
@@ -31,6 +31,10 @@ from esper.tamiyo import (
     RandomController,
     parse_plan,
 )
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
+from esper.tamiyo.policy.checkpoint import load_policy
+from esper.tamiyo.policy.decider import PolicyController
+from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec, task_named
 from esper.tolaria.vector import SerialVector
 
@@ -43,7 +47,14 @@ DECIDERS: dict[str, DeciderFactory] = {
     "random": lambda space, config: RandomController(space, config.rng_seed, env_indices=(0,)),
     "periodic": lambda space, config: PeriodicController(space, parse_plan(config.plan, space)),
     "off": lambda space, config: OffController(space),
+    "ppo": lambda space, config: PolicyController(space, 1, _policy_of(config)),
 }
+
+
+def _policy_of(config: RunConfig) -> FactoredRecurrentActorCritic:
+    if config.checkpoint is None:
+        raise EsperError("the ppo decider needs a trained policy; name its folder with --checkpoint")
+    return load_policy(config.checkpoint)
 
 
 @contextmanager
@@ -97,10 +108,10 @@ def build_decider(name: str, config: RunConfig, space: ActionSpace) -> DecisionM
     return DECIDERS[name](space, config)
 
 
-def describe_run(config: RunConfig, decider: str, name: str, vector: SerialVector) -> RunRow:
-    """The run's own row: what, where, and the names behind every index. Needs a vector that was reset."""
-    space = vector.action_space
-    host_params, _ = vector.envs[0].model.count_parameters()
+def describe_run(config: RunConfig | TrainingConfig, decider: str, name: str, env: MorphEnv) -> RunRow:
+    """The run's own row: what, where, and the names behind every index. Needs an environment after reset."""
+    space = env.action_space
+    host_params, _ = env.model.count_parameters()
     return RunRow(
         schema_version=SCHEMA_VERSION,
         name=name,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -20,7 +24,7 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: str = Field("digits_impaired", description="Task preset.")
-    decider: str = Field("heuristic", description="Who decides: heuristic, random, periodic or off.")
+    decider: str = Field("heuristic", description="Who decides: heuristic, random, periodic, off or ppo.")
     rng_seed: int = Field(0, ge=0, description="Root of every random stream; same seed, same run.")
     episodes: int = Field(1, ge=1, description="Host lives, one after the other.")
     steps: int | None = Field(None, ge=1, description="Host epochs per life; the preset's unless given.")
@@ -40,6 +44,7 @@ class RunConfig(BaseModel):
     incubation_epochs: int | None = Field(
         None, ge=0, description="Epochs before a seed is blended in; the preset's unless given."
     )
+    checkpoint: Path | None = Field(None, description="Folder of a trained policy, for the ppo decider.")
     against: tuple[str, ...] = Field(
         (), description="Control deciders to run with the same rng seed and compare with."
     )
@@ -53,22 +58,91 @@ class RunConfig(BaseModel):
             raise ValueError("plan is read by the periodic decider only; add --decider periodic")
         if "rotation" in self.model_fields_set and "heuristic" not in deciders:
             raise ValueError("rotation is read by the heuristic only; add --decider heuristic")
+        if self.checkpoint is not None and "ppo" not in deciders:
+            raise ValueError("checkpoint is read by the ppo decider only; add --decider ppo")
         if len(set(deciders)) != len(deciders):
             raise ValueError(f"every decider runs once; found {', '.join(deciders)}")
         return self
 
 
-def run_config(**settings: object) -> RunConfig:
-    """Check all settings at once; a single error lists everything that is wrong."""
+class TrainingConfig(BaseModel):
+    """A policy in training; every field is a flag and a key of a configuration file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    task: str = Field("digits_impaired", description="Task preset.")
+    rng_seed: int = Field(0, ge=0, lt=1_000_000, description="Root of every random stream.")
+    envs: int = Field(32, ge=1, description="Environments, one life each per round.")
+    rounds: int = Field(40, ge=1, description="Rounds of lives and one update each.")
+    steps: int | None = Field(None, ge=1, description="Host epochs per life; the preset's unless given.")
+    hidden_dim: int = Field(256, ge=8, description="Width of the policy network.")
+    critic: Literal["state_value", "op_value"] = Field("state_value", description="V(s), or Q(s, op).")
+    conditioned: bool = Field(True, description="Heads see the op and the slot chosen before them.")
+    rent: float = Field(
+        0.01, ge=0, description="Price of a thousand grown parameters, in lead of 100 points."
+    )
+    reward_scale: float = Field(5.0, gt=0, description="Factor on every reward.")
+    passes: int = Field(6, ge=1, description="Passes over each rollout.")
+    learning_rate: float = Field(1e-3, gt=0, description="Of the policy's optimiser.")
+    clip: float = Field(0.2, gt=0, lt=1, description="Clipping of the probability ratio.")
+    clip_per_head: bool = Field(False, description="Clip head by head instead of the joint ratio.")
+    target_kl: float = Field(0.03, gt=0, description="Passes stop beyond 1.5 times this divergence.")
+    gamma: float = Field(1.0, gt=0, le=1, description="Discount.")
+    lam: float = Field(0.95, ge=0, le=1, description="Lambda of the advantage estimates.")
+    entropy_start: float = Field(0.02, ge=0, description="Entropy coefficient of the first round.")
+    entropy_end: float = Field(0.002, ge=0, description="Entropy coefficient of the last round.")
+    value_coefficient: float = Field(0.5, ge=0, description="Weight of the value loss.")
+    value_clip: float | None = Field(
+        None, gt=0, description="Clipping of value predictions; none unless given."
+    )
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradient clip.")
+    evaluate_every: int = Field(5, ge=1, description="Rounds between evaluations on selection rng seeds.")
+    evaluate_lives: int = Field(16, ge=1, description="Lives per evaluation.")
+    checkpoint_every: int = Field(5, ge=1, description="Rounds between checkpoints.")
+
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+def checked(kind: type[Config], settings: Mapping[str, object]) -> Config:
+    """A configuration with all settings checked at once; a single error lists everything that is wrong."""
     try:
-        return RunConfig.model_validate(settings)
+        return kind.model_validate(settings)
     except ValidationError as error:
-        raise ConfigError("; ".join(_sentence(dict(problem)) for problem in error.errors())) from None
+        known = list(kind.model_fields)
+        problems = "; ".join(_sentence(dict(problem), known) for problem in error.errors())
+        raise ConfigError(problems) from None
 
 
-def _sentence(problem: dict[str, object]) -> str:
+def run_config(**settings: object) -> RunConfig:
+    """A ``RunConfig``, checked."""
+    return checked(RunConfig, settings)
+
+
+def read_settings(path: Path) -> dict[str, object]:
+    """The settings of a TOML or JSON file."""
+    readers = {".toml": tomllib.loads, ".json": json.loads}
+    if path.suffix not in readers:
+        raise ConfigError(f"'{path}' must end in {' or '.join(readers)}")
+    try:
+        content = readers[path.suffix](path.read_text())
+    except OSError as error:
+        raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"'{path}' is not valid {path.suffix[1:].upper()}: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"'{path}' holds {type(content).__name__} where a table of settings is expected")
+    return content
+
+
+def _sentence(problem: dict[str, object], known: list[str]) -> str:
     location = problem["loc"]
     name = ".".join(map(str, location)) if isinstance(location, tuple) else ""
+    if problem["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, known, n=1)
+        return f"unknown key '{name}'" + (
+            f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+        )
     message = str(problem["msg"]).removeprefix("Value error, ")
     if not name:
         return message

@@ -32,9 +32,13 @@ class FanOut:
             sink.emit(row)
 
 
-def default_directory(config: RunConfig, base: Path = Path("runs")) -> Path:
-    """A directory below ``base`` that does not exist yet, named after the run."""
-    name = f"{config.task}-{config.decider}-seed{config.rng_seed}"
+def default_directory(config: RunConfig) -> Path:
+    """A directory that does not exist yet, named after the run."""
+    return free_directory(f"{config.task}-{config.decider}-seed{config.rng_seed}")
+
+
+def free_directory(name: str, base: Path = Path("runs")) -> Path:
+    """``base / name``, or that with the first number at which nothing exists yet."""
     candidate, number = base / name, 1
     while candidate.exists():
         number += 1
@@ -59,7 +63,7 @@ def run_arm(config: RunConfig, decider_name: str, directory: Path, views: Sequen
         env = vector.envs[0]
         env.reset(0)
         decider = build_decider(decider_name, config, vector.action_space)
-        env.sink.emit(describe_run(config, decider_name, directory.name, vector))
+        env.sink.emit(describe_run(config, decider_name, directory.name, env))
         writer.flush()
         try:
             for episode in range(config.episodes):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.kasmina import load_committed
 from esper.karn.query import read_rows
+from esper.kasmina import load_committed
 from esper.leyline.events import DecisionRow, EpisodeRow, EpochRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
 from esper.scripts import cli, train

@@ -179,6 +179,41 @@ class EpisodeRow(LifeRow, kw_only=True):
     seconds: Annotated[float, Column("s", "Time of the whole life.")]
 
 
+class UpdateRow(Row, kw_only=True):
+    """One per round of training: the lives it collected and what the policy learned from them."""
+
+    round: Annotated[int, Column("round", "Rounds finished, this one included.")]
+    mean_return: Annotated[float, Column("reward", "Mean undiscounted return of the round's lives.")]
+    val_score: Annotated[float, Column("points", "Mean validation score of the committed networks.")]
+    params: Annotated[float, Column("count", "Mean parameters of the committed networks.")]
+    op_shares: Annotated[list[float], Column("fraction", "Share of each op among all decisions.")]
+    policy_loss: Annotated[float, Column("loss", "Clipped surrogate of the last pass.")]
+    value_loss: Annotated[float, Column("loss", "Half the squared error of the last pass.")]
+    entropy: Annotated[float, Column("bonus", "Weighted entropy of the heads that had a choice.")]
+    head_entropy: Annotated[
+        list[float | None], Column("fraction", "Per head, 1 uniform over what was legal; null: never read.")
+    ]
+    explained_variance: Annotated[
+        float, Column("fraction", "Of the returns by the critic, variance floored.")
+    ]
+    value_return_correlation: Annotated[float | None, Column("correlation", "Of values and returns.")]
+    approx_kl: Annotated[float, Column("nats", "Divergence from the rollout's policy, last pass taken.")]
+    clip_fraction: Annotated[float, Column("fraction", "Rows with a choice whose ratio was clipped.")]
+    ratio_mean: Annotated[float, Column("ratio", "New over old probability, mean.")]
+    ratio_std: Annotated[float, Column("ratio", "New over old probability, standard deviation.")]
+    ratio_max: Annotated[float, Column("ratio", "New over old probability, largest.")]
+    ratio_min: Annotated[float, Column("ratio", "New over old probability, smallest.")]
+    first_ratio_error: Annotated[float, Column("ratio", "Largest distance from 1 in the first pass.")]
+    early_stop_pass: Annotated[int | None, Column("pass", "Pass that the divergence stopped; null: none.")]
+    grad_norm: Annotated[float, Column("norm", "Gradient norm before clipping, last pass taken.")]
+    head_grad_norm: Annotated[list[float], Column("norm", "Per head, first pass.")]
+    forced_share: Annotated[float, Column("fraction", "Rows in which no head had a choice.")]
+    skipped: Annotated[str | None, Column("text", "Why the update was left out; null: it was not.")]
+    evaluation_return: Annotated[float | None, Column("reward", "Argmax lives on selection rng seeds.")]
+    evaluation_score: Annotated[float | None, Column("points", "Their validation score.")]
+    seconds: Annotated[float, Column("s", "Time of the round.")]
+
+
 class ResourceRow(Row, kw_only=True):
     """About every ten seconds."""
 
@@ -195,6 +230,7 @@ TABLES: dict[str, type[Row]] = {
     "decision": DecisionRow,
     "episode": EpisodeRow,
     "counterfactual": CounterfactualRow,
+    "update": UpdateRow,
     "resource": ResourceRow,
 }
 """Every table by name; the name is also the file's."""

@@ -72,6 +72,16 @@ class TablePart:
         while self._buffer:
             del self._buffer[: os.write(self._file, self._buffer)]
 
+    def cut(self, size: int) -> None:
+        """Forget everything on disk beyond the first ``size`` bytes; raises ``OSError`` when that fails."""
+        if self.path.exists():
+            os.truncate(self.path, size)
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
     def close(self) -> None:
         """Close the file and forget what was not written out."""
         self._buffer.clear()

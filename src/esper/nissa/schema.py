@@ -72,6 +72,7 @@ def _split_unknown(declared: Any) -> tuple[Any, bool]:
 
 def _leaves(declared: Any) -> set[Any]:
     """The flat types that a type is made of."""
+    declared, _ = _split_unknown(declared)
     if get_origin(declared) in (list, dict):
         return set().union(*(_leaves(argument) for argument in get_args(declared)))
     return {declared}
@@ -80,9 +81,9 @@ def _leaves(declared: Any) -> set[Any]:
 def _type_name(declared: Any) -> str:
     origin, arguments = get_origin(declared), get_args(declared)
     if origin is list:
-        return f"list of {_type_name(arguments[0])}"
+        return f"list of {_inner_name(arguments[0])}"
     if origin is dict:
-        return f"map of {_type_name(arguments[0])} to {_type_name(arguments[1])}"
+        return f"map of {_inner_name(arguments[0])} to {_inner_name(arguments[1])}"
     if origin is Literal:
         return "text"
     if declared not in _PLAIN_NAMES:
@@ -90,6 +91,12 @@ def _type_name(declared: Any) -> str:
             f"a column cannot hold {declared}; allowed are flat values, lists and maps of them"
         )
     return _PLAIN_NAMES[declared]
+
+
+def _inner_name(declared: Any) -> str:
+    """The type of what stands in a list or a map, where single entries may be unknown."""
+    known, may_be_unknown = _split_unknown(declared)
+    return _type_name(known) + (" or null" if may_be_unknown else "")
 
 
 COLUMNS: Final[Mapping[str, tuple[ColumnSpec, ...]]] = MappingProxyType(

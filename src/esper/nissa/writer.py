@@ -11,7 +11,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -33,13 +33,20 @@ class RunWriter:
         directory: Path,
         warn: Callable[[str], None] | None = None,
         *,
+        resume_from: Mapping[str, int] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Claim ``directory``, made if need be; ``warn`` is told once if writing fails later."""
+        """Claim ``directory``, made if need be; ``warn`` is told once if writing fails later.
+
+        With ``resume_from``, the ``sizes`` of an earlier writer, its files are continued from there and
+        what was written later is cut off.
+        """
         self.directory = directory
         self.failed = False
-        telemetry = _claim(directory)
+        telemetry = _claim(directory) if resume_from is None else directory / "telemetry"
         self._parts = {row_type: TablePart(telemetry, table) for row_type, table in TABLE_OF.items()}
+        if resume_from is not None:
+            self._cut(resume_from)
         self._warn = warn or _warn_on_stderr
         self._open = True
         self._rows = 0
@@ -47,6 +54,19 @@ class RunWriter:
         self._resource_due = RESOURCE_SECONDS
         self._clock = clock
         self._began = clock()
+
+    def _cut(self, sizes: Mapping[str, int]) -> None:
+        try:
+            for row_type, part in self._parts.items():
+                part.cut(sizes.get(TABLE_OF[row_type], 0))
+        except OSError as error:
+            raise RunDirectoryError(
+                f"run directory '{self.directory}' cannot be written: {error.strerror}"
+            ) from error
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes on disk by table; to be stored with a checkpoint after ``flush``."""
+        return {TABLE_OF[row_type]: part.size for row_type, part in self._parts.items()}
 
     def emit(self, row: Row) -> None:
         """Stamp the row's time and take it; it reaches the disk at the next ``flush``."""

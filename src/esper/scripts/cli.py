@@ -9,7 +9,11 @@ from esper import __version__
 from esper.leyline.errors import UnknownNameError
 from esper.scripts.flags import exit_on_user_error, parse_run
 
-COMMANDS = {"run": "Grow a network on a task and report what each seed contributed."}
+COMMANDS = {
+    "run": "Grow a network on a task and report what each seed contributed.",
+    "train": "Teach a policy to decide what grows.",
+    "eval": "Compare a trained policy with every control.",
+}
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -27,10 +31,19 @@ def main(args: Sequence[str] | None = None) -> None:
 def _dispatch(command: str, args: Sequence[str]) -> None:
     if command not in COMMANDS:
         raise UnknownNameError("command", command, COMMANDS, "See esper --help.")
-    config = parse_run(f"esper {command}", COMMANDS[command], args)
-    from esper.scripts.run_command import run
+    if command == "train":
+        from esper.scripts.train_command import train_command
 
-    run(config)
+        train_command(args)
+    elif command == "eval":
+        from esper.scripts.eval_command import eval_command
+
+        eval_command(args)
+    else:
+        config = parse_run(f"esper {command}", COMMANDS[command], args)
+        from esper.scripts.run_command import run
+
+        run(config)
 
 
 def _overview() -> str:

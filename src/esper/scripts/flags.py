@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 import tyro
+from pydantic import BaseModel
 
 from esper.config import RunConfig, run_config
 from esper.leyline.errors import EsperError
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+
+
+Flag = tuple[Any, Any, str]
+"""Type, default and help of a flag that is no setting of the configuration."""
 
 
 def parse_run(
@@ -24,27 +29,42 @@ def parse_run(
     renamed: dict[str, str] | None = None,
     fixed: dict[str, Any] | None = None,
 ) -> RunConfig:
-    """Read flags for ``RunConfig``; ``renamed`` gives fields other flag names, ``fixed`` takes some away.
-
-    Only what differs from its default is handed on, so that the configuration knows what was given.
-    """
+    """Read flags for ``RunConfig``; ``renamed`` gives fields other flag names, ``fixed`` takes some away."""
     fixed = fixed or {}
-    flags = _flag_class({"as_json": "json", **(renamed or {})}, fixed)
-    parsed = tyro.cli(flags, args=list(args), prog=prog, description=description)
-    defaults = {name: field.default for name, field in RunConfig.model_fields.items()}
-    given = {name: value for name, value in vars(parsed).items() if value != defaults[name]}
+    names = {"as_json": "json", **(renamed or {})}
+    given, _ = parse_flags(RunConfig, prog, description, args, renamed=names, without=fixed)
     return run_config(**given, **fixed)
 
 
-def _flag_class(renamed: dict[str, str], without: Collection[str]) -> type[Any]:
-    """A dataclass with one field per setting: tyro shows its help and converts the words."""
+def parse_flags(
+    kind: type[BaseModel],
+    prog: str,
+    description: str,
+    args: Sequence[str],
+    *,
+    renamed: Mapping[str, str] | None = None,
+    without: Collection[str] = (),
+    extra: Mapping[str, Flag] | None = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings of ``kind`` that were given as flags, and the values of the ``extra`` flags.
+
+    Only what differs from its default counts as given: the rest is the file's or the default's to say.
+    """
+    names, extra = renamed or {}, extra or {}
     fields: list[tuple[str, Any, Any]] = []
-    for name, field in RunConfig.model_fields.items():
-        if name in without:
-            continue
-        flag = tyro.conf.arg(name=renamed.get(name, name), help=field.description or "")
-        fields.append((name, Annotated[field.annotation, flag], dataclasses.field(default=field.default)))
-    return dataclasses.make_dataclass("RunFlags", fields)
+    for name, field in kind.model_fields.items():
+        if name not in without:
+            flag = tyro.conf.arg(name=names.get(name, name), help=field.description or "")
+            fields.append((name, Annotated[field.annotation, flag], dataclasses.field(default=field.default)))
+    for name, (flag_type, default, text) in extra.items():
+        fields.append(
+            (name, Annotated[flag_type, tyro.conf.arg(help=text)], dataclasses.field(default=default))
+        )
+    flags = dataclasses.make_dataclass("Flags", fields)
+    parsed = vars(tyro.cli(flags, args=list(args), prog=prog, description=description))
+    defaults = {name: field.default for name, field in kind.model_fields.items()}
+    given = {n: v for n, v in parsed.items() if n not in extra and v != defaults[n]}
+    return given, {name: parsed[name] for name in extra}
 
 
 def exit_on_user_error(command: Callable[[], None]) -> None:

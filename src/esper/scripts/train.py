@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from esper.leyline.errors import UnknownNameError
 from esper.scripts.flags import exit_on_user_error, parse_run
 
-DECIDERS = ("heuristic",)
+DECIDERS = ("heuristic", "ppo")
 RENAMED = {"rng_seed": "seed", "steps": "max-epochs"}
+RENAMED_PPO = {**RENAMED, "rounds": "episodes"}
+"""For a policy an episode of training is a round: one life in every environment and one update."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -24,6 +26,11 @@ def main(args: Sequence[str] | None = None) -> None:
 def _train(decider: str, args: Sequence[str]) -> None:
     if decider not in DECIDERS:
         raise UnknownNameError("decider", decider, DECIDERS)
+    if decider == "ppo":
+        from esper.scripts.train_command import train_command
+
+        train_command(args, prog="python -m esper.scripts.train ppo", renamed=RENAMED_PPO)
+        return
     config = parse_run(
         f"python -m esper.scripts.train {decider}",
         f"Grow a network under the {decider}.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +49,7 @@ class TrainingSettings:
 
     rng_seed: int = 0
     envs: int = 32
-    shard_envs: int = 8
+    shard_envs: int = 4
     rounds: int = 40
     hidden_dim: int = 256
     critic: Critic = "state_value"
@@ -174,8 +174,8 @@ class Trainer:
 
     # --- checkpoints --------------------------------------------------------------------------
 
-    def save(self, directory: Path) -> None:
-        """Write policy, optimiser and progress; the progress file comes last and makes it count."""
+    def save(self, directory: Path, extra: Mapping[str, Any]) -> None:
+        """Write policy, optimiser and progress into ``directory``."""
         save_policy(self.policy, directory)
         write_durably(directory / OPTIMISER_FILE, save_tensors(_flat_optimiser(self.agent.optimiser)))
         progress = {
@@ -183,12 +183,14 @@ class Trainer:
             "best_return": None if np.isinf(self.best_return) else self.best_return,
             "skipped_in_a_row": self.agent.skipped_in_a_row,
             "task": self.task.name,
+            "horizon": self.task.horizon,
             "settings": asdict(self.settings),
+            **extra,
         }
         write_durably(directory / PROGRESS_FILE, (json.dumps(progress, indent=1) + "\n").encode())
 
-    def load(self, directory: Path) -> None:
-        """Continue from a checkpoint of the same run."""
+    def load(self, directory: Path) -> dict[str, Any]:
+        """Continue from a checkpoint of the same run; returns what was stored with it."""
         progress = read_json(directory / PROGRESS_FILE)
         self._check_own(progress, directory)
         self.policy.load_state_dict(load_policy(directory).state_dict())
@@ -197,36 +199,36 @@ class Trainer:
         best = progress["best_return"]
         self.best_return = -np.inf if best is None else float(best)
         self.agent.skipped_in_a_row = int(progress["skipped_in_a_row"])
+        return progress
 
     def _check_own(self, progress: dict[str, Any], directory: Path) -> None:
         ours = json.loads(json.dumps(asdict(self.settings)))
         theirs = progress.get("settings", {})
         different = [name for name in ours if ours[name] != theirs.get(name)]
-        if progress.get("task") != self.task.name or different:
+        for name, own in (("task", self.task.name), ("horizon", self.task.horizon)):
+            if progress.get(name) != own:
+                different.append(name)
+        if different:
             raise CheckpointError(
-                f"the checkpoint in '{directory}' belongs to another run: task {progress.get('task')},"
-                f" different settings: {', '.join(different) or 'none'}"
+                f"the checkpoint in '{directory}' belongs to another run; different: {', '.join(different)}"
             )
 
 
 def train(
     trainer: Trainer,
-    directory: Path | None,
     on_round: Callable[[RoundSummary], None] = lambda summary: None,
+    on_best: Callable[[], None] = lambda: None,
+    on_checkpoint: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the rounds that are left; the last state and the best one so far are kept in ``directory``."""
+    """Run the rounds that are left; the callbacks record a round, keep the best policy, save the state."""
     while trainer.round < trainer.settings.rounds:
         summary = trainer.run_round()
-        improved = summary.evaluation_return is not None and summary.evaluation_return > trainer.best_return
-        if improved and summary.evaluation_return is not None:
-            trainer.best_return = summary.evaluation_return
-        ended = trainer.round == trainer.settings.rounds
-        if directory is not None and exchange.rank() == 0:
-            if improved:
-                save_policy(trainer.policy, directory / "best")
-            if ended or trainer.round % trainer.settings.checkpoint_every == 0:
-                trainer.save(directory / "last")
         on_round(summary)
+        if summary.evaluation_return is not None and summary.evaluation_return > trainer.best_return:
+            trainer.best_return = summary.evaluation_return
+            on_best()
+        if trainer.round % trainer.settings.checkpoint_every == 0 or trainer.round == trainer.settings.rounds:
+            on_checkpoint()
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,0 +1,115 @@
+"""``esper train``: teach a policy, alone or in several processes, from the start or from where it stopped."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from esper.config import ConfigError, TrainingConfig, checked, read_settings
+from esper.leyline import OP_NAMES
+from esper.leyline.errors import EsperError
+from esper.runner import free_directory
+from esper.scripts.flags import Flag, parse_flags
+from esper.simic.agent.ppo import shards
+from esper.simic.training.vectorized import RoundSummary
+from esper.teaching import config_of_run, settings_of, task_of, teach
+
+DESCRIPTION = "Teach a policy to decide what grows, and keep the best one."
+EXTRA: dict[str, Flag] = {
+    "config": (Path | None, None, "TOML or JSON file with settings; flags override it."),
+    "resume": (Path | None, None, "Run directory to continue from its last checkpoint."),
+    "out": (Path | None, None, "Run directory; a new one below runs/ unless given."),
+    "processes": (int, 1, "Processes that share the environments; their number changes no result."),
+}
+
+
+def train_command(
+    args: Sequence[str], *, prog: str = "esper train", renamed: dict[str, str] | None = None
+) -> None:
+    """Parse ``args`` and train."""
+    given, extra = parse_flags(TrainingConfig, prog, DESCRIPTION, args, renamed=renamed, extra=EXTRA)
+    config, directory = _resolve(given, extra)
+    task_of(config)
+    processes = int(extra["processes"])
+    groups = len(shards(config.envs, settings_of(config).shard_envs))
+    if not 1 <= processes <= groups:
+        raise ConfigError(
+            f"{processes} processes were asked for; {config.envs} environments form {groups} shards of up to"
+            f" {settings_of(config).shard_envs}, so 1 to {groups} are possible"
+        )
+    resume = extra["resume"] is not None
+    if processes == 1:
+        teach(config, directory, resume=resume, on_round=RoundPrinter(config.rounds))
+    else:
+        _launch(config, directory, processes, resume)
+    print(
+        f"best policy in {directory / 'best'};"
+        f" compare it with: esper eval {directory / 'best'} --task {config.task}"
+    )
+
+
+def _resolve(given: dict[str, Any], extra: dict[str, Any]) -> tuple[TrainingConfig, Path]:
+    if extra["resume"] is not None:
+        if given or extra["config"] or extra["out"]:
+            raise ConfigError("a resumed run keeps its own settings; --resume goes with --processes only")
+        return config_of_run(extra["resume"]), extra["resume"]
+    settings = read_settings(extra["config"]) if extra["config"] else {}
+    config = checked(TrainingConfig, {**settings, **given})
+    name = f"{config.task}-ppo-seed{config.rng_seed}"
+    return config, extra["out"] or free_directory(name)
+
+
+def _launch(config: TrainingConfig, directory: Path, processes: int, resume: bool) -> None:
+    """Hand the run to torchrun; the first process prints and writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        file.write_text(config.model_dump_json())
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc-per-node={processes}", "-m", "esper.scripts.worker"]
+        command += [str(file), str(directory), "resume" if resume else "start"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        code = subprocess.run(command, check=False, env=environment).returncode
+    if code != 0:
+        raise EsperError(
+            f"the {processes} processes of the run ended with code {code}; see their messages above"
+        )
+
+
+class RoundPrinter:
+    """One line per round, with the time that is left."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds
+        self._began = time.monotonic()
+        self._first: int | None = None
+
+    def __call__(self, summary: RoundSummary) -> None:
+        if self._first is None:
+            self._first = summary.round - 1
+        done = summary.round - self._first
+        left = (time.monotonic() - self._began) / done * (self._rounds - summary.round)
+        metrics = summary.metrics
+        shares = " ".join(
+            f"{name.lower()} {100 * share:.0f}%"
+            for name, share in zip(OP_NAMES, summary.op_shares, strict=True)
+            if share > 0
+        )
+        line = (
+            f"round {summary.round}/{self._rounds}  left {left / 60:.0f} min"
+            f"  return {summary.mean_return:+.2f}"
+            f"  score {summary.val_score:.1f}  params {summary.params:.0f}"
+            f"  ev {metrics.explained_variance:+.2f}  kl {metrics.approx_kl:.3f}"
+            f"  entropy {metrics.entropy:.2f}  {shares}"
+        )
+        if summary.evaluation_score is not None:
+            line += f"  | evaluation: return {summary.evaluation_return:+.2f}"
+            line += f", score {summary.evaluation_score:.1f}"
+        if metrics.skipped:
+            line += f"  | update left out: {metrics.skipped}"
+        print(line, flush=True)

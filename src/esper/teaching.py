@@ -1,0 +1,133 @@
+"""Runs a training: from a configuration to a directory with telemetry, checkpoints and the best policy.
+
+``DIR/checkpoints/round-N`` are whole states and ``DIR/checkpoints/latest`` names the one that counts;
+it is replaced after a state is complete on disk, so a process killed at any moment leaves a state to
+resume from.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+from esper.build import describe_run, one_thread
+from esper.config import TrainingConfig, checked, read_settings
+from esper.leyline.errors import EsperError, RunDirectoryError
+from esper.leyline.events import UpdateRow
+from esper.nissa.writer import RunWriter
+from esper.simic.agent.ppo import PPOSettings
+from esper.simic.training import exchange
+from esper.simic.training.vectorized import RoundSummary, Trainer, TrainingSettings, train
+from esper.tamiyo.policy.checkpoint import CheckpointError, save_policy, write_durably
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.tasks import TaskSpec, task_named
+
+CONFIG_FILE = "config.json"
+POINTER = "latest"
+
+
+class FinishedRunError(EsperError):
+    """A run that has no round left."""
+
+
+def task_of(config: TrainingConfig) -> TaskSpec:
+    """The preset with the training's own horizon."""
+    task = task_named(config.task)
+    return replace(task, horizon=config.steps or task.horizon)
+
+
+def settings_of(config: TrainingConfig) -> TrainingSettings:
+    """The part of the configuration that the trainer takes."""
+    given = config.model_dump()
+    ppo = PPOSettings(**{f.name: given[f.name] for f in fields(PPOSettings) if f.name in given})
+    own = {f.name: given[f.name] for f in fields(TrainingSettings) if f.name in given}
+    return TrainingSettings(**own, ppo=ppo)
+
+
+def teach(
+    config: TrainingConfig,
+    directory: Path,
+    *,
+    resume: bool = False,
+    on_round: Callable[[RoundSummary], None] = lambda summary: None,
+) -> None:
+    """Train to the last round; every process of the run calls this, the first one writes."""
+    with one_thread():
+        trainer = Trainer(task_of(config), settings_of(config))
+        sizes = _load_latest(trainer, directory) if resume else None
+        if exchange.rank() != 0:
+            train(trainer)
+            return
+        with RunWriter(directory, resume_from=sizes) as writer:
+            if not resume:
+                _begin(config, directory, writer, trainer)
+
+            def record(summary: RoundSummary) -> None:
+                writer.emit(row_of(summary))
+                writer.flush()
+                on_round(summary)
+
+            train(
+                trainer,
+                record,
+                on_best=lambda: save_policy(trainer.policy, directory / "best"),
+                on_checkpoint=lambda: _save_state(trainer, directory / "checkpoints", writer.sizes()),
+            )
+
+
+def _begin(config: TrainingConfig, directory: Path, writer: RunWriter, trainer: Trainer) -> None:
+    write_durably(directory / CONFIG_FILE, (config.model_dump_json(indent=1) + "\n").encode())
+    env = MorphEnv(trainer.task, rng_seed=config.rng_seed)
+    env.reset(0)
+    writer.emit(describe_run(config, "ppo", directory.name, env))
+    writer.flush()
+
+
+def _save_state(trainer: Trainer, folder: Path, sizes: dict[str, int]) -> None:
+    """A whole new state beside the old one, then the pointer, then the old one goes."""
+    name = f"round-{trainer.round:05d}"
+    trainer.save(folder / name, {"telemetry": sizes})
+    write_durably(folder / POINTER, name.encode())
+    for old in folder.glob("round-*"):
+        if old.name != name:
+            shutil.rmtree(old)
+
+
+def _load_latest(trainer: Trainer, directory: Path) -> dict[str, int]:
+    """Load the state that counts; a run killed before its first one starts again from nothing."""
+    pointer = directory / "checkpoints" / POINTER
+    if not pointer.exists():
+        return _sizes_at_start(directory)
+    progress = trainer.load(directory / "checkpoints" / pointer.read_text().strip())
+    if trainer.round >= trainer.settings.rounds:
+        raise FinishedRunError(
+            f"the run in '{directory}' has finished its {trainer.settings.rounds} rounds;"
+            " there is nothing to resume"
+        )
+    return {str(name): int(size) for name, size in progress["telemetry"].items()}
+
+
+def _sizes_at_start(directory: Path) -> dict[str, int]:
+    """Keep the run's own row and nothing else."""
+    part = directory / "telemetry" / "run" / "part-00000.jsonl"
+    if not part.exists():
+        raise CheckpointError(f"'{directory}' holds no training run to resume")
+    return {"run": os.path.getsize(part)}
+
+
+def config_of_run(directory: Path) -> TrainingConfig:
+    """The configuration of a training run, as it was written at its start."""
+    if not (directory / CONFIG_FILE).exists():
+        raise RunDirectoryError(f"'{directory}' is no training run: it has no {CONFIG_FILE}")
+    return checked(TrainingConfig, read_settings(directory / CONFIG_FILE))
+
+
+def row_of(summary: RoundSummary) -> UpdateRow:
+    """A round as its row of telemetry."""
+    metrics = summary.metrics
+    shared = {name: getattr(metrics, name) for name in UpdateRow.__struct_fields__ if hasattr(metrics, name)}
+    own = {name: getattr(summary, name) for name in UpdateRow.__struct_fields__ if hasattr(summary, name)}
+    return UpdateRow(**{**shared, **own, "op_shares": list(summary.op_shares)})

@@ -1,0 +1,50 @@
+"""Rollouts of small policies on oracle environments, for the tests of the learner."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.simic.agent.ppo import PPOAgent, PPOSettings
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.training.lifecycle_sandbox import Lifecycle
+from esper.simic.training.proving import SMALL, OracleClass, new_policy
+from esper.simic.training.rollout import ActionStreams, collect
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
+
+TINY = replace(SMALL, feature_dim=16, hidden_dim=16)
+
+
+def roll(
+    oracle: OracleClass = Lifecycle, num_envs: int = 4, episodes: int = 1, rng_seed: int = 0, **shape: Any
+) -> tuple[FactoredRecurrentActorCritic, TamiyoRolloutBuffer]:
+    """A new policy and what it did; the lifecycle is the oracle that offers a choice to every head."""
+    policy = new_policy(replace(TINY, **shape), rng_seed)
+    env = oracle(rng_seed, range(num_envs))
+    sizes = policy.shape.state_dim, policy.shape.num_slots, policy.shape.hidden_dim
+    buffer = TamiyoRolloutBuffer(num_envs, episodes * env.horizon, *sizes)
+    collect(env, policy, ActionStreams(rng_seed, range(num_envs)), buffer)
+    return policy, buffer
+
+
+def agent_of(policy: FactoredRecurrentActorCritic, **settings: Any) -> PPOAgent:
+    """An agent with a policy of its own, equal to ``policy``."""
+    return PPOAgent(deepcopy(policy), PPOSettings(**settings))
+
+
+def weights(agent: PPOAgent) -> Tensor:
+    """All parameters side by side, as a copy."""
+    return torch.cat([parameter.detach().flatten() for parameter in agent.policy.parameters()])
+
+
+def gradients(agent: PPOAgent) -> Tensor:
+    """What the last pass left in the parameters' gradients, side by side."""
+    parts = [
+        torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
+        for p in agent.policy.parameters()
+    ]
+    return torch.cat(parts)

@@ -1,0 +1,107 @@
+"""The best decisions in every oracle, written down by whoever knows its secret."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from esper.leyline import CANONICAL_ACTION, AlphaTarget, Blueprint, Head, Op, Tempo
+from esper.leyline.factored_actions import IntArray
+from esper.simic.training.lifecycle_sandbox import Lifecycle, LifecycleSandbox, Scaffold
+from esper.simic.training.proving import OracleClass
+from esper.simic.training.sandbox import (
+    Bandit,
+    Combination,
+    Distractors,
+    Memory,
+    Rent,
+    Sandbox,
+    Schedule,
+)
+
+Script = Callable[[Any, int], IntArray]
+"""From the environments and the number of the step to actions ``[env, 8]``."""
+
+
+def action(num_envs: int, op: int, slot: Any = 0, **heads: Any) -> IntArray:
+    """The same op everywhere, slot and other heads as given; what is not named is canonical."""
+    rows = np.tile(CANONICAL_ACTION, (num_envs, 1))
+    rows[:, Head.OP], rows[:, Head.SLOT] = op, slot
+    for name, value in heads.items():
+        rows[:, Head[name.upper()]] = value
+    return rows
+
+
+def plant(num_envs: int, slot: Any, blueprint: Any = Blueprint.NORM) -> IntArray:
+    """Germinate with the shortest ramp to full alpha."""
+    return action(
+        num_envs, Op.GERMINATE, slot, blueprint=blueprint, tempo=Tempo.FAST, alpha_target=AlphaTarget.FULL
+    )
+
+
+def bandit(env: Bandit, step: int) -> IntArray:
+    return plant(env.num_envs, 2, Blueprint.CONV_HEAVY)
+
+
+def schedule(env: Schedule, step: int) -> IntArray:
+    if step == 0:
+        return plant(env.num_envs, 0)
+    return action(env.num_envs, Op.FOSSILIZE if step == 4 else Op.WAIT)
+
+
+def memory(env: Memory, step: int) -> IntArray:
+    return plant(env.num_envs, env.answer) if step == 50 else action(env.num_envs, Op.WAIT)
+
+
+def combination(env: Combination, step: int) -> IntArray:
+    slot = np.where(env.op == Op.GERMINATE, env.slot, env.slot_of_op[env.op])
+    rows = plant(env.num_envs, slot, env.blueprint_of_slot[slot])
+    rows[:, Head.OP] = env.op
+    return rows
+
+
+def rent(env: Rent, step: int) -> IntArray:
+    return plant(env.num_envs, step) if step < 2 else action(env.num_envs, Op.WAIT)
+
+
+def distractors(env: Distractors, step: int) -> IntArray:
+    return plant(env.num_envs, env.shown)
+
+
+def lifecycle(env: Lifecycle, step: int) -> IntArray:
+    best = (Blueprint.CONV_HEAVY, Blueprint.CONV_LIGHT, Blueprint.DEPTHWISE)
+    return plant(env.num_envs, step, best[step]) if step < 3 else action(env.num_envs, Op.WAIT)
+
+
+def scaffold(env: Scaffold, step: int) -> IntArray:
+    """The scaffold blends from step 2 on, so the building incubates then; after that it can go."""
+    steps = {0: plant(env.num_envs, 0), 2: plant(env.num_envs, 2), 4: action(env.num_envs, Op.PRUNE, 0)}
+    return steps.get(step, action(env.num_envs, Op.WAIT))
+
+
+SCRIPTS: dict[OracleClass, Script] = {
+    Bandit: bandit,
+    Schedule: schedule,
+    Memory: memory,
+    Combination: combination,
+    Rent: rent,
+    Distractors: distractors,
+    Lifecycle: lifecycle,
+    Scaffold: scaffold,
+}
+
+
+def follow(env: Sandbox | LifecycleSandbox, script: Script) -> np.ndarray:
+    """Returns ``[env]`` of one episode; every action must be legal."""
+    masks, returns = env.reset().masks, np.zeros(env.num_envs)
+    for number in range(env.horizon):
+        actions = script(env, number)
+        rows = np.arange(env.num_envs)
+        assert masks.slot_by_op.numpy()[rows, actions[:, Head.OP], actions[:, Head.SLOT]].all()
+        step = env.step(actions)
+        returns += step.reward
+        masks = step.observation.masks
+        assert step.ended.all() == (number == env.horizon - 1)
+    return returns

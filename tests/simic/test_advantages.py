@@ -1,0 +1,85 @@
+import pytest
+import torch
+from torch import Tensor
+
+from esper.simic.advantages import gae, normalise
+
+NEVER = [False, False, False]
+
+
+def advantages(
+    rewards: list[float],
+    values: list[float],
+    next_values: list[float],
+    terminated: list[bool],
+    ended: list[bool],
+    gamma: float = 0.5,
+    lam: float = 0.5,
+) -> list[float]:
+    rows = (torch.tensor([row]) for row in (rewards, values, next_values, terminated, ended))
+    return gae(*rows, gamma=gamma, lam=lam)[0].tolist()
+
+
+def test_advantages_are_discounted_sums_of_temporal_differences() -> None:
+    # d = 1 + 1/2 − 1, 2 + 1/2 − 1, 3 + 2/2 − 1 = 0.5, 1.5, 3; each adds a quarter of the next advantage.
+    found = advantages([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 1.0, 2.0], NEVER, NEVER)
+    assert found == pytest.approx([1.0625, 2.25, 3.0])
+
+
+def test_a_termination_is_worth_nothing_beyond_its_end() -> None:
+    # d_1 = 2 − 1 = 1 without bootstrap, and A_1 = d_1; A_0 = 0.5 + 1/4.
+    middle = [False, True, False]
+    found = advantages([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 9.0, 2.0], middle, middle)
+    assert found == pytest.approx([0.75, 1.0, 3.0])
+
+
+def test_a_truncation_bootstraps_from_the_state_it_cut_off() -> None:
+    # d_1 = 2 + 4/2 − 1 = 3, and A_1 = d_1: the next row is another episode's. A_0 = 0.5 + 3/4.
+    found = advantages([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 4.0, 2.0], NEVER, [False, True, False])
+    assert found == pytest.approx([1.25, 3.0, 3.0])
+
+
+def test_undiscounted_with_lambda_one_the_return_is_the_sum_of_what_follows() -> None:
+    end = [False, False, True]
+    values = [0.3, -0.7, 0.2]
+    found = advantages([1.0, 2.0, 4.0], values, [-0.7, 0.2, 9.0], end, end, gamma=1.0, lam=1.0)
+    assert [a + v for a, v in zip(found, values, strict=True)] == pytest.approx([7.0, 6.0, 4.0])
+
+
+def random_rows(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    rewards, values, next_values = (torch.randn(3, 8, generator=generator) for _ in range(3))
+    return rewards, values, next_values
+
+
+@pytest.mark.parametrize("terminates", [True, False])
+def test_nothing_leaks_across_the_end_of_an_episode(terminates: bool) -> None:
+    rewards, values, next_values = random_rows(torch.Generator().manual_seed(0))
+    ended = torch.zeros(3, 8, dtype=torch.bool)
+    ended[0, 3] = ended[1, 5] = True
+    terminated = ended & terminates
+    before = gae(rewards, values, next_values, terminated, ended, gamma=0.9, lam=0.9)
+    rewards[0, 4:] += 10.0
+    values[0, 4:] += 10.0
+    after = gae(rewards, values, next_values, terminated, ended, gamma=0.9, lam=0.9)
+    assert torch.equal(before[0, :4], after[0, :4])
+    assert torch.equal(before[1:], after[1:]), "environments are apart"
+    rewards[1, 5] += 1.0
+    final = gae(rewards, values, next_values, terminated, ended, gamma=0.9, lam=0.9)
+    assert (final[1, :6] > after[1, :6]).all(), "within an episode it counts for every step before"
+
+
+def test_normalised_advantages_have_mean_0_and_deviation_1_where_there_was_a_choice() -> None:
+    # The free rows hold 1, 3, 5: mean 3, variance 8/3. The forced rows neither count nor stay.
+    advantages = torch.tensor([[1.0, 100.0, 3.0], [5.0, -100.0, 7.0]])
+    free = torch.tensor([[True, False, True], [True, False, False]])
+    step = (3.0 / 8.0) ** 0.5 * 2.0
+    expected = torch.tensor([[-step, 0.0, 0.0], [step, 0.0, 0.0]])
+    torch.testing.assert_close(normalise(advantages, free), expected)
+
+
+def test_equal_advantages_normalise_to_nothing() -> None:
+    assert normalise(torch.full((2, 2), 5.0), torch.ones(2, 2, dtype=torch.bool)).tolist() == [[0.0, 0.0]] * 2
+
+
+def test_without_a_choice_anywhere_there_is_no_advantage() -> None:
+    assert normalise(torch.randn(2, 2), torch.zeros(2, 2, dtype=torch.bool)).tolist() == [[0.0, 0.0]] * 2

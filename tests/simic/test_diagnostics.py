@@ -1,0 +1,90 @@
+import math
+
+import pytest
+import torch
+
+from esper.simic.diagnostics import (
+    RatioExplosionDiagnostic,
+    correlation,
+    explained_variance,
+    first_non_finite,
+)
+from esper.simic.schedules import linear
+
+
+def test_explained_variance_literally() -> None:
+    # Residuals 1, 2, 3, 4 with variance 1.25; returns 2, 4, 6, 8 with variance 5.
+    values, returns = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[2.0, 4.0], [6.0, 8.0]])
+    assert explained_variance(values, returns) == pytest.approx(0.75)
+    assert explained_variance(returns, returns) == 1.0
+    assert explained_variance(-values, returns) == pytest.approx(-1.25)  # residuals 3, 6, 9, 12
+
+
+def test_returns_that_hardly_vary_are_not_divided_by_nothing() -> None:
+    # Residual variance 0.05² = 0.0025 over the floor of 0.01.
+    values, returns = torch.tensor([0.95, 1.05]), torch.tensor([1.0, 1.0])
+    assert explained_variance(values, returns) == pytest.approx(0.75, abs=1e-4)
+
+
+def test_correlation_ignores_scale_and_offset() -> None:
+    a = torch.tensor([1.0, 2.0, 4.0])
+    assert correlation(a, 3.0 * a + 5.0) == pytest.approx(1.0)
+    assert correlation(a, -a) == pytest.approx(-1.0)
+    # deviations −1, 0, 1 and 1/3, −2/3, 1/3: covariance 0
+    assert correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 0.0, 1.0])) == pytest.approx(0.0)
+
+
+def test_the_correlation_with_a_constant_is_unknown() -> None:
+    assert correlation(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0])) is None
+
+
+def test_the_first_number_that_is_not_finite_is_found_by_name_and_place() -> None:
+    fine, broken = torch.zeros(2, 3), torch.zeros(2, 3)
+    broken[1, 2] = math.inf
+    assert first_non_finite(reward=fine, value=fine) is None
+    assert first_non_finite(reward=fine, value=broken) == "value of environment 1 at step 2 is inf"
+
+
+def diagnose(head: int, change: float) -> RatioExplosionDiagnostic | None:
+    """Environment 1, step 2: one head changed by ``change``, another by a little."""
+    before = torch.full((2, 3, 8), -1.0)
+    after = before.clone()
+    after[1, 2, head] += change
+    after[1, 2, 7] += 0.01
+    actions = torch.arange(48).reshape(2, 3, 8)
+    ratio = (after - before).sum(dim=-1).exp()
+    return RatioExplosionDiagnostic.of(ratio, after, before, actions)
+
+
+def test_ratios_between_a_tenth_and_five_are_no_explosion() -> None:
+    assert diagnose(2, math.log(4.9)) is None
+    assert diagnose(2, math.log(0.11)) is None
+
+
+@pytest.mark.parametrize("change", [2.0, -3.0])
+def test_an_explosion_names_environment_step_head_and_action(change: float) -> None:
+    found = diagnose(2, change)
+    assert found is not None
+    assert (found.env, found.step, found.head, found.action) == (1, 2, "blueprint", 42)  # 24 + 2·8 + 2
+    assert found.ratio == pytest.approx(math.exp(change + 0.01), rel=1e-4)
+    assert found.old_log_prob == -1.0
+    assert found.new_log_prob == pytest.approx(change - 1.0)
+
+
+def test_the_worst_of_several_is_named_and_an_unknown_ratio_is_worst() -> None:
+    ratio = torch.tensor([[1.0, 20.0, 0.01], [9.0, 1.0, 1.0]])
+    logs, actions = torch.zeros(2, 3, 8), torch.zeros(2, 3, 8, dtype=torch.int64)
+    found = RatioExplosionDiagnostic.of(ratio, logs, logs, actions)
+    assert found is not None
+    assert (found.env, found.step) == (0, 2)  # |ln 0.01| = 4.6, ln 20 = 3.0
+    ratio[1, 1] = torch.nan
+    found = RatioExplosionDiagnostic.of(ratio, logs, logs, actions)
+    assert found is not None
+    assert (found.env, found.step) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("progress", "value"), [(-1.0, 0.02), (0.0, 0.02), (0.5, 0.011), (1.0, 0.002), (3.0, 0.002)]
+)
+def test_a_schedule_runs_straight_from_start_to_end(progress: float, value: float) -> None:
+    assert linear(0.02, 0.002, progress) == pytest.approx(value)

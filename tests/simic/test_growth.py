@@ -1,0 +1,106 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from esper.leyline import LifecycleRules, Op
+from esper.leyline.factored_actions import IntArray
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.training.growth import GrowthEnv
+from esper.simic.training.proving import new_policy
+from esper.simic.training.rollout import ActionStreams, collect
+from esper.tolaria.env import LifeReport
+from esper.tolaria.tasks.spec import TaskSpec
+from esper.tolaria.twin import live_without_growth
+from tests.simic.rolling import TINY
+from tests.tolaria.building import WAIT, action, plant, tiny_task
+
+RENT, SCALE = 0.5, 5.0
+AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
+"""Seeds blend from the epoch they are planted in, so that some are held after four."""
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
+
+
+@pytest.fixture
+def task() -> TaskSpec:
+    return tiny_task(rules=AT_ONCE, horizon=4)
+
+
+def growth(task: TaskSpec, num_envs: int = 2) -> GrowthEnv:
+    return GrowthEnv(task, rng_seed=3, env_indices=range(num_envs), rent=RENT, scale=SCALE)
+
+
+def live(env: GrowthEnv, script: Iterator[IntArray]) -> np.ndarray:
+    """Rewards ``[step, env]`` of one life of two environments, the second of which only waits."""
+    env.reset()
+    return np.array([env.step(np.stack([row, WAIT])).reward for row in script])
+
+
+def final_potential(task: TaskSpec, report: LifeReport, env: int, episode: int) -> float:
+    """What the committed network won over a twin that is lived through again, less its rent."""
+    twin = live_without_growth(task, rng_seed=3, env=env, episode=episode)
+    return (report.val_score - twin.val_score) / 100 - RENT * (report.params - report.host_params) / 1000
+
+
+def test_a_return_is_the_final_paired_score_of_the_committed_network(task: TaskSpec) -> None:
+    env = growth(task)
+    rewards = live(env, iter([plant(1), plant(0), WAIT, WAIT]))
+    grower, waiter = env.reports
+    assert grower.params > grower.host_params, "the first seed is held in time and stays"
+    expected = SCALE * final_potential(task, grower, 0, 0)
+    assert rewards[:, 0].sum() == pytest.approx(expected, abs=1e-9)
+    assert rewards[:, 0].sum() != pytest.approx(SCALE * (grower.val_score - waiter.val_score) / 100)
+
+
+def test_doing_nothing_earns_exactly_nothing(task: TaskSpec) -> None:
+    env = growth(task)
+    assert live(env, iter([plant(1), WAIT, WAIT, WAIT]))[:, 1].tolist() == [0.0] * 4
+
+
+def test_rent_is_charged_at_once_and_returned_with_the_seed(task: TaskSpec) -> None:
+    # A seed that is exactly zero at birth changes no score before it was trained for an epoch.
+    env = growth(task)
+    rewards = live(env, iter([plant(2), action(Op.PRUNE, 2), WAIT, WAIT]))
+    assert env.reports[0].params == env.reports[0].host_params
+    expected = SCALE * final_potential(task, env.reports[0], 0, 0)
+    assert rewards[:, 0].sum() == pytest.approx(expected, abs=1e-9)
+    assert rewards[0, 0] < 0.0 < rewards[1, 0]
+
+
+def test_rewards_telescope_through_the_real_loop_in_every_life(task: TaskSpec) -> None:
+    env, policy, streams = growth(task, 4), new_policy(TINY, 0), ActionStreams(0, range(4))
+    buffer = TamiyoRolloutBuffer(4, task.horizon, TINY.state_dim, TINY.num_slots, TINY.hidden_dim)
+    for episode in range(2):
+        collect(env, policy, streams, buffer)
+        assert buffer.ended.tolist() == [[False, False, False, True]] * 4
+        assert len(buffer.actions[..., 0].unique()) > 1, "something was tried"
+        expected = [
+            SCALE * final_potential(task, report, index, episode) for index, report in enumerate(env.reports)
+        ]
+        assert buffer.rewards.sum(dim=1).tolist() == pytest.approx(expected, abs=1e-5)
+        assert buffer.rewards.abs().max() > 1e-3
+
+
+def test_every_reset_begins_the_next_life_and_a_life_can_be_sought(task: TaskSpec) -> None:
+    env = growth(task)
+    first, second = env.reset().features.clone(), env.reset().features.clone()
+    assert not torch.equal(first, second)
+    env.seek(0)
+    assert torch.equal(env.reset().features, first)
+    assert torch.equal(env.begin(1).features, second)
+
+
+def test_a_policy_sees_the_slots_of_its_own_environment(task: TaskSpec) -> None:
+    env = growth(task)
+    env.reset()
+    observation = env.step(np.stack([plant(1), WAIT])).observation
+    assert observation.features.shape == (2, 121)
+    assert observation.blueprint_indices.tolist() == [[-1, 1, -1], [-1, -1, -1]]
+    assert observation.masks.slot_by_op[:, Op.GERMINATE].tolist() == [[True, False, True], [True] * 3]
+    assert (env.horizon, list(env.env_indices)) == (4, [0, 1])

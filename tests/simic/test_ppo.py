@@ -1,0 +1,343 @@
+import pytest
+import torch
+
+from esper.leyline import HEAD_NAMES, Head
+from esper.simic import losses
+from esper.simic.advantages import gae, normalise
+from esper.simic.agent.ppo import (
+    PolicyDivergedError,
+    PPOAgent,
+    PPOSettings,
+    has_choice,
+    shards,
+)
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.training.lifecycle_sandbox import Lifecycle
+from esper.simic.training.sandbox import Memory, Rent
+from tests.simic.rolling import agent_of, gradients, roll, weights
+
+UNCLIPPED = {"passes": 1, "max_grad_norm": 1e9}
+
+
+def test_defaults_are_the_settings_that_the_proofs_use() -> None:
+    assert PPOSettings() == PPOSettings(
+        passes=6,
+        learning_rate=1e-3,
+        clip=0.2,
+        clip_per_head=False,
+        target_kl=0.03,
+        gamma=1.0,
+        lam=0.95,
+        entropy_start=0.02,
+        entropy_end=0.002,
+        value_coefficient=0.5,
+        value_clip=None,
+        max_grad_norm=1.0,
+        shard_envs=8,
+    )
+
+
+# --- what moves the policy -------------------------------------------------------------------------
+
+
+def test_an_update_of_forced_steps_alone_leaves_the_policy_bit_for_bit() -> None:
+    policy, buffer = roll(Memory)
+    forced = TamiyoRolloutBuffer.join([buffer])
+    for name in ("masks", "log_probs", "actions"):  # step 0 of Memory, where WAIT is all there is
+        getattr(forced, name)[...] = getattr(buffer, name)[:, :1]
+    agent = agent_of(policy, value_coefficient=0.0)
+    before = weights(agent)
+    metrics = agent.update(forced, 0.0)
+    assert metrics.forced_share == 1.0
+    assert torch.equal(weights(agent), before)
+    assert metrics.head_grad_norm == [0.0] * 8
+    assert metrics.head_entropy == [None] * 8
+
+
+def test_the_advantage_of_a_forced_step_moves_nothing() -> None:
+    policy, buffer = roll(Memory)
+    free = has_choice(buffer.masks, policy.sizes)
+    assert free.nonzero()[:, 1].unique().tolist() == [50], "only the last step asks"
+
+    def gradient(advantages: torch.Tensor) -> torch.Tensor:
+        agent = agent_of(policy)
+        judged = agent.policy.evaluate_actions(*buffer.get_batched_sequences())
+        losses.policy_loss(judged.log_probs, buffer.log_probs, advantages, clip=0.2, rows=1).loss.backward()
+        return gradients(agent)
+
+    advantages = torch.where(free, 1.0, 0.0)
+    assert torch.equal(gradient(advantages), gradient(torch.where(free, advantages, 50.0)))
+    assert gradient(advantages).abs().max() > 0.0
+
+
+def test_the_reported_policy_loss_is_about_free_steps_only() -> None:
+    # In the first pass every ratio is 1 and the mean normalised advantage of the free rows is 0.
+    policy, buffer = roll(Memory, num_envs=8)
+    metrics = agent_of(policy, passes=1).update(buffer, 0.0)
+    assert metrics.policy_loss == pytest.approx(0.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("critic", ["state_value", "op_value"])
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_every_head_that_was_read_gets_a_gradient(critic: str, conditioned: bool) -> None:
+    policy, buffer = roll(Lifecycle, num_envs=16, critic=critic, conditioned=conditioned)
+    assert {1, 2, 3} <= set(buffer.actions[..., Head.OP].unique().tolist()), "ops that read all heads"
+    agent = agent_of(policy)
+    metrics = agent.update(buffer, 0.0)
+    assert all(norm > 1e-6 for norm in metrics.head_grad_norm), metrics.head_grad_norm
+    assert all(entropy is not None for entropy in metrics.head_entropy)
+    moved = {
+        name: not torch.equal(mine, theirs)
+        for (name, mine), theirs in zip(agent.policy.named_parameters(), policy.parameters(), strict=True)
+    }
+    assert all(moved.values()), [name for name, has_moved in moved.items() if not has_moved]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"learning_rate": 2e-3},
+        {"passes": 3},
+        {"clip": 0.01},
+        {"clip_per_head": True},
+        {"target_kl": 1e-6},
+        {"gamma": 0.9},
+        {"lam": 0.5},
+        {"entropy_start": 0.5},
+        {"entropy_end": 0.5},
+        {"value_coefficient": 5.0},
+        {"value_clip": 0.001},
+        {"max_grad_norm": 0.01},
+        {"shard_envs": 3},
+    ],
+)
+def test_every_setting_changes_the_update(change: dict[str, float]) -> None:
+    policy, buffer = roll(Lifecycle, num_envs=8)
+    base, other = agent_of(policy), agent_of(policy, **change)
+    base.update(buffer, 0.5)
+    other.update(buffer, 0.5)
+    assert not torch.equal(weights(base), weights(other))
+
+
+# --- shards ----------------------------------------------------------------------------------------
+
+
+def test_shards_are_neighbours_and_the_last_may_be_smaller() -> None:
+    assert shards(10, 4) == [slice(0, 4), slice(4, 8), slice(8, 10)]
+    assert shards(3, 8) == [slice(0, 3)]
+
+
+@pytest.mark.parametrize("shard_envs", [1, 3, 4, 11])
+def test_the_gradient_does_not_depend_on_the_shards(shard_envs: int) -> None:
+    policy, buffer = roll(Lifecycle, num_envs=12)
+    whole, split = (agent_of(policy, **UNCLIPPED, shard_envs=size) for size in (12, shard_envs))
+    metrics = [agent.update(buffer, 0.0) for agent in (whole, split)]
+    torch.testing.assert_close(gradients(split), gradients(whole), atol=1e-6, rtol=0.0)
+    assert gradients(whole).abs().max() > 1e-2
+    assert metrics[0].policy_loss == pytest.approx(metrics[1].policy_loss, abs=1e-6)
+    assert metrics[0].value_loss == pytest.approx(metrics[1].value_loss, abs=1e-6)
+    assert metrics[0].entropy == pytest.approx(metrics[1].entropy, abs=1e-5)
+    assert metrics[0].head_grad_norm == pytest.approx(metrics[1].head_grad_norm, abs=1e-6)
+
+
+def shard_gradient(agent: PPOAgent, buffer: TamiyoRolloutBuffer, shard: slice) -> torch.Tensor:
+    """The gradient of one shard in the first pass, written out; its weight is the whole rollout's."""
+    b, settings = buffer, agent.settings
+    advantages = gae(
+        b.rewards, b.values, b.next_values, b.terminated, b.ended, gamma=settings.gamma, lam=settings.lam
+    )
+    free = has_choice(b.masks, agent.policy.sizes)
+    rows = int(free.sum())
+    returns = (advantages + b.values)[shard]
+    advantages = normalise(advantages, free)[shard]
+    judged = agent.policy.evaluate_actions(*b.get_batched_sequences(shard))
+    policy = losses.policy_loss(judged.log_probs, b.log_probs[shard], advantages, clip=0.2, rows=rows).loss
+    value = losses.value_loss(judged.value, b.values[shard], returns, clip=None, rows=free.numel())
+    bonus = losses.entropy_bonus(judged.entropies, judged.has_choice, rows=rows)
+    (policy + 0.5 * value - 0.02 * bonus).backward()
+    return gradients(agent)
+
+
+def test_shards_computed_apart_and_added_in_order_give_the_same_bits() -> None:
+    policy, buffer = roll(Lifecycle, num_envs=12)
+    together = agent_of(policy, **UNCLIPPED, shard_envs=4)
+    together.update(buffer, 0.0)
+    parts = [shard_gradient(agent_of(policy), buffer, shard) for shard in shards(12, 4)]
+    assert torch.equal(gradients(together), parts[0] + parts[1] + parts[2])
+
+
+@pytest.mark.parametrize("shard_envs", [12, 99])
+def test_a_shard_may_be_larger_than_the_rollout(shard_envs: int) -> None:
+    policy, buffer = roll(Lifecycle, num_envs=12)
+    agents = [agent_of(policy, shard_envs=size) for size in (12, shard_envs)]
+    for agent in agents:
+        agent.update(buffer, 0.0)
+    assert torch.equal(weights(agents[0]), weights(agents[1]))
+
+
+# --- the KL stop -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rate", "target"), [(0.1, 1e-6), (1e-3, 1e-3), (1e-3, 4e-3)])
+def test_too_large_a_change_is_noticed_before_another_step(rate: float, target: float) -> None:
+    policy, buffer = roll(Lifecycle, num_envs=8)
+    stopped = agent_of(policy, passes=6, learning_rate=rate, target_kl=target)
+    metrics = stopped.update(buffer, 0.0)
+    stop = metrics.early_stop_pass
+    assert stop is not None
+    assert (stop == 1) if rate == 0.1 else (1 < stop < 6)
+    assert metrics.approx_kl > 1.5 * target, "what is reported is what stopped it"
+    exact = agent_of(policy, passes=stop, learning_rate=rate, target_kl=1e9)
+    assert exact.update(buffer, 0.0).early_stop_pass is None
+    assert torch.equal(weights(stopped), weights(exact)), "exactly that many steps were taken"
+
+
+def test_the_first_pass_always_steps() -> None:
+    policy, buffer = roll(Rent)
+    agent = agent_of(policy, target_kl=-1.0)
+    assert agent.update(buffer, 0.0).early_stop_pass == 1
+    assert not torch.equal(weights(agent), weights(agent_of(policy)))
+
+
+# --- metrics ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("oracle", [Lifecycle, Memory, Rent])
+@pytest.mark.parametrize("critic", ["state_value", "op_value"])
+def test_rollout_and_update_agree_over_episode_ends(oracle: type[Rent], critic: str) -> None:
+    policy, buffer = roll(oracle, episodes=2, critic=critic)
+    assert buffer.ended.sum().item() == 2 * 4
+    metrics = agent_of(policy).update(buffer, 0.0)
+    assert metrics.first_ratio_error < 1e-5
+    assert metrics.skipped is None
+
+
+def test_numbers_of_an_update_are_consistent() -> None:
+    policy, buffer = roll(Lifecycle, num_envs=8)
+    metrics = agent_of(policy).update(buffer, 0.0)
+    assert metrics.ratio_min < 1.0 < metrics.ratio_max
+    assert metrics.ratio_std > 0.0
+    assert 0.0 < metrics.approx_kl < 0.1
+    assert 0.0 <= metrics.clip_fraction < 0.5
+    assert metrics.entropy > 0.0
+    assert all(e is not None and 0.0 < e <= 1.0 + 1e-6 for e in metrics.head_entropy)
+    free = has_choice(buffer.masks, policy.sizes)
+    assert metrics.forced_share == pytest.approx(1.0 - free.float().mean().item())
+    assert metrics.value_return_correlation is not None
+    assert metrics.explosion is None
+
+
+def test_the_clip_fraction_counts_free_steps_beyond_the_clip() -> None:
+    policy, buffer = roll(Memory, num_envs=4)
+    buffer.log_probs[:3, 50, Head.SLOT] -= 0.5  # ratio e^0.5 = 1.65 in three of four free rows
+    metrics = agent_of(policy, passes=1).update(buffer, 0.0)
+    assert metrics.clip_fraction == pytest.approx(0.75)
+    assert metrics.ratio_max == pytest.approx(1.6487, abs=1e-3)
+    assert metrics.first_ratio_error == pytest.approx(0.6487, abs=1e-3)
+
+
+def test_gradient_norms_are_those_before_clipping() -> None:
+    policy, buffer = roll(Lifecycle, num_envs=8)
+    free, tight = (agent_of(policy, passes=1, max_grad_norm=limit) for limit in (1e9, 1e-3))
+    loose_metrics, tight_metrics = free.update(buffer, 0.0), tight.update(buffer, 0.0)
+    assert loose_metrics.grad_norm == pytest.approx(gradients(free).norm().item(), rel=1e-5)
+    assert tight_metrics.grad_norm == loose_metrics.grad_norm
+    assert tight_metrics.head_grad_norm == loose_metrics.head_grad_norm
+    assert gradients(tight).norm().item() == pytest.approx(1e-3, rel=1e-3)
+    blueprint = free.policy.heads["blueprint"]
+    expected = torch.cat([p.grad.flatten() for p in blueprint.parameters() if p.grad is not None]).norm()
+    assert loose_metrics.head_grad_norm[Head.BLUEPRINT] == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("change", [-4.0, 4.0])
+def test_a_ratio_that_explodes_names_its_row_and_head(change: float) -> None:
+    policy, buffer = roll(Lifecycle, num_envs=6)
+    chose = buffer.log_probs[..., Head.BLUEPRINT] < 0.0
+    env, step = chose.nonzero()[-1].tolist()
+    buffer.log_probs[env, step, Head.BLUEPRINT] += change
+    metrics = agent_of(policy, passes=1).update(buffer, 0.0)
+    found = metrics.explosion
+    assert found is not None
+    assert (found.env, found.step, found.head) == (env, step, "blueprint")
+    assert found.action == buffer.actions[env, step, Head.BLUEPRINT].item()
+    assert found.ratio == pytest.approx(torch.tensor(-change).exp().item(), rel=1e-3)
+    assert found.new_log_prob - found.old_log_prob == pytest.approx(-change, rel=1e-3)
+
+
+def test_an_explosion_that_ends_the_passes_is_still_reported() -> None:
+    policy, buffer = roll(Lifecycle, num_envs=6)
+    metrics = agent_of(policy, learning_rate=0.3).update(buffer, 0.0)
+    assert metrics.early_stop_pass == 1
+    assert metrics.explosion is not None
+    assert metrics.explosion.head in HEAD_NAMES
+    assert metrics.ratio_max > 5.0 or metrics.ratio_min < 0.1
+
+
+# --- what is not finite ----------------------------------------------------------------------------
+
+
+def broken(buffer: TamiyoRolloutBuffer) -> TamiyoRolloutBuffer:
+    """A copy with one reward that is not a number."""
+    copy = TamiyoRolloutBuffer.join([buffer])
+    copy.rewards[2, 3] = torch.nan
+    return copy
+
+
+def test_a_broken_reward_skips_the_update_and_says_where() -> None:
+    policy, buffer = roll(Rent)
+    agent = agent_of(policy)
+    metrics = agent.update(broken(buffer), 0.0)
+    assert metrics.skipped == "reward of environment 2 at step 3 is nan"
+    assert torch.equal(weights(agent), weights(agent_of(policy)))
+    assert agent.optimiser.state_dict()["state"] == {}
+
+
+@pytest.mark.parametrize("name", ["values", "next_values"])
+def test_a_broken_value_skips_the_update_too(name: str) -> None:
+    policy, buffer = roll(Rent)
+    getattr(buffer, name)[1, 0] = torch.inf
+    skipped = agent_of(policy).update(buffer, 0.0).skipped
+    assert skipped == f"{name[:-1]} of environment 1 at step 0 is inf"
+
+
+def test_a_broken_log_probability_skips_the_pass() -> None:
+    policy, buffer = roll(Rent)
+    buffer.log_probs[1, 2, 0] = torch.nan
+    agent = agent_of(policy)
+    metrics = agent.update(buffer, 0.0)
+    assert metrics.skipped is not None
+    assert "pass 0" in metrics.skipped
+    assert metrics.explosion is not None
+    assert (metrics.explosion.env, metrics.explosion.step, metrics.explosion.head) == (1, 2, "op")
+    assert torch.equal(weights(agent), weights(agent_of(policy)))
+
+
+def test_three_broken_updates_in_a_row_end_the_run_with_the_policy_as_it_was() -> None:
+    policy, buffer = roll(Rent)
+    agent = agent_of(policy)
+    for _ in range(2):
+        agent.update(broken(buffer), 0.0)
+    with pytest.raises(PolicyDivergedError, match=r"3 updates in a row.*reward of environment 2"):
+        agent.update(broken(buffer), 0.0)
+    assert torch.equal(weights(agent), weights(agent_of(policy)))
+
+
+def test_a_good_update_in_between_forgives() -> None:
+    policy, buffer = roll(Rent)
+    agent = agent_of(policy)
+    for _ in range(2):
+        agent.update(broken(buffer), 0.0)
+    assert agent.update(buffer, 0.0).skipped is None
+    for _ in range(2):
+        agent.update(broken(buffer), 0.0)
+    assert agent.skipped_in_a_row == 2
+
+
+def test_an_update_that_breaks_after_its_first_step_does_not_forgive() -> None:
+    policy, buffer = roll(Rent)
+    agent = agent_of(policy, learning_rate=1e30)
+    for _ in range(2):
+        assert "pass 1" in str(agent.update(buffer, 0.0).skipped)
+        agent.policy.load_state_dict(policy.state_dict())
+    with pytest.raises(PolicyDivergedError):
+        agent.update(buffer, 0.0)

@@ -1,0 +1,102 @@
+import pytest
+import torch
+
+from esper.leyline import NUM_HEADS, head_sizes
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.tamiyo.networks.factored_lstm import Decision, Hidden
+
+WIDTH = sum(head_sizes(2))
+
+
+def hidden_of(value: float) -> Hidden:
+    return torch.full((1, 3, 5), value), torch.full((1, 3, 5), value + 0.5)
+
+
+def decision(number: int) -> Decision:
+    """Environment e decides e + 10·number everywhere."""
+    mark = torch.arange(3.0) + 10 * number
+    return Decision(
+        actions=mark.long().unsqueeze(1).expand(3, NUM_HEADS),
+        log_probs=-mark.unsqueeze(1).expand(3, NUM_HEADS),
+        masks=(torch.arange(WIDTH) == number).expand(3, WIDTH),
+        value=mark / 2,
+        hidden=hidden_of(float(number)),
+    )
+
+
+def filled(steps: int = 4) -> TamiyoRolloutBuffer:
+    buffer = TamiyoRolloutBuffer(3, 4, state_dim=6, num_slots=2, hidden_dim=5)
+    buffer.begin(hidden_of(7.0))
+    for step in range(steps):
+        mark = torch.arange(3.0) + 10 * step
+        fresh = torch.tensor([step == 0, step == 0, step == 2])
+        blueprints = mark.long().unsqueeze(1).expand(3, 2)
+        buffer.add(mark.unsqueeze(1).expand(3, 6), blueprints, decision(step), fresh)
+        ended = torch.tensor([step == 3, False, step == 1])
+        buffer.add_outcome(mark + 100, ended, ended & (torch.arange(3) == 0), mark + 200)
+    return buffer
+
+
+ROWS = torch.tensor([[0.0, 10.0, 20.0, 30.0], [1.0, 11.0, 21.0, 31.0], [2.0, 12.0, 22.0, 32.0]])
+"""``[env, step]``: e + 10·step."""
+
+
+def test_rows_are_environments_and_columns_are_steps() -> None:
+    buffer = filled()
+    assert torch.equal(buffer.state, ROWS.unsqueeze(-1).expand(3, 4, 6))
+    assert torch.equal(buffer.blueprint_indices, ROWS.long().unsqueeze(-1).expand(3, 4, 2))
+    assert torch.equal(buffer.actions, ROWS.long().unsqueeze(-1).expand(3, 4, NUM_HEADS))
+    assert torch.equal(buffer.log_probs, -ROWS.unsqueeze(-1).expand(3, 4, NUM_HEADS))
+    assert torch.equal(
+        buffer.masks, (torch.arange(WIDTH) == torch.arange(4).unsqueeze(1)).expand(3, 4, WIDTH)
+    )
+    assert torch.equal(buffer.values, ROWS / 2)
+    assert torch.equal(buffer.rewards, ROWS + 100)
+    assert torch.equal(buffer.next_values, ROWS + 200)
+    assert buffer.ended.nonzero().tolist() == [[0, 3], [2, 1]]
+    assert buffer.terminated.nonzero().tolist() == [[0, 3]]
+    assert buffer.fresh.nonzero().tolist() == [[0, 0], [1, 0], [2, 2]]
+    assert buffer.length == 4
+
+
+def test_a_full_buffer_refuses_another_step() -> None:
+    with pytest.raises(RuntimeError, match="holds 4 steps and is full"):
+        filled(5)
+
+
+def test_a_new_rollout_begins_at_the_first_step_with_its_own_start_state() -> None:
+    buffer = filled()
+    start = hidden_of(3.0)
+    buffer.begin(start)
+    start[0].zero_()
+    assert buffer.length == 0
+    assert buffer.hidden[0].unique().tolist() == [3.0]
+    assert buffer.hidden[1].unique().tolist() == [3.5]
+    buffer.add(torch.full((3, 6), -1.0), torch.zeros(3, 2), decision(9), torch.ones(3, dtype=torch.bool))
+    assert buffer.state[:, 0].unique().tolist() == [-1.0]
+    assert torch.equal(buffer.state[:, 1:], ROWS[:, 1:].unsqueeze(-1).expand(3, 3, 6))
+
+
+def test_sequences_are_whole_environments_with_their_start_state() -> None:
+    buffer = filled()
+    part = buffer.get_batched_sequences(slice(1, 3))
+    assert torch.equal(part.state, buffer.state[1:])
+    assert torch.equal(part.blueprint_indices, buffer.blueprint_indices[1:])
+    assert torch.equal(part.actions, buffer.actions[1:])
+    assert torch.equal(part.masks, buffer.masks[1:])
+    assert torch.equal(part.fresh, buffer.fresh[1:])
+    assert [tuple(state.shape) for state in part.hidden] == [(1, 2, 5)] * 2
+    assert len(buffer.get_batched_sequences().state) == 3
+
+
+def test_joined_parts_are_their_environments_one_after_the_other() -> None:
+    first, second = filled(), filled()
+    second.state += 0.25
+    second.hidden[1].add_(0.25)
+    joined = TamiyoRolloutBuffer.join([first, second])
+    assert torch.equal(joined.state, torch.cat([first.state, second.state]))
+    assert torch.equal(joined.rewards, torch.cat([ROWS, ROWS]) + 100)
+    assert torch.equal(joined.hidden[1], torch.cat([first.hidden[1], second.hidden[1]], dim=1))
+    assert joined.hidden[0].shape == (1, 6, 5)
+    assert joined.fresh.nonzero().tolist() == [[0, 0], [1, 0], [2, 2], [3, 0], [4, 0], [5, 2]]
+    assert (joined.length, first.state.shape[0]) == (4, 3)

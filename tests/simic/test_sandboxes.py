@@ -1,0 +1,244 @@
+import numpy as np
+import pytest
+import torch
+
+from esper.leyline import (
+    CANONICAL_ACTION,
+    OP_FOSSILIZE,
+    OP_GERMINATE,
+    OP_PRUNE,
+    OP_SET_ALPHA_TARGET,
+    OP_WAIT,
+    Blueprint,
+    Head,
+    Stage,
+)
+from esper.leyline.factored_actions import IntArray
+from esper.simic.training import lifecycle_sandbox
+from esper.simic.training.lifecycle_sandbox import Lifecycle, Scaffold
+from esper.simic.training.proving import OracleClass, random_return, uniform_actions
+from esper.simic.training.rollout import ActionStreams
+from esper.simic.training.sandbox import Combination, Distractors, Memory, Rent, Schedule, slot_column
+from tests.simic.scripts import SCRIPTS, action, follow, plant
+
+ORACLES = list(SCRIPTS)
+
+
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measurements without noise."""
+    monkeypatch.setattr(lifecycle_sandbox, "NOISE", 0.0)
+
+
+@pytest.mark.usefixtures("silence")
+@pytest.mark.parametrize("oracle", ORACLES)
+def test_whoever_knows_the_secret_reaches_the_optimum_exactly(oracle: OracleClass) -> None:
+    env = oracle(0, range(20))
+    returns = follow(env, SCRIPTS[oracle])
+    np.testing.assert_allclose(returns, oracle.optimum, atol=1e-9)
+    np.testing.assert_allclose(follow(env, SCRIPTS[oracle]), oracle.optimum, atol=1e-9, err_msg="again")
+
+
+@pytest.mark.parametrize("oracle", [Lifecycle, Scaffold])
+def test_noise_moves_single_lives_but_not_the_mean(oracle: OracleClass) -> None:
+    # Rewards telescope, so a return carries one error of 2 points: 5 · 2/100 = 0.1.
+    returns = follow(oracle(0, range(300)), SCRIPTS[oracle])
+    assert returns.mean() == pytest.approx(oracle.optimum, abs=3 * 0.1 / 300**0.5)
+    assert returns.std() == pytest.approx(0.1, rel=0.15)
+
+
+@pytest.mark.usefixtures("silence")
+@pytest.mark.parametrize("oracle", ORACLES)
+def test_no_random_life_beats_the_optimum(oracle: OracleClass) -> None:
+    env, streams = oracle(1, range(300)), ActionStreams(1, range(300))
+    masks, returns = env.reset().masks, np.zeros(300)
+    for _ in range(env.horizon):
+        step = env.step(uniform_actions(masks, streams.draw()).numpy())
+        masks, returns = step.observation.masks, returns + step.reward
+    assert returns.max() <= oracle.optimum + 1e-9
+
+
+@pytest.mark.parametrize("oracle", ORACLES)
+def test_chance_is_far_below_the_optimum(oracle: OracleClass) -> None:
+    assert random_return(oracle, 0, num_envs=400) < 0.4 * oracle.optimum
+
+
+@pytest.mark.parametrize(
+    ("oracle", "optimum"),
+    [
+        # payoff = 5 · (points/100 − 0.02 · parameters/1000): heavy in 0, light in 1, depthwise in 2:
+        # 5 · (0.20 − 0.04) + 5 · (0.15 − 0.003) + 5 · (0.12 − 0.0012)
+        (Lifecycle, 2.129),
+        (Scaffold, 1.4984),  # 5 · (0.30 − 0.00032)
+    ],
+)
+def test_the_optimum_of_a_life_literally(oracle: OracleClass, optimum: float) -> None:
+    assert oracle.optimum == pytest.approx(optimum)
+
+
+@pytest.mark.parametrize("oracle", ORACLES)
+def test_every_oracle_shows_a_real_observation(oracle: OracleClass) -> None:
+    observation = oracle(0, range(3)).reset()
+    assert observation.features.shape == (3, 121)
+    assert observation.features.dtype == torch.float32
+    assert observation.blueprint_indices.tolist() == [[-1, -1, -1]] * 3
+    assert observation.masks.slot_by_op.shape == (3, 6, 3)
+    assert observation.masks.blueprint.sum(dim=-1).tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize("oracle", [Memory, Combination, Distractors, Lifecycle])
+def test_a_world_depends_on_its_own_environment_only(oracle: OracleClass) -> None:
+    alone, among = oracle(4, [2]), oracle(4, [0, 1, 2, 3])
+    waiting = np.tile(CANONICAL_ACTION, (4, 1))
+    seen = [(alone.reset(), among.reset())]
+    seen += [(alone.step(waiting[:1]).observation, among.step(waiting).observation) for _ in range(3)]
+    for one, many in seen:
+        assert torch.equal(one.features[0], many.features[2])
+        assert torch.equal(one.masks.slot_by_op[0], many.masks.slot_by_op[2])
+
+
+# --- what single worlds pay ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("germinate", "fossilize", "pay"),
+    [
+        (0, 4, 1.0),
+        (0, 3, 0.7),  # a step too early
+        (0, 5, 0.65),  # a step too late, which is also a step lost
+        (1, 5, 0.95),
+        (3, 7, 0.85),
+        (0, 1, 0.1),
+    ],
+)
+def test_a_schedule_pays_for_the_right_age(germinate: int, fossilize: int, pay: float) -> None:
+    def script(env: Schedule, step: int) -> IntArray:
+        if step == germinate:
+            return plant(env.num_envs, 0)
+        return action(env.num_envs, OP_FOSSILIZE if step == fossilize else OP_WAIT)
+
+    assert follow(Schedule(0, [0]), script) == pytest.approx([pay])
+
+
+def test_memory_shows_its_answer_once_and_asks_fifty_steps_later() -> None:
+    env = Memory(0, range(30))
+    observation = env.reset()
+    columns = [slot_column(slot) for slot in range(3)]
+    shown = observation.features[:, columns]
+    assert shown.argmax(dim=-1).tolist() == env.answer.tolist()
+    assert set(env.answer.tolist()) == {0, 1, 2}
+    for step in range(50):
+        assert observation.masks.op.tolist() == [[True] + [False] * 5] * 30
+        assert bool(observation.features[:, columns].any()) is (step == 0)
+        observation = env.step(action(30, OP_WAIT)).observation
+    assert observation.masks.op.tolist() == [[False, True] + [False] * 4] * 30
+    assert not observation.features[:, columns].any()
+
+
+def test_combination_hides_the_op_and_forces_it() -> None:
+    env = Combination(0, range(200))
+    observation = env.reset()
+    assert len(observation.features.unique(dim=0)) == 1, "nothing but the time is shown"
+    assert observation.masks.op.sum(dim=-1).tolist() == [1] * 200
+    assert observation.masks.op.any(dim=0).tolist() == [False, True, True, True, True, False]
+    per_op = observation.masks.slot_by_op.sum(dim=-1)
+    assert per_op[:, OP_GERMINATE].unique().tolist() == [0, 1], "the slot of a germination is forced"
+    assert per_op[:, OP_PRUNE].unique().tolist() == [0, 3]
+
+
+def test_combination_pays_by_slot_and_by_blueprint() -> None:
+    env = Combination(0, range(4))
+    env.reset()
+    env.op = np.array([OP_GERMINATE, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_FOSSILIZE])
+    env.slot = np.array([1, 1, 0, 0])
+    rows = plant(4, np.array([1, 1, 2, 0]), np.array([Blueprint.CONV_HEAVY, Blueprint.NORM, 0, 0]))
+    rows[:, Head.OP] = env.op
+    # Slot 1 wants the heavy one; a new alpha target belongs to slot 2, a fossil to slot 1.
+    assert env.step(rows).reward.tolist() == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_rent_pays_two_seeds_and_charges_the_third() -> None:
+    returns = follow(Rent(0, [0]), lambda env, step: plant(1, step) if step < 3 else action(1, OP_WAIT))
+    assert returns.tolist() == [0.0]  # 1 + 1 − 2
+
+
+def test_distractors_pay_only_for_the_slot_that_is_shown() -> None:
+    env = Distractors(0, range(3))
+    features = env.reset().features[:, [slot_column(slot) for slot in range(3)]]
+    assert features.argmax(dim=-1).tolist() == env.shown.tolist()
+    env.shown = np.array([0, 0, 1])
+    rows = plant(3, np.array([0, 1, 1]))
+    rows[2, Head.OP] = OP_PRUNE
+    assert env.step(rows).reward.tolist() == [1.0, 0.0, 0.0]
+
+
+# --- lives -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("silence")
+@pytest.mark.parametrize(
+    ("heads", "share"),
+    [
+        ({}, 1.0),
+        ({"style": 1}, 0.7),  # multiplying is worth 0.7 of adding here
+        ({"style": 3}, 0.85),
+        ({"alpha_target": 0}, 0.0),  # parked at a half it is never held, and the horizon removes it
+    ],
+)
+def test_a_lifes_gain_depends_on_style_and_full_alpha(heads: dict[str, int], share: float) -> None:
+    def script(env: Lifecycle, step: int) -> IntArray:
+        return plant(1, 1, Blueprint.CONV_LIGHT) if step == 0 else action(1, OP_WAIT)
+
+    def varied(env: Lifecycle, step: int) -> IntArray:
+        rows = script(env, step)
+        for name, value in heads.items():
+            rows[:, Head[name.upper()]] = value
+        return rows
+
+    rent = 0.003 if share else 0.0
+    assert follow(Lifecycle(0, [0]), varied) == pytest.approx([5 * (0.15 * share - rent)])
+
+
+@pytest.mark.usefixtures("silence")
+@pytest.mark.parametrize(("start", "ripe"), [(12, 1.0), (13, 7 / 8), (15, 5 / 8), (16, 0.0)])
+def test_a_seed_needs_eight_epochs_to_ripen_and_five_to_be_held(start: int, ripe: float) -> None:
+    # Two epochs of incubation, three of ramp, then it is held: step 15 of 0 to 19 is the last to begin.
+    def script(env: Lifecycle, step: int) -> IntArray:
+        return plant(1, 1, Blueprint.CONV_LIGHT) if step == start else action(1, OP_WAIT)
+
+    rent = 0.003 if ripe else 0.0
+    assert follow(Lifecycle(0, [0]), script) == pytest.approx([5 * (0.15 * ripe - rent)])
+
+
+@pytest.mark.usefixtures("silence")
+@pytest.mark.parametrize(
+    ("plan", "points"),
+    [
+        ({2: 2}, 0.0),  # no scaffold
+        ({0: 2, 2: 0}, 0.0 - 10.0),  # the scaffold came too late, and stays
+        ({0: 0, 2: 2}, 30.0 - 10.0),  # the scaffold was not removed
+        ({0: 0, 2: 2, 4: -1}, 30.0),
+    ],
+)
+def test_a_building_needs_its_scaffold_while_it_incubates_and_not_after(
+    plan: dict[int, int], points: float
+) -> None:
+    def script(env: Scaffold, step: int) -> IntArray:
+        if step not in plan:
+            return action(1, OP_WAIT)
+        return action(1, OP_PRUNE, 0) if plan[step] < 0 else plant(1, plan[step])
+
+    seeds = len([slot for slot in plan.values() if slot >= 0]) - sum(slot < 0 for slot in plan.values())
+    expected = 5 * (points / 100 - 0.00032 * seeds)
+    assert follow(Scaffold(0, [0]), script) == pytest.approx([expected])
+
+
+def test_lives_go_through_the_real_stages() -> None:
+    env = Lifecycle(0, [0])
+    env.reset()
+    seen = []
+    for step in range(9):
+        env.step(plant(1, 0) if step == 0 else action(1, OP_WAIT))
+        seen.append(Stage(int(env.table.stage[0, 0])))
+    training, blending, holding = Stage.TRAINING, Stage.BLENDING, Stage.HOLDING
+    assert seen == [training, blending, blending, blending, holding, holding, holding, holding, holding]
