@@ -10,7 +10,7 @@ import pytest
 
 from esper.karn.query import read_rows
 from esper.leyline.errors import EsperError
-from esper.leyline.events import TABLES, CounterfactualRow, EpochRow, ResourceRow, Row
+from esper.leyline.events import TABLES, CounterfactualRow, EpochRow, ResourceRow, Row, UpdateRow
 from esper.nissa.part import RowError
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
@@ -27,8 +27,41 @@ def one_row_of_each_table() -> dict[str, Row]:
         "counterfactual": CounterfactualRow(
             env=0, episode=0, epoch=4, on=[True, False, True], score=41.0, loss=0.5
         ),
+        "update": update_row(3),
         "resource": ResourceRow(rss_mb=120.5, rows_written=7, writer_ms=0.25),
     }
+
+
+def update_row(number: int) -> UpdateRow:
+    """A round in which one head was never read and nothing was evaluated."""
+    return UpdateRow(
+        round=number,
+        mean_return=0.5,
+        val_score=40.0,
+        params=800.5,
+        op_shares=[0.5, 0.25, 0.0, 0.125, 0.125, 0.0],
+        policy_loss=-0.01,
+        value_loss=0.2,
+        entropy=1.5,
+        head_entropy=[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, None, None],
+        explained_variance=0.4,
+        value_return_correlation=None,
+        approx_kl=0.01,
+        clip_fraction=0.1,
+        ratio_mean=1.0,
+        ratio_std=0.1,
+        ratio_max=1.5,
+        ratio_min=0.5,
+        first_ratio_error=1e-7,
+        early_stop_pass=None,
+        grad_norm=0.7,
+        head_grad_norm=[0.1] * 8,
+        forced_share=0.25,
+        skipped=None,
+        evaluation_return=None,
+        evaluation_score=None,
+        seconds=12.5,
+    )
 
 
 def file_of(run: Path, table: str) -> Path:
@@ -51,6 +84,18 @@ def test_the_files_are_json_lines_under_the_name_of_their_table(tmp_path):
 
     lines = file_of(tmp_path, "epoch").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [1, 2]
+
+
+def test_a_resumed_writer_cuts_off_what_came_after_the_stored_sizes(tmp_path):
+    with RunWriter(tmp_path) as writer:
+        writer.emit(update_row(1))
+        writer.flush()
+        sizes = writer.sizes()
+        writer.emit(update_row(2))
+    with RunWriter(tmp_path, resume_from=sizes) as writer:
+        writer.emit(update_row(7))
+
+    assert [row.round for row in read_rows(tmp_path, UpdateRow)] == [1, 7]
 
 
 def test_rows_reach_the_disk_at_flush_and_not_before(tmp_path):
