@@ -10,7 +10,7 @@ READY := .venv/.stamp-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format-check lint layers types bench fmt clean
+.PHONY: help demo test learn check format-check lint layers types bench fmt clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -26,7 +26,10 @@ demo: $(READY) ## grow a host that is too weak for its task, beside its twin tha
 	$(BIN)/esper run --task digits_impaired --decider heuristic --against off --rng-seed 0
 
 test: $(READY) ## the test suite, JOBS processes of one thread each
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore=tests/learning $(ARGS)
+
+learn: $(READY) ## policies learn every oracle environment; a few minutes
+	$(BIN)/python -m pytest tests/learning -n $(JOBS) --dist worksteal $(ARGS)
 
 check: format-check lint layers types ## format, lint, layers, types: changes nothing
 

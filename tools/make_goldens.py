@@ -1,7 +1,7 @@
 """Make golden values for the mathematics of the learner, from libraries that nobody here wrote.
 
     python tools/make_goldens.py            write tests/golden/*.json, one file per library
-    python tools/make_goldens.py --check    compare the committed files with what is installed; exit 1 on a difference
+    python tools/make_goldens.py --check    compare them with what is installed; exit 1 on a difference
 
 Wants an environment of its own: stable-baselines3, sb3-contrib and torchrl bring dependencies that nothing
 else here needs. With the torch that is installed already:
@@ -12,6 +12,7 @@ else here needs. With the torch that is installed already:
 
 Inputs are drawn once and stored with the results, so a test needs neither the library nor the generator.
 """
+# ruff: noqa: PLC0415  where only one of the libraries is installed, its tests run without the others
 
 import argparse
 import json
@@ -24,13 +25,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "golden"
 TOLERANCE = 1e-5
 
 Case = dict[str, Any]
-Floats = NDArray[np.float64]
 
 
 # --- inputs ----------------------------------------------------------------------------------------
