@@ -13,14 +13,14 @@ RNG_SEEDS = range(3)
 SLOW = pytest.mark.slow
 REQUIRED = [
     # oracle, rounds at most, share of the way from chance to the optimum
-    (Bandit, 20, 0.95),
-    (Schedule, 40, 0.95),
-    (Rent, 30, 0.95),
-    (Distractors, 30, 0.95),
-    (Combination, 50, 0.90),
-    pytest.param(Memory, 70, 0.90, marks=SLOW),
-    pytest.param(Lifecycle, 40, 0.90, marks=SLOW),
-    pytest.param(Scaffold, 60, 0.90, marks=SLOW),
+    (Bandit, 40, 0.95),
+    (Schedule, 60, 0.95),
+    (Rent, 60, 0.95),
+    (Distractors, 60, 0.95),
+    (Combination, 100, 0.90),
+    pytest.param(Memory, 100, 0.90, marks=SLOW),
+    pytest.param(Lifecycle, 60, 0.90, marks=SLOW),
+    pytest.param(Scaffold, 100, 0.90, marks=SLOW),
 ]
 
 

@@ -63,6 +63,13 @@ def test_doing_nothing_earns_exactly_nothing(task: TaskSpec) -> None:
     assert live(env, iter([plant(1), WAIT, WAIT, WAIT]))[:, 1].tolist() == [0.0] * 4
 
 
+def test_a_new_life_owes_nothing_to_the_last(task: TaskSpec) -> None:
+    env = growth(task)
+    grown = live(env, iter([plant(1), WAIT, WAIT, WAIT]))
+    assert abs(grown[:, 0].sum()) > 1e-3
+    assert live(env, iter([WAIT] * 4)).tolist() == [[0.0, 0.0]] * 4
+
+
 def test_rent_is_charged_at_once_and_returned_with_the_seed(task: TaskSpec) -> None:
     # A seed that is exactly zero at birth changes no score before it was trained for an epoch.
     env = growth(task)
@@ -94,6 +101,15 @@ def test_every_reset_begins_the_next_life_and_a_life_can_be_sought(task: TaskSpe
     env.seek(0)
     assert torch.equal(env.reset().features, first)
     assert torch.equal(env.begin(1).features, second)
+
+
+def test_a_life_begins_as_if_a_wait_had_succeeded(task: TaskSpec) -> None:
+    features = growth(task).reset().features
+    assert features[:, 24:31].tolist() == [[1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]] * 2
+    assert features[:, 0].tolist() == [0.0, 0.0]
+    histories = features[0, 7:17]
+    assert (histories[:5] == features[0, 1]).all(), "the untrained host's loss stands for all five"
+    assert (histories[5:] == features[0, 3]).all()
 
 
 def test_a_policy_sees_the_slots_of_its_own_environment(task: TaskSpec) -> None:

@@ -120,6 +120,16 @@ def test_a_schedule_pays_for_the_right_age(germinate: int, fossilize: int, pay: 
     assert follow(Schedule(0, [0]), script) == pytest.approx([pay])
 
 
+def test_a_schedule_shows_the_age_of_its_seed_and_whether_it_is_over() -> None:
+    env = Schedule(0, [0])
+    columns = [slot_column(0), slot_column(0, 1), slot_column(1)]
+    seen = [env.reset().features[0, columns].tolist()]
+    ops = (OP_GERMINATE, OP_WAIT, OP_WAIT, OP_FOSSILIZE)
+    seen += [env.step(action(1, op)).observation.features[0, columns].tolist() for op in ops]
+    # planted, age in eighths, over
+    assert seen == [[0, 0, 0], [1, 0, 0], [1, 0.125, 0], [1, 0.25, 0], [1, 0.375, 1]]
+
+
 def test_memory_shows_its_answer_once_and_asks_fifty_steps_later() -> None:
     env = Memory(0, range(30))
     observation = env.reset()

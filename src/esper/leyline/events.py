@@ -197,7 +197,7 @@ class UpdateRow(Row, kw_only=True):
         float, Column("fraction", "Of the returns by the critic, variance floored.")
     ]
     value_return_correlation: Annotated[float | None, Column("correlation", "Of values and returns.")]
-    approx_kl: Annotated[float, Column("nats", "Divergence from the rollout's policy, last pass taken.")]
+    approx_kl: Annotated[float, Column("nats", "Divergence from the rollout's policy, last pass evaluated.")]
     clip_fraction: Annotated[float, Column("fraction", "Rows with a choice whose ratio was clipped.")]
     ratio_mean: Annotated[float, Column("ratio", "New over old probability, mean.")]
     ratio_std: Annotated[float, Column("ratio", "New over old probability, standard deviation.")]
@@ -205,7 +205,7 @@ class UpdateRow(Row, kw_only=True):
     ratio_min: Annotated[float, Column("ratio", "New over old probability, smallest.")]
     first_ratio_error: Annotated[float, Column("ratio", "Largest distance from 1 in the first pass.")]
     early_stop_pass: Annotated[int | None, Column("pass", "Pass that the divergence stopped; null: none.")]
-    grad_norm: Annotated[float, Column("norm", "Gradient norm before clipping, last pass taken.")]
+    grad_norm: Annotated[float, Column("norm", "Gradient norm before clipping, last pass evaluated.")]
     head_grad_norm: Annotated[list[float], Column("norm", "Per head, first pass.")]
     forced_share: Annotated[float, Column("fraction", "Rows in which no head had a choice.")]
     skipped: Annotated[str | None, Column("text", "Why the update was left out; null: it was not.")]

@@ -57,7 +57,7 @@ def train_on(
     shape: PolicyShape = SMALL,
     settings: PPOSettings | None = None,
     num_envs: int = 32,
-    stop_at: float = 0.99,
+    stop_at: float = 0.97,
 ) -> Trial:
     """Train a new policy on ``oracle`` until ``rounds`` are over or it has arrived.
 
