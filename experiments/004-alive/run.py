@@ -65,9 +65,8 @@ def main() -> None:
         dead = sum(m < 1 for m in margins)
         below += dead > 0
         how = "incubating" if incubated else "blended"
-        lines.append(
-            f"| {task} | {how} | {spec.name} | {BLEND_IDS[style]} | {min(margins):.2g} | {dead} of {len(margins)} |"
-        )
+        row = (task, how, spec.name, BLEND_IDS[style], f"{min(margins):.2g}", f"{dead} of {len(margins)}")
+        lines.append(f"| {' | '.join(row)} |")
     table = "\n".join(lines) + f"\n\n{below} of {len(lines) - 2} cells have a life below the bound.\n"
     (HERE / "table.md").write_text(table)
     print(table)
