@@ -13,18 +13,22 @@ from torch import nn
 
 from esper import register_blueprint
 from esper.config import run_config
+from esper.kasmina import Mirrored
 from esper.study import run_cell
 
 
 @register_blueprint("cross", topology="feature_map")
-class Cross(nn.Sequential):
-    """A column and a row of five, one after the other: wide sight for few parameters."""
+class Cross(Mirrored):
+    """A column and a row of five, one after the other: wide sight for few parameters.
+
+    Two branches of it that cancel at birth.
+    """
 
     def __init__(self, width: int) -> None:
-        last = nn.Conv2d(width, width, (1, 5), padding=(0, 2))
-        nn.init.zeros_(last.weight)  # zero at birth, and nothing after it that could hold it there
-        nn.init.zeros_(last.bias)
-        super().__init__(nn.Conv2d(width, width, (5, 1), padding=(2, 0)), last)
+        super().__init__(
+            nn.Conv2d(width, width, (5, 1), padding=(2, 0)),
+            nn.Conv2d(width, width, (1, 5), padding=(0, 2)),
+        )
 
 
 PLAN = "cross/fast@r0c0:0,cross/fast@r0c1:1,cross/fast@r0c2:2"

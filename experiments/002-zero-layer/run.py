@@ -1,6 +1,6 @@
-"""Which part of a seed should start at zero: its last layer, or a scale on its output?
+"""How should a seed start at zero: cancelling branches, a last layer of zeros, or a scale of zero?
 
-Run with ``.venv/bin/python experiments/002-zero-layer/run.py`` (about one minute on one core); it
+Run with ``.venv/bin/python experiments/002-zero-layer/run.py`` (about four minutes on one core); it
 rewrites results.json and table.md beside this file. The cells run in this process, because a
 blueprint is registered per process.
 """
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from esper import register_blueprint
 from esper.config import run_config
 from esper.karn.statistics import estimate, paired_difference
-from esper.kasmina.blueprints.conv import ConvHeavy, ConvLight
+from esper.kasmina.blueprints.conv import HEAVY_MIN_HIDDEN
 from esper.study import Cell, run_cell
 from esper.tolaria.seeding import TEST_SEEDS
 
-RNG_SEEDS = TEST_SEEDS[:5]
+RNG_SEEDS = TEST_SEEDS[:10]
 HERE = Path(__file__).parent
 
 
@@ -29,9 +29,6 @@ class ZeroScale(nn.Module):
 
     def __init__(self, layers: nn.Sequential, width: int) -> None:
         super().__init__()
-        for layer in layers:
-            if isinstance(layer, nn.Conv2d):
-                layer.reset_parameters()
         self.layers = layers
         self.scale = nn.Parameter(torch.zeros(width, 1, 1))
 
@@ -39,31 +36,59 @@ class ZeroScale(nn.Module):
         return self.scale * self.layers(h)
 
 
-@register_blueprint("heavy_scaled", topology="feature_map")
-def heavy_scaled(width: int) -> nn.Module:
-    return ZeroScale(ConvHeavy(width), width)
+def small(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(width, 2 * width, 1), nn.ReLU(), nn.Conv2d(2 * width, width, 1))
 
 
-@register_blueprint("light_scaled", topology="feature_map")
-def light_scaled(width: int) -> nn.Module:
-    return ZeroScale(ConvLight(width), width)
+def depthwise(width: int) -> nn.Sequential:
+    """Two filters a channel, as the mirrored one has in its two branches."""
+    return nn.Sequential(
+        nn.Conv2d(width, 2 * width, 3, padding=1, groups=width), nn.Conv2d(2 * width, width, 1)
+    )
 
 
-def three(blueprint: str) -> str:
+def heavy(width: int) -> nn.Sequential:
+    hidden = max(HEAVY_MIN_HIDDEN, 2 * width)
+    return nn.Sequential(
+        nn.Conv2d(width, hidden, 3, padding=1), nn.ReLU(), nn.Conv2d(hidden, width, 3, padding=1)
+    )
+
+
+def light(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(width, width, 3, padding=1))
+
+
+def zero_layer(layers: nn.Sequential) -> nn.Sequential:
+    for weight in layers[-1].parameters():
+        nn.init.zeros_(weight)
+    return layers
+
+
+TWO_LAYERS = {"conv_small": small, "depthwise": depthwise, "conv_heavy": heavy}
+for name, build in TWO_LAYERS.items():
+    register_blueprint(f"{name}_layer", topology="feature_map")(
+        lambda width, build=build: zero_layer(build(width))
+    )
+for name, build in {"conv_heavy": heavy, "conv_light": light}.items():
+    register_blueprint(f"{name}_scale", topology="feature_map")(
+        lambda width, build=build: ZeroScale(build(width), width)
+    )
+
+
+def three(blueprint: str) -> dict[str, object]:
     """The same seed in all three slots, at steps 0 to 2."""
-    return ",".join(f"{blueprint}/fast@r0c{slot}:{slot}" for slot in range(3))
+    plan = ",".join(f"{blueprint}/fast@r0c{slot}:{slot}" for slot in range(3))
+    return {"decider": "periodic", "plan": plan}
 
 
-def periodic(blueprint: str) -> dict[str, object]:
-    return {"decider": "periodic", "plan": three(blueprint)}
-
-
-ARMS: dict[str, dict[str, object]] = {
-    "off": {"decider": "off"},
-    "3 heavy, last layer at zero": periodic("conv_heavy"),
-    "3 heavy, scale at zero": periodic("heavy_scaled"),
-    "3 light, last layer at zero": periodic("conv_light"),
-    "3 light, scale at zero": periodic("light_scaled"),
+ARMS: dict[str, dict[str, object]] = {"off": {"decider": "off"}}
+for name in TWO_LAYERS:
+    ARMS[f"3 {name}, branches that cancel"] = three(name)
+    ARMS[f"3 {name}, last layer at zero"] = three(f"{name}_layer")
+ARMS |= {
+    "3 conv_heavy, scale at zero": three("conv_heavy_scale"),
+    "3 conv_light, its layer at zero": three("conv_light"),
+    "3 conv_light, scale at zero": three("conv_light_scale"),
 }
 
 
@@ -88,7 +113,7 @@ def main() -> None:
         for rng_seed in RNG_SEEDS:
             cell = run_cell(arm, run_config(**own, rng_seed=rng_seed))
             results[arm].append(cell)
-            print(f"{arm:<30} {rng_seed} {cell.test_score:5.1f}  refused {cell.refused}", flush=True)
+            print(f"{arm:<36} {rng_seed} {cell.test_score:5.1f}  refused {cell.refused}", flush=True)
     cells = [cell.as_dict() for cells in results.values() for cell in cells]
     (HERE / "results.json").write_text(json.dumps({"settings": settings, "cells": cells}, indent=1) + "\n")
     (HERE / "table.md").write_text(table(results))

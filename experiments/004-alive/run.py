@@ -1,8 +1,8 @@
 """Are seeds alive at the second backward under the settings that lives are really trained with?
 
-The contract matrix asks for it with a summed loss and a seed learning rate of 1. Here everything is
-the task's own: mean loss, SGD 0.05 with momentum. A margin below 1 is below the bound of
-1e-6 × the tensor's norm + 1e-8.
+The contract matrix asks for it on hosts and data of its own, with a mean loss and SGD 0.1 with
+momentum. Here everything is the task's: its host and data, mean loss, SGD 0.05 with momentum. A margin
+below 1 is below the bound of 1e-6 × the tensor's norm + 1e-8.
 
 Run with ``.venv/bin/python experiments/004-alive/run.py`` (half a minute); it rewrites table.md.
 """

@@ -39,11 +39,11 @@ def test_the_matrix_holds_every_registered_blueprint() -> None:
 class Regularised(nn.Sequential):
     """What a user would write: statistics and dropout of its own, zero at birth."""
 
-    def __init__(self, width: int) -> None:
-        last = nn.Conv2d(width, width, 1)
+    def __init__(self, width: int, bias: bool = False) -> None:
+        first, last = nn.Conv2d(width, width, 1, bias=bias), nn.Conv2d(width, width, 1)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
-        super().__init__(nn.Conv2d(width, width, 1), nn.BatchNorm2d(width), nn.Dropout(0.5), last)
+        super().__init__(first, nn.BatchNorm2d(width), nn.Dropout(0.5), last)
 
 
 @pytest.mark.parametrize("case", blueprint_cases(["regularised"], styles=[0, 3], widths=[8]))
@@ -57,7 +57,7 @@ def test_the_rule_of_life_finds_a_dead_tensor() -> None:
     # A bias in front of a batch norm is subtracted again: its gradient is zero by mathematics.
     case = Case("regularised", 0, "segmented", 8)
     dead = pytest.raises(AssertionError, match=r"seed\.0\.bias is dead")
-    with registered("regularised", Regularised), dead:
+    with registered("regularised", lambda width: Regularised(width, bias=True)), dead:
         is_alive(case)
 
 
@@ -136,7 +136,7 @@ def needs_even_groups(width: int) -> nn.Module:
         (
             Loud,
             r"blueprint 'odd' must return a delta of exactly zero at birth; its largest value is 1\."
-            r" Start its last linear layer or its scale at zero",
+            r" Make it an esper\.kasmina\.Mirrored or start its last linear layer at zero",
         ),
         (LoudExceptOnConstants, "blueprint 'odd' must return a delta of exactly zero at birth"),
         (TooWide, r"blueprint 'odd' fails on features of shape \(4, 6, 6\): .*expected input"),

@@ -101,7 +101,7 @@ def table_rows(text: str) -> list[dict[str, str]]:
     ("document", "experiment", "count"),
     [
         ("README.md", "001-controls", 4),
-        ("docs/adr/0003-seeds-end-in-a-zero-layer.md", "002-zero-layer", 5),
+        ("docs/adr/0003-seeds-start-as-branches-that-cancel.md", "002-zero-layer", 10),
         ("docs/adr/0005-hosts-start-with-kaiming-weights.md", "003-host-init", 8),
     ],
 )

@@ -8,7 +8,7 @@ from esper.kasmina import lifecycle
 from esper.leyline import CANONICAL_ACTION, Head, Op, Stage
 from esper.tolaria.actuator import Outcome, apply_action, settle
 from esper.tolaria.epoch import BatchFacts, train_batch
-from tests.contracts.matrix import CLIP, Trial, germinate, summed_loss
+from tests.contracts.matrix import CLIP, Trial, germinate, loss
 
 
 def act(trial: Trial, op: Op, slot: int, **heads: int) -> Outcome:
@@ -23,7 +23,7 @@ def act(trial: Trial, op: Op, slot: int, **heads: int) -> Outcome:
 def epoch(trial: Trial, x: Tensor, y: Tensor) -> BatchFacts:
     """An epoch of one minibatch: train, tick, record, advance."""
     trial.model.train()
-    facts = train_batch(trial.model, trial.optimiser, x, y, summed_loss, clip=CLIP, measure=True)
+    facts = train_batch(trial.model, trial.optimiser, x, y, loss, clip=CLIP, measure=True)
     table = trial.model.table
     lifecycle.tick(table, 0)
     for slot, found in facts.seeds.items():

@@ -65,6 +65,27 @@ def test_the_gate_operator_needs_its_gate() -> None:
         blend.change(BlendOperator.GATE, H, Constant(DELTA), None)
 
 
+@pytest.mark.parametrize("operator", BlendOperator)
+def test_a_seed_gets_an_input_that_wants_a_gradient_and_the_features_stay_as_they_were(
+    operator: BlendOperator,
+) -> None:
+    # A channels_last group norm with weights ends the process in backward otherwise (torch 2.13).
+    seen: list[bool] = []
+
+    class Watching(nn.Identity):
+        def forward(self, h: Tensor) -> Tensor:
+            seen.append(h.requires_grad)
+            return h
+
+    for features in (H.clone(), H.clone().requires_grad_()):
+        wanted = features.requires_grad
+        blend.change(operator, features, Watching(), HalfOpen())
+        assert features.requires_grad == wanted
+    with torch.no_grad():
+        blend.change(operator, H, Watching(), HalfOpen())
+    assert seen == [True, True, False], "nobody asks where gradients are off"
+
+
 def test_each_style_has_its_operator_and_first_curve() -> None:
     add, multiply, gate = BlendOperator
     linear, sigmoid = AlphaCurve.LINEAR, AlphaCurve.SIGMOID

@@ -135,7 +135,7 @@ def test_the_count_separates_host_and_seeds() -> None:
     host = (2 * 4 * 9 + 4) + 8 + (4 * 4 * 9 + 4) + 8 + (4 * 4 + 4)
     assert trial.model.count_parameters() == (host, 0)
     germinate(trial.model, "conv_light", Style.GATED_GATE)
-    grown = (4 * 4 * 9 + 4) + (4 + 1)
+    grown = (4 * 4 * 9 + 4) + 4  # a 3×3 convolution with bias, a gate without
     assert trial.model.count_parameters() == (host, grown)
     assert trial.model.table.seed_params[0, SLOT] == grown
     assert len(trial.model.host_parameters()) == 10
@@ -176,11 +176,12 @@ def test_the_next_seed_of_a_slot_starts_afresh_on_the_same_stream() -> None:
     assert germinate(trial.model, "conv_heavy", 3).succeeded
     second = trial.seed_weights
     assert first.keys() == second.keys()
-    assert not torch.equal(first["seed.0.weight"], second["seed.0.weight"]), "another draw"
-    assert not second["seed.2.weight"].any(), "zero at birth"
-    optimiser = trial.model.slot(SLOT).optimiser
-    assert optimiser is not None
-    assert not optimiser.state
+    assert not torch.equal(first["seed.one.0.weight"], second["seed.one.0.weight"]), "another draw"
+    slot = trial.model.slot(SLOT)
+    assert slot.seed is not None
+    assert not slot.seed(torch.randn(2, 4, 6, 6)).any(), "zero at birth"
+    assert slot.optimiser is not None
+    assert not slot.optimiser.state
 
 
 def test_a_slot_that_is_engaged_but_empty_says_so() -> None:

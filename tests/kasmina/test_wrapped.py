@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina import CNNHost, MorphogeneticModel, WrappedHost
 from esper.leyline import Op, Stage, Style
-from tests.contracts.matrix import assert_same, germinate, restart, summed_loss
+from tests.contracts.matrix import assert_same, germinate, loss, restart
 from tests.kasmina.awkward import ResNet, images, net_of, slots_of, wrap
 from tests.kasmina.living import act, epoch, grow
 
@@ -101,7 +101,7 @@ class OperationCounter(TorchDispatchMode):
 def operations(module: nn.Module, x: Tensor, y: Tensor) -> int:
     module.train()
     with OperationCounter() as counter:
-        summed_loss(module(x), y).backward()
+        loss(module(x), y).backward()
     return counter.count
 
 
@@ -152,7 +152,7 @@ def test_straight_through_incubation_works_there_too(kind: str) -> None:
     twin = wrap(kind)
     for other in (trial, twin):
         restart(8)
-        summed_loss(other.model(x), y).backward()
+        loss(other.model(x), y).backward()
     for (name, p), q in zip(trial.model.host.named_parameters(), twin.model.host.parameters(), strict=True):
         if p.grad is None:
             assert q.grad is None, name

@@ -338,7 +338,7 @@ def test_a_straight_through_seed_whose_gradient_overflows_is_removed_and_the_hos
     (env, sink), (twin, _) = started(tiny_task(rules=rules)), started(tiny_task(rules=rules))
     run(env, {0: plant(1, Blueprint.CONV_HEAVY)}, until=2)
     with torch.no_grad():
-        env.model.slot(1).seed[2].weight.fill_(1e30)  # type: ignore[index,operator,union-attr]
+        env.model.slot(1).seed.one[2].weight.fill_(1e30)  # type: ignore[index,operator,union-attr]
     env.step(WAIT)
     run(twin, {}, until=3)
     assert [row.reason for row in governed(sink)] == ["non-finite while incubating"]

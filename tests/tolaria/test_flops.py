@@ -40,10 +40,11 @@ CASES = [
 
 
 def test_a_depthwise_seed_by_hand() -> None:
-    # 4 channels of 8×8. Per channel 3×3: 2·64·9·4 = 4608; 1×1: 2·64·4·4 = 2048; forward 6656.
-    # Each gradient costs one forward; without the input's, the depthwise layer computes one less.
+    # 4 channels of 8×8, two branches. In each 3×3 per channel: 2·64·9·4 = 4608; 1×1: 2·64·4·4 = 2048.
+    # Forward 2·(4608 + 2048) = 13312. Each gradient costs one forward; without the input's, each of
+    # the two depthwise layers computes one less.
     seed = blueprint_at(DEPTHWISE, "feature_map").build(4)
-    assert count_part(seed, (4, 8, 8)) == PartCost(6656, 2 * 6656, 2 * 6656 - 4608, 6656)
+    assert count_part(seed, (4, 8, 8)) == PartCost(13312, 2 * 13312, 2 * 13312 - 2 * 4608, 13312)
 
 
 def test_a_host_segment_by_hand() -> None:

@@ -1,6 +1,6 @@
 """The body: hosts, slots, blueprints, lifecycle."""
 
-from esper.kasmina.blueprints import register_blueprint
+from esper.kasmina.blueprints import Mirrored, register_blueprint
 from esper.kasmina.export import harvest, load_committed, save_committed
 from esper.kasmina.hosts import CNNHost, Host, SegmentedHost, WrappedHost
 from esper.kasmina.model import MorphogeneticModel, wrap
@@ -10,6 +10,7 @@ from esper.kasmina.streams import TorchStream
 __all__ = [
     "CNNHost",
     "Host",
+    "Mirrored",
     "MorphogeneticModel",
     "SeedSlot",
     "SegmentedHost",

@@ -13,17 +13,28 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints.registry import Topology
 from esper.leyline.factored_actions import BlendOperator
 
+INITIAL_OPENING = 1.0
+"""Before the sigmoid: a gate starts about three quarters open."""
+
 
 class Gate(nn.Module):
-    """One opening in (0, 1) per position, learned with the seed; it starts mostly open."""
+    """One opening in (0, 1) per position, learned with the seed.
+
+    It starts as a constant. Its gradient is the delta's size, zero at birth, so weights of their own
+    would drown what it learns first.
+    """
 
     def __init__(self, width: int, topology: Topology) -> None:
         super().__init__()
-        self.score = nn.Conv2d(width, 1, kernel_size=1) if topology == "feature_map" else nn.Linear(width, 1)
-        nn.init.ones_(self.score.bias)  # type: ignore[arg-type]  # a bias was asked for, so it is there
+        self.score = (
+            nn.Conv2d(width, 1, kernel_size=1, bias=False)
+            if topology == "feature_map"
+            else nn.Linear(width, 1, bias=False)
+        )
+        nn.init.zeros_(self.score.weight)
 
     def forward(self, h: Tensor) -> Tensor:
-        return torch.sigmoid(self.score(h))
+        return torch.sigmoid(INITIAL_OPENING + self.score(h))
 
 
 def change(operator: BlendOperator, h: Tensor, seed: nn.Module, gate: nn.Module | None) -> Tensor:

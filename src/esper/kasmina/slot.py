@@ -167,7 +167,8 @@ class SeedSlot(nn.Module):
         if torch.count_nonzero(delta):
             raise BlueprintError(
                 f"blueprint '{name}' must return a delta of exactly zero at birth; its largest value"
-                f" is {delta.abs().max().item():.3g}. Start its last linear layer or its scale at zero"
+                f" is {delta.abs().max().item():.3g}. Make it an esper.kasmina.Mirrored or start its last"
+                " linear layer at zero"
             )
 
     def remove(self) -> None:

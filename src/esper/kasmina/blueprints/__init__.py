@@ -1,6 +1,7 @@
 """Blueprints: importing this package registers the built-in ones."""
 
 from esper.kasmina.blueprints import conv as _conv  # noqa: F401  registers on import
+from esper.kasmina.blueprints.mirror import Mirrored
 from esper.kasmina.blueprints.registry import (
     BlueprintSpec,
     Topology,
@@ -14,6 +15,7 @@ from esper.kasmina.blueprints.registry import (
 
 __all__ = [
     "BlueprintSpec",
+    "Mirrored",
     "Topology",
     "blueprint_at",
     "blueprint_named",

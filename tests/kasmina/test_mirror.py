@@ -1,0 +1,102 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import Mirrored, blueprint_named
+from esper.leyline import BLUEPRINT_IDS, CNN_BLUEPRINTS, BlueprintError
+from tests.contracts.matrix import begin, germinate, registered, restart
+
+BUILT_IN = [BLUEPRINT_IDS[blueprint] for blueprint in CNN_BLUEPRINTS]
+layouts = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+widths = pytest.mark.parametrize("width", [1, 2, 3, 8, 17, 32])
+
+
+def mirrored(width: int) -> Mirrored:
+    return Mirrored(nn.Conv2d(width, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, width, 3, padding=1))
+
+
+def normalised(width: int) -> Mirrored:
+    """Each branch has statistics of its own, of the same features."""
+    return Mirrored(
+        nn.Conv2d(width, 5, 1, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, width, 1)
+    )
+
+
+def features(width: int, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
+    return (3 * torch.randn(8, width, 7, 5)).contiguous(memory_format=layout)
+
+
+def learn(module: nn.Module, h: Tensor) -> None:
+    """One backward of a loss whose gradient differs from value to value."""
+    restart(9)
+    (module(h) * torch.randn_like(h)).mean().backward()
+
+
+@layouts
+@widths
+@pytest.mark.parametrize("build", [mirrored, normalised])
+def test_the_branches_cancel_bit_for_bit(build: type, width: int, layout: torch.memory_format) -> None:
+    restart(width)
+    module = build(width).to(memory_format=layout)
+    for training in (True, False, True, False):
+        module.train(training)
+        h = features(width, layout)
+        assert module.one(h).any(), "each branch for itself is something"
+        assert torch.equal(module(h), torch.zeros_like(h))
+
+
+@widths
+def test_every_weight_has_a_gradient_at_the_first_backward(width: int) -> None:
+    restart(width)
+    module = mirrored(width)
+    learn(module, features(width))
+    for name, weight in module.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.any(), name
+
+
+@widths
+def test_one_step_parts_the_branches(width: int) -> None:
+    restart(width)
+    module = mirrored(width)
+    h = features(width)
+    learn(module, h)
+    torch.optim.SGD(module.parameters(), lr=0.1).step()
+    one, other = (dict(branch.named_parameters()) for branch in (module.one, module.other))
+    for name in one:
+        sign = -1 if name.startswith("2.") else 1
+        assert not torch.equal(one[name], sign * other[name]), name
+    assert module(h).any()
+
+
+def test_the_branches_share_no_weight() -> None:
+    module = mirrored(4)
+    one, other = ({p.data_ptr() for p in branch.parameters()} for branch in (module.one, module.other))
+    assert len(one) == len(other) == 4
+    assert not one & other
+
+
+def test_dropout_inside_breaks_the_mirror_and_germination_says_what_to_do() -> None:
+    def dropping(width: int) -> Mirrored:
+        return Mirrored(nn.Conv2d(width, width, 1), nn.Dropout(0.5), nn.Conv2d(width, width, 1))
+
+    trial = begin("segmented", 4)
+    refusal = pytest.raises(BlueprintError, match="or start its last linear layer at zero")
+    with registered("dropping", dropping), refusal:
+        germinate(trial.model, "dropping", 0)
+
+
+@layouts
+@pytest.mark.parametrize("width", [4, 8, 16])
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_blueprint_learns_with_every_tensor_from_the_first_backward(
+    name: str, width: int, layout: torch.memory_format
+) -> None:
+    restart(width)
+    seed = blueprint_named(name, "feature_map").build(width).to(memory_format=layout)
+    h = features(width, layout).requires_grad_()
+    assert torch.equal(seed(h), torch.zeros_like(h))
+    learn(seed, h)
+    for part, weight in seed.named_parameters():
+        assert weight.grad is not None, part
+        assert weight.grad.any(), part
