@@ -78,6 +78,9 @@ class TrainingConfig(BaseModel):
     hidden_dim: int = Field(256, ge=8, description="Width of the policy network.")
     critic: Literal["state_value", "op_value"] = Field("state_value", description="V(s), or Q(s, op).")
     conditioned: bool = Field(True, description="Heads see the op and the slot chosen before them.")
+    reward_family: Literal["paired", "contribution", "loss", "sparse"] = Field(
+        "paired", description="What a decision is paid: paired, contribution, loss or sparse."
+    )
     rent: float = Field(
         0.01, ge=0, description="Price of a thousand grown parameters, in lead of 100 points."
     )
@@ -87,7 +90,12 @@ class TrainingConfig(BaseModel):
     clip: float = Field(0.2, gt=0, lt=1, description="Clipping of the probability ratio.")
     clip_per_head: bool = Field(False, description="Clip head by head instead of the joint ratio.")
     target_kl: float = Field(0.03, gt=0, description="Passes stop beyond 1.5 times this divergence.")
-    gamma: float = Field(1.0, gt=0, le=1, description="Discount.")
+    gamma: float | None = Field(
+        None, gt=0, le=1, description="Discount; the reward family's unless given (paired and sparse: 1)."
+    )
+    horizon_terminates: bool = Field(
+        True, description="A life is worth nothing beyond its horizon; else its end is valued by the critic."
+    )
     lam: float = Field(0.95, ge=0, le=1, description="Lambda of the advantage estimates.")
     entropy_start: float = Field(0.02, ge=0, description="Entropy coefficient of the first round.")
     entropy_end: float = Field(0.002, ge=0, description="Entropy coefficient of the last round.")

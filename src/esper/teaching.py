@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields, replace
+from itertools import product
 from pathlib import Path
 
 from esper.build import describe_run, one_thread
 from esper.config import TrainingConfig, checked, read_settings
 from esper.leyline.errors import EsperError, RunDirectoryError
-from esper.leyline.events import UpdateRow
+from esper.leyline.events import DetailRow, UpdateRow
 from esper.nissa.writer import RunWriter
 from esper.simic.agent.ppo import PPOSettings
+from esper.simic.rewards.families import FAMILIES
 from esper.simic.training import exchange
 from esper.simic.training.vectorized import RoundSummary, Trainer, TrainingSettings, train
 from esper.tamiyo.policy.checkpoint import CheckpointError, save_policy, write_durably
@@ -42,6 +44,8 @@ def task_of(config: TrainingConfig) -> TaskSpec:
 def settings_of(config: TrainingConfig) -> TrainingSettings:
     """The part of the configuration that the trainer takes."""
     given = config.model_dump()
+    if config.gamma is None:
+        given["gamma"] = FAMILIES[config.reward_family].gamma
     ppo = PPOSettings(**{f.name: given[f.name] for f in fields(PPOSettings) if f.name in given})
     own = {f.name: given[f.name] for f in fields(TrainingSettings) if f.name in given}
     return TrainingSettings(**own, ppo=ppo)
@@ -67,6 +71,8 @@ def teach(
 
             def record(summary: RoundSummary) -> None:
                 writer.emit(row_of(summary))
+                for detail in detail_rows(summary):
+                    writer.emit(detail)
                 writer.flush()
                 on_round(summary)
 
@@ -130,4 +136,23 @@ def row_of(summary: RoundSummary) -> UpdateRow:
     metrics = summary.metrics
     shared = {name: getattr(metrics, name) for name in UpdateRow.__struct_fields__ if hasattr(metrics, name)}
     own = {name: getattr(summary, name) for name in UpdateRow.__struct_fields__ if hasattr(summary, name)}
-    return UpdateRow(**{**shared, **own, "op_shares": list(summary.op_shares)})
+    explosion = None if metrics.explosion is None else asdict(metrics.explosion)
+    return UpdateRow(**{**shared, **own, "op_shares": list(summary.op_shares), "explosion": explosion})
+
+
+def detail_rows(summary: RoundSummary) -> Iterator[DetailRow]:
+    """The round decision by decision, where an anomaly asked for it."""
+    if summary.detail is None:
+        return
+    rollout = summary.detail
+    for env, step in product(*map(range, rollout.rewards.shape)):
+        yield DetailRow(
+            round=summary.round,
+            env=env,
+            step=step,
+            action=rollout.actions[env, step].tolist(),
+            log_probs=rollout.log_probs[env, step].tolist(),
+            value=rollout.values[env, step].item(),
+            reward=rollout.rewards[env, step].item(),
+            ended=bool(rollout.ended[env, step]),
+        )

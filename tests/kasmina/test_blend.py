@@ -53,7 +53,6 @@ def test_a_multiplied_change_never_leaves_the_features_size() -> None:
 
 def test_a_gate_opens_per_position_and_starts_mostly_open() -> None:
     gate = blend.Gate(3, "feature_map")
-    nn.init.zeros_(gate.score.weight)
     opening = gate(torch.randn(2, 3, 4, 5))
     assert opening.shape == (2, 1, 4, 5)
     torch.testing.assert_close(opening, torch.full((2, 1, 4, 5), 0.7310586))  # σ(1)

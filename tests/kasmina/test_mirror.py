@@ -1,12 +1,13 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import Mirrored, blueprint_named
-from esper.leyline import BLUEPRINT_IDS, CNN_BLUEPRINTS, BlueprintError
+from esper.kasmina.blueprints import BlueprintSpec, Mirrored, specs_for
+from esper.leyline.errors import BlueprintError
 from tests.contracts.matrix import begin, germinate, registered, restart
 
-BUILT_IN = [BLUEPRINT_IDS[blueprint] for blueprint in CNN_BLUEPRINTS]
 layouts = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 widths = pytest.mark.parametrize("width", [1, 2, 3, 8, 17, 32])
 
@@ -17,9 +18,7 @@ def mirrored(width: int) -> Mirrored:
 
 def normalised(width: int) -> Mirrored:
     """Each branch has statistics of its own, of the same features."""
-    return Mirrored(
-        nn.Conv2d(width, 5, 1, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, width, 1)
-    )
+    return Mirrored(nn.Conv2d(width, 5, 1, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, width, 1))
 
 
 def features(width: int, layout: torch.memory_format = torch.contiguous_format) -> Tensor:
@@ -35,14 +34,16 @@ def learn(module: nn.Module, h: Tensor) -> None:
 @layouts
 @widths
 @pytest.mark.parametrize("build", [mirrored, normalised])
-def test_the_branches_cancel_bit_for_bit(build: type, width: int, layout: torch.memory_format) -> None:
+def test_the_branches_cancel_bit_for_bit(
+    build: Callable[[int], Mirrored], width: int, layout: torch.memory_format
+) -> None:
     restart(width)
     module = build(width).to(memory_format=layout)
     for training in (True, False, True, False):
         module.train(training)
         h = features(width, layout)
-        assert module.one(h).any(), "each branch for itself is something"
         assert torch.equal(module(h), torch.zeros_like(h))
+    assert module.one(h).any(), "a branch for itself is something"
 
 
 @widths
@@ -88,12 +89,12 @@ def test_dropout_inside_breaks_the_mirror_and_germination_says_what_to_do() -> N
 
 @layouts
 @pytest.mark.parametrize("width", [4, 8, 16])
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("spec", specs_for("feature_map"), ids=lambda spec: spec.name)
 def test_a_built_in_blueprint_learns_with_every_tensor_from_the_first_backward(
-    name: str, width: int, layout: torch.memory_format
+    spec: BlueprintSpec, width: int, layout: torch.memory_format
 ) -> None:
     restart(width)
-    seed = blueprint_named(name, "feature_map").build(width).to(memory_format=layout)
+    seed = spec.build(width).to(memory_format=layout)
     h = features(width, layout).requires_grad_()
     assert torch.equal(seed(h), torch.zeros_like(h))
     learn(seed, h)

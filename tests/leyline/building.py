@@ -54,6 +54,7 @@ def env_facts(epoch: int = 0, loss: float = 2.0, score: float = 50.0, max_epochs
         last_op=OP_WAIT,
         last_success=True,
         ended=epoch == max_epochs,
+        rolled_back=False,
     )
 
 

@@ -28,6 +28,9 @@ def one_row_of_each_table() -> dict[str, Row]:
             env=0, episode=0, epoch=4, on=[True, False, True], score=41.0, loss=0.5
         ),
         "update": update_row(3),
+        "detail": DetailRow(
+            round=3, env=1, step=2, action=[1] * 8, log_probs=[-0.5] * 8, value=0.25, reward=0.5, ended=False
+        ),
         "resource": ResourceRow(rss_mb=120.5, rows_written=7, writer_ms=0.25),
     }
 
@@ -37,8 +40,12 @@ def update_row(number: int) -> UpdateRow:
     return UpdateRow(
         round=number,
         mean_return=0.5,
+        reward_terms={"lead": 0.75, "rent": -0.25, "rollback": 0.0},
+        reward_variance=0.02,
+        reward_variance_unpaired=0.04,
         val_score=40.0,
         params=800.5,
+        broken_lives=0,
         op_shares=[0.5, 0.25, 0.0, 0.125, 0.125, 0.0],
         policy_loss=-0.01,
         value_loss=0.2,
@@ -58,6 +65,8 @@ def update_row(number: int) -> UpdateRow:
         head_grad_norm=[0.1] * 8,
         forced_share=0.25,
         skipped=None,
+        explosion={"env": 1, "step": 2, "head": "op", "ratio": 7.5},
+        anomalies=["ratio_explosion"],
         evaluation_return=None,
         evaluation_score=None,
         seconds=12.5,

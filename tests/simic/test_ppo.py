@@ -33,7 +33,7 @@ def test_defaults_are_the_settings_that_the_proofs_use() -> None:
         value_coefficient=0.5,
         value_clip=None,
         max_grad_norm=1.0,
-        shard_envs=8,
+        envs_per_backward=8,
     )
 
 
@@ -108,7 +108,7 @@ def test_every_head_that_was_read_gets_a_gradient(critic: str, conditioned: bool
         {"value_coefficient": 5.0},
         {"value_clip": 0.001},
         {"max_grad_norm": 0.01},
-        {"shard_envs": 3},
+        {"envs_per_backward": 3},
     ],
 )
 def test_every_setting_changes_the_update(change: dict[str, float]) -> None:
@@ -127,10 +127,10 @@ def test_shards_are_neighbours_and_the_last_may_be_smaller() -> None:
     assert shards(3, 8) == [slice(0, 3)]
 
 
-@pytest.mark.parametrize("shard_envs", [1, 3, 4, 11])
-def test_the_gradient_does_not_depend_on_the_shards(shard_envs: int) -> None:
+@pytest.mark.parametrize("envs_per_backward", [1, 3, 4, 11])
+def test_the_gradient_does_not_depend_on_the_shards(envs_per_backward: int) -> None:
     policy, buffer = roll(Lifecycle, num_envs=12)
-    whole, split = (agent_of(policy, **UNCLIPPED, shard_envs=size) for size in (12, shard_envs))
+    whole, split = (agent_of(policy, **UNCLIPPED, envs_per_backward=size) for size in (12, envs_per_backward))
     metrics = [agent.update(buffer, 0.0) for agent in (whole, split)]
     torch.testing.assert_close(gradients(split), gradients(whole), atol=1e-6, rtol=0.0)
     assert gradients(whole).abs().max() > 1e-2
@@ -160,16 +160,16 @@ def shard_gradient(agent: PPOAgent, buffer: TamiyoRolloutBuffer, shard: slice) -
 
 def test_shards_computed_apart_and_added_in_order_give_the_same_bits() -> None:
     policy, buffer = roll(Lifecycle, num_envs=12)
-    together = agent_of(policy, **UNCLIPPED, shard_envs=4)
+    together = agent_of(policy, **UNCLIPPED, envs_per_backward=4)
     together.update(buffer, 0.0)
     parts = [shard_gradient(agent_of(policy), buffer, shard) for shard in shards(12, 4)]
     assert torch.equal(gradients(together), parts[0] + parts[1] + parts[2])
 
 
-@pytest.mark.parametrize("shard_envs", [12, 99])
-def test_a_shard_may_be_larger_than_the_rollout(shard_envs: int) -> None:
+@pytest.mark.parametrize("envs_per_backward", [12, 99])
+def test_a_shard_may_be_larger_than_the_rollout(envs_per_backward: int) -> None:
     policy, buffer = roll(Lifecycle, num_envs=12)
-    agents = [agent_of(policy, shard_envs=size) for size in (12, shard_envs)]
+    agents = [agent_of(policy, envs_per_backward=size) for size in (12, envs_per_backward)]
     for agent in agents:
         agent.update(buffer, 0.0)
     assert torch.equal(weights(agents[0]), weights(agents[1]))

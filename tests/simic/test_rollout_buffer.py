@@ -33,7 +33,8 @@ def filled(steps: int = 4) -> TamiyoRolloutBuffer:
         blueprints = mark.long().unsqueeze(1).expand(3, 2)
         buffer.add(mark.unsqueeze(1).expand(3, 6), blueprints, decision(step), fresh)
         ended = torch.tensor([step == 3, False, step == 1])
-        buffer.add_outcome(mark + 100, ended, ended & (torch.arange(3) == 0), mark + 200)
+        buffer.add_outcome(mark + 100, ended, ended & (torch.arange(3) == 0))
+        buffer.add_next_value(mark + 200)
     return buffer
 
 

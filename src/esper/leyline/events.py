@@ -183,9 +183,15 @@ class UpdateRow(Row, kw_only=True):
     """One per round of training: the lives it collected and what the policy learned from them."""
 
     round: Annotated[int, Column("round", "Rounds finished, this one included.")]
-    mean_return: Annotated[float, Column("reward", "Mean undiscounted return of the round's lives.")]
-    val_score: Annotated[float, Column("points", "Mean validation score of the committed networks.")]
-    params: Annotated[float, Column("count", "Mean parameters of the committed networks.")]
+    mean_return: Annotated[float, Column("reward", "Mean undiscounted return of the environments.")]
+    reward_terms: Annotated[dict[str, float], Column("reward", "What each term paid of the mean return.")]
+    reward_variance: Annotated[float, Column("reward²", "Of single rewards over all decisions.")]
+    reward_variance_unpaired: Annotated[
+        float | None, Column("reward²", "The same if the twin were left out; null: the family has none.")
+    ]
+    val_score: Annotated[float | None, Column("points", "Mean validation score of the committed networks.")]
+    params: Annotated[float | None, Column("count", "Mean parameters of the committed networks.")]
+    broken_lives: Annotated[int, Column("count", "Lives that a breakdown of their host ended.")]
     op_shares: Annotated[list[float], Column("fraction", "Share of each op among all decisions.")]
     policy_loss: Annotated[float, Column("loss", "Clipped surrogate of the last pass.")]
     value_loss: Annotated[float, Column("loss", "Half the squared error of the last pass.")]
@@ -209,9 +215,26 @@ class UpdateRow(Row, kw_only=True):
     head_grad_norm: Annotated[list[float], Column("norm", "Per head, first pass.")]
     forced_share: Annotated[float, Column("fraction", "Rows in which no head had a choice.")]
     skipped: Annotated[str | None, Column("text", "Why the update was left out; null: it was not.")]
+    explosion: Annotated[
+        dict[str, Any] | None, Column("map", "Row, head and action whose ratio left its range; null: none.")
+    ]
+    anomalies: Annotated[list[str], Column("names", "What was wrong with the update.")]
     evaluation_return: Annotated[float | None, Column("reward", "Argmax lives on selection rng seeds.")]
     evaluation_score: Annotated[float | None, Column("points", "Their validation score.")]
     seconds: Annotated[float, Column("s", "Time of the round.")]
+
+
+class DetailRow(Row, kw_only=True):
+    """One per decision of a training round, for some rounds from an anomaly on."""
+
+    round: Annotated[int, Column("round", "Round of training.")]
+    env: Annotated[int, Column("index", "Environment within the run.")]
+    step: Annotated[int, Column("step", "Decision within the round.")]
+    action: Annotated[list[int], Column("indices", "The eight heads, unread ones canonical.")]
+    log_probs: Annotated[list[float], Column("nats", "Per head, when it was decided.")]
+    value: Annotated[float, Column("reward", "What the critic expected from here on.")]
+    reward: Annotated[float, Column("reward", "What the decision was paid.")]
+    ended: Annotated[bool, Column("flag", "The life ended with this step.")]
 
 
 class ResourceRow(Row, kw_only=True):
@@ -231,6 +254,7 @@ TABLES: dict[str, type[Row]] = {
     "episode": EpisodeRow,
     "counterfactual": CounterfactualRow,
     "update": UpdateRow,
+    "detail": DetailRow,
     "resource": ResourceRow,
 }
 """Every table by name; the name is also the file's."""

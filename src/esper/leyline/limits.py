@@ -18,5 +18,14 @@ STABLE_LOSS_GAIN: Final = (-0.05, 0.03)
 STABLE_EPOCHS: Final = 3
 """Consecutive settled epochs after which a host counts as stabilised for the rest of its life."""
 
+RATIO_RANGE: Final = (0.1, 5.0)
+"""New over old probability of a decision; a ratio outside is an explosion and is traced to its row."""
+HEAD_ENTROPY_COLLAPSED: Final = 0.01
+"""Entropy, 1 for uniform, below which a head that had a choice no longer explores."""
+POLICY_GRADIENT_EXPLODING: Final = 100.0
+"""Norm of the policy's gradient before clipping."""
+DETAIL_ROUNDS: Final = 3
+"""Rounds that are recorded decision by decision from an anomaly on, its own included."""
+
 CONFIDENCE_Z: Final = 1.96
 """Standard errors of a two-sided 95 % interval."""

@@ -38,6 +38,8 @@ class EnvFacts:
     last_op: int
     last_success: bool
     ended: bool
+    rolled_back: bool
+    """The epoch broke the host down and ended its life; all measurements are those before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +59,19 @@ class EpochFacts:
     last_op: IntArray
     last_success: BoolArray
     ended: BoolArray
+    rolled_back: BoolArray
 
     @classmethod
     def stack(cls, rows: Sequence[EnvFacts]) -> EpochFacts:
         """Put the facts of single environments side by side."""
         return cls(**{f.name: np.array([getattr(row, f.name) for row in rows]) for f in fields(cls)})
+
+    def replaced(self, env: int, facts: EnvFacts) -> EpochFacts:
+        """The same with one environment's facts exchanged."""
+        columns = {f.name: getattr(self, f.name).copy() for f in fields(self)}
+        for name, column in columns.items():
+            column[env] = getattr(facts, name)
+        return EpochFacts(**columns)
 
 
 @dataclass(frozen=True, slots=True)

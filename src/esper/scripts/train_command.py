@@ -103,13 +103,19 @@ class RoundPrinter:
         line = (
             f"round {summary.round}/{self._rounds}  left {left / 60:.0f} min"
             f"  return {summary.mean_return:+.2f}"
-            f"  score {summary.val_score:.1f}  params {summary.params:.0f}"
+            f"  score {_number(summary.val_score, '.1f')}  params {_number(summary.params, '.0f')}"
             f"  ev {metrics.explained_variance:+.2f}  kl {metrics.approx_kl:.3f}"
             f"  entropy {metrics.entropy:.2f}  {shares}"
         )
-        if summary.evaluation_score is not None:
+        if summary.evaluation_return is not None:
             line += f"  | evaluation: return {summary.evaluation_return:+.2f}"
-            line += f", score {summary.evaluation_score:.1f}"
+            line += f", score {_number(summary.evaluation_score, '.1f')}"
+        if summary.anomalies:
+            line += f"  | {', '.join(summary.anomalies)}"
         if metrics.skipped:
             line += f"  | update left out: {metrics.skipped}"
         print(line, flush=True)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "unknown" if value is None else format(value, form)

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline import HEAD_NAMES
+from esper.leyline.limits import RATIO_RANGE
 
-RATIO_HIGH: Final = 5.0
-RATIO_LOW: Final = 0.1
-"""A ratio outside of these is reported with its cause."""
 VARIANCE_FLOOR: Final = 1e-2
 """Returns that hardly vary cannot be explained better than noise: their variance counts as this."""
 
@@ -58,7 +56,8 @@ class RatioExplosionDiagnostic:
         cls, ratio: Tensor, log_probs: Tensor, old_log_probs: Tensor, actions: Tensor
     ) -> RatioExplosionDiagnostic | None:
         """The worst row of ``ratio [env, step]`` if it left the allowed range."""
-        if bool(((ratio <= RATIO_HIGH) & (ratio >= RATIO_LOW)).all()):
+        low, high = RATIO_RANGE
+        if bool(((ratio <= high) & (ratio >= low)).all()):
             return None
         distance = ratio.log().abs().nan_to_num(nan=torch.inf)
         env, step = divmod(int(distance.argmax()), ratio.shape[1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -110,7 +110,8 @@ class MorphEnv:
         self.meter = FlopMeter(self.model, self.task.input_shape)
         self.learning_rate = instance.learning_rate
         self._start_counting()
-        return self._facts(self._measure(), None, OP_WAIT, True)
+        self._last_facts = self._facts(self._measure(), None, OP_WAIT, True)
+        return self._last_facts
 
     def _start_counting(self) -> None:
         self.epoch = 0
@@ -144,7 +145,12 @@ class MorphEnv:
         recording.emit_counterfactuals(self, measured)
         facts = self._facts(measured, trained, op, succeeded)
         recording.emit_epoch(self, facts, trained, 1000 * (time.perf_counter() - began))
+        self._last_facts = facts
         return facts
+
+    def break_off(self, op: int) -> EnvFacts:
+        """The facts of a step with ``op`` that broke the host down: the last good ones, and the end."""
+        return replace(self._last_facts, last_op=op, last_success=False, ended=True, rolled_back=True)
 
     def _refuse_after_the_end(self) -> None:
         if self.ended:
@@ -299,6 +305,7 @@ class MorphEnv:
             last_op=op,
             last_success=succeeded,
             ended=self.ended,
+            rolled_back=False,
         )
 
     def finish(self) -> LifeReport:

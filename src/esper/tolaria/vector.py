@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esper.leyline.factored_actions import IntArray, check_actions
+from esper.leyline.errors import DivergedError
+from esper.leyline.factored_actions import Head, IntArray, check_actions
 from esper.leyline.protocols import EventSink
 from esper.leyline.rules import ActionSpace
-from esper.leyline.signals import EpochFacts
+from esper.leyline.signals import EnvFacts, EpochFacts
 from esper.leyline.slot_table import SlotTable
 from esper.tolaria.env import LifeReport, MorphEnv
 from esper.tolaria.tasks.spec import TaskSpec
@@ -24,8 +25,14 @@ class SerialVector:
         env_indices: Sequence[int] = (0,),
         enabled: Sequence[bool] | None = None,
         sink: EventSink | None = None,
+        outlive_breakdowns: bool = False,
     ) -> None:
-        """``env_indices`` name the environments' random streams, so shards of a run can be separate."""
+        """``env_indices`` name the environments' random streams, so shards of a run can be separate.
+
+        A host that breaks down raises ``DivergedError``; with ``outlive_breakdowns`` it ends its own
+        life only, and the facts say so.
+        """
+        self._outlive_breakdowns = outlive_breakdowns
         self.table = SlotTable.empty(len(env_indices), task.num_slots)
         self.envs = [
             MorphEnv(
@@ -46,7 +53,15 @@ class SerialVector:
     def step(self, actions: IntArray) -> EpochFacts:
         """One step everywhere, ``actions [env, 8]``."""
         check_actions(actions, len(self.envs), self.table.num_slots)
-        return EpochFacts.stack([env.step(row) for env, row in zip(self.envs, actions, strict=True)])
+        return EpochFacts.stack([self._step(env, row) for env, row in zip(self.envs, actions, strict=True)])
+
+    def _step(self, env: MorphEnv, action: IntArray) -> EnvFacts:
+        try:
+            return env.step(action)
+        except DivergedError:
+            if not self._outlive_breakdowns:
+                raise
+            return env.break_off(int(action[Head.OP]))
 
     def finish(self) -> list[LifeReport]:
         """The reports of the committed networks."""

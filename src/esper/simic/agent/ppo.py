@@ -18,6 +18,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from esper.leyline import HEAD_NAMES, NUM_HEADS
 from esper.leyline.errors import EsperError
+from esper.leyline.limits import HEAD_ENTROPY_COLLAPSED, POLICY_GRADIENT_EXPLODING
 from esper.simic import losses
 from esper.simic.advantages import gae, normalise
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
@@ -55,7 +56,7 @@ class PPOSettings:
     value_coefficient: float = 0.5
     value_clip: float | None = None
     max_grad_norm: float = 1.0
-    shard_envs: int = 8
+    envs_per_backward: int = 8
     """Environments whose gradient is computed together."""
 
 
@@ -86,6 +87,22 @@ class UpdateMetrics:
     skipped: str | None = None
     """Why the update was left out, if it was."""
     explosion: RatioExplosionDiagnostic | None = None
+
+    def anomalies(self) -> list[str]:
+        """Names of what is wrong with this update."""
+        found = []
+        if self.skipped is not None:
+            found.append("update_skipped")
+        if self.explosion is not None:
+            found.append("ratio_explosion")
+        if self.grad_norm > POLICY_GRADIENT_EXPLODING:
+            found.append("gradient_explosion")
+        found += [
+            f"{name}_collapsed"
+            for name, entropy in zip(HEAD_NAMES, self.head_entropy, strict=False)
+            if entropy is not None and entropy < HEAD_ENTROPY_COLLAPSED
+        ]
+        return found
 
 
 class PPOAgent:
@@ -140,7 +157,7 @@ class PPOAgent:
     def _one_pass(self, batch: Batch, number: int, metrics: UpdateMetrics) -> bool:
         """One pass over the rollout; false when it ended the update instead of stepping."""
         self.optimiser.zero_grad()
-        parts = shards(len(batch.advantages), self.settings.shard_envs)
+        parts = shards(len(batch.advantages), self.settings.envs_per_backward)
         results = [self._shard(batch, shard) for shard in parts]
         log_ratio = torch.cat([result.log_ratio for result in results])
         kl = float(losses.approximate_kl(log_ratio).sum()) / batch.free_rows

@@ -73,13 +73,16 @@ class TamiyoRolloutBuffer:
         self.fresh[:, step] = fresh
         self.length += 1
 
-    def add_outcome(self, reward: Tensor, ended: Tensor, terminated: Tensor, next_value: Tensor) -> None:
-        """Write what the last decision came to; ``next_value`` counts only where it did not terminate."""
+    def add_outcome(self, reward: Tensor, ended: Tensor, terminated: Tensor) -> None:
+        """Write what the last decision came to."""
         step = self.length - 1
         self.rewards[:, step] = reward
         self.ended[:, step] = ended
         self.terminated[:, step] = terminated
-        self.next_values[:, step] = next_value
+
+    def add_next_value(self, value: Tensor) -> None:
+        """Write the value of the state that the last decision led to; it counts where nothing terminated."""
+        self.next_values[:, self.length - 1] = value
 
     def get_batched_sequences(self, envs: slice = slice(None)) -> Sequences:
         """Whole sequences of some environments."""

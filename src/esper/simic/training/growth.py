@@ -1,18 +1,16 @@
-"""The real environments as a policy meets them: observation, masks and paired reward around a vector.
-
-The reward telescopes: with P_t = lead over the twin − rent, a step pays scale · (P_t − P_{t−1}), so
-an undiscounted return is the final paired score of the committed network.
-"""
+"""The real environments as a policy meets them: observation, masks and reward around a vector of lives."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline import EpochFacts
-from esper.simic.rewards.terms import paired_potential, rent_potential
+from esper.simic.rewards.books import Books
+from esper.simic.rewards.families import FAMILIES, Bookkeeper, FamilyName, Standing, total
 from esper.simic.training.rollout import Observation, Step
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.features import batch_obs_to_features
@@ -22,9 +20,16 @@ from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import twin_scores
 from esper.tolaria.vector import SerialVector
 
+RESTART: Final = 1_000_000
+"""Number of the life that follows one which broke down, from the number of that one."""
+
 
 class GrowthEnv:
-    """A vector of host lives; every reset begins the next episode of each environment."""
+    """A vector of host lives; every reset begins the next episode of each environment.
+
+    A life that breaks down is followed at once by a fresh one with its own twin. A life that reaches
+    its horizon is the last of its environment until the next reset.
+    """
 
     def __init__(
         self,
@@ -32,18 +37,29 @@ class GrowthEnv:
         *,
         rng_seed: int,
         env_indices: Sequence[int],
+        family: FamilyName = "paired",
         rent: float = 0.01,
         scale: float = 5.0,
+        horizon_terminates: bool = True,
     ) -> None:
         self._task = task
         self._rng_seed = rng_seed
         self._indices = tuple(env_indices)
-        self._vector = SerialVector(task, rng_seed=rng_seed, env_indices=self._indices)
+        self._vector = SerialVector(
+            task, rng_seed=rng_seed, env_indices=self._indices, outlive_breakdowns=True
+        )
         self._tracker = SignalTracker(len(self._indices))
-        self._rent, self._scale = rent, scale
+        self._family = FAMILIES[family]
+        self._bookkeeper = Bookkeeper(self._family, scale)
+        self._unpaired = Bookkeeper(self._family, scale)
+        """Pays as if the twin stood at zero throughout, to show what it is good for."""
+        self._rent = rent
+        self._horizon_terminates = horizon_terminates
         self._episode = -1
         self.reports: list[LifeReport] = []
-        """Of the lives that ended last."""
+        """Of the lives that reached their horizon since the last reset."""
+        self.books = Books()
+        """Of the steps since the last reset."""
 
     @property
     def env_indices(self) -> Sequence[int]:
@@ -56,10 +72,12 @@ class GrowthEnv:
     def begin(self, episode: int) -> Observation:
         """Begin life ``episode`` everywhere."""
         self._episode = episode
-        self._twins = np.array([self._twin_scores(env) for env in self._indices])
+        self._twins = np.array([self._twin_scores(row, episode) for row in range(len(self._indices))])
         facts = self._vector.reset(episode)
         self._tracker.reset()
-        self._potential = np.zeros(len(self._indices))
+        self._bookkeeper.begin(self._standing(facts))
+        self._unpaired.begin(self._without_twin(facts))
+        self.reports, self.books = [], Books()
         return self._observe(facts)
 
     def reset(self) -> Observation:
@@ -69,26 +87,48 @@ class GrowthEnv:
         """Let the next reset begin life ``episode``."""
         self._episode = episode - 1
 
-    def _twin_scores(self, env: int) -> Sequence[float]:
-        return twin_scores(self._task, rng_seed=self._rng_seed, env=env, episode=self._episode)
-
     def step(self, actions: NDArray[np.int64]) -> Step:
         facts = self._vector.step(actions)
-        reward = self._reward(facts)
-        if facts.ended.all():
-            self.reports = self._vector.finish()
-        return Step(self._observe(facts), reward, facts.ended)
+        reward = self._judge(facts)
+        ended, broken = facts.ended, facts.rolled_back
+        self.reports += [self._vector.envs[row].finish() for row in np.flatnonzero(ended & ~broken)]
+        for row in np.flatnonzero(broken):
+            facts = self._begin_again(int(row), facts)
+        terminated = ended if self._horizon_terminates else broken
+        return Step(self._observe(facts), reward, ended, terminated)
+
+    def _judge(self, facts: EpochFacts) -> NDArray[np.float64]:
+        ledger = self._bookkeeper.judge(self._standing(facts))
+        self.books.ledgers.append(ledger)
+        if self._family.needs_twin:
+            self.books.unpaired.append(total(self._unpaired.judge(self._without_twin(facts))))
+        self.books.broken_lives += int(facts.rolled_back.sum())
+        return total(ledger)
+
+    def _begin_again(self, row: int, facts: EpochFacts) -> EpochFacts:
+        """A fresh life in one environment; the facts of all, with its own exchanged."""
+        env = self._vector.envs[row]
+        episode = env.episode + RESTART
+        self._twins[row] = self._twin_scores(row, episode)
+        facts = facts.replaced(row, env.reset(episode))
+        self._bookkeeper.begin_again(row, self._standing(facts))
+        self._unpaired.begin_again(row, self._without_twin(facts))
+        return facts
+
+    def _twin_scores(self, row: int, episode: int) -> Sequence[float]:
+        if not self._family.needs_twin:
+            return [np.nan] * (self.horizon + 1)
+        return twin_scores(self._task, rng_seed=self._rng_seed, env=self._indices[row], episode=episode)
+
+    def _standing(self, facts: EpochFacts) -> Standing:
+        twin = self._twins[np.arange(len(self._indices)), facts.epoch]
+        return Standing(facts, self._vector.table, twin, self._task.guess_loss, self._rent)
+
+    def _without_twin(self, facts: EpochFacts) -> Standing:
+        return self._standing(facts)._replace(twin_score=np.zeros(len(self._indices)))
 
     def _observe(self, facts: EpochFacts) -> Observation:
         signals = self._tracker.update(facts)
         space = self._vector.action_space
         features, blueprints = batch_obs_to_features(signals, self._vector.table, space.slot_config)
         return Observation(features, blueprints, compute_batch_masks(self._vector.table, space))
-
-    def _reward(self, facts: EpochFacts) -> NDArray[np.float64]:
-        twin = self._twins[np.arange(len(self._indices)), facts.epoch]
-        potential = paired_potential(facts.val_score, twin)
-        potential = potential + rent_potential(facts.grown_params.astype(np.float64), self._rent)
-        reward = self._scale * (potential - self._potential)
-        self._potential = potential
-        return reward

@@ -27,7 +27,7 @@ from esper.leyline import (
     canonicalise,
     derive_seed,
 )
-from esper.simic.rewards.terms import paired_potential, rent_potential
+from esper.simic.rewards.families import FAMILIES, Bookkeeper, Standing, total
 from esper.simic.training.rollout import Observation, Step
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.features import batch_obs_to_features
@@ -40,6 +40,7 @@ SCALE = 5.0
 RENT = 0.02
 HORIZON = 20
 HOST_SCORE = 20.0
+GUESS_LOSS = 2.3
 HOST_PARAMS = 200
 PARAMS = {
     Blueprint.CONV_LIGHT: 150,
@@ -90,6 +91,7 @@ class LifecycleSandbox(ABC):
         self.table = SlotTable.empty(self.num_envs, SPACE.slot_config.num_slots)
         self._bodies = [PaperBody(self.table.row(env)) for env in range(self.num_envs)]
         self._tracker = SignalTracker(self.num_envs)
+        self._books = Bookkeeper(FAMILIES["paired"], SCALE)
 
     @property
     def env_indices(self) -> Sequence[int]:
@@ -99,10 +101,13 @@ class LifecycleSandbox(ABC):
         self.table.assign(SlotTable.empty(self.num_envs, SPACE.slot_config.num_slots))
         self._tracker.reset()
         self._epoch, self._next_seed = 0, 0
-        self._potential = np.zeros(self.num_envs)
         self.start()
         waited = np.full(self.num_envs, OP_WAIT)
-        return self._observe(self._facts(waited, np.ones(self.num_envs, dtype=np.bool_)))
+        facts = self._facts(
+            waited, np.ones(self.num_envs, dtype=np.bool_), np.full(self.num_envs, HOST_SCORE)
+        )
+        self._books.begin(self._standing(facts))
+        return self._observe(facts)
 
     def step(self, actions: NDArray[np.int64]) -> Step:
         succeeded = self._act(actions)
@@ -115,10 +120,11 @@ class LifecycleSandbox(ABC):
             actuator.advance(body)
             if self._epoch == HORIZON:
                 actuator.commit(body)
-        facts = self._facts(actions[:, Head.OP], succeeded)
-        reward = self._reward(facts)
+        score = np.clip(HOST_SCORE + self.gains().sum(axis=1) + self._noise(), 0.0, 100.0)
+        facts = self._facts(actions[:, Head.OP], succeeded, score)
+        reward = total(self._books.judge(self._standing(facts)))
         observation = self.reset() if self._epoch == HORIZON else self._observe(facts)
-        return Step(observation, reward, facts.ended)
+        return Step(observation, reward, facts.ended, facts.ended)
 
     def _act(self, actions: NDArray[np.int64]) -> NDArray[np.bool_]:
         alpha = self.table.alpha[np.arange(self.num_envs), actions[:, Head.SLOT]]
@@ -142,14 +148,15 @@ class LifecycleSandbox(ABC):
         for env, slot in np.argwhere(self.table.in_forward):
             self.table.record_contribution(env, slot, gains[env, slot] + noise[env, slot], NOISE)
 
-    def _facts(self, op: NDArray[np.int64], succeeded: NDArray[np.bool_]) -> EpochFacts:
-        score = np.clip(HOST_SCORE + self.gains().sum(axis=1) + self._noise(), 0.0, 100.0)
+    def _facts(
+        self, op: NDArray[np.int64], succeeded: NDArray[np.bool_], score: NDArray[np.float64]
+    ) -> EpochFacts:
         grown = (self.table.seed_params * self.table.occupied).sum(axis=1)
 
         def everywhere(value: float) -> NDArray[np.float64]:
             return np.full(self.num_envs, value)
 
-        loss = 2.3 * (1.0 - score / 100.0)
+        loss = GUESS_LOSS * (1.0 - score / 100.0)
         return EpochFacts(
             epoch=np.full(self.num_envs, self._epoch),
             max_epochs=np.full(self.num_envs, HORIZON),
@@ -164,6 +171,7 @@ class LifecycleSandbox(ABC):
             last_op=op,
             last_success=succeeded,
             ended=np.full(self.num_envs, self._epoch == HORIZON),
+            rolled_back=np.zeros(self.num_envs, dtype=np.bool_),
         )
 
     def _observe(self, facts: EpochFacts) -> Observation:
@@ -171,12 +179,8 @@ class LifecycleSandbox(ABC):
         features, blueprints = batch_obs_to_features(signals, self.table, SPACE.slot_config)
         return Observation(features, blueprints, compute_batch_masks(self.table, SPACE))
 
-    def _reward(self, facts: EpochFacts) -> NDArray[np.float64]:
-        potential = paired_potential(facts.val_score, np.full(self.num_envs, HOST_SCORE))
-        potential = potential + rent_potential(facts.grown_params.astype(np.float64), RENT)
-        reward = SCALE * (potential - self._potential)
-        self._potential = potential
-        return reward
+    def _standing(self, facts: EpochFacts) -> Standing:
+        return Standing(facts, self.table, np.full(self.num_envs, HOST_SCORE), GUESS_LOSS, RENT)
 
     def start(self) -> None:  # noqa: B027  a hook that most worlds do not need
         """Begin a new life."""

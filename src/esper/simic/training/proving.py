@@ -64,7 +64,7 @@ def train_on(
     It has when its share reaches ``stop_at`` in two checks in a row: once may be luck.
     """
     policy = new_policy(shape, rng_seed)
-    agent = PPOAgent(policy, settings or PPOSettings(shard_envs=num_envs))  # one process, so one shard
+    agent = PPOAgent(policy, settings or PPOSettings(envs_per_backward=num_envs))  # one process, so one shard
     env = oracle(rng_seed, range(num_envs))
     rehearsal = oracle(derive_seed(rng_seed, "rehearsal"), range(EVALUATED_ENVS))
     streams = ActionStreams(rng_seed, range(num_envs))

@@ -13,7 +13,7 @@ from torch import Tensor
 from esper.leyline import NUM_HEADS
 from esper.leyline.streams import derive_seed
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
+from esper.tamiyo.networks.factored_lstm import Decision, FactoredRecurrentActorCritic, Hidden
 from esper.tamiyo.policy.action_masks import ActionMasks
 
 
@@ -30,13 +30,15 @@ class Observation(NamedTuple):
 class Step(NamedTuple):
     """What a decision came to, arrays ``[env]``, and what is seen next.
 
-    Where an episode ended, ``observation`` already belongs to the next one. The horizon terminates:
-    an episode that ended is worth nothing beyond its end.
+    Where an episode terminated, it is worth nothing beyond its end, and ``observation`` belongs to the
+    next one if the environment goes on. One that ended without terminating was cut off, which is
+    possible at the last step of a rollout; ``observation`` is still its own.
     """
 
     observation: Observation
     reward: NDArray[np.float64]
     ended: NDArray[np.bool_]
+    terminated: NDArray[np.bool_]
 
 
 class PolicyEnv(Protocol):
@@ -77,31 +79,43 @@ def collect(
     streams: ActionStreams,
     buffer: TamiyoRolloutBuffer,
 ) -> None:
-    """Fill ``buffer`` with one episode per environment, begun afresh."""
+    """Fill ``buffer`` from a fresh episode on; what is cut off at its end is valued by the critic."""
     observation = env.reset()
     num_envs = observation.features.shape[0]
     hidden = policy.get_initial_hidden(num_envs)
     buffer.begin(hidden)
     fresh = torch.ones(num_envs, dtype=torch.bool)
-    while buffer.length < buffer.num_steps:
-        keep = (~fresh).float().view(1, -1, 1)
-        with torch.no_grad():  # not around the environment, which trains networks of its own
-            decision = policy.get_action(
-                observation.features,
-                observation.blueprint_indices,
-                (hidden[0] * keep, hidden[1] * keep),
-                observation.masks,
-                uniforms=streams.draw(),
-            )
+    for _ in range(buffer.num_steps):
+        decision = _sample(policy, observation, hidden, fresh, streams)
+        if buffer.length > 0:
+            buffer.add_next_value(decision.value)
         buffer.add(observation.features, observation.blueprint_indices, decision, fresh)
         hidden = decision.hidden
         step = env.step(decision.actions.numpy())
-        ended = torch.from_numpy(step.ended)
-        reward = torch.from_numpy(step.reward).float()
-        buffer.add_outcome(reward, ended, ended, torch.zeros(num_envs))
-        if buffer.length > 1:
-            buffer.next_values[:, buffer.length - 2] = decision.value
+        ended, terminated = torch.from_numpy(step.ended), torch.from_numpy(step.terminated)
+        buffer.add_outcome(torch.from_numpy(step.reward).float(), ended, terminated)
         observation, fresh = step.observation, ended
+    if not step.terminated.all():
+        buffer.add_next_value(_sample(policy, observation, hidden, terminated, streams).value)
+
+
+def _sample(
+    policy: FactoredRecurrentActorCritic,
+    observation: Observation,
+    hidden: Hidden,
+    fresh: Tensor,
+    streams: ActionStreams,
+) -> Decision:
+    """One sampled decision everywhere; memory begins afresh where ``fresh [env]`` says so."""
+    keep = (~fresh).float().view(1, -1, 1)
+    with torch.no_grad():  # not around the environment, which trains networks of its own
+        return policy.get_action(
+            observation.features,
+            observation.blueprint_indices,
+            (hidden[0] * keep, hidden[1] * keep),
+            observation.masks,
+            uniforms=streams.draw(),
+        )
 
 
 def evaluate(env: PolicyEnv, policy: FactoredRecurrentActorCritic) -> NDArray[np.float64]:

@@ -72,9 +72,9 @@ class Sandbox(ABC):
     def step(self, actions: Actions) -> Step:
         reward = self.judge(actions)
         self.step_number += 1
-        ended = self.step_number == self.horizon
-        observation = self.reset() if ended else self._observe()
-        return Step(observation, reward, np.full(self.num_envs, ended))
+        ended = np.full(self.num_envs, self.step_number == self.horizon)
+        observation = self.reset() if ended.all() else self._observe()
+        return Step(observation, reward, ended, ended)
 
     def _observe(self) -> Observation:
         features = np.zeros(

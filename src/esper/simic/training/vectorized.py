@@ -19,8 +19,11 @@ import torch
 from torch import Tensor
 
 from esper.leyline import NUM_OPS, Head
+from esper.leyline.limits import DETAIL_ROUNDS
 from esper.simic.agent.ppo import PPOAgent, PPOSettings, UpdateMetrics, shards
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.rewards.books import Books
+from esper.simic.rewards.families import FamilyName
 from esper.simic.training import exchange
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
@@ -54,8 +57,10 @@ class TrainingSettings:
     hidden_dim: int = 256
     critic: Critic = "state_value"
     conditioned: bool = True
+    reward_family: FamilyName = "paired"
     rent: float = 0.01
     reward_scale: float = 5.0
+    horizon_terminates: bool = True
     evaluate_every: int = 5
     evaluate_lives: int = 16
     checkpoint_every: int = 5
@@ -63,14 +68,24 @@ class TrainingSettings:
 
 
 class RoundSummary(NamedTuple):
-    """One round, for whoever watches; evaluation is ``None`` where there was none."""
+    """One round, for whoever watches; what there was none of is ``None``."""
 
     round: int
     mean_return: float
-    val_score: float
-    params: float
+    reward_terms: dict[str, float]
+    """Mean per environment of what each term paid; they sum to ``mean_return``."""
+    reward_variance: float
+    reward_variance_unpaired: float | None
+    """What it would be without the twin."""
+    val_score: float | None
+    params: float | None
+    """Means over the lives that reached their horizon."""
+    broken_lives: int
     op_shares: tuple[float, ...]
     metrics: UpdateMetrics
+    anomalies: list[str]
+    detail: TamiyoRolloutBuffer | None
+    """The rollout itself, for some rounds from an anomaly on."""
     evaluation_return: float | None
     evaluation_score: float | None
     seconds: float
@@ -81,6 +96,7 @@ class ShardRollout(NamedTuple):
 
     buffer: TamiyoRolloutBuffer
     reports: list[LifeReport]
+    books: Books
 
 
 class Trainer:
@@ -103,6 +119,8 @@ class Trainer:
         self.agent = PPOAgent(self.policy, settings.ppo)
         self.round = 0
         self.best_return = -np.inf
+        self.detail_rounds = 0
+        """How many more rounds are recorded in detail."""
         groups = shards(settings.envs, settings.shard_envs)
         self._shards = {
             shard: self._make_envs(settings.rng_seed, range(settings.envs)[groups[shard]])
@@ -121,8 +139,10 @@ class Trainer:
             self.task,
             rng_seed=rng_seed,
             env_indices=indices,
+            family=self.settings.reward_family,
             rent=self.settings.rent,
             scale=self.settings.reward_scale,
+            horizon_terminates=self.settings.horizon_terminates,
         )
 
     # --- a round ------------------------------------------------------------------------------
@@ -133,17 +153,26 @@ class Trainer:
         parts = exchange.gather({shard: self._rollout(env) for shard, env in self._shards.items()})
         buffer = TamiyoRolloutBuffer.join([part.buffer for part in parts])
         reports = [report for part in parts for report in part.reports]
+        books = Books.join([part.books for part in parts])
         metrics = self.agent.update(buffer, self.round / self.settings.rounds)
+        anomalies = metrics.anomalies()
+        self.detail_rounds = DETAIL_ROUNDS if anomalies else max(self.detail_rounds - 1, 0)
         self.round += 1
         due = self.round % self.settings.evaluate_every == 0 or self.round == self.settings.rounds
         evaluation = self.evaluate() if due else None
         return RoundSummary(
             round=self.round,
             mean_return=float(buffer.rewards.sum(dim=1).mean()),
-            val_score=_mean([report.val_score for report in reports]),
-            params=_mean([report.params for report in reports]),
+            reward_terms=books.paid(),
+            reward_variance=books.variance(),
+            reward_variance_unpaired=books.variance_unpaired(),
+            val_score=_mean([report.val_score for report in reports]) if reports else None,
+            params=_mean([report.params for report in reports]) if reports else None,
+            broken_lives=books.broken_lives,
             op_shares=_op_shares(buffer.actions),
             metrics=metrics,
+            anomalies=anomalies,
+            detail=buffer if self.detail_rounds else None,
             evaluation_return=evaluation[0] if evaluation else None,
             evaluation_score=evaluation[1] if evaluation else None,
             seconds=time.perf_counter() - began,
@@ -157,15 +186,15 @@ class Trainer:
         env.seek(self.round)
         streams = ActionStreams(self.settings.rng_seed, env.env_indices, self.round)
         collect(env, self.policy, streams, buffer)
-        return ShardRollout(buffer, env.reports)
+        return ShardRollout(buffer, env.reports, env.books)
 
-    def evaluate(self) -> tuple[float, float]:
-        """Mean return and validation score of argmax lives on rng seeds kept for selection."""
+    def evaluate(self) -> tuple[float, float | None]:
+        """Mean return of argmax lives on rng seeds kept for selection, and score of those that lasted."""
         own = {shard: self._evaluate_shard(env) for shard, env in self._evaluation.items()}
         results = exchange.gather(own)
         returns = [value for returns, _ in results for value in returns]
         scores = [report.val_score for _, reports in results for report in reports]
-        return _mean(returns), _mean(scores)
+        return _mean(returns), _mean(scores) if scores else None
 
     def _evaluate_shard(self, env: GrowthEnv) -> tuple[list[float], list[LifeReport]]:
         env.seek(0)
@@ -182,6 +211,7 @@ class Trainer:
             "round": self.round,
             "best_return": None if np.isinf(self.best_return) else self.best_return,
             "skipped_in_a_row": self.agent.skipped_in_a_row,
+            "detail_rounds": self.detail_rounds,
             "task": self.task.name,
             "horizon": self.task.horizon,
             "settings": asdict(self.settings),
@@ -199,6 +229,7 @@ class Trainer:
         best = progress["best_return"]
         self.best_return = -np.inf if best is None else float(best)
         self.agent.skipped_in_a_row = int(progress["skipped_in_a_row"])
+        self.detail_rounds = int(progress["detail_rounds"])
         return progress
 
     def _check_own(self, progress: dict[str, Any], directory: Path) -> None:

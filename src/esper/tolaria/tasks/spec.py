@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -78,6 +79,11 @@ class TaskSpec:
     def num_slots(self) -> int:
         """Slots of every host in the distribution."""
         return len(self.instances.widths[0])
+
+    @property
+    def guess_loss(self) -> float:
+        """Loss of a blind guess."""
+        return math.log(self.classes)
 
     def build_host(self, instance: Instance) -> Host:
         return CNNHost(
