@@ -37,7 +37,7 @@ class ZeroScale(nn.Module):
 
 
 def small(width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(width, 2 * width, 1), nn.ReLU(), nn.Conv2d(2 * width, width, 1))
+    return nn.Sequential(nn.Conv2d(width, 2 * width, 1), nn.GELU(), nn.Conv2d(2 * width, width, 1))
 
 
 def depthwise(width: int) -> nn.Sequential:

@@ -10,7 +10,7 @@ import pytest
 
 from esper.karn.query import read_rows
 from esper.leyline.errors import EsperError
-from esper.leyline.events import TABLES, CounterfactualRow, EpochRow, ResourceRow, Row, UpdateRow
+from esper.leyline.events import TABLES, CounterfactualRow, DetailRow, EpochRow, ResourceRow, Row, UpdateRow
 from esper.nissa.part import RowError
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run

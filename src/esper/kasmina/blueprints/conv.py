@@ -32,10 +32,13 @@ class Norm(nn.Module):
 
 @register_blueprint("conv_small", topology="feature_map")
 class ConvSmall(Mirrored):
-    """1×1 → ReLU → 1×1: mixes channels, sees no neighbours."""
+    """1×1 → GELU → 1×1: mixes channels, sees no neighbours.
+
+    Not a ReLU: the few hidden units of a narrow slot may all start on its dead side.
+    """
 
     def __init__(self, width: int) -> None:
-        super().__init__(nn.Conv2d(width, width, 1), nn.ReLU(), nn.Conv2d(width, width, 1))
+        super().__init__(nn.Conv2d(width, width, 1), nn.GELU(), nn.Conv2d(width, width, 1))
 
 
 @register_blueprint("depthwise", topology="feature_map")
