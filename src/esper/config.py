@@ -75,6 +75,13 @@ class TrainingConfig(BaseModel):
     envs: int = Field(32, ge=1, description="Environments, one life each per round.")
     rounds: int = Field(40, ge=1, description="Rounds of lives and one update each.")
     steps: int | None = Field(None, ge=1, description="Host epochs per life; the preset's unless given.")
+    slots: int | None = Field(
+        None, ge=1, description="Blocks and so slots of the host; the preset's unless given."
+    )
+    vary_slots: bool = Field(False, description="Enable a random part of the slots in every life.")
+    capacity: int | None = Field(
+        None, ge=1, description="Slots that the policy has room for; the host's unless given."
+    )
     hidden_dim: int = Field(256, ge=8, description="Width of the policy network.")
     critic: Literal["state_value", "op_value"] = Field("state_value", description="V(s), or Q(s, op).")
     conditioned: bool = Field(True, description="Heads see the op and the slot chosen before them.")

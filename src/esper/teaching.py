@@ -24,6 +24,7 @@ from esper.simic.rewards.families import FAMILIES
 from esper.simic.training import exchange
 from esper.simic.training.vectorized import RoundSummary, Trainer, TrainingSettings, train
 from esper.tamiyo.policy.checkpoint import CheckpointError, save_policy, write_durably
+from esper.tamiyo.policy.observer import check_capacity
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec, task_named
 
@@ -36,9 +37,13 @@ class FinishedRunError(EsperError):
 
 
 def task_of(config: TrainingConfig) -> TaskSpec:
-    """The preset with the training's own horizon."""
+    """The preset with the training's own horizon and slots."""
     task = task_named(config.task)
-    return replace(task, horizon=config.steps or task.horizon)
+    task = replace(task, horizon=config.steps or task.horizon)
+    if config.slots is not None:
+        task = task.with_slots(config.slots)
+    check_capacity(task.num_slots, config.capacity or task.num_slots)
+    return replace(task, instances=replace(task.instances, vary_slots=config.vary_slots))
 
 
 def settings_of(config: TrainingConfig) -> TrainingSettings:

@@ -17,7 +17,7 @@ from torch import Tensor
 from esper.kasmina import lifecycle
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import cosine_rate, set_rate
-from esper.leyline.errors import DivergedError
+from esper.leyline.errors import DivergedError, SlotError
 from esper.leyline.events import Row, StageMove
 from esper.leyline.factored_actions import NUM_OPS, OP_WAIT, Head, IntArray, canonicalise, check_actions
 from esper.leyline.legality import legal_slots_by_op
@@ -32,7 +32,7 @@ from esper.tolaria.data import BatchCursor
 from esper.tolaria.epoch import EpochTraining, total_norm, train_epoch
 from esper.tolaria.flops import FlopMeter
 from esper.tolaria.seeding import LifeStreams
-from esper.tolaria.tasks.spec import TaskSpec
+from esper.tolaria.tasks.spec import Instance, TaskSpec
 
 
 class DiscardSink:
@@ -94,7 +94,7 @@ class MorphEnv:
         instance = self.task.instances.draw(self._streams.generator("instance"))
         self.splits = self.task.load(self._streams.generator("split"))
         self.table.assign(SlotTable.empty(1, self.task.num_slots))
-        self.table.enabled[0] = self.enabled
+        self.table.enabled[0] = self._enabled(instance)
         with self._streams.torch("init"):
             host = self.task.build_host(instance)
         self.model = MorphogeneticModel(host, self.task.rules, table=self.table, streams=self._streams.slot)
@@ -112,6 +112,16 @@ class MorphEnv:
         self._start_counting()
         self._last_facts = self._facts(self._measure(), None, OP_WAIT, True)
         return self._last_facts
+
+    def _enabled(self, instance: Instance) -> tuple[bool, ...]:
+        """The slots that both the instance and whoever made this environment allow."""
+        both = tuple(mine and drawn for mine, drawn in zip(self.enabled, instance.enabled, strict=True))
+        if not any(both):
+            raise SlotError(
+                f"the instance of environment {self.env} enables none of the slots that were asked for;"
+                " ask for all slots where instances vary them"
+            )
+        return both
 
     def _start_counting(self) -> None:
         self.epoch = 0

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from esper.leyline import EpochFacts
 from esper.simic.rewards.books import Books
 from esper.simic.rewards.families import FAMILIES, Bookkeeper, FamilyName, Standing, total
-from esper.simic.training.rollout import Observation, Step
-from esper.tamiyo.policy.action_masks import compute_batch_masks
-from esper.tamiyo.policy.features import batch_obs_to_features
-from esper.tamiyo.tracker import SignalTracker
+from esper.simic.training.rollout import Step
+from esper.tamiyo.policy.observer import Observation, Observer
 from esper.tolaria.env import LifeReport
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import twin_scores
@@ -41,14 +39,16 @@ class GrowthEnv:
         rent: float = 0.01,
         scale: float = 5.0,
         horizon_terminates: bool = True,
+        capacity: int | None = None,
     ) -> None:
+        """``capacity`` is the number of slots that the policy has room for, the host's unless given."""
         self._task = task
         self._rng_seed = rng_seed
         self._indices = tuple(env_indices)
         self._vector = SerialVector(
             task, rng_seed=rng_seed, env_indices=self._indices, outlive_breakdowns=True
         )
-        self._tracker = SignalTracker(len(self._indices))
+        self._observer = Observer(len(self._indices), task.num_slots, capacity or task.num_slots)
         self._family = FAMILIES[family]
         self._bookkeeper = Bookkeeper(self._family, scale)
         self._unpaired = Bookkeeper(self._family, scale)
@@ -74,7 +74,7 @@ class GrowthEnv:
         self._episode = episode
         self._twins = np.array([self._twin_scores(row, episode) for row in range(len(self._indices))])
         facts = self._vector.reset(episode)
-        self._tracker.reset()
+        self._observer.reset()
         self._bookkeeper.begin(self._standing(facts))
         self._unpaired.begin(self._without_twin(facts))
         self.reports, self.books = [], Books()
@@ -128,7 +128,4 @@ class GrowthEnv:
         return self._standing(facts)._replace(twin_score=np.zeros(len(self._indices)))
 
     def _observe(self, facts: EpochFacts) -> Observation:
-        signals = self._tracker.update(facts)
-        space = self._vector.action_space
-        features, blueprints = batch_obs_to_features(signals, self._vector.table, space.slot_config)
-        return Observation(features, blueprints, compute_batch_masks(self._vector.table, space))
+        return self._observer.observe(facts, self._vector.table, self._vector.action_space)

@@ -28,10 +28,8 @@ from esper.leyline import (
     derive_seed,
 )
 from esper.simic.rewards.families import FAMILIES, Bookkeeper, Standing, total
-from esper.simic.training.rollout import Observation, Step
-from esper.tamiyo.policy.action_masks import compute_batch_masks
-from esper.tamiyo.policy.features import batch_obs_to_features
-from esper.tamiyo.tracker import SignalTracker
+from esper.simic.training.rollout import Step
+from esper.tamiyo.policy.observer import Observation, Observer
 from esper.tolaria import actuator
 
 NOISE = 2.0
@@ -90,7 +88,7 @@ class LifecycleSandbox(ABC):
         self.num_envs = len(self._indices)
         self.table = SlotTable.empty(self.num_envs, SPACE.slot_config.num_slots)
         self._bodies = [PaperBody(self.table.row(env)) for env in range(self.num_envs)]
-        self._tracker = SignalTracker(self.num_envs)
+        self._observer = Observer(self.num_envs, self.table.num_slots, self.table.num_slots)
         self._books = Bookkeeper(FAMILIES["paired"], SCALE)
 
     @property
@@ -99,7 +97,7 @@ class LifecycleSandbox(ABC):
 
     def reset(self) -> Observation:
         self.table.assign(SlotTable.empty(self.num_envs, SPACE.slot_config.num_slots))
-        self._tracker.reset()
+        self._observer.reset()
         self._epoch, self._next_seed = 0, 0
         self.start()
         waited = np.full(self.num_envs, OP_WAIT)
@@ -107,7 +105,7 @@ class LifecycleSandbox(ABC):
             waited, np.ones(self.num_envs, dtype=np.bool_), np.full(self.num_envs, HOST_SCORE)
         )
         self._books.begin(self._standing(facts))
-        return self._observe(facts)
+        return self._observer.observe(facts, self.table, SPACE)
 
     def step(self, actions: NDArray[np.int64]) -> Step:
         succeeded = self._act(actions)
@@ -123,7 +121,8 @@ class LifecycleSandbox(ABC):
         score = np.clip(HOST_SCORE + self.gains().sum(axis=1) + self._noise(), 0.0, 100.0)
         facts = self._facts(actions[:, Head.OP], succeeded, score)
         reward = total(self._books.judge(self._standing(facts)))
-        observation = self.reset() if self._epoch == HORIZON else self._observe(facts)
+        over = self._epoch == HORIZON
+        observation = self.reset() if over else self._observer.observe(facts, self.table, SPACE)
         return Step(observation, reward, facts.ended, facts.ended)
 
     def _act(self, actions: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -173,11 +172,6 @@ class LifecycleSandbox(ABC):
             ended=np.full(self.num_envs, self._epoch == HORIZON),
             rolled_back=np.zeros(self.num_envs, dtype=np.bool_),
         )
-
-    def _observe(self, facts: EpochFacts) -> Observation:
-        signals = self._tracker.update(facts)
-        features, blueprints = batch_obs_to_features(signals, self.table, SPACE.slot_config)
-        return Observation(features, blueprints, compute_batch_masks(self.table, SPACE))
 
     def _standing(self, facts: EpochFacts) -> Standing:
         return Standing(facts, self.table, np.full(self.num_envs, HOST_SCORE), GUESS_LOSS, RENT)

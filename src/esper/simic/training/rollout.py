@@ -14,17 +14,7 @@ from esper.leyline import NUM_HEADS
 from esper.leyline.streams import derive_seed
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.networks.factored_lstm import Decision, FactoredRecurrentActorCritic, Hidden
-from esper.tamiyo.policy.action_masks import ActionMasks
-
-
-class Observation(NamedTuple):
-    """What a policy sees before a decision, all environments at once."""
-
-    features: Tensor
-    """``[env, features]``."""
-    blueprint_indices: Tensor
-    """``[env, slot]``, -1 = empty."""
-    masks: ActionMasks
+from esper.tamiyo.policy.observer import Observation
 
 
 class Step(NamedTuple):

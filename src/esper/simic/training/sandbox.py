@@ -28,9 +28,10 @@ from esper.leyline import (
     Stage,
     derive_seed,
 )
-from esper.simic.training.rollout import Observation, Step
+from esper.simic.training.rollout import Step
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE, get_feature_size
+from esper.tamiyo.policy.observer import Observation
 
 Actions = NDArray[np.int64]
 Rewards = NDArray[np.float64]

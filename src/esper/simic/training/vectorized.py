@@ -54,6 +54,7 @@ class TrainingSettings:
     envs: int = 32
     shard_envs: int = 4
     rounds: int = 40
+    capacity: int | None = None
     hidden_dim: int = 256
     critic: Critic = "state_value"
     conditioned: bool = True
@@ -105,12 +106,12 @@ class Trainer:
     def __init__(self, task: TaskSpec, settings: TrainingSettings) -> None:
         self.task = task
         self.settings = settings
-        state_dim = BASE_SIZE + SLOT_SIZE * task.num_slots
+        capacity = settings.capacity or task.num_slots
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.rng_seed)
             self.policy = FactoredRecurrentActorCritic(
-                state_dim,
-                task.num_slots,
+                BASE_SIZE + SLOT_SIZE * capacity,
+                capacity,
                 feature_dim=settings.hidden_dim,
                 hidden_dim=settings.hidden_dim,
                 critic=settings.critic,
@@ -143,6 +144,7 @@ class Trainer:
             rent=self.settings.rent,
             scale=self.settings.reward_scale,
             horizon_terminates=self.settings.horizon_terminates,
+            capacity=self.settings.capacity,
         )
 
     # --- a round ------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -22,6 +22,8 @@ class InstanceDistribution:
     widths: tuple[tuple[int, ...], ...]
     kernels: tuple[int, ...]
     learning_rates: tuple[float, ...] = (0.05,)
+    vary_slots: bool = False
+    """Enable a random part of the slots, at least one, instead of all."""
 
     def draw(self, generator: torch.Generator) -> Instance:
         """One instance; a distribution of one point always gives that point."""
@@ -29,11 +31,13 @@ class InstanceDistribution:
         def pick(count: int) -> int:
             return int(torch.randint(count, (), generator=generator))
 
-        return Instance(
-            widths=self.widths[pick(len(self.widths))],
-            kernel=self.kernels[pick(len(self.kernels))],
-            learning_rate=self.learning_rates[pick(len(self.learning_rates))],
-        )
+        widths = self.widths[pick(len(self.widths))]
+        kernel = self.kernels[pick(len(self.kernels))]
+        learning_rate = self.learning_rates[pick(len(self.learning_rates))]
+        # Subsets as the bits of a number: none of them is empty, all are equally likely.
+        subset = 1 + pick(2 ** len(widths) - 1) if self.vary_slots else -1
+        enabled = tuple(bool(subset >> slot & 1) for slot in range(len(widths)))
+        return Instance(widths, kernel, learning_rate, enabled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class Instance:
     widths: tuple[int, ...]
     kernel: int
     learning_rate: float
+    enabled: tuple[bool, ...]
+    """Which slots may grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,13 @@ class TaskSpec:
     def num_slots(self) -> int:
         """Slots of every host in the distribution."""
         return len(self.instances.widths[0])
+
+    def with_slots(self, count: int) -> TaskSpec:
+        """The same task with hosts of ``count`` blocks: cut off, or the last one repeated."""
+        if count < 1:
+            raise HostError(f"a host needs at least one slot; {count} were asked for")
+        widths = tuple((w + w[-1:] * count)[:count] for w in self.instances.widths)
+        return replace(self, instances=replace(self.instances, widths=widths))
 
     @property
     def guess_loss(self) -> float:
