@@ -21,7 +21,7 @@ from torch import Tensor
 from esper.leyline import DEFAULT_GAMMA, NUM_OPS, NUM_STAGES, STYLE_OPERATORS, SlotConfig, SlotTable
 from esper.leyline.signals import HISTORY_LENGTH, TrainingSignals
 from esper.leyline.slot_table import NEVER
-from esper.leyline.stages import Stage
+from esper.leyline.stages import IN_FORWARD, Stage
 
 BOUND: Final = 2.0
 """No feature ever leaves ±BOUND."""
@@ -36,7 +36,7 @@ class Shared(NamedTuple):
     """What several features of slots are made of, every array ``[env, slot]``."""
 
     active: Array
-    """The slot is not empty."""
+    """1 where the slot is not empty, float32."""
     ramping: Array
     ramp_left: Array
     """Epochs until alpha has reached its target."""
@@ -47,11 +47,11 @@ class Shared(NamedTuple):
 
     @classmethod
     def of(cls, table: SlotTable) -> Shared:
-        in_forward = table.in_forward
-        ramping = in_forward & (table.ramp_elapsed < table.ramp_epochs)
+        ramping = table.ramping
         left = (table.ramp_epochs - table.ramp_elapsed) * ramping
-        weights = table.alpha * in_forward
-        return cls(table.stage != Stage.DORMANT, ramping, left, weights, np.add.accumulate(weights, axis=1))
+        weights = table.alpha * _IN_FORWARD.take(table.stage)
+        so_far = np.add.accumulate(weights, axis=1)
+        return cls(_ACTIVE.take(table.stage), ramping, left, weights, so_far)
 
 
 Source = Callable[[TrainingSignals, SlotTable, Shared], Array]
@@ -90,14 +90,16 @@ def _parameter_use(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
 
 def _shares(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
     """``[env, 4]``: shares of the slots that are not empty, and of three stages."""
-    return np.add.reduce(_COUNTED[t.stage], axis=1) / t.num_slots
+    return np.add.reduce(_COUNTED.take(t.stage, axis=0), axis=1) / t.num_slots
 
 
 _OPS: Final = np.eye(NUM_OPS, dtype=np.float32)
 _STAGES: Final = np.eye(NUM_STAGES, dtype=np.float32)
+_ACTIVE: Final = 1.0 - _STAGES[Stage.DORMANT]
+_IN_FORWARD: Final = IN_FORWARD.astype(np.float64)
 _COUNTED: Final = np.stack(
-    [1.0 - _STAGES[Stage.DORMANT], *_STAGES[[Stage.TRAINING, Stage.BLENDING, Stage.HOLDING]]], axis=1
-).astype(np.float64)
+    [_ACTIVE, *_STAGES[[Stage.TRAINING, Stage.BLENDING, Stage.HOLDING]]], axis=1, dtype=np.float64
+)
 """``[stage, 4]``: what a slot in this stage counts for in ``_shares``."""
 _OPERATORS: Final = np.array([0.5 * operator for operator in STYLE_OPERATORS], dtype=np.float32)
 
@@ -121,7 +123,7 @@ BASE_FEATURES: Final = (
     Feature("parameter_use", _parameter_use),
     Feature("slot_use share_training share_blending share_holding", _shares),
     Feature("last_success", lambda s, t, x: s.last_success),
-    Feature(_numbered("last_op", NUM_OPS), lambda s, t, x: _OPS[s.last_op]),
+    Feature(_numbered("last_op", NUM_OPS), lambda s, t, x: _OPS.take(s.last_op, axis=0)),
 )
 """The host as a whole."""
 
@@ -146,13 +148,13 @@ def _downstream(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
 
 SLOT_FEATURES: Final = (
     Feature("active", lambda s, t, x: x.active),
-    Feature(_numbered("stage", NUM_STAGES), lambda s, t, x: _STAGES[t.stage]),
+    Feature(_numbered("stage", NUM_STAGES), lambda s, t, x: _STAGES.take(t.stage, axis=0)),
     Feature("alpha", lambda s, t, x: t.alpha),
     Feature("alpha_target", lambda s, t, x: t.alpha_target),
     Feature("alpha_mode", _alpha_mode),
     Feature("alpha_velocity", _alpha_velocity, low=-1.0, high=1.0),
     Feature("time_to_target", lambda s, t, x: x.ramp_left, 1 / _MAX_RAMP, 0.0, 1.0),
-    Feature("operator", lambda s, t, x: _OPERATORS[t.style]),
+    Feature("operator", lambda s, t, x: _OPERATORS.take(t.style)),
     Feature("contribution", lambda s, t, x: t.contribution, 0.1, -1.0, 1.0),
     Feature("contribution_velocity", lambda s, t, x: t.contribution_velocity, 0.1, -1.0, 1.0),
     Feature("epochs_in_stage", lambda s, t, x: t.epochs_in_stage / s.max_epochs[:, None]),
