@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from esper.leyline.errors import EsperError
 
+HeadName = Literal["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"]
+
 
 class ConfigError(EsperError):
     """One or more settings that cannot be used, all of them named."""
@@ -85,6 +87,9 @@ class TrainingConfig(BaseModel):
     hidden_dim: int = Field(256, ge=8, description="Width of the policy network.")
     critic: Literal["state_value", "op_value"] = Field("state_value", description="V(s), or Q(s, op).")
     conditioned: bool = Field(True, description="Heads see the op and the slot chosen before them.")
+    hold_heads: tuple[HeadName, ...] = Field(
+        (), description="Heads that are held at their canonical value, to see what they are worth."
+    )
     reward_family: Literal["paired", "contribution", "loss", "sparse"] = Field(
         "paired", description="What a decision is paid: paired, contribution, loss or sparse."
     )

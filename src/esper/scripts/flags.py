@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any
@@ -48,7 +49,7 @@ def parse_flags(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings of ``kind`` that were given as flags, and the values of the ``extra`` flags.
 
-    Only what differs from its default counts as given: the rest is the file's or the default's to say.
+    Only what was spelled out counts as given: the rest is the file's or the default's to say.
     """
     names, extra = renamed or {}, extra or {}
     fields: list[tuple[str, Any, Any]] = []
@@ -62,9 +63,20 @@ def parse_flags(
         )
     flags = dataclasses.make_dataclass("Flags", fields)
     parsed = vars(tyro.cli(flags, args=list(args), prog=prog, description=description))
-    defaults = {name: field.default for name, field in kind.model_fields.items()}
-    given = {n: v for n, v in parsed.items() if n not in extra and v != defaults[n]}
+    spelled = _spelled(args)
+    given = {n: v for n, v in parsed.items() if n not in extra and spelled & _spellings(names.get(n, n))}
     return given, {name: parsed[name] for name in extra}
+
+
+def _spelled(args: Sequence[str]) -> set[str]:
+    """The names of the flags in ``args``."""
+    flags = (word.partition("=")[0] for word in args if word.startswith("--"))
+    return {flag.removeprefix("--").replace("-", "_") for flag in flags}
+
+
+def _spellings(name: str) -> set[str]:
+    """How a flag may be written: switches can also be turned off."""
+    return {name.replace("-", "_"), "no_" + name.replace("-", "_")}
 
 
 def exit_on_user_error(command: Callable[[], None]) -> None:
@@ -78,6 +90,9 @@ def exit_on_user_error(command: Callable[[], None]) -> None:
         sys.exit(INTERRUPTED)
     except EsperError as error:
         print(f"esper: {error}", file=sys.stderr)
+        sys.exit(USAGE_ERROR)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(USAGE_ERROR)
     except KeyboardInterrupt:
         print("esper: interrupted before the first epoch; nothing was lost", file=sys.stderr)

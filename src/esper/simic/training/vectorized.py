@@ -58,6 +58,7 @@ class TrainingSettings:
     hidden_dim: int = 256
     critic: Critic = "state_value"
     conditioned: bool = True
+    hold_heads: tuple[str, ...] = ()
     reward_family: FamilyName = "paired"
     rent: float = 0.01
     reward_scale: float = 5.0
@@ -116,6 +117,7 @@ class Trainer:
                 hidden_dim=settings.hidden_dim,
                 critic=settings.critic,
                 conditioned=settings.conditioned,
+                hold_heads=settings.hold_heads,
             )
         self.agent = PPOAgent(self.policy, settings.ppo)
         self.round = 0

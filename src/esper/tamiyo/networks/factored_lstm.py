@@ -8,7 +8,7 @@ sample that is acted on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
@@ -98,6 +98,8 @@ class PolicyShape:
     critic: Critic = "state_value"
     conditioned: bool = True
     recurrent: bool = True
+    hold_heads: tuple[str, ...] = ()
+    """Heads that never choose, see ``ActionMasks.holding``."""
 
 
 def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
@@ -138,11 +140,13 @@ class FactoredRecurrentActorCritic(nn.Module):
         critic: Critic = "state_value",
         conditioned: bool = True,
         recurrent: bool = True,
+        hold_heads: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.shape = PolicyShape(
-            state_dim, num_slots, feature_dim, hidden_dim, critic, conditioned, recurrent
+            state_dim, num_slots, feature_dim, hidden_dim, critic, conditioned, recurrent, tuple(hold_heads)
         )
+        self._held = frozenset(HEAD_NAMES.index(name) for name in hold_heads)
         self.num_slots = num_slots
         self.sizes = head_sizes(num_slots)
         self.blueprints = BlueprintEmbedding()
@@ -278,6 +282,8 @@ class FactoredRecurrentActorCritic(nn.Module):
 
         ``uniforms [env, 8]`` in [0, 1) are the random numbers, one per head; argmax needs none.
         """
+        if self._held:
+            masks = masks.holding(self._held)
         encoded, hidden = self.encode(state.unsqueeze(1), blueprint_indices.unsqueeze(1), hidden)
         encoded = encoded.squeeze(1)
         num_envs = state.shape[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -42,6 +42,8 @@ class ActionMasks:
     """``[env, slot]``: a removal there needs no ramp."""
     stages: Tensor
     """``[env, slot]``, to say what was there when a mask turns out empty."""
+    held: frozenset[int] = frozenset()
+    """Heads that stay at their canonical value even where the op reads them."""
 
     @property
     def op(self) -> Tensor:
@@ -60,13 +62,32 @@ class ActionMasks:
         if head == Head.SLOT:
             return self.slot_by_op[rows, op]
         read, canonical = _tables(self.slot_by_op.shape[-1], chosen.device)
-        is_read = read[op, head]
+        is_read = read[op, head] if head not in self.held else torch.zeros_like(op, dtype=torch.bool)
         if head in (Head.ALPHA_SPEED, Head.ALPHA_CURVE):
             is_read = is_read & ~self.alpha_is_zero[rows, slot]
         if head == Head.ALPHA_CURVE:
             is_read = is_read & (chosen[:, Head.ALPHA_SPEED] != AlphaSpeed.INSTANT)
         free = self.blueprint if head == Head.BLUEPRINT else torch.ones_like(canonical[head]).unsqueeze(0)
         return torch.where(is_read.unsqueeze(-1), free, canonical[head])
+
+    def holding(self, heads: frozenset[int]) -> ActionMasks:
+        """The same with some heads held at one value.
+
+        That is the canonical one; of blueprints, whose canonical value is none, the first there is.
+        """
+        legal, blueprint = self.slot_by_op.clone(), self.blueprint.clone()
+        if Head.OP in heads:
+            legal[:, CANONICAL_ACTION[Head.OP] + 1 :] = False
+        if Head.SLOT in heads:
+            legal[..., CANONICAL_ACTION[Head.SLOT] + 1 :] = False
+        if Head.BLUEPRINT in heads:
+            blueprint &= blueprint.cumsum(dim=-1) == 1
+        return replace(
+            self,
+            slot_by_op=legal,
+            blueprint=blueprint,
+            held=heads - {Head.OP, Head.SLOT, Head.BLUEPRINT},
+        )
 
     def check(self, head: int, mask: Tensor) -> None:
         """Refuse a mask ``[env, values]`` that leaves an environment without a choice."""

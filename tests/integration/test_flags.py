@@ -1,0 +1,56 @@
+"""Flags against a configuration file, and output that nobody reads to the end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.config import RunConfig, TrainingConfig
+from esper.scripts.flags import parse_flags
+
+
+@pytest.mark.parametrize(
+    ("args", "given"),
+    [
+        ([], {}),
+        (["--rent", "0.01"], {"rent": 0.01}),
+        (["--rent=0.5", "--envs", "32"], {"rent": 0.5, "envs": 32}),
+        (["--conditioned"], {"conditioned": True}),
+        (["--no-conditioned"], {"conditioned": False}),
+        (["--hold-heads", "tempo", "style"], {"hold_heads": ("tempo", "style")}),
+    ],
+)
+def test_what_is_spelled_out_is_given_even_where_it_is_the_default(args: list[str], given: dict) -> None:
+    found, _ = parse_flags(TrainingConfig, "esper train", "", args)
+    assert found == given
+
+
+def test_a_renamed_flag_counts_under_its_setting() -> None:
+    found, _ = parse_flags(RunConfig, "esper run", "", ["--json"], renamed={"as_json": "json"})
+    assert found == {"as_json": True}
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(tmp_path: Path) -> None:
+    script = "from esper.scripts.cli import main; main()"
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            script,
+            "run",
+            "--decider",
+            "off",
+            "--steps",
+            "2",
+            "--out",
+            str(tmp_path / "run"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, errors = process.communicate(timeout=120)
+    assert "Traceback" not in errors
