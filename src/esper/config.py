@@ -7,11 +7,11 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, UnknownNameError
 
 HeadName = Literal["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"]
 
@@ -70,7 +70,7 @@ class RunConfig(BaseModel):
 class TrainingConfig(BaseModel):
     """A policy in training; every field is a flag and a key of a configuration file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     task: str = Field("digits_impaired", description="Task preset.")
     rng_seed: int = Field(0, ge=0, lt=1_000_000, description="Root of every random stream.")
@@ -121,7 +121,32 @@ class TrainingConfig(BaseModel):
     checkpoint_every: int = Field(5, ge=1, description="Rounds between checkpoints.")
 
 
+PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
+    "quick": {"task": "digits_impaired", "envs": 8, "rounds": 10, "evaluate_lives": 8},
+    "study": {"task": "digits_impaired", "envs": 16, "rounds": 50, "evaluate_lives": 12, "rent": 0.002},
+    "any_slots": {"task": "digits_impaired", "rounds": 80, "capacity": 8, "vary_slots": True},
+}
+"""Trainings by name; each is of one task."""
+
 Config = TypeVar("Config", bound=BaseModel)
+
+
+def training_config(
+    preset: str | None, from_file: Mapping[str, object], given: Mapping[str, object]
+) -> TrainingConfig:
+    """A training from a preset, a file and flags, each overriding what comes before it."""
+    named: Mapping[str, object] = {}
+    if preset is not None:
+        if preset not in PRESETS:
+            raise UnknownNameError("preset", preset, PRESETS)
+        named = PRESETS[preset]
+    config = checked(TrainingConfig, {**named, **from_file, **given})
+    if named and config.task != named["task"]:
+        raise ConfigError(
+            f"preset '{preset}' is of task {named['task']} and cannot train {config.task};"
+            " leave out the preset or the task"
+        )
+    return config
 
 
 def checked(kind: type[Config], settings: Mapping[str, object]) -> Config:

@@ -41,7 +41,7 @@ class LiveView:
         self._state = Following(max_epochs, env)
         self._lock = threading.Lock()
         self._live: Live | None = None
-        if _can_draw(console):
+        if can_draw(console):
             self._live = Live(
                 console=console, get_renderable=self._draw, refresh_per_second=REDRAWS_PER_SECOND
             )
@@ -80,5 +80,6 @@ class LiveView:
         file.flush()
 
 
-def _can_draw(console: Console) -> bool:
+def can_draw(console: Console) -> bool:
+    """Whether a screen can be drawn and redrawn on ``console``."""
     return console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")
