@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 
@@ -32,3 +33,8 @@ def ratio(title: str, times: Mapping[str, float], over: str, under: str) -> floa
     value = times[over] / times[under]
     print(f"\n{title}: {over} {times[over]:.2f} ms, {under} {times[under]:.2f} ms, ratio {value:.2f}")
     return value
+
+
+def figure(title: str, text: str) -> None:
+    """Print one result with the machine's load, which says how far to trust it."""
+    print(f"\n{title}: {text}; load {os.getloadavg()[0]:.1f}")

@@ -1,0 +1,84 @@
+"""How much of the machine's arithmetic a PPO pass makes use of."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from benchmarks.measuring import cpu_times, figure
+from esper.simic.agent.ppo import PPOAgent, PPOSettings
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.training.proving import SMALL, new_policy
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
+from tests.tamiyo.policy.deciding import play
+
+NUM_ENVS, NUM_STEPS = 16, 150
+SHAPE = replace(SMALL, feature_dim=256, hidden_dim=256)
+GEMM_SIZE = 1024
+LIMIT = 0.4
+
+
+def pass_flops(policy: FactoredRecurrentActorCritic) -> int:
+    """Of one pass forward and backward, by formula; everything but matrix products is left out.
+
+    An element of a weight matrix, the LSTM's included, costs one multiply-add per row forward and two
+    backward. For the linear layers that is what ``torch.utils.flop_counter`` counts; the fused LSTM of
+    the CPU it does not see.
+    """
+    matrices = [
+        parameter
+        for module in policy.modules()
+        if isinstance(module, nn.Linear | nn.LSTM)
+        for parameter in module.parameters()
+        if parameter.ndim == 2
+    ]
+    return 6 * NUM_ENVS * NUM_STEPS * sum(matrix.numel() for matrix in matrices)
+
+
+def rollout(policy: FactoredRecurrentActorCritic, starts: torch.Tensor) -> TamiyoRolloutBuffer:
+    """Decisions on random tables, paid at random; a life begins at each of ``starts`` ``[env, step]``."""
+    played = play(policy, starts)
+    buffer = TamiyoRolloutBuffer(
+        NUM_ENVS, NUM_STEPS, policy.shape.state_dim, policy.num_slots, policy.shape.hidden_dim
+    )
+    buffer.begin(played.hidden)
+    for name in ("state", "blueprint_indices", "actions", "masks", "fresh", "log_probs", "values"):
+        getattr(buffer, name).copy_(getattr(played, name))
+    buffer.rewards.normal_()
+    buffer.next_values[:, :-1] = played.values[:, 1:]
+    buffer.ended[:, :-1] = starts[:, 1:]
+    buffer.ended[:, -1] = True
+    buffer.terminated.copy_(buffer.ended)
+    buffer.length = NUM_STEPS
+    return buffer
+
+
+def bench_a_pass_reaches_two_fifths_of_the_rate_of_a_matrix_product() -> None:
+    """A pass is an update of one pass, so advantages, diagnostics and the optimiser are part of it."""
+    policy = new_policy(SHAPE, 0)
+    whole = torch.zeros(NUM_ENVS, NUM_STEPS, dtype=torch.bool)
+    whole[:, 0] = True
+    broken = whole.clone()
+    broken[range(NUM_ENVS), 8 + 8 * torch.arange(NUM_ENVS)] = True
+    # At a rate of zero every update meets the same network, and none is ended early.
+    agent = PPOAgent(policy, PPOSettings(passes=1, learning_rate=0.0))
+    rollouts = {"whole lives": rollout(policy, whole), "a breakdown in each": rollout(policy, broken)}
+    left, right, product = (torch.randn(GEMM_SIZE, GEMM_SIZE) for _ in range(3))
+
+    times = cpu_times(
+        {
+            "product": lambda: torch.mm(left, right, out=product),
+            **{name: lambda b=buffer: agent.update(b, 0.0) for name, buffer in rollouts.items()},
+        },
+        repeats=1,
+    )
+
+    flops = {"product": 2 * GEMM_SIZE**3, **dict.fromkeys(rollouts, pass_flops(policy))}
+    rates = {name: flops[name] / times[name] / 1e6 for name in times}
+    for name in rollouts:
+        figure(
+            f"PPO pass over {NUM_ENVS} × {NUM_STEPS}, {name}",
+            f"{times[name]:.0f} ms, {rates[name]:.0f} of {rates['product']:.0f} GFLOP/s,"
+            f" {rates[name] / rates['product']:.0%} (limit {LIMIT:.0%})",
+        )
+    assert min(rates[name] for name in rollouts) >= LIMIT * rates["product"]

@@ -1,0 +1,81 @@
+"""Between two epochs actions are rows of integers; the class with names is for people only."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from esper.leyline import CANONICAL_ACTION, OP_GERMINATE, OP_WAIT, FactoredAction, Head, LifecycleRules
+from esper.leyline.events import DecisionRow
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.training.growth import GrowthEnv
+from esper.simic.training.rollout import ActionStreams, collect
+from esper.tamiyo import HeuristicController
+from esper.tolaria.episode import run_episode
+from esper.tolaria.vector import SerialVector
+from tests.tamiyo.policy.deciding import policy_of
+from tests.tolaria.building import ListSink, tiny_task
+
+NUM_ENVS = 2
+AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
+WAIT = FactoredAction.from_indices(CANONICAL_ACTION)
+
+
+class ObjectBuiltError(AssertionError):
+    """Somebody built a ``FactoredAction``."""
+
+
+@pytest.fixture(autouse=True)
+def no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever builds a ``FactoredAction`` from here on fails."""
+
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
+        raise ObjectBuiltError
+
+    # Not `__new__`: CPython cannot take it off a class again so that it constructs as before.
+    monkeypatch.setattr(FactoredAction, "__init__", refuse)
+    monkeypatch.setattr(FactoredAction, "from_indices", refuse)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: FactoredAction.from_indices(CANONICAL_ACTION),
+        lambda: FactoredAction(
+            WAIT.op,
+            WAIT.slot,
+            WAIT.blueprint,
+            WAIT.style,
+            WAIT.tempo,
+            WAIT.alpha_target,
+            WAIT.alpha_speed,
+            WAIT.alpha_curve,
+        ),
+    ],
+    ids=["from indices", "by hand"],
+)
+def test_the_guard_notices_every_way_to_build_one(build: Callable[[], FactoredAction]) -> None:
+    with pytest.raises(ObjectBuiltError):
+        build()
+
+
+def test_a_rollout_of_a_policy_builds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
+    task = tiny_task(rules=AT_ONCE, horizon=8)
+    policy = policy_of(task.num_slots)
+    env = GrowthEnv(task, rng_seed=0, env_indices=range(NUM_ENVS))
+    shape = policy.shape
+    buffer = TamiyoRolloutBuffer(NUM_ENVS, task.horizon, shape.state_dim, shape.num_slots, shape.hidden_dim)
+    collect(env, policy, ActionStreams(0, range(NUM_ENVS)), buffer)
+    assert len(env.reports) == NUM_ENVS
+    assert len(buffer.actions[..., Head.OP].unique()) > 2, "several ops were carried out"
+
+
+def test_an_episode_of_the_heuristic_builds_none() -> None:
+    sink = ListSink()
+    vector = SerialVector(tiny_task(), rng_seed=0, env_indices=range(NUM_ENVS), sink=sink)
+    vector.reset()
+    run_episode(vector, HeuristicController(vector.action_space, NUM_ENVS))
+    ops = {row.action[Head.OP] for row in sink.of(DecisionRow)}
+    assert {OP_WAIT, OP_GERMINATE} < ops, "more than planting was decided"
