@@ -7,12 +7,14 @@ resume from.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from esper.build import describe_run, one_thread
 from esper.config import TrainingConfig, checked, read_settings
@@ -142,7 +144,17 @@ def row_of(summary: RoundSummary) -> UpdateRow:
     shared = {name: getattr(metrics, name) for name in UpdateRow.__struct_fields__ if hasattr(metrics, name)}
     own = {name: getattr(summary, name) for name in UpdateRow.__struct_fields__ if hasattr(summary, name)}
     explosion = None if metrics.explosion is None else asdict(metrics.explosion)
-    return UpdateRow(**{**shared, **own, "op_shares": list(summary.op_shares), "explosion": explosion})
+    columns = {**shared, **own, "op_shares": list(summary.op_shares), "explosion": explosion}
+    return UpdateRow(**_known(columns))
+
+
+def _known(value: Any) -> Any:
+    """The same with ``None`` in the place of every number that is not finite, however deep."""
+    if isinstance(value, dict):
+        return {name: _known(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_known(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def detail_rows(summary: RoundSummary) -> Iterator[DetailRow]:
@@ -156,8 +168,8 @@ def detail_rows(summary: RoundSummary) -> Iterator[DetailRow]:
             env=env,
             step=step,
             action=rollout.actions[env, step].tolist(),
-            log_probs=rollout.log_probs[env, step].tolist(),
-            value=rollout.values[env, step].item(),
-            reward=rollout.rewards[env, step].item(),
+            log_probs=_known(rollout.log_probs[env, step].tolist()),
+            value=_known(rollout.values[env, step].item()),
+            reward=_known(rollout.rewards[env, step].item()),
             ended=bool(rollout.ended[env, step]),
         )

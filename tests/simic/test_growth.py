@@ -8,6 +8,7 @@ import torch
 from esper.leyline import LifecycleRules, Op
 from esper.leyline.factored_actions import IntArray
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.rewards.families import FamilyName
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.proving import new_policy
 from esper.simic.training.rollout import ActionStreams, collect
@@ -120,3 +121,39 @@ def test_a_policy_sees_the_slots_of_its_own_environment(task: TaskSpec) -> None:
     assert observation.blueprint_indices.tolist() == [[-1, 1, -1], [-1, -1, -1]]
     assert observation.masks.slot_by_op[:, Op.GERMINATE].tolist() == [[True, False, True], [True] * 3]
     assert (env.horizon, list(env.env_indices)) == (4, [0, 1])
+
+
+@pytest.mark.parametrize("terminates", [True, False])
+def test_a_horizon_ends_a_life_and_terminates_it_only_if_told_to(task: TaskSpec, terminates: bool) -> None:
+    env = GrowthEnv(task, rng_seed=3, env_indices=range(2), horizon_terminates=terminates)
+    env.reset()
+    steps = [env.step(np.stack([WAIT, WAIT])) for _ in range(4)]
+    assert [step.ended.tolist() for step in steps] == [[False] * 2] * 3 + [[True] * 2]
+    assert [step.terminated.tolist() for step in steps] == [[False] * 2] * 3 + [[terminates] * 2]
+    assert steps[-1].observation.features[:, 0].tolist() == [1.0, 1.0], "the end of this life is shown"
+    assert len(env.reports) == 2
+
+
+@pytest.mark.parametrize(
+    ("family", "lived"), [("paired", 2), ("contribution", 0), ("loss", 0), ("sparse", 0)]
+)
+def test_twins_are_lived_only_for_a_family_that_compares_with_them(
+    family: FamilyName, lived: int, task: TaskSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def counted(task: TaskSpec, **life: int) -> list[float]:
+        asked.append(life)
+        return [0.0] * (task.horizon + 1)
+
+    monkeypatch.setattr("esper.simic.training.growth.twin_scores", counted)
+    GrowthEnv(task, rng_seed=3, env_indices=(4, 7), family=family).begin(5)
+    assert asked == [{"rng_seed": 3, "env": env, "episode": 5} for env in (4, 7)][:lived]
+
+
+def test_the_books_of_a_life_are_closed_when_the_next_begins(task: TaskSpec) -> None:
+    env = growth(task)
+    live(env, iter([plant(1), WAIT, WAIT, WAIT]))
+    assert len(env.books.ledgers) == len(env.books.unpaired) == 4
+    env.reset()
+    assert (env.books.ledgers, env.books.unpaired, env.reports) == ([], [], [])

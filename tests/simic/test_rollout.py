@@ -1,13 +1,25 @@
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from esper.leyline import OP_GERMINATE, Head
+from esper.simic.advantages import gae
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.lifecycle_sandbox import Lifecycle
 from esper.simic.training.proving import new_policy, random_return, uniform_actions
-from esper.simic.training.rollout import ActionStreams, evaluate
+from esper.simic.training.rollout import ActionStreams, PolicyEnv, Step, collect, evaluate
 from esper.simic.training.sandbox import Distractors, Memory, Rent, Sandbox
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
+from esper.tamiyo.policy.observer import Observation
 from tests.simic.rolling import TINY, roll
+from tests.tolaria.building import tiny_task
 
 
 def test_every_environments_random_numbers_are_its_own() -> None:
@@ -36,6 +48,78 @@ def test_the_value_reached_by_a_step_is_the_value_seen_at_the_next() -> None:
     assert torch.equal(buffer.next_values[:, :-1], buffer.values[:, 1:])
     assert buffer.next_values[:, -1].tolist() == [0.0] * 4
     assert buffer.values.unique().numel() > 4
+
+
+class Remembering:
+    """An environment that keeps what was seen last."""
+
+    def __init__(self, env: PolicyEnv) -> None:
+        self._env = env
+
+    @property
+    def env_indices(self) -> Sequence[int]:
+        return self._env.env_indices
+
+    @property
+    def horizon(self) -> int:
+        return self._env.horizon
+
+    def reset(self) -> Observation:
+        return self._env.reset()
+
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        step = self._env.step(actions)
+        self.seen = step.observation
+        return step
+
+
+def value_seen_at_the_end(
+    policy: FactoredRecurrentActorCritic, buffer: TamiyoRolloutBuffer, env: Remembering
+) -> Tensor:
+    """The critic's opinion of the last observation, with the memory of all steps before it."""
+    streams = ActionStreams(0, env.env_indices)
+    for _ in range(buffer.num_steps):
+        streams.draw()
+    with torch.no_grad():
+        _, memory = policy.encode(buffer.state, buffer.blueprint_indices, buffer.hidden)
+        decision = policy.get_action(
+            env.seen.features, env.seen.blueprint_indices, memory, env.seen.masks, uniforms=streams.draw()
+        )
+    return decision.value
+
+
+@pytest.mark.parametrize("terminates", [True, False])
+@pytest.mark.parametrize("critic", ["state_value", "op_value"])
+def test_a_horizon_that_only_cuts_off_is_valued_by_the_critic_with_the_memory_of_the_life(
+    terminates: bool, critic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
+    growing = GrowthEnv(tiny_task(horizon=3), rng_seed=3, env_indices=range(2), horizon_terminates=terminates)
+    env, policy = Remembering(growing), new_policy(replace(TINY, critic=critic), 0)
+    buffer = TamiyoRolloutBuffer(2, 3, TINY.state_dim, TINY.num_slots, TINY.hidden_dim)
+    collect(env, policy, ActionStreams(0, range(2)), buffer)
+    beyond = value_seen_at_the_end(policy, buffer, env)
+    assert beyond.abs().min() > 1e-3
+    assert beyond.tolist() != pytest.approx(buffer.values[:, -1].tolist(), abs=1e-3)
+    if terminates:
+        beyond = torch.zeros(2)
+    else:
+        assert buffer.next_values[:, -1].tolist() == pytest.approx(beyond.tolist(), abs=1e-6)
+    found = gae(
+        buffer.rewards,
+        buffer.values,
+        buffer.next_values,
+        buffer.terminated,
+        buffer.ended,
+        gamma=0.9,
+        lam=0.8,
+    )
+    for row in range(2):
+        v, r = [*buffer.values[row].tolist(), beyond[row].item()], buffer.rewards[row].tolist()
+        deltas = [r[step] + 0.9 * v[step + 1] - v[step] for step in range(3)]
+        last, middle = deltas[2], deltas[1] + 0.72 * deltas[2]
+        first = deltas[0] + 0.72 * middle
+        assert found[row].tolist() == pytest.approx([first, middle, last], abs=1e-6)
 
 
 def test_rewards_and_actions_stand_in_the_same_row() -> None:

@@ -180,12 +180,17 @@ class EpisodeRow(LifeRow, kw_only=True):
 
 
 class UpdateRow(Row, kw_only=True):
-    """One per round of training: the lives it collected and what the policy learned from them."""
+    """One per round of training: the lives it collected and what the policy learned from them.
+
+    A number that is not finite is null.
+    """
 
     round: Annotated[int, Column("round", "Rounds finished, this one included.")]
-    mean_return: Annotated[float, Column("reward", "Mean undiscounted return of the environments.")]
-    reward_terms: Annotated[dict[str, float], Column("reward", "What each term paid of the mean return.")]
-    reward_variance: Annotated[float, Column("reward²", "Of single rewards over all decisions.")]
+    mean_return: Annotated[float | None, Column("reward", "Mean undiscounted return of the environments.")]
+    reward_terms: Annotated[
+        dict[str, float | None], Column("reward", "What each term paid of the mean return.")
+    ]
+    reward_variance: Annotated[float | None, Column("reward²", "Of single rewards over all decisions.")]
     reward_variance_unpaired: Annotated[
         float | None, Column("reward²", "The same if the twin were left out; null: the family has none.")
     ]
@@ -193,26 +198,28 @@ class UpdateRow(Row, kw_only=True):
     params: Annotated[float | None, Column("count", "Mean parameters of the committed networks.")]
     broken_lives: Annotated[int, Column("count", "Lives that a breakdown of their host ended.")]
     op_shares: Annotated[list[float], Column("fraction", "Share of each op among all decisions.")]
-    policy_loss: Annotated[float, Column("loss", "Clipped surrogate of the last pass.")]
-    value_loss: Annotated[float, Column("loss", "Half the squared error of the last pass.")]
-    entropy: Annotated[float, Column("bonus", "Weighted entropy of the heads that had a choice.")]
+    policy_loss: Annotated[float | None, Column("loss", "Clipped surrogate of the last pass.")]
+    value_loss: Annotated[float | None, Column("loss", "Half the squared error of the last pass.")]
+    entropy: Annotated[float | None, Column("bonus", "Weighted entropy of the heads that had a choice.")]
     head_entropy: Annotated[
         list[float | None], Column("fraction", "Per head, 1 uniform over what was legal; null: never read.")
     ]
     explained_variance: Annotated[
-        float, Column("fraction", "Of the returns by the critic, variance floored.")
+        float | None, Column("fraction", "Of the returns by the critic, variance floored.")
     ]
     value_return_correlation: Annotated[float | None, Column("correlation", "Of values and returns.")]
-    approx_kl: Annotated[float, Column("nats", "Divergence from the rollout's policy, last pass evaluated.")]
+    approx_kl: Annotated[
+        float | None, Column("nats", "Divergence from the rollout's policy, last pass evaluated.")
+    ]
     clip_fraction: Annotated[float, Column("fraction", "Rows with a choice whose ratio was clipped.")]
-    ratio_mean: Annotated[float, Column("ratio", "New over old probability, mean.")]
-    ratio_std: Annotated[float, Column("ratio", "New over old probability, standard deviation.")]
-    ratio_max: Annotated[float, Column("ratio", "New over old probability, largest.")]
-    ratio_min: Annotated[float, Column("ratio", "New over old probability, smallest.")]
-    first_ratio_error: Annotated[float, Column("ratio", "Largest distance from 1 in the first pass.")]
+    ratio_mean: Annotated[float | None, Column("ratio", "New over old probability, mean.")]
+    ratio_std: Annotated[float | None, Column("ratio", "New over old probability, standard deviation.")]
+    ratio_max: Annotated[float | None, Column("ratio", "New over old probability, largest.")]
+    ratio_min: Annotated[float | None, Column("ratio", "New over old probability, smallest.")]
+    first_ratio_error: Annotated[float | None, Column("ratio", "Largest distance from 1 in the first pass.")]
     early_stop_pass: Annotated[int | None, Column("pass", "Pass that the divergence stopped; null: none.")]
     grad_norm: Annotated[float, Column("norm", "Gradient norm before clipping, last pass evaluated.")]
-    head_grad_norm: Annotated[list[float], Column("norm", "Per head, first pass.")]
+    head_grad_norm: Annotated[list[float | None], Column("norm", "Per head, first pass.")]
     forced_share: Annotated[float, Column("fraction", "Rows in which no head had a choice.")]
     skipped: Annotated[str | None, Column("text", "Why the update was left out; null: it was not.")]
     explosion: Annotated[
@@ -225,15 +232,18 @@ class UpdateRow(Row, kw_only=True):
 
 
 class DetailRow(Row, kw_only=True):
-    """One per decision of a training round, for some rounds from an anomaly on."""
+    """One per decision of a training round, for some rounds from an anomaly on.
+
+    A number that is not finite is null.
+    """
 
     round: Annotated[int, Column("round", "Round of training.")]
     env: Annotated[int, Column("index", "Environment within the run.")]
     step: Annotated[int, Column("step", "Decision within the round.")]
     action: Annotated[list[int], Column("indices", "The eight heads, unread ones canonical.")]
-    log_probs: Annotated[list[float], Column("nats", "Per head, when it was decided.")]
-    value: Annotated[float, Column("reward", "What the critic expected from here on.")]
-    reward: Annotated[float, Column("reward", "What the decision was paid.")]
+    log_probs: Annotated[list[float | None], Column("nats", "Per head, when it was decided.")]
+    value: Annotated[float | None, Column("reward", "What the critic expected from here on.")]
+    reward: Annotated[float | None, Column("reward", "What the decision was paid.")]
     ended: Annotated[bool, Column("flag", "The life ended with this step.")]
 
 

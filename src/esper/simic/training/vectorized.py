@@ -20,7 +20,7 @@ from torch import Tensor
 
 from esper.leyline import NUM_OPS, Head
 from esper.leyline.limits import DETAIL_ROUNDS
-from esper.simic.agent.ppo import PPOAgent, PPOSettings, UpdateMetrics, shards
+from esper.simic.agent.ppo import PolicyDivergedError, PPOAgent, PPOSettings, UpdateMetrics, shards
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards.books import Books
 from esper.simic.rewards.families import FamilyName
@@ -255,9 +255,16 @@ def train(
     on_best: Callable[[], None] = lambda: None,
     on_checkpoint: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run the rounds that are left; the callbacks record a round, keep the best policy, save the state."""
+    """Run the rounds that are left; the callbacks record a round, keep the best policy, save the state.
+
+    A run that ends because its updates are not finite saves its state first.
+    """
     while trainer.round < trainer.settings.rounds:
-        summary = trainer.run_round()
+        try:
+            summary = trainer.run_round()
+        except PolicyDivergedError:
+            on_checkpoint()
+            raise
         on_round(summary)
         if summary.evaluation_return is not None and summary.evaluation_return > trainer.best_return:
             trainer.best_return = summary.evaluation_return

@@ -1,0 +1,273 @@
+"""Every key of a training's configuration does something, and every mistake in it is named at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pytest
+
+from esper.config import ConfigError, TrainingConfig, checked, read_settings
+from esper.karn.query import read_rows
+from esper.leyline import LifecycleRules
+from esper.leyline.events import UpdateRow
+from esper.simic.rewards.families import FamilyName
+from esper.simic.training.vectorized import RoundSummary
+from esper.teaching import config_of_run, teach
+from esper.tolaria.tasks import TASKS
+from tests.tolaria.building import tiny_task
+
+AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
+BASE: Mapping[str, Any] = {
+    "task": "tiny",
+    "envs": 2,
+    "rounds": 2,
+    "steps": 3,
+    "hidden_dim": 16,
+    "passes": 3,
+    "evaluate_every": 2,
+    "evaluate_lives": 1,
+    "checkpoint_every": 2,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tasks that are over in a moment; twins are kept for all tests of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESPER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.setitem(TASKS, "tiny", tiny_task(rules=AT_ONCE))
+        patch.setitem(TASKS, "other", tiny_task((4, 4, 4), kernel=3, rules=AT_ONCE))
+        yield
+
+
+class Run(NamedTuple):
+    """What a training run left behind, times aside."""
+
+    rows: list[dict[str, Any]]
+    checkpoints: list[list[str]]
+    """Those on disk when each round was over."""
+    files: list[str]
+
+    @property
+    def columns(self) -> dict[str, list[Any]]:
+        return {name: [row[name] for row in self.rows] for name in self.rows[0]}
+
+    def differences(self, other: Run) -> set[str]:
+        """Names of the columns that are not the same, and of what else is not."""
+        found = {name for name, values in self.columns.items() if values != other.columns[name]}
+        return found | {
+            name for name in ("checkpoints", "files") if getattr(self, name) != getattr(other, name)
+        }
+
+
+def run(directory: Path, settings: Mapping[str, Any]) -> Run:
+    config = checked(TrainingConfig, settings)
+    checkpoints = []
+
+    def look(summary: RoundSummary) -> None:
+        checkpoints.append(sorted(path.name for path in directory.glob("checkpoints/round-*")))
+
+    teach(config, directory, on_round=look)
+    assert config_of_run(directory) == config
+    rows = [
+        {name: getattr(row, name) for name in row.__struct_fields__ if name not in ("t", "seconds")}
+        for row in read_rows(directory, UpdateRow)
+    ]
+    files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+    return Run(rows, checkpoints, files)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(tmp_path_factory.mktemp("base") / "run", BASE)
+
+
+# --- every key does something ----------------------------------------------------------------------
+
+ALTERNATIVES: Mapping[str, Any] = {
+    "task": "other",
+    "rng_seed": 1,
+    "envs": 3,
+    "rounds": 3,
+    "steps": 2,
+    "slots": 2,
+    "vary_slots": True,
+    "capacity": 4,
+    "hidden_dim": 24,
+    "critic": "op_value",
+    "conditioned": False,
+    "hold_heads": ("slot",),
+    "reward_family": "loss",
+    "rent": 5.0,
+    "reward_scale": 1.0,
+    "passes": 2,
+    "learning_rate": 0.005,
+    "clip": 0.001,
+    "clip_per_head": True,
+    "target_kl": 1e-9,
+    "gamma": 0.5,
+    "horizon_terminates": False,
+    "lam": 0.5,
+    "entropy_start": 0.5,
+    "entropy_end": 0.5,
+    "value_coefficient": 0.05,
+    "value_clip": 1e-4,
+    "max_grad_norm": 1e-3,
+    "evaluate_every": 1,
+    "evaluate_lives": 2,
+    "checkpoint_every": 1,
+}
+"""For every key a value that a run with ``BASE`` must feel."""
+ALONE: Mapping[str, set[str]] = {
+    "evaluate_every": {"evaluation_return", "evaluation_score"},
+    "evaluate_lives": {"evaluation_return", "evaluation_score"},
+    "checkpoint_every": {"checkpoints"},
+}
+"""Keys that must leave the training itself alone, and all that they may change."""
+FIRST_ROUND_SAME = ("rounds", "entropy_end")
+"""Keys that say nothing about the first round."""
+
+
+def test_every_key_has_a_value_to_try() -> None:
+    assert set(ALTERNATIVES) == set(TrainingConfig.model_fields)
+
+
+def test_the_same_settings_give_the_same_run(base: Run, tmp_path: Path) -> None:
+    assert run(tmp_path / "run", BASE).differences(base) == set()
+
+
+@pytest.mark.parametrize("key", ALTERNATIVES)
+def test_flipping_a_key_changes_the_run(key: str, base: Run, tmp_path: Path) -> None:
+    flipped = run(tmp_path / "run", {**BASE, key: ALTERNATIVES[key]})
+    found = flipped.differences(base)
+    assert found, f"{key} has no effect"
+    if key in ALONE:
+        assert found <= ALONE[key]
+    if key in FIRST_ROUND_SAME:
+        assert flipped.rows[0] == base.rows[0]
+
+
+@pytest.mark.parametrize(
+    ("family", "gamma"), [("paired", 1.0), ("sparse", 1.0), ("contribution", 0.995), ("loss", 0.995)]
+)
+def test_the_discount_is_the_reward_family_s_unless_given(
+    family: FamilyName, gamma: float, tmp_path: Path
+) -> None:
+    settings = {**BASE, "reward_family": family, "rounds": 1}
+    own = run(tmp_path / "own", settings)
+    assert own.differences(run(tmp_path / "same", {**settings, "gamma": gamma})) == set()
+    assert own.differences(run(tmp_path / "other", {**settings, "gamma": 0.9}))
+
+
+# --- every reward family trains --------------------------------------------------------------------
+
+TERMS: Mapping[FamilyName, set[str]] = {
+    "paired": {"lead", "rent", "rollback"},
+    "contribution": {"contribution", "rent", "churn", "rollback"},
+    "loss": {"loss", "rent", "rollback"},
+    "sparse": {"score", "rent", "rollback"},
+}
+MAY_BE_UNKNOWN = {"value_return_correlation", "early_stop_pass", "skipped", "explosion"}
+
+
+@pytest.mark.parametrize("family", get_args(FamilyName))
+def test_a_policy_trains_under_every_reward_family(family: FamilyName, tmp_path: Path) -> None:
+    found = run(tmp_path / "run", {**BASE, "reward_family": family, "steps": 4, "evaluate_every": 1})
+    assert len(found.rows) == 2
+    for row in found.rows:
+        unknown = {name for name, value in row.items() if value is None} - MAY_BE_UNKNOWN
+        assert unknown == ({"reward_variance_unpaired"} if family != "paired" else set())
+        assert set(row["reward_terms"]) == TERMS[family]
+        assert sum(row["reward_terms"].values()) == pytest.approx(row["mean_return"], abs=1e-5)
+        assert row["reward_variance"] > 0.0
+        assert row["first_ratio_error"] < 1e-5
+        assert row["broken_lives"] == 0
+
+
+# --- every mistake is named ------------------------------------------------------------------------
+
+NAN, INF = float("nan"), float("inf")
+MISTAKES: Mapping[str, tuple[Any, ...]] = {
+    "task": (3, None),
+    "rng_seed": (-1, 1_000_000, 0.5, "zero"),
+    "envs": (0, -4, 2.5, "many", None),
+    "rounds": (0, None),
+    "steps": (0, "few"),
+    "slots": (0, "r0c0"),
+    "vary_slots": ("perhaps", None),
+    "capacity": (0, -1),
+    "hidden_dim": (7, "wide"),
+    "critic": ("op_valeu", None, 1),
+    "conditioned": ("perhaps", 2),
+    "hold_heads": (("slto",), "slot", 3),
+    "reward_family": ("pared", None),
+    "rent": (-0.1, NAN, INF),
+    "reward_scale": (0.0, -1.0, NAN, INF),
+    "passes": (0, 1.5),
+    "learning_rate": (0.0, -1e-3, NAN, INF),
+    "clip": (0.0, 1.0, NAN),
+    "clip_per_head": ("joint",),
+    "target_kl": (0.0, NAN, INF),
+    "gamma": (0.0, 1.01, NAN),
+    "horizon_terminates": ("never",),
+    "lam": (-0.1, 1.1, NAN),
+    "entropy_start": (-0.1, NAN, INF),
+    "entropy_end": (-0.1, NAN, INF),
+    "value_coefficient": (-0.5, NAN, INF),
+    "value_clip": (0.0, -1.0, INF),
+    "max_grad_norm": (0.0, NAN, INF),
+    "evaluate_every": (0,),
+    "evaluate_lives": (0,),
+    "checkpoint_every": (0,),
+}
+MISSPELT = {"learnig_rate": "learning_rate", "reward-scale": "reward_scale", "clip_perhead": "clip_per_head"}
+
+
+def said_about(settings: Mapping[str, Any]) -> str:
+    with pytest.raises(ConfigError) as refusal:
+        checked(TrainingConfig, settings)
+    return str(refusal.value)
+
+
+def test_every_key_has_a_mistake_to_make() -> None:
+    assert set(MISTAKES) == set(TrainingConfig.model_fields)
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, bad in MISTAKES.items() for value in bad])
+def test_a_value_that_cannot_be_used_is_named_with_its_key(key: str, value: Any) -> None:
+    said = said_about({key: value})
+    assert said.startswith((f"{key}: ", f"{key}.0: "))
+    assert said.endswith(
+        f"; found {value[0] if key == 'hold_heads' and isinstance(value, tuple) else value!r}"
+    )
+
+
+def test_all_mistakes_are_reported_at_once() -> None:
+    said = said_about({**{key: values[0] for key, values in MISTAKES.items()}, **dict.fromkeys(MISSPELT, 1)})
+    sentences = said.split("; ")
+    for key in MISTAKES:
+        assert any(sentence.startswith((f"{key}: ", f"{key}.0: ")) for sentence in sentences), key
+    for wrong, right in MISSPELT.items():
+        assert f"unknown key '{wrong}'; did you mean {right}?" in said
+
+
+def test_a_key_like_no_other_is_answered_with_all_there_are() -> None:
+    said = said_about({"qqqq": 1})
+    assert said == f"unknown key 'qqqq'; known: {', '.join(TrainingConfig.model_fields)}"
+
+
+def test_allowed_names_are_listed() -> None:
+    said = said_about({"reward_family": "pared", "critic": "q"})
+    assert "'paired', 'contribution', 'loss' or 'sparse'" in said
+    assert "'state_value' or 'op_value'" in said
+
+
+def test_the_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text(json.dumps({"rent": NAN, "learning_rate": INF, "envs": 0, "stpes": 3}))
+    said = said_about(read_settings(file))
+    for fragment in ("rent: ", "learning_rate: ", "envs: ", "unknown key 'stpes'; did you mean steps?"):
+        assert fragment in said

@@ -1,0 +1,303 @@
+"""Updates that go wrong: what is written down of them, and how a run goes on or ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.config import TrainingConfig
+from esper.karn.query import read_rows
+from esper.leyline import HEAD_NAMES, EpochFacts
+from esper.leyline.events import DetailRow, UpdateRow
+from esper.leyline.limits import DETAIL_ROUNDS
+from esper.simic.agent.ppo import PolicyDivergedError, PPOAgent, UpdateMetrics
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.diagnostics import RatioExplosionDiagnostic
+from esper.simic.training.growth import GrowthEnv
+from esper.simic.training.vectorized import RoundSummary, Trainer
+from esper.tamiyo.policy.checkpoint import load_policy
+from esper.teaching import settings_of, task_of, teach
+from esper.tolaria.tasks import TASKS
+from tests.tolaria.building import stir, tiny_task
+
+ENVS, STEPS = 3, 3
+
+
+@pytest.fixture(autouse=True)
+def tiny_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A task that is over in a moment; twins are kept for all tests of this process."""
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setitem(TASKS, "tiny", tiny_task())
+
+
+def config(**settings: Any) -> TrainingConfig:
+    few = {"envs": ENVS, "rounds": 2, "steps": STEPS, "hidden_dim": 16, "evaluate_lives": 1, "passes": 2}
+    return TrainingConfig(**{"task": "tiny", **few, **settings})
+
+
+# --- names -----------------------------------------------------------------------------------------
+
+EXPLOSION = RatioExplosionDiagnostic(0, 0, "op", 1, 9.0, -1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "names"),
+    [
+        (UpdateMetrics(), []),
+        (UpdateMetrics(skipped="a reward is nan"), ["update_skipped"]),
+        (UpdateMetrics(explosion=EXPLOSION), ["ratio_explosion"]),
+        (UpdateMetrics(grad_norm=100.0), []),
+        (UpdateMetrics(grad_norm=100.1), ["gradient_explosion"]),
+        (UpdateMetrics(head_entropy=[0.5, None, 0.009, 0.01]), ["blueprint_collapsed"]),
+        (UpdateMetrics(head_entropy=[0.0] * 8), [f"{name}_collapsed" for name in HEAD_NAMES]),
+        (
+            UpdateMetrics(skipped="x", explosion=EXPLOSION, grad_norm=1e9),
+            ["update_skipped", "ratio_explosion", "gradient_explosion"],
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_update_has_a_name(metrics: UpdateMetrics, names: list[str]) -> None:
+    assert metrics.anomalies() == names
+
+
+# --- an explosion ends on disk ---------------------------------------------------------------------
+
+
+class Shaker:
+    """Moves the policy's weights between rollout and update in some rounds, and keeps all rollouts."""
+
+    def __init__(self, rounds: int, *shaken: int) -> None:
+        self.rollouts: dict[int, TamiyoRolloutBuffer] = {}
+        self.changes: dict[int, Tensor] = {}
+        """Of every head's log-probability by the shaking, ``[env, step, 8]``."""
+        update = PPOAgent.update
+
+        def shaking(agent: PPOAgent, buffer: TamiyoRolloutBuffer, progress: float) -> UpdateMetrics:
+            number = round(progress * rounds) + 1
+            self.rollouts[number] = TamiyoRolloutBuffer.join([buffer])
+            if number in shaken:
+                before = [p.detach().clone() for p in agent.policy.parameters()]
+                stir(agent.policy, scale=0.2)
+                with torch.no_grad():
+                    again = agent.policy.evaluate_actions(*buffer.get_batched_sequences())
+                self.changes[number] = again.log_probs - buffer.log_probs
+                metrics = update(agent, buffer, progress)
+                with torch.no_grad():
+                    for parameter, value in zip(agent.policy.parameters(), before, strict=True):
+                        parameter.copy_(value)
+                return metrics
+            return update(agent, buffer, progress)
+
+        self.update = shaking
+
+
+def shaken_run(
+    monkeypatch: pytest.MonkeyPatch, out: Path, rounds: int, *shaken: int, **settings: Any
+) -> Shaker:
+    shaker = Shaker(rounds, *shaken)
+    monkeypatch.setattr(PPOAgent, "update", shaker.update)
+    teach(config(rounds=rounds, **settings), out)
+    return shaker
+
+
+def test_an_explosion_is_written_with_environment_step_head_and_action(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shaker = shaken_run(monkeypatch, tmp_path / "run", 2, 2)
+    first, second = read_rows(tmp_path / "run", UpdateRow)
+    assert (first.explosion, first.anomalies) == (None, [])
+    assert "ratio_explosion" in second.anomalies
+    found = second.explosion
+    assert found is not None
+    joint = shaker.changes[2].sum(dim=-1)
+    env, step = divmod(int(joint.abs().argmax()), STEPS)
+    head = int(shaker.changes[2][env, step].abs().argmax())
+    assert (found["env"], found["step"], found["head"]) == (env, step, HEAD_NAMES[head])
+    assert found["action"] == shaker.rollouts[2].actions[env, step, head].item()
+    assert found["ratio"] == pytest.approx(joint[env, step].exp().item(), rel=1e-4)
+    old = shaker.rollouts[2].log_probs[env, step, head].item()
+    assert found["old_log_prob"] == pytest.approx(old)
+    assert found["new_log_prob"] - old == pytest.approx(shaker.changes[2][env, step, head].item(), rel=1e-4)
+
+
+def detail_of(rollouts: dict[int, TamiyoRolloutBuffer], rounds: range) -> list[dict[str, Any]]:
+    return [
+        {
+            "round": number,
+            "env": env,
+            "step": step,
+            "action": rollouts[number].actions[env, step].tolist(),
+            "log_probs": rollouts[number].log_probs[env, step].tolist(),
+            "value": rollouts[number].values[env, step].item(),
+            "reward": rollouts[number].rewards[env, step].item(),
+            "ended": step == STEPS - 1,
+        }
+        for number in rounds
+        for env in range(ENVS)
+        for step in range(STEPS)
+    ]
+
+
+def details(run: Path) -> list[dict[str, Any]]:
+    rows = read_rows(run, DetailRow)
+    return [{f: getattr(row, f) for f in row.__struct_fields__ if f != "t"} for row in rows]
+
+
+def test_the_rounds_from_an_anomaly_on_are_written_decision_by_decision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rollouts = shaken_run(monkeypatch, tmp_path / "run", 6, 2).rollouts
+    assert DETAIL_ROUNDS == 3
+    assert details(tmp_path / "run") == detail_of(rollouts, range(2, 5))
+    assert [bool(row.anomalies) for row in read_rows(tmp_path / "run", UpdateRow)] == [
+        number == 2 for number in range(1, 7)
+    ]
+
+
+def test_another_anomaly_keeps_the_detail_going(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rollouts = shaken_run(monkeypatch, tmp_path / "run", 7, 1, 3).rollouts
+    assert details(tmp_path / "run") == detail_of(rollouts, range(1, 6))
+
+
+def test_nothing_is_written_in_detail_without_an_anomaly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shaken_run(monkeypatch, tmp_path / "run", 2)
+    assert [row.anomalies for row in read_rows(tmp_path / "run", UpdateRow)] == [[], []]
+    assert details(tmp_path / "run") == []
+    assert not (tmp_path / "run" / "telemetry" / "detail").exists()
+
+
+def test_the_environments_of_all_shards_are_written_under_their_own_numbers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rollouts = shaken_run(monkeypatch, tmp_path / "run", 1, 1, envs=6).rollouts
+    found = details(tmp_path / "run")
+    assert [row["env"] for row in found] == [env for env in range(6) for _ in range(STEPS)]
+    assert [row["value"] for row in found] == rollouts[1].values.flatten().tolist()
+
+
+class StoppedError(Exception):
+    """The power goes out."""
+
+
+def stop_after(number: int) -> Callable[[RoundSummary], None]:
+    def stop(summary: RoundSummary) -> None:
+        if summary.round == number:
+            raise StoppedError
+
+    return stop
+
+
+@pytest.mark.parametrize("stopped_after", [2, 3, 4])
+def test_a_resumed_run_writes_the_same_detail(
+    stopped_after: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    shaken_run(monkeypatch, whole, 6, 2, checkpoint_every=1)
+    with pytest.raises(StoppedError):
+        teach(config(rounds=6, checkpoint_every=1), parted, on_round=stop_after(stopped_after))
+    teach(config(rounds=6, checkpoint_every=1), parted, resume=True)
+    assert details(parted) == details(whole)
+    assert len(details(whole)) == DETAIL_ROUNDS * ENVS * STEPS
+
+
+# --- what is not finite ----------------------------------------------------------------------------
+
+
+def break_rewards(monkeypatch: pytest.MonkeyPatch, broken: Callable[[int], bool]) -> None:
+    """In some rounds, one term of environment 1 is not a number from its second step on."""
+    judge = GrowthEnv._judge
+
+    def judging(env: GrowthEnv, facts: EpochFacts) -> Any:
+        reward = judge(env, facts)
+        training = len(env.env_indices) == ENVS
+        if training and broken(env._episode + 1) and facts.epoch[1] > 1:
+            env.books.ledgers[-1]["lead"][1] = reward[1] = math.nan
+        return reward
+
+    monkeypatch.setattr(GrowthEnv, "_judge", judging)
+
+
+def test_a_broken_reward_is_written_as_unknown_with_the_reason_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    break_rewards(monkeypatch, lambda number: number == 2)
+    teach(config(rounds=3), tmp_path / "run")
+    rows = read_rows(tmp_path / "run", UpdateRow)
+    assert [row.skipped for row in rows] == [None, "reward of environment 1 at step 1 is nan", None]
+    assert rows[1].anomalies == ["update_skipped"]
+    assert (rows[1].mean_return, rows[1].reward_variance) == (None, None)
+    assert rows[1].reward_terms["lead"] is None
+    assert rows[1].reward_terms["rent"] is not None
+    assert rows[2].mean_return is not None
+    unknown = [(row.env, row.step) for row in read_rows(tmp_path / "run", DetailRow) if row.reward is None]
+    assert unknown == [(1, 1), (1, 2)]
+
+
+def test_a_ratio_that_is_not_finite_is_written_as_unknown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    update = PPOAgent.update
+
+    def breaking(agent: PPOAgent, buffer: TamiyoRolloutBuffer, progress: float) -> UpdateMetrics:
+        buffer.log_probs[0, 1, 0] = -math.inf
+        return update(agent, buffer, progress)
+
+    monkeypatch.setattr(PPOAgent, "update", breaking)
+    teach(config(rounds=1), tmp_path / "run")
+    [row] = read_rows(tmp_path / "run", UpdateRow)
+    assert (row.ratio_max, row.approx_kl, row.first_ratio_error) == (None, None, None)
+    assert row.explosion is not None
+    assert (row.explosion["env"], row.explosion["step"], row.explosion["head"]) == (0, 1, "op")
+    assert (row.explosion["ratio"], row.explosion["old_log_prob"]) == (None, None)
+    assert row.skipped is not None
+    assert "pass 0" in row.skipped
+
+
+def test_three_broken_updates_in_a_row_end_the_run_and_leave_a_checkpoint_to_resume(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as broken:
+        break_rewards(broken, lambda number: number > 1)
+        with pytest.raises(PolicyDivergedError, match="reward of environment 1 at step 1 is nan"):
+            teach(config(rounds=6), run)
+    assert [row.skipped is None for row in read_rows(run, UpdateRow)] == [True, False, False]
+    assert (run / "checkpoints" / "latest").read_text() == "round-00003"
+    teach(config(rounds=6), run, resume=True)
+    rows = read_rows(run, UpdateRow)
+    assert [row.round for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row.skipped is None for row in rows] == [True, False, False, True, True, True]
+
+
+def test_a_resumed_run_that_is_still_broken_ends_at_once_and_can_be_resumed_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as broken:
+        break_rewards(broken, lambda number: True)
+        for resume in (False, True):
+            with pytest.raises(PolicyDivergedError):
+                teach(config(rounds=4), run, resume=resume)
+    assert len(read_rows(run, UpdateRow)) == 2
+    teach(config(rounds=4), run, resume=True)
+    assert [row.round for row in read_rows(run, UpdateRow)] == [1, 2, 3, 4]
+
+
+def test_the_state_that_is_left_is_the_one_before_the_broken_updates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    break_rewards(monkeypatch, lambda number: True)
+    settings = config(rounds=4)
+    with pytest.raises(PolicyDivergedError):
+        teach(settings, tmp_path / "run")
+    kept = load_policy(tmp_path / "run" / "checkpoints" / "round-00002").state_dict()
+    untrained = Trainer(task_of(settings), settings_of(settings)).policy.state_dict()
+    assert all(torch.equal(kept[name], untrained[name]) for name in untrained)

@@ -1,0 +1,486 @@
+"""Hosts that break down in the middle of a life, and everything that goes on without them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.leyline import LifecycleRules, Op, Stage
+from esper.leyline.errors import DivergedError
+from esper.simic.advantages import gae
+from esper.simic.agent.ppo import PPOSettings
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.diagnostics import explained_variance
+from esper.simic.rewards.families import FamilyName
+from esper.simic.training.growth import RESTART, GrowthEnv
+from esper.simic.training.proving import new_policy
+from esper.simic.training.rollout import ActionStreams, Step, collect, evaluate
+from esper.simic.training.vectorized import Trainer, TrainingSettings
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
+from esper.tamiyo.policy.observer import Observation
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.tasks.spec import TaskSpec
+from esper.tolaria.vector import SerialVector
+from tests.simic.rolling import TINY, agent_of
+from tests.tolaria.building import WAIT, IntArray, action, bits, plant, tiny_task
+
+NAMES: tuple[FamilyName, ...] = get_args(FamilyName)
+SCALE = 5.0
+PENALTY = 0.2 * SCALE
+AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
+HORIZON = 6
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Twins are kept for all tests of this process, and nowhere in a home directory."""
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def task() -> TaskSpec:
+    return tiny_task(rules=AT_ONCE, horizon=HORIZON)
+
+
+def growth(task: TaskSpec, num_envs: int = 3, family: FamilyName = "paired", **settings: Any) -> GrowthEnv:
+    return GrowthEnv(
+        task, rng_seed=3, env_indices=range(num_envs), family=family, rent=0.5, scale=SCALE, **settings
+    )
+
+
+def break_down(env: GrowthEnv | SerialVector, row: int, steps: Collection[int]) -> None:
+    """Let one environment's host break down in the given steps, counted over all its lives."""
+    vector = env._vector if isinstance(env, GrowthEnv) else env
+    victim, number = vector.envs[row], count()
+    train = victim._train
+
+    def fragile() -> Any:
+        if next(number) in steps:
+            raise DivergedError("the host broke down")
+        return train()
+
+    victim._train = fragile  # type: ignore[method-assign]
+
+
+def poison_host(env: MorphEnv, value: float) -> None:
+    with torch.no_grad():
+        next(env.model.host.parameters()).view(-1)[0] = value
+
+
+BUSY = {0: plant(1), 1: plant(0), 2: action(Op.PRUNE, 0)}
+
+
+def actions_at(step: int, script: Mapping[int, IntArray], num_envs: int) -> NDArray[np.int64]:
+    return np.stack([script.get(step, WAIT)] * num_envs)
+
+
+def live(
+    env: GrowthEnv,
+    script: Mapping[int, IntArray] = BUSY,
+    before: Callable[[int], None] = lambda step: None,
+) -> list[Step]:
+    """A whole rollout in which every environment follows ``script``."""
+    env.reset()
+    steps = []
+    for number in range(env.horizon):
+        before(number)
+        steps.append(env.step(actions_at(number, script, len(env.env_indices))))
+    return steps
+
+
+def column(steps: Sequence[Step], name: str, row: int) -> list[Any]:
+    return [getattr(step, name)[row].item() for step in steps]
+
+
+# --- one life ends, with its price -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_a_breakdown_costs_all_that_was_won_and_the_penalty_in_the_step_that_caused_it(
+    family: FamilyName, task: TaskSpec
+) -> None:
+    env = growth(task, family=family)
+    break_down(env, 1, {3})
+    steps = live(env)
+    rewards = column(steps, "reward", 1)
+    churn = 0.01 * SCALE if family == "contribution" else 0.0
+    assert sum(rewards[:4]) == pytest.approx(-PENALTY - churn, abs=1e-9)
+    assert column(steps, "ended", 1) == column(steps, "terminated", 1)
+    assert column(steps, "ended", 1) == [False, False, False, True, False, False]
+    paid = [ledger["rollback"].tolist() for ledger in env.books.ledgers]
+    assert paid == [[0.0, -PENALTY if step == 3 else 0.0, 0.0] for step in range(HORIZON)]
+
+
+def test_something_had_been_won_before_it_was_forfeited(task: TaskSpec) -> None:
+    env = growth(task, family="loss")
+    break_down(env, 1, {3})
+    rewards = column(live(env), "reward", 1)
+    assert abs(sum(rewards[:3])) > 1e-3
+    assert rewards[3] == pytest.approx(-PENALTY - sum(rewards[:3]))
+
+
+def test_the_rewards_of_a_rollout_with_breakdowns_are_still_the_sums_of_their_ledgers(
+    task: TaskSpec,
+) -> None:
+    env = growth(task)
+    break_down(env, 0, {1})
+    break_down(env, 2, {2, 4})
+    steps = live(env)
+    sums = [np.sum(list(ledger.values()), axis=0) for ledger in env.books.ledgers]
+    assert np.array(sums) == pytest.approx(np.array([step.reward for step in steps]), abs=1e-12)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("family", NAMES)
+def test_a_host_with_a_poisoned_weight_ends_its_own_life_alone(
+    value: float, family: FamilyName, task: TaskSpec
+) -> None:
+    env = growth(task, family=family)
+
+    def poison(step: int) -> None:
+        if step == 4:
+            poison_host(env._vector.envs[1], value)
+
+    steps = live(env, {0: plant(1)}, poison)
+    assert column(steps, "terminated", 1) == [False] * 4 + [True, False]
+    assert sum(column(steps, "reward", 1)[:5]) == pytest.approx(-PENALTY, abs=1e-9)
+    assert column(steps, "ended", 0) == column(steps, "ended", 2) == [False] * 5 + [True]
+    assert all(np.isfinite(step.reward).all() for step in steps)
+    assert all(step.observation.features.isfinite().all() for step in steps)
+    assert all(p.isfinite().all() for p in env._vector.envs[1].model.parameters()), "a fresh host"
+
+
+def test_a_breakdown_in_the_last_epoch_is_no_life_that_reached_its_horizon(task: TaskSpec) -> None:
+    env = growth(task)
+    break_down(env, 1, {HORIZON - 1})
+    steps = live(env)
+    assert column(steps, "ended", 1) == [False] * 5 + [True]
+    assert sum(column(steps, "reward", 1)) == pytest.approx(-PENALTY, abs=1e-9)
+    assert (len(env.reports), env.books.broken_lives) == (2, 1)
+
+
+def test_a_breakdown_terminates_even_where_the_horizon_only_cuts_off(task: TaskSpec) -> None:
+    env = growth(task, horizon_terminates=False)
+    break_down(env, 1, {3})
+    steps = live(env)
+    assert column(steps, "terminated", 1) == [False, False, False, True, False, False]
+    assert column(steps, "terminated", 0) == [False] * 6
+
+
+def test_a_prune_that_was_caught_in_a_breakdown_is_not_charged_as_well(task: TaskSpec) -> None:
+    env = growth(task, family="contribution")
+    break_down(env, 1, {2})
+    live(env)
+    assert [ledger["churn"].tolist() for ledger in env.books.ledgers][2] == [
+        -0.01 * SCALE,
+        0.0,
+        -0.01 * SCALE,
+    ]
+
+
+def test_the_reports_are_those_of_lives_that_reached_the_horizon(task: TaskSpec) -> None:
+    whole, broken = growth(task), growth(task)
+    break_down(broken, 1, {2})
+    live(whole)
+    live(broken)
+    assert broken.reports == [whole.reports[0], whole.reports[2]]
+    assert (whole.books.broken_lives, broken.books.broken_lives) == (0, 1)
+
+
+def test_every_breakdown_counts_and_the_next_rollout_counts_anew(task: TaskSpec) -> None:
+    env = growth(task)
+    break_down(env, 0, {1})
+    break_down(env, 2, {0, 3, 4})
+    live(env)
+    assert (env.books.broken_lives, len(env.reports)) == (4, 1)
+    live(env)
+    assert (env.books.broken_lives, len(env.reports)) == (0, 3)
+
+
+# --- the others do not notice ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_the_other_environments_are_the_same_bit_for_bit(family: FamilyName, task: TaskSpec) -> None:
+    whole, broken = growth(task, family=family), growth(task, family=family)
+    break_down(broken, 1, {2, 4})
+    for one, other in zip(live(whole), live(broken), strict=True):
+        for row in (0, 2):
+            assert torch.equal(one.observation.features[row], other.observation.features[row])
+            assert torch.equal(one.observation.masks.slot_by_op[row], other.observation.masks.slot_by_op[row])
+            assert (one.reward[row], one.ended[row]) == (other.reward[row], other.ended[row])
+    for row in (0, 2):
+        ours, theirs = whole._vector.envs[row], broken._vector.envs[row]
+        assert bits(ours.model.state_dict()) == bits(theirs.model.state_dict())
+        assert bits(ours.table) == bits(theirs.table)
+
+
+def test_without_being_told_to_outlive_it_a_vector_ends_with_a_breakdown(task: TaskSpec) -> None:
+    vector = SerialVector(task, rng_seed=3, env_indices=range(2))
+    break_down(vector, 1, {0})
+    vector.reset()
+    with pytest.raises(DivergedError):
+        vector.step(np.stack([WAIT, WAIT]))
+
+
+def test_the_facts_of_a_breakdown_are_the_last_good_ones_and_the_end(task: TaskSpec) -> None:
+    vector = SerialVector(task, rng_seed=3, env_indices=range(2), outlive_breakdowns=True)
+    break_down(vector, 1, {1})
+    vector.reset()
+    before = vector.step(np.stack([WAIT, plant(1)]))
+    after = vector.step(np.stack([WAIT, action(Op.PRUNE, 1)]))
+    assert after.rolled_back.tolist() == after.ended.tolist() == [False, True]
+    assert (after.last_op[1], after.last_success[1], after.epoch.tolist()) == (Op.PRUNE, False, [2, 1])
+    for name in ("val_loss", "val_score", "params", "grown_params", "train_loss"):
+        assert getattr(after, name)[1] == getattr(before, name)[1]
+
+
+# --- a fresh life ----------------------------------------------------------------------------------
+
+
+def test_a_fresh_life_is_seen_at_once(task: TaskSpec) -> None:
+    env, fresh = growth(task), growth(task)
+    break_down(env, 1, {3})
+    seen = live(env)[3].observation
+    expected = fresh.begin(RESTART)
+    assert torch.equal(seen.features[1], expected.features[1])
+    assert torch.equal(seen.blueprint_indices[1], expected.blueprint_indices[1])
+    assert torch.equal(seen.masks.slot_by_op[1], expected.masks.slot_by_op[1])
+    assert not torch.equal(seen.features[1], growth(task).begin(0).features[1]), "not the old one again"
+    assert (seen.blueprint_indices[0] >= 0).any(), "while the neighbours go on"
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_a_fresh_life_is_lived_and_paid_like_any_other_of_its_number(
+    family: FamilyName, task: TaskSpec
+) -> None:
+    env, alone = growth(task, family=family), growth(task, family=family)
+    break_down(env, 1, {1})
+    steps = live(env, {0: plant(1), 2: plant(2), 4: plant(0)})
+    alone.begin(RESTART)
+    for number in range(2, HORIZON):
+        expected = alone.step(actions_at(number, {2: plant(2), 4: plant(0)}, 3))
+        assert steps[number].reward[1] == expected.reward[1]
+        assert torch.equal(steps[number].observation.features[1], expected.observation.features[1])
+    assert (env._vector.table.stage[1] != Stage.DORMANT).sum() == 2
+
+
+def test_a_fresh_life_is_compared_with_its_own_twin() -> None:
+    env = growth(tiny_task(horizon=HORIZON, batches_per_epoch=8))
+    break_down(env, 1, {0, 1})
+    rewards = column(live(env, {}), "reward", 1)
+    assert rewards == [-PENALTY, -PENALTY, 0.0, 0.0, 0.0, 0.0]
+    third = env._vector.envs[1]
+    assert (third.episode, third.epoch) == (2 * RESTART, 4)
+    assert len(set(third.val_scores)) > 1, "doing nothing earns nothing while the score changes"
+
+
+def test_what_would_be_paid_without_a_twin_is_forfeited_and_begun_anew_as_well() -> None:
+    env = growth(tiny_task(horizon=HORIZON, batches_per_epoch=8))
+    break_down(env, 0, {2})
+    live(env, {})
+    unpaired = np.array(env.books.unpaired)[:, 0]
+    assert abs(unpaired[:2].sum()) > 1e-3
+    assert unpaired[:3].sum() == pytest.approx(-PENALTY)
+    fresh = env._vector.envs[0].val_scores
+    assert len(set(fresh)) > 1
+    assert unpaired[3:] == pytest.approx(SCALE * np.diff(fresh) / 100)
+
+
+# --- what the policy learns from it ----------------------------------------------------------------
+
+
+class Lives(GrowthEnv):
+    """Life after life: when a horizon's steps are over, every environment begins its next one."""
+
+    lives, steps_taken = 1, 0
+    seen: Observation
+    """What the last step led to."""
+
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        step = super().step(actions)
+        self.steps_taken += 1
+        if self.steps_taken % self.horizon == 0 and self.steps_taken < self.lives * self.horizon:
+            over = np.ones_like(step.ended)
+            step = Step(self.reset(), step.reward, over, over)
+        self.seen = step.observation
+        return step
+
+
+def rolled(policy: FactoredRecurrentActorCritic, env: Lives) -> TamiyoRolloutBuffer:
+    """A rollout of sampled decisions, as many lives long as the environment is asked for."""
+    shape, envs = policy.shape, env.env_indices
+    buffer = TamiyoRolloutBuffer(
+        len(envs), env.lives * HORIZON, shape.state_dim, shape.num_slots, shape.hidden_dim
+    )
+    collect(env, policy, ActionStreams(0, envs), buffer)
+    return buffer
+
+
+def lives_of(task: TaskSpec, num_envs: int = 3) -> Lives:
+    return Lives(task, rng_seed=3, env_indices=range(num_envs), scale=SCALE)
+
+
+def no_memory(policy: FactoredRecurrentActorCritic) -> tuple[Tensor, Tensor]:
+    return policy.get_initial_hidden(1)
+
+
+def test_a_fresh_life_begins_without_memories(task: TaskSpec) -> None:
+    env, policy = lives_of(task), new_policy(TINY, 0)
+    break_down(env, 1, {2})
+    buffer = rolled(policy, env)
+    assert buffer.fresh[1].tolist() == [True, False, False, True, False, False]
+    assert buffer.fresh[0].tolist() == [True] + [False] * 5
+    values = [
+        policy.get_value(buffer.state[[row], 3], buffer.blueprint_indices[[row], 3], no_memory(policy)).item()
+        for row in (0, 1)
+    ]
+    assert buffer.values[1, 3].item() == pytest.approx(values[1], abs=1e-6)
+    assert buffer.values[0, 3].item() != pytest.approx(values[0], abs=1e-4), "the others remember"
+
+
+def value_beyond(
+    policy: FactoredRecurrentActorCritic, buffer: TamiyoRolloutBuffer, seen: Observation
+) -> float:
+    """What the critic expects of the second environment after the rollout, its life being three steps old."""
+    with torch.no_grad():
+        _, memory = policy.encode(buffer.state[1:2, 3:], buffer.blueprint_indices[1:2, 3:], no_memory(policy))
+        return policy.get_value(seen.features[1:2], seen.blueprint_indices[1:2], memory).item()
+
+
+def advantages_by_hand(
+    rewards: Sequence[float], values: Sequence[float], beyond: float, decay: float, gamma: float
+) -> list[float]:
+    """Of one life, or of a piece of one that goes on to be worth ``beyond``."""
+    after, running, found = beyond, 0.0, []
+    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
+        running = reward + gamma * after - value + decay * running
+        after = value
+        found.append(running)
+    return found[::-1]
+
+
+def test_a_broken_life_is_worth_nothing_beyond_and_the_one_after_it_what_the_critic_expects(
+    task: TaskSpec,
+) -> None:
+    gamma, lam = 0.9, 0.8
+    env, policy = lives_of(task), new_policy(TINY, 0)
+    break_down(env, 1, {2})
+    buffer = rolled(policy, env)
+    rewards, values = buffer.rewards.tolist(), buffer.values.tolist()
+    beyond = value_beyond(policy, buffer, env.seen)
+    assert abs(beyond) > 1e-3
+    decay = gamma * lam
+    expected = [
+        advantages_by_hand(rewards[0], values[0], 0.0, decay, gamma),
+        advantages_by_hand(rewards[1][:3], values[1][:3], 0.0, decay, gamma)
+        + advantages_by_hand(rewards[1][3:], values[1][3:], beyond, decay, gamma),
+        advantages_by_hand(rewards[2], values[2], 0.0, decay, gamma),
+    ]
+    found = gae(
+        buffer.rewards,
+        buffer.values,
+        buffer.next_values,
+        buffer.terminated,
+        buffer.ended,
+        gamma=gamma,
+        lam=lam,
+    )
+    assert found.numpy() == pytest.approx(np.array(expected), abs=1e-5)
+    metrics = agent_of(policy, gamma=gamma, lam=lam, passes=1).update(buffer, 0.0)
+    returns = torch.tensor(expected) + buffer.values
+    assert metrics.explained_variance == pytest.approx(explained_variance(buffer.values, returns), abs=1e-4)
+
+
+@pytest.mark.parametrize("critic", ["state_value", "op_value"])
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_rollout_and_update_agree_over_horizons_and_breakdowns(
+    critic: str, conditioned: bool, task: TaskSpec
+) -> None:
+    policy = new_policy(replace(TINY, critic=critic, conditioned=conditioned), 0)
+    env = lives_of(task, 4)
+    env.lives = 2
+    break_down(env, 1, {2, 3, 8})
+    break_down(env, 2, {0})
+    break_down(env, 3, {HORIZON - 1, 2 * HORIZON - 1})
+    buffer = rolled(policy, env)
+    ends = [[step for step, ended in enumerate(row) if ended] for row in buffer.ended.tolist()]
+    assert ends == [[5, 11], [2, 3, 5, 8], [0, 5, 11], [5, 11]]
+    metrics = agent_of(policy).update(buffer, 0.0)
+    assert metrics.skipped is None
+    assert metrics.first_ratio_error < 1e-5
+    assert metrics.explosion is None
+
+
+def test_the_others_decide_and_are_paid_the_same_bit_for_bit(task: TaskSpec) -> None:
+    policy = new_policy(TINY, 0)
+    whole, broken = lives_of(task), lives_of(task)
+    break_down(broken, 1, {2})
+    one, other = rolled(policy, whole), rolled(policy, broken)
+    for name in ("state", "actions", "log_probs", "values", "rewards", "ended", "terminated", "fresh"):
+        ours, theirs = getattr(one, name), getattr(other, name)
+        assert torch.equal(ours[[0, 2]], theirs[[0, 2]]), name
+    assert not torch.equal(one.rewards[1], other.rewards[1])
+
+
+# --- evaluation and training -----------------------------------------------------------------------
+
+
+def test_an_evaluation_counts_a_broken_life_and_not_the_one_after_it(task: TaskSpec) -> None:
+    policy = new_policy(TINY, 0)
+    whole, broken = growth(task, family="loss"), growth(task, family="loss")
+    break_down(broken, 1, {2})
+    expected, found = evaluate(whole, policy), evaluate(broken, policy)
+    assert found[1] == pytest.approx(-PENALTY, abs=1e-9)
+    assert abs(sum(ledger["loss"][1] for ledger in broken.books.ledgers)) > 1e-3, "the next life was paid"
+    assert found[[0, 2]].tolist() == expected[[0, 2]].tolist()
+    assert len(broken.reports) == 2
+
+
+def trainer_of(task: TaskSpec, **settings: Any) -> Trainer:
+    few = {"envs": 2, "rounds": 2, "hidden_dim": 16, "evaluate_lives": 2, "evaluate_every": 1}
+    return Trainer(task, TrainingSettings(**{**few, **settings}, ppo=PPOSettings(passes=1)))
+
+
+def test_a_trainer_evaluates_the_lives_that_lasted(task: TaskSpec) -> None:
+    trainer, undisturbed = trainer_of(task), trainer_of(task)
+    break_down(trainer._evaluation[0], 0, {1})
+    mean_return, score = trainer.evaluate()
+    whole_return, _ = undisturbed.evaluate()
+    first, second = undisturbed._evaluation[0].reports
+    assert score == second.val_score
+    assert first.val_score != second.val_score
+    assert mean_return != whole_return
+    assert math.isfinite(mean_return)
+
+
+def test_a_score_is_unknown_where_every_life_broke_down(task: TaskSpec) -> None:
+    trainer = trainer_of(task)
+    for env in (trainer._evaluation[0], trainer._shards[0]):
+        break_down(env, 0, {1})
+        break_down(env, 1, {2})
+    summary = trainer.run_round()
+    assert summary.evaluation_return == pytest.approx(-PENALTY, abs=1e-9)
+    assert (summary.evaluation_score, summary.val_score, summary.params) == (None, None, None)
+    assert summary.broken_lives == 2
+    assert summary.metrics.skipped is None
+    assert summary.metrics.first_ratio_error < 1e-5
+
+
+def test_a_round_with_a_breakdown_names_it_and_the_next_one_does_not(task: TaskSpec) -> None:
+    trainer = trainer_of(task)
+    break_down(trainer._shards[0], 1, {2})
+    first, second = trainer.run_round(), trainer.run_round()
+    assert (first.broken_lives, second.broken_lives) == (1, 0)
+    assert first.reward_terms["rollback"] == pytest.approx(-PENALTY / 2)
+    assert second.reward_terms["rollback"] == 0.0
+    assert sum(first.reward_terms.values()) == pytest.approx(first.mean_return, abs=1e-5)

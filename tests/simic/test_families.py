@@ -1,0 +1,453 @@
+"""Reward families: in numbers worked out by hand, and through the real loop with networks that grow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from esper.leyline import EpochFacts, LifecycleRules, Op, SlotTable, Stage
+from esper.simic.rewards.books import Books
+from esper.simic.rewards.families import FAMILIES, Bookkeeper, FamilyName, Ledger, Standing, total
+from esper.simic.training.growth import GrowthEnv
+from esper.simic.training.proving import uniform_actions
+from esper.simic.training.rollout import ActionStreams
+from esper.tolaria.env import LifeReport
+from esper.tolaria.tasks.spec import TaskSpec
+from esper.tolaria.twin import live_without_growth
+from tests.leyline.building import env_facts, put
+from tests.tolaria.building import WAIT, IntArray, action, plant, tiny_task
+
+NAMES: tuple[FamilyName, ...] = get_args(FamilyName)
+RENT, SCALE = 0.5, 5.0
+AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
+INCUBATED = LifecycleRules(min_training_epochs=3, min_prune_age=1, embargo_epochs=1)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Twins are kept for all tests of this process, and nowhere in a home directory."""
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+# --- by hand ---------------------------------------------------------------------------------------
+
+TABLE = SlotTable.empty(1, 3)
+
+
+def standing(*, twin: float = 0.0, table: SlotTable = TABLE, price: float = 0.0, **facts: Any) -> Standing:
+    """One environment, at a task whose blind guess loses 2.0."""
+    stacked = EpochFacts.stack([replace(env_facts(), **facts)])
+    return Standing(stacked, table, np.array([twin]), guess_loss=2.0, rent=price)
+
+
+def judged(family: FamilyName, *standings: Standing, scale: float = 1.0) -> list[dict[str, float]]:
+    """The ledgers of every standing after the first, as plain numbers."""
+    bookkeeper = Bookkeeper(FAMILIES[family], scale)
+    bookkeeper.begin(standings[0])
+    ledgers = [bookkeeper.judge(now) for now in standings[1:]]
+    return [{name: float(value[0]) for name, value in ledger.items()} for ledger in ledgers]
+
+
+def test_paired_pays_the_change_of_the_lead_and_charges_rent() -> None:
+    found = judged(
+        "paired",
+        standing(val_score=12.0, twin=10.0, price=0.02),
+        standing(val_score=30.0, twin=20.0, grown_params=500, price=0.02),  # lead 2 → 10, 500 · 0.02 / 1000
+        standing(val_score=30.0, twin=35.0, grown_params=100, price=0.02),  # lead 10 → −5, rent 0.01 → 0.002
+        scale=5.0,
+    )
+    assert found == [
+        pytest.approx({"lead": 0.4, "rent": -0.05, "rollback": 0.0}),
+        pytest.approx({"lead": -0.75, "rent": 0.04, "rollback": 0.0}),
+    ]
+
+
+def measured(*slots: tuple[Stage, float]) -> SlotTable:
+    table = SlotTable.empty(1, 3)
+    for slot, (stage, contribution) in enumerate(slots):
+        put(table, slot, stage, contribution=contribution)
+    return table
+
+
+def test_contribution_pays_the_change_of_what_blended_seeds_are_worth() -> None:
+    found = judged(
+        "contribution",
+        standing(price=0.1),
+        standing(table=measured((Stage.TRAINING, 9.0)), grown_params=300, price=0.1),
+        standing(table=measured((Stage.BLENDING, math.nan)), grown_params=300, price=0.1),
+        standing(table=measured((Stage.HOLDING, 4.0), (Stage.BLENDING, -1.0)), grown_params=300, price=0.1),
+        standing(
+            table=measured((Stage.FOSSILIZED, 6.0), (Stage.PRUNED, -1.0)),
+            price=0.1,
+            last_op=Op.PRUNE,
+        ),
+        scale=2.0,
+    )
+    assert found == [
+        pytest.approx({"contribution": 0.0, "rent": -0.06, "churn": 0.0, "rollback": 0.0}),
+        pytest.approx({"contribution": 0.0, "rent": 0.0, "churn": 0.0, "rollback": 0.0}),
+        pytest.approx({"contribution": 0.06, "rent": 0.0, "churn": 0.0, "rollback": 0.0}),
+        pytest.approx({"contribution": 0.06, "rent": 0.06, "churn": -0.02, "rollback": 0.0}),
+    ]
+
+
+def test_loss_pays_improvement_in_blind_guesses() -> None:
+    losses = (2.0, 1.5, 1.8)
+    found = judged("loss", *(standing(val_loss=loss) for loss in losses), scale=5.0)
+    assert [ledger["loss"] for ledger in found] == pytest.approx([1.25, -0.75])
+
+
+def test_sparse_pays_nothing_before_the_end() -> None:
+    found = judged(
+        "sparse",
+        standing(val_score=10.0, price=0.1),
+        standing(val_score=90.0, grown_params=2000, price=0.1),
+        standing(val_score=60.0, grown_params=500, price=0.1, ended=True),
+        scale=5.0,
+    )
+    assert found == [
+        {"score": 0.0, "rent": 0.0, "rollback": 0.0},
+        pytest.approx({"score": 3.0, "rent": -0.25, "rollback": 0.0}),
+    ]
+
+
+@pytest.mark.parametrize("op", Op)
+@pytest.mark.parametrize("succeeded", [True, False])
+def test_churn_is_due_for_a_prune_that_succeeded_and_for_nothing_else(op: Op, succeeded: bool) -> None:
+    [found] = judged("contribution", standing(), standing(last_op=op, last_success=succeeded))
+    assert found["churn"] == (-0.01 if op is Op.PRUNE and succeeded else 0.0)
+
+
+@pytest.mark.parametrize("family", [name for name in NAMES if name != "contribution"])
+def test_no_other_family_charges_for_a_prune(family: FamilyName) -> None:
+    assert judged(family, standing(), standing()) == judged(family, standing(), standing(last_op=Op.PRUNE))
+
+
+def test_a_life_that_breaks_down_loses_what_it_had_won_and_pays_the_penalty() -> None:
+    found = judged(
+        "paired",
+        standing(val_score=10.0, twin=10.0, price=0.1),
+        standing(val_score=50.0, twin=20.0, grown_params=1000, price=0.1),
+        standing(val_score=50.0, twin=20.0, grown_params=1000, price=0.1, ended=True, rolled_back=True),
+        scale=5.0,
+    )
+    assert found == [
+        pytest.approx({"lead": 1.5, "rent": -0.5, "rollback": 0.0}),
+        pytest.approx({"lead": -1.5, "rent": 0.5, "rollback": -1.0}),
+    ]
+
+
+def test_a_sparse_life_that_breaks_down_is_paid_no_score() -> None:
+    [found] = judged(
+        "sparse", standing(), standing(val_score=90.0, grown_params=99, ended=True, rolled_back=True)
+    )
+    assert found == {"score": 0.0, "rent": 0.0, "rollback": -0.2}
+
+
+def two(first: float, second: float, **facts: Any) -> Standing:
+    """Two environments that lead their twins by so many points."""
+    rows = [replace(env_facts(), val_score=score, **facts) for score in (first, second)]
+    return Standing(EpochFacts.stack(rows), SlotTable.empty(2, 3), np.zeros(2), 2.0, 0.0)
+
+
+def test_a_life_that_begins_again_owes_nothing_and_its_neighbour_goes_on() -> None:
+    bookkeeper = Bookkeeper(FAMILIES["paired"], 1.0)
+    bookkeeper.begin(two(10.0, 20.0))
+    bookkeeper.judge(two(40.0, 30.0))
+    bookkeeper.begin_again(1, two(99.0, 5.0))
+    assert bookkeeper.judge(two(41.0, 8.0))["lead"].tolist() == pytest.approx([0.01, 0.03])
+
+
+def test_a_second_breakdown_forfeits_what_the_second_life_had_won() -> None:
+    bookkeeper = Bookkeeper(FAMILIES["paired"], 1.0)
+    bookkeeper.begin(two(10.0, 20.0))
+    bookkeeper.begin_again(1, two(10.0, 5.0))
+    bookkeeper.judge(two(10.0, 9.0))
+    broken = bookkeeper.judge(two(10.0, 9.0, ended=True, rolled_back=True))
+    assert broken["lead"].tolist() == pytest.approx([0.0, -0.04])
+
+
+def test_families_discount_as_their_returns_are_meant() -> None:
+    assert {name: family.gamma for name, family in FAMILIES.items()} == {
+        "paired": 1.0,
+        "contribution": 0.995,
+        "loss": 0.995,
+        "sparse": 1.0,
+    }
+    assert [name for name, family in FAMILIES.items() if family.needs_twin] == ["paired"]
+
+
+# --- books -----------------------------------------------------------------------------------------
+
+
+def ledger(*pairs: tuple[float, float]) -> Ledger:
+    lead, rent = zip(*pairs, strict=True)
+    return {"lead": np.array(lead), "rent": np.array(rent)}
+
+
+def test_books_name_what_every_term_paid_an_environment() -> None:
+    books = Books([ledger((1.0, -0.5), (3.0, 0.0)), ledger((0.0, 0.5), (4.0, -1.0))])
+    assert books.paid() == {"lead": 4.0, "rent": -0.5}
+    # rewards 0.5, 3, 0.5, 3: half a range of 2.5 from their mean
+    assert books.variance() == pytest.approx(1.5625)
+
+
+def test_the_variance_without_a_twin_is_unknown_where_there_is_no_twin() -> None:
+    assert Books([ledger((1.0, 0.0))]).variance_unpaired() is None
+    assert Books([ledger((1.0, 0.0))], [np.array([1.0, 5.0])]).variance_unpaired() == 4.0
+
+
+def test_books_of_shards_stand_side_by_side() -> None:
+    one = Books([ledger((1.0, 0.0), (2.0, 0.0))], [np.array([1.0, 2.0])], broken_lives=1)
+    other = Books([ledger((3.0, -1.0))], [np.array([3.0])], broken_lives=2)
+    joined = Books.join([one, other])
+    assert [values.tolist() for values in joined.ledgers[0].values()] == [[1.0, 2.0, 3.0], [0.0, 0.0, -1.0]]
+    assert [values.tolist() for values in joined.unpaired] == [[1.0, 2.0, 3.0]]
+    assert joined.broken_lives == 3
+
+
+# --- through the real loop -------------------------------------------------------------------------
+
+
+class Life(NamedTuple):
+    """Two environments from their beginning to their commit, every array ``[step, env]``."""
+
+    rewards: NDArray[np.float64]
+    terms: dict[str, NDArray[np.float64]]
+    facts: list[EpochFacts]
+    """The untrained host's first."""
+    tables: list[SlotTable]
+    reports: list[LifeReport]
+
+
+def task_with(rules: LifecycleRules = AT_ONCE, horizon: int = 8, **changes: Any) -> TaskSpec:
+    return tiny_task(rules=rules, horizon=horizon, batches_per_epoch=2, **changes)
+
+
+def growth(task: TaskSpec, family: FamilyName, num_envs: int = 2) -> GrowthEnv:
+    return GrowthEnv(task, rng_seed=3, env_indices=range(num_envs), family=family, rent=RENT, scale=SCALE)
+
+
+class Watcher:
+    """Remembers what a vector of lives measured."""
+
+    def __init__(self, env: GrowthEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.facts: list[EpochFacts] = []
+        self.tables: list[SlotTable] = []
+        vector = env._vector
+        for name in ("reset", "step"):
+            monkeypatch.setattr(vector, name, self._watched(vector, getattr(vector, name)))
+
+    def _watched(self, vector: Any, act: Any) -> Any:
+        def watched(argument: Any) -> EpochFacts:
+            self.facts.append(act(argument))
+            self.tables.append(vector.table.copy())
+            return self.facts[-1]
+
+        return watched
+
+
+def live(env: GrowthEnv, script: Sequence[IntArray] | None, watcher: Watcher, rng_seed: int = 0) -> Life:
+    """One life: ``script`` in the first environment while the other waits, or anything legal in both.
+
+    Without a script the first one never prunes, so that some of its seeds are there to be fossilised.
+    """
+    observation = env.reset()
+    count = len(env.env_indices)
+    streams = ActionStreams(rng_seed, env.env_indices)
+    rewards = []
+    for number in range(env.horizon):
+        if script is None:
+            observation.masks.slot_by_op[0, Op.PRUNE] = False
+            actions = uniform_actions(observation.masks, streams.draw()).numpy()
+        else:
+            actions = np.stack([script[number] if number < len(script) else WAIT, *[WAIT] * (count - 1)])
+        step = env.step(actions)
+        observation = step.observation
+        rewards.append(step.reward)
+    terms = {name: np.array([ledger[name] for ledger in env.books.ledgers]) for name in env.books.ledgers[0]}
+    return Life(np.array(rewards), terms, watcher.facts, watcher.tables, env.reports)
+
+
+def lived(
+    family: FamilyName,
+    monkeypatch: pytest.MonkeyPatch,
+    script: Sequence[IntArray] | None = None,
+    task: TaskSpec | None = None,
+    rng_seed: int = 0,
+) -> Life:
+    env = growth(task or task_with(), family)
+    return live(env, script, Watcher(env, monkeypatch), rng_seed)
+
+
+LONG, SEEDS = 12, (0, 1, 2)
+
+BUSY = [
+    plant(1),
+    plant(0),
+    action(Op.PRUNE, 0),
+    WAIT,
+    action(Op.FOSSILIZE, 1),
+    plant(2),
+    action(Op.PRUNE, 2),
+]
+"""One seed becomes a fossil, two are pruned."""
+
+
+@cache
+def twin_scores_again(horizon: int, env: int) -> tuple[float, ...]:
+    """Of a twin that is lived through once more, whatever the cache on disk says."""
+    return live_without_growth(task_with(horizon=horizon), rng_seed=3, env=env).val_scores
+
+
+def points_won(life: Life, epoch: int) -> list[float]:
+    horizon = len(life.facts) - 1
+    twins = [twin_scores_again(horizon, env)[epoch] for env in range(2)]
+    return (life.facts[epoch].val_score - twins).tolist()
+
+
+def points_contributed(life: Life, epoch: int) -> list[float]:
+    blended = np.isin(life.tables[epoch].stage, (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED))
+    return [
+        sum(value for value in row[counts] if not math.isnan(value))
+        for row, counts in zip(life.tables[epoch].contribution, blended, strict=True)
+    ]
+
+
+def state_worth(family: FamilyName, life: Life, epoch: int) -> dict[str, list[float]]:
+    """What every potential of the family should be worth in points, from what was measured."""
+    facts = life.facts[epoch]
+    rent = [-RENT * params / 10 for params in facts.grown_params]
+    if family == "paired":
+        return {"lead": points_won(life, epoch), "rent": rent}
+    if family == "contribution":
+        return {"contribution": points_contributed(life, epoch), "rent": rent}
+    if family == "loss":
+        return {"loss": (-100 * facts.val_loss / math.log(10)).tolist(), "rent": rent}
+    over = epoch == len(life.facts) - 1
+    return {"score": facts.val_score.tolist() if over else [0.0] * 2, "rent": rent if over else [0.0] * 2}
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_the_ledger_sums_to_the_reward_on_every_step_of_a_busy_life(
+    family: FamilyName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = lived(family, monkeypatch, BUSY)
+    stages = {int(stage) for table in life.tables for stage in table.stage.flat}
+    assert {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.RESETTING} <= stages
+    assert sum(life.terms.values()) == pytest.approx(life.rewards, abs=1e-12)
+    assert (life.terms["rollback"] == 0.0).all()
+    charged = [name for name, values in life.terms.items() if (values != 0.0).any()]
+    assert set(charged) == set(life.terms) - {"rollback"}, "every other term has something to say"
+
+
+@pytest.mark.parametrize("family", NAMES)
+@pytest.mark.parametrize("rng_seed", SEEDS)
+def test_every_potential_telescopes_over_a_life_of_any_legal_actions(
+    family: FamilyName, rng_seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = lived(family, monkeypatch, task=task_with(horizon=LONG), rng_seed=rng_seed)
+    begin, end = state_worth(family, life, 0), state_worth(family, life, len(life.facts) - 1)
+    for name in begin:
+        expected = SCALE * (np.array(end[name]) - np.array(begin[name])) / 100
+        assert life.terms[name].sum(axis=0) == pytest.approx(expected, abs=1e-9), name
+
+
+def test_random_lives_grow_prune_and_fossilise(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_with(horizon=LONG)
+    reports = [r for seed in SEEDS for r in lived("sparse", monkeypatch, task=task, rng_seed=seed).reports]
+    counts = np.sum([report.op_counts for report in reports], axis=0)
+    assert (counts[[Op.GERMINATE, Op.PRUNE, Op.FOSSILIZE]] > 0).all()
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_every_potential_pays_its_own_change_at_every_single_step(
+    family: FamilyName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = lived(family, monkeypatch, BUSY)
+    worth = [state_worth(family, life, epoch) for epoch in range(len(life.facts))]
+    for name in worth[0]:
+        expected = SCALE * np.diff([now[name] for now in worth], axis=0) / 100
+        assert life.terms[name] == pytest.approx(expected, abs=1e-9), name
+
+
+def test_the_return_of_paired_is_the_final_paired_score_of_the_committed_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    life = lived("paired", monkeypatch, BUSY)
+    for env, report in enumerate(life.reports):
+        lead = (report.val_score - twin_scores_again(8, env)[-1]) / 100
+        rent = RENT * (report.params - report.host_params) / 1000
+        assert life.rewards[:, env].sum() == pytest.approx(SCALE * (lead - rent), abs=1e-9)
+    assert life.reports[0].params > life.reports[0].host_params
+
+
+def test_sparse_pays_the_final_score_less_rent_and_at_the_last_step_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    life = lived("sparse", monkeypatch, BUSY)
+    assert (life.rewards[:-1] == 0.0).all()
+    expected = [SCALE * (r.val_score / 100 - RENT * (r.params - r.host_params) / 1000) for r in life.reports]
+    assert life.rewards[-1].tolist() == pytest.approx(expected)
+    assert life.reports[0].params > life.reports[0].host_params
+
+
+def test_the_return_of_loss_is_the_whole_improvement_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = lived("loss", monkeypatch, [])
+    won = (life.facts[0].val_loss - life.facts[-1].val_loss) / math.log(10)
+    assert life.rewards.sum(axis=0) == pytest.approx(SCALE * won)
+    assert (won > 0.0).any(), "a host that is trained improves"
+
+
+def test_contribution_never_pays_what_the_host_learns_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = lived("contribution", monkeypatch, [])
+    assert life.rewards.tolist() == [[0.0, 0.0]] * 8
+    assert all(len(set(report.val_scores)) > 1 for report in life.reports), "while the score changes"
+
+
+@pytest.mark.parametrize(
+    ("family", "rules"), [*((family, INCUBATED) for family in NAMES), ("contribution", AT_ONCE)]
+)
+def test_planting_and_pruning_over_and_over_wins_nothing(
+    family: FamilyName, rules: LifecycleRules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seed that was blended has changed the host; only what it contributed is known to be gone."""
+    task = task_with(rules)
+    cycle = [plant(1), action(Op.PRUNE, 1), WAIT]
+    busy = lived(family, monkeypatch, [*cycle, *cycle], task)
+    idle = lived(family, monkeypatch, [], task)
+    assert busy.reports[0].op_counts[Op.PRUNE] == 2
+    assert busy.reports[0].refused == 0
+    assert busy.rewards[:, 0].sum() <= idle.rewards[:, 0].sum() + 1e-12
+    if family == "contribution":
+        assert busy.rewards[:, 0].sum() == pytest.approx(-2 * 0.01 * SCALE), (
+            "two removals, no more and no less"
+        )
+
+
+def test_only_paired_knows_its_variance_without_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    for family in NAMES:
+        env = growth(task_with(), family)
+        live(env, BUSY, Watcher(env, monkeypatch))
+        assert (env.books.variance_unpaired() is not None) == (family == "paired")
+
+
+def test_without_its_twin_paired_would_pay_the_host_s_own_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = growth(task_with(), "paired")
+    life = live(env, [], Watcher(env, monkeypatch))
+    assert (life.rewards == 0.0).all()
+    drift = np.diff([facts.val_score for facts in life.facts], axis=0)
+    assert np.array(env.books.unpaired) == pytest.approx(SCALE * drift / 100)
+    assert env.books.variance_unpaired() == pytest.approx(np.var(SCALE * drift / 100))
+    assert (env.books.variance(), env.books.broken_lives) == (0.0, 0)
+
+
+def test_the_reward_is_a_sum_of_terms() -> None:
+    assert total(ledger((1.0, -0.5), (3.0, 0.25))).tolist() == [0.5, 3.25]
