@@ -52,8 +52,7 @@ def diagnose(head: int, change: float) -> RatioExplosionDiagnostic | None:
     after[1, 2, head] += change
     after[1, 2, 7] += 0.01
     actions = torch.arange(48).reshape(2, 3, 8)
-    ratio = (after - before).sum(dim=-1).exp()
-    return RatioExplosionDiagnostic.of(ratio, after, before, actions)
+    return RatioExplosionDiagnostic.of((after - before).sum(dim=-1), after, before, actions)
 
 
 def test_ratios_between_a_tenth_and_five_are_no_explosion() -> None:
@@ -72,13 +71,17 @@ def test_an_explosion_names_environment_step_head_and_action(change: float) -> N
 
 
 def test_the_worst_of_several_is_named_and_an_unknown_ratio_is_worst() -> None:
-    ratio = torch.tensor([[1.0, 20.0, 0.01], [9.0, 1.0, 1.0]])
+    log_ratio = torch.tensor([[1.0, 20.0, 0.01], [9.0, 1.0, 1.0]]).log()
     logs, actions = torch.zeros(2, 3, 8), torch.zeros(2, 3, 8, dtype=torch.int64)
-    found = RatioExplosionDiagnostic.of(ratio, logs, logs, actions)
+    found = RatioExplosionDiagnostic.of(log_ratio, logs, logs, actions)
     assert found is not None
     assert (found.env, found.step) == (0, 2)  # |ln 0.01| = 4.6, ln 20 = 3.0
-    ratio[1, 1] = torch.nan
-    found = RatioExplosionDiagnostic.of(ratio, logs, logs, actions)
+    log_ratio[0, 0], log_ratio[1, 0] = 100.0, 200.0  # both ratios are infinite in float32
+    found = RatioExplosionDiagnostic.of(log_ratio, logs, logs, actions)
+    assert found is not None
+    assert (found.env, found.step) == (1, 0)
+    log_ratio[1, 1] = torch.nan
+    found = RatioExplosionDiagnostic.of(log_ratio, logs, logs, actions)
     assert found is not None
     assert (found.env, found.step) == (1, 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,14 +54,17 @@ class RatioExplosionDiagnostic:
 
     @classmethod
     def of(
-        cls, ratio: Tensor, log_probs: Tensor, old_log_probs: Tensor, actions: Tensor
+        cls, log_ratio: Tensor, log_probs: Tensor, old_log_probs: Tensor, actions: Tensor
     ) -> RatioExplosionDiagnostic | None:
-        """The worst row of ``ratio [env, step]`` if it left the allowed range."""
-        low, high = RATIO_RANGE
-        if bool(((ratio <= high) & (ratio >= low)).all()):
+        """The worst row of ``log_ratio [env, step]`` if its ratio left the allowed range.
+
+        By logarithms: ratios overflow long before them, and then all look alike.
+        """
+        low, high = map(math.log, RATIO_RANGE)
+        if bool(((log_ratio <= high) & (log_ratio >= low)).all()):
             return None
-        distance = ratio.log().abs().nan_to_num(nan=torch.inf)
-        env, step = divmod(int(distance.argmax()), ratio.shape[1])
+        distance = log_ratio.abs().nan_to_num(nan=torch.inf)
+        env, step = divmod(int(distance.argmax()), log_ratio.shape[1])
         change = (log_probs - old_log_probs)[env, step].abs().nan_to_num(nan=torch.inf)
         head = int(change.argmax())
         return cls(
@@ -68,7 +72,7 @@ class RatioExplosionDiagnostic:
             step=step,
             head=HEAD_NAMES[head],
             action=int(actions[env, step, head]),
-            ratio=float(ratio[env, step]),
+            ratio=float(log_ratio[env, step].exp()),
             old_log_prob=float(old_log_probs[env, step, head]),
             new_log_prob=float(log_probs[env, step, head]),
         )

@@ -231,7 +231,7 @@ class PPOAgent:
         metrics.ratio_mean, metrics.ratio_std = float(ratio.mean()), float(ratio.std(correction=0))
         metrics.ratio_max, metrics.ratio_min = float(ratio.max()), float(ratio.min())
         metrics.explosion = metrics.explosion or RatioExplosionDiagnostic.of(
-            ratio, log_probs, buffer.log_probs, buffer.actions
+            log_ratio, log_probs, buffer.log_probs, buffer.actions
         )
 
     def _head_norm(self, name: str) -> float:
