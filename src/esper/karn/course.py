@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from esper.karn.live import can_draw
+from esper.karn.live import DrawnView, can_draw
 from esper.karn.notation import clock, gain, points, sparkline
 from esper.leyline import HEAD_NAMES, OP_NAMES
 from esper.leyline.events import Row, RunRow, UpdateRow
@@ -23,7 +22,7 @@ ALARMS: Final = 3
 """How many of the last anomalies are shown."""
 
 
-class CourseView:
+class CourseView(DrawnView):
     """The sink that shows a training of ``rounds`` rounds; use it as a context manager around it."""
 
     def __init__(self, console: Console, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,17 +45,6 @@ class CourseView:
             print(round_line(row, self._rounds, self._left()), file=self._console.file, flush=True)
         else:
             self._live.update(self.render(), refresh=True)
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def _left(self) -> float:
         """Seconds to the end at the pace of the rounds seen so far."""

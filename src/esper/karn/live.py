@@ -24,7 +24,24 @@ from esper.leyline.events import Row
 REDRAWS_PER_SECOND: Final = 4
 
 
-class LiveView:
+class DrawnView:
+    """A view with a screen where one can be drawn, there as long as the view is entered."""
+
+    _live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+class LiveView(DrawnView):
     """The sink that shows a run; use it as a context manager around the run."""
 
     def __init__(
@@ -40,7 +57,6 @@ class LiveView:
         self._clock = clock
         self._state = Following(max_epochs, env)
         self._lock = threading.Lock()
-        self._live: Live | None = None
         if can_draw(console):
             self._live = Live(
                 console=console, get_renderable=self._draw, refresh_per_second=REDRAWS_PER_SECOND
@@ -53,17 +69,6 @@ class LiveView:
         if followed and self._live is None:
             for line in plain_lines(row, self._state):
                 self._write(line)
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start(refresh=True)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def _draw(self) -> Text:
         width, height = self._console.size
