@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import subprocess
-import sys
+import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from esper.config import ConfigError, TrainingConfig, checked, read_settings
 from esper.leyline import OP_NAMES
 from esper.leyline.errors import EsperError
-from esper.runner import free_directory
+from esper.runner import InterruptedRunError, free_directory
 from esper.scripts.flags import Flag, parse_flags
 from esper.simic.agent.ppo import shards
 from esper.simic.training.vectorized import RoundSummary
 from esper.teaching import config_of_run, settings_of, task_of, teach
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 DESCRIPTION = "Teach a policy to decide what grows, and keep the best one."
 EXTRA: dict[str, Flag] = {
@@ -27,6 +31,10 @@ EXTRA: dict[str, Flag] = {
     "out": (Path | None, None, "Run directory; a new one below runs/ unless given."),
     "processes": (int, 1, "Processes that share the environments; their number changes no result."),
 }
+SENTENCES_VARIABLE = "ESPER_SENTENCES"
+"""Folder in which each of several processes leaves why it ended."""
+LOST_OTHERS = 3
+"""Exit code of a process that ended because another one had."""
 
 
 def train_command(
@@ -44,10 +52,15 @@ def train_command(
             f" {settings_of(config).shard_envs}, so 1 to {groups} are possible"
         )
     resume = extra["resume"] is not None
-    if processes == 1:
-        teach(config, directory, resume=resume, on_round=RoundPrinter(config.rounds))
-    else:
-        _launch(config, directory, processes, resume)
+    try:
+        if processes == 1:
+            teach(config, directory, resume=resume, on_round=RoundPrinter(config.rounds))
+        else:
+            _launch(config, directory, processes, resume)
+    except KeyboardInterrupt:
+        raise InterruptedRunError(
+            f"interrupted; go on from the last checkpoint with esper train --resume {directory}"
+        ) from None
     print(
         f"best policy in {directory / 'best'};"
         f" compare it with: esper eval {directory / 'best'} --task {config.task}"
@@ -67,18 +80,50 @@ def _resolve(given: dict[str, Any], extra: dict[str, Any]) -> tuple[TrainingConf
 
 def _launch(config: TrainingConfig, directory: Path, processes: int, resume: bool) -> None:
     """Hand the run to torchrun; the first process prints and writes."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "config.json"
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    with tempfile.TemporaryDirectory() as folder, _lent_to_torchrun():
+        file, sentences = Path(folder) / "config.json", Path(folder) / "sentences"
         file.write_text(config.model_dump_json())
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={processes}", "-m", "esper.scripts.worker"]
-        command += [str(file), str(directory), "resume" if resume else "start"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        code = subprocess.run(command, check=False, env=environment).returncode
-    if code != 0:
-        raise EsperError(
-            f"the {processes} processes of the run ended with code {code}; see their messages above"
-        )
+        sentences.mkdir()
+        os.environ[SENTENCES_VARIABLE] = str(sentences)
+        words = ["--standalone", f"--nproc-per-node={processes}", "-m", "esper.scripts.worker"]
+        words += [str(file), str(directory), "resume" if resume else "start"]
+        try:
+            run(parse_args(words))
+        except ChildFailedError as error:
+            said = [path.read_text() for path in sorted(sentences.iterdir())]
+            raise EsperError(said[0] if said else _end_of(error, processes)) from None
+        except SignalException:
+            raise KeyboardInterrupt from None
+
+
+@contextmanager
+def _lent_to_torchrun() -> Iterator[None]:
+    """Environment, log and signals for torchrun, which reports failures at length; put back afterwards."""
+    environment, log = dict(os.environ), logging.root.manager.disable
+    taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {number: signal.getsignal(number) for number in taken}
+    os.environ.update(OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="FATAL")
+    logging.disable()
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        logging.disable(log)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _end_of(error: ChildFailedError, processes: int) -> str:
+    """What became of the process that ended without a word."""
+    rank, failure = min(error.failures.items(), key=lambda item: item[1].exitcode == LOST_OTHERS)
+    if failure.exitcode < 0:
+        return f"process {rank} of {processes} was ended by {failure.signal_name()}"
+    return f"process {rank} of {processes} ended with code {failure.exitcode}; see its message above"
 
 
 class RoundPrinter:

@@ -2,27 +2,75 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from esper.config import TrainingConfig, checked, read_settings
-from esper.scripts.flags import exit_on_user_error
-from esper.scripts.train_command import RoundPrinter
+from esper.leyline.errors import EsperError
+from esper.scripts.flags import INTERRUPTED, USAGE_ERROR, exit_on_user_error
+from esper.scripts.train_command import LOST_OTHERS, SENTENCES_VARIABLE, RoundPrinter
 from esper.teaching import teach
+
+ARRIVAL_VARIABLE = "ESPER_ARRIVAL_SECONDS"
+ARRIVAL_SECONDS = 300.0
+"""How long a process waits for the others at the start."""
+
+
+class GatheringError(EsperError):
+    """The processes of a run did not find one another."""
+
+
+class LostProcessError(EsperError):
+    """A process of the run is gone."""
 
 
 def main() -> None:
     """Arguments: configuration file, run directory, ``start`` or ``resume``."""
     file, directory, how = sys.argv[1:]
-    dist.init_process_group("gloo")
+    _meet()
+    config = checked(TrainingConfig, read_settings(Path(file)))
     try:
-        config = checked(TrainingConfig, read_settings(Path(file)))
         teach(config, Path(directory), resume=how == "resume", on_round=RoundPrinter(config.rounds))
-    finally:
-        dist.destroy_process_group()
+    except RuntimeError as error:
+        if "gloo" not in str(error):
+            raise
+        raise LostProcessError("another process of the run is gone") from None
+    # Not after a failure: the others would notice it before this process has said why.
+    dist.destroy_process_group()
+
+
+def _meet() -> None:
+    """Find the other processes; the limit holds here only, since a round may well take longer."""
+    seconds = float(os.environ.get(ARRIVAL_VARIABLE, ARRIVAL_SECONDS))
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise GatheringError(f"the processes of the run did not come together: {reason}") from None
+
+
+def work() -> None:
+    """``main``, with its sentence left for ``esper train``, which shows one of those of all processes."""
+    folder = os.environ.get(SENTENCES_VARIABLE)
+    if folder is None:
+        main()
+        return
+    try:
+        main()
+    except LostProcessError:
+        sys.exit(LOST_OTHERS)
+    except EsperError as error:
+        (Path(folder) / os.environ["RANK"]).write_text(str(error))
+        sys.exit(USAGE_ERROR)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":
-    exit_on_user_error(main)
+    exit_on_user_error(work)

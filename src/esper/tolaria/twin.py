@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import tempfile
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from esper.leyline.errors import DivergedError
 from esper.leyline.factored_actions import CANONICAL_ACTION
 from esper.tolaria.env import LifeReport, MorphEnv
 from esper.tolaria.tasks.spec import TaskSpec
@@ -39,19 +41,41 @@ def live_without_growth(task: TaskSpec, *, rng_seed: int, env: int = 0, episode:
 def twin_scores(task: TaskSpec, *, rng_seed: int, env: int = 0, episode: int = 0) -> list[float]:
     """Validation score after every epoch of the twin, the untrained host's first; cached on disk."""
     path = _cache_folder() / f"{_key(task, rng_seed, env, episode)}.json"
-    with contextlib.suppress(OSError, ValueError):
-        kept = json.loads(path.read_text())
-        if isinstance(kept, list) and len(kept) == task.horizon + 1:
-            return [float(score) for score in kept]
-    scores = list(live_without_growth(task, rng_seed=rng_seed, env=env, episode=episode).val_scores)
+    kept = _read(path, task.horizon + 1)
+    if kept is not None:
+        return kept
+    try:
+        scores = list(live_without_growth(task, rng_seed=rng_seed, env=env, episode=episode).val_scores)
+    except DivergedError as error:
+        raise DivergedError(
+            f"the do-nothing twin of environment {env}, episode {episode} could not be made: {error}"
+        ) from error
     with contextlib.suppress(OSError):
-        _write_atomically(path, json.dumps(scores))
+        _write_atomically(path, json.dumps({"scores": scores, "sha256": _digest(scores)}))
     return scores
 
 
+def _read(path: Path, count: int) -> list[float] | None:
+    """The scores in a cache file; ``None`` unless it is whole and holds ``count`` numbers."""
+    try:
+        kept = json.loads(path.read_bytes())
+        scores: list[float] = kept["scores"]
+        sound = len(scores) == count and all(map(math.isfinite, scores)) and kept["sha256"] == _digest(scores)
+    except (OSError, LookupError, RecursionError, TypeError, ValueError):
+        return None
+    return scores if sound else None
+
+
+def _digest(scores: list[float]) -> str:
+    return hashlib.sha256(json.dumps(scores).encode()).hexdigest()
+
+
 def _cache_folder() -> Path:
-    base = os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "esper"
-    return Path(base) / "twins"
+    base = os.environ.get(CACHE_VARIABLE)
+    try:
+        return Path(base or Path.home() / ".cache" / "esper") / "twins"
+    except RuntimeError:  # a user without a home
+        return Path(tempfile.gettempdir()) / "esper" / "twins"
 
 
 def _key(task: TaskSpec, rng_seed: int, env: int, episode: int) -> str:
@@ -90,5 +114,10 @@ def _code_digest() -> str:
 def _write_atomically(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
+        try:
+            file.write(text)
+            file.flush()
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise

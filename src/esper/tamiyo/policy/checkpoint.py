@@ -1,14 +1,22 @@
-"""A trained policy on disk: weights as safetensors, the rest as JSON. Loading runs no code from the file."""
+"""A trained policy on disk: weights as safetensors, the rest as JSON. Loading runs no code from the file.
+
+Neither format notices a flipped bit, so a policy's description holds a digest of itself and the
+weights, and a folder of several files can be sealed with a digest of each.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -19,52 +27,136 @@ from esper.tamiyo.policy.features import feature_names
 
 POLICY_FILE = "policy.safetensors"
 SHAPE_FILE = "policy.json"
+SEAL_FILE = "seal.json"
 
 
 class CheckpointError(EsperError):
     """A checkpoint that is missing, damaged, or of another kind than what is asked of it."""
 
 
+class SaveError(EsperError):
+    """A file that could not be written; what was there before still is."""
+
+
 def write_durably(path: Path, content: bytes) -> None:
     """Write, flush to the disk, then rename: a reader sees the old file or the new one, never a part."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise SaveError(f"'{path}' cannot be written: {error.strerror}") from None
+
+
+# --- a policy -------------------------------------------------------------------------------------
 
 
 def save_policy(policy: FactoredRecurrentActorCritic, directory: Path) -> None:
-    """Write the policy with what it is bound to: its shape and the names of its features."""
-    directory.mkdir(parents=True, exist_ok=True)
-    shape = asdict(policy.shape)
-    bound = {"shape": shape, "features": list(feature_names(policy.num_slots))}
-    write_durably(directory / POLICY_FILE, save_tensors(policy.state_dict()))
-    write_durably(directory / SHAPE_FILE, (json.dumps(bound, indent=1) + "\n").encode())
+    """Write the policy with what it is bound to: its shape and the names of its features.
+
+    A policy of the same shape that is there already is replaced in such a way that at every moment one
+    of the two is there whole: while the weights are exchanged, the description holds the digests of both.
+    """
+    bound = {"shape": asdict(policy.shape), "features": list(feature_names(policy.num_slots))}
+    weights = save_tensors(policy.state_dict())
+    new = _digest_of_policy(bound, weights)
+
+    def describe(*digests: str) -> None:
+        content = json.dumps({**bound, "sha256": digests}, indent=1) + "\n"
+        write_durably(directory / SHAPE_FILE, content.encode())
+
+    old = _digests_in(directory / SHAPE_FILE)
+    if old:
+        describe(*old, new)
+    write_durably(directory / POLICY_FILE, weights)
+    describe(new)
 
 
 def load_policy(directory: Path | str) -> FactoredRecurrentActorCritic:
-    """Read a policy back; one whose features are not this version's is refused by name."""
+    """Read a policy back; one that is damaged or whose features are not this version's is refused by name."""
     directory = Path(directory)
-    bound = read_json(directory / SHAPE_FILE)
-    known = {field.name for field in fields(PolicyShape)}
+    bound, weights = _read_policy(directory)
     try:
-        shape = PolicyShape(**{name: value for name, value in bound["shape"].items() if name in known})
+        shape = msgspec.convert(bound["shape"], PolicyShape)
         names = tuple(bound["features"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise CheckpointError(f"'{directory / SHAPE_FILE}' does not describe a policy: {error}") from None
     _check_features(names, shape.num_slots, directory)
-    settings = asdict(shape)
-    policy = FactoredRecurrentActorCritic(settings.pop("state_dim"), settings.pop("num_slots"), **settings)
-    weights = load_tensors(directory / POLICY_FILE)
-    try:
-        policy.load_state_dict(weights)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"the weights in '{directory}' do not fit its own description: {error}"
-        ) from None
+    tensors = load_tensors(directory / POLICY_FILE, weights)
+    policy = _build(shape, tensors, directory)
+    policy.load_state_dict(tensors)
     return policy
+
+
+def _read_policy(directory: Path) -> tuple[dict[str, Any], bytes]:
+    """The description and the bytes of the weights, of one and the same policy."""
+    bound = read_json(directory / SHAPE_FILE)
+    weights = read_bytes(directory / POLICY_FILE)
+    digests = bound.get("sha256")
+    if digests is None:  # written before there were digests
+        return bound, weights
+    if not isinstance(digests, list) or _digest_of_policy(bound, weights) not in digests:
+        if read_json(directory / SHAPE_FILE) != bound:  # replaced by a training run just now
+            return _read_policy(directory)
+        raise CheckpointError(
+            f"'{directory / POLICY_FILE}' and {SHAPE_FILE} are not as they were written: the digest differs"
+        )
+    return bound, weights
+
+
+def _digest_of_policy(bound: Mapping[str, Any], weights: bytes) -> str:
+    description = json.dumps([bound.get("shape"), bound.get("features")], sort_keys=True)
+    return hashlib.sha256(description.encode() + weights).hexdigest()
+
+
+def _digests_in(path: Path) -> list[str]:
+    """The digests in a policy's description; none where there is no description, or no good one."""
+    try:
+        return msgspec.convert(read_json(path).get("sha256", []), list[str])
+    except (CheckpointError, msgspec.ValidationError):
+        return []
+
+
+def _build(
+    shape: PolicyShape, tensors: Mapping[str, Tensor], directory: Path
+) -> FactoredRecurrentActorCritic:
+    """The network that ``tensors`` are the weights of."""
+    settings = asdict(shape)
+    largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
+    for name, size in settings.items():
+        if isinstance(size, int) and size > largest:  # before memory is taken for it
+            raise CheckpointError(
+                f"the weights in '{directory}' do not fit its own description: {name} is {size}"
+            )
+    try:
+        with torch.random.fork_rng(devices=[]):  # first weights are drawn, and forgotten
+            policy = FactoredRecurrentActorCritic(
+                settings.pop("state_dim"), settings.pop("num_slots"), **settings
+            )
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"'{directory / SHAPE_FILE}' does not describe a policy: {reason}") from None
+    expected = policy.state_dict()
+    for name in sorted(expected.keys() | tensors.keys()):
+        ours, theirs = _in_words(expected.get(name)), _in_words(tensors.get(name))
+        if ours != theirs:
+            raise CheckpointError(
+                f"the weights in '{directory}' do not fit its own description:"
+                f" {name} is {theirs}, expected {ours}"
+            )
+    return policy
+
+
+def _in_words(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "nothing"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _check_features(names: tuple[str, ...], num_slots: int, directory: Path) -> None:
@@ -74,9 +166,35 @@ def _check_features(names: tuple[str, ...], num_slots: int, directory: Path) -> 
         new = [name for name in ours if name not in names]
         raise CheckpointError(
             f"the policy in '{directory}' was trained on other features: it knows"
-            f" {', '.join(missing[:5]) or 'none'} that are not there, and not"
+            f" {', '.join(map(str, missing[:5])) or 'none'} that are not there, and not"
             f" {', '.join(new[:5]) or 'none'} that are; train it again"
         )
+
+
+# --- folders of files -----------------------------------------------------------------------------
+
+
+def seal(directory: Path, names: Sequence[str]) -> None:
+    """Write down what the named files hold, after all of them."""
+    digests = {name: _digest_of_file(directory / name) for name in names}
+    write_durably(directory / SEAL_FILE, (json.dumps(digests, indent=1) + "\n").encode())
+
+
+def check_seal(directory: Path, names: Sequence[str]) -> None:
+    """Refuse a folder in which a named file is not what was sealed, by the file's name."""
+    digests = read_json(directory / SEAL_FILE)
+    if digests.keys() != set(names):
+        raise CheckpointError(f"'{directory / SEAL_FILE}' is damaged: it must name {', '.join(names)}")
+    for name in names:
+        if _digest_of_file(directory / name) != digests[name]:
+            raise CheckpointError(f"'{directory / name}' is not as it was written: its digest differs")
+
+
+def _digest_of_file(path: Path) -> str:
+    return hashlib.sha256(read_bytes(path)).hexdigest()
+
+
+# --- files ----------------------------------------------------------------------------------------
 
 
 def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
@@ -84,24 +202,30 @@ def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     return save({name: tensor.contiguous() for name, tensor in tensors.items()})
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Tensors of a safetensors file; a damaged one gets a sentence."""
+def load_tensors(path: Path, content: bytes | None = None) -> dict[str, Tensor]:
+    """Tensors of a safetensors file, read already if ``content`` is given; a damaged one gets a sentence."""
     try:
-        return load(path.read_bytes())
-    except FileNotFoundError:
-        raise CheckpointError(f"'{path.parent}' holds no checkpoint: {path.name} is missing") from None
-    except (SafetensorError, ValueError, OSError) as error:
+        return load(read_bytes(path) if content is None else content)
+    except (SafetensorError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{path}' is damaged or no checkpoint: {error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; a damaged one gets a sentence."""
     try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"'{path.parent}' holds no checkpoint: {path.name} is missing") from None
-    except (ValueError, OSError) as error:
+        content = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"'{path}' is damaged or no checkpoint: {error}") from None
     if not isinstance(content, dict):
         raise CheckpointError(f"'{path}' holds {type(content).__name__} where an object is expected")
     return content
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's content; one that is missing or cannot be read gets a sentence."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"'{path.parent}' holds no checkpoint: {path.name} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error.strerror}") from None

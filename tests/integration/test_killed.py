@@ -1,0 +1,252 @@
+"""Training runs killed with SIGKILL at chosen moments: resumed, they end as if nothing had happened."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from esper.leyline import LifecycleRules
+from esper.nissa.part import TablePart
+from esper.nissa.writer import RunWriter
+from esper.scripts import cli
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.training import vectorized
+from esper.simic.training.growth import GrowthEnv
+from esper.simic.training.vectorized import Trainer
+from esper.tamiyo.policy.checkpoint import load_policy
+from esper.tolaria.tasks import TASKS
+from tests.tolaria.building import tiny_task
+
+WORDS = ["train", "--task", "tiny", "--reward-family", "loss", "--hidden-dim", "16", "--rng-seed", "4"]
+WORDS += ["--envs", "2", "--rounds", "5", "--passes", "3", "--evaluate-lives", "1"]
+WORDS += ["--evaluate-every", "2", "--checkpoint-every", "2"]
+"""A checkpoint and an evaluation after the rounds 2, 4 and 5; the policy of round 4 is the best."""
+STEPS = 2
+STEPS_OF_TWO_ROUNDS = 3 * STEPS
+"""With the evaluation that follows them."""
+TIMES = {"t", "seconds", "started", "git_revision"}
+"""What differs between two runs of the same thing."""
+
+
+# --- runs to compare ------------------------------------------------------------------------------
+
+
+def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
+    """A task of short lives; of its policies each is better than the one before, but for the last.
+
+    From round 2 on there is something to be recorded in detail for some rounds.
+    """
+    patch = patch or pytest.MonkeyPatch()
+    at_once = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
+    patch.setitem(TASKS, "tiny", tiny_task(rules=at_once, horizon=STEPS))
+    patch.setenv("ESPER_CACHE", str(cache))
+    evaluate = Trainer.evaluate
+
+    def eventful(trainer: Trainer) -> tuple[float, float | None]:
+        value, score = evaluate(trainer)
+        if trainer.task.name != "tiny":
+            return value, score
+        trainer.detail_rounds = max(trainer.detail_rounds, 3 * (trainer.round == 2))
+        return value + trainer.round * (trainer.round < trainer.settings.rounds), score
+
+    patch.setattr(Trainer, "evaluate", eventful)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """This process prepared for runs of the tiny task."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        prepare(folder, patch)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    cli.main([*WORDS, "--out", str(out)])
+    return out
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    """Bit for bit the same rows, weights, optimiser, progress and best policy, and nothing left over."""
+    assert rows_without_times(one) == rows_without_times(other)
+    assert files_below(one / "checkpoints") == files_below(other / "checkpoints")
+    assert files_below(one / "best") == files_below(other / "best")
+    load_policy(other / "best")
+
+
+def rows_without_times(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """All tables but that of memory and writing times."""
+    tables = {}
+    for part in sorted((run / "telemetry").glob("*/part-*.jsonl")):
+        rows = [json.loads(line) for line in part.read_text().splitlines()]
+        tables[part.parent.name] = [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
+    tables.pop("resource", None)
+    return tables
+
+
+def files_below(folder: Path) -> dict[str, object]:
+    """Contents by name; of progress all but the sizes of telemetry, in which times are written out."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.name == "progress.json":
+            found[name] = {k: v for k, v in json.loads(path.read_text()).items() if k != "telemetry"}
+        elif path.name == "seal.json":
+            found[name] = {k: v for k, v in json.loads(path.read_text()).items() if k != "progress.json"}
+        elif path.is_file():
+            found[name] = path.read_bytes()
+    return found
+
+
+# --- moments --------------------------------------------------------------------------------------
+
+
+def kill(*_: object) -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("nobody survives this")
+
+
+def on_call(
+    owner: Any,
+    name: str,
+    number: int,
+    act: Callable[..., object] = kill,
+    *,
+    after: bool = False,
+    counts: Callable[..., bool] = lambda *args: True,
+) -> None:
+    """Let ``act`` happen before (or after) call ``number`` of those that count."""
+    original = getattr(owner, name)
+    calls = itertools.count(1)
+
+    def hooked(*args: Any, **options: Any) -> Any:
+        due = counts(*args) and next(calls) == number
+        if due and not after:
+            act(*args)
+        result = original(*args, **options)
+        if due and after:
+            act(*args)
+        return result
+
+    setattr(owner, name, hooked)
+
+
+def at_file(file: str, *, number: int = 1, after: bool = False, act: Callable[..., object] = kill) -> None:
+    """When a file, named with its folder, is about to be renamed into its place."""
+    on_call(
+        os, "replace", number, act, after=after, counts=lambda partial, path: str(path).endswith(file)
+    )  # fmt: skip
+
+
+def cut_in_half_and_die(partial: Path, path: Path) -> None:
+    """As if the process had been killed half way through the bytes."""
+    os.truncate(partial, partial.stat().st_size // 2)
+    kill()
+
+
+def tear_a_row_and_die(part: TablePart) -> None:
+    """Half of what was to be written reaches the file."""
+    line = bytes(part._buffer)
+    with part.path.open("ab") as file:
+        file.write(line[: len(line) // 2])
+    kill()
+
+
+def remove_one_file_and_die(folder: Path) -> None:
+    sorted(folder.iterdir())[0].unlink()
+    kill()
+
+
+MOMENTS: dict[str, Callable[[], None]] = {
+    "before the run's own row": lambda: on_call(RunWriter, "emit", 1),
+    "in the first rollout": lambda: on_call(GrowthEnv, "step", 2),
+    "half way through the first checkpoint's weights": lambda: at_file(
+        "round-00002/policy.safetensors", act=cut_in_half_and_die
+    ),
+    "between the first state and the first pointer": lambda: at_file("checkpoints/latest"),
+    "in a rollout after a checkpoint": lambda: on_call(GrowthEnv, "step", STEPS_OF_TWO_ROUNDS + 2),
+    "in an update after a checkpoint, between two passes": lambda: on_call(
+        PPOAgent, "_one_pass", 3, counts=lambda agent, batch, number, metrics: number == 1
+    ),
+    "during an evaluation": lambda: on_call(
+        vectorized, "evaluate", 2, lambda *args: on_call(GrowthEnv, "step", 2)
+    ),
+    "after rows were written, before their checkpoint": lambda: on_call(RunWriter, "flush", 5, after=True),
+    "half way through a row": lambda: on_call(
+        TablePart, "write_out", 4, tear_a_row_and_die, counts=lambda part: part._table == "update"
+    ),
+    "before the better policy's weights": lambda: at_file("best/policy.safetensors", number=2),
+    "after the better policy's weights, before their description": lambda: at_file(
+        "best/policy.safetensors", number=2, after=True
+    ),
+    "half way through the optimiser": lambda: at_file(
+        "round-00004/optimiser.safetensors", act=cut_in_half_and_die
+    ),
+    "between optimiser and progress": lambda: at_file("round-00004/progress.json"),
+    "between state and seal": lambda: at_file("round-00004/seal.json"),
+    "half way through the pointer": lambda: at_file("checkpoints/latest", number=2, act=cut_in_half_and_die),
+    "while the old state is removed": lambda: on_call(shutil, "rmtree", 1, remove_one_file_and_die),
+}
+
+MOMENTS_OF_RESUMING: dict[str, Callable[[], None]] = {
+    "while rows without a checkpoint are cut off": lambda: on_call(TablePart, "cut", 2, after=True),
+    "before the pointer to the first state since": lambda: at_file("checkpoints/latest"),
+}
+
+
+def run_to_be_killed(cache: Path, moment: str, words: list[str]) -> None:
+    """What the child does; moments travel by name."""
+    prepare(cache)
+    (MOMENTS | MOMENTS_OF_RESUMING)[moment]()
+    cli.main(words)
+
+
+def die(cache: Path, moment: str, words: list[str]) -> None:
+    """Run the command in a process that is killed at ``moment``."""
+    context = multiprocessing.get_context("forkserver")  # imports torch once for all children
+    context.set_forkserver_preload(["esper.scripts.train_command", "torch._dynamo"])
+    child = context.Process(target=run_to_be_killed, args=(cache, moment, words))
+    child.start()
+    child.join(timeout=120)
+    assert child.exitcode == -signal.SIGKILL, f"the moment never came: exit code {child.exitcode}"
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_killed_at_any_moment_resumes_to_the_same_end(
+    moment: str, undisturbed: Path, cache: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    die(cache, moment, [*WORDS, "--out", str(out)])
+    if (out / "best" / "policy.json").exists():
+        load_policy(out / "best")  # whole, if not the newest
+    cli.main(["train", "--resume", str(out)])
+    assert_same_end(undisturbed, out)
+
+
+@pytest.fixture(scope="module")
+def killed_before(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("killed") / "run"
+    die(cache, "after rows were written, before their checkpoint", [*WORDS, "--out", str(out)])
+    return out
+
+
+@pytest.mark.parametrize("moment", MOMENTS_OF_RESUMING)
+def test_a_run_killed_while_it_resumes_resumes_to_the_same_end(
+    moment: str, undisturbed: Path, killed_before: Path, cache: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(killed_before, out)
+    die(cache, moment, ["train", "--resume", str(out)])
+    cli.main(["train", "--resume", str(out)])
+    assert_same_end(undisturbed, out)

@@ -1,0 +1,187 @@
+"""A training run in several processes: the same run bit for bit, and a sentence when they fall apart."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from esper.leyline.errors import DivergedError
+from esper.scripts import cli
+from esper.scripts.flags import exit_on_user_error
+from esper.simic.training import growth
+from esper.simic.training.vectorized import Trainer
+from tests.integration.test_killed import assert_same_end, prepare, rows_without_times
+
+ROOT = Path(__file__).parents[2]
+WORDS = ["train", "--task", "tiny", "--hidden-dim", "16", "--envs", "12", "--rounds", "3", "--passes", "2"]
+WORDS += ["--evaluate-lives", "5", "--evaluate-every", "2", "--checkpoint-every", "1"]
+"""Three shards of four environments, and two of lives to evaluate with."""
+PAID = ["--reward-family", "loss"]
+"""Every step of a short life brings something, and nothing waits for twins."""
+MISHAP = "ESPER_TEST_MISHAP"
+
+IN_EVERY_WORKER = """
+import os
+if "RANK" in os.environ:
+    from tests.integration.test_processes import prepare_worker
+    prepare_worker()
+"""
+
+
+def prepare_worker() -> None:
+    """What happens in every process that torchrun starts, before anything else."""
+    prepare(Path(os.environ["ESPER_CACHE"]))
+    mishap = os.environ.get(MISHAP)
+    if mishap and os.environ["RANK"] == "1":
+        MISHAPS[mishap]()
+
+
+def be_killed_in_the_third_round() -> None:
+    run_round = Trainer.run_round
+
+    def fatal(trainer: Trainer) -> object:
+        if trainer.round == 2:
+            time.sleep(1.0)  # the others are waiting by then
+            os.kill(os.getpid(), signal.SIGKILL)
+        return run_round(trainer)
+
+    Trainer.run_round = fatal  # type: ignore[method-assign]
+
+
+def find_no_twin() -> None:
+    def broken(*args: object, **options: object) -> None:
+        raise DivergedError("the do-nothing twin of environment 4, episode 0 could not be made: for a test")
+
+    growth.twin_scores = broken  # type: ignore[assignment]
+
+
+MISHAPS = {"killed": be_killed_in_the_third_round, "no twin": find_no_twin}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """This process and all that it starts know the tiny task and share their twins."""
+    folder = tmp_path_factory.mktemp("prepared")
+    (folder / "sitecustomize.py").write_text(IN_EVERY_WORKER)
+    path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        prepare(folder / "cache", patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run by one process."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    cli.main([*WORDS, *PAID, "--out", str(out)])
+    return out
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_give_the_same_run_bit_for_bit(processes: int, alone: Path, tmp_path: Path) -> None:
+    cli.main([*WORDS, *PAID, "--processes", str(processes), "--out", str(tmp_path / "run")])
+    assert_same_end(alone, tmp_path / "run")
+
+
+def test_a_run_that_loses_a_process_says_so_and_resumes_in_other_numbers(
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "lost" / "run"
+    monkeypatch.setenv(MISHAP, "killed")
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*WORDS, *PAID, "--processes", "3", "--out", str(out)])
+    monkeypatch.delenv(MISHAP)
+    assert stop.value.code == 2
+    assert capfd.readouterr().err == "esper: process 1 of 3 was ended by SIGKILL\n"
+    assert 1 <= len(rows_without_times(out)["update"]) <= 2
+    for processes in (1, 2):
+        copy = tmp_path / str(processes) / "run"
+        shutil.copytree(out, copy)
+        cli.main(["train", "--resume", str(copy), "--processes", str(processes)])
+        assert_same_end(alone, copy)
+
+
+def test_the_sentence_of_one_worker_is_the_only_one_shown(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv(MISHAP, "no twin")
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*WORDS, "--processes", "2", "--out", str(tmp_path / "run")])
+    assert stop.value.code == 2
+    sentence = "the do-nothing twin of environment 4, episode 0 could not be made: for a test"
+    assert capfd.readouterr().err == f"esper: {sentence}\n"
+    assert not caplog.records, "torchrun's own account"
+
+
+# --- processes that do not find one another -------------------------------------------------------
+
+
+@pytest.fixture
+def first_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process as the first of two, the second of which nobody starts."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in {**settings, "ESPER_ARRIVAL_SECONDS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(
+        sys, "argv", ["worker", str(tmp_path / "config.json"), str(tmp_path / "run"), "start"]
+    )
+
+
+def refusal_of_worker(capfd: pytest.CaptureFixture[str]) -> str:
+    from esper.scripts import worker  # not above: a worker imports this file before it runs that one
+
+    with pytest.raises(SystemExit) as stop:
+        exit_on_user_error(worker.work)
+    assert stop.value.code == 2
+    return capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_a_process_that_never_arrives_is_not_waited_for_for_ever(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    said = refusal_of_worker(capfd)
+    assert time.monotonic() - began < 15
+    assert said.startswith("esper: the processes of the run did not come together: Timed out")
+    assert "1/2 clients joined" in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_a_busy_port_gets_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as busy:
+        busy.bind(("", 0))
+        busy.listen()
+        monkeypatch.setenv("MASTER_PORT", str(busy.getsockname()[1]))
+        said = refusal_of_worker(capfd)
+    assert "EADDRINUSE" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("RANK", None), ("MASTER_PORT", "harbour")])
+@pytest.mark.usefixtures("first_of_two")
+def test_a_worker_without_its_place_gets_a_sentence(
+    name: str, value: str | None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+    assert refusal_of_worker(capfd).startswith("esper: the processes of the run did not come together: ")

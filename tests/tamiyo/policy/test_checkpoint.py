@@ -1,0 +1,303 @@
+"""A policy on disk: what comes back, what is refused, and that no moment leaves half of one behind."""
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esper.leyline.errors import EsperError
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
+from esper.tamiyo.policy import checkpoint
+from esper.tamiyo.policy.checkpoint import (
+    CheckpointError,
+    SaveError,
+    check_seal,
+    load_policy,
+    load_tensors,
+    read_json,
+    save_policy,
+    save_tensors,
+    seal,
+    write_durably,
+)
+from tests.tamiyo.policy.deciding import policy_of
+from tests.tolaria.building import bits
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_policy(policy_of(3), tmp_path / "policy")
+    return tmp_path / "policy"
+
+
+def weights(policy: FactoredRecurrentActorCritic) -> Any:
+    return bits(policy.state_dict())
+
+
+# --- what comes back ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"critic": "op_value"},
+        {"conditioned": False},
+        {"recurrent": False},
+        {"hold_heads": ("blueprint",)},
+    ],
+)
+def test_a_policy_comes_back_bit_for_bit(options: dict[str, Any], tmp_path: Path) -> None:
+    policy = policy_of(4, **options)
+    save_policy(policy, tmp_path / "a" / "policy")
+    loaded = load_policy(tmp_path / "a" / "policy")
+    assert loaded.shape == policy.shape
+    assert weights(loaded) == weights(policy)
+
+
+def test_a_policy_from_before_there_were_digests_is_read(saved: Path) -> None:
+    description = json.loads((saved / "policy.json").read_text())
+    del description["sha256"]
+    (saved / "policy.json").write_text(json.dumps(description))
+    assert weights(load_policy(saved)) == weights(policy_of(3))
+
+
+def test_loading_changes_no_random_number(saved: Path) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    load_policy(saved)
+    assert torch.equal(torch.rand(4), expected)
+
+
+# --- replacing one policy by another --------------------------------------------------------------
+
+
+class KilledError(BaseException):
+    """Stands for the end of the process."""
+
+
+def stop_at_replacement(monkeypatch: pytest.MonkeyPatch, number: int, after: bool) -> None:
+    """End it all before or after the rename of file ``number``."""
+    replace, seen = os.replace, []
+
+    def stopping(source: Path, target: Path) -> None:
+        seen.append(target)
+        if len(seen) == number and not after:
+            raise KilledError
+        replace(source, target)
+        if len(seen) == number:
+            raise KilledError
+
+    monkeypatch.setattr(os, "replace", stopping)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_policy_that_is_being_replaced_is_the_old_or_the_new_one(
+    number: int, after: bool, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = policy_of(3), policy_of(3, rng_seed=1)
+    with monkeypatch.context() as patch:
+        stop_at_replacement(patch, number, after)
+        with pytest.raises(KilledError):
+            save_policy(new, saved)
+    assert weights(load_policy(saved)) == weights(new if (number, after) >= (2, True) else old)
+    save_policy(new, saved)
+    assert weights(load_policy(saved)) == weights(new)
+    assert len(read_json(saved / "policy.json")["sha256"]) == 1
+    assert not list(saved.glob("*.partial"))
+
+
+def test_a_reader_meets_a_writer(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy is replaced between the reading of its description and that of its weights."""
+    new = policy_of(3, rng_seed=1)
+    read = checkpoint.read_bytes
+
+    def overtaken(path: Path) -> bytes:
+        if path.name == "policy.safetensors" and not replaced:
+            replaced.append(path)
+            save_policy(new, saved)
+        return read(path)
+
+    replaced: list[Path] = []
+    monkeypatch.setattr(checkpoint, "read_bytes", overtaken)
+    assert weights(load_policy(saved)) == weights(new)
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["policy.json", "policy.safetensors"])
+def test_a_missing_file_is_named(file: str, saved: Path) -> None:
+    (saved / file).unlink()
+    with pytest.raises(CheckpointError, match=f"holds no checkpoint: {file} is missing"):
+        load_policy(saved)
+
+
+def test_the_weights_of_another_policy_are_refused(saved: Path) -> None:
+    (saved / "policy.safetensors").write_bytes(save_tensors(policy_of(3, rng_seed=1).state_dict()))
+    with pytest.raises(CheckpointError, match=r"policy\.safetensors' and policy\.json are not as they were"):
+        load_policy(saved)
+
+
+@pytest.mark.parametrize("name", ["recurrent", "conditioned"])
+def test_an_edited_description_is_refused(name: str, saved: Path) -> None:
+    description = json.loads((saved / "policy.json").read_text())
+    del description["shape"][name]
+    (saved / "policy.json").write_text(json.dumps(description))
+    with pytest.raises(CheckpointError, match="not as they were written"):
+        load_policy(saved)
+
+
+def test_two_hundred_damaged_policies_load_bit_for_bit_or_not_at_all(saved: Path) -> None:
+    good = load_policy(saved)
+    rng = random.Random(0)
+    refused = 0
+    for number in range(200):
+        file = saved / ("policy.json" if number % 2 else "policy.safetensors")
+        content = file.read_bytes()
+        place = rng.randrange(len(content))
+        flipped = bytes([content[place] ^ 1 << rng.randrange(8)])
+        tail = b"" if number % 5 == 0 else flipped + content[place + 1 :]
+        file.write_bytes(content[:place] + tail)
+        try:
+            loaded = load_policy(saved)
+        except EsperError:
+            refused += 1
+        else:
+            assert (loaded.shape, weights(loaded)) == (good.shape, weights(good)), f"{file.name} at {place}"
+        file.write_bytes(content)
+    assert refused > 150
+
+
+def test_other_features_are_refused_by_name(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = checkpoint.feature_names
+
+    def newer(num_slots: int) -> tuple[str, ...]:
+        return tuple("mood" if name == "plateau" else name for name in names(num_slots))
+
+    monkeypatch.setattr(checkpoint, "feature_names", newer)
+    with pytest.raises(CheckpointError, match=r"it knows plateau that are not there, and not mood that are"):
+        load_policy(saved)
+
+
+def spoilt(saved: Path, spoil: Callable[[dict[str, Any]], object]) -> Path:
+    """The policy under a description that was changed by somebody who knows how to make digests."""
+    description = json.loads((saved / "policy.json").read_text())
+    spoil(description)
+    content = (saved / "policy.safetensors").read_bytes()
+    description["sha256"] = [checkpoint._digest_of_policy(description, content)]
+    (saved / "policy.json").write_text(json.dumps(description))
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda d: d.pop("shape"), "does not describe a policy"),
+        (lambda d: d.pop("features"), "does not describe a policy"),
+        (lambda d: d.update(shape=3), "does not describe a policy"),
+        (lambda d: d.update(features=7), "does not describe a policy"),
+        (lambda d: d.update(features=[1, None]), "trained on other features: it knows 1, None"),
+        (lambda d: d["shape"].update(num_slots="3"), "does not describe a policy"),
+        (lambda d: d["shape"].update(num_slots=4), "trained on other features"),
+        (lambda d: d["shape"].update(critic="q"), "does not describe a policy"),
+        (
+            lambda d: d["shape"].update(critic="op_value"),
+            "do not fit its own description: value_head.0.weight",
+        ),
+        (lambda d: d["shape"].update(hidden_dim=10**9), "do not fit its own description: hidden_dim"),
+        (lambda d: d["shape"].update(feature_dim=-4), "does not describe a policy"),
+        (lambda d: d["shape"].update(hold_heads=["mood"]), "does not describe a policy"),
+    ],
+)
+def test_a_description_that_makes_no_sense_is_refused(
+    spoil: Callable[[dict[str, Any]], object], message: str, saved: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message) as refusal:
+        load_policy(spoilt(saved, spoil))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("norm.bias"), "norm.bias is nothing, expected float32"),
+        (lambda t: t.update(extra=torch.zeros(2)), r"extra is float32 \[2\], expected nothing"),
+        (lambda t: t.update({"norm.bias": torch.zeros(3)}), r"norm.bias is float32 \[3\]"),
+        (lambda t: t.update({"norm.bias": t["norm.bias"].double()}), "norm.bias is float64"),
+        (lambda t: t.clear(), "do not fit"),
+    ],
+)
+def test_weights_of_another_shape_are_refused_by_the_first_that_differs(
+    change: Callable[[dict[str, torch.Tensor]], object], message: str, saved: Path
+) -> None:
+    tensors = load_tensors(saved / "policy.safetensors")
+    change(tensors)
+    (saved / "policy.safetensors").write_bytes(save_tensors(tensors))
+    with pytest.raises(CheckpointError, match=message):
+        load_policy(spoilt(saved, lambda description: None))
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b'{"a": \xff}', b"[" * 100_000])
+def test_what_is_no_json_object_gets_a_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"file\.json"):
+        read_json(tmp_path / "file.json")
+
+
+def test_what_cannot_be_read_gets_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
+        read_json(tmp_path)
+
+
+# --- seals and durable files ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Path:
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(name)
+    seal(tmp_path, ["one", "two"])
+    return tmp_path
+
+
+def test_a_seal_holds_for_what_was_sealed(sealed: Path) -> None:
+    check_seal(sealed, ["one", "two"])
+    (sealed / "three").write_text("of no interest")
+    check_seal(sealed, ["two", "one"])
+
+
+def test_a_broken_seal_names_the_file(sealed: Path) -> None:
+    (sealed / "two").write_text("tw0")
+    with pytest.raises(CheckpointError, match="two' is not as it was written: its digest differs"):
+        check_seal(sealed, ["one", "two"])
+    (sealed / "two").unlink()
+    with pytest.raises(CheckpointError, match="two is missing"):
+        check_seal(sealed, ["one", "two"])
+
+
+def test_a_seal_over_other_files_is_refused(sealed: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"seal\.json' is damaged: it must name one$"):
+        check_seal(sealed, ["one"])
+    (sealed / "seal.json").unlink()
+    with pytest.raises(CheckpointError, match=r"seal\.json is missing"):
+        check_seal(sealed, ["one", "two"])
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    write_durably(file, b"old")
+    (tmp_path / "file.partial").symlink_to("/dev/full")
+    with pytest.raises(SaveError, match="file' cannot be written: No space left on device"):
+        write_durably(file, b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert file.read_bytes() == b"old"
+    write_durably(file, b"new")
+    assert file.read_bytes() == b"new"

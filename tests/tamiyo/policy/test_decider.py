@@ -1,0 +1,139 @@
+"""A trained policy as a decision maker does what the policy says, step by step."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from esper.leyline import SlotTable
+from esper.leyline.factored_actions import IntArray
+from esper.tamiyo.networks.factored_lstm import Decision, FactoredRecurrentActorCritic, Hidden
+from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
+from esper.tamiyo.policy.decider import PolicyController
+from esper.tamiyo.policy.features import batch_obs_to_features
+from esper.tamiyo.policy.observer import CapacityError
+from esper.tamiyo.tracker import SignalTracker
+from tests.leyline.building import assert_legal, facts_of, random_table, space_of
+from tests.tamiyo.policy.deciding import policy_of
+from tests.tolaria.building import bits
+
+ENVS, STEPS, SLOTS = 3, 6, 4
+SPACE = space_of(SLOTS, auto_forward=False)
+
+
+@pytest.fixture
+def policy() -> FactoredRecurrentActorCritic:
+    """Small, and with a memory that shows in what it chooses."""
+    policy = policy_of(SLOTS)
+    with torch.no_grad():
+        for parameter in policy.lstm.parameters():
+            parameter.mul_(3.0)
+    return policy
+
+
+def tables(rng_seed: int = 0) -> list[SlotTable]:
+    rng = np.random.default_rng(rng_seed)
+    return [random_table(rng, ENVS, SLOTS) for _ in range(STEPS)]
+
+
+def decided(controller: PolicyController, seen: list[SlotTable]) -> list[IntArray]:
+    return [
+        controller.decide(facts_of(step, loss=2.0 - 0.1 * step, num_envs=ENVS), table)
+        for step, table in enumerate(seen)
+    ]
+
+
+def decided_by_hand(policy: FactoredRecurrentActorCritic, seen: list[SlotTable]) -> list[IntArray]:
+    tracker, hidden = SignalTracker(ENVS), policy.get_initial_hidden(ENVS)
+    chosen = []
+    for step, table in enumerate(seen):
+        signals = tracker.update(facts_of(step, loss=2.0 - 0.1 * step, num_envs=ENVS))
+        features, blueprints = batch_obs_to_features(signals, table, SPACE.slot_config)
+        with torch.no_grad():
+            decision = policy.get_action(
+                features, blueprints, hidden, compute_batch_masks(table, SPACE), deterministic=True
+            )
+        hidden = decision.hidden
+        chosen.append(decision.actions.numpy())
+    return chosen
+
+
+def test_decisions_are_the_policys_own_over_several_steps(policy: FactoredRecurrentActorCritic) -> None:
+    for rng_seed in range(5):
+        seen = tables(rng_seed)
+        actions = decided(PolicyController(SPACE, ENVS, policy), seen)
+        np.testing.assert_array_equal(actions, decided_by_hand(policy, seen))
+        for action, table in zip(actions, seen, strict=True):
+            assert_legal(action, table, SPACE)
+
+
+def test_a_decision_depends_on_what_was_seen_before(policy: FactoredRecurrentActorCritic) -> None:
+    """Otherwise the tests of memory here would show nothing."""
+    last = tables()[-1]
+    facts = facts_of(STEPS, num_envs=ENVS)
+    answers = set()
+    for rng_seed in range(10):
+        controller = PolicyController(SPACE, ENVS, policy)
+        decided(controller, tables(rng_seed))
+        controller._observer.reset()  # what the policy itself remembers, and nothing else
+        answers.add(controller.decide(facts, last).tobytes())
+    assert len(answers) > 1
+
+
+def test_a_reset_forgets_everything(
+    policy: FactoredRecurrentActorCritic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get_action, shown = policy.get_action, []
+
+    def watched(
+        state: Tensor, blueprints: Tensor, hidden: Hidden, masks: ActionMasks, **how: Any
+    ) -> Decision:
+        shown.append(bits([state, blueprints, hidden]))
+        return get_action(state, blueprints, hidden, masks, **how)
+
+    monkeypatch.setattr(policy, "get_action", watched)
+    controller = PolicyController(SPACE, ENVS, policy)
+    first = decided(controller, tables())
+    shown_first = shown.copy()
+    for rng_seed in range(1, 4):
+        decided(controller, tables(rng_seed))
+        controller.reset(rng_seed)
+        shown.clear()
+        np.testing.assert_array_equal(decided(controller, tables()), first)
+        assert shown == shown_first
+
+
+def test_environments_do_not_see_one_another(policy: FactoredRecurrentActorCritic) -> None:
+    seen = tables()
+    together = decided(PolicyController(SPACE, ENVS, policy), seen)
+    for env in range(ENVS):
+        alone = PolicyController(SPACE, 1, policy)
+        for step, table in enumerate(seen):
+            action = alone.decide(facts_of(step, loss=2.0 - 0.1 * step), table.row(env))
+            np.testing.assert_array_equal(action[0], together[step][env])
+
+
+def test_deciding_changes_neither_the_policy_nor_random_numbers(policy: FactoredRecurrentActorCritic) -> None:
+    before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    decided(PolicyController(SPACE, ENVS, policy), tables())
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
+    assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+def test_a_policy_with_room_to_spare_serves_a_smaller_model() -> None:
+    controller = PolicyController(SPACE, ENVS, policy_of(8))
+    for rng_seed in range(5):
+        seen = tables(rng_seed)
+        for action, table in zip(decided(controller, seen), seen, strict=True):
+            assert_legal(action, table, SPACE)
+
+
+def test_a_policy_without_room_is_refused() -> None:
+    with pytest.raises(CapacityError, match="room for 3 slots cannot serve a host with 4"):
+        PolicyController(SPACE, ENVS, policy_of(3))
