@@ -6,6 +6,7 @@ import os
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
@@ -64,12 +65,19 @@ def work() -> None:
     try:
         main()
     except LostProcessError:
-        sys.exit(LOST_OTHERS)
+        _leave(LOST_OTHERS)
     except EsperError as error:
         (Path(folder) / os.environ["RANK"]).write_text(str(error))
-        sys.exit(USAGE_ERROR)
+        _leave(USAGE_ERROR)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        _leave(INTERRUPTED)
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: unwinding would tear down threads of gloo that still wait, and abort with a message."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -38,10 +38,10 @@ def tables(rng_seed: int = 0) -> list[SlotTable]:
     return [random_table(rng, ENVS, SLOTS) for _ in range(STEPS)]
 
 
-def decided(controller: PolicyController, seen: list[SlotTable]) -> list[IntArray]:
+def decided(controller: PolicyController, seen: list[SlotTable], first: int = 0) -> list[IntArray]:
     return [
         controller.decide(facts_of(step, loss=2.0 - 0.1 * step, num_envs=ENVS), table)
-        for step, table in enumerate(seen)
+        for step, table in enumerate(seen, start=first)
     ]
 
 
@@ -95,13 +95,13 @@ def test_a_reset_forgets_everything(
 
     monkeypatch.setattr(policy, "get_action", watched)
     controller = PolicyController(SPACE, ENVS, policy)
-    first = decided(controller, tables())
+    first = decided(controller, tables(), first=3)  # trends restart by themselves at epoch 0
     shown_first = shown.copy()
     for rng_seed in range(1, 4):
         decided(controller, tables(rng_seed))
         controller.reset(rng_seed)
         shown.clear()
-        np.testing.assert_array_equal(decided(controller, tables()), first)
+        np.testing.assert_array_equal(decided(controller, tables(), first=3), first)
         assert shown == shown_first
 
 
