@@ -1,66 +1,27 @@
-"""Runs a training: from a configuration to a directory with telemetry, checkpoints and the best policy.
-
-``DIR/checkpoints/round-N`` are whole states and ``DIR/checkpoints/latest`` names the one that counts;
-it is replaced after a state is complete on disk, so a process killed at any moment leaves a state to
-resume from. A state is sealed with digests of its files, and one that differs is refused.
-"""
+"""Runs a training: from a configuration to a directory with telemetry, checkpoints and the best policy."""
 
 from __future__ import annotations
 
 import math
-import os
-import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-import msgspec
+from typing import Any
 
 from esper.build import describe_run, one_thread
-from esper.config import TrainingConfig, checked, read_settings
-from esper.karn.query import read_rows
-from esper.leyline.errors import EsperError, RunDirectoryError
-from esper.leyline.events import DetailRow, RunRow, UpdateRow
-from esper.nissa.part import PART_NAME
+from esper.config import TrainingConfig
+from esper.leyline.events import DetailRow, UpdateRow
 from esper.nissa.writer import RunWriter
+from esper.run_state import CONFIG_FILE, load_latest, save_state
 from esper.simic.agent.ppo import PPOSettings
 from esper.simic.rewards.families import FAMILIES
 from esper.simic.training import exchange
-from esper.simic.training.vectorized import (
-    OPTIMISER_FILE,
-    PROGRESS_FILE,
-    RoundSummary,
-    Trainer,
-    TrainingSettings,
-    train,
-)
-from esper.tamiyo.policy.checkpoint import (
-    POLICY_FILE,
-    SEAL_FILE,
-    SHAPE_FILE,
-    CheckpointError,
-    SaveError,
-    check_seal,
-    read_bytes,
-    save_policy,
-    seal,
-    write_durably,
-)
+from esper.simic.training.vectorized import RoundSummary, Trainer, TrainingSettings, train
+from esper.tamiyo.policy.checkpoint import SaveError, save_policy, write_durably
 from esper.tamiyo.policy.observer import check_capacity
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec, task_named
-
-CONFIG_FILE = "config.json"
-POINTER = "latest"
-STATE_NAME: Final = re.compile(r"round-[0-9]{5,}(-again)?")
-STATE_FILES: Final = (POLICY_FILE, SHAPE_FILE, OPTIMISER_FILE, PROGRESS_FILE)
-
-
-class FinishedRunError(EsperError):
-    """A run that has no round left."""
 
 
 def task_of(config: TrainingConfig) -> TaskSpec:
@@ -93,7 +54,7 @@ def teach(
     """Train to the last round; every process of the run calls this, the first one writes."""
     with one_thread():
         trainer = Trainer(task_of(config), settings_of(config))
-        sizes = _load_latest(trainer, config, directory) if resume else None
+        sizes = load_latest(trainer, config, directory) if resume else None
         if exchange.rank() != 0:
             train(trainer)
             return
@@ -116,7 +77,7 @@ def teach(
                     trainer,
                     record,
                     on_best=lambda: save_policy(trainer.policy, directory / "best"),
-                    on_checkpoint=lambda: _save_state(trainer, directory, writer.sizes()),
+                    on_checkpoint=lambda: save_state(trainer, directory, writer.sizes()),
                 )
             except SaveError as error:
                 raise SaveError(
@@ -131,127 +92,6 @@ def _begin(config: TrainingConfig, directory: Path, writer: RunWriter, trainer: 
     env.reset(0)
     writer.emit(describe_run(config, "ppo", directory.name, env))
     writer.flush()
-
-
-# --- the state of a run ---------------------------------------------------------------------------
-
-
-class Progress(msgspec.Struct):
-    """What is asked of a state's progress file."""
-
-    round: Annotated[int, msgspec.Meta(ge=1)]
-    best_return: float | None
-    skipped_in_a_row: Annotated[int, msgspec.Meta(ge=0)]
-    detail_rounds: Annotated[int, msgspec.Meta(ge=0)]
-    task: str
-    horizon: int
-    settings: dict[str, object]
-    telemetry: dict[str, Annotated[int, msgspec.Meta(ge=0)]]
-    """Bytes by table."""
-
-
-def _save_state(trainer: Trainer, directory: Path, sizes: dict[str, int]) -> None:
-    """A whole new state beside the old one, then the pointer, then the old one goes."""
-    folder = directory / "checkpoints"
-    name = f"round-{trainer.round:05d}"
-    if (folder / POINTER).exists() and (folder / POINTER).read_text() == name:
-        name += "-again"  # of a run that ends within the round after a checkpoint
-    _flush_to_disk(directory / "telemetry")
-    trainer.save(folder / name, {"telemetry": sizes})
-    seal(folder / name, STATE_FILES)
-    write_durably(folder / POINTER, name.encode())
-    for old in folder.glob("round-*"):
-        if old.name != name:
-            shutil.rmtree(old, ignore_errors=True)
-
-
-def _flush_to_disk(telemetry: Path) -> None:
-    """Rows that a state counts on must outlast a power cut as the state does."""
-    try:
-        for part in telemetry.glob(f"*/{PART_NAME}"):
-            with part.open("rb") as file:
-                os.fsync(file.fileno())
-    except OSError as error:
-        raise SaveError(f"'{telemetry}' cannot be written: {error.strerror}") from None
-
-
-def _load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> dict[str, int]:
-    """Load the state that counts and return its sizes of telemetry.
-
-    A run killed before its first state starts again from its own row, or from nothing.
-    """
-    _check_config(config, directory)
-    state = _latest_state(directory / "checkpoints")
-    if state is None:
-        part = directory / "telemetry" / "run" / PART_NAME
-        written = read_bytes(part) if part.exists() else b""
-        return {"run": len(written)} if written.endswith(b"\n") else {}
-    check_seal(state, STATE_FILES)
-    progress = _progress_of(state)
-    try:
-        trainer.load(state)
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"the checkpoint in '{state}' does not fit its run: {reason}") from None
-    if trainer.round >= trainer.settings.rounds:
-        raise FinishedRunError(
-            f"the run in '{directory}' has finished its {trainer.settings.rounds} rounds;"
-            " there is nothing to resume"
-        )
-    _check_telemetry(progress.telemetry, directory)
-    return progress.telemetry
-
-
-def _check_config(config: TrainingConfig, directory: Path) -> None:
-    """Refuse a run whose configuration is not the one it began with."""
-    for row in read_rows(directory, RunRow)[:1]:
-        began = checked(TrainingConfig, row.config).model_dump()
-        now = config.model_dump()
-        different = [f"{name} was {began[name]}, is {now[name]}" for name in now if began[name] != now[name]]
-        if different:
-            raise CheckpointError(
-                f"'{directory / CONFIG_FILE}' was changed since the run began: {'; '.join(different)}"
-            )
-
-
-def _latest_state(folder: Path) -> Path | None:
-    """The state that counts; if the pointer was never written, the newest that is complete."""
-    pointer = folder / POINTER
-    if not pointer.exists():
-        complete = [seal.parent for seal in folder.glob(f"round-*/{SEAL_FILE}")]
-        return max(complete, key=lambda state: state.name, default=None)
-    name = read_bytes(pointer).decode(errors="replace").strip()
-    if not STATE_NAME.fullmatch(name):
-        raise CheckpointError(f"'{pointer}' must name a state such as round-00005; found {name[:80]!r}")
-    return folder / name
-
-
-def _progress_of(state: Path) -> Progress:
-    try:
-        progress = msgspec.json.decode(read_bytes(state / PROGRESS_FILE), type=Progress)
-    except msgspec.DecodeError as error:
-        raise CheckpointError(f"'{state / PROGRESS_FILE}' is damaged or no checkpoint: {error}") from None
-    if state.name.removesuffix("-again") != f"round-{progress.round:05d}":
-        raise CheckpointError(f"'{state}' holds the state of round {progress.round}, not of its own")
-    return progress
-
-
-def _check_telemetry(sizes: dict[str, int], directory: Path) -> None:
-    """Refuse to continue rows of which some are gone."""
-    for table, size in sizes.items():
-        part = directory / "telemetry" / table / PART_NAME
-        found = part.stat().st_size if part.exists() else 0
-        if found < size:
-            raise CheckpointError(
-                f"'{part}' lost rows since the checkpoint: {found} of {size} bytes are left"
-            )
-
-
-def config_of_run(directory: Path) -> TrainingConfig:
-    """The configuration of a training run, as it was written at its start."""
-    if not (directory / CONFIG_FILE).exists():
-        raise RunDirectoryError(f"'{directory}' is no training run: it has no {CONFIG_FILE}")
-    return checked(TrainingConfig, read_settings(directory / CONFIG_FILE))
 
 
 def row_of(summary: RoundSummary) -> UpdateRow:

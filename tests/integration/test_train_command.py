@@ -16,18 +16,19 @@ from typing import Any
 import pytest
 import torch
 
-from esper import teaching
+from esper import run_state, teaching
 from esper.config import TrainingConfig
 from esper.karn.query import read_rows
 from esper.leyline.errors import DivergedError, EsperError
 from esper.leyline.events import EpisodeRow, RunRow, UpdateRow
 from esper.nissa.part import TablePart
+from esper.run_state import STATE_FILES, config_of_run
 from esper.scripts import cli, train
 from esper.scripts.flags import exit_on_user_error
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.training.vectorized import RoundSummary, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy, save_tensors, seal
-from esper.teaching import STATE_FILES, config_of_run, settings_of, task_of, teach
+from esper.teaching import settings_of, task_of, teach
 from esper.tolaria import twin
 from esper.tolaria.twin import twin_scores
 from tests.integration.test_killed import assert_same_end, prepare
@@ -244,7 +245,7 @@ def test_a_run_that_ends_in_the_round_after_a_checkpoint_leaves_that_one_alone(
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "run_round", diverge)
-        patch.setattr(teaching, "seal", lambda state, names: (check_the_last(), seal(state, names)))
+        patch.setattr(run_state, "seal", lambda state, names: (check_the_last(), seal(state, names)))
         with pytest.raises(PolicyDivergedError):
             teach(TINY, out)
     assert (out / "checkpoints" / "latest").read_text() == "round-00002-again"

@@ -9,13 +9,15 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 
-from esper.config import ConfigError, TrainingConfig, checked, read_settings
+from esper.config import PRESETS, ConfigError, TrainingConfig, checked, read_settings, training_config
 from esper.karn.query import read_rows
 from esper.leyline import LifecycleRules
+from esper.leyline.errors import UnknownNameError
 from esper.leyline.events import UpdateRow
+from esper.run_state import config_of_run
 from esper.simic.rewards.families import FamilyName
 from esper.simic.training.vectorized import RoundSummary
-from esper.teaching import config_of_run, teach
+from esper.teaching import teach
 from esper.tolaria.tasks import TASKS
 from tests.tolaria.building import tiny_task
 
@@ -271,3 +273,25 @@ def test_the_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     said = said_about(read_settings(file))
     for fragment in ("rent: ", "learning_rate: ", "envs: ", "unknown key 'stpes'; did you mean steps?"):
         assert fragment in said
+
+
+# --- presets --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_is_overridden_by_the_file_and_the_file_by_flags(preset: str) -> None:
+    assert training_config(preset, {}, {}).model_dump().items() >= PRESETS[preset].items()
+    config = training_config(preset, {"envs": 3, "rounds": 4}, {"rounds": 5})
+    assert (config.envs, config.rounds) == (3, 5)
+
+
+def test_a_preset_of_another_task_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="preset 'quick' is of task digits_impaired and cannot train digits"
+    ):
+        training_config("quick", {}, {"task": "digits"})
+
+
+def test_an_unknown_preset_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownNameError, match="quick"):
+        training_config("quik", {}, {})

@@ -13,7 +13,7 @@ from rich.text import Text
 from esper.karn.live import DrawnView, can_draw
 from esper.karn.notation import clock, gain, points, sparkline
 from esper.leyline import HEAD_NAMES, OP_NAMES
-from esper.leyline.events import Row, RunRow, UpdateRow
+from esper.leyline.events import Row, UpdateRow
 
 BAR: Final = 24
 TREND: Final = 32
@@ -25,19 +25,19 @@ ALARMS: Final = 3
 class CourseView(DrawnView):
     """The sink that shows a training of ``rounds`` rounds; use it as a context manager around it."""
 
-    def __init__(self, console: Console, rounds: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, console: Console, rounds: int, title: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._rounds = rounds
         self._clock = clock
         self._began = clock()
-        self._run: RunRow | None = None
+        self._title = title
         self._rows: list[UpdateRow] = []
         self._console = console
         self._live = Live(console=console, auto_refresh=False) if can_draw(console) else None
 
     def emit(self, row: Row) -> None:
         """Take one row."""
-        if isinstance(row, RunRow):
-            self._run = row
         if not isinstance(row, UpdateRow):
             return
         self._rows.append(row)
@@ -55,9 +55,9 @@ class CourseView(DrawnView):
         """The screen after the last round."""
         last = self._rows[-1]
         done = round(BAR * last.round / self._rounds)
-        name = f"{self._run.task} · rng seed {self._run.rng_seed}   " if self._run else ""
         lines = [
-            f"{name}round {last.round}/{self._rounds}  {'█' * done}{'░' * (BAR - done)}"
+            *([self._title] if self._title else []),
+            f"round {last.round}/{self._rounds}  {'█' * done}{'░' * (BAR - done)}"
             f"  {clock(self._left())} left",
             "",
             f"return      {gain(last.mean_return, 2):>7}  {self._trend('mean_return')}",

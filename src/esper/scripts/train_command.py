@@ -6,26 +6,29 @@ import logging
 import os
 import signal
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.config import ConfigError, TrainingConfig, checked, read_settings
-from esper.leyline import OP_NAMES
+from rich.console import Console
+
+from esper.config import PRESETS, ConfigError, TrainingConfig, read_settings, training_config
+from esper.karn.course import CourseView
 from esper.leyline.errors import EsperError
+from esper.run_state import config_of_run
 from esper.runner import InterruptedRunError, free_directory
 from esper.scripts.flags import Flag, parse_flags
 from esper.simic.agent.ppo import shards
 from esper.simic.training.vectorized import RoundSummary
-from esper.teaching import config_of_run, settings_of, task_of, teach
+from esper.teaching import row_of, settings_of, task_of, teach
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 DESCRIPTION = "Teach a policy to decide what grows, and keep the best one."
 EXTRA: dict[str, Flag] = {
+    "preset": (str | None, None, f"Named settings: {', '.join(PRESETS)}; file and flags override them."),
     "config": (Path | None, None, "TOML or JSON file with settings; flags override it."),
     "resume": (Path | None, None, "Run directory to continue from its last checkpoint."),
     "out": (Path | None, None, "Run directory; a new one below runs/ unless given."),
@@ -54,7 +57,8 @@ def train_command(
     resume = extra["resume"] is not None
     try:
         if processes == 1:
-            teach(config, directory, resume=resume, on_round=RoundPrinter(config.rounds))
+            with watching(config) as show:
+                teach(config, directory, resume=resume, on_round=show)
         else:
             _launch(config, directory, processes, resume)
     except KeyboardInterrupt:
@@ -69,13 +73,21 @@ def train_command(
 
 def _resolve(given: dict[str, Any], extra: dict[str, Any]) -> tuple[TrainingConfig, Path]:
     if extra["resume"] is not None:
-        if given or extra["config"] or extra["out"]:
+        if given or extra["config"] or extra["out"] or extra["preset"]:
             raise ConfigError("a resumed run keeps its own settings; --resume goes with --processes only")
         return config_of_run(extra["resume"]), extra["resume"]
     settings = read_settings(extra["config"]) if extra["config"] else {}
-    config = checked(TrainingConfig, {**settings, **given})
+    config = training_config(extra["preset"], settings, given)
     name = f"{config.task}-ppo-seed{config.rng_seed}"
     return config, extra["out"] or free_directory(name)
+
+
+@contextmanager
+def watching(config: TrainingConfig) -> Iterator[Callable[[RoundSummary], None]]:
+    """Shows the rounds of a training on standard output."""
+    title = f"{config.task} · rng seed {config.rng_seed}"
+    with CourseView(Console(), config.rounds, title) as view:
+        yield lambda summary: view.emit(row_of(summary))
 
 
 def _launch(config: TrainingConfig, directory: Path, processes: int, resume: bool) -> None:
@@ -124,43 +136,3 @@ def _end_of(error: ChildFailedError, processes: int) -> str:
     if failure.exitcode < 0:
         return f"process {rank} of {processes} was ended by {failure.signal_name()}"
     return f"process {rank} of {processes} ended with code {failure.exitcode}; see its message above"
-
-
-class RoundPrinter:
-    """One line per round, with the time that is left."""
-
-    def __init__(self, rounds: int) -> None:
-        self._rounds = rounds
-        self._began = time.monotonic()
-        self._first: int | None = None
-
-    def __call__(self, summary: RoundSummary) -> None:
-        if self._first is None:
-            self._first = summary.round - 1
-        done = summary.round - self._first
-        left = (time.monotonic() - self._began) / done * (self._rounds - summary.round)
-        metrics = summary.metrics
-        shares = " ".join(
-            f"{name.lower()} {100 * share:.0f}%"
-            for name, share in zip(OP_NAMES, summary.op_shares, strict=True)
-            if share > 0
-        )
-        line = (
-            f"round {summary.round}/{self._rounds}  left {left / 60:.0f} min"
-            f"  return {summary.mean_return:+.2f}"
-            f"  score {_number(summary.val_score, '.1f')}  params {_number(summary.params, '.0f')}"
-            f"  ev {metrics.explained_variance:+.2f}  kl {metrics.approx_kl:.3f}"
-            f"  entropy {metrics.entropy:.2f}  {shares}"
-        )
-        if summary.evaluation_return is not None:
-            line += f"  | evaluation: return {summary.evaluation_return:+.2f}"
-            line += f", score {_number(summary.evaluation_score, '.1f')}"
-        if summary.anomalies:
-            line += f"  | {', '.join(summary.anomalies)}"
-        if metrics.skipped:
-            line += f"  | update left out: {metrics.skipped}"
-        print(line, flush=True)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "unknown" if value is None else format(value, form)

@@ -14,7 +14,8 @@ from torch.distributed.rendezvous import rendezvous
 from esper.config import TrainingConfig, checked, read_settings
 from esper.leyline.errors import EsperError
 from esper.scripts.flags import INTERRUPTED, USAGE_ERROR, exit_on_user_error
-from esper.scripts.train_command import LOST_OTHERS, SENTENCES_VARIABLE, RoundPrinter
+from esper.scripts.train_command import LOST_OTHERS, SENTENCES_VARIABLE, watching
+from esper.simic.training import exchange
 from esper.teaching import teach
 
 ARRIVAL_VARIABLE = "ESPER_ARRIVAL_SECONDS"
@@ -36,7 +37,11 @@ def main() -> None:
     _meet()
     config = checked(TrainingConfig, read_settings(Path(file)))
     try:
-        teach(config, Path(directory), resume=how == "resume", on_round=RoundPrinter(config.rounds))
+        if exchange.rank() == 0:
+            with watching(config) as show:
+                teach(config, Path(directory), resume=how == "resume", on_round=show)
+        else:
+            teach(config, Path(directory), resume=how == "resume")
     except RuntimeError as error:
         if "gloo" not in str(error):
             raise

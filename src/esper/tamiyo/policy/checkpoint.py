@@ -99,8 +99,6 @@ def _read_policy(directory: Path) -> tuple[dict[str, Any], bytes]:
     bound = read_json(directory / SHAPE_FILE)
     weights = read_bytes(directory / POLICY_FILE)
     digests = bound.get("sha256")
-    if digests is None:  # written before there were digests
-        return bound, weights
     if not isinstance(digests, list) or _digest_of_policy(bound, weights) not in digests:
         if read_json(directory / SHAPE_FILE) != bound:  # replaced by a training run just now
             return _read_policy(directory)
