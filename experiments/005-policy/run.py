@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 TASK = "digits_impaired"
 RNG_SEEDS = (0, 1, 2)
 LIVES = TEST_SEEDS[:20]
-SHARED = ["--task", TASK, "--envs", "16", "--rounds", "50", "--evaluate-lives", "12", "--rent", "0.002"]
+SHARED = ["--preset", "study"]
 VARIANTS: dict[str, list[str]] = {
     "policy": [],
     "Q(s, op)": ["--critic", "op_value"],

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from esper.leyline.errors import EsperError, UnknownNameError
 
 HeadName = Literal["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"]
+
+
+def _known_task(name: str) -> str:
+    from esper.tolaria.tasks import task_named  # noqa: PLC0415  loads torch, which --help does without
+
+    try:
+        return task_named(name).name
+    except UnknownNameError as error:
+        raise ValueError(str(error)) from None  # collected with whatever else is wrong
+
+
+TaskName = Annotated[str, AfterValidator(_known_task)]
 
 
 class ConfigError(EsperError):
@@ -25,7 +38,7 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    task: str = Field("digits_impaired", description="Task preset.")
+    task: TaskName = Field("digits_impaired", description="Task preset.")
     decider: str = Field("heuristic", description="Who decides: heuristic, random, periodic, off or ppo.")
     rng_seed: int = Field(0, ge=0, description="Root of every random stream; same seed, same run.")
     episodes: int = Field(1, ge=1, description="Host lives, one after the other.")
@@ -72,7 +85,7 @@ class TrainingConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    task: str = Field("digits_impaired", description="Task preset.")
+    task: TaskName = Field("digits_impaired", description="Task preset.")
     rng_seed: int = Field(0, ge=0, lt=1_000_000, description="Root of every random stream.")
     envs: int = Field(32, ge=1, description="Environments, one life each per round.")
     rounds: int = Field(40, ge=1, description="Rounds of lives and one update each.")
@@ -123,7 +136,7 @@ class TrainingConfig(BaseModel):
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "quick": {"task": "digits_impaired", "envs": 8, "rounds": 10, "evaluate_lives": 8},
-    "study": {"task": "digits_impaired", "envs": 16, "rounds": 50, "evaluate_lives": 12, "rent": 0.002},
+    "study": {"task": "digits_impaired", "envs": 16, "rounds": 50, "evaluate_lives": 12},
     "any_slots": {"task": "digits_impaired", "rounds": 80, "capacity": 8, "vary_slots": True},
 }
 """Trainings by name; each is of one task."""
@@ -189,6 +202,11 @@ def _sentence(problem: dict[str, object], known: list[str]) -> str:
             f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
         )
     message = str(problem["msg"]).removeprefix("Value error, ")
-    if not name:
+    if problem["type"] == "value_error":
         return message
-    return f"{name}: {message[0].lower()}{message[1:]}; found {problem['input']!r}"
+    sentence = f"{name}: {message[0].lower()}{message[1:]}; found {problem['input']!r}"
+    if problem["type"] == "literal_error":
+        allowed = re.findall("'([^']*)'", message)
+        near = difflib.get_close_matches(str(problem["input"]), allowed, n=1)
+        sentence += f" (did you mean {near[0]}?)" if near else ""
+    return sentence

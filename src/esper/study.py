@@ -14,6 +14,7 @@ from typing import Any
 
 from esper.build import build_decider, build_task, build_vector, one_thread
 from esper.config import RunConfig, run_config
+from esper.simic.rewards.terms import rent_potential
 from esper.tolaria.episode import run_episode
 
 
@@ -29,6 +30,10 @@ class Cell:
     params: int
     flops: dict[str, int]
     refused: int
+
+    def after_rent(self, rent: float) -> float:
+        """Test score less ``rent`` for a thousand grown parameters, in points: what was to be had."""
+        return self.test_score + 100.0 * float(rent_potential(self.params - self.host_params, rent))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

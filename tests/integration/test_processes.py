@@ -23,7 +23,7 @@ from tests.integration.test_killed import assert_same_end, prepare, rows_without
 ROOT = Path(__file__).parents[2]
 WORDS = ["train", "--task", "tiny", "--hidden-dim", "16", "--envs", "12", "--rounds", "3", "--passes", "2"]
 WORDS += ["--evaluate-lives", "5", "--evaluate-every", "2", "--checkpoint-every", "1"]
-"""Three shards of four environments, and two of lives to evaluate with."""
+"""Six shards of two environments, and three of lives to evaluate with."""
 PAID = ["--reward-family", "loss"]
 """Every step of a short life brings something, and nothing waits for twins."""
 MISHAP = "ESPER_TEST_MISHAP"

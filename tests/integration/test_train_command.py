@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -149,6 +150,19 @@ def test_an_evaluation_names_every_control(digits_run: Path, capsys: pytest.Capt
     cli.main(["eval", str(digits_run / "best"), *words])
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("ppo", "heuristic", "random", "off"))
+
+
+def test_rent_is_taken_off_for_what_was_grown_and_off_grows_nothing(
+    digits_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--lives", "2", "--steps", "6", "--processes", "1", "--rent", "1"]
+    cli.main(["eval", str(digits_run / "best"), *words])
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    estimates = {arm: re.findall(r"-?[\d.]+ ±", rows[arm]) for arm in ("heuristic", "off")}
+    assert estimates["off"][0] == estimates["off"][2]
+    bare, _, paid, _ = (float(text.split()[0]) for text in estimates["heuristic"])
+    params = int(rows["heuristic"].replace(",", "").split()[7]) - 174
+    assert bare - paid == pytest.approx(100 * params / 1000, abs=0.2)
 
 
 def test_two_processes_give_the_same_run_bit_for_bit(digits_run: Path, tmp_path: Path) -> None:

@@ -10,14 +10,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from esper.config import checked
+from esper.config import TaskName, TrainingConfig, checked
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline.errors import EsperError
 from esper.scripts.flags import parse_flags
 from esper.study import Cell, run_study
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.seeding import TEST_SEEDS
-from esper.tolaria.tasks import task_named
 
 DESCRIPTION = "Compare a trained policy with heuristic, random and off: test split, argmax, paired rng seeds."
 
@@ -27,9 +26,15 @@ class EvaluationConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    task: str = Field("digits_impaired", description="Task preset.")
+    task: TaskName = Field("digits_impaired", description="Task preset.")
     lives: int = Field(20, ge=2, description="Lives per decider, each with its own rng seed.")
     steps: int | None = Field(None, ge=1, description="Host epochs per life; the preset's unless given.")
+    rent: float = Field(
+        TrainingConfig.model_fields["rent"].default,
+        ge=0,
+        allow_inf_nan=False,
+        description="Price of a thousand grown parameters, in lead of 100 points.",
+    )
     processes: int = Field(2, ge=1, description="Processes that share the lives.")
 
 
@@ -41,7 +46,6 @@ def eval_command(args: Sequence[str]) -> None:
     checkpoint = Path(args[0])
     given, _ = parse_flags(EvaluationConfig, "esper eval CHECKPOINT", DESCRIPTION, args[1:])
     config = checked(EvaluationConfig, given)
-    task_named(config.task)
     load_policy(checkpoint)
     shared = {"task": config.task, "steps": config.steps}
     arms: dict[str, dict[str, object]] = {
@@ -49,17 +53,23 @@ def eval_command(args: Sequence[str]) -> None:
         **{name: {**shared, "decider": name} for name in ("heuristic", "random", "off")},
     }
     results = run_study(arms, TEST_SEEDS[: config.lives], processes=config.processes)
-    Console().print(comparison_table(results))
+    Console().print(comparison_table(results, config.rent))
 
 
-def comparison_table(results: Mapping[str, Sequence[Cell]]) -> Table:
-    """Test scores with 95 % intervals, and the policy's paired lead over each control."""
+def comparison_table(results: Mapping[str, Sequence[Cell]], rent: float) -> Table:
+    """Test scores, bare and after rent, with 95 % intervals and the policy's paired leads."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("decider", "test score", "ppo ahead by", "params"):
+    for heading in ("decider", "test score", "ppo ahead by", "params", "after rent", "ppo ahead by"):
         table.add_column(heading, justify="left" if heading == "decider" else "right")
-    scores = {arm: [cell.test_score for cell in cells] for arm, cells in results.items()}
+    bare = {arm: [cell.test_score for cell in cells] for arm, cells in results.items()}
+    paid = {arm: [cell.after_rent(rent) for cell in cells] for arm, cells in results.items()}
     for arm, cells in results.items():
-        lead = "" if arm == "ppo" else str(paired_difference(scores["ppo"], scores[arm]))
         params = sum(cell.params for cell in cells) / len(cells)
-        table.add_row(arm, str(estimate(scores[arm])), lead, f"{params:,.0f}")
+        table.add_row(arm, *_standing(bare, arm), f"{params:,.0f}", *_standing(paid, arm))
     return table
+
+
+def _standing(scores: Mapping[str, Sequence[float]], arm: str) -> tuple[str, str]:
+    """The arm's mean, and the policy's lead over it."""
+    lead = "" if arm == "ppo" else str(paired_difference(scores["ppo"], scores[arm]))
+    return str(estimate(scores[arm])), lead

@@ -55,7 +55,7 @@ def _meet() -> None:
     seconds = float(os.environ.get(ARRIVAL_VARIABLE, ARRIVAL_SECONDS))
     try:
         store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        exchange.join(store, rank, size)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise GatheringError(f"the processes of the run did not come together: {reason}") from None

@@ -6,12 +6,24 @@ the same update: no gradient crosses between processes, and their number changes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 T = TypeVar("T")
+
+_store: Store | None = None
+_works = itertools.count()
+
+
+def join(store: Store, rank: int, world_size: int) -> None:
+    """Become one of several processes; ``store`` is where they count the shards that are taken."""
+    global _store  # noqa: PLW0603 - one per process, as the process group is
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    _store = store
 
 
 def rank() -> int:
@@ -24,9 +36,18 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def own_shards(count: int) -> list[int]:
-    """The shards that this process runs, of ``count`` in all."""
-    return list(range(rank(), count, world_size()))
+def claim(count: int) -> Iterator[int]:
+    """Shards for this process, of ``count`` in all; the next one whenever it asks for more.
+
+    Lives differ in length, so whoever is done first takes the next shard: nobody waits for a process
+    that was given the longer ones. Who runs a shard changes nothing in it.
+    """
+    if _store is None:
+        yield from range(count)
+        return
+    work = f"shards of work {next(_works)}"  # the same number everywhere, since all do the same works
+    while (shard := _store.add(work, 1) - 1) < count:
+        yield shard
 
 
 def gather(own: Mapping[int, T]) -> list[T]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -45,6 +45,8 @@ from esper.tolaria.tasks.spec import TaskSpec
 OPTIMISER_FILE = "optimiser.safetensors"
 PROGRESS_FILE = "progress.json"
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
@@ -52,7 +54,7 @@ class TrainingSettings:
 
     rng_seed: int = 0
     envs: int = 32
-    shard_envs: int = 4
+    shard_envs: int = 2
     rounds: int = 40
     capacity: int | None = None
     hidden_dim: int = 256
@@ -124,18 +126,15 @@ class Trainer:
         self.best_return = -np.inf
         self.detail_rounds = 0
         """How many more rounds are recorded in detail."""
-        groups = shards(settings.envs, settings.shard_envs)
-        self._shards = {
-            shard: self._make_envs(settings.rng_seed, range(settings.envs)[groups[shard]])
-            for shard in exchange.own_shards(len(groups))
-        }
-        lives = shards(settings.evaluate_lives, settings.shard_envs)
-        self._evaluation = {
-            shard: self._make_envs(
-                SELECTION_SEEDS[settings.rng_seed], range(settings.evaluate_lives)[lives[shard]]
-            )
-            for shard in exchange.own_shards(len(lives))
-        }
+        self._training = self._make_shards(settings.rng_seed, settings.envs)
+        self._selection = self._make_shards(SELECTION_SEEDS[settings.rng_seed], settings.evaluate_lives)
+
+    def _make_shards(self, rng_seed: int, count: int) -> list[GrowthEnv]:
+        """All shards, since each may fall to any process; their hosts are built by the first reset."""
+        return [
+            self._make_envs(rng_seed, range(count)[shard])
+            for shard in shards(count, self.settings.shard_envs)
+        ]
 
     def _make_envs(self, rng_seed: int, indices: Sequence[int]) -> GrowthEnv:
         return GrowthEnv(
@@ -154,7 +153,7 @@ class Trainer:
     def run_round(self) -> RoundSummary:
         """Collect one life per environment everywhere, learn from all of them, evaluate when due."""
         began = time.perf_counter()
-        parts = exchange.gather({shard: self._rollout(env) for shard, env in self._shards.items()})
+        parts = _share_out(self._training, self._rollout)
         buffer = TamiyoRolloutBuffer.join([part.buffer for part in parts])
         reports = [report for part in parts for report in part.reports]
         books = Books.join([part.books for part in parts])
@@ -194,8 +193,7 @@ class Trainer:
 
     def evaluate(self) -> tuple[float, float | None]:
         """Mean return of argmax lives on rng seeds kept for selection, and score of those that lasted."""
-        own = {shard: self._evaluate_shard(env) for shard, env in self._evaluation.items()}
-        results = exchange.gather(own)
+        results = _share_out(self._selection, self._evaluate_shard)
         returns = [value for returns, _ in results for value in returns]
         scores = [report.val_score for _, reports in results for report in reports]
         return _mean(returns), _mean(scores) if scores else None
@@ -271,6 +269,11 @@ def train(
             on_best()
         if trainer.round % trainer.settings.checkpoint_every == 0 or trainer.round == trainer.settings.rounds:
             on_checkpoint()
+
+
+def _share_out(envs: Sequence[GrowthEnv], run: Callable[[GrowthEnv], T]) -> list[T]:
+    """What all processes together make of all shards, in shard order."""
+    return exchange.gather({shard: run(envs[shard]) for shard in exchange.claim(len(envs))})
 
 
 def _mean(values: Sequence[float]) -> float:
