@@ -1,71 +1,93 @@
-"""The evaluation score of every training over its rounds, as a picture."""
+"""Every training over its rounds, as a picture: what its policy reached, and how undecided it still was."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from esper.leyline import HEAD_NAMES
 from esper.study import Cell
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 52, 180, 28, 44
+WIDTH, LEFT, RIGHT = 760, 52, 190
 COLOURS = ("#0072b2", "#d55e00", "#009e73")
-DASHES = ("", "6 3", "2 3")
-CONTROL_COLOUR = "#767676"
+GREY = "#767676"
+DASHES = {"blueprint": "", "tempo": "5 3"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A diagram over rounds; ``top`` and ``height`` are pixels of the picture."""
+
+    title: str
+    top: int
+    height: int
+    last_round: int
+    highest: float
+    ticks: Sequence[float]
+
+    def x(self, number: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * number / self.last_round
+
+    def y(self, value: float) -> float:
+        return self.top + self.height * (1 - value / self.highest)
+
+    def frame(self) -> list[str]:
+        parts = [f'<text x="{LEFT}" y="{self.top - 10}" font-weight="bold">{self.title}</text>']
+        for tick in self.ticks:
+            parts += [self.level(tick, "#e3e3e3"), _text(LEFT - 8, self.y(tick) + 4, f"{tick:g}", "end")]
+        rounds = range(0, self.last_round + 1, 10)
+        return parts + [_text(self.x(n), self.top + self.height + 18, str(n), "middle") for n in rounds]
+
+    def level(self, value: float, colour: str, dash: str = "") -> str:
+        return (
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{self.y(value):.1f}" y2="{self.y(value):.1f}"'
+            f' stroke="{colour}" stroke-dasharray="{dash}"/>'
+        )
+
+    def line(self, points: Sequence[tuple[float, float]], colour: str, dash: str = "") -> str:
+        path = " ".join(f"{self.x(number):.1f},{self.y(value):.1f}" for number, value in points)
+        return (
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"'
+            f' stroke-dasharray="{dash}"/>'
+        )
 
 
 def draw_curves(trainings: dict[str, dict[str, Any]], results: dict[str, list[Cell]]) -> str:
-    """Argmax lives on the selection rng seeds, validation score; the heuristic's as a line."""
+    """Evaluation score with the heuristic's and the bare host's as lines; below it two heads' entropy."""
     last = max(len(training["rounds"]) for training in trainings.values())
-
-    def x(number: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * number / last
-
-    def y(score: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - score / 100)
-
+    score = Panel(
+        "Validation score of argmax lives on the selection rng seeds", 36, 260, last, 100, range(0, 101, 20)
+    )
+    entropy = Panel("Entropy of two heads where they had a choice", 364, 120, last, 1, (0, 0.5, 1))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 536" font-family="sans-serif"'
         ' font-size="12"><rect width="100%" height="100%" fill="white"/>',
-        f'<text x="{LEFT}" y="16">Validation score of argmax lives on the selection rng seeds, points</text>',
-        f'<text x="{x(last / 2)}" y="{HEIGHT - 8}" text-anchor="middle">round of 16 lives</text>',
-    ]
-    parts += [
-        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tick)}" y2="{y(tick)}" stroke="#e3e3e3"/>'
-        f'<text x="{LEFT - 8}" y="{y(tick) + 4}" text-anchor="end">{tick}</text>'
-        for tick in range(0, 101, 20)
-    ]
-    parts += [
-        f'<text x="{x(tick)}" y="{HEIGHT - 26}" text-anchor="middle">{tick}</text>'
-        for tick in range(0, last + 1, 10)
+        *score.frame(),
+        *entropy.frame(),
+        _text(entropy.x(last / 2), 524, "round of 16 lives", "middle"),
     ]
     for control in ("heuristic", "off"):
-        scores = [cell.val_score for cell in results[control]]
-        level = y(sum(scores) / len(scores))
+        level = sum(cell.val_score for cell in results[control]) / len(results[control])
+        parts.append(score.level(level, GREY, "1 3"))
+        parts.append(_text(WIDTH - RIGHT + 6, score.y(level) + 4, f"{control}, test rng seeds", colour=GREY))
+    for row, ((arm, training), colour) in enumerate(zip(trainings.items(), COLOURS, strict=False)):
+        rounds = training["rounds"]
+        evaluated = [(r["round"], r["evaluation_score"]) for r in rounds if r["evaluation_score"] is not None]
+        parts.append(score.line(evaluated, colour))
+        parts.append(_text(WIDTH - RIGHT + 6, 150 + 18 * row, f"training with {arm}", colour=colour))
+        for head, dash in DASHES.items():
+            found = [(r["round"], r["head_entropy"][HEAD_NAMES.index(head)]) for r in rounds]
+            parts.append(entropy.line([point for point in found if point[1] is not None], colour, dash))
+    for row, (head, dash) in enumerate(DASHES.items()):
+        y = entropy.top + 40 + 18 * row
         parts.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{level}" y2="{level}" stroke="{CONTROL_COLOUR}"'
-            f' stroke-dasharray="1 3"/><text x="{WIDTH - RIGHT + 6}" y="{level + 4}"'
-            f' fill="{CONTROL_COLOUR}">{control} (test rng seeds)</text>'
+            f'<line x1="{WIDTH - RIGHT + 6}" x2="{WIDTH - RIGHT + 30}" y1="{y - 4}" y2="{y - 4}"'
+            f' stroke="{GREY}" stroke-width="1.8" stroke-dasharray="{dash}"/>'
         )
-    variants = list(dict.fromkeys(arm.rpartition(", rng seed ")[0] for arm in trainings))
-    for arm, training in trainings.items():
-        variant, _, rng_seed = arm.rpartition(", rng seed ")
-        points = [
-            (x(row["round"]), y(row["evaluation_score"]))
-            for row in training["rounds"]
-            if row["evaluation_score"] is not None
-        ]
-        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
-        colour = COLOURS[variants.index(variant)]
-        parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"'
-            f' stroke-dasharray="{DASHES[int(rng_seed)]}"/>'
-        )
-    for row, variant in enumerate(variants):
-        for column, dash in enumerate(DASHES):
-            base = HEIGHT - BOTTOM - 20 - 18 * row
-            start = WIDTH - RIGHT + 6 + 22 * column
-            parts.append(
-                f'<line x1="{start}" x2="{start + 18}" y1="{base}" y2="{base}" stroke="{COLOURS[row]}"'
-                f' stroke-width="1.8" stroke-dasharray="{dash}"/>'
-            )
-        parts.append(f'<text x="{WIDTH - RIGHT + 74}" y="{base + 4}">{variant}</text>')
+        parts.append(_text(WIDTH - RIGHT + 36, y, head))
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _text(x: float, y: float, words: str, anchor: str = "start", colour: str = "black") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{words}</text>'

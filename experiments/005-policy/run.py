@@ -1,13 +1,12 @@
 """Does the learned policy beat random and the heuristic on lives it has never seen?
 
-Three trainings of each variant on digits_impaired, rng seeds 0 to 2. Each is judged by the policy that
-did best on the selection rng seeds: argmax, test split, 20 rng seeds that neither training nor selection
-has met.
+Three trainings on digits_impaired, rng seeds 0 to 2. Each is judged by the policy that did best on the
+selection rng seeds: argmax, test split, 20 rng seeds that neither training nor selection has met. Beside
+it stand the controls and the two fixed plans that did best in experiments/008-plans, bare and after rent.
 
-Run with ``.venv/bin/python experiments/005-policy/run.py`` (a quarter of an hour per training on two
-cores); name variants to run only those, or ``judge`` to judge what is there. Trainings go to runs/ below
-this folder and are resumed when the script is started again. It rewrites trainings.json, results.json,
-table.md and curves.svg.
+Run with ``.venv/bin/python experiments/005-policy/run.py`` (an hour on two cores), or with ``judge`` to
+judge the trainings that are there. Trainings go to runs/ below this folder and are resumed when the script
+is started again. It rewrites trainings.json, results.json, table.md, courses.md and curves.svg.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Any
 
 from curves import draw_curves
 
+from esper.config import training_config
 from esper.karn.query import read_rows
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline import HEAD_NAMES
@@ -30,15 +30,15 @@ from esper.tolaria.seeding import TEST_SEEDS
 
 HERE = Path(__file__).parent
 TASK = "digits_impaired"
+PRESET = "study"
 RNG_SEEDS = (0, 1, 2)
 LIVES = TEST_SEEDS[:20]
-SHARED = ["--preset", "study"]
-VARIANTS: dict[str, list[str]] = {
-    "policy": [],
-    "Q(s, op)": ["--critic", "op_value"],
-    "independent heads": ["--no-conditioned"],
+RENT = training_config(PRESET, {}, {}).rent
+PLANS = {
+    "3 heavy in 0 1 2": "conv_heavy/fast@r0c0:0,conv_heavy/fast@r0c1:1,conv_heavy/fast@r0c2:2",
+    "heavy, heavy, light in 1 0 2": "conv_heavy/fast@r0c1:0,conv_heavy/fast@r0c0:1,conv_light/fast@r0c2:2",
 }
-CONTROLS = ("heuristic", "random", "off")
+CONTROLS = ("off", "random", "heuristic")
 KEPT = (
     "round",
     "mean_return",
@@ -54,24 +54,23 @@ KEPT = (
 Trainings = dict[str, dict[str, Any]]
 
 
-def arm_of(variant: str, rng_seed: int) -> str:
-    return f"{variant}, rng seed {rng_seed}"
+def arm_of(rng_seed: int) -> str:
+    return f"rng seed {rng_seed}"
 
 
-def folder(variant: str, rng_seed: int) -> Path:
-    name = "".join(letter if letter.isalnum() else "-" for letter in variant)
-    return HERE / "runs" / f"{name}-{rng_seed}"
+def folder(rng_seed: int) -> Path:
+    return HERE / "runs" / f"policy-{rng_seed}"
 
 
-def train(variant: str, rng_seed: int) -> float:
+def train(rng_seed: int) -> float:
     """Train, or go on with a training that was interrupted; returns the CPU minutes of this call."""
-    run = folder(variant, rng_seed)
+    run = folder(rng_seed)
     began = _cpu_minutes()
     command = [str(Path(sys.executable).with_name("esper")), "train", "--processes", "2"]
     if (run / "config.json").exists():
         command += ["--resume", str(run)]
     else:
-        command += ["--out", str(run), "--rng-seed", str(rng_seed), *SHARED, *VARIANTS[variant]]
+        command += ["--preset", PRESET, "--rng-seed", str(rng_seed), "--out", str(run)]
     subprocess.run(command, check=True)
     return _cpu_minutes() - began
 
@@ -81,46 +80,62 @@ def _cpu_minutes() -> float:
     return (used.ru_utime + used.ru_stime) / 60
 
 
-def train_all(variants: list[str], trainings: Trainings, kept: Path) -> None:
+def train_all(trainings: Trainings, kept: Path) -> None:
     for rng_seed in RNG_SEEDS:
-        for variant in variants:
-            arm = arm_of(variant, rng_seed)
-            before = trainings.get(arm, {}).get("cpu_minutes", 0.0)
-            minutes = before + train(variant, rng_seed)
-            rows = read_rows(folder(variant, rng_seed), UpdateRow)
-            rounds = [{name: getattr(row, name) for name in KEPT} for row in rows]
-            trainings[arm] = {"cpu_minutes": minutes, "rounds": rounds}
-            kept.write_text(json.dumps(trainings) + "\n")
+        before = trainings.get(arm_of(rng_seed), {}).get("cpu_minutes", 0.0)
+        minutes = before + train(rng_seed)
+        rows = read_rows(folder(rng_seed), UpdateRow)
+        rounds = [{name: getattr(row, name) for name in KEPT} for row in rows]
+        trainings[arm_of(rng_seed)] = {"cpu_minutes": minutes, "rounds": rounds}
+        kept.write_text(json.dumps(trainings) + "\n")
 
 
 def judge(trainings: Trainings) -> dict[str, list[Cell]]:
-    """Every best policy and every control on the same unseen rng seeds."""
-    arms: dict[str, dict[str, object]] = {name: {"task": TASK, "decider": name} for name in CONTROLS}
-    for variant in VARIANTS:
-        for rng_seed in RNG_SEEDS:
-            if arm_of(variant, rng_seed) in trainings:
-                checkpoint = folder(variant, rng_seed) / "best"
-                arms[arm_of(variant, rng_seed)] = {"task": TASK, "decider": "ppo", "checkpoint": checkpoint}
-    return run_study(arms, LIVES)
+    """Every control, every plan and every best policy on the same unseen rng seeds."""
+    arms: dict[str, dict[str, object]] = {name: {"decider": name} for name in CONTROLS}
+    arms |= {name: {"decider": "periodic", "plan": plan} for name, plan in PLANS.items()}
+    for rng_seed in RNG_SEEDS:
+        if arm_of(rng_seed) in trainings:
+            policy = folder(rng_seed) / "best"
+            arms[f"policy, {arm_of(rng_seed)}"] = {"decider": "ppo", "checkpoint": policy}
+    return run_study({arm: {"task": TASK, **own} for arm, own in arms.items()}, LIVES)
 
 
-def table(results: dict[str, list[Cell]], trainings: Trainings) -> str:
-    """Test scores with paired leads (± is the 95 % interval), and what the training looked like."""
-    scores = {arm: [cell.test_score for cell in cells] for arm, cells in results.items()}
+def table(results: dict[str, list[Cell]]) -> str:
+    """Test scores with paired leads, bare and after rent; ± is the 95 % interval."""
     lines = [
-        "| decider | test score | above heuristic | above random | parameters | CPU min | best round |"
-        " explained variance, last 5 | least blueprint entropy | least tempo entropy |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| decider | test score | above random | above heuristic | parameters"
+        " | after rent | above heuristic |",
+        "|---|---|---|---|---|---|---|",
     ]
+    bare = {arm: [cell.test_score for cell in cells] for arm, cells in results.items()}
+    paid = {arm: [cell.after_rent(RENT) for cell in cells] for arm, cells in results.items()}
+
+    def lead(scores: dict[str, list[float]], arm: str, control: str) -> str:
+        return "" if arm == control else str(paired_difference(scores[arm], scores[control]))
+
     for arm, cells in results.items():
-        leads = [
-            "" if arm == control else str(paired_difference(scores[arm], scores[control]))
-            for control in ("heuristic", "random")
-        ]
-        params = sum(cell.params for cell in cells) / len(cells)
-        course = _course(trainings[arm]) if arm in trainings else [""] * 5
-        row = (arm, str(estimate(scores[arm])), *leads, f"{params:,.0f}", *course)
-        lines.append(f"| {' | '.join(row)} |")
+        columns = (
+            arm,
+            str(estimate(bare[arm])),
+            lead(bare, arm, "random"),
+            lead(bare, arm, "heuristic"),
+            f"{sum(cell.params for cell in cells) / len(cells):,.0f}",
+            str(estimate(paid[arm])),
+            lead(paid, arm, "heuristic"),
+        )
+        lines.append(f"| {' | '.join(columns)} |")
+    return "\n".join(lines) + "\n"
+
+
+def courses(trainings: Trainings) -> str:
+    """What the trainings looked like."""
+    lines = [
+        "| training | CPU minutes | best round | explained variance, last 5 rounds"
+        " | least blueprint entropy before the last fifth | least tempo entropy before the last fifth |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [f"| {arm} | {' | '.join(_course(training))} |" for arm, training in trainings.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -147,15 +162,15 @@ def _course(training: dict[str, Any]) -> list[str]:
 def main() -> None:
     kept = HERE / "trainings.json"
     trainings: Trainings = json.loads(kept.read_text()) if kept.exists() else {}
-    wanted = sys.argv[1:] or list(VARIANTS)
-    if wanted != ["judge"]:
-        train_all(wanted, trainings, kept)
+    if sys.argv[1:] != ["judge"]:
+        train_all(trainings, kept)
     results = judge(trainings)
     cells = [cell.as_dict() for cells in results.values() for cell in cells]
-    (HERE / "results.json").write_text(json.dumps({"settings": SHARED, "cells": cells}, indent=1) + "\n")
-    (HERE / "table.md").write_text(table(results, trainings))
+    (HERE / "results.json").write_text(json.dumps(cells, indent=1) + "\n")
+    (HERE / "table.md").write_text(table(results))
+    (HERE / "courses.md").write_text(courses(trainings))
     (HERE / "curves.svg").write_text(draw_curves(trainings, results))
-    print(table(results, trainings))
+    print(table(results), courses(trainings), sep="\n")
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ def _known_task(name: str) -> str:
     from esper.tolaria.tasks import task_named  # noqa: PLC0415  loads torch, which --help does without
 
     try:
-        return task_named(name).name
+        task_named(name)
     except UnknownNameError as error:
         raise ValueError(str(error)) from None  # collected with whatever else is wrong
+    return name
 
 
 TaskName = Annotated[str, AfterValidator(_known_task)]

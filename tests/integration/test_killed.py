@@ -3,71 +3,31 @@
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
-from esper.leyline import LifecycleRules
 from esper.nissa.part import TablePart
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import vectorized
 from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
-from esper.tolaria.tasks import TASKS
-from tests.tolaria.building import tiny_task
+from tests.integration.training import STEPS, assert_same_end, prepare
 
 WORDS = ["train", "--task", "tiny", "--reward-family", "loss", "--hidden-dim", "16", "--rng-seed", "4"]
 WORDS += ["--envs", "2", "--rounds", "5", "--passes", "3", "--evaluate-lives", "1"]
 WORDS += ["--evaluate-every", "2", "--checkpoint-every", "2"]
 """A checkpoint and an evaluation after the rounds 2, 4 and 5; the policy of round 4 is the best."""
-STEPS = 2
 STEPS_OF_TWO_ROUNDS = 3 * STEPS
 """With the evaluation that follows them."""
-TIMES = {"t", "seconds", "started", "git_revision"}
-"""What differs between two runs of the same thing."""
-
-
-# --- runs to compare ------------------------------------------------------------------------------
-
-
-def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
-    """A task of short lives; of its policies each is better than the one before, but for the last.
-
-    From round 2 on there is something to be recorded in detail for some rounds.
-    """
-    patch = patch or pytest.MonkeyPatch()
-    at_once = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
-    patch.setitem(TASKS, "tiny", tiny_task(rules=at_once, horizon=STEPS))
-    patch.setenv("ESPER_CACHE", str(cache))
-    evaluate = Trainer.evaluate
-
-    def eventful(trainer: Trainer) -> tuple[float, float | None]:
-        value, score = evaluate(trainer)
-        if trainer.task.name != "tiny":
-            return value, score
-        trainer.detail_rounds = max(trainer.detail_rounds, 3 * (trainer.round == 2))
-        return value + trainer.round * (trainer.round < trainer.settings.rounds), score
-
-    patch.setattr(Trainer, "evaluate", eventful)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """This process prepared for runs of the tiny task."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        prepare(folder, patch)
-        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -75,38 +35,6 @@ def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     cli.main([*WORDS, "--out", str(out)])
     return out
-
-
-def assert_same_end(one: Path, other: Path) -> None:
-    """Bit for bit the same rows, weights, optimiser, progress and best policy, and nothing left over."""
-    assert rows_without_times(one) == rows_without_times(other)
-    assert files_below(one / "checkpoints") == files_below(other / "checkpoints")
-    assert files_below(one / "best") == files_below(other / "best")
-    load_policy(other / "best")
-
-
-def rows_without_times(run: Path) -> dict[str, list[dict[str, Any]]]:
-    """All tables but that of memory and writing times."""
-    tables = {}
-    for part in sorted((run / "telemetry").glob("*/part-*.jsonl")):
-        rows = [json.loads(line) for line in part.read_text().splitlines()]
-        tables[part.parent.name] = [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
-    tables.pop("resource", None)
-    return tables
-
-
-def files_below(folder: Path) -> dict[str, object]:
-    """Contents by name; of progress all but the sizes of telemetry, in which times are written out."""
-    found: dict[str, object] = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.name == "progress.json":
-            found[name] = {k: v for k, v in json.loads(path.read_text()).items() if k != "telemetry"}
-        elif path.name == "seal.json":
-            found[name] = {k: v for k, v in json.loads(path.read_text()).items() if k != "progress.json"}
-        elif path.is_file():
-            found[name] = path.read_bytes()
-    return found
 
 
 # --- moments --------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from esper.scripts import cli
 from esper.scripts.flags import exit_on_user_error
 from esper.simic.training import growth
 from esper.simic.training.vectorized import Trainer
-from tests.integration.test_killed import assert_same_end, prepare, rows_without_times
+from tests.integration.training import assert_same_end, prepare, rows_without_times
 
 ROOT = Path(__file__).parents[2]
 WORDS = ["train", "--task", "tiny", "--hidden-dim", "16", "--envs", "12", "--rounds", "3", "--passes", "2"]

@@ -91,7 +91,7 @@ def metered(
     model, optimiser = grown_model(seeds, styles=styles, rules=rules)
     if incubating is not None:
         set_stage(model, incubating, Stage.TRAINING)
-    meter = FlopMeter(model, (1, 8, 8))
+    meter = FlopMeter(model, torch.zeros(1, 8, 8))
     for slot in seeds:
         meter.germinated(slot)
     return meter, optimiser
@@ -158,7 +158,7 @@ def test_a_validation_is_booked_as_it_is_counted_while_it_runs(switched: tuple[i
 
 def test_a_validation_of_many_seeds_by_sampled_orders_is_booked_as_it_is_counted() -> None:
     model, _ = grown_model(dict.fromkeys(range(6), LIGHT), host=cnn((2, 4, 4, 4, 4, 4)))
-    meter = FlopMeter(model, (1, 8, 8))
+    meter = FlopMeter(model, torch.zeros(1, 8, 8))
     for slot in range(6):
         meter.germinated(slot)
     x, y = digits(10)
@@ -215,4 +215,4 @@ def test_the_total_is_the_sum_of_the_purposes() -> None:
 
 def test_a_host_without_segments_is_refused() -> None:
     with pytest.raises(EsperError, match="segmented hosts only; found WrappedHost"):
-        FlopMeter(wrapped_model(), (1, 8, 8))
+        FlopMeter(wrapped_model(), torch.zeros(1, 8, 8))

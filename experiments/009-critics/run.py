@@ -1,0 +1,110 @@
+"""V(s) or Q(s, op), heads that see the op or heads that do not: how fast does each learn digits_impaired?
+
+The first 20 of the study's 50 rounds, so that entropy and learning rate are those of the study, with its
+three rng seeds. The curves of V(s) with heads that see the op are the study's own, read from
+experiments/005-policy/trainings.json.
+
+Run with ``.venv/bin/python experiments/009-critics/run.py`` (about forty minutes on two cores). It rewrites
+results.json and table.md beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from esper.config import training_config
+from esper.karn.query import read_rows
+from esper.karn.statistics import estimate, paired_difference
+from esper.leyline.events import UpdateRow
+from esper.simic.training.vectorized import RoundSummary
+from esper.teaching import teach
+
+HERE = Path(__file__).parent
+STUDY = HERE.parent / "005-policy" / "trainings.json"
+RNG_SEEDS = (0, 1, 2)
+ROUNDS = 20
+DEFAULT = "V(s), heads see the op"
+VARIANTS: dict[str, dict[str, object]] = {
+    "Q(s, op)": {"critic": "op_value"},
+    "independent heads": {"conditioned": False},
+}
+KEPT = ("mean_return", "explained_variance", "evaluation_return", "evaluation_score")
+
+Course = list[dict[str, Any]]
+
+
+class _EnoughError(Exception):
+    """The last round that is wanted is done."""
+
+
+def train(variant: str, rng_seed: int) -> Course:
+    """The rounds of one training, in a process of its own."""
+    config = training_config("study", {}, {**VARIANTS[variant], "rng_seed": rng_seed})
+
+    def stop(summary: RoundSummary) -> None:
+        if summary.round == ROUNDS:
+            raise _EnoughError
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        with suppress(_EnoughError):
+            teach(config, run, on_round=stop)
+        return [{name: getattr(row, name) for name in KEPT} for row in read_rows(run, UpdateRow)]
+
+
+def study_course(rng_seed: int) -> Course:
+    rounds = json.loads(STUDY.read_text())[f"rng seed {rng_seed}"]["rounds"]
+    return [{name: row[name] for name in KEPT} for row in rounds[:ROUNDS]]
+
+
+def table(courses: Mapping[str, Sequence[Course]]) -> str:
+    """Means over the rng seeds; ± is the 95 % interval, which three rng seeds leave wide."""
+    lines = [
+        "| learner | evaluation score after 10 rounds | after 20 | return per life, rounds 1-20"
+        " | above V(s), heads see the op | explained variance, rounds 16-20 |",
+        "|---|---|---|---|---|---|",
+    ]
+    earned = {
+        variant: [fmean(row["mean_return"] for row in course) for course in found]
+        for variant, found in courses.items()
+    }
+    for variant, found in courses.items():
+        scores = [
+            fmean(course[number - 1]["evaluation_score"] for course in found) for number in (10, ROUNDS)
+        ]
+        lead = "" if variant == DEFAULT else _fine(paired_difference(earned[variant], earned[DEFAULT]))
+        explained = fmean(row["explained_variance"] for course in found for row in course[-5:])
+        lines.append(
+            f"| {variant} | {scores[0]:.1f} | {scores[1]:.1f} | {_fine(estimate(earned[variant]))} | {lead}"
+            f" | {explained:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _fine(value: Any) -> str:
+    return f"{value.mean:.2f} ± {value.half_width:.2f}"
+
+
+def main() -> None:
+    courses = {DEFAULT: [study_course(rng_seed) for rng_seed in RNG_SEEDS]}
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        jobs = {
+            variant: [pool.submit(train, variant, rng_seed) for rng_seed in RNG_SEEDS] for variant in VARIANTS
+        }
+        for variant, found in jobs.items():
+            courses[variant] = [job.result() for job in found]
+    (HERE / "results.json").write_text(json.dumps(courses) + "\n")
+    (HERE / "table.md").write_text(table(courses))
+    print(table(courses))
+
+
+if __name__ == "__main__":
+    main()

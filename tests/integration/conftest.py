@@ -1,0 +1,54 @@
+"""What several files start from: the tiny task, and training runs of it that are made once per file."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from esper.simic.training.vectorized import RoundSummary
+from esper.teaching import teach
+from tests.integration.training import prepare, tiny
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """This process prepared for runs of the tiny task; twins are kept here for all tests of a file."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        prepare(folder, patch)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    teach(tiny(), out)
+    return out
+
+
+class StoppedError(Exception):
+    """Ends a run in the middle."""
+
+
+@pytest.fixture(scope="module")
+def stopped_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with the checkpoint of its second round and the rows of its third."""
+    out = tmp_path_factory.mktemp("stopped") / "run"
+
+    def stop(summary: RoundSummary) -> None:
+        if summary.round == 3:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        teach(tiny(), out, on_round=stop)
+    return out
+
+
+@pytest.fixture
+def stopped(stopped_run: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged or resumed."""
+    shutil.copytree(stopped_run, tmp_path / "run")
+    return tmp_path / "run"

@@ -1,0 +1,247 @@
+"""Runs that were damaged or tampered with: a resume refuses them, and executes nothing in them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from esper import teaching
+from esper.leyline.errors import EsperError
+from esper.run_state import STATE_FILES, config_of_run
+from esper.scripts import cli
+from esper.simic.training.vectorized import Trainer
+from esper.tamiyo.policy.checkpoint import save_tensors, seal
+from esper.teaching import settings_of, task_of, teach
+from tests.integration.training import assert_same_end, everything_in, sentence_of, tiny
+from tests.tolaria.building import bits
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+def refusal_to_resume(capsys: pytest.CaptureFixture[str], run: Path) -> str:
+    """The sentence of a refused resume, which leaves every file as it was."""
+    before = everything_in(run)
+    said = sentence_of(capsys, "train", "--resume", str(run))
+    assert everything_in(run) == before
+    return said
+
+
+# --- files that do not belong together ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fragment"),
+    [
+        ("envs", 3, "envs was 2, is 3"),
+        ("slots", 2, "slots was None, is 2"),
+        ("vary_slots", True, "vary_slots was False, is True"),
+        ("rng_seed", 1, "rng_seed was 0, is 1"),
+        ("rounds", 9, "rounds was 3, is 9"),
+    ],
+)
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+def test_an_edited_configuration_is_refused_by_what_was_edited(
+    name: str,
+    value: object,
+    fragment: str,
+    with_checkpoint: bool,
+    stopped: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if not with_checkpoint:
+        shutil.rmtree(stopped / "checkpoints")
+    config = json.loads((stopped / "config.json").read_text())
+    (stopped / "config.json").write_text(json.dumps({**config, name: value}))
+    assert fragment in refusal_to_resume(capsys, stopped)
+
+
+def test_a_foreign_directory_is_refused(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    assert "is no training run" in refusal_to_resume(capsys, foreign)
+    shutil.copy(stopped / "config.json", foreign)
+    assert "holds no folder 'telemetry'" in refusal_to_resume(capsys, foreign)
+    (foreign / "config.json").write_text("{")
+    assert "is not valid JSON" in refusal_to_resume(capsys, foreign)
+
+
+def test_the_checkpoint_of_another_run_is_refused(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teach(tiny(rng_seed=1), tmp_path / "other")
+    shutil.rmtree(stopped / "checkpoints")
+    shutil.copytree(tmp_path / "other" / "checkpoints", stopped / "checkpoints")
+    assert "belongs to another run; different: rng_seed" in refusal_to_resume(capsys, stopped)
+
+
+# --- pointers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../outside",
+        "../../../../etc",
+        "/etc",
+        "round-00002/../../../outside",
+        "round-2",
+        "",
+        "round-00002\0",
+    ],
+)
+def test_a_pointer_out_of_the_run_is_refused(
+    name: str, stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(stopped / "checkpoints" / "round-00002", stopped.parent / "outside")
+    (stopped / "checkpoints" / "latest").write_text(name)
+    said = refusal_to_resume(capsys, stopped)
+    assert f"latest' must name a state such as round-00005; found {name!r}" in said
+
+
+def test_a_pointer_to_nothing_and_a_lost_pointer(
+    undisturbed: Path, stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (stopped / "checkpoints" / "latest").write_text("round-00009")
+    assert "round-00009' holds no checkpoint" in refusal_to_resume(capsys, stopped)
+    (stopped / "checkpoints" / "latest").unlink()
+    cli.main(["train", "--resume", str(stopped)])  # from the newest state that is complete
+    assert_same_end(undisturbed, stopped)
+
+
+# --- pickles --------------------------------------------------------------------------------------
+
+
+class Explosive:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("file", STATE_FILES)
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_pickle_in_place_of_a_file_is_not_executed(
+    file: str, sealed: bool, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, mark = stopped / "checkpoints" / "round-00002", tmp_path / "executed"
+    (state / file).write_bytes(pickle.dumps(Explosive(mark)))
+    if sealed:
+        seal(state, STATE_FILES)
+    assert file in refusal_to_resume(capsys, stopped)
+    assert not mark.exists()
+    pickle.loads((state / file).read_bytes())
+    assert mark.exists(), "the pickle would have left a mark"
+
+
+def test_a_trained_policy_that_is_a_pickle_is_not_executed(
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = tmp_path / "best"
+    shutil.copytree(undisturbed / "best", best)
+    (best / "policy.safetensors").write_bytes(pickle.dumps(Explosive(tmp_path / "executed")))
+    said = sentence_of(capsys, "run", "--task", "tiny", "--decider", "ppo", "--checkpoint", str(best))
+    assert "policy.safetensors" in said
+    assert not (tmp_path / "executed").exists()
+
+
+# --- contents -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "fragment"),
+    [
+        ({"round": -1}, "round"),
+        ({"round": 1.5}, "round"),
+        ({"round": 1}, "holds the state of round 1"),
+        ({"best_return": "high"}, "best_return"),
+        ({"skipped_in_a_row": None}, "skipped_in_a_row"),
+        ({"detail_rounds": []}, "detail_rounds"),
+        ({"settings": 3}, "settings"),
+        ({"settings": {}}, "belongs to another run; different: rng_seed"),
+        ({"telemetry": {"update": -5}}, "telemetry"),
+        ({"telemetry": {"update": 10**9}}, "lost rows since the checkpoint"),
+        ({"telemetry": ...}, "missing required field `telemetry`"),
+        ({"round": ...}, "missing required field `round`"),
+    ],
+)
+def test_progress_that_makes_no_sense_is_refused_even_under_a_good_seal(
+    changes: dict[str, Any], fragment: str, stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = stopped / "checkpoints" / "round-00002"
+    progress = {**json.loads((state / "progress.json").read_text()), **changes}
+    kept = {name: value for name, value in progress.items() if value is not ...}
+    (state / "progress.json").write_text(json.dumps(kept))
+    assert "progress.json' is not as it was written" in refusal_to_resume(capsys, stopped)
+    seal(state, STATE_FILES)
+    assert fragment in refusal_to_resume(capsys, stopped)
+
+
+def test_an_optimiser_of_something_else_is_refused_even_under_a_good_seal(
+    stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = stopped / "checkpoints" / "round-00002"
+    (state / "optimiser.safetensors").write_bytes(save_tensors({"heads.exp_avg": torch.zeros(3)}))
+    assert "optimiser.safetensors' is not as it was written" in refusal_to_resume(capsys, stopped)
+    seal(state, STATE_FILES)
+    assert "does not fit its run" in refusal_to_resume(capsys, stopped)
+
+
+def test_two_hundred_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of_run(stopped)
+    trainer = Trainer(task_of(config), settings_of(config))
+    monkeypatch.setattr(teaching, "Trainer", lambda task, settings: trainer)
+    monkeypatch.setattr(teaching, "train", lambda *args, **options: None)
+    teach(config, stopped, resume=True)
+    good = state_of(trainer)
+    files = sorted(path for path in (stopped / "checkpoints").rglob("*") if path.is_file())
+    rng = random.Random(0)
+    refusals = []
+    for number in range(200):
+        file = files[number % len(files)]
+        content = file.read_bytes()
+        file.write_bytes(damaged(content, rng, truncate=number % 4 == 0))
+        forget(trainer)
+        try:
+            teach(config, stopped, resume=True)
+        except EsperError as error:
+            refusals.append(str(error))
+        else:
+            assert state_of(trainer) == good, f"{file.name} was damaged and loaded"
+        file.write_bytes(content)
+    assert len(refusals) > 150
+    assert all("checkpoints" in refusal and "\n" not in refusal for refusal in refusals)
+
+
+def damaged(content: bytes, rng: random.Random, *, truncate: bool) -> bytes:
+    """Cut off anywhere, or with a single bit flipped."""
+    if truncate:
+        return content[: rng.randrange(len(content))]
+    place = rng.randrange(len(content))
+    return content[:place] + bytes([content[place] ^ 1 << rng.randrange(8)]) + content[place + 1 :]
+
+
+def state_of(trainer: Trainer) -> Any:
+    numbers = (trainer.round, trainer.best_return, trainer.detail_rounds, trainer.agent.skipped_in_a_row)
+    return bits([numbers, trainer.policy.state_dict(), trainer.agent.optimiser.state_dict()])
+
+
+def forget(trainer: Trainer) -> None:
+    trainer.round, trainer.best_return, trainer.detail_rounds = -1, -1.0, -1
+    trainer.agent.optimiser.state.clear()
+    with torch.no_grad():
+        for parameter in trainer.policy.parameters():
+            parameter.zero_()

@@ -1,0 +1,93 @@
+"""Do-nothing twins: kept in a cache that may be damaged or full, and named when they cannot be made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.leyline.errors import DivergedError
+from esper.teaching import teach
+from esper.tolaria import twin
+from esper.tolaria.twin import twin_scores
+from tests.integration.training import full_disk, sentence_from, tiny
+from tests.tolaria.building import tiny_task
+
+LIFE = {"rng_seed": 7, "env": 5, "episode": 3}
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_twin_that_cannot_be_made_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def diverge(*args: object, **options: object) -> None:
+        raise DivergedError("the host became non-finite")
+
+    monkeypatch.setattr(twin, "live_without_growth", diverge)
+    config = tiny(reward_family="paired", rng_seed=3)
+    said = sentence_from(capsys, lambda: teach(config, tmp_path / "run"))
+    assert (
+        "the do-nothing twin of environment 0, episode 0 could not be made: the host became non-finite"
+    ) in said
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[" * 100_000,
+        lambda text: "null",
+        lambda text: json.dumps(json.loads(text)["scores"]),
+        lambda text: cached([float("nan"), 1.0, 2.0]),
+        lambda text: cached([1.0, 2.0]),
+        lambda text: cached(["1.0", 2.0, 3.0]),
+        lambda text: cached([None, 2.0, 3.0]),
+        lambda text: json.dumps({**json.loads(text), "scores": [1.0, 2.0, 3.0]}),
+    ],
+    ids=["cut", "empty", "deep", "null", "no digest", "nan", "short", "string", "none", "other numbers"],
+)
+def test_a_damaged_twin_in_the_cache_is_made_again(
+    spoil: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
+    task = tiny_task(horizon=2)
+    scores = twin_scores(task, **LIFE)
+    (file,) = (tmp_path / "twins").iterdir()
+    kept = file.read_text()
+    file.write_text(spoil(kept))
+    assert twin_scores(task, **LIFE) == scores
+    assert file.read_text() == kept, "and kept again"
+
+
+def cached(scores: list[Any]) -> str:
+    """A cache file whose digest is right."""
+    return json.dumps({"scores": scores, "sha256": hashlib.sha256(json.dumps(scores).encode()).hexdigest()})
+
+
+def test_a_twin_in_the_cache_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
+    task = tiny_task(horizon=2)
+    scores = twin_scores(task, **LIFE)
+    monkeypatch.setattr(twin, "live_without_growth", lambda *args, **options: pytest.fail("made again"))
+    assert twin_scores(task, **LIFE) == scores
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = tiny_task(horizon=2)
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "good"))
+    scores = twin_scores(task, **LIFE)
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "file"))
+    assert twin_scores(task, **LIFE) == scores
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "full"))
+    monkeypatch.setattr(os, "replace", full_disk)
+    assert twin_scores(task, **LIFE) == scores
+    assert not list((tmp_path / "full" / "twins").iterdir())

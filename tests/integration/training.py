@@ -1,0 +1,124 @@
+"""Short training runs for several test files: how they are prepared, compared and refused."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.config import TrainingConfig
+from esper.leyline import LifecycleRules
+from esper.scripts import cli
+from esper.scripts.flags import exit_on_user_error
+from esper.simic.training.vectorized import Trainer
+from esper.tamiyo.policy.checkpoint import load_policy
+from esper.tolaria.tasks import TASKS
+from tests.tolaria.building import tiny_task
+
+STEPS = 2
+"""Of a life of the tiny task."""
+TIMES = {"t", "seconds", "started", "git_revision"}
+"""What differs between two runs of the same thing."""
+
+
+def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
+    """A task of short lives; of its policies each is better than the one before, but for the last.
+
+    From round 2 on there is something to be recorded in detail for some rounds.
+    """
+    patch = patch or pytest.MonkeyPatch()
+    at_once = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
+    patch.setitem(TASKS, "tiny", tiny_task(rules=at_once, horizon=STEPS))
+    patch.setenv("ESPER_CACHE", str(cache))
+    evaluate = Trainer.evaluate
+
+    def eventful(trainer: Trainer) -> tuple[float, float | None]:
+        value, score = evaluate(trainer)
+        if trainer.task.name != "tiny":
+            return value, score
+        trainer.detail_rounds = max(trainer.detail_rounds, 3 * (trainer.round == 2))
+        return value + trainer.round * (trainer.round < trainer.settings.rounds), score
+
+    patch.setattr(Trainer, "evaluate", eventful)
+
+
+def tiny(**changes: Any) -> TrainingConfig:
+    """A training that is over in a moment; its task is known only where ``prepare`` was called."""
+    settings = {
+        "task": "tiny",
+        "reward_family": "loss",
+        "envs": 2,
+        "rounds": 3,
+        "hidden_dim": 16,
+        "passes": 2,
+        "evaluate_every": 1,
+        "evaluate_lives": 1,
+        "checkpoint_every": 1,
+    }
+    return TrainingConfig(**{**settings, **changes})
+
+
+def full_disk(*args: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+# --- what is left behind --------------------------------------------------------------------------
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    """Bit for bit the same rows, weights, optimiser, progress and best policy, and nothing left over."""
+    assert rows_without_times(one) == rows_without_times(other)
+    assert files_below(one / "checkpoints") == files_below(other / "checkpoints")
+    assert files_below(one / "best") == files_below(other / "best")
+    load_policy(other / "best")
+
+
+def rows_without_times(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """All tables but that of memory and writing times."""
+    tables = {}
+    for part in sorted((run / "telemetry").glob("*/part-*.jsonl")):
+        rows = [json.loads(line) for line in part.read_text().splitlines()]
+        tables[part.parent.name] = [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
+    tables.pop("resource", None)
+    return tables
+
+
+def files_below(folder: Path) -> dict[str, object]:
+    """Contents by name; of progress all but the sizes of telemetry, in which times are written out."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.name == "progress.json":
+            found[name] = {k: v for k, v in json.loads(path.read_text()).items() if k != "telemetry"}
+        elif path.name == "seal.json":
+            found[name] = {k: v for k, v in json.loads(path.read_text()).items() if k != "progress.json"}
+        elif path.is_file():
+            found[name] = path.read_bytes()
+    return found
+
+
+def everything_in(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def sentence_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Run a command that has to be refused: the one sentence that it ends with."""
+    return sentence_from(capsys, lambda: cli.main(words))
+
+
+def sentence_from(capsys: pytest.CaptureFixture[str], command: Callable[[], None]) -> str:
+    with pytest.raises(SystemExit) as stop:
+        exit_on_user_error(command)
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("esper: ")
+    assert said.count("\n") == 1
+    return said
