@@ -98,16 +98,14 @@ class MorphEnv:
         with self._streams.torch("init"):
             host = self.task.build_host(instance)
         self.model = MorphogeneticModel(host, self.task.rules, table=self.table, streams=self._streams.slot)
-        self.optimiser = torch.optim.SGD(
-            host.parameters(), lr=instance.learning_rate, momentum=self.task.momentum, foreach=True
-        )
+        self.optimiser = self.task.build_optimiser(host.parameters(), instance.learning_rate)
         self.model.bind_optimiser(self.optimiser)
         self.cursor = BatchCursor(
             len(self.splits.train), self.task.batch_size, self._streams.generator("batches")
         )
         self.host_stream = self._streams.torch("host")
         self.sampling = self._streams.generator("counterfactual")
-        self.meter = FlopMeter(self.model, self.task.input_shape)
+        self.meter = FlopMeter(self.model, self.splits.train.x[0])
         self.learning_rate = instance.learning_rate
         self._start_counting()
         self._last_facts = self._facts(self._measure(), None, OP_WAIT, True)

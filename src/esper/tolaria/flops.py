@@ -71,21 +71,22 @@ class PartCost:
 _counted: dict[tuple[str, tuple[int, ...], tuple[torch.Size, ...]], PartCost] = {}
 
 
-def count_part(part: nn.Module, shape: tuple[int, ...]) -> PartCost:
+def count_part(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> PartCost:
     """FLOPs of one part on a sample of ``shape``; parts that read alike are counted once per process."""
     key = (f"{type(part).__module__}.{part!r}", shape, tuple(p.shape for p in part.parameters()))
     if key not in _counted:
-        _counted[key] = _count(part, shape)
+        _counted[key] = _count(part, shape, dtype)
     return _counted[key]
 
 
-def _count(part: nn.Module, shape: tuple[int, ...]) -> PartCost:
+def _count(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> PartCost:
     """Count on a copy: running a part may change its statistics."""
     part = copy.deepcopy(part)
     parameters = [p for p in part.parameters() if p.requires_grad]
 
     def count(into_parameters: bool, into_input: bool) -> tuple[int, int]:
-        sample = torch.ones((_BATCH, *shape), requires_grad=into_input)
+        into_input &= dtype.is_floating_point
+        sample = torch.ones((_BATCH, *shape), dtype=dtype, requires_grad=into_input)
         wanted: list[Tensor] = parameters * into_parameters + [sample] * into_input
         with flop_counter() as forward, torch.enable_grad():
             output = part(sample)
@@ -136,15 +137,17 @@ class FlopMeter:
     """Counts the parts of one model and books what each epoch spent."""
 
     model: MorphogeneticModel
-    input_shape: tuple[int, ...]
+    sample: Tensor
+    """One input of the host, without the batch."""
     ledger: FlopLedger = field(default_factory=FlopLedger)
 
     def __post_init__(self) -> None:
         host = self.model.host
         if not isinstance(host, SegmentedHost):
             raise HostError(f"compute is counted for segmented hosts only; found {type(host).__name__}")
-        shapes = [self.input_shape, *host.feature_shapes]
-        self._segments = [count_part(s, shape) for s, shape in zip(host.segments, shapes, strict=True)]
+        first, *rest = host.segments
+        self._segments = [count_part(first, tuple(self.sample.shape), self.sample.dtype)]
+        self._segments += [count_part(s, shape) for s, shape in zip(rest, host.feature_shapes, strict=True)]
         self._seeds: dict[int, PartCost] = {}
         self._spent: dict[int, int] = {}
 

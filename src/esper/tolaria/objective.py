@@ -34,3 +34,20 @@ def _sample_scores(output: Tensor, target: Tensor) -> Tensor:
 
 CLASSIFICATION = Objective(F.cross_entropy, _sample_losses, _sample_scores)
 """Cross entropy of ``output [N, classes]``; 100 points where the class is right."""
+
+
+def _by_token(measure: Measure) -> Measure:
+    """The mean over the tokens of each sample."""
+
+    def of_samples(output: Tensor, target: Tensor) -> Tensor:
+        return measure(output.flatten(0, 1), target.flatten()).view(target.shape).mean(dim=1)
+
+    return of_samples
+
+
+def _token_loss(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+NEXT_TOKEN = Objective(_token_loss, _by_token(_sample_losses), _by_token(_sample_scores))
+"""Cross entropy of ``output [N, tokens, classes]``; a sample scores its share of right tokens."""

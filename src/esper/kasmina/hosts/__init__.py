@@ -2,6 +2,7 @@
 
 from esper.kasmina.hosts.base import Host, SegmentedHost
 from esper.kasmina.hosts.cnn import CNNHost
+from esper.kasmina.hosts.transformer import TransformerHost
 from esper.kasmina.hosts.wrapped import WrappedHost
 
-__all__ = ["CNNHost", "Host", "SegmentedHost", "WrappedHost"]
+__all__ = ["CNNHost", "Host", "SegmentedHost", "TransformerHost", "WrappedHost"]

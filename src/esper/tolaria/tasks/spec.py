@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
 
-from esper.kasmina.hosts import CNNHost, Host
+from esper.kasmina.hosts import CNNHost, Host, TransformerHost
 from esper.leyline.errors import HostError
 from esper.leyline.rules import LifecycleRules
 from esper.tolaria.data import Splits
 from esper.tolaria.objective import CLASSIFICATION, Objective
+
+HostKind = Literal["cnn", "gpt"]
+OptimiserKind = Literal["sgd", "adamw"]
+MOMENTUM = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +27,8 @@ class InstanceDistribution:
     """Hosts that episodes draw from: each field lists the possible values, one of them is taken."""
 
     widths: tuple[tuple[int, ...], ...]
-    kernels: tuple[int, ...]
+    """Of every block; all blocks of a transformer have the width of the first."""
+    kernels: tuple[int, ...] = (1,)
     learning_rates: tuple[float, ...] = (0.05,)
     vary_slots: bool = False
     """Enable a random part of the slots, at least one, instead of all."""
@@ -57,16 +65,19 @@ class TaskSpec:
 
     name: str
     summary: str
-    input_shape: tuple[int, int, int]
+    input_shape: tuple[int, ...]
+    """Channels, height and width of an image, or the number of tokens."""
     classes: int
+    """What the answer is one of; for text also what a token is one of."""
     load: Callable[[torch.Generator], Splits]
     """Split the data by the given generator."""
     instances: InstanceDistribution
     objective: Objective = CLASSIFICATION
+    host: HostKind = "cnn"
     horizon: int = 20
     batch_size: int = 64
     batches_per_epoch: int = 16
-    momentum: float = 0.9
+    optimiser: OptimiserKind = "sgd"
     clip: float = 5.0
     budget_factor: int = 20
     """Parameter budget as a multiple of the host's own parameters; scales an observation only."""
@@ -99,6 +110,21 @@ class TaskSpec:
         return math.log(self.classes)
 
     def build_host(self, instance: Instance) -> Host:
+        if self.host == "gpt":
+            (context,), (width, *_) = self.input_shape, instance.widths
+            return TransformerHost(
+                vocabulary=self.classes, context=context, width=width, layers=len(instance.widths)
+            )
+        channels, height, side = self.input_shape
         return CNNHost(
-            instance.widths, kernel=instance.kernel, input_shape=self.input_shape, classes=self.classes
+            instance.widths,
+            kernel=instance.kernel,
+            input_shape=(channels, height, side),
+            classes=self.classes,
         )
+
+    def build_optimiser(self, parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
+        """The host's optimiser; seeds get others like it."""
+        if self.optimiser == "adamw":
+            return AdamW(parameters, lr=learning_rate, foreach=True)
+        return SGD(parameters, lr=learning_rate, momentum=MOMENTUM, foreach=True)

@@ -1,0 +1,127 @@
+"""A small GPT in segments: pre-norm blocks, one embedding for input and output, slots after any layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import Topology
+from esper.kasmina.hosts.base import SegmentedHost
+from esper.leyline.errors import HostError
+from esper.leyline.slot_config import SlotConfig
+
+FEED_FORWARD = 4
+"""Hidden units of a block's feed-forward part, per unit of width."""
+
+
+class Embedding(nn.Module):
+    """Tokens ``[batch, tokens]`` to features: what the token is, and where it stands."""
+
+    def __init__(self, vocabulary: int, context: int, width: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Parameter(torch.empty(context, width))
+        # Also the output layer: much smaller, and the logits of a narrow host take long to leave zero.
+        for weight in (self.token.weight, self.position):
+            nn.init.normal_(weight, std=width**-0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.token(tokens) + self.position[: tokens.shape[1]]
+
+
+class Attention(nn.Module):
+    """Causal self-attention: no token sees a later one."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward network, each added to its normalised input."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.before_attention = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.before_feed_forward = nn.LayerNorm(width)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(width, FEED_FORWARD * width), nn.GELU(), nn.Linear(FEED_FORWARD * width, width)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, h: Tensor) -> Tensor:
+        h = h + self.dropout(self.attention(self.before_attention(h)))
+        return h + self.dropout(self.feed_forward(self.before_feed_forward(h)))
+
+
+class TiedHead(nn.Module):
+    """Normalisation, then the likeness of the features to every token's embedding."""
+
+    def __init__(self, token: nn.Embedding) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(token.embedding_dim)
+        self.token = token
+
+    def forward(self, h: Tensor) -> Tensor:
+        return F.linear(self.norm(h), self.token.weight)
+
+
+class TransformerHost(SegmentedHost):
+    """``layers`` pre-norm blocks of one width; the output is a score for every next token."""
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        context: int,
+        width: int,
+        layers: int,
+        heads: int = 4,
+        slots_after: Sequence[int] | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        """``slots_after`` are layer numbers from 0, ascending; after every layer unless given."""
+        super().__init__()
+        if min(vocabulary, context, width, layers, heads) < 1:
+            raise HostError(
+                "a transformer host needs positive vocabulary, context, width, layers and heads;"
+                f" found {vocabulary}, {context}, {width}, {layers}, {heads}"
+            )
+        if width % heads:
+            raise HostError(f"{heads} heads must divide the width; found a width of {width}")
+        after = list(range(layers)) if slots_after is None else list(slots_after)
+        if not after or after != sorted(set(after)) or not 0 <= after[0] <= after[-1] < layers:
+            raise HostError(
+                f"slots stand after layers 0 to {layers - 1}, ascending and at least one; found {after}"
+            )
+        self.spec = {
+            "vocabulary": vocabulary,
+            "context": context,
+            "width": width,
+            "layers": layers,
+            "heads": heads,
+            "slots_after": after,
+            "dropout": dropout,
+        }
+        self.topology: Topology = "tokens"
+        self.slot_config = SlotConfig.of_count(len(after))
+        self.feature_shapes = ((context, width),) * len(after)
+        embedding = Embedding(vocabulary, context, width)
+        blocks = [Block(width, heads, dropout) for _ in range(layers)]
+        ends = [layer + 1 for layer in after]
+        parts: list[list[nn.Module]] = [[embedding, *blocks[: ends[0]]]]
+        parts += [list(blocks[begin:end]) for begin, end in zip(ends, [*ends[1:], layers], strict=True)]
+        parts[-1].append(TiedHead(embedding.token))
+        self.segments = nn.ModuleList(nn.Sequential(*part) for part in parts)

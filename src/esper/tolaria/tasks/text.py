@@ -1,0 +1,107 @@
+"""Text as bytes: a model is to guess the next one. ``pycode`` reads the running Python's own library."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from esper.leyline.errors import DataError
+from esper.tolaria.data import GuardedTest, Samples, Splits
+from esper.tolaria.objective import NEXT_TOKEN
+from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec
+
+VOCABULARY: Final = 256
+CONTEXT: Final = 32
+BLOCK: Final = 16
+"""Windows that stay together when text is split: neighbours repeat one another's words."""
+VALIDATION: Final = 256
+TEST: Final = 512
+"""Windows."""
+MODULES: Final = (
+    "argparse",
+    "ast",
+    "calendar",
+    "configparser",
+    "csv",
+    "difflib",
+    "fractions",
+    "gettext",
+    "gzip",
+    "heapq",
+    "inspect",
+    "optparse",
+    "pdb",
+    "pickle",
+    "shutil",
+    "statistics",
+    "tarfile",
+    "textwrap",
+    "threading",
+    "zipfile",
+)
+
+
+def split_text(content: bytes, context: int, generator: torch.Generator) -> Splits:
+    """Windows of ``context`` bytes with their next bytes, in blocks that stay in one part."""
+    blocks = (len(content) - 1) // (context * BLOCK)
+    held_out = (VALIDATION // BLOCK, TEST // BLOCK)
+    train = blocks - sum(held_out)
+    if train < 1:
+        needed = (sum(held_out) + 1) * BLOCK * context + 1
+        raise DataError(
+            f"{len(content)} bytes are too short a text: in windows of {context} bytes, training, validation"
+            f" and test need at least {needed}"
+        )
+    stream = torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
+    used = blocks * BLOCK * context
+    x, y = (stream[shift : shift + used].view(blocks, BLOCK, context) for shift in (0, 1))
+    order = torch.randperm(blocks, generator=generator)
+    parts = [
+        Samples(x[index].flatten(0, 1), y[index].flatten(0, 1)) for index in order.split([train, *held_out])
+    ]
+    return Splits(parts[0], parts[1], GuardedTest(parts[2]))
+
+
+@cache
+def _library_source() -> bytes:
+    return b"".join(_source_of(name).read_bytes() for name in MODULES)
+
+
+def _source_of(name: str) -> Path:
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None or not found.origin.endswith(".py"):
+        raise DataError(
+            f"the source of Python's module '{name}' is not installed, so there is no pycode to read;"
+            " install Python with its library sources"
+        )
+    return Path(found.origin)
+
+
+def load_pycode(generator: torch.Generator) -> Splits:
+    """The fixed list of library modules, one behind the other."""
+    return split_text(_library_source(), CONTEXT, generator)
+
+
+def pycode_digest() -> str:
+    """Which text this Python's library makes: versions differ."""
+    return hashlib.sha256(_library_source()).hexdigest()
+
+
+PYCODE = TaskSpec(
+    name="pycode",
+    summary="Python's library by the byte, a GPT of three narrow layers",
+    input_shape=(CONTEXT,),
+    classes=VOCABULARY,
+    load=load_pycode,
+    instances=InstanceDistribution(widths=((16, 16, 16),), learning_rates=(0.01,)),
+    objective=NEXT_TOKEN,
+    host="gpt",
+    optimiser="adamw",
+    batch_size=32,
+    batches_per_epoch=32,
+)
