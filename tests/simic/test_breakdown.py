@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.leyline import LifecycleRules, Op, Stage
-from esper.leyline.errors import DivergedError
 from esper.simic.advantages import gae
 from esper.simic.agent.ppo import PPOSettings
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
@@ -65,7 +64,7 @@ def break_down(env: GrowthEnv | SerialVector, row: int, steps: Collection[int]) 
 
     def fragile() -> Any:
         if next(number) in steps:
-            raise DivergedError("the host broke down")
+            poison_host(victim, math.nan)
         return train()
 
     victim._train = fragile  # type: ignore[method-assign]
@@ -224,24 +223,16 @@ def test_the_other_environments_are_the_same_bit_for_bit(family: FamilyName, tas
         assert bits(ours.table) == bits(theirs.table)
 
 
-def test_without_being_told_to_outlive_it_a_vector_ends_with_a_breakdown(task: TaskSpec) -> None:
-    vector = SerialVector(task, rng_seed=3, env_indices=range(2))
-    break_down(vector, 1, {0})
-    vector.reset()
-    with pytest.raises(DivergedError):
-        vector.step(np.stack([WAIT, WAIT]))
-
-
-def test_the_facts_of_a_breakdown_are_the_last_good_ones_and_the_end(task: TaskSpec) -> None:
-    vector = SerialVector(task, rng_seed=3, env_indices=range(2), outlive_breakdowns=True)
+def test_the_facts_of_a_breakdown_are_those_of_the_last_good_state_and_the_end(task: TaskSpec) -> None:
+    vector = SerialVector(task, rng_seed=3, env_indices=range(2), rollback_limit=1)
     break_down(vector, 1, {1})
-    vector.reset()
-    before = vector.step(np.stack([WAIT, plant(1)]))
+    untrained = vector.reset()
+    vector.step(np.stack([WAIT, plant(1)]))
     after = vector.step(np.stack([WAIT, action(Op.PRUNE, 1)]))
     assert after.rolled_back.tolist() == after.ended.tolist() == [False, True]
-    assert (after.last_op[1], after.last_success[1], after.epoch.tolist()) == (Op.PRUNE, False, [2, 1])
-    for name in ("val_loss", "val_score", "params", "grown_params", "train_loss"):
-        assert getattr(after, name)[1] == getattr(before, name)[1]
+    assert (after.last_op[1], after.epoch.tolist()) == (Op.PRUNE, [2, 2])
+    for name in ("val_loss", "val_score", "params", "grown_params"):
+        assert getattr(after, name)[1] == getattr(untrained, name)[1]
 
 
 # --- a fresh life ----------------------------------------------------------------------------------
@@ -453,10 +444,10 @@ def trainer_of(task: TaskSpec, **settings: Any) -> Trainer:
 
 def test_a_trainer_evaluates_the_lives_that_lasted(task: TaskSpec) -> None:
     trainer, undisturbed = trainer_of(task), trainer_of(task)
-    break_down(trainer._evaluation[0], 0, {1})
+    break_down(trainer._selection[0], 0, {1})
     mean_return, score = trainer.evaluate()
     whole_return, _ = undisturbed.evaluate()
-    first, second = undisturbed._evaluation[0].reports
+    first, second = undisturbed._selection[0].reports
     assert score == second.val_score
     assert first.val_score != second.val_score
     assert mean_return != whole_return
@@ -465,7 +456,7 @@ def test_a_trainer_evaluates_the_lives_that_lasted(task: TaskSpec) -> None:
 
 def test_a_score_is_unknown_where_every_life_broke_down(task: TaskSpec) -> None:
     trainer = trainer_of(task)
-    for env in (trainer._evaluation[0], trainer._shards[0]):
+    for env in (trainer._selection[0], trainer._training[0]):
         break_down(env, 0, {1})
         break_down(env, 1, {2})
     summary = trainer.run_round()
@@ -478,7 +469,7 @@ def test_a_score_is_unknown_where_every_life_broke_down(task: TaskSpec) -> None:
 
 def test_a_round_with_a_breakdown_names_it_and_the_next_one_does_not(task: TaskSpec) -> None:
     trainer = trainer_of(task)
-    break_down(trainer._shards[0], 1, {2})
+    break_down(trainer._training[0], 1, {2})
     first, second = trainer.run_round(), trainer.run_round()
     assert (first.broken_lives, second.broken_lives) == (1, 0)
     assert first.reward_terms["rollback"] == pytest.approx(-PENALTY / 2)

@@ -18,7 +18,7 @@ from esper.leyline import (
     Stage,
     is_legal_move,
 )
-from esper.leyline.errors import DataError, DivergedError, InvalidActionError
+from esper.leyline.errors import DataError, InvalidActionError
 from esper.leyline.events import (
     CounterfactualRow,
     DecisionRow,
@@ -370,25 +370,6 @@ def test_a_seed_whose_gradient_overflows_is_blamed_alone() -> None:
     assert [(row.slot, row.to_stage) for row in governed(sink)] == [(2, Stage.PRUNED)]
     assert stages_of(env)[1] == Stage.HOLDING, "it went on as if nothing had happened"
     assert all(torch.isfinite(p).all() for p in env.model.parameters())
-
-
-def test_a_host_that_diverges_by_itself_ends_in_a_sentence() -> None:
-    env, _ = started(tiny_task(), env=7)
-    run(env, {0: plant(1)}, until=4)
-    with torch.no_grad():
-        next(env.model.host.parameters()).fill_(math.nan)
-    with pytest.raises(
-        DivergedError, match=r"host of environment 7 became non-finite in epoch 5 and no live"
-    ):
-        env.step(WAIT)
-
-
-def test_a_broken_fossil_is_nobody_s_to_prune() -> None:
-    env, _ = started(tiny_task())
-    run(env, {0: plant(1), 5: action(Op.FOSSILIZE, 1)}, until=6)
-    poison(env, 1)
-    with pytest.raises(DivergedError):
-        env.step(WAIT)
 
 
 # --- actions ---------------------------------------------------------------------------------------

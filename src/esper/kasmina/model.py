@@ -7,7 +7,7 @@ torch reads them: the alpha buffers and the lists of slots that take part in a p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from esper.kasmina.hosts.wrapped import WrappedHost
 from esper.kasmina.optim import OptimiserRecipe
 from esper.kasmina.slot import SeedSlot
 from esper.kasmina.streams import TorchStream
+from esper.leyline.errors import HostError
 from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_table import SlotTable
@@ -211,13 +212,37 @@ class MorphogeneticModel(nn.Module):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Return to a state taken from a model of the same host, whatever grew since."""
-        self.table.assign(SlotTable(**{name: value.numpy() for name, value in state["table"].items()}))
+        """Return to a state taken from a model of the same host, whatever grew since.
+
+        Everything is built and checked beside the model first: a state that cannot be used, or is not
+        finite, raises and leaves the model as it was.
+        """
+        table = SlotTable(**{name: value.numpy() for name, value in state["table"].items()})
+        seeds = zip(table.blueprint[0].tolist(), table.style[0].tolist(), strict=True)
+        slots = [
+            slot.rebuilt(kept, blueprint, style, self._recipe)
+            for slot, kept, (blueprint, style) in zip(self._seed_slots, state["slots"], seeds, strict=True)
+        ]
+        _check_fits(self.host.state_dict(), state["host"])
+        if not all(slot.is_finite for slot in slots) or not _finite(state["host"].values()):
+            raise HostError("a state with weights that are not finite cannot be returned to")
+        self.table.assign(table)
         self.host.load_state_dict(state["host"])
-        for index, (slot, kept) in enumerate(zip(self._seed_slots, state["slots"], strict=True)):
-            blueprint, style = int(self.table.blueprint[0, index]), int(self.table.style[0, index])
-            slot.load_state(kept, blueprint, style, self._recipe)
+        for slot, rebuilt in zip(self._seed_slots, slots, strict=True):
+            slot.become(rebuilt)
         self.sync()
+
+
+def _check_fits(own: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    """Raise unless both name the same tensors of the same shapes."""
+    names = sorted(own.keys() ^ other.keys())
+    names += [name for name in own.keys() & other.keys() if own[name].shape != other[name].shape]
+    if names:
+        raise HostError(f"the state belongs to another host; different: {', '.join(names[:5])}")
+
+
+def _finite(tensors: Iterable[Tensor]) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 def wrap(

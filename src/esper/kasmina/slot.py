@@ -195,21 +195,31 @@ class SeedSlot(nn.Module):
             "stream": self.stream.get_state(),
         }
 
-    def load_state(
+    def rebuilt(
         self, state: dict[str, Any], blueprint: int, style: int, recipe: OptimiserRecipe | None
-    ) -> None:
-        """Restore ``state``; the slot table's blueprint and style say what to build."""
-        self.remove()
+    ) -> SeedSlot:
+        """A slot in ``state``, beside this one; the slot table's blueprint and style say what to build."""
+        twin = SeedSlot(self.slot_id, self.width, self.topology, TorchStream(0))
+        twin.stream.set_state(state["stream"])
+        twin.to(self.alpha.device, self.alpha.dtype).train(self.training)
         if state["weights"] is not None:
             if recipe is None:
                 raise RuntimeError("a state with seeds needs bind_optimiser(host_optimiser) first")
             with TorchStream(0):  # initial values are overwritten, so they must not cost a draw
-                self._attach(blueprint, style, recipe)
-            self.load_state_dict(state["weights"])
-            assert self.optimiser is not None
-            self.optimiser.load_state_dict(_clone_tree(state["optimiser"]))
-            self.stochastic = state["stochastic"]
-        self.stream.set_state(state["stream"])
+                twin._attach(blueprint, style, recipe)
+            twin.load_state_dict(state["weights"])
+            assert twin.optimiser is not None
+            twin.optimiser.load_state_dict(_clone_tree(state["optimiser"]))
+            twin.stochastic = state["stochastic"]
+        return twin
+
+    def become(self, other: SeedSlot) -> None:
+        """Take over everything that lives in ``other``; it is left for the collector."""
+        self.remove()
+        self.seed, self.gate, self.operator = other.seed, other.gate, other.operator
+        self.optimiser, self.stochastic = other.optimiser, other.stochastic
+        self.alpha.copy_(other.alpha)
+        self.stream.set_state(other.stream.get_state())
 
 
 def _clone_tree(tree: Any) -> Any:

@@ -161,6 +161,15 @@ class CounterfactualRow(LifeRow, kw_only=True):
     loss: Annotated[float, Column("nats", "Validation loss of this configuration.")]
 
 
+class AlertRow(LifeRow, kw_only=True):
+    """One per intervention of the governor."""
+
+    rule: Annotated[str, Column("name", "What was wrong: non-finite, collapse or divergence.")]
+    value: Annotated[float | None, Column("nats", "The validation loss; null: not finite, or not measured.")]
+    limit: Annotated[float | None, Column("nats", "What it must not exceed; null: it must be finite.")]
+    answer: Annotated[str, Column("text", "What was done about it.")]
+
+
 class EpisodeRow(LifeRow, kw_only=True):
     """One per host life, written after the horizon's commit."""
 
@@ -175,7 +184,8 @@ class EpisodeRow(LifeRow, kw_only=True):
     flops: Annotated[dict[str, int], Column("FLOP", "Counted compute of the whole life by purpose.")]
     op_counts: Annotated[list[int], Column("count", "How often each op was chosen.")]
     refused: Annotated[int, Column("count", "Actions that did not come about.")]
-    ended_by: Annotated[str, Column("name", "Why the life ended.")]
+    rollbacks: Annotated[int, Column("count", "Returns to an earlier state.")]
+    ended_by: Annotated[str, Column("name", "Why the life ended: horizon, or governor.")]
     seconds: Annotated[float, Column("s", "Time of the whole life.")]
 
 
@@ -263,6 +273,7 @@ TABLES: dict[str, type[Row]] = {
     "decision": DecisionRow,
     "episode": EpisodeRow,
     "counterfactual": CounterfactualRow,
+    "alert": AlertRow,
     "update": UpdateRow,
     "detail": DetailRow,
     "resource": ResourceRow,

@@ -39,7 +39,7 @@ class EnvFacts:
     last_success: bool
     ended: bool
     rolled_back: bool
-    """The epoch broke the host down and ended its life; all measurements are those before it."""
+    """The epoch broke the host down; the measurements are those of the state it returned to."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 On a segmented host every distinct prefix is computed once: at a slot that is to be switched, the
 features with and without its seed go on as one batch. Any other host is scored by full forwards
-with one slot off at a time. Contributions come with a paired error bar: both networks see
-the same samples, so only the difference per sample counts.
+with one slot off at a time; with batch normalisation every configuration has statistics of its own.
+Contributions come with a paired error bar: both networks see the same samples, so only the
+difference per sample counts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from esper.kasmina.hosts.base import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import SeedSlot
+from esper.tolaria.calibration import batch_norms, check_calibration, recalibrated
 from esper.tolaria.objective import Objective
 
 FloatArray = NDArray[np.float64]
@@ -61,6 +63,12 @@ class Counterfactuals:
     @property
     def loss(self) -> float:
         return float(self.losses[-1])
+
+    def loss_without(self, slot: int) -> float:
+        """Loss with the seed at ``slot`` off and all others on."""
+        off = np.array([other != slot for other in self.slots])
+        (row,) = np.flatnonzero((self.configurations == off).all(axis=1))
+        return float(self.losses[row])
 
     def interaction_sums(self) -> FloatArray:
         """Sum over partners per seed; NaN without a partner, or if one was not measured."""
@@ -109,18 +117,26 @@ def _branch(
     return torch.cat([(on if prefix[-1] else off)[prefix[:-1]] for prefix in wanted]), wanted
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def outputs_by_replay(
-    model: MorphogeneticModel, x: Tensor, slots: Sequence[int], configurations: NDArray[np.bool_]
+    model: MorphogeneticModel,
+    x: Tensor,
+    slots: Sequence[int],
+    configurations: NDArray[np.bool_],
+    calibration: Tensor | None = None,
 ) -> Tensor:
-    """Outputs ``[configuration, batch, …]`` by one plain forward each, for any host."""
+    """Outputs ``[configuration, batch, …]`` by one plain forward each, for any host.
+
+    With ``calibration`` inputs every configuration gets batch statistics of its own.
+    """
     outputs = []
     for configuration in configurations:
         alphas = model.live_alphas
         for slot, on in zip(slots, configuration, strict=True):
             if not on:
                 alphas[slot] = None
-        outputs.append(model(x, alphas))
+        with recalibrated(model, calibration, alphas):
+            outputs.append(model(x, alphas))
     return torch.stack(outputs)
 
 
@@ -131,23 +147,27 @@ def measure(
     slots: Sequence[int],
     objective: Objective,
     generator: torch.Generator | None = None,
+    *,
+    calibration: Tensor | None = None,
 ) -> Counterfactuals:
     """Score the network and every configuration of ``slots`` that can be afforded, in eval mode.
 
-    ``generator`` draws the permutations where there are too many seeds for all configurations. The
-    model is left in the mode in which it was found.
+    ``generator`` draws the permutations where there are too many seeds for all configurations.
+    ``calibration`` are training inputs, needed where there is batch normalisation. The model is left in
+    the mode in which it was found.
     """
+    check_calibration(model, calibration)
     was_training = model.training
     model.eval()
     ordered = tuple(sorted(slots))
     orders = _orders(len(ordered), generator) if model.host.segmented else []
     configurations = _configurations(len(ordered), orders)
-    if model.host.segmented:
+    if model.host.segmented and not batch_norms(model):
         outputs = outputs_by_prefix(model, x, ordered, configurations)
     else:
-        if ordered:
+        if ordered and not model.host.segmented:
             x, y = x[:REPLAY_SAMPLES], y[:REPLAY_SAMPLES]
-        outputs = outputs_by_replay(model, x, ordered, configurations)
+        outputs = outputs_by_replay(model, x, ordered, configurations, calibration)
     model.train(was_training)
     scores = torch.stack([objective.sample_scores(output, y) for output in outputs])
     losses = torch.stack([objective.sample_losses(output, y) for output in outputs])

@@ -58,6 +58,12 @@ class Splits:
     validation: Samples
     test: GuardedTest
 
+    def guess_loss(self) -> float:
+        """Loss of a guess that knows how often each answer comes, and nothing else."""
+        _, counts = self.train.y.unique(return_counts=True)
+        shares = counts / counts.sum()
+        return -float((shares * shares.log()).sum())
+
 
 class BatchCursor:
     """Endless shuffled minibatches of fixed size from a stream of its own.

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from esper.kasmina import lifecycle
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import cosine_rate, set_rate
 from esper.leyline.errors import DivergedError, SlotError
@@ -27,10 +26,12 @@ from esper.leyline.signals import EnvFacts
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 from esper.tolaria import actuator, judgement, recording
+from esper.tolaria.calibration import recalibrate
 from esper.tolaria.counterfactual import Counterfactuals, measure
 from esper.tolaria.data import BatchCursor
-from esper.tolaria.epoch import EpochTraining, total_norm, train_epoch
+from esper.tolaria.epoch import EpochTraining, train_epoch
 from esper.tolaria.flops import FlopMeter
+from esper.tolaria.recovery import ROLLBACK_LIMIT, Recovery
 from esper.tolaria.seeding import LifeStreams
 from esper.tolaria.tasks.spec import Instance, TaskSpec
 
@@ -59,6 +60,9 @@ class LifeReport:
     refused: int
     val_scores: tuple[float, ...]
     """Validation score after every epoch, the untrained host's first."""
+    rollbacks: int
+    cut_short: bool
+    """Too many rollbacks ended the life before its horizon."""
 
 
 class MorphEnv:
@@ -73,8 +77,12 @@ class MorphEnv:
         enabled: Sequence[bool] | None = None,
         table: SlotTable | None = None,
         sink: EventSink | None = None,
+        rollback_limit: int = ROLLBACK_LIMIT,
     ) -> None:
-        """``table`` is this environment's row of a shared table; ``enabled`` defaults to all slots."""
+        """``table`` is this environment's row of a shared table; ``enabled`` defaults to all slots.
+
+        A life ends early with rollback number ``rollback_limit``.
+        """
         self.task = task
         self.rng_seed = rng_seed
         self.env = env
@@ -84,6 +92,7 @@ class MorphEnv:
         self.twin_scores: Sequence[float] | None = None
         """The do-nothing twin's validation score by epoch, where it is known."""
         self.episode = -1
+        self._rollback_limit = rollback_limit
 
     # --- a new life ---------------------------------------------------------------------------
 
@@ -103,13 +112,19 @@ class MorphEnv:
         self.cursor = BatchCursor(
             len(self.splits.train), self.task.batch_size, self._streams.generator("batches")
         )
-        self.host_stream = self._streams.torch("host")
+        self.begin_streams()
         self.sampling = self._streams.generator("counterfactual")
         self.meter = FlopMeter(self.model, self.splits.train.x[0])
         self.learning_rate = instance.learning_rate
         self._start_counting()
-        self._last_facts = self._facts(self._measure(), None, OP_WAIT, True)
-        return self._last_facts
+        self.recovery = Recovery(self, self._rollback_limit)
+        return self._facts(self.measure(), None, OP_WAIT, True)
+
+    def begin_streams(self, *purpose: str) -> None:
+        """Streams for what the host and its seeds draw while they train, named by ``purpose``."""
+        self.host_stream = self._streams.torch("host", *purpose)
+        for index, slot_id in enumerate(self.model.slot_config.slot_ids):
+            self.model.slot(index).stream.set_state(self._streams.slot(slot_id, *purpose).get_state())
 
     def _enabled(self, instance: Instance) -> tuple[bool, ...]:
         """The slots that both the instance and whoever made this environment allow."""
@@ -136,7 +151,7 @@ class MorphEnv:
 
     @property
     def ended(self) -> bool:
-        return self.epoch >= self.task.horizon
+        return self.epoch >= self.task.horizon or self.recovery.given_up
 
     # --- one step -----------------------------------------------------------------------------
 
@@ -146,19 +161,15 @@ class MorphEnv:
         began = time.perf_counter()
         op, succeeded = self._act(action)
         trained = self._train()
-        measured = self._measure()
+        measured = self.recovery.judge(self.measure(), broken=trained.broken)
         self._advance()
         if self.ended:
             measured = self._commit()
         recording.emit_counterfactuals(self, measured)
-        facts = self._facts(measured, trained, op, succeeded)
+        stands = succeeded and not self.recovery.rolled_back
+        facts = self._facts(measured, trained, op, stands)
         recording.emit_epoch(self, facts, trained, 1000 * (time.perf_counter() - began))
-        self._last_facts = facts
         return facts
-
-    def break_off(self, op: int) -> EnvFacts:
-        """The facts of a step with ``op`` that broke the host down: the last good ones, and the end."""
-        return replace(self._last_facts, last_op=op, last_success=False, ended=True, rolled_back=True)
 
     def _refuse_after_the_end(self) -> None:
         if self.ended:
@@ -174,7 +185,7 @@ class MorphEnv:
         self.op_counts[op] += 1
         self.refused += not outcome.succeeded
         recording.emit_decision(self, canonical, alpha, legal, outcome)
-        self._book(outcome.moves)
+        self.book(outcome.moves)
         return op, outcome.succeeded
 
     def _train(self) -> EpochTraining:
@@ -210,7 +221,8 @@ class MorphEnv:
                 set_rate(optimiser, cosine_rate(self.model.recipe.learning_rate, progress))
         self.meter.trained(self.task.batch_size)
 
-    def _measure(self) -> Counterfactuals:
+    def measure(self) -> Counterfactuals:
+        """Score the network as it stands, and what each seed is worth."""
         validation = self.splits.validation
         watched = [slot for slot in self.model.blended if not self._is_old_fossil(slot)]
         result = measure(
@@ -220,6 +232,7 @@ class MorphEnv:
             watched,
             self.task.objective,
             self.sampling,
+            calibration=self.splits.train.x,
         )
         self.meter.validated(len(validation), result.slots, result.configurations)
         self.val_scores[self.epoch :] = [result.score]
@@ -233,61 +246,34 @@ class MorphEnv:
         )
 
     def _advance(self) -> None:
-        self._book(actuator.advance(self.model))
+        self.book(actuator.advance(self.model))
 
     def _commit(self) -> Counterfactuals:
         """Make the network final, and measure it once more as it will be handed out."""
         moves = actuator.commit(self.model)
-        self._book(moves)
+        self.book(moves)
+        recalibrate(self.model, self.splits.train.x)
         self.splits.test.unlock()
-        return self._measure()
-
-    # --- what went wrong ----------------------------------------------------------------------
+        return self.measure()
 
     def remove_broken(self, slots: list[int]) -> None:
-        for slot in slots:
-            self._prune_at_once(slot, "non-finite while incubating")
+        self.recovery.remove_broken(slots)
 
-    def remove_guilty(self, x: Tensor, y: Tensor) -> None:
-        """A minibatch was not finite: remove the live seed behind it, or give up."""
-        guilty = [slot for slot in self.model.blended if self._is_guilty(slot, x, y)]
-        if not guilty:
-            raise DivergedError(
-                f"the host of environment {self.env} became non-finite in epoch {self.epoch + 1} and no"
-                " live seed explains it; lower the learning rate or the gradient clip"
-            )
-        for slot in guilty:
-            self._prune_at_once(slot, "non-finite while blended")
-
-    def _is_guilty(self, slot: int, x: Tensor, y: Tensor) -> bool:
-        """Whether the live seed at ``slot`` is broken, or loss and gradient would be finite without it."""
-        if not self.table.live[0, slot]:
-            return False
-        if not self.model.is_finite(slot):
-            return True
-        alphas = self.model.live_alphas
-        alphas[slot] = None
-        self.model.eval()
-        without = self.task.objective.loss(self.model(x, alphas), y)
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(without, trained, materialize_grads=True)
-        self.model.train()
-        return math.isfinite(without.item()) and math.isfinite(total_norm(list(gradients)))
-
-    def _prune_at_once(self, slot: int, reason: str) -> None:
-        moves = lifecycle.prune(self.table, 0, slot, self.model.rules, cause="governor", reason=reason)
-        actuator.settle(self.model, moves)
-        self._book(moves)
+    def remove_guilty(self, x: Tensor, y: Tensor) -> bool:
+        return self.recovery.remove_guilty(x, y)
 
     # --- what is known ------------------------------------------------------------------------
 
-    def _book(self, moves: Sequence[StageMove]) -> None:
+    def book(self, moves: Sequence[StageMove]) -> None:
+        """Count and record stage moves that have happened."""
         for move in moves:
             if move.target is Stage.GERMINATED:
                 self.next_seed_id += 1
                 self.meter.germinated(move.slot)
             elif move.target is Stage.PRUNED:
                 self.meter.removed(move.slot)
+            elif move.target is Stage.FOSSILIZED:
+                self.recovery.note_fossil()
         recording.emit_moves(self, moves)
 
     def _facts(
@@ -295,8 +281,8 @@ class MorphEnv:
     ) -> EnvFacts:
         if not math.isfinite(measured.loss):
             raise DivergedError(
-                f"the validation loss of environment {self.env} is {measured.loss} after epoch {self.epoch};"
-                " lower the learning rate or the gradient clip"
+                f"the validation loss of environment {self.env} is {measured.loss} after epoch {self.epoch},"
+                " though nothing is left to return to; lower the learning rate or the gradient clip"
             )
         host, grown = self.model.count_parameters()
         return EnvFacts(
@@ -313,7 +299,7 @@ class MorphEnv:
             last_op=op,
             last_success=succeeded,
             ended=self.ended,
-            rolled_back=False,
+            rolled_back=self.recovery.rolled_back,
         )
 
     def finish(self) -> LifeReport:
@@ -336,6 +322,8 @@ class MorphEnv:
             op_counts=tuple(self.op_counts),
             refused=self.refused,
             val_scores=tuple(self.val_scores),
+            rollbacks=self.recovery.rollbacks,
+            cut_short=self.epoch < self.task.horizon,
         )
         recording.emit_episode(self, report, time.perf_counter() - self._began)
         return report

@@ -131,6 +131,8 @@ class EpochTraining:
     host_norm: float
     skipped: int
     seeds: dict[int, GradientStatistics]
+    broken: bool = False
+    """Ended early: a minibatch was not finite, and no seed could be removed for it."""
 
 
 class Supervisor(Protocol):
@@ -142,8 +144,8 @@ class Supervisor(Protocol):
     def remove_broken(self, slots: list[int]) -> None:
         """Incubating seeds that are no longer finite; the host has not noticed."""
 
-    def remove_guilty(self, x: Tensor, y: Tensor) -> None:
-        """A minibatch that was left out as non-finite: find the seed behind it."""
+    def remove_guilty(self, x: Tensor, y: Tensor) -> bool:
+        """A minibatch was left out as non-finite: remove the seed behind it, if there is one."""
 
 
 def train_epoch(
@@ -157,7 +159,7 @@ def train_epoch(
 ) -> EpochTraining:
     """Train on ``batches`` of (inputs, targets)."""
     model.train()
-    losses, scores, norms, skipped = [], [], [], 0
+    losses, scores, norms, skipped, broken = [], [], [], 0, False
     seeds: dict[int, GradientStatistics] = {}
     for number, (x, y) in enumerate(batches):
         supervisor.before_batch(number)
@@ -167,13 +169,15 @@ def train_epoch(
             supervisor.remove_broken(facts.broken)
         if facts.skipped:
             skipped += 1
-            supervisor.remove_guilty(x, y)
+            broken = not supervisor.remove_guilty(x, y)
+            if broken:
+                break
             continue
         losses.append(facts.loss)
         scores.append(objective.sample_scores(facts.output, y).mean().item())
         norms.append(facts.host_norm)
         seeds = {slot: found for slot, found in facts.seeds.items() if slot not in facts.broken}
-    return EpochTraining(_mean(losses), _mean(scores), _mean(norms), skipped, seeds)
+    return EpochTraining(_mean(losses), _mean(scores), _mean(norms), skipped, seeds, broken)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -174,6 +174,15 @@ class FlopMeter:
         """Compute spent so far on the seed in each occupied slot."""
         return dict(self._spent)
 
+    def follow_model(self) -> None:
+        """The model went back to an earlier state: count the seeds it has now, as if spent on from here.
+
+        Compute is not undone. What went into seeds that are gone counts as spent on pruned ones.
+        """
+        self.ledger.pruned_seeds += sum(self._spent.values())
+        occupied = [i for i in range(len(self.model.slots)) if self.model.slot(i).seed is not None]
+        self.restore_spent(dict.fromkeys(occupied, 0))
+
     def restore_spent(self, spent: dict[int, int]) -> None:
         """Return to the seeds that ``spent_by_slot`` once listed, counting those now attached."""
         self._seeds = {}

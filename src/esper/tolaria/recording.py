@@ -164,7 +164,8 @@ def emit_episode(env: MorphEnv, report: LifeReport, seconds: float) -> None:
             flops=report.flops,
             op_counts=list(report.op_counts),
             refused=report.refused,
-            ended_by="horizon",
+            rollbacks=report.rollbacks,
+            ended_by="governor" if report.cut_short else "horizon",
             seconds=seconds,
         )
     )

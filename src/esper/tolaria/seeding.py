@@ -33,9 +33,9 @@ class LifeStreams:
         """A stream to enter, for layers that draw from torch's global generator."""
         return TorchStream(self.seed(*purpose))
 
-    def slot(self, slot_id: str) -> TorchStream:
+    def slot(self, slot_id: str, *purpose: str) -> TorchStream:
         """Initialisation, dropout and sampled alphas of the seeds in one slot."""
-        return self.torch("slot", slot_id)
+        return self.torch("slot", slot_id, *purpose)
 
     def generator(self, *purpose: str) -> Generator:
         """A generator for explicit draws."""

@@ -25,6 +25,7 @@ def take(env: MorphEnv) -> Snapshot:
         "test": env.splits.test.state(),
         "host_stream": env.host_stream.get_state(),
         "sampling": env.sampling.get_state(),
+        "recovery": env.recovery.state(),
         "next_seed_id": env.next_seed_id,
         "op_counts": list(env.op_counts),
         "refused": env.refused,
@@ -48,6 +49,7 @@ def restore(env: MorphEnv, snapshot: Snapshot) -> None:
     env.splits.test.load_state(snapshot["test"])
     env.host_stream.set_state(snapshot["host_stream"])
     env.sampling.set_state(snapshot["sampling"])
+    env.recovery.load_state(snapshot["recovery"])
     env.epoch = snapshot["epoch"]
     env.next_seed_id = snapshot["next_seed_id"]
     env.op_counts = list(snapshot["op_counts"])

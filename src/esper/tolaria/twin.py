@@ -45,11 +45,14 @@ def twin_scores(task: TaskSpec, *, rng_seed: int, env: int = 0, episode: int = 0
     if kept is not None:
         return kept
     try:
-        scores = list(live_without_growth(task, rng_seed=rng_seed, env=env, episode=episode).val_scores)
+        report = live_without_growth(task, rng_seed=rng_seed, env=env, episode=episode)
+        if report.cut_short:
+            raise DivergedError(f"its host broke down {report.rollbacks} times; lower the learning rate")
     except DivergedError as error:
         raise DivergedError(
             f"the do-nothing twin of environment {env}, episode {episode} could not be made: {error}"
         ) from error
+    scores = list(report.val_scores)
     with contextlib.suppress(OSError):
         _write_atomically(path, json.dumps({"scores": scores, "sha256": _digest(scores)}))
     return scores

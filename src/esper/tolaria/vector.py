@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esper.leyline.errors import DivergedError
-from esper.leyline.factored_actions import Head, IntArray, check_actions
+from esper.leyline.factored_actions import IntArray, check_actions
 from esper.leyline.protocols import EventSink
 from esper.leyline.rules import ActionSpace
-from esper.leyline.signals import EnvFacts, EpochFacts
+from esper.leyline.signals import EpochFacts
 from esper.leyline.slot_table import SlotTable
 from esper.tolaria.env import LifeReport, MorphEnv
+from esper.tolaria.recovery import ROLLBACK_LIMIT
 from esper.tolaria.tasks.spec import TaskSpec
 
 
@@ -25,18 +25,19 @@ class SerialVector:
         env_indices: Sequence[int] = (0,),
         enabled: Sequence[bool] | None = None,
         sink: EventSink | None = None,
-        outlive_breakdowns: bool = False,
+        rollback_limit: int = ROLLBACK_LIMIT,
     ) -> None:
-        """``env_indices`` name the environments' random streams, so shards of a run can be separate.
-
-        A host that breaks down raises ``DivergedError``; with ``outlive_breakdowns`` it ends its own
-        life only, and the facts say so.
-        """
-        self._outlive_breakdowns = outlive_breakdowns
+        """``env_indices`` name the environments' random streams, so shards of a run can be separate."""
         self.table = SlotTable.empty(len(env_indices), task.num_slots)
         self.envs = [
             MorphEnv(
-                task, rng_seed=rng_seed, env=index, enabled=enabled, table=self.table.row(row), sink=sink
+                task,
+                rng_seed=rng_seed,
+                env=index,
+                enabled=enabled,
+                table=self.table.row(row),
+                sink=sink,
+                rollback_limit=rollback_limit,
             )
             for row, index in enumerate(env_indices)
         ]
@@ -53,15 +54,7 @@ class SerialVector:
     def step(self, actions: IntArray) -> EpochFacts:
         """One step everywhere, ``actions [env, 8]``."""
         check_actions(actions, len(self.envs), self.table.num_slots)
-        return EpochFacts.stack([self._step(env, row) for env, row in zip(self.envs, actions, strict=True)])
-
-    def _step(self, env: MorphEnv, action: IntArray) -> EnvFacts:
-        try:
-            return env.step(action)
-        except DivergedError:
-            if not self._outlive_breakdowns:
-                raise
-            return env.break_off(int(action[Head.OP]))
+        return EpochFacts.stack([env.step(row) for env, row in zip(self.envs, actions, strict=True)])
 
     def finish(self) -> list[LifeReport]:
         """The reports of the committed networks."""

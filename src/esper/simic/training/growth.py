@@ -45,9 +45,8 @@ class GrowthEnv:
         self._task = task
         self._rng_seed = rng_seed
         self._indices = tuple(env_indices)
-        self._vector = SerialVector(
-            task, rng_seed=rng_seed, env_indices=self._indices, outlive_breakdowns=True
-        )
+        # A policy learns most from the decision that broke a host if nothing is undone behind its back.
+        self._vector = SerialVector(task, rng_seed=rng_seed, env_indices=self._indices, rollback_limit=1)
         self._observer = Observer(len(self._indices), task.num_slots, capacity or task.num_slots)
         self._family = FAMILIES[family]
         self._bookkeeper = Bookkeeper(self._family, scale)

@@ -1,0 +1,210 @@
+"""A life that goes wrong: the guilty seed goes, or the last good state comes back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from esper.leyline import Op, Stage
+from esper.leyline.errors import HostError
+from esper.leyline.events import AlertRow, EpisodeRow, EpochRow, TransitionRow
+from esper.tolaria import snapshot
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.epoch import EpochTraining
+from esper.tolaria.recovery import SNAPSHOT_EVERY
+from tests.tolaria.building import WAIT, action, bits, plant, run, stages_of, started, tiny_task
+
+
+def poison_host(env: MorphEnv) -> None:
+    with torch.no_grad():
+        next(env.model.host.parameters()).view(-1)[0] = math.nan
+
+
+def state_of(env: MorphEnv) -> Any:
+    """Weights, optimisers and topology, without random streams and measurements."""
+    model = env.model.state()
+    table = {name: model["table"][name] for name in ("stage", "alpha", "seed_id", "blueprint", "age")}
+    slots = [{name: value for name, value in slot.items() if name != "stream"} for slot in model["slots"]]
+    return bits({"host": model["host"], "slots": slots, "table": table, "own": env.optimiser.state_dict()})
+
+
+def stop_training(env: MorphEnv) -> None:
+    """From now on epochs change nothing, so what a rollback brought back can be seen."""
+
+    def idle() -> EpochTraining:
+        env.epoch += 1
+        return EpochTraining(math.nan, math.nan, math.nan, 0, {})
+
+    env._train = idle  # type: ignore[method-assign]
+
+
+def test_a_broken_host_returns_to_the_last_good_state() -> None:
+    env, sink = started(tiny_task(horizon=12))
+    run(env, {0: plant(1), SNAPSHOT_EVERY: plant(0)}, until=SNAPSHOT_EVERY + 2)
+    poison_host(env)
+    facts = env.step(WAIT)
+    assert facts.rolled_back
+    assert facts.epoch == SNAPSHOT_EVERY + 3, "time goes on"
+    assert stages_of(env)[0] == Stage.DORMANT, "what was planted since is gone"
+    [alert] = sink.of(AlertRow)
+    assert (alert.rule, alert.answer) == ("non-finite", f"rolled back to epoch {SNAPSHOT_EVERY}")
+    undone = [row for row in sink.of(TransitionRow) if row.reason == "rolled back"]
+    assert (0, "governor", Stage.DORMANT) in [(row.slot, row.cause, row.to_stage) for row in undone]
+
+
+def test_a_rollback_restores_weights_optimisers_and_topology(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, _ = started(tiny_task(horizon=12))
+    seen = []
+    measure = env.measure
+    monkeypatch.setattr(env, "measure", lambda: (measure(), seen.append(state_of(env)))[0])
+    run(env, {0: plant(1)}, until=SNAPSHOT_EVERY + 2)
+    poison_host(env)
+    env.step(WAIT)
+    # One look per epoch, and one more after the rollback: measured, and nothing advanced yet.
+    assert len(seen) == SNAPSHOT_EVERY + 4
+    assert [state == seen[SNAPSHOT_EVERY - 1] for state in seen[SNAPSHOT_EVERY:]] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+
+
+def test_the_same_failure_is_not_met_again_because_the_streams_differ() -> None:
+    env, _ = started(tiny_task(horizon=12))
+    run(env, {}, until=2)
+    before = env.host_stream.get_state(), env.model.slot(0).stream.get_state()
+    poison_host(env)
+    env.step(WAIT)
+    once = env.host_stream.get_state(), env.model.slot(0).stream.get_state()
+    poison_host(env)
+    env.step(WAIT)
+    twice = env.host_stream.get_state(), env.model.slot(0).stream.get_state()
+    for first, second in ((before, once), (once, twice), (before, twice)):
+        assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_fossil_survives_a_rollback() -> None:
+    env, _ = started(tiny_task(horizon=12))
+    run(env, {0: plant(1), 5: action(Op.FOSSILIZE, 1)}, until=6)
+    assert stages_of(env)[1] == Stage.FOSSILIZED
+    poison_host(env)
+    assert env.step(WAIT).rolled_back
+    assert stages_of(env)[1] == Stage.FOSSILIZED
+
+
+def test_a_broken_fossil_means_a_rollback() -> None:
+    env, _ = started(tiny_task(horizon=12))
+    run(env, {0: plant(1), 5: action(Op.FOSSILIZE, 1)}, until=6)
+    with torch.no_grad():
+        env.model.seed_parameters(1)[0].fill_(math.nan)
+    assert env.step(WAIT).rolled_back
+    assert env.model.is_finite(1)
+
+
+def test_the_third_rollback_ends_the_life_with_the_last_good_network() -> None:
+    env, sink = started(tiny_task(horizon=12))
+    for number in (1, 2, 3):
+        assert not env.ended
+        poison_host(env)
+        facts = env.step(WAIT)
+        assert facts.rolled_back
+        assert facts.ended == (number == 3)
+    report = env.finish()
+    assert report.cut_short
+    assert (report.rollbacks, len(report.val_scores)) == (3, 4)
+    [episode] = sink.of(EpisodeRow)
+    assert (episode.ended_by, episode.rollbacks, episode.epoch) == ("governor", 3, 3)
+    assert math.isfinite(report.test_score)
+    with pytest.raises(RuntimeError, match="life has ended"):
+        env.step(WAIT)
+
+
+def test_a_healthy_life_ends_by_its_horizon() -> None:
+    env, sink = started(tiny_task(horizon=3))
+    run(env, {})
+    assert not env.finish().cut_short
+    assert sink.of(EpisodeRow)[0].ended_by == "horizon"
+    assert sink.of(AlertRow) == []
+
+
+def test_a_live_seed_that_ruins_the_loss_is_pruned_and_nothing_is_rolled_back() -> None:
+    env, sink = started(tiny_task(horizon=14, batches_per_epoch=1))
+    run(env, {0: plant(2), 1: plant(0)}, until=7)
+    assert stages_of(env)[0] == stages_of(env)[2] == Stage.HOLDING
+    stop_training(env)
+    with torch.no_grad():
+        for weight in env.model.seed_parameters(2):
+            weight.copy_(torch.linspace(-30, 40, weight.numel()).view_as(weight))
+    host = bits(env.model.host.state_dict())
+    facts = [env.step(WAIT) for _ in range(2)]
+    assert not any(fact.rolled_back for fact in facts)
+    [alert] = sink.of(AlertRow)
+    assert alert.answer == "pruned r0c2"
+    assert alert.rule in ("collapse", "divergence")
+    assert alert.value is not None
+    assert alert.limit is not None
+    assert alert.value > alert.limit
+    assert stages_of(env)[0] == Stage.HOLDING, "the other one stays"
+    assert facts[-1].val_loss < facts[0].val_loss / 2, "measured again without it"
+    assert bits(env.model.host.state_dict()) == host
+
+
+def test_snapshots_are_not_taken_of_a_suspicious_epoch() -> None:
+    env, _ = started(tiny_task(horizon=14))
+    run(env, {}, until=2)
+    good = env.recovery._good
+    env.recovery._governor._bad_epochs = 1
+    assert env.recovery._governor.suspicious
+    env.recovery._keep_if_due()
+    assert env.recovery._good is good, "not due yet"
+
+
+def test_a_state_that_is_not_finite_leaves_the_model_as_it_was() -> None:
+    env, _ = started(tiny_task(horizon=12))
+    run(env, {0: plant(1)}, until=4)
+    kept = env.model.state()
+    run(env, {}, until=6)
+    before = bits(env.model.state())
+    spoilt = {**kept, "host": {name: value * math.nan for name, value in kept["host"].items()}}
+    with pytest.raises(HostError, match="not finite"):
+        env.model.load_state(spoilt)
+    assert bits(env.model.state()) == before
+    foreign = {**kept, "host": {f"other.{name}": value for name, value in kept["host"].items()}}
+    with pytest.raises(HostError, match="belongs to another host; different"):
+        env.model.load_state(foreign)
+    assert bits(env.model.state()) == before
+
+
+def test_a_snapshot_of_the_environment_remembers_its_rollbacks() -> None:
+    env, _ = started(tiny_task(horizon=12))
+    run(env, {}, until=2)
+    poison_host(env)
+    env.step(WAIT)
+    kept = snapshot.take(env)
+    other, _ = started(tiny_task(horizon=12))
+    snapshot.restore(other, kept)
+    assert other.recovery.rollbacks == 1
+    for one in (env, other):
+        poison_host(one)
+    assert [one.step(WAIT).val_loss for one in (env, other)].count(env.recovery._good is None) == 0
+    assert bits(env.model.state()) == bits(other.model.state())
+
+
+def test_compute_spent_on_what_was_rolled_back_is_not_undone() -> None:
+    env, _ = started(tiny_task(horizon=12))
+    run(env, {0: plant(1)}, until=2)
+    spent, total = sum(env.meter.spent_by_slot().values()), env.meter.ledger.total
+    poison_host(env)
+    env.step(WAIT)
+    assert env.meter.ledger.total >= total
+    assert env.meter.ledger.pruned_seeds >= spent > 0
+    assert np.all(np.diff([row.epoch for row in _rows(env)]) == 1)
+
+
+def _rows(env: MorphEnv) -> list[EpochRow]:
+    return env.sink.of(EpochRow)  # type: ignore[attr-defined,no-any-return]
