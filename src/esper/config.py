@@ -89,6 +89,11 @@ class TrainingConfig(BaseModel):
     task: TaskName = Field("digits_impaired", description="Task preset.")
     rng_seed: int = Field(0, ge=0, lt=1_000_000, description="Root of every random stream.")
     envs: int = Field(32, ge=1, description="Environments, one life each per round.")
+    siblings: int = Field(
+        1,
+        ge=1,
+        description="Environments that live the same life, but for what is decided, and are compared.",
+    )
     rounds: int = Field(40, ge=1, description="Rounds of lives and one update each.")
     steps: int | None = Field(None, ge=1, description="Host epochs per life; the preset's unless given.")
     slots: int | None = Field(
@@ -134,10 +139,26 @@ class TrainingConfig(BaseModel):
     evaluate_lives: int = Field(16, ge=1, description="Lives per evaluation.")
     checkpoint_every: int = Field(5, ge=1, description="Rounds between checkpoints.")
 
+    @model_validator(mode="after")
+    def _siblings_share_out_the_environments(self) -> TrainingConfig:
+        if self.envs % self.siblings:
+            raise ValueError(
+                f"envs must be a multiple of siblings; found {self.envs} environments and groups of"
+                f" {self.siblings}"
+            )
+        return self
+
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "quick": {"task": "digits_impaired", "envs": 8, "rounds": 10, "evaluate_lives": 8},
-    "study": {"task": "digits_impaired", "envs": 16, "rounds": 50, "evaluate_lives": 12},
+    "study": {
+        "task": "digits_impaired",
+        "envs": 16,
+        "siblings": 4,
+        "rounds": 50,
+        "entropy_end": 0.01,
+        "evaluate_lives": 12,
+    },
     "any_slots": {"task": "digits_impaired", "rounds": 80, "capacity": 8, "vary_slots": True},
 }
 """Trainings by name; each is of one task."""

@@ -20,7 +20,7 @@ from esper.leyline import HEAD_NAMES, NUM_HEADS
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import HEAD_ENTROPY_COLLAPSED, POLICY_GRADIENT_EXPLODING
 from esper.simic import losses
-from esper.simic.advantages import gae, normalise
+from esper.simic.advantages import against_siblings, gae, normalise
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.diagnostics import (
     RatioExplosionDiagnostic,
@@ -51,6 +51,8 @@ class PPOSettings:
     target_kl: float = 0.03
     gamma: float = 1.0
     lam: float = 0.95
+    siblings: int = 1
+    """Environments side by side that live the same life but for their decisions."""
     entropy_start: float = 0.02
     entropy_end: float = 0.002
     value_coefficient: float = 0.5
@@ -142,7 +144,7 @@ class PPOAgent:
         metrics.forced_share = 1.0 - float(free.float().mean())
         batch = Batch(
             buffer=buffer,
-            advantages=normalise(advantages, free),
+            advantages=normalise(against_siblings(advantages, settings.siblings), free),
             returns=returns,
             free_rows=max(int(free.sum()), 1),
             entropy_weight=linear(settings.entropy_start, settings.entropy_end, progress),

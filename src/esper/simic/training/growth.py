@@ -29,7 +29,7 @@ class GrowthEnv:
     its horizon is the last of its environment until the next reset.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what a training can be told of its environments
         self,
         task: TaskSpec,
         *,
@@ -40,13 +40,18 @@ class GrowthEnv:
         scale: float = 5.0,
         horizon_terminates: bool = True,
         capacity: int | None = None,
+        siblings: int = 1,
     ) -> None:
-        """``capacity`` is the number of slots that the policy has room for, the host's unless given."""
+        """``capacity`` is the number of slots that the policy has room for, the host's unless given.
+
+        So many ``siblings`` with neighbouring indices live the same lives, and only decide differently.
+        """
         self._task = task
         self._rng_seed = rng_seed
         self._indices = tuple(env_indices)
+        self._lives = tuple(index // siblings for index in self._indices)
         # A policy learns most from the decision that broke a host if nothing is undone behind its back.
-        self._vector = SerialVector(task, rng_seed=rng_seed, env_indices=self._indices, rollback_limit=1)
+        self._vector = SerialVector(task, rng_seed=rng_seed, env_indices=self._lives, rollback_limit=1)
         self._observer = Observer(len(self._indices), task.num_slots, capacity or task.num_slots)
         self._family = FAMILIES[family]
         self._bookkeeper = Bookkeeper(self._family, scale)
@@ -117,7 +122,7 @@ class GrowthEnv:
     def _twin_scores(self, row: int, episode: int) -> Sequence[float]:
         if not self._family.needs_twin:
             return [np.nan] * (self.horizon + 1)
-        return twin_scores(self._task, rng_seed=self._rng_seed, env=self._indices[row], episode=episode)
+        return twin_scores(self._task, rng_seed=self._rng_seed, env=self._lives[row], episode=episode)
 
     def _standing(self, facts: EpochFacts) -> Standing:
         twin = self._twins[np.arange(len(self._indices)), facts.epoch]

@@ -126,17 +126,17 @@ class Trainer:
         self.best_return = -np.inf
         self.detail_rounds = 0
         """How many more rounds are recorded in detail."""
-        self._training = self._make_shards(settings.rng_seed, settings.envs)
-        self._selection = self._make_shards(SELECTION_SEEDS[settings.rng_seed], settings.evaluate_lives)
+        self._training = self._make_shards(settings.rng_seed, settings.envs, settings.ppo.siblings)
+        self._selection = self._make_shards(SELECTION_SEEDS[settings.rng_seed], settings.evaluate_lives, 1)
 
-    def _make_shards(self, rng_seed: int, count: int) -> list[GrowthEnv]:
+    def _make_shards(self, rng_seed: int, count: int, siblings: int) -> list[GrowthEnv]:
         """All shards, since each may fall to any process; their hosts are built by the first reset."""
         return [
-            self._make_envs(rng_seed, range(count)[shard])
+            self._make_envs(rng_seed, range(count)[shard], siblings)
             for shard in shards(count, self.settings.shard_envs)
         ]
 
-    def _make_envs(self, rng_seed: int, indices: Sequence[int]) -> GrowthEnv:
+    def _make_envs(self, rng_seed: int, indices: Sequence[int], siblings: int) -> GrowthEnv:
         return GrowthEnv(
             self.task,
             rng_seed=rng_seed,
@@ -146,6 +146,7 @@ class Trainer:
             scale=self.settings.reward_scale,
             horizon_terminates=self.settings.horizon_terminates,
             capacity=self.settings.capacity,
+            siblings=siblings,
         )
 
     # --- a round ------------------------------------------------------------------------------

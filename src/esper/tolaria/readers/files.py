@@ -1,0 +1,63 @@
+"""Files and folders as the operating system gives them; what it refuses becomes a ``DataError`` here only."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from esper.leyline.errors import DataError
+
+AGAIN: Final = "copy or download it again"
+
+FOUND_AND_TO_DO: Final[dict[type[Exception], tuple[str, str]]] = {
+    FileNotFoundError: ("does not exist", "put it there or name another path"),
+    IsADirectoryError: ("is a folder", "name a file, or take the folder away"),
+    NotADirectoryError: ("is a file or lies below one", "name a folder, or take the file away"),
+    PermissionError: ("may not be read (permission denied)", "give this user the right to read it"),
+}
+
+
+@contextmanager
+def refusals(path: Path, wanted: str) -> Iterator[None]:
+    """Turn what the operating system refuses into one sentence about ``path``, where ``wanted`` belongs.
+
+    Around calls to the operating system only: a ``ValueError`` counts as a path that it cannot take.
+    """
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
+        other = f"cannot be read ({reason})", "check the path and the disk"
+        found, to_do = FOUND_AND_TO_DO.get(type(error), other)
+        raise DataError(f"'{path}' {found}; {wanted} is expected there: {to_do}") from error
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A regular file, to be read; raises ``OSError``. A pipe or a device could block or never end."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError("neither a file nor a folder")
+    return path.open("rb")
+
+
+def read_bytes(path: Path, wanted: str, *, limit: int = -1) -> bytearray:
+    """The first ``limit`` bytes of a file, all of them by default. Memory for ``limit`` is taken at once."""
+    with refusals(path, wanted), open_file(path) as file:
+        return bytearray(file.read(limit))
+
+
+def file_size(path: Path, wanted: str) -> int:
+    """Bytes on disk."""
+    with refusals(path, wanted):
+        return path.stat().st_size
+
+
+def list_folder(folder: Path, wanted: str) -> list[Path]:
+    """What a folder holds, sorted by name; hidden entries (``.DS_Store`` and the like) are no data."""
+    with refusals(folder, wanted):
+        names = os.listdir(folder)
+    return [folder / name for name in sorted(names) if not name.startswith(".")]

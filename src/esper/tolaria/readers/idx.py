@@ -1,0 +1,115 @@
+"""The IDX format of MNIST and its kin: a header with the shape, then one unsigned byte per value."""
+
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import DataError
+from esper.tolaria.readers.files import AGAIN, file_size, list_folder
+from esper.tolaria.readers.gzipped import capacity, read_content
+from esper.tolaria.readers.parts import Part, check_labels
+
+WANTED: Final = "an IDX file of unsigned bytes, plain or gzip-compressed,"
+UNSIGNED_BYTE: Final = 0x08
+OTHER_TYPES: Final = {
+    0x09: "signed bytes",
+    0x0B: "16-bit integers",
+    0x0C: "32-bit integers",
+    0x0D: "32-bit floats",
+    0x0E: "64-bit floats",
+}
+MAX_RANK: Final = 64  # what torch's own operations accept
+MAX_HEADER: Final = 4 + 4 * MAX_RANK
+
+
+def read_idx(path: Path) -> Tensor:
+    """The uint8 tensor of an IDX file, of the shape its header states."""
+    shape = _shape(path, read_content(path, WANTED, limit=MAX_HEADER))
+    start, count = 4 + 4 * len(shape), math.prod(shape)
+    promise = f"'{path}' promises {_times(shape)} values in its header"
+    if count == 0:
+        raise DataError(f"{promise}; at least one is needed: {AGAIN}")
+    # Before any memory is taken: a header of a few bytes can promise more than any machine has.
+    if start + count > capacity(path, WANTED):
+        raise DataError(f"{promise} and cannot hold them in its {file_size(path, WANTED)} bytes; {AGAIN}")
+    content = read_content(path, WANTED, limit=start + count + 1)
+    if len(content) < start + count:
+        raise DataError(f"{promise} and holds {len(content) - start} of {count} bytes; {AGAIN}")
+    if len(content) > start + count:
+        raise DataError(f"{promise} and holds more than these {count} bytes; {AGAIN}")
+    return torch.frombuffer(content, dtype=torch.uint8, offset=start).reshape(shape)
+
+
+def read_labelled_idx(folder: Path, *, classes: int = 10) -> tuple[Part, Part]:
+    """Training and test part of a folder with the four files of MNIST; plain ones go before ``.gz``."""
+    names = {path.name for path in list_folder(folder, "a folder with the four files of MNIST")}
+    train, test = (_read_part(folder, names, prefix, classes) for prefix in ("train", "t10k"))
+    if train.images.shape[1:] != test.images.shape[1:]:
+        raise DataError(
+            f"'{folder}' holds training images of {_times(train.images.shape[2:])} pixels and test images of"
+            f" {_times(test.images.shape[2:])}; they must have one size: {AGAIN}"
+        )
+    return train, test
+
+
+def _read_part(folder: Path, names: set[str], prefix: str, classes: int) -> Part:
+    images_path = _either(folder, names, f"{prefix}-images-idx3-ubyte")
+    labels_path = _either(folder, names, f"{prefix}-labels-idx1-ubyte")
+    images = _read_ranked(images_path, 3, "count × height × width")
+    labels = _read_ranked(labels_path, 1, "count").long()
+    if len(images) != len(labels):
+        raise DataError(
+            f"'{images_path}' holds {len(images)} images and '{labels_path}' {len(labels)} labels;"
+            " there must be one label for each image: copy or download both again"
+        )
+    check_labels(labels, classes, labels_path)
+    return Part(images.unsqueeze(1), labels)
+
+
+def _either(folder: Path, names: set[str], name: str) -> Path:
+    for candidate in (name, name + ".gz"):
+        if candidate in names:
+            return folder / candidate
+    raise DataError(f"'{folder}' holds neither {name} nor {name}.gz; one of them is needed: put it there")
+
+
+def _read_ranked(path: Path, rank: int, meaning: str) -> Tensor:
+    values = read_idx(path)
+    if values.ndim != rank:
+        raise DataError(
+            f"'{path}' holds values of shape {_times(values.shape) or 'one value'}; a shape of {meaning} is"
+            f" needed there: {AGAIN}"
+        )
+    return values
+
+
+def _shape(path: Path, header: bytearray) -> tuple[int, ...]:
+    """The shape by the first bytes: two zeros, the type of the values, the rank, big-endian sizes."""
+    if len(header) < 4:
+        raise DataError(
+            f"'{path}' holds {len(header)} bytes, too few for a header; {WANTED} needs 4: {AGAIN}"
+        )
+    zeros, kind, rank = header[:2], header[2], header[3]
+    if zeros != b"\0\0" or kind not in {UNSIGNED_BYTE, *OTHER_TYPES}:
+        raise DataError(
+            f"'{path}' starts with the bytes {header[:4].hex(' ')}; {WANTED} starts with 00 00 08: {AGAIN}"
+        )
+    if kind != UNSIGNED_BYTE:
+        raise DataError(
+            f"'{path}' holds {OTHER_TYPES[kind]} (type 0x{kind:02x}); {WANTED} is expected there: convert it"
+        )
+    if rank > MAX_RANK:
+        raise DataError(f"'{path}' states a rank of {rank}; at most {MAX_RANK} is allowed: {AGAIN}")
+    if len(header) < 4 + 4 * rank:
+        raise DataError(f"'{path}' ends in its header, after {len(header)} of {4 + 4 * rank} bytes; {AGAIN}")
+    return struct.unpack_from(f">{rank}I", header, 4)
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " × ".join(map(str, shape))

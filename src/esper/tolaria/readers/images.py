@@ -1,0 +1,143 @@
+"""One image file as bytes of pixels: formats are told by content, and a file that is not whole is refused.
+
+What cannot be noticed: a flipped bit inside the data of a JPEG, BMP or WebP is other pixels, since these
+formats have no checksum. PNG has one and it is compared.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from PIL import Image, UnidentifiedImageError
+
+from esper.leyline.errors import DataError
+from esper.tolaria.readers import png
+from esper.tolaria.readers.files import AGAIN, read_bytes
+
+WANTED: Final = "an image file"
+MAX_PIXELS: Final = 1 << 26  # 8192 × 8192; said here because Pillow's own limit can be switched off
+EIGHT_BIT_MODES: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+"""Pillow would clip deeper pixels to 255 without a word."""
+
+
+class Pixels(NamedTuple):
+    """One decoded image."""
+
+    planes: bytes
+    """Channel by channel, row by row."""
+    height: int
+    width: int
+
+
+def read_image(path: Path, *, size: tuple[int, int] | None, grey: bool) -> Pixels:
+    """Decode one image as grey or RGB, resized to ``size`` (height, width) when given.
+
+    Pixels come as they are stored: a rotation that a camera noted in the file is not carried out.
+    """
+    content = bytes(read_bytes(path, WANTED))
+    kind = _format_of(content, path)
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns of images too large to be honest, and of metadata it cannot make sense of.
+            warnings.simplefilter("error", RuntimeWarning)
+            warnings.simplefilter("error", UserWarning)
+            with Image.open(BytesIO(content), formats=[kind.name]) as image:
+                _check(image, path)
+                return _pixels(_opaque(image, path), size, grey)
+    except DataError:
+        raise
+    except Exception as error:
+        # All is in memory by now, so any exception is about the content; Pillow's decoders raise many kinds.
+        raise DataError(
+            f"'{path}' cannot be decoded ({_reason(error)}); a whole {kind.name} file is expected there:"
+            f" {_ANEW}"
+        ) from error
+
+
+def _format_of(content: bytes, path: Path) -> Format:
+    kind = next((kind for kind in FORMATS if kind.signature.match(content)), None)
+    if kind is None:
+        raise DataError(f"'{path}' is none of {_NAMES}; only these are read: convert it or take it away")
+    if not kind.is_whole(content):
+        raise DataError(
+            f"'{path}' is not a whole {kind.name} file (cut off, damaged, or with bytes after its end);"
+            f" {_ANEW}"
+        )
+    return kind
+
+
+def _check(image: Image.Image, path: Path) -> None:
+    """What the header tells, before memory is taken for the pixels."""
+    if image.width * image.height > MAX_PIXELS:
+        raise DataError(
+            f"'{path}' states {image.height} × {image.width} pixels; at most {MAX_PIXELS} are allowed:"
+            " make it smaller"
+        )
+    if image.mode not in EIGHT_BIT_MODES:
+        raise DataError(
+            f"'{path}' has pixels of Pillow's mode {image.mode}; 8 bits per channel are allowed: convert it"
+        )
+    frames = getattr(image, "n_frames", 1)
+    if frames != 1:
+        raise DataError(f"'{path}' holds {frames} pictures; one per file is allowed: split it")
+
+
+def _opaque(image: Image.Image, path: Path) -> Image.Image:
+    """The image without its transparency, which must hide nothing."""
+    if not image.has_transparency_data:
+        return image
+    colours = image.convert("RGBA")
+    if colours.getchannel("A").getextrema() != (255, 255):
+        raise DataError(
+            f"'{path}' has transparent pixels; opaque ones are allowed: put it on a background of your choice"
+        )
+    return colours
+
+
+def _pixels(image: Image.Image, size: tuple[int, int] | None, grey: bool) -> Pixels:
+    image = image.convert("L" if grey else "RGB")
+    if size is not None and size != (image.height, image.width):
+        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return Pixels(b"".join(band.tobytes() for band in image.split()), image.height, image.width)
+
+
+def _reason(error: Exception) -> str:
+    # Pillow puts the address of its buffer into this one.
+    return "its header makes no sense" if isinstance(error, UnidentifiedImageError) else str(error)
+
+
+def _jpeg_is_whole(content: bytes) -> bool:
+    return content.endswith(b"\xff\xd9")
+
+
+def _bmp_is_whole(content: bytes) -> bool:
+    return int.from_bytes(content[2:6], "little") == len(content)
+
+
+def _webp_is_whole(content: bytes) -> bool:
+    return int.from_bytes(content[4:8], "little") + 8 == len(content)
+
+
+class Format(NamedTuple):
+    """A format of image files."""
+
+    name: str
+    """As Pillow calls it."""
+    signature: re.Pattern[bytes]
+    is_whole: Callable[[bytes], bool]
+    """Does the file end where it must? Pillow shows some files whose last bytes are missing."""
+
+
+FORMATS: Final = (
+    Format("PNG", re.compile(re.escape(png.SIGNATURE)), png.is_whole),
+    Format("JPEG", re.compile(rb"\xff\xd8\xff"), _jpeg_is_whole),
+    Format("BMP", re.compile(rb"BM"), _bmp_is_whole),
+    Format("WEBP", re.compile(rb"RIFF....WEBP", re.DOTALL), _webp_is_whole),
+)
+_ANEW: Final = f"{AGAIN}, or save it anew with an image program"
+_NAMES: Final = ", ".join(kind.name for kind in FORMATS)

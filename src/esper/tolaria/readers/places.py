@@ -1,0 +1,47 @@
+"""Where data sets lie on this machine: $ESPER_DATA, then the shared data folders of the system."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from esper.leyline.errors import DataError
+from esper.tolaria.readers.files import open_file, refusals
+
+DEFAULT_DATA_DIRS: Final = "/usr/local/share:/usr/share"
+
+
+def find_data(name: str, hint: str) -> Path:
+    """The file or folder ``name`` in the first place that has it; ``hint`` says how to get it."""
+    if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise DataError(f"'{name}' cannot be the name of a data set; give a path below the data folders")
+    places = _places(name)
+    for place in places:
+        if _is_there(place, name):
+            return place
+    unset = "" if os.environ.get("ESPER_DATA") else " ($ESPER_DATA is not set)"
+    looked = ", ".join(f"'{place}'" for place in places) or "no place at all"
+    raise DataError(f"the data set {name} is missing; looked at {looked}{unset}: {hint}")
+
+
+def _places(name: str) -> list[Path]:
+    """In order; by the XDG standard an empty list means the default and relative entries do not count."""
+    own = os.environ.get("ESPER_DATA")
+    shared = os.environ.get("XDG_DATA_DIRS") or DEFAULT_DATA_DIRS
+    entries = [Path(entry) for entry in shared.split(":")]
+    places = [entry / "datasets" / name for entry in entries if entry.is_absolute()]
+    return [Path(own) / name, *places] if own else places
+
+
+def _is_there(place: Path, name: str) -> bool:
+    """Missing is no error here; anything else that keeps it from being read is."""
+    with refusals(place, f"the data set {name}"):
+        try:
+            if place.is_dir():
+                os.listdir(place)
+            else:
+                open_file(place).close()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return True

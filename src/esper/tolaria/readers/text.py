@@ -1,0 +1,56 @@
+"""Plain text as tokens: one character is one token, and windows of tokens are the samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import DataError
+from esper.tolaria.readers.files import read_bytes
+
+WANTED: Final = "a text file in UTF-8"
+
+
+def read_text(path: Path) -> str:
+    """The characters of a file, line ends as they are.
+
+    What cannot be noticed: a text that was cut between two characters is a shorter text.
+    """
+    content = read_bytes(path, WANTED)
+    if not content:
+        raise DataError(f"'{path}' is empty; {WANTED} with at least one character is expected there")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"'{path}' cannot be decoded at offset {error.start} (byte 0x{content[error.start]:02x},"
+            f" {error.reason}); {WANTED} is expected there: convert it, or copy or download it again"
+        ) from None
+
+
+def encode(text: str) -> tuple[Tensor, str]:
+    """Token ids, int64 ``[len(text)]``, and the sorted alphabet they count in."""
+    if not text:
+        raise DataError("an empty text has no alphabet; give a text of at least one character")
+    alphabet = "".join(sorted(set(text)))
+    ids = {character: place for place, character in enumerate(alphabet)}
+    return torch.tensor([ids[character] for character in text]), alphabet
+
+
+def windows(tokens: Tensor, context: int) -> tuple[Tensor, Tensor]:
+    """Inputs and next-token targets, both ``[N, context]``, from tokens ``[T]``; N = (T − 1) // context.
+
+    Windows do not overlap; the fewer than ``context`` tokens left at the end are in none.
+    """
+    if context < 1:
+        raise DataError(f"a context of {context} tokens was asked for; ask for at least 1")
+    if tokens.ndim != 1 or len(tokens) < context + 1:
+        raise DataError(
+            f"tokens of shape {list(tokens.shape)} cannot fill one window; {context} of context and one to"
+            " predict are needed in a row: give a longer text or a shorter context"
+        )
+    used = (len(tokens) - 1) // context * context
+    return tokens[:used].reshape(-1, context), tokens[1 : used + 1].reshape(-1, context)
