@@ -157,3 +157,25 @@ def test_the_books_of_a_life_are_closed_when_the_next_begins(task: TaskSpec) -> 
     assert len(env.books.ledgers) == len(env.books.unpaired) == 4
     env.reset()
     assert (env.books.ledgers, env.books.unpaired, env.reports) == ([], [], [])
+
+
+def test_siblings_live_the_same_life_until_they_decide_differently(task: TaskSpec) -> None:
+    env = GrowthEnv(task, rng_seed=3, env_indices=range(4), siblings=2)
+    born = env.reset().features
+    assert torch.equal(born[0], born[1])
+    assert torch.equal(born[2], born[3])
+    assert not torch.equal(born[0], born[2]), "another life"
+    first = env.step(np.stack([plant(1), plant(1), WAIT, plant(1)]))
+    assert torch.equal(first.observation.features[0], first.observation.features[1])
+    assert first.reward[0] == first.reward[1] != 0
+    assert not torch.equal(first.observation.features[2], first.observation.features[3])
+    assert first.reward[2] != first.reward[3]
+
+
+def test_a_sibling_s_life_is_the_one_of_the_group(task: TaskSpec) -> None:
+    siblings = GrowthEnv(task, rng_seed=3, env_indices=(2, 3), siblings=2)
+    alone = GrowthEnv(task, rng_seed=3, env_indices=(1,))
+    siblings.reset()
+    alone.reset()
+    rewards = siblings.step(np.stack([plant(1), WAIT])).reward
+    assert rewards[0] == alone.step(plant(1)[None]).reward[0]

@@ -1,0 +1,151 @@
+"""Writers of small files, independent of the readers under test, and ways to damage them."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from esper.leyline.errors import DataError
+
+Bytes = NDArray[np.uint8]
+Read = TypeVar("Read")
+IDX_NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+CIFAR_NAMES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+
+
+def random_bytes(*shape: int, below: int = 256, rng_seed: int = 0) -> Bytes:
+    return np.random.default_rng(rng_seed).integers(below, size=shape, dtype=np.uint8)
+
+
+def idx_bytes(values: Bytes) -> bytes:
+    sizes = b"".join(size.to_bytes(4, "big") for size in values.shape)
+    return bytes([0, 0, 8, values.ndim]) + sizes + values.tobytes()
+
+
+def mnist_like(train: int = 5, test: int = 3, height: int = 2, width: int = 3) -> dict[str, Bytes]:
+    """The four arrays by file name."""
+    shapes = ((train, height, width), (train,), (test, height, width), (test,))
+    return {
+        name: random_bytes(*shape, below=256 if len(shape) == 3 else 10, rng_seed=place)
+        for place, (name, shape) in enumerate(zip(IDX_NAMES, shapes, strict=True))
+    }
+
+
+def write_mnist_like(folder: Path, arrays: dict[str, Bytes], *, packed: bool = False) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, values in arrays.items():
+        content = idx_bytes(values)
+        if packed:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(content, mtime=0))
+        else:
+            (folder / name).write_bytes(content)
+
+
+def cifar_bytes(labels: Bytes, images: Bytes) -> bytes:
+    """Records one after the other, by a plain loop."""
+    return b"".join(bytes([label]) + image.tobytes() for label, image in zip(labels, images, strict=True))
+
+
+def write_cifar(folder: Path, records: int) -> dict[str, tuple[Bytes, Bytes]]:
+    """Labels and images by file name."""
+    folder.mkdir(exist_ok=True)
+    written = {}
+    for place, name in enumerate(CIFAR_NAMES):
+        labels = random_bytes(records, below=10, rng_seed=place)
+        images = random_bytes(records, 3, 32, 32, rng_seed=100 + place)
+        (folder / name).write_bytes(cifar_bytes(labels, images))
+        written[name] = labels, images
+    return written
+
+
+def png_chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def png_bytes(pixels: Bytes) -> bytes:
+    """A PNG written by hand from pixels [H, W] (grey) or [H, W, 3] (RGB)."""
+    height, width = pixels.shape[:2]
+    header = struct.pack(">IIBBBBB", width, height, 8, 0 if pixels.ndim == 2 else 2, 0, 0, 0)
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    chunks = png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+def image_bytes(pixels: Bytes, kind: str, mode: str | None = None, **options: object) -> bytes:
+    """What Pillow writes for pixels [H, W] or [H, W, 3]."""
+    image = Image.fromarray(pixels)
+    if mode is not None:
+        image = image.convert(mode)
+    buffer = BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """As a new file: some file systems wait for the disk when a file is emptied and written anew."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+
+
+def cuts(content: bytes, count: int, rng_seed: int) -> Iterator[bytes]:
+    """Prefixes, none of them whole."""
+    rng = random.Random(rng_seed)
+    for _ in range(count):
+        yield content[: rng.randrange(len(content))]
+
+
+def flips(content: bytes, count: int, rng_seed: int) -> Iterator[bytes]:
+    """One to three bits flipped, never back to the whole."""
+    rng = random.Random(rng_seed)
+    for _ in range(count):
+        damaged = bytearray(content)
+        for bit in rng.sample(range(8 * len(content)), rng.randint(1, 3)):
+            damaged[bit // 8] ^= 1 << bit % 8
+        yield bytes(damaged)
+
+
+@contextmanager
+def refused(*parts: str) -> Iterator[None]:
+    """A DataError whose sentence has every one of ``parts`` and is one line."""
+    with pytest.raises(DataError) as caught:
+        yield
+    sentence = str(caught.value)
+    for part in parts:
+        assert part in sentence
+    assert "\n" not in sentence
+
+
+def denied(*_: object, **__: object) -> None:
+    """In place of a call to the operating system: tests may run as root, whom nothing is denied."""
+    raise PermissionError(13, "Permission denied")
+
+
+def attempt(read: Callable[[], Read]) -> Read | None:
+    """What was read, or None when it was refused as it must be; anything else escapes."""
+    try:
+        return read()
+    except DataError:
+        return None

@@ -1,0 +1,358 @@
+import struct
+import tracemalloc
+import warnings
+import zlib
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile
+
+from esper.tolaria.readers.images import Pixels, read_image
+from tests.tolaria.readers.building import (
+    Bytes,
+    denied,
+    image_bytes,
+    overwrite,
+    png_bytes,
+    png_chunk,
+    random_bytes,
+    refused,
+)
+
+COLOURS = random_bytes(5, 7, 3)
+GREYS = random_bytes(5, 7)
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+KINDS = ("PNG", "JPEG", "BMP", "WEBP")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "image"
+
+
+def read(path: Path, content: bytes, *, size: tuple[int, int] | None = None, grey: bool = False) -> Pixels:
+    overwrite(path, content)
+    return read_image(path, size=size, grey=grey)
+
+
+def planes(pixels: Bytes) -> bytes:
+    """[H, W, 3] channel by channel."""
+    return np.moveaxis(pixels, 2, 0).tobytes()
+
+
+def whole(kind: str) -> bytes:
+    return image_bytes(COLOURS, kind)
+
+
+def png_of_stream(stream: bytes, height: int = 3, width: int = 2, interlace: int = 0) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, interlace)
+    return SIGNATURE + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", stream) + png_chunk(b"IEND", b"")
+
+
+def png_of(rows: bytes, height: int = 3, width: int = 2, interlace: int = 0) -> bytes:
+    """A grey PNG with right checksums, whether its rows are right or not."""
+    return png_of_stream(zlib.compress(rows), height, width, interlace)
+
+
+def huge_bmp(height: int, width: int) -> bytes:
+    """A header that states more pixels than follow."""
+    content = bytearray(image_bytes(COLOURS, "BMP"))
+    content[18:26] = struct.pack("<ii", width, height)
+    return bytes(content)
+
+
+def test_a_png_written_by_hand_comes_back_channel_by_channel(path: Path) -> None:
+    pixels = np.array([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]], np.uint8)  # one row of three
+    assert read(path, png_bytes(pixels)) == Pixels(bytes([1, 4, 7, 2, 5, 8, 3, 6, 9]), height=1, width=3)
+
+
+@pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("BMP", {}), ("WEBP", {"lossless": True})])
+def test_formats_without_loss_come_back_as_written(path: Path, kind: str, options: dict[str, object]) -> None:
+    assert read(path, image_bytes(COLOURS, kind, **options)) == Pixels(planes(COLOURS), 5, 7)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
+def test_formats_with_loss_come_back_nearly_as_written(path: Path, kind: str) -> None:
+    even = np.full((8, 16, 3), (200, 100, 50), np.uint8)
+    found = np.frombuffer(read(path, image_bytes(even, kind, quality=95)).planes, np.uint8).reshape(3, 8, 16)
+    assert np.abs(found.astype(int).mean(axis=(1, 2)) - [200, 100, 50]).max() < 4
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "JPEG"])
+def test_grey_files_fill_three_channels_or_one(path: Path, kind: str) -> None:
+    even = np.full((4, 6), 77, np.uint8)
+    content = image_bytes(even, kind)
+    assert read(path, content) == Pixels(b"\x4d" * 72, 4, 6)
+    assert read(path, content, grey=True) == Pixels(b"\x4d" * 24, 4, 6)
+
+
+def test_colours_become_grey_by_luminance(path: Path) -> None:
+    """Rec. 601: 0.299 R + 0.587 G + 0.114 B of 255 is 76.2, 149.7 and 29.1."""
+    pure = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255]]], np.uint8)
+    assert list(read(path, png_bytes(pure), grey=True).planes) == [76, 150, 29]
+
+
+@pytest.mark.parametrize("mode", ["1", "P", "L", "RGBA", "LA", "CMYK"])
+def test_modes_of_eight_bits_are_taken(path: Path, mode: str) -> None:
+    white = np.full((3, 2, 3), 255, np.uint8)
+    content = image_bytes(white, "JPEG" if mode == "CMYK" else "PNG", mode)
+    assert read(path, content) == Pixels(b"\xff" * 18, 3, 2)
+
+
+def test_opaque_transparency_is_dropped(path: Path) -> None:
+    assert read(path, image_bytes(COLOURS, "PNG", "RGBA")).planes == planes(COLOURS)
+
+
+@pytest.mark.parametrize("alpha", [254, 0])
+def test_transparent_pixels_are_refused(path: Path, alpha: int) -> None:
+    pixels = np.dstack([COLOURS, np.full((5, 7), 255, np.uint8)])
+    pixels[4, 6, 3] = alpha
+    with refused(f"'{path}' has transparent pixels; opaque ones are allowed: put it on a background"):
+        read(path, image_bytes(pixels, "PNG"))
+
+
+def test_a_transparent_colour_of_a_palette_is_refused_where_it_is_used(path: Path) -> None:
+    half = np.zeros((2, 2), np.uint8)
+    half[0] = 1
+    palette = Image.frombytes("P", (2, 2), half.tobytes())
+    palette.putpalette([10, 20, 30, 40, 50, 60])
+    for transparency, used in ((b"\xff\x80", True), (b"\xff\xff\x80", False), (b"\xff\xff", False)):
+        buffer = BytesIO()
+        palette.save(buffer, "PNG", transparency=transparency)
+        if used:
+            with refused("has transparent pixels"):
+                read(path, buffer.getvalue())
+        else:
+            assert read(path, buffer.getvalue()).planes[:4] == bytes([40, 40, 10, 10])
+
+
+def test_deeper_pixels_are_refused_and_not_clipped(path: Path) -> None:
+    buffer = BytesIO()
+    Image.fromarray(np.full((2, 2), 40_000, np.uint16)).save(buffer, "PNG")
+    with refused(f"'{path}' has pixels of Pillow's mode I;16; 8 bits per channel are allowed: convert it"):
+        read(path, buffer.getvalue())
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_several_pictures_in_one_file_are_refused(path: Path, kind: str) -> None:
+    buffer = BytesIO()
+    frames = [Image.fromarray(random_bytes(4, 4, 3, rng_seed=place)) for place in range(3)]
+    frames[0].save(buffer, kind, save_all=True, append_images=frames[1:])
+    with refused(f"'{path}' holds 3 pictures; one per file is allowed: split it"):
+        read(path, buffer.getvalue())
+
+
+def test_a_size_is_height_and_width(path: Path) -> None:
+    even = np.full((5, 7, 3), (9, 8, 7), np.uint8)
+    assert read(path, png_bytes(even), size=(2, 3)) == Pixels(b"\x09" * 6 + b"\x08" * 6 + b"\x07" * 6, 2, 3)
+    assert read(path, png_bytes(COLOURS), size=(5, 7)).planes == planes(COLOURS)
+
+
+def test_a_smaller_size_averages(path: Path) -> None:
+    checks = np.array([[0, 200], [200, 0]], np.uint8)
+    assert read(path, png_bytes(checks), size=(1, 1), grey=True).planes == b"\x64"  # 100
+
+
+@every_kind
+def test_the_content_tells_the_format_and_not_the_suffix(tmp_path: Path, kind: str) -> None:
+    assert read(tmp_path / "image.gif", whole(kind))[1:] == (5, 7)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x89PNG", b"hello", b"RIFF1234WAVE", b"P6 1 1 255 abc"])
+def test_other_content_is_refused(path: Path, content: bytes) -> None:
+    with refused(
+        f"'{path}' is none of PNG, JPEG, BMP, WEBP; only these are read: convert it or take it away"
+    ):
+        read(path, content)
+
+
+def test_a_gif_is_refused(path: Path) -> None:
+    with refused(f"'{path}' is none of PNG, JPEG, BMP, WEBP"):
+        read(path, image_bytes(GREYS, "GIF"))
+
+
+@every_kind
+def test_every_prefix_is_refused(path: Path, kind: str) -> None:
+    content = whole(kind)
+    for length in range(len(content)):
+        with refused(f"'{path}' is no"):  # "none of …" or "not a whole …"
+            read(path, content[:length])
+
+
+@every_kind
+def test_bytes_after_the_end_are_refused(path: Path, kind: str) -> None:
+    for tail in (b"\0", b"\xff", b"more"):
+        with refused(f"'{path}' is not a whole {kind} file (cut off, damaged, or with bytes after its end)"):
+            read(path, whole(kind) + tail)
+
+
+@every_kind
+def test_every_prefix_is_refused_even_where_pillow_is_told_to_make_do(
+    path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    content = whole(kind)
+    for length in range(0, len(content), 3):
+        with refused(f"'{path}' is no"):
+            read(path, content[:length])
+
+
+def test_a_png_with_fewer_rows_than_it_states_is_refused(path: Path) -> None:
+    """Right checksums throughout; Pillow would show the missing row as black."""
+    assert read(path, png_of(b"\0ab\0cd\0ef"), grey=True).planes == b"abcdef"
+    for rows in (b"", b"\0ab\0cd", b"\0ab\0cd\0e", b"\0ab\0cd\0ef\0", b"\0ab\0cd\0ef\0gh"):
+        with refused(f"'{path}' is not a whole PNG file"):
+            read(path, png_of(rows))
+
+
+def test_a_png_whose_stream_has_no_end_is_refused(path: Path) -> None:
+    stream = zlib.compress(b"\0ab\0cd\0ef")
+    for damaged in (stream[:-1], stream[:-4], stream + b"\0", stream[:-1] + bytes([stream[-1] ^ 1])):
+        with refused(f"'{path}' is not a whole PNG file"):
+            read(path, png_of_stream(damaged))
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 9), (9, 1), (3, 5), (8, 8), (13, 11)])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGB", "RGBA", "P"])
+def test_pngs_of_all_widths_and_depths_are_whole(path: Path, height: int, width: int, mode: str) -> None:
+    pixels = random_bytes(height, width, 3)
+    assert read(path, image_bytes(pixels, "PNG", mode))[1:] == (height, width)
+    if mode == "P":
+        assert read(path, image_bytes(pixels, "PNG", mode, bits=2))[1:] == (height, width)
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 9), (9, 1), (3, 5), (8, 8), (13, 11)])
+def test_an_interlaced_png_is_whole_with_the_data_of_its_seven_passes(
+    path: Path, height: int, width: int
+) -> None:
+    """Adam7 by its picture in the standard: the number of the pass of each pixel in a block of 8 × 8."""
+    picture = ("16462646", "77777777", "56565656", "77777777", "36463646", "77777777", "56565656", "77777777")
+    values = random_bytes(height, width)
+    rows = b""
+    for number in "1234567":
+        for row in range(height):
+            found = [int(values[row, col]) for col in range(width) if picture[row % 8][col % 8] == number]
+            rows += b"\0" * bool(found) + bytes(found)
+    assert read(path, png_of(rows, height, width, interlace=1), grey=True).planes == values.tobytes()
+    with refused("is not a whole PNG file"):
+        read(path, png_of(rows[:-1], height, width, interlace=1))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"\0" * 12,
+        struct.pack(">IIBBBBB", 2, 3, 8, 1, 0, 0, 0),
+        struct.pack(">IIBBBBB", 2, 3, 8, 0, 0, 0, 2),
+    ],
+    ids=["empty", "short", "colour type 1", "interlace 2"],
+)
+def test_a_png_with_a_header_that_the_standard_does_not_know_is_refused(path: Path, header: bytes) -> None:
+    chunks = png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(b"\0ab\0cd\0ef"))
+    with refused(f"'{path}' is not a whole PNG file"):
+        read(path, SIGNATURE + chunks + png_chunk(b"IEND", b""))
+
+
+def test_a_bmp_with_fewer_rows_than_it_states_is_refused(path: Path) -> None:
+    """A row of 5 × 3 bytes is filled up to 16; here the last one is missing and the file states so."""
+    content = image_bytes(random_bytes(4, 5, 3), "BMP")[:-16]
+    with refused(f"'{path}' cannot be decoded (", "a whole BMP file is expected there"):
+        read(path, content[:2] + len(content).to_bytes(4, "little") + content[6:])
+
+
+def test_a_png_with_nothing_but_an_end_is_refused(path: Path) -> None:
+    with refused(f"'{path}' is not a whole PNG file"):
+        read(path, SIGNATURE + png_chunk(b"IEND", b""))
+
+
+def test_two_jpegs_in_one_file_are_refused(path: Path) -> None:
+    with refused(f"'{path}' is not a whole JPEG file"):
+        read(path, whole("JPEG") + whole("JPEG"))
+
+
+def jpeg_with_thumbnail() -> bytes:
+    """Another JPEG, with an end of its own, inside a segment behind the start."""
+    thumbnail = image_bytes(GREYS, "JPEG")
+    segment = b"\xff\xe1" + (2 + len(thumbnail)).to_bytes(2, "big") + thumbnail
+    return b"\xff\xd8" + segment + whole("JPEG")[2:]
+
+
+def test_a_jpeg_inside_a_segment_of_a_jpeg_is_passed_over(path: Path) -> None:
+    assert read(path, jpeg_with_thumbnail()) == read(path, whole("JPEG"))
+
+
+def test_a_jpeg_cut_behind_the_end_of_its_thumbnail_is_refused(path: Path) -> None:
+    content = jpeg_with_thumbnail()
+    with refused(f"'{path}' is not a whole JPEG file"):
+        read(path, content[: content.index(b"\xff\xd9") + 2])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"progressive": True}, {"restart_marker_blocks": 1}, {"quality": 100}]
+)
+def test_jpegs_of_several_scans_and_with_points_to_restart_are_whole(
+    path: Path, options: dict[str, object]
+) -> None:
+    pixels = random_bytes(40, 33, 3)
+    assert read(path, image_bytes(pixels, "JPEG", **options))[1:] == (40, 33)
+
+
+def test_fill_bytes_before_the_end_of_a_jpeg_are_allowed(path: Path) -> None:
+    content = whole("JPEG")
+    assert read(path, content[:-2] + b"\xff\xff\xff\xd9") == read(path, content)
+
+
+def test_a_jpeg_with_nothing_in_it_is_refused(path: Path) -> None:
+    with refused(f"'{path}' cannot be decoded (", "a whole JPEG file is expected there: copy or download"):
+        read(path, b"\xff\xd8\xff\xd9")
+
+
+def test_a_flipped_bit_in_any_place_of_a_png_is_noticed(path: Path) -> None:
+    content = png_bytes(random_bytes(2, 2, 3))
+    for bit in range(8 * len(content)):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with refused(f"'{path}' is no"):
+            read(path, bytes(damaged))
+
+
+@pytest.mark.parametrize("limit", [Image.MAX_IMAGE_PIXELS, None], ids=["limit", "no limit"])
+@pytest.mark.parametrize(
+    ("height", "width"), [(8192, 8193), (9000, 10_000), (20_000, 20_000), (2**31 - 1, 2**31 - 1)]
+)
+def test_absurd_sizes_are_refused_before_memory_is_taken(
+    path: Path, monkeypatch: pytest.MonkeyPatch, height: int, width: int, limit: int | None
+) -> None:
+    """The second size is one that Pillow only warns of, the third one that it refuses by itself."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    tracemalloc.start()
+    try:
+        with refused(f"'{path}' ", "pixels"):
+            read(path, huge_bmp(height, width), size=(4, 4))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_filters_of_warnings_stay_as_they_were(path: Path) -> None:
+    before = list(warnings.filters)
+    read(path, whole("PNG"))
+    with refused("pixels"):
+        read(path, huge_bmp(9000, 10_000))
+    assert list(warnings.filters) == before
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with refused(f"'{tmp_path}' is a folder; an image file is expected there"):
+        read_image(tmp_path, size=None, grey=False)
+
+
+def test_permission_denied_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_bytes(whole("PNG"))
+    monkeypatch.setattr(Path, "open", denied)
+    with refused(f"'{path}' may not be read (permission denied); an image file is expected there"):
+        read_image(path, size=None, grey=False)

@@ -1,0 +1,131 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from esper.tolaria.readers import find_data
+from tests.tolaria.readers.building import denied, refused
+
+HINT = "install the package dataset-thing"
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own").mkdir()
+    monkeypatch.setenv("ESPER_DATA", str(tmp_path / "own"))
+    return tmp_path / "own"
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Two entries of $XDG_DATA_DIRS, the second one without a folder of data sets."""
+    (tmp_path / "one" / "datasets").mkdir(parents=True)
+    (tmp_path / "two").mkdir()
+    monkeypatch.setenv("XDG_DATA_DIRS", f"{tmp_path / 'one'}:{tmp_path / 'two'}")
+    return tmp_path / "one", tmp_path / "two"
+
+
+def test_places_are_looked_at_in_order(own: Path, shared: tuple[Path, Path]) -> None:
+    places = [own / "thing", shared[0] / "datasets" / "thing", shared[1] / "datasets" / "thing"]
+    for place in reversed(places):
+        place.mkdir(parents=True)
+        assert find_data("thing", HINT) == place
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_file_is_found_as_well_as_a_folder(own: Path) -> None:
+    (own / "thing.txt").touch()
+    assert find_data("thing.txt", HINT) == own / "thing.txt"
+
+
+def test_a_missing_data_set_names_every_place_and_the_hint(own: Path, shared: tuple[Path, Path]) -> None:
+    looked = ", ".join(f"'{place}'" for place in (own / "x", *(entry / "datasets" / "x" for entry in shared)))
+    with refused(f"the data set x is missing; looked at {looked}: {HINT}"):
+        find_data("x", HINT)
+
+
+@pytest.mark.parametrize("unset", [None, ""])
+def test_without_a_folder_of_ones_own_the_sentence_says_so(
+    shared: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, unset: str | None
+) -> None:
+    if unset is None:
+        monkeypatch.delenv("ESPER_DATA", raising=False)
+    else:
+        monkeypatch.setenv("ESPER_DATA", unset)
+    with refused(
+        f"looked at '{shared[0]}/datasets/x', '{shared[1]}/datasets/x' ($ESPER_DATA is not set): {HINT}"
+    ):
+        find_data("x", HINT)
+
+
+@pytest.mark.parametrize("unset", [None, ""])
+def test_the_shared_folders_default_to_those_of_the_standard(
+    own: Path, monkeypatch: pytest.MonkeyPatch, unset: str | None
+) -> None:
+    if unset is None:
+        monkeypatch.delenv("XDG_DATA_DIRS", raising=False)
+    else:
+        monkeypatch.setenv("XDG_DATA_DIRS", unset)
+    default = "'/usr/local/share/datasets/no-such-thing', '/usr/share/datasets/no-such-thing'"
+    with refused(f"looked at '{own}/no-such-thing', {default}: {HINT}"):
+        find_data("no-such-thing", HINT)
+
+
+def test_relative_and_empty_entries_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: tuple[Path, Path]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ESPER_DATA", raising=False)
+    monkeypatch.setenv("XDG_DATA_DIRS", f"::one:{shared[1]}:")
+    (shared[0] / "datasets" / "x").mkdir()  # the relative entry would find it
+    with refused(f"looked at '{shared[1]}/datasets/x' ($ESPER_DATA is not set): {HINT}"):
+        find_data("x", HINT)
+    monkeypatch.setenv("XDG_DATA_DIRS", "one")
+    with refused(f"looked at no place at all ($ESPER_DATA is not set): {HINT}"):
+        find_data("x", HINT)
+
+
+def test_a_file_in_the_way_and_a_dangling_link_are_passed_by(own: Path, shared: tuple[Path, Path]) -> None:
+    (own / "x").symlink_to(own / "nowhere")
+    (shared[1] / "datasets").touch()
+    (shared[0] / "datasets" / "x").mkdir()
+    assert find_data("x", HINT) == shared[0] / "datasets" / "x"
+    (shared[0] / "datasets" / "x").rmdir()
+    with refused("the data set x is missing"):
+        find_data("x", HINT)
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_folder_that_may_not_be_read_is_refused(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own / "x").mkdir()
+    monkeypatch.setattr(os, "listdir", denied)
+    with refused(f"'{own / 'x'}' may not be read (permission denied); the data set x is expected there"):
+        find_data("x", HINT)
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_file_that_may_not_be_read_is_refused(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (own / "x").touch()
+    monkeypatch.setattr(Path, "open", denied)
+    with refused(f"'{own / 'x'}' may not be read (permission denied); the data set x is expected there"):
+        find_data("x", HINT)
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_place_that_may_not_be_searched_is_refused(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "stat", denied)
+    with refused(f"'{own / 'x'}' may not be read (permission denied); the data set x is expected there"):
+        find_data("x", HINT)
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize("name", ["", ".", "..", "a/../../b", "/etc"])
+def test_a_name_that_leads_elsewhere_is_refused(own: Path, name: str) -> None:
+    with refused(f"'{name}' cannot be the name of a data set"):
+        find_data(name, HINT)
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_name_may_be_a_path_below_a_place(own: Path) -> None:
+    (own / "a" / "b").mkdir(parents=True)
+    assert find_data("a/b", HINT) == own / "a" / "b"
