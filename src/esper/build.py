@@ -120,6 +120,7 @@ def describe_run(config: RunConfig | TrainingConfig, decider: str, name: str, en
         decider=decider,
         rng_seed=config.rng_seed,
         config=config.model_dump(mode="json"),
+        data_hash=env.task.digest(),
         git_revision=provenance.git_revision(),
         versions=provenance.versions(),
         hardware=provenance.hardware(),

@@ -66,6 +66,7 @@ def run_row(name: str = "demo", decider: str = "heuristic") -> RunRow:
         task="digits_impaired",
         decider=decider,
         rng_seed=0,
+        data_hash="0" * 64,
         config={"horizon": EPOCHS},
         git_revision=None,
         versions={"python": "3.11"},

@@ -78,6 +78,7 @@ class RunRow(Row, kw_only=True):
     decider: Annotated[str, Column("name", "Decision maker.")]
     rng_seed: Annotated[int, Column("seed", "Root of every random stream.")]
     config: Annotated[dict[str, Any], Column("map", "The whole configuration.")]
+    data_hash: Annotated[str, Column("hash", "Of the task's data, before it is split.")]
     git_revision: Annotated[str | None, Column("hash", "Revision of the code, if it is a checkout.")]
     versions: Annotated[dict[str, str], Column("map", "Versions of Python and of the libraries used.")]
     hardware: Annotated[dict[str, Any], Column("map", "Machine, processor count, devices.")]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from esper.leyline.errors import DataError
@@ -105,6 +108,15 @@ class BatchCursor:
         self._generator.set_state(state["generator"])
 
 
+def digest_of(*tensors: Tensor) -> str:
+    """A digest of what the tensors hold."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def split_images(
     images: Tensor, labels: Tensor, *, validation: int, test: int, generator: torch.Generator
 ) -> Splits:
@@ -115,9 +127,30 @@ def split_images(
             f"{images.shape[0]} samples cannot give {validation} for validation and {test} for test"
             " and leave any for training"
         )
-    order = torch.randperm(images.shape[0], generator=generator)
-    chosen = order[:train]
-    std, mean = torch.std_mean(images[chosen])
-    normal = ((images - mean) / std.clamp_min(1e-6)).contiguous(memory_format=torch.channels_last)
-    parts = [Samples(normal[index], labels[index]) for index in order.split([train, validation, test])]
-    return Splits(parts[0], parts[1], GuardedTest(parts[2]))
+    parts = torch.randperm(images.shape[0], generator=generator).split([train, validation, test])
+    cut = normalised([images[index] for index in parts])
+    samples = [Samples(x, labels[index]) for x, index in zip(cut, parts, strict=True)]
+    return Splits(samples[0], samples[1], GuardedTest(samples[2]))
+
+
+def normalised(parts: Sequence[Tensor]) -> list[Tensor]:
+    """Images ``[N, C, H, W]`` as floats; the first part, which is trained on, gets mean 0 and deviation 1."""
+    std, mean = torch.std_mean(parts[0].float())
+    return [
+        ((part.float() - mean) / std.clamp_min(1e-6)).contiguous(memory_format=torch.channels_last)
+        for part in parts
+    ]
+
+
+def shifted_and_flipped(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image ``[N, C, H, W]`` moved by up to an eighth of its side, half of them mirrored."""
+    count, _, height, width = images.shape
+    reach = max(height, width) // 8
+    padded = F.pad(images, (reach,) * 4)
+    down, right = (torch.randint(2 * reach + 1, (count, 1), generator=generator) for _ in range(2))
+    mirrored = torch.randint(2, (count, 1), generator=generator).bool()
+    rows = down + torch.arange(height)
+    columns = torch.arange(width).expand(count, width)
+    columns = right + torch.where(mirrored, columns.flip(1), columns)
+    picked = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    return picked.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)

@@ -28,7 +28,7 @@ from esper.leyline.stages import Stage
 from esper.tolaria import actuator, judgement, recording
 from esper.tolaria.calibration import recalibrate
 from esper.tolaria.counterfactual import Counterfactuals, measure
-from esper.tolaria.data import BatchCursor
+from esper.tolaria.data import BatchCursor, shifted_and_flipped
 from esper.tolaria.epoch import EpochTraining, train_epoch
 from esper.tolaria.flops import FlopMeter
 from esper.tolaria.recovery import ROLLBACK_LIMIT, Recovery
@@ -114,6 +114,7 @@ class MorphEnv:
         )
         self.begin_streams()
         self.sampling = self._streams.generator("counterfactual")
+        self.augmenting = self._streams.generator("augment")
         self.meter = FlopMeter(self.model, self.splits.train.x[0])
         self.learning_rate = instance.learning_rate
         self._start_counting()
@@ -193,7 +194,10 @@ class MorphEnv:
         batches = []
         for _ in range(self.task.batches_per_epoch):
             chosen = self.cursor.next()
-            batches.append((train.x[chosen], train.y[chosen]))
+            x = train.x[chosen]
+            batches.append(
+                (shifted_and_flipped(x, self.augmenting) if self.task.augment else x, train.y[chosen])
+            )
         with self.host_stream:
             trained = train_epoch(
                 self.model,

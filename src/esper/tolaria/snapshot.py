@@ -25,6 +25,7 @@ def take(env: MorphEnv) -> Snapshot:
         "test": env.splits.test.state(),
         "host_stream": env.host_stream.get_state(),
         "sampling": env.sampling.get_state(),
+        "augmenting": env.augmenting.get_state(),
         "recovery": env.recovery.state(),
         "next_seed_id": env.next_seed_id,
         "op_counts": list(env.op_counts),
@@ -49,6 +50,7 @@ def restore(env: MorphEnv, snapshot: Snapshot) -> None:
     env.splits.test.load_state(snapshot["test"])
     env.host_stream.set_state(snapshot["host_stream"])
     env.sampling.set_state(snapshot["sampling"])
+    env.augmenting.set_state(snapshot["augmenting"])
     env.recovery.load_state(snapshot["recovery"])
     env.epoch = snapshot["epoch"]
     env.next_seed_id = snapshot["next_seed_id"]

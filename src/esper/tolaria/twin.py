@@ -89,11 +89,14 @@ def _key(task: TaskSpec, rng_seed: int, env: int, episode: int) -> str:
 def _task_key(task: TaskSpec) -> str:
     """Everything about task, code and machine that can change a twin's score."""
     settings = {
-        name: str(value) for name, value in asdict(task).items() if name not in ("load", "objective", "rules")
+        name: str(value)
+        for name, value in asdict(task).items()
+        if name not in ("load", "digest", "objective", "rules")
     }
     parts = (
         json.dumps(settings, sort_keys=True),
         f"{task.load.__module__}.{task.load.__qualname__}",
+        task.digest(),
         _code_digest(),
         version("esper"),
         torch.__version__,

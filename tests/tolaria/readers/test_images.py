@@ -338,6 +338,17 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(
         tracemalloc.stop()
 
 
+def test_what_pillow_only_warns_of_is_refused_even_where_warnings_are_ignored(path: Path) -> None:
+    """An animation of no pictures, of which Pillow would show the default one."""
+    content = png_bytes(COLOURS)
+    behind_header = len(SIGNATURE) + 12 + 13
+    animation = png_chunk(b"acTL", struct.pack(">II", 0, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with refused(f"'{path}' cannot be decoded (Invalid APNG", "a whole PNG file is expected there"):
+            read(path, content[:behind_header] + animation + content[behind_header:])
+
+
 def test_the_filters_of_warnings_stay_as_they_were(path: Path) -> None:
     before = list(warnings.filters)
     read(path, whole("PNG"))

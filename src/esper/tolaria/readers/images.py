@@ -1,7 +1,7 @@
 """One image file as bytes of pixels: formats are told by content, and a file that is not whole is refused.
 
-What cannot be noticed: a flipped bit inside the data of a JPEG, BMP or WebP is other pixels, since these
-formats have no checksum. PNG has one and it is compared.
+What cannot be noticed: damage inside the data of a JPEG, BMP or WebP is other pixels, since these formats
+have no checksum. PNG has one and it is compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from PIL import Image, UnidentifiedImageError
 
 from esper.leyline.errors import DataError
-from esper.tolaria.readers import png
+from esper.tolaria.readers import jpeg, png
 from esper.tolaria.readers.files import AGAIN, read_bytes
 
 WANTED: Final = "an image file"
@@ -111,10 +111,6 @@ def _reason(error: Exception) -> str:
     return "its header makes no sense" if isinstance(error, UnidentifiedImageError) else str(error)
 
 
-def _jpeg_is_whole(content: bytes) -> bool:
-    return content.endswith(b"\xff\xd9")
-
-
 def _bmp_is_whole(content: bytes) -> bool:
     return int.from_bytes(content[2:6], "little") == len(content)
 
@@ -135,7 +131,7 @@ class Format(NamedTuple):
 
 FORMATS: Final = (
     Format("PNG", re.compile(re.escape(png.SIGNATURE)), png.is_whole),
-    Format("JPEG", re.compile(rb"\xff\xd8\xff"), _jpeg_is_whole),
+    Format("JPEG", re.compile(re.escape(jpeg.SIGNATURE)), jpeg.is_whole),
     Format("BMP", re.compile(rb"BM"), _bmp_is_whole),
     Format("WEBP", re.compile(rb"RIFF....WEBP", re.DOTALL), _webp_is_whole),
 )

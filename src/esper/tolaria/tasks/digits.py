@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.tolaria.data import Splits, split_images
+from esper.tolaria.data import Splits, digest_of, split_images
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec
 
 VALIDATION = 360
@@ -30,12 +30,18 @@ def load_digits(generator: torch.Generator) -> Splits:
     return split_images(images, labels, validation=VALIDATION, test=TEST, generator=generator)
 
 
+def digits_digest() -> str:
+    """A digest of the packaged images and labels."""
+    return digest_of(*_load_arrays())
+
+
 DIGITS = TaskSpec(
     name="digits",
     summary="8×8 digits, host 4-8-8 with 3×3 kernels: already good, little to gain",
     input_shape=(1, 8, 8),
     classes=10,
     load=load_digits,
+    digest=digits_digest,
     instances=InstanceDistribution(widths=((4, 8, 8),), kernels=(3,)),
 )
 
@@ -45,5 +51,6 @@ DIGITS_IMPAIRED = TaskSpec(
     input_shape=(1, 8, 8),
     classes=10,
     load=load_digits,
+    digest=digits_digest,
     instances=InstanceDistribution(widths=((2, 4, 8),), kernels=(1,)),
 )

@@ -71,9 +71,13 @@ class TaskSpec:
     """What the answer is one of; for text also what a token is one of."""
     load: Callable[[torch.Generator], Splits]
     """Split the data by the given generator."""
+    digest: Callable[[], str]
+    """Which data it is, whatever the split."""
     instances: InstanceDistribution
     objective: Objective = CLASSIFICATION
     host: HostKind = "cnn"
+    augment: bool = False
+    """Shift and mirror the images of every minibatch."""
     horizon: int = 20
     batch_size: int = 64
     batches_per_epoch: int = 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -13,10 +14,12 @@ import torch
 from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.objective import NEXT_TOKEN
+from esper.tolaria.readers import find_data, read_text
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec
 
 VOCABULARY: Final = 256
 CONTEXT: Final = 32
+TEXT_FILE: Final = "text.txt"
 BLOCK: Final = 16
 """Windows that stay together when text is split: neighbours repeat one another's words."""
 VALIDATION: Final = 256
@@ -82,6 +85,25 @@ def _source_of(name: str) -> Path:
     return Path(found.origin)
 
 
+@cache
+def _read_file(path: Path) -> bytes:
+    return read_text(path).encode()
+
+
+def _text() -> bytes:
+    return _read_file(find_data(TEXT_FILE, "put any plain text there, encoded as UTF-8"))
+
+
+def load_text(generator: torch.Generator) -> Splits:
+    """The user's own text."""
+    return split_text(_text(), CONTEXT, generator)
+
+
+def text_digest() -> str:
+    """Which text it is."""
+    return hashlib.sha256(_text()).hexdigest()
+
+
 def load_pycode(generator: torch.Generator) -> Splits:
     """The fixed list of library modules, one behind the other."""
     return split_text(_library_source(), CONTEXT, generator)
@@ -98,10 +120,18 @@ PYCODE = TaskSpec(
     input_shape=(CONTEXT,),
     classes=VOCABULARY,
     load=load_pycode,
+    digest=pycode_digest,
     instances=InstanceDistribution(widths=((16, 16, 16),), learning_rates=(0.01,)),
     objective=NEXT_TOKEN,
     host="gpt",
     optimiser="adamw",
     batch_size=32,
     batches_per_epoch=32,
+)
+TEXT = replace(
+    PYCODE,
+    name="text",
+    summary="A text file of your own by the byte, a GPT of three narrow layers",
+    load=load_text,
+    digest=text_digest,
 )

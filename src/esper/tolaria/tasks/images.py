@@ -1,0 +1,145 @@
+"""Image data sets from files: Fashion-MNIST, small and whole, and CIFAR-10."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Generator
+
+from esper.tolaria.data import GuardedTest, Samples, Splits, digest_of, normalised
+from esper.tolaria.readers import Part, find_data, read_cifar_binary, read_labelled_idx, read_split_folders
+from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec
+
+FASHION_HINT: Final = "install Debian's package dataset-fashion-mnist, or put the four IDX files there"
+CIFAR_HINT: Final = (
+    "put the binary batches (data_batch_1.bin …) there, or class folders of images below train and test"
+)
+
+Parts = tuple[Part, Part]
+"""What the data set offers to train on, and to test on."""
+
+
+def fashion() -> Parts:
+    """Fashion-MNIST, 28×28."""
+    return _read_idx(find_data("fashion-mnist", FASHION_HINT))
+
+
+def fashion14() -> Parts:
+    """Fashion-MNIST with every 2×2 pixels made one."""
+    return _pooled(find_data("fashion-mnist", FASHION_HINT))
+
+
+def cifar() -> Parts:
+    """CIFAR-10 from its binary batches; or, from folders, the same pictures as they were compressed."""
+    folder = find_data("cifar-10", CIFAR_HINT)
+    return _read_folders(folder) if (folder / "train").is_dir() else _read_batches(folder)
+
+
+# Kept for the whole process, by folder: every life draws its own samples from them.
+
+
+@cache
+def _read_idx(folder: Path) -> Parts:
+    return read_labelled_idx(folder)
+
+
+@cache
+def _pooled(folder: Path) -> Parts:
+    def halve(part: Part) -> Part:
+        pooled = torch.cat([F.avg_pool2d(chunk.float(), 2) for chunk in part.images.split(4096)])
+        return Part(pooled.round().to(torch.uint8), part.labels)
+
+    train, test = _read_idx(folder)
+    return halve(train), halve(test)
+
+
+@cache
+def _read_batches(folder: Path) -> Parts:
+    return read_cifar_binary(folder)
+
+
+@cache
+def _read_folders(folder: Path) -> Parts:
+    return read_split_folders(folder)
+
+
+def _loader(source: Callable[[], Parts], train: int, held_out: int) -> Callable[[Generator], Splits]:
+    """Draws ``train`` samples to train on and ``held_out`` each for validation and test."""
+
+    def load(generator: Generator) -> Splits:
+        offered, reserved = source()
+        order = torch.randperm(len(offered.labels), generator=generator)
+        chosen, validating = order[:train], order[train : train + held_out]
+        testing = torch.randperm(len(reserved.labels), generator=generator)[:held_out]
+        images = normalised([offered.images[chosen], offered.images[validating], reserved.images[testing]])
+        labels = (offered.labels[chosen], offered.labels[validating], reserved.labels[testing])
+        parts = [Samples(x, y) for x, y in zip(images, labels, strict=True)]
+        return Splits(parts[0], parts[1], GuardedTest(parts[2]))
+
+    return load
+
+
+def _digest(source: Callable[[], Parts]) -> Callable[[], str]:
+    @cache
+    def digest() -> str:
+        return digest_of(*(tensor for part in source() for tensor in part))
+
+    return digest
+
+
+FASHION14 = TaskSpec(
+    name="fashion14",
+    summary="Fashion-MNIST at 14×14, 4,096 images per life, host 4-8-16 with 3×3 kernels",
+    input_shape=(1, 14, 14),
+    classes=10,
+    load=_loader(fashion14, 4096, 1024),
+    digest=_digest(fashion14),
+    instances=InstanceDistribution(widths=((4, 8, 16),), kernels=(3,)),
+    horizon=12,
+    batches_per_epoch=32,
+)
+FASHION14_IMPAIRED = replace(
+    FASHION14,
+    name="fashion14_impaired",
+    summary="Fashion-MNIST at 14×14, 4,096 images per life, host 4-8-8 with 1×1 kernels",
+    instances=InstanceDistribution(widths=((4, 8, 8),), kernels=(1,)),
+)
+FASHION = replace(
+    FASHION14,
+    name="fashion",
+    summary="Fashion-MNIST, 16,384 images per life; hosts of several widths, kernels and learning rates",
+    input_shape=(1, 28, 28),
+    load=_loader(fashion, 16_384, 2048),
+    digest=_digest(fashion),
+    instances=InstanceDistribution(
+        widths=((4, 8, 16), (8, 16, 32)), kernels=(1, 3), learning_rates=(0.02, 0.05)
+    ),
+    batches_per_epoch=64,
+)
+CIFAR = TaskSpec(
+    name="cifar",
+    summary="CIFAR-10, 16,384 images per life, shifted and flipped; hosts of several widths",
+    input_shape=(3, 32, 32),
+    classes=10,
+    load=_loader(cifar, 16_384, 2048),
+    digest=_digest(cifar),
+    instances=InstanceDistribution(
+        widths=((8, 16, 32), (16, 32, 64)), kernels=(3,), learning_rates=(0.02, 0.05)
+    ),
+    augment=True,
+    batches_per_epoch=64,
+)
+CIFAR_IMPAIRED = replace(
+    CIFAR,
+    name="cifar_impaired",
+    summary="CIFAR-10, 4,096 images per life, host 8-16-16 with 1×1 kernels",
+    load=_loader(cifar, 4096, 1024),
+    instances=InstanceDistribution(widths=((8, 16, 16),), kernels=(1,)),
+    batches_per_epoch=32,
+)
