@@ -31,7 +31,8 @@ def task_of(config: TrainingConfig) -> TaskSpec:
     if config.slots is not None:
         task = task.with_slots(config.slots)
     check_capacity(task.num_slots, config.capacity or task.num_slots)
-    return replace(task, instances=replace(task.instances, vary_slots=config.vary_slots))
+    varied = config.vary_slots or task.instances.vary_slots
+    return replace(task, instances=replace(task.instances, vary_slots=varied))
 
 
 def settings_of(config: TrainingConfig) -> TrainingSettings:

@@ -104,6 +104,7 @@ def table_rows(text: str) -> list[dict[str, str]]:
         ("docs/adr/0003-seeds-start-as-branches-that-cancel.md", "002-zero-layer", 10),
         ("docs/adr/0005-hosts-start-with-kaiming-weights.md", "003-host-init", 8),
         ("docs/slots.md", "007-slots", 3),
+        ("docs/growing.md", "010-batchnorm", 3),
     ],
 )
 def test_a_quoted_table_is_the_experiments_own(document: str, experiment: str, count: int) -> None:

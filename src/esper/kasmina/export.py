@@ -17,16 +17,18 @@ from torch import Tensor, nn
 
 from esper.kasmina import blend
 from esper.kasmina.blueprints import blueprint_named, names_for
-from esper.kasmina.hosts import CNNHost, SegmentedHost, WrappedHost
+from esper.kasmina.hosts import CNNHost, SegmentedHost, TransformerHost, WrappedHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import SeedSlot
 from esper.kasmina.streams import TorchStream
-from esper.leyline.errors import EsperError, HostError
+from esper.leyline.errors import EsperError, HostError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS, BlendOperator
 from esper.leyline.stages import Stage
 
 TOPOLOGY_FILE = "topology.json"
 WEIGHTS_FILE = "weights.safetensors"
+_HOSTS: dict[str, type[CNNHost] | type[TransformerHost]] = {"cnn": CNNHost, "gpt": TransformerHost}
+"""Hosts that can be built again from what they were built with."""
 
 
 class Fossil(nn.Module):
@@ -95,7 +97,7 @@ def _graft(host: WrappedHost, fossils: dict[int, Fossil]) -> nn.Module:
 def save_committed(model: MorphogeneticModel, directory: Path) -> None:
     """Write the committed network: what to build as JSON, the weights as safetensors."""
     host = model.host
-    if not isinstance(host, CNNHost):
+    if not isinstance(host, CNNHost | TransformerHost):
         raise HostError(
             f"only built-in hosts can be rebuilt from a file; {type(host).__name__} is yours:"
             " use harvest(model) and save its state_dict"
@@ -112,9 +114,14 @@ def save_committed(model: MorphogeneticModel, directory: Path) -> None:
         if model.table.stage[0, index] == Stage.FOSSILIZED
     ]
     directory.mkdir(parents=True, exist_ok=True)
-    weights = {name: value.contiguous() for name, value in harvest(model).state_dict().items()}
+    # Clones: a tied embedding stands twice in the dictionary, and shared memory is not saved.
+    weights = {
+        name: value.clone(memory_format=torch.contiguous_format)
+        for name, value in harvest(model).state_dict().items()
+    }
     save_file(weights, directory / WEIGHTS_FILE)
-    topology = {"host": "cnn", "spec": host.spec, "fossils": fossils}
+    kind = next(name for name, built in _HOSTS.items() if isinstance(host, built))
+    topology = {"host": kind, "spec": host.spec, "fossils": fossils}
     (directory / TOPOLOGY_FILE).write_text(json.dumps(topology, indent=2) + "\n")
 
 
@@ -128,17 +135,15 @@ def load_committed(directory: Path | str) -> nn.Module:
     with TorchStream(0):  # initial values are overwritten, so they must not cost a draw
         chain = _rebuild(topology)
     chain.load_state_dict(load_file(directory / WEIGHTS_FILE))
-    return chain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+    if topology["host"] == "cnn":
+        chain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+    return chain
 
 
 def _rebuild(topology: dict[str, Any]) -> nn.Sequential:
-    spec = topology["spec"]
-    host = CNNHost(
-        spec["widths"],
-        kernel=spec["kernel"],
-        input_shape=tuple(spec["input_shape"]),
-        classes=spec["classes"],
-    )
+    if topology["host"] not in _HOSTS:
+        raise UnknownNameError("kind of host", topology["host"], _HOSTS)
+    host = _HOSTS[topology["host"]](**topology["spec"])
     fossils = {}
     for entry in topology["fossils"]:
         width = host.widths[entry["index"]]

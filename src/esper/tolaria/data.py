@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,6 +60,11 @@ class Splits:
     train: Samples
     validation: Samples
     test: GuardedTest
+
+    def with_less_to_train(self, share: float) -> Splits:
+        """The same with the first ``share`` of the training part, which is in random order."""
+        count = max(round(share * len(self.train)), 1)
+        return replace(self, train=Samples(self.train.x[:count], self.train.y[:count]))
 
     def guess_loss(self) -> float:
         """Loss of a guess that knows how often each answer comes, and nothing else."""

@@ -101,7 +101,8 @@ class MorphEnv:
         self.episode = episode
         self._streams = LifeStreams(self.rng_seed, self.env, episode)
         instance = self.task.instances.draw(self._streams.generator("instance"))
-        self.splits = self.task.load(self._streams.generator("split"))
+        self.instance = instance
+        self.splits = self.task.load(self._streams.generator("split")).with_less_to_train(instance.data_share)
         self.table.assign(SlotTable.empty(1, self.task.num_slots))
         self.table.enabled[0] = self._enabled(instance)
         with self._streams.torch("init"):

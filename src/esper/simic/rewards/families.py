@@ -32,7 +32,8 @@ class Standing(NamedTuple):
     """The do-nothing twin's at the same epoch; NaN for families that need none."""
     guess_loss: float
     """Loss of a blind guess."""
-    rent: float
+    rent: Array | float
+    """Price of a thousand grown parameters."""
 
 
 Term = Callable[[Standing], Array]

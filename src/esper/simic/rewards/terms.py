@@ -5,14 +5,13 @@ Most are potentials: what a state is worth, 1 for 100 points. A family pays thei
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-Priced = TypeVar("Priced", Array, float)
 
 PARAMETERS_PER_RENT: Final = 1000.0
 CHURN_COST: Final = 0.01
@@ -45,9 +44,9 @@ def final_potential(score: Array, ended: Flags) -> Array:
     return np.where(ended, score / 100.0, 0.0)
 
 
-def rent_potential(grown_params: Priced, rent: float) -> Priced:
+def rent_potential(grown_params: Array | float, rent: Array | float) -> Array:
     """What the grown parameters cost: ``rent`` per thousand, never positive."""
-    return -rent * grown_params / PARAMETERS_PER_RENT
+    return -np.asarray(rent) * grown_params / PARAMETERS_PER_RENT
 
 
 def churn(pruned: Flags) -> Array:

@@ -126,7 +126,9 @@ class GrowthEnv:
 
     def _standing(self, facts: EpochFacts) -> Standing:
         twin = self._twins[np.arange(len(self._indices)), facts.epoch]
-        return Standing(facts, self._vector.table, twin, self._task.guess_loss, self._rent)
+        drawn = [env.instance.rent for env in self._vector.envs]
+        rent = np.array([self._rent if own is None else own for own in drawn])
+        return Standing(facts, self._vector.table, twin, self._task.guess_loss, rent)
 
     def _without_twin(self, facts: EpochFacts) -> Standing:
         return self._standing(facts)._replace(twin_score=np.zeros(len(self._indices)))

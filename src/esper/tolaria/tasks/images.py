@@ -113,24 +113,34 @@ FASHION14_IMPAIRED = replace(
 FASHION = replace(
     FASHION14,
     name="fashion",
-    summary="Fashion-MNIST, 16,384 images per life; hosts of several widths, kernels and learning rates",
+    summary="Fashion-MNIST, up to 16,384 images per life; hosts, slots and rents vary",
     input_shape=(1, 28, 28),
     load=_loader(fashion, 16_384, 2048),
     digest=_digest(fashion),
     instances=InstanceDistribution(
-        widths=((4, 8, 16), (8, 16, 32)), kernels=(1, 3), learning_rates=(0.02, 0.05)
+        widths=((4, 8, 16), (8, 16, 32)),
+        kernels=(1, 3),
+        learning_rates=(0.02, 0.05),
+        rents=(0.001, 0.01),
+        data_shares=(0.5, 1.0),
+        vary_slots=True,
     ),
     batches_per_epoch=64,
 )
 CIFAR = TaskSpec(
     name="cifar",
-    summary="CIFAR-10, 16,384 images per life, shifted and flipped; hosts of several widths",
+    summary="CIFAR-10, up to 16,384 images per life, shifted and mirrored; hosts, slots and rents vary",
     input_shape=(3, 32, 32),
     classes=10,
     load=_loader(cifar, 16_384, 2048),
     digest=_digest(cifar),
     instances=InstanceDistribution(
-        widths=((8, 16, 32), (16, 32, 64)), kernels=(3,), learning_rates=(0.02, 0.05)
+        widths=((8, 16, 32), (16, 32, 64)),
+        kernels=(3,),
+        learning_rates=(0.02, 0.05),
+        rents=(0.001, 0.01),
+        data_shares=(0.5, 1.0),
+        vary_slots=True,
     ),
     augment=True,
     batches_per_epoch=64,

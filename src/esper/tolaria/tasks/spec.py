@@ -30,6 +30,10 @@ class InstanceDistribution:
     """Of every block; all blocks of a transformer have the width of the first."""
     kernels: tuple[int, ...] = (1,)
     learning_rates: tuple[float, ...] = (0.05,)
+    rents: tuple[float | None, ...] = (None,)
+    """Price of a thousand grown parameters; ``None`` is the training's own."""
+    data_shares: tuple[float, ...] = (1.0,)
+    """How much of the training data there is."""
     vary_slots: bool = False
     """Enable a random part of the slots, at least one, instead of all."""
 
@@ -45,7 +49,9 @@ class InstanceDistribution:
         # Subsets as the bits of a number: none of them is empty, all are equally likely.
         subset = 1 + pick(2 ** len(widths) - 1) if self.vary_slots else -1
         enabled = tuple(bool(subset >> slot & 1) for slot in range(len(widths)))
-        return Instance(widths, kernel, learning_rate, enabled)
+        rent = self.rents[pick(len(self.rents))]
+        data_share = self.data_shares[pick(len(self.data_shares))]
+        return Instance(widths, kernel, learning_rate, enabled, rent, data_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,8 @@ class Instance:
     learning_rate: float
     enabled: tuple[bool, ...]
     """Which slots may grow."""
+    rent: float | None = None
+    data_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
