@@ -105,7 +105,7 @@ def table(results: dict[str, list[Cell]]) -> str:
     """Test scores with paired leads, bare and after rent; ± is the 95 % interval."""
     lines = [
         "| decider | test score | above random | above heuristic | parameters"
-        " | after rent | above heuristic |",
+        " | after rent | after rent, above heuristic |",
         "|---|---|---|---|---|---|---|",
     ]
     bare = {arm: [cell.test_score for cell in cells] for arm, cells in results.items()}

@@ -65,7 +65,7 @@ ARMS: dict[str, dict[str, object]] = {
 def table(results: Mapping[str, Sequence[Cell]]) -> str:
     """Test scores and paired leads over the heuristic, bare and after rent; ± is the 95 % interval."""
     lines = [
-        "| plan | test score | above heuristic | parameters | after rent | above heuristic |",
+        "| plan | test score | above heuristic | parameters | after rent | after rent, above heuristic |",
         "|---|---|---|---|---|---|",
     ]
     for arm, cells in results.items():
