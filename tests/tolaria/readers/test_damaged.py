@@ -82,7 +82,8 @@ def test_a_thousand_are_a_thousand(tmp_path: Path) -> None:
 
 
 def test_idx_plain(tmp_path: Path) -> None:
-    overwrite(tmp_path / "x", idx_bytes(random_bytes(3, 4, 5)))
+    whole = idx_bytes(random_bytes(3, 4, 5))
+    overwrite(tmp_path / "x", whole)
     outcome = Outcome()
     for path, content, cut in damaged(tmp_path, 1000, rng_seed=1):
         values = attempt(lambda path=path: read_idx(path))
@@ -90,6 +91,7 @@ def test_idx_plain(tmp_path: Path) -> None:
             outcome.count(False)
             continue
         assert not cut
+        assert content[:16] == whole[:16]  # a flip in the header is never other data
         assert (values.shape, values.dtype) == ((3, 4, 5), torch.uint8)
         assert values.numpy().tobytes() == content[16:]
         outcome.count(True)

@@ -349,6 +349,38 @@ def test_what_pillow_only_warns_of_is_refused_even_where_warnings_are_ignored(pa
             read(path, content[:behind_header] + animation + content[behind_header:])
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (IndexError("no such row"), "no such row"),
+        (struct.error("short"), "short"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_whatever_a_decoder_raises_becomes_the_sentence(
+    path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    content = whole("PNG")
+    monkeypatch.setattr(ImageFile.ImageFile, "load", fail)
+    with refused(
+        f"'{path}' cannot be decoded ({reason}); a whole PNG file is expected there: copy or download"
+    ):
+        read(path, content)
+
+
+def test_a_header_that_makes_no_sense_is_called_so(path: Path) -> None:
+    """The frame states a precision of 9 bits; Pillow answers with an address in memory."""
+    content = bytearray(whole("JPEG"))
+    content[content.index(b"\xff\xc0") + 4] = 9
+    with refused(
+        f"'{path}' cannot be decoded (its header makes no sense); a whole JPEG file is expected there"
+    ):
+        read(path, bytes(content))
+
+
 def test_the_filters_of_warnings_stay_as_they_were(path: Path) -> None:
     before = list(warnings.filters)
     read(path, whole("PNG"))

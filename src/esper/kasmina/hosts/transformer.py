@@ -69,13 +69,15 @@ class Block(nn.Module):
 class TiedHead(nn.Module):
     """Normalisation, then the likeness of the features to every token's embedding."""
 
-    def __init__(self, token: nn.Embedding) -> None:
+    def __init__(self, embedding: nn.Parameter) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(token.embedding_dim)
-        self.token = token
+        self.norm = nn.LayerNorm(embedding.shape[1])
+        # The parameter and not its module: torch.func swaps tensors by module, and would put back a
+        # stand-in where one module has two names.
+        self.embedding = embedding
 
     def forward(self, h: Tensor) -> Tensor:
-        return F.linear(self.norm(h), self.token.weight)
+        return F.linear(self.norm(h), self.embedding)
 
 
 class TransformerHost(SegmentedHost):
@@ -119,9 +121,11 @@ class TransformerHost(SegmentedHost):
         self.slot_config = SlotConfig.of_count(len(after))
         self.feature_shapes = ((context, width),) * len(after)
         embedding = Embedding(vocabulary, context, width)
+        tied = embedding.token.weight
+        assert isinstance(tied, nn.Parameter)
         blocks = [Block(width, heads, dropout) for _ in range(layers)]
         ends = [layer + 1 for layer in after]
         parts: list[list[nn.Module]] = [[embedding, *blocks[: ends[0]]]]
         parts += [list(blocks[begin:end]) for begin, end in zip(ends, [*ends[1:], layers], strict=True)]
-        parts[-1].append(TiedHead(embedding.token))
+        parts[-1].append(TiedHead(tied))
         self.segments = nn.ModuleList(nn.Sequential(*part) for part in parts)

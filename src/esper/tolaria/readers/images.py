@@ -107,8 +107,9 @@ def _pixels(image: Image.Image, size: tuple[int, int] | None, grey: bool) -> Pix
 
 
 def _reason(error: Exception) -> str:
-    # Pillow puts the address of its buffer into this one.
-    return "its header makes no sense" if isinstance(error, UnidentifiedImageError) else str(error)
+    if isinstance(error, UnidentifiedImageError):
+        return "its header makes no sense"  # Pillow's own text is the address of a buffer
+    return str(error) or type(error).__name__
 
 
 def _bmp_is_whole(content: bytes) -> bool:
