@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from esper.tolaria.readers import (
     LabelledImages,
     Part,
-    encode,
     read_cifar_binary,
     read_idx,
     read_image_folder,
@@ -222,6 +222,10 @@ def test_split_folders(tmp_path: Path) -> None:
 TEXT = "Zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich — für €5 😀\r\n" * 4
 
 
+def tokens_of(text: str) -> Tensor:
+    return torch.tensor([ord(character) for character in text])
+
+
 def test_text_with_flipped_bits(tmp_path: Path) -> None:
     overwrite(tmp_path / "x", TEXT.encode())
     outcome = Outcome()
@@ -233,9 +237,7 @@ def test_text_with_flipped_bits(tmp_path: Path) -> None:
         if text is None:
             continue
         assert text.encode() == content
-        tokens, alphabet = encode(text)
-        assert "".join(alphabet[token] for token in tokens.tolist()) == text
-        inputs, targets = windows(tokens, 16)
+        inputs, targets = windows(tokens_of(text), 16)
         assert inputs.shape == targets.shape == ((len(text) - 1) // 16, 16)
     assert outcome.read + outcome.refused == 1000
     assert min(outcome.read, outcome.refused) > 300
@@ -259,7 +261,7 @@ def test_text_that_was_cut(tmp_path: Path) -> None:
 def test_a_text_cut_below_one_window_is_refused(tmp_path: Path) -> None:
     for length in range(17):
         overwrite(tmp_path / "x", b"x" * length)
-        assert attempt(lambda: windows(encode(read_text(tmp_path / "x"))[0], 16)) is None
+        assert attempt(lambda: windows(tokens_of(read_text(tmp_path / "x")), 16)) is None
 
 
 def test_noise_is_refused_by_every_reader(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.tolaria.readers import encode, read_text, windows
+from esper.tolaria.readers import read_text, windows
 from tests.tolaria.readers.building import denied, refused
 
 
@@ -54,25 +54,6 @@ def test_permission_denied_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Path, "open", denied)
     with refused(f"'{tmp_path / 'x'}' may not be read (permission denied)"):
         read_text(tmp_path / "x")
-
-
-def test_tokens_count_in_the_sorted_alphabet() -> None:
-    # Code points in order: newline 10, B 66, a 97, b 98, ä 228.
-    tokens, alphabet = encode("abäB\na")
-    assert alphabet == "\nBabä"
-    assert tokens.dtype == torch.int64
-    assert tokens.tolist() == [2, 3, 4, 1, 0, 2]
-
-
-def test_tokens_give_the_text_back() -> None:
-    text = "to be or not to be\r\n😀" * 3
-    tokens, alphabet = encode(text)
-    assert "".join(alphabet[token] for token in tokens) == text
-
-
-def test_an_empty_text_is_refused() -> None:
-    with refused("an empty text has no alphabet"):
-        encode("")
 
 
 def test_targets_are_the_inputs_one_token_on_and_windows_do_not_overlap() -> None:

@@ -8,12 +8,11 @@ from esper.tolaria.readers.folders import read_image_folder, read_split_folders
 from esper.tolaria.readers.idx import read_idx, read_labelled_idx
 from esper.tolaria.readers.parts import LabelledImages, Part
 from esper.tolaria.readers.places import find_data
-from esper.tolaria.readers.text import encode, read_text, windows
+from esper.tolaria.readers.text import read_text, windows
 
 __all__ = [
     "LabelledImages",
     "Part",
-    "encode",
     "find_data",
     "read_cifar_binary",
     "read_idx",

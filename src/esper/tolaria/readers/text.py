@@ -1,11 +1,10 @@
-"""Plain text as tokens: one character is one token, and windows of tokens are the samples."""
+"""Plain text, and windows of tokens as samples."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from esper.leyline.errors import DataError
@@ -29,15 +28,6 @@ def read_text(path: Path) -> str:
             f"'{path}' cannot be decoded at offset {error.start} (byte 0x{content[error.start]:02x},"
             f" {error.reason}); {WANTED} is expected there: convert it, or copy or download it again"
         ) from None
-
-
-def encode(text: str) -> tuple[Tensor, str]:
-    """Token ids, int64 ``[len(text)]``, and the sorted alphabet they count in."""
-    if not text:
-        raise DataError("an empty text has no alphabet; give a text of at least one character")
-    alphabet = "".join(sorted(set(text)))
-    ids = {character: place for place, character in enumerate(alphabet)}
-    return torch.tensor([ids[character] for character in text]), alphabet
 
 
 def windows(tokens: Tensor, context: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.objective import NEXT_TOKEN
-from esper.tolaria.readers import find_data, read_text
+from esper.tolaria.readers import find_data, read_text, windows
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec
 
 VOCABULARY: Final = 256
@@ -51,7 +51,9 @@ MODULES: Final = (
 
 def split_text(content: bytes, context: int, generator: torch.Generator) -> Splits:
     """Windows of ``context`` bytes with their next bytes, in blocks that stay in one part."""
-    blocks = (len(content) - 1) // (context * BLOCK)
+    stream = torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
+    inputs, targets = windows(stream, context)
+    blocks = len(inputs) // BLOCK
     held_out = (VALIDATION // BLOCK, TEST // BLOCK)
     train = blocks - sum(held_out)
     if train < 1:
@@ -60,9 +62,7 @@ def split_text(content: bytes, context: int, generator: torch.Generator) -> Spli
             f"{len(content)} bytes are too short a text: in windows of {context} bytes, training, validation"
             f" and test need at least {needed}"
         )
-    stream = torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
-    used = blocks * BLOCK * context
-    x, y = (stream[shift : shift + used].view(blocks, BLOCK, context) for shift in (0, 1))
+    x, y = (part[: blocks * BLOCK].unflatten(0, (blocks, BLOCK)) for part in (inputs, targets))
     order = torch.randperm(blocks, generator=generator)
     parts = [
         Samples(x[index].flatten(0, 1), y[index].flatten(0, 1)) for index in order.split([train, *held_out])
