@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator
 
+from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Splits, digest_of, normalised
 from esper.tolaria.readers import Part, find_data, read_cifar_binary, read_labelled_idx, read_split_folders
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec
@@ -69,11 +70,15 @@ def _read_folders(folder: Path) -> Parts:
     return read_split_folders(folder)
 
 
-def _loader(source: Callable[[], Parts], train: int, held_out: int) -> Callable[[Generator], Splits]:
+def _loader(
+    source: Callable[[], Parts], shape: tuple[int, int, int], train: int, held_out: int
+) -> Callable[[Generator], Splits]:
     """Draws ``train`` samples to train on and ``held_out`` each for validation and test."""
 
     def load(generator: Generator) -> Splits:
         offered, reserved = source()
+        _check(offered, shape, train + held_out, "train on and validate with")
+        _check(reserved, shape, held_out, "test with")
         order = torch.randperm(len(offered.labels), generator=generator)
         chosen, validating = order[:train], order[train : train + held_out]
         testing = torch.randperm(len(reserved.labels), generator=generator)[:held_out]
@@ -83,6 +88,19 @@ def _loader(source: Callable[[], Parts], train: int, held_out: int) -> Callable[
         return Splits(parts[0], parts[1], GuardedTest(parts[2]))
 
     return load
+
+
+def _check(part: Part, shape: tuple[int, int, int], count: int, purpose: str) -> None:
+    found = tuple(part.images.shape[1:])
+    if found != shape:
+        raise DataError(
+            f"the data set has images of shape {found}; the task needs {shape}: put the right data set there"
+        )
+    if len(part.labels) < count:
+        raise DataError(
+            f"the data set has {len(part.labels)} images to {purpose}; the task needs {count}: put the whole"
+            " data set there"
+        )
 
 
 def _digest(source: Callable[[], Parts]) -> Callable[[], str]:
@@ -98,7 +116,7 @@ FASHION14 = TaskSpec(
     summary="Fashion-MNIST at 14×14, 4,096 images per life, host 4-8-16 with 3×3 kernels",
     input_shape=(1, 14, 14),
     classes=10,
-    load=_loader(fashion14, 4096, 1024),
+    load=_loader(fashion14, (1, 14, 14), 4096, 1024),
     digest=_digest(fashion14),
     instances=InstanceDistribution(widths=((4, 8, 16),), kernels=(3,)),
     horizon=12,
@@ -115,7 +133,7 @@ FASHION = replace(
     name="fashion",
     summary="Fashion-MNIST, up to 16,384 images per life; hosts, slots and rents vary",
     input_shape=(1, 28, 28),
-    load=_loader(fashion, 16_384, 2048),
+    load=_loader(fashion, (1, 28, 28), 16_384, 2048),
     digest=_digest(fashion),
     instances=InstanceDistribution(
         widths=((4, 8, 16), (8, 16, 32)),
@@ -132,7 +150,7 @@ CIFAR = TaskSpec(
     summary="CIFAR-10, up to 16,384 images per life, shifted and mirrored; hosts, slots and rents vary",
     input_shape=(3, 32, 32),
     classes=10,
-    load=_loader(cifar, 16_384, 2048),
+    load=_loader(cifar, (3, 32, 32), 16_384, 2048),
     digest=_digest(cifar),
     instances=InstanceDistribution(
         widths=((8, 16, 32), (16, 32, 64)),
@@ -149,7 +167,7 @@ CIFAR_IMPAIRED = replace(
     CIFAR,
     name="cifar_impaired",
     summary="CIFAR-10, 4,096 images per life, host 8-16-16 with 1×1 kernels",
-    load=_loader(cifar, 4096, 1024),
+    load=_loader(cifar, (3, 32, 32), 4096, 1024),
     instances=InstanceDistribution(widths=((8, 16, 16),), kernels=(1,)),
     batches_per_epoch=32,
 )

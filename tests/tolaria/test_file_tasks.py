@@ -1,0 +1,166 @@
+"""Tasks whose data comes from files, or from the running Python's own library."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from esper.leyline.errors import DataError
+from esper.tolaria.data import digest_of, shifted_and_flipped
+from esper.tolaria.tasks import images
+from esper.tolaria.tasks.images import CIFAR_IMPAIRED, FASHION14_IMPAIRED
+from esper.tolaria.tasks.text import BLOCK, CONTEXT, PYCODE, TEXT, split_text
+from tests.tolaria.readers.building import idx_bytes, random_bytes
+
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+
+
+def generator(rng_seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(rng_seed)
+
+
+def write_fashion(folder: Path, train: int = 5200, test: int = 1100, side: int = 28, *, packed: bool) -> None:
+    folder.mkdir(parents=True)
+    arrays = [
+        random_bytes(train, side, side),
+        random_bytes(train, below=10, rng_seed=1),
+        random_bytes(test, side, side, rng_seed=2),
+        random_bytes(test, below=10, rng_seed=3),
+    ]
+    for name, array in zip(FILES, arrays, strict=True):
+        content = idx_bytes(array)
+        (folder / (name + ".gz" * packed)).write_bytes(gzip.compress(content, 1) if packed else content)
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ESPER_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "nothing"))
+    return tmp_path
+
+
+# --- Fashion-MNIST ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_life_draws_its_own_images_at_half_the_resolution(data: Path, packed: bool) -> None:
+    write_fashion(data / "fashion-mnist", packed=packed)
+    splits = FASHION14_IMPAIRED.load(generator())
+    splits.test.unlock()
+    parts = (splits.train, splits.validation, splits.test.read())
+    assert [len(part) for part in parts] == [4096, 1024, 1024]
+    assert all(part.x.shape[1:] == (1, 14, 14) for part in parts)
+    assert splits.train.x.mean().item() == pytest.approx(0, abs=1e-4)
+    assert splits.train.x.std().item() == pytest.approx(1, abs=1e-3)
+    assert not torch.equal(FASHION14_IMPAIRED.load(generator(1)).train.y, splits.train.y)
+    assert torch.equal(FASHION14_IMPAIRED.load(generator()).train.x, splits.train.x)
+
+
+def test_the_test_part_comes_from_the_data_set_s_own(data: Path) -> None:
+    write_fashion(data / "fashion-mnist", packed=False)
+    (data / "fashion-mnist" / FILES[3]).write_bytes(idx_bytes(np.full(1100, 7, dtype=np.uint8)))
+    splits = FASHION14_IMPAIRED.load(generator())
+    splits.test.unlock()
+    assert set(splits.test.read().y.tolist()) == {7}
+    assert len(set(splits.train.y.tolist())) == 10
+
+
+def test_other_data_has_another_digest(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_fashion(data / "fashion-mnist", packed=False)
+    first = digest_of(*(tensor for part in images.fashion14() for tensor in part))
+    write_fashion(data / "other" / "fashion-mnist", train=5201, packed=False)
+    monkeypatch.setenv("ESPER_DATA", str(data / "other"))
+    assert digest_of(*(tensor for part in images.fashion14() for tensor in part)) != first
+
+
+def test_missing_small_and_misshapen_data_gets_a_sentence(data: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"the data set fashion-mnist is missing; looked at .*install Debian's"
+    ):
+        FASHION14_IMPAIRED.load(generator())
+    write_fashion(data / "fashion-mnist", train=5000, packed=False)
+    with pytest.raises(DataError, match="has 5000 images to train on and validate with; the task needs 5120"):
+        FASHION14_IMPAIRED.load(generator())
+
+
+def test_images_of_another_size_get_a_sentence(data: Path) -> None:
+    write_fashion(data / "fashion-mnist", side=20, packed=False)
+    with pytest.raises(DataError, match=r"images of shape \(1, 10, 10\); the task needs \(1, 14, 14\)"):
+        FASHION14_IMPAIRED.load(generator())
+
+
+def test_a_missing_cifar_says_what_belongs_where(data: Path) -> None:
+    with pytest.raises(DataError, match=r"the data set cifar-10 is missing; .*data_batch_1\.bin"):
+        CIFAR_IMPAIRED.load(generator())
+
+
+# --- augmentation ----------------------------------------------------------------------------------
+
+
+def test_images_are_moved_by_up_to_an_eighth_and_mirrored_by_their_own_stream() -> None:
+    picture = torch.arange(1, 17 * 16 + 1, dtype=torch.float32)[: 16 * 16].view(1, 1, 16, 16)
+    moved = shifted_and_flipped(picture.expand(400, 1, 16, 16), generator())
+    assert moved.shape == (400, 1, 16, 16)
+    padded = torch.nn.functional.pad(picture, (2,) * 4)[0, 0]
+    possible = {
+        bytes(view.contiguous().numpy().tobytes())
+        for down in range(5)
+        for right in range(5)
+        for view in (
+            padded[down : down + 16, right : right + 16],
+            padded[down : down + 16, right : right + 16].flip(1),
+        )
+    }
+    found = {bytes(image[0].contiguous().numpy().tobytes()) for image in moved}
+    assert found == possible
+    again = shifted_and_flipped(picture.expand(400, 1, 16, 16), generator())
+    assert torch.equal(moved, again)
+
+
+# --- text ------------------------------------------------------------------------------------------
+
+
+def test_pycode_is_windows_of_bytes_and_the_bytes_that_follow() -> None:
+    splits = PYCODE.load(generator())
+    assert splits.train.x.shape[1] == CONTEXT
+    assert torch.equal(splits.train.x[:, 1:], splits.train.y[:, :-1])
+    assert int(splits.train.x.max()) < 256
+    assert len(splits.validation) == 256
+    assert len(PYCODE.digest()) == 64
+    assert 2 < splits.guess_loss() < 4, "nats per byte of a guess that knows how often each comes"
+
+
+def test_neighbouring_windows_stay_on_one_side() -> None:
+    content = bytes(range(256)) * 4000
+    numbers = torch.arange(len(content) // CONTEXT)
+    splits = split_text(content, CONTEXT, generator())
+    splits.test.unlock()
+    parts = (splits.train, splits.validation, splits.test.read())
+    assert sum(map(len, parts)) <= len(numbers)
+    for part in parts:
+        blocks = part.x.unflatten(0, (-1, BLOCK))
+        follows = (blocks[:, 1:, 0] - blocks[:, :-1, 0]) % 256 == CONTEXT
+        assert follows.all(), "windows of a block follow one another"
+
+
+def test_a_text_of_one_s_own_is_read_or_asked_for(data: Path) -> None:
+    with pytest.raises(DataError, match=r"the data set text\.txt is missing"):
+        TEXT.load(generator())
+    (data / "text.txt").write_text("to be or not to be, that is the question\n" * 2000)
+    splits = TEXT.load(generator())
+    assert bytes(splits.train.x[0].tolist()).decode() in "to be or not to be, that is the question\n" * 3
+
+
+@pytest.mark.parametrize("length", [10, 1000, 20_000])
+def test_a_text_that_is_too_short_gets_a_sentence(length: int) -> None:
+    with pytest.raises(DataError, match=r"window|too short"):
+        split_text(b"x" * length, CONTEXT, generator())
