@@ -3,7 +3,7 @@
 A share is how much of the way from chance to the optimum a policy covers in environments it has not
 met: 100 is the optimum. All variants have the default hyper-parameters and the same number of rounds.
 
-Run with ``.venv/bin/python experiments/006-sandboxes/run.py`` (about half an hour on two cores); name
+Run with ``.venv/bin/python experiments/006-sandboxes/run.py`` (about twenty minutes on two cores); name
 variants to run only those. It rewrites results.json and table.md beside this file.
 """
 
@@ -62,7 +62,6 @@ class Variant:
 
 VARIANTS: dict[str, Variant] = {
     "256 wide, V(s)": Variant(WIDE),
-    "256 wide, Q(s, op)": Variant(replace(WIDE, critic="op_value")),
     "64 wide, V(s)": Variant(SMALL),
     "64 wide, Q(s, op)": Variant(replace(SMALL, critic="op_value")),
     "64 wide, independent heads": Variant(replace(SMALL, conditioned=False)),

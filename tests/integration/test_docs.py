@@ -104,6 +104,8 @@ def table_rows(text: str) -> list[dict[str, str]]:
         ("README.md", "005-policy", 6),
         ("docs/adr/0003-seeds-start-as-branches-that-cancel.md", "002-zero-layer", 10),
         ("docs/adr/0005-hosts-start-with-kaiming-weights.md", "003-host-init", 8),
+        ("docs/adr/0012-the-critic-values-states.md", "006-sandboxes", 4),
+        ("docs/adr/0013-memory-is-spread-and-forced-rows-do-not-count.md", "006-sandboxes", 3),
         ("docs/slots.md", "007-slots", 3),
         ("docs/growing.md", "010-batchnorm", 3),
     ],
