@@ -112,7 +112,7 @@ def test_a_copy_is_tied_to_itself() -> None:
     ("changes", "sentence"),
     [
         ({"width": 10}, r"4 heads must divide the width; found a width of 10"),
-        ({"vocabulary": 0}, r"needs positive vocabulary, .*; found 0, 6, 8, 3, 4"),
+        ({"vocabulary": 0}, r"needs positive vocabulary, .*; found 0, 6, 8, 3, 4, 4"),
         ({"slots_after": ()}, r"slots stand after layers 0 to 2, ascending and at least one; found \[\]"),
         ({"slots_after": (2, 1)}, r"ascending .* found \[2, 1\]"),
         ({"slots_after": (1, 1)}, r"ascending .* found \[1, 1\]"),

@@ -13,9 +13,6 @@ from esper.kasmina.hosts.base import SegmentedHost
 from esper.leyline.errors import HostError
 from esper.leyline.slot_config import SlotConfig
 
-FEED_FORWARD = 4
-"""Hidden units of a block's feed-forward part, per unit of width."""
-
 
 class Embedding(nn.Module):
     """Tokens ``[batch, tokens]`` to features: what the token is, and where it stands."""
@@ -51,14 +48,12 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """Attention, then a feed-forward network, each added to its normalised input."""
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
         self.before_attention = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.before_feed_forward = nn.LayerNorm(width)
-        self.feed_forward = nn.Sequential(
-            nn.Linear(width, FEED_FORWARD * width), nn.GELU(), nn.Linear(FEED_FORWARD * width, width)
-        )
+        self.feed_forward = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, h: Tensor) -> Tensor:
@@ -91,15 +86,20 @@ class TransformerHost(SegmentedHost):
         width: int,
         layers: int,
         heads: int = 4,
+        feed_forward: int = 4,
         slots_after: Sequence[int] | None = None,
         dropout: float = 0.0,
     ) -> None:
-        """``slots_after`` are layer numbers from 0, ascending; after every layer unless given."""
+        """``slots_after`` are layer numbers from 0, ascending; after every layer unless given.
+
+        A block's feed-forward part has ``feed_forward`` hidden units per unit of width.
+        """
         super().__init__()
-        if min(vocabulary, context, width, layers, heads) < 1:
+        sizes = (vocabulary, context, width, layers, heads, feed_forward)
+        if min(sizes) < 1:
             raise HostError(
-                "a transformer host needs positive vocabulary, context, width, layers and heads;"
-                f" found {vocabulary}, {context}, {width}, {layers}, {heads}"
+                "a transformer host needs positive vocabulary, context, width, layers, heads and"
+                f" feed_forward; found {', '.join(map(str, sizes))}"
             )
         if width % heads:
             raise HostError(f"{heads} heads must divide the width; found a width of {width}")
@@ -114,6 +114,7 @@ class TransformerHost(SegmentedHost):
             "width": width,
             "layers": layers,
             "heads": heads,
+            "feed_forward": feed_forward,
             "slots_after": after,
             "dropout": dropout,
         }
@@ -123,7 +124,7 @@ class TransformerHost(SegmentedHost):
         embedding = Embedding(vocabulary, context, width)
         tied = embedding.token.weight
         assert isinstance(tied, nn.Parameter)
-        blocks = [Block(width, heads, dropout) for _ in range(layers)]
+        blocks = [Block(width, heads, feed_forward * width, dropout) for _ in range(layers)]
         ends = [layer + 1 for layer in after]
         parts: list[list[nn.Module]] = [[embedding, *blocks[: ends[0]]]]
         parts += [list(blocks[begin:end]) for begin, end in zip(ends, [*ends[1:], layers], strict=True)]

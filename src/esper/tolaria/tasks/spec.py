@@ -20,6 +20,8 @@ from esper.tolaria.objective import CLASSIFICATION, Objective
 HostKind = Literal["cnn", "gpt"]
 OptimiserKind = Literal["sgd", "adamw"]
 MOMENTUM = 0.9
+LEAN = 1
+"""Hidden units per unit of width in the blocks of a transformer: few, so that there is something to gain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,11 @@ class TaskSpec:
         if self.host == "gpt":
             (context,), (width, *_) = self.input_shape, instance.widths
             return TransformerHost(
-                vocabulary=self.classes, context=context, width=width, layers=len(instance.widths)
+                vocabulary=self.classes,
+                context=context,
+                width=width,
+                layers=len(instance.widths),
+                feed_forward=LEAN,
             )
         channels, height, side = self.input_shape
         return CNNHost(

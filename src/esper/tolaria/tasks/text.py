@@ -116,12 +116,12 @@ def pycode_digest() -> str:
 
 PYCODE = TaskSpec(
     name="pycode",
-    summary="Python's library by the byte, a GPT of three narrow layers",
+    summary="Python's library by the byte, a GPT of three lean layers",
     input_shape=(CONTEXT,),
     classes=VOCABULARY,
     load=load_pycode,
     digest=pycode_digest,
-    instances=InstanceDistribution(widths=((16, 16, 16),), learning_rates=(0.01,)),
+    instances=InstanceDistribution(widths=((32, 32, 32),), learning_rates=(0.01,)),
     objective=NEXT_TOKEN,
     host="gpt",
     optimiser="adamw",
@@ -131,7 +131,7 @@ PYCODE = TaskSpec(
 TEXT = replace(
     PYCODE,
     name="text",
-    summary="A text file of your own by the byte, a GPT of three narrow layers",
+    summary="A text file of your own by the byte, a GPT of three lean layers",
     load=load_text,
     digest=text_digest,
 )
