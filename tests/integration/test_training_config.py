@@ -294,8 +294,8 @@ def test_the_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_overridden_by_the_file_and_the_file_by_flags(preset: str) -> None:
     assert training_config(preset, {}, {}).model_dump().items() >= PRESETS[preset].items()
-    config = training_config(preset, {"envs": 3, "rounds": 4}, {"rounds": 5})
-    assert (config.envs, config.rounds) == (3, 5)
+    config = training_config(preset, {"envs": 12, "rounds": 4}, {"rounds": 5})
+    assert (config.envs, config.rounds) == (12, 5)
 
 
 def test_a_preset_of_another_task_is_refused() -> None:

@@ -184,6 +184,7 @@ def episode_row(episode: int = 0) -> EpisodeRow:
         },
         op_counts=[3, 3, 0, 0, 2, 0],
         refused=1,
+        rollbacks=0,
         ended_by="horizon",
         seconds=12.5,
     )

@@ -10,7 +10,16 @@ import pytest
 
 from esper.karn.query import read_rows
 from esper.leyline.errors import EsperError
-from esper.leyline.events import TABLES, CounterfactualRow, DetailRow, EpochRow, ResourceRow, Row, UpdateRow
+from esper.leyline.events import (
+    TABLES,
+    AlertRow,
+    CounterfactualRow,
+    DetailRow,
+    EpochRow,
+    ResourceRow,
+    Row,
+    UpdateRow,
+)
 from esper.nissa.part import RowError
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
@@ -26,6 +35,9 @@ def one_row_of_each_table() -> dict[str, Row]:
         "episode": fake_run.episode_row(),
         "counterfactual": CounterfactualRow(
             env=0, episode=0, epoch=4, on=[True, False, True], score=41.0, loss=0.5
+        ),
+        "alert": AlertRow(
+            env=0, episode=0, epoch=4, rule="collapse", value=2.5, limit=2.25, answer="rolled back to epoch 3"
         ),
         "update": update_row(3),
         "detail": DetailRow(

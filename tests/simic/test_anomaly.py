@@ -217,9 +217,10 @@ def break_rewards(monkeypatch: pytest.MonkeyPatch, broken: Callable[[int], bool]
 
     def judging(env: GrowthEnv, facts: EpochFacts) -> Any:
         reward = judge(env, facts)
-        training = len(env.env_indices) == ENVS
-        if training and broken(env._episode + 1) and facts.epoch[1] > 1:
-            env.books.ledgers[-1]["lead"][1] = reward[1] = math.nan
+        if 1 in env.env_indices and broken(env._episode + 1):  # which no evaluation has
+            row = env.env_indices.index(1)
+            if facts.epoch[row] > 1:
+                env.books.ledgers[-1]["lead"][row] = reward[row] = math.nan
         return reward
 
     monkeypatch.setattr(GrowthEnv, "_judge", judging)
