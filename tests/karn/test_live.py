@@ -4,8 +4,10 @@ from itertools import chain
 import pytest
 from rich.console import Console
 
+from esper.karn.following import Following
+from esper.karn.lines import plain_lines
 from esper.karn.live import LiveView
-from esper.leyline.events import EpochRow
+from esper.leyline.events import AlertRow, EpochRow
 from tests.karn import fake_run
 
 LOG = """\
@@ -119,3 +121,21 @@ def test_a_view_does_not_change_the_rows():
 
     assert rows == [fake_run.run_row(), *fake_run.life()]
     assert all(row.t == 0.0 for row in rows if isinstance(row, EpochRow))
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "reason"),
+    [
+        (2.314, 2.2561, "collapse (a loss of 2.31, at most 2.26 is healthy)"),
+        (None, None, "collapse (a loss that is not finite)"),
+    ],
+)
+def test_an_intervention_of_the_governor_is_a_line(
+    value: float | None, limit: float | None, reason: str
+) -> None:
+    row = AlertRow(
+        env=0, episode=1, epoch=7, rule="collapse", value=value, limit=limit, answer="rolled back to epoch 6"
+    )
+    assert plain_lines(row, Following(max_epochs=8)) == [
+        f"life 1  after epoch 7: the governor rolled back to epoch 6 because of {reason}"
+    ]

@@ -1,4 +1,4 @@
-"""A run as plain lines, for logs and pipes: one per epoch, one per stage change that matters."""
+"""A run as plain lines, for logs and pipes: one per epoch, stage change that matters, and alert."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from esper.karn import notation
 from esper.karn.following import Following, LifeState
 from esper.karn.palette import LOOKS
-from esper.leyline.events import EpisodeRow, EpochRow, LifeRow, Row, RunRow, TransitionRow
+from esper.leyline.events import AlertRow, EpisodeRow, EpochRow, LifeRow, Row, RunRow, TransitionRow
 from esper.leyline.stages import Stage
 
 VERBS: Final[Mapping[Stage, str]] = MappingProxyType(
@@ -42,9 +42,18 @@ def plain_lines(row: Row, state: Following) -> list[str]:
             return [_epoch_line(row, state, state.life)]
         case TransitionRow() if Stage(row.to_stage) in VERBS:
             return [f"{_prefix(row)}after epoch {row.epoch}: {describe(row, state)}"]
+        case AlertRow():
+            return [f"{_prefix(row)}after epoch {row.epoch}: {warn(row)}"]
         case EpisodeRow():
             return [_life_line(row)]
     return []
+
+
+def warn(row: AlertRow) -> str:
+    """An intervention of the governor as a sentence: what was wrong, and what was done."""
+    found = "a loss that is not finite" if row.value is None else f"a loss of {row.value:.3g}"
+    allowed = "" if row.limit is None else f", at most {row.limit:.3g} is healthy"
+    return f"the governor {row.answer} because of {row.rule} ({found}{allowed})"
 
 
 def _run_line(run: RunRow) -> str:
