@@ -1,6 +1,6 @@
-"""The hosts of the contract matrix: chains of segments and plain modules, for feature maps and for tokens.
+"""The hosts of the contract matrix: in segments and wrapped, for feature maps and for tokens.
 
-All but the built-in one draw random numbers on both sides of their first slot.
+All but the convolutional built-in one draw random numbers on both sides of their first slot.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from esper.kasmina import CNNHost, Host, SegmentedHost, WrappedHost
 from esper.kasmina.blueprints import Topology
+from esper.kasmina.hosts import TransformerHost
 from esper.leyline import SlotConfig
 
 CLASSES = 4
@@ -114,18 +115,6 @@ class PlainTokens(nn.Module):
         return self.head(self.body(self.stem(x)))
 
 
-class TokenHost(SegmentedHost):
-    """The same network in segments."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.topology: Topology = "tokens"
-        self.slot_config = SlotConfig.of_count(2)
-        self.feature_shapes = ((TOKENS, width),) * 2
-        net = PlainTokens(width)
-        self.segments = nn.ModuleList([net.stem, net.body, net.head])
-
-
 # --- by name ----------------------------------------------------------------------------------
 
 Kind = Literal[
@@ -144,6 +133,12 @@ def _cnn(width: int) -> Host:
     return CNNHost((width, width), kernel=3, input_shape=INPUT_SHAPE, classes=CLASSES)
 
 
+def _transformer(width: int) -> Host:
+    return TransformerHost(
+        vocabulary=VOCABULARY, context=TOKENS, width=width, layers=2, heads=1, dropout=DROPOUT
+    )
+
+
 def _wrapped_net(width: int, norm: MakeNorm) -> Host:
     return WrappedHost(PlainNet(width, norm), ["stem", "body"], torch.zeros(2, *INPUT_SHAPE))
 
@@ -156,7 +151,7 @@ def _wrapped_tokens(width: int) -> Host:
 HOSTS: dict[Kind, HostKind] = {
     "segmented": HostKind("feature_map", _cnn, "segments.0."),
     "segmented_batch": HostKind("feature_map", lambda w: ChainHost(w, nn.BatchNorm2d), "segments.0."),
-    "segmented_tokens": HostKind("tokens", TokenHost, "segments.0."),
+    "segmented_tokens": HostKind("tokens", _transformer, "segments.0."),
     "wrapped": HostKind("feature_map", lambda w: _wrapped_net(w, nn.BatchNorm2d), "module.stem."),
     "wrapped_group": HostKind("feature_map", lambda w: _wrapped_net(w, group_norm), "module.stem."),
     "wrapped_tokens": HostKind("tokens", _wrapped_tokens, "module.stem."),

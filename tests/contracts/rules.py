@@ -17,6 +17,7 @@ import torch
 from esper.kasmina import CNNHost, harvest, lifecycle, load_committed, save_committed
 from esper.kasmina.blueprints import Topology, specs_for
 from esper.kasmina.contract import RNG_SEEDS, dead_tensors, sees_later_tokens, tensor_norms
+from esper.kasmina.hosts import TransformerHost
 from esper.kasmina.optim import set_rate
 from esper.leyline import Stage, Style
 from esper.leyline.rules import IncubationMode
@@ -197,7 +198,7 @@ def is_harvested_as_it_lives(case: Case) -> None:
     trial.place(Stage.FOSSILIZED, 1.0)
     x, _ = batch(3, trial.model.host.topology)
     plain = [harvest(trial.model)]
-    if isinstance(trial.model.host, CNNHost):
+    if isinstance(trial.model.host, CNNHost | TransformerHost):
         with TemporaryDirectory() as directory:
             save_committed(trial.model, Path(directory))
             plain.append(load_committed(directory))
