@@ -3,7 +3,8 @@
     .venv/bin/python examples/own_blueprint.py
 
 A blueprint takes the width of a slot and returns a module that keeps the shape of its input and
-gives exactly zero at birth. Whatever it is, germination checks both.
+gives exactly zero at birth. Whatever it is, germination checks both; ``check_blueprint`` also looks
+whether every weight of it learns.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from esper import register_blueprint
+from esper import check_blueprint, register_blueprint
 from esper.config import run_config
 from esper.kasmina import Mirrored
 from esper.study import run_cell
@@ -36,6 +37,8 @@ PLAN = "cross/fast@r0c0:0,cross/fast@r0c1:1,cross/fast@r0c2:2"
 
 def main() -> None:
     torch.set_num_threads(1)
+    for width in (2, 4, 8):
+        check_blueprint("cross", topology="feature_map", width=width)
     common = {"task": "digits_impaired", "rng_seed": 0}
     off = run_cell("off", run_config(decider="off", **common))
     grown = run_cell("cross", run_config(decider="periodic", plan=PLAN, **common))

@@ -9,10 +9,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.kasmina import MorphogeneticModel, harvest, load_committed, register_blueprint, wrap
+    from esper.kasmina import (
+        MorphogeneticModel,
+        check_blueprint,
+        harvest,
+        load_committed,
+        register_blueprint,
+        wrap,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["MorphogeneticModel", "__version__", "harvest", "load_committed", "register_blueprint", "wrap"]
+__all__ = [
+    "MorphogeneticModel",
+    "__version__",
+    "check_blueprint",
+    "harvest",
+    "load_committed",
+    "register_blueprint",
+    "wrap",
+]
 
 
 def __getattr__(name: str) -> Any:

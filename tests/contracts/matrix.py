@@ -2,46 +2,41 @@
 
 A user's own blueprint goes through the same cells in a few lines::
 
-    @pytest.mark.parametrize("case", blueprint_cases(["my_block"]))
-    @pytest.mark.parametrize("rule", RULES)  # from tests.contracts.rules
-    def test_my_block_keeps_the_contract(rule, case):
+    @pytest.mark.parametrize(("rule", "case"), contract(["my_block"], "feature_map"))
+    def test_my_block_keeps(rule, case):
         rule(case)
+
+with ``contract`` from tests.contracts.rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina import CNNHost, Host, MorphogeneticModel, WrappedHost, register_blueprint
-from esper.kasmina.blueprints import blueprint_named, specs_for, unregister_blueprint
+from esper.kasmina import Host, MorphogeneticModel, register_blueprint
+from esper.kasmina.blueprints import Topology, blueprint_named, unregister_blueprint
 from esper.kasmina.model import slot_streams
 from esper.leyline import BLEND_IDS, CANONICAL_ACTION, Head, LifecycleRules, Op, Stage, Tempo
 from esper.leyline.rules import IncubationMode
 from esper.tolaria.actuator import Outcome, apply_action
 from esper.tolaria.epoch import BatchFacts, train_batch
-
-Kind = Literal["segmented", "wrapped"]
+from tests.contracts.hosts import CLASSES, HOSTS, INPUT_SHAPE, TOKENS, VOCABULARY, Kind
 
 KINDS: tuple[Kind, ...] = ("segmented", "wrapped")
-WIDTHS = (4, 8, 16)
-CLASSES = 4
-INPUT_SHAPE = (2, 6, 6)
+"""The two ways to have slots, for tests that need no more than one host of each."""
 BATCH = 16
 CLIP = 1.0
 SLOT = 0
 """Where the seed goes: host parameters lie on both sides of it."""
-UPSTREAM = {"segmented": "segments.0.", "wrapped": "module.stem."}
-"""What the names of the host's parameters before the slot begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,60 +52,21 @@ class Case:
         return f"{self.blueprint}-{BLEND_IDS[self.style]}-{self.kind}-{self.width}"
 
 
-def blueprint_cases(
-    blueprints: Iterable[str] | None = None,
-    *,
-    styles: Sequence[int] = range(len(BLEND_IDS)),
-    kinds: Sequence[Kind] = KINDS,
-    widths: Sequence[int] = WIDTHS,
-) -> list[Any]:
-    """Values for ``pytest.mark.parametrize``; by default every blueprint registered for feature maps."""
-    import pytest
-
-    names = [spec.name for spec in specs_for("feature_map")] if blueprints is None else blueprints
-    cases = (Case(*cell) for cell in product(names, styles, kinds, widths))
-    return [pytest.param(case, id=str(case)) for case in cases]
-
-
 @contextmanager
-def registered(name: str, build: Callable[[int], nn.Module]) -> Iterator[None]:
-    """A blueprint for feature maps that is known inside the block only."""
-    register_blueprint(name, topology="feature_map")(build)
+def registered(
+    name: str, build: Callable[[int], nn.Module], topology: Topology = "feature_map", multiple_of: int = 1
+) -> Iterator[None]:
+    """A blueprint that is known inside the block only."""
+    register_blueprint(name, topology=topology, multiple_of=multiple_of)(build)
     try:
         yield
     finally:
-        unregister_blueprint(name, "feature_map")
-
-
-class PlainNet(nn.Module):
-    """A module that knows nothing of slots, with statistics and random draws on both sides of one."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.stem = _stage(INPUT_SHAPE[0], width)
-        self.pool = nn.MaxPool2d(2)
-        self.body = _stage(width, width)
-        self.head = nn.Linear(width, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.body(self.pool(self.stem(x)))
-        return self.head(h.mean(dim=(2, 3)))
-
-
-def _stage(channels: int, width: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(channels, width, 3, padding=1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(inplace=True),
-        nn.Dropout(0.2),
-    )
+        unregister_blueprint(name, topology)
 
 
 def build_host(kind: Kind, width: int) -> Host:
     """An untrained host whose slots are all ``width`` wide."""
-    if kind == "segmented":
-        return CNNHost((width, width), kernel=3, input_shape=INPUT_SHAPE, classes=CLASSES)
-    return WrappedHost(PlainNet(width), ["stem", "body"], torch.zeros(2, *INPUT_SHAPE))
+    return HOSTS[kind].build(width)
 
 
 @dataclass(slots=True)
@@ -130,13 +86,13 @@ class Trial:
         facts = []
         for number in range(first, first + steps):
             restart(number)
-            x, y = batch(number)
+            x, y = batch(number, self.model.host.topology)
             facts.append(train_batch(self.model, self.optimiser, x, y, loss, clip=CLIP))
         return facts
 
     def outputs(self) -> tuple[Tensor, Tensor]:
         """Eval and train mode, on one batch; statistics and random state are as before afterwards."""
-        x, _ = batch(99)
+        x, _ = batch(99, self.model.host.topology)
         kept = {name: value.clone() for name, value in self.model.host.state_dict().items()}
         position = torch.get_rng_state()
         restart(99)
@@ -194,14 +150,21 @@ def restart(rng_seed: int) -> None:
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(output, target)
+    """Mean cross-entropy over the batch, and over the tokens where there are any."""
+    return F.cross_entropy(output.flatten(0, -2), target.flatten())
 
 
 @cache
-def batch(number: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of one minibatch: a pattern per class under noise, so that there is a slope."""
-    patterns = torch.randn(CLASSES, *INPUT_SHAPE, generator=torch.Generator().manual_seed(0))
+def batch(number: int, topology: Topology = "feature_map") -> tuple[Tensor, Tensor]:
+    """Inputs and targets of one minibatch, related so that there is a slope.
+
+    Feature maps have a pattern per class under noise; the class of a token is its sum with the one before.
+    """
     generator = torch.Generator().manual_seed(number)
+    if topology == "tokens":
+        x = torch.randint(VOCABULARY, (BATCH, TOKENS), generator=generator)
+        return x, (x + x.roll(1, dims=1)) % CLASSES
+    patterns = torch.randn(CLASSES, *INPUT_SHAPE, generator=torch.Generator().manual_seed(0))
     y = torch.randint(CLASSES, (BATCH,), generator=generator)
     return patterns[y] + 0.5 * torch.randn(BATCH, *INPUT_SHAPE, generator=generator), y
 
@@ -252,3 +215,9 @@ def twin_after(kind: Kind, width: int, steps: int) -> dict[str, Tensor]:
     twin = begin(kind, width)
     twin.train(steps)
     return twin.snapshot()
+
+
+@cache
+def twin_outputs(kind: Kind, width: int) -> tuple[Tensor, Tensor]:
+    """What the same host computes, untrained and with nothing planted."""
+    return begin(kind, width).outputs()

@@ -6,7 +6,8 @@ from esper.kasmina import gates
 from esper.leyline import ActionSpace, LifecycleRules, SlotConfig, SlotTable, Stage
 
 RULES = LifecycleRules(min_training_epochs=2)
-SPACE = ActionSpace(SlotConfig.of_count(2), RULES, (1, 3), ("noop", "light", "none", "norm"))
+UNFIT = frozenset({(1, 1)})
+SPACE = ActionSpace(SlotConfig.of_count(2), RULES, (1, 3), ("noop", "light", "none", "norm"), UNFIT)
 
 
 def incubated(*, epochs: int = 2, health: float = 1.0, exploding: bool = False) -> SlotTable:
@@ -22,6 +23,7 @@ def incubated(*, epochs: int = 2, health: float = 1.0, exploding: bool = False) 
     [
         (0, 1, ()),
         (1, 3, ()),
+        (1, 1, ("blueprint_fits",)),
         (2, 1, ("slot_known",)),
         (-1, 1, ("slot_known",)),
         (0, 0, ("blueprint_selectable",)),
@@ -32,7 +34,7 @@ def incubated(*, epochs: int = 2, health: float = 1.0, exploding: bool = False) 
 def test_g0_knows_slots_and_blueprints(slot: int, blueprint: int, failed: tuple[str, ...]) -> None:
     verdict = gates.g0_valid(SPACE, slot, blueprint)
     assert (verdict.gate, verdict.failed, verdict.ok) == ("G0", failed, not failed)
-    assert set(verdict.passed) == {"slot_known", "blueprint_selectable"} - set(failed)
+    assert set(verdict.passed) == {"slot_known", "blueprint_selectable", "blueprint_fits"} - set(failed)
 
 
 @pytest.mark.parametrize("stage", Stage)

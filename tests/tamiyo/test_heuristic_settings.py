@@ -1,10 +1,11 @@
 """Every setting of the heuristic matters: one test per field, named after it."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 from esper.leyline import (
+    BLUEPRINT_IDS,
     OP_FOSSILIZE,
     OP_GERMINATE,
     OP_PRUNE,
@@ -19,7 +20,7 @@ from esper.leyline import (
 )
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.heuristic_settings import default_rotation
-from tests.leyline.building import TRANSFORMER, facts_of, put, space_of
+from tests.leyline.building import CNN, TRANSFORMER, facts_of, put, space_of
 from tests.tamiyo.deciding import Life, decide, held
 
 
@@ -47,6 +48,18 @@ def test_the_default_rotation_is_strongest_first() -> None:
     names = [cnn.blueprint_names[index] for index in default_rotation(transformer)]
     assert names == ["mlp", "attention", "mlp_small", "lora_large", "flex_attention", "lora", "norm"]
     assert default_rotation(space_of(blueprints=(3, 4, 11))) == (4, 3, 11), "the unranked come last"
+
+
+def test_the_default_rotation_names_every_built_in_blueprint() -> None:
+    assert set(default_rotation(space_of(blueprints=CNN))) == set(CNN)
+    assert set(default_rotation(space_of(blueprints=TRANSFORMER))) == set(TRANSFORMER)
+
+
+def test_a_users_blueprint_does_not_change_the_order_of_the_others() -> None:
+    # On tokens the first free index is 1, which is conv_light's on feature maps.
+    names = ("noop", "mine", *BLUEPRINT_IDS[2:])
+    space = replace(space_of(blueprints=(1, *TRANSFORMER)), blueprint_names=names)
+    assert default_rotation(space) == (11, 2, 10, 9, 12, 8, 3, 1)
 
 
 def test_setting_rotate() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.kasmina.blueprints import blueprint_named
 from esper.leyline import (
     NUM_OPS,
     Blueprint,
@@ -34,6 +35,7 @@ from esper.tolaria.env import MorphEnv
 from esper.tolaria.objective import CLASSIFICATION
 from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector
+from tests.contracts.matrix import registered
 from tests.tolaria.building import (
     SMALL_RULES,
     WAIT,
@@ -408,6 +410,22 @@ def test_a_gate_refuses_by_name() -> None:
     assert (decision.succeeded, decision.refused_by) == (False, "G0")
     assert decision.failed_checks == ["blueprint_selectable"]
     assert stages_of(env) == [Stage.DORMANT] * 3
+
+
+def test_a_blueprint_that_a_slot_is_too_narrow_for_is_refused_and_the_life_goes_on() -> None:
+    # Slots of the tiny host are 2, 4 and 4 wide.
+    light = blueprint_named("conv_light", "feature_map").build
+    with registered("fours", light, multiple_of=4):
+        fours = Blueprint(blueprint_named("fours", "feature_map").index)
+        (env, sink), (twin, _) = started(), started()
+        facts, expected = env.step(plant(0, fours)), twin.step(WAIT)
+        decision = sink.of(DecisionRow)[-1]
+        assert (decision.succeeded, decision.refused_by) == (False, "G0")
+        assert decision.failed_checks == ["blueprint_fits"]
+        assert (facts.val_loss, facts.last_success) == (expected.val_loss, False)
+        assert bits(env.model.state()) == bits(twin.model.state())
+        env.step(plant(1, fours))
+        assert stages_of(env) == [Stage.DORMANT, Stage.TRAINING, Stage.DORMANT]
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,27 @@ def test_a_host_segment_by_hand() -> None:
     assert count_part(segment, (4, 8, 8)) == PartCost(9216, 2 * 9216, 9216, 9216)
 
 
+def test_a_token_attention_seed_by_hand() -> None:
+    # 6 tokens of width 8, two branches of 2 heads of size 2. In each qkv: 2·6·8·12 = 1152; scores
+    # and what they gather, in full though half is masked: 2·2·(2·6·6·2) = 576; out: 2·6·4·8 = 384.
+    # A matrix's gradients cost one forward each. Attention's backward makes the scores again and has
+    # four more products of that size: 5/2 of its forward, wherever the gradient goes.
+    qkv, heads, out = 2 * 1152, 2 * 576, 2 * 384
+    forward, attended = qkv + heads + out, 5 * heads // 2
+    seed = blueprint_at(Blueprint.ATTENTION, "tokens").build(8)
+    assert count_part(seed, (6, 8)) == PartCost(
+        forward, 2 * qkv + attended + 2 * out, qkv + attended + 2 * out, qkv + attended + out
+    )
+
+
+def test_torch_alone_does_not_count_attention_on_the_cpu() -> None:
+    # If this fails, torch has learned it and our mapping can go.
+    query = torch.ones(1, 2, 6, 2)
+    with FlopCounterMode(display=False) as theirs:
+        torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
+    assert theirs.get_total_flops() == 0
+
+
 def test_counting_leaves_statistics_gradients_and_random_state_alone() -> None:
     part = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.5))
     state, random_state = bits(part.state_dict()), torch.get_rng_state()

@@ -1,6 +1,7 @@
 """The body: hosts, slots, blueprints, lifecycle."""
 
 from esper.kasmina.blueprints import Mirrored, register_blueprint
+from esper.kasmina.contract import check_blueprint
 from esper.kasmina.export import harvest, load_committed, save_committed
 from esper.kasmina.hosts import CNNHost, Host, SegmentedHost, WrappedHost
 from esper.kasmina.model import MorphogeneticModel, wrap
@@ -16,6 +17,7 @@ __all__ = [
     "SegmentedHost",
     "TorchStream",
     "WrappedHost",
+    "check_blueprint",
     "harvest",
     "load_committed",
     "register_blueprint",

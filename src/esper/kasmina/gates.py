@@ -20,12 +20,13 @@ def _verdict(gate: str, checks: Mapping[str, bool]) -> GateVerdict:
 
 
 def g0_valid(space: ActionSpace, slot: int, blueprint: int) -> GateVerdict:
-    """Before germination: slot and blueprint exist on this host."""
+    """Before germination: slot and blueprint exist on this host, and the one fits into the other."""
     return _verdict(
         "G0",
         {
             "slot_known": 0 <= slot < space.slot_config.num_slots,
             "blueprint_selectable": blueprint in space.blueprints,
+            "blueprint_fits": (slot, blueprint) not in space.unfit,
         },
     )
 

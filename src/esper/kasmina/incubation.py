@@ -27,7 +27,7 @@ def shadow_loss(model: MorphogeneticModel, slot: int, targets: Tensor, loss: Los
     seed_slot = model.slot(slot)
     features = model.captured(slot)
     if not seed_slot.is_finite:
-        return features.new_full((), math.nan)
+        return torch.full((), math.nan, device=features.device)  # features may be whole numbers: tokens
     with seed_slot.stream:
         alphas = model.live_alphas
         alphas[slot] = 1.0 - torch.rand((), device=features.device)  # in (0, 1]: at 0 nothing is learned

@@ -150,9 +150,20 @@ class MorphogeneticModel(nn.Module):
     @property
     def action_space(self) -> ActionSpace:
         """What a decision maker may do with this model."""
-        topology = self.host.topology
-        indices = tuple(spec.index for spec in specs_for(topology))
-        return ActionSpace(self.slot_config, self.rules, indices, names_for(topology))
+        topology, widths = self.host.topology, self.host.widths
+        useful = [spec for spec in specs_for(topology) if any(map(spec.fits, widths))]
+        return ActionSpace(
+            self.slot_config,
+            self.rules,
+            tuple(spec.index for spec in useful),
+            names_for(topology),
+            frozenset(
+                (slot, spec.index)
+                for spec in useful
+                for slot, width in enumerate(widths)
+                if not spec.fits(width)
+            ),
+        )
 
     # --- growth -------------------------------------------------------------------------------
 

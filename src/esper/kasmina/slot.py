@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina import blend
-from esper.kasmina.blueprints import Topology, blueprint_at
+from esper.kasmina.blueprints import Topology, blueprint_at, specs_for
 from esper.kasmina.optim import OptimiserRecipe
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import BlueprintError, SlotError
@@ -117,24 +117,41 @@ class SeedSlot(nn.Module):
     def germinate(self, blueprint: int, style: int, recipe: OptimiserRecipe, sample: Tensor) -> int:
         """Attach a new seed; returns its parameter count. ``sample`` is a batch of features of this slot.
 
-        A blueprint that is refused leaves the slot empty.
+        A blueprint that is refused leaves the slot as it was.
         """
         if self.seed is not None:
             raise SlotError(f"slot {self.slot_id} holds a seed already; prune it before the next one")
+        self._check_width(blueprint)
         name = blueprint_at(blueprint, self.topology).name
+        position = self.stream.get_state()
         try:
             with self.stream:
                 self._attach(blueprint, style, recipe)
                 self._check_birth(name, sample)
         except BlueprintError:
-            self.remove()
+            self._withdraw(position)
             raise
         except Exception as error:
-            self.remove()
+            self._withdraw(position)
             raise BlueprintError(
                 f"blueprint '{name}' fails on features of shape {tuple(sample.shape[1:])}: {error}"
             ) from error
         return sum(p.numel() for p in self.parameters())
+
+    def _check_width(self, blueprint: int) -> None:
+        spec = blueprint_at(blueprint, self.topology)
+        if not spec.fits(self.width):
+            others = ", ".join(other.name for other in specs_for(self.topology) if other.fits(self.width))
+            raise BlueprintError(
+                f"blueprint '{spec.name}' needs a slot whose width is a multiple of {spec.multiple_of};"
+                f" slot {self.slot_id} is {self.width} wide. Change the host's width, or choose from"
+                f" {others}"
+            )
+
+    def _withdraw(self, position: Tensor) -> None:
+        """Empty the slot after a refusal; its random stream returns to ``position``."""
+        self.remove()
+        self.stream.set_state(position)
 
     def _attach(self, blueprint: int, style: int, recipe: OptimiserRecipe) -> None:
         spec = blueprint_at(blueprint, self.topology)
@@ -149,27 +166,13 @@ class SeedSlot(nn.Module):
         self.train(self.training)
 
     def _check_birth(self, name: str, sample: Tensor) -> None:
-        """Try the seed in training mode, on a copy: its own statistics must not see the sample."""
+        """Try the seed in both modes, on a copy: its own statistics must not see the sample."""
         seed = copy.deepcopy(self.seed)
         assert seed is not None
         before = torch.get_rng_state()
-        with torch.no_grad():
-            delta = seed.train()(sample)
+        _check_delta(name, seed.train(), sample)
         self.stochastic = not torch.equal(before, torch.get_rng_state())
-        if not isinstance(delta, Tensor) or delta.shape != sample.shape:
-            found = tuple(delta.shape) if isinstance(delta, Tensor) else type(delta).__name__
-            raise BlueprintError(
-                f"blueprint '{name}' must keep the shape of its input {tuple(sample.shape)};"
-                f" it returned {found}"
-            )
-        if not torch.isfinite(delta).all():
-            raise BlueprintError(f"blueprint '{name}' returned a non-finite delta at birth")
-        if torch.count_nonzero(delta):
-            raise BlueprintError(
-                f"blueprint '{name}' must return a delta of exactly zero at birth; its largest value"
-                f" is {delta.abs().max().item():.3g}. Make it an esper.kasmina.Mirrored or start its last"
-                " linear layer at zero"
-            )
+        _check_delta(name, seed.eval(), sample)
 
     def remove(self) -> None:
         """Empty the slot: module, gate, optimiser and gradients go, the random stream stays."""
@@ -220,6 +223,34 @@ class SeedSlot(nn.Module):
         self.optimiser, self.stochastic = other.optimiser, other.stochastic
         self.alpha.copy_(other.alpha)
         self.stream.set_state(other.stream.get_state())
+
+
+def _check_delta(name: str, seed: nn.Module, sample: Tensor) -> None:
+    """Refuse a new seed that is not a delta of exactly zero, or that writes into its input."""
+    features = sample.clone()
+    with torch.no_grad():
+        delta = seed(features)
+    if not isinstance(delta, Tensor) or delta.shape != sample.shape:
+        found = tuple(delta.shape) if isinstance(delta, Tensor) else type(delta).__name__
+        raise BlueprintError(
+            f"blueprint '{name}' must keep the shape of its input {tuple(sample.shape)}; it returned {found}"
+        )
+    if not torch.equal(features, sample):
+        raise BlueprintError(
+            f"blueprint '{name}' changes its input in place, and with it the host's features; leave out"
+            " inplace=True and methods that end in an underscore"
+        )
+    if not torch.isfinite(delta).all():
+        raise BlueprintError(
+            f"blueprint '{name}' returned a non-finite delta at birth; look for a division by zero or an"
+            " overflow in its forward"
+        )
+    if torch.count_nonzero(delta):
+        raise BlueprintError(
+            f"blueprint '{name}' must return a delta of exactly zero at birth; its largest value"
+            f" is {delta.abs().max().item():.3g}. Make it an esper.kasmina.Mirrored or start its last"
+            " linear layer at zero"
+        )
 
 
 def _clone_tree(tree: Any) -> Any:

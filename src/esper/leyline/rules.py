@@ -41,3 +41,5 @@ class ActionSpace:
     """Selectable blueprint indices, ascending."""
     blueprint_names: tuple[str, ...]
     """Name of every blueprint index on this kind of host, also of those that are not selectable."""
+    unfit: frozenset[tuple[int, int]] = frozenset()
+    """(slot, blueprint) where the width of the slot rules a selectable blueprint out."""

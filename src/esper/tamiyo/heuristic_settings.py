@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from esper.leyline import (
-    CNN_BLUEPRINTS,
-    TRANSFORMER_BLUEPRINTS,
+    BLUEPRINT_IDS,
     ActionSpace,
     AlphaSpeed,
     Blueprint,
@@ -77,8 +76,12 @@ class HeuristicSettings:
 
 
 def default_rotation(space: ActionSpace) -> tuple[int, ...]:
-    """The selectable blueprints, strongest first; those nobody has ranked follow in index order."""
-    convolves = bool((CNN_BLUEPRINTS - TRANSFORMER_BLUEPRINTS) & set(space.blueprints))
-    order = _CNN_ORDER if convolves else _TRANSFORMER_ORDER
-    ranked = [int(blueprint) for blueprint in order if blueprint in space.blueprints]
+    """The selectable blueprints, strongest first; those nobody has ranked follow in index order.
+
+    Known by name: the index of a blueprint may be a user's own on the other kind of host.
+    """
+    index_of = {space.blueprint_names[index]: index for index in space.blueprints}
+    orders = [[BLUEPRINT_IDS[blueprint] for blueprint in order] for order in (_CNN_ORDER, _TRANSFORMER_ORDER)]
+    order = max(orders, key=lambda names: len(index_of.keys() & set(names)))
+    ranked = [index_of[name] for name in order if name in index_of]
     return (*ranked, *(index for index in space.blueprints if index not in ranked))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from esper.kasmina.hosts.base import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel, shadow_size
@@ -29,8 +29,13 @@ _BATCH = 2
 
 
 def flop_counter() -> FlopCounterMode:
-    """Torch's counter, right about grouped convolutions as well."""
-    formulas = {torch.ops.aten.convolution_backward: _convolution_backward}
+    """Torch's counter, right about grouped convolutions and about attention on the CPU as well."""
+    aten = torch.ops.aten
+    formulas = {
+        aten.convolution_backward: _convolution_backward,
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    }
     return FlopCounterMode(display=False, custom_mapping=formulas)
 
 
@@ -45,6 +50,23 @@ def _convolution_backward(
     *_before, transposed, _output_padding, _groups, wanted = settings
     positions = math.prod((x if transposed else grad_output)[2:])
     return sum(wanted[:2]) * 2 * x[0] * positions * math.prod(weight)
+
+
+def _attention(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
+    """Torch's formula, which torch applies on CUDA only; a causal attention is charged in full."""
+    return int(sdpa_flop_count(query, key, value))
+
+
+def _attention_backward(
+    grad_output: Sequence[int],
+    query: Sequence[int],
+    key: Sequence[int],
+    value: Sequence[int],
+    *_: Any,
+    **__: Any,
+) -> int:
+    """As ``_attention``: the scores are made again, then four products of their size."""
+    return int(sdpa_backward_flop_count(grad_output, query, key, value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,13 +36,23 @@ class BlueprintSpec:
     topology: Topology
     index: int
     build: Callable[[int], nn.Module]
+    multiple_of: int
+    """Widths that it fits; 1 means all."""
+
+    def fits(self, width: int) -> bool:
+        """Whether it can be built for a slot of ``width``."""
+        return width % self.multiple_of == 0
 
 
 _registry: dict[tuple[Topology, int], BlueprintSpec] = {}
 
 
-def register_blueprint(name: str, topology: Topology) -> Callable[[Builder], Builder]:
+def register_blueprint(
+    name: str, topology: Topology, *, multiple_of: int = 1
+) -> Callable[[Builder], Builder]:
     """Decorator: make ``name`` germinable on hosts of ``topology``.
+
+    In a slot whose width is no multiple of ``multiple_of`` nobody can choose it.
 
     >>> @register_blueprint("my_block", topology="feature_map")
     ... class MyBlock(nn.Module): ...
@@ -58,7 +68,7 @@ def register_blueprint(name: str, topology: Topology) -> Callable[[Builder], Bui
                 f" (taken: {', '.join(sorted(taken))})"
             )
         index = _index_for(name, topology)
-        _registry[topology, index] = BlueprintSpec(name, topology, index, build)
+        _registry[topology, index] = BlueprintSpec(name, topology, index, build, multiple_of)
         return build
 
     return register

@@ -1,0 +1,141 @@
+"""What a blueprint owes its host, checked in one call.
+
+Germination refuses a seed that does not keep the shape or does not begin at zero. Whether all of it
+comes alive, and whether a token stays blind to later ones, shows only once it learns:
+``check_blueprint`` lets it, in a slot between two small layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import Topology, blueprint_named
+from esper.kasmina.hosts.base import SegmentedHost
+from esper.kasmina.incubation import shadow_loss
+from esper.kasmina.model import MorphogeneticModel, slot_streams
+from esper.kasmina.slot import SeedSlot
+from esper.kasmina.streams import TorchStream
+from esper.leyline.errors import BlueprintError
+from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS
+from esper.leyline.slot_config import SlotConfig
+from esper.leyline.stages import Stage
+
+RNG_SEEDS: Final = range(5)
+"""Initialisations that a blueprint must be alive under."""
+LEAST_GRADIENT: Final = (1e-6, 1e-8)
+"""The norm of a tensor's gradient must reach the first times the tensor's own norm, plus the second."""
+
+_CLASSES, _BATCH, _LENGTH, _INPUT = 4, 16, 6, 2
+
+
+def check_blueprint(
+    name: str, topology: Topology = "feature_map", width: int = 16, *, causal: bool = True
+) -> None:
+    """Raise a sentence about what blueprint ``name`` does wrong in a slot of ``width``; else return.
+
+    It must germinate, and be alive at the second backward with every tensor of seed and gate: under
+    every operator, incubating and blended, over five initialisations. On tokens no delta may depend
+    on a later token, unless the hosts that it is meant for see all of them (``causal=False``).
+    """
+    index = blueprint_named(name, topology).index
+    styles = [
+        style for style, operator in enumerate(STYLE_OPERATORS) if style == STYLE_OPERATORS.index(operator)
+    ]
+    for style, rng_seed, stage in product(styles, RNG_SEEDS, (Stage.TRAINING, Stage.BLENDING)):
+        with TorchStream(rng_seed):
+            model, x, y = _planted(index, topology, width, style, rng_seed)
+            dead = _dead_at_the_second_backward(model, x, y, stage)
+            if dead:
+                raise BlueprintError(
+                    f"blueprint '{name}' is not alive at width {width} ({BLEND_IDS[style]}, {stage.name}):"
+                    f" the second backward gives no gradient worth the name to {', '.join(dead)}. Make it an"
+                    " esper.kasmina.Mirrored, and leave out what a later layer takes away again"
+                )
+            if topology == "tokens" and causal and sees_later_tokens(model.eval(), x):
+                raise BlueprintError(
+                    f"blueprint '{name}' lets a token see later ones. Mask them, or call check_blueprint"
+                    " with causal=False if its hosts see all tokens anyway"
+                )
+
+
+def tensor_norms(slot: SeedSlot) -> dict[str, float]:
+    """The norm of every tensor of seed and gate, by name."""
+    return {name: weight.norm().item() for name, weight in slot.named_parameters()}
+
+
+def dead_tensors(slot: SeedSlot, norms: Mapping[str, float]) -> list[str]:
+    """Tensors of seed and gate whose gradient is missing or next to nothing; ``norms`` are their own."""
+    relative, absolute = LEAST_GRADIENT
+    return [
+        name
+        for name, weight in slot.named_parameters()
+        if weight.grad is None or not weight.grad.norm().item() >= relative * norms[name] + absolute
+    ]
+
+
+@torch.no_grad()
+def sees_later_tokens(network: Callable[[Tensor], Tensor], x: Tensor) -> bool:
+    """Whether a token's output changes, be it by a bit, with a later token of ``x [batch, tokens, …]``."""
+    outputs = network(x)
+    others = x.roll(1, dims=0)
+    for seen in range(1, x.shape[1]):
+        changed = network(torch.cat([x[:, :seen], others[:, seen:]], dim=1))
+        if not torch.equal(outputs[:, :seen], changed[:, :seen]):
+            return True
+    return False
+
+
+class _Probe(SegmentedHost):
+    """A layer, the slot, a classifier."""
+
+    def __init__(self, topology: Topology, width: int) -> None:
+        super().__init__()
+        self.topology = topology
+        self.slot_config = SlotConfig.of_count(1)
+        first: nn.Module
+        if topology == "feature_map":
+            self.feature_shapes = ((width, _LENGTH, _LENGTH),)
+            first = nn.Conv2d(_INPUT, width, 3, padding=1)
+            last = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, _CLASSES))
+        else:
+            self.feature_shapes = ((_LENGTH, width),)
+            first, last = nn.Linear(_INPUT, width), nn.Sequential(nn.Linear(width, _CLASSES))
+        self.segments = nn.ModuleList([first, last])
+
+
+def _planted(
+    blueprint: int, topology: Topology, width: int, style: int, rng_seed: int
+) -> tuple[MorphogeneticModel, Tensor, Tensor]:
+    """A host with a new seed, and inputs and targets to train it on."""
+    model = MorphogeneticModel(_Probe(topology, width), streams=slot_streams(rng_seed))
+    model.bind_optimiser(torch.optim.SGD(model.host.parameters(), lr=0.1, momentum=0.9))
+    model.germinate(0, blueprint, style)
+    maps = topology == "feature_map"
+    x = torch.randn(_BATCH, *((_INPUT, _LENGTH, _LENGTH) if maps else (_LENGTH, _INPUT)))
+    return model, x, torch.randint(_CLASSES, (_BATCH,) if maps else (_BATCH, _LENGTH))
+
+
+def _dead_at_the_second_backward(model: MorphogeneticModel, x: Tensor, y: Tensor, stage: Stage) -> list[str]:
+    model.table.stage[0, 0], model.table.alpha[0, 0] = stage, 0.5
+    model.sync()
+    slot, dead = model.slot(0), []
+    for _ in range(2):
+        model.drop_gradients()
+        value = _loss(model(x), y)
+        if stage is Stage.TRAINING:
+            value = shadow_loss(model, 0, y, _loss)
+        value.backward()
+        dead = dead_tensors(slot, tensor_norms(slot))
+        assert slot.optimiser is not None
+        slot.optimiser.step()
+    return dead
+
+
+def _loss(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output.flatten(0, -2), target.flatten())

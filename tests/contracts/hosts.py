@@ -1,0 +1,159 @@
+"""The hosts of the contract matrix: in segments and wrapped, for feature maps and for tokens.
+
+All but the convolutional built-in one draw random numbers on both sides of their first slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina import CNNHost, Host, SegmentedHost, WrappedHost
+from esper.kasmina.blueprints import Topology
+from esper.kasmina.hosts import TransformerHost
+from esper.leyline import SlotConfig
+
+CLASSES = 4
+INPUT_SHAPE = (2, 6, 6)
+VOCABULARY = 8
+TOKENS = 5
+DROPOUT = 0.2
+
+MakeNorm = Callable[[int], nn.Module]
+
+
+def group_norm(width: int) -> nn.Module:
+    return nn.GroupNorm(1, width)
+
+
+# --- feature maps -----------------------------------------------------------------------------
+
+
+def _stage(channels: int, width: int, norm: MakeNorm) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3, padding=1, bias=False),
+        norm(width),
+        nn.ReLU(inplace=True),
+        nn.Dropout(DROPOUT),
+    )
+
+
+class MeanHead(nn.Sequential):
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES))
+
+
+class PlainNet(nn.Module):
+    """A module that knows nothing of slots."""
+
+    def __init__(self, width: int, norm: MakeNorm = nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.stem = _stage(INPUT_SHAPE[0], width, norm)
+        self.pool = nn.MaxPool2d(2)
+        self.body = _stage(width, width, norm)
+        self.head = MeanHead(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.pool(self.stem(x))))
+
+
+class ChainHost(SegmentedHost):
+    """The same network in segments."""
+
+    def __init__(self, width: int, norm: MakeNorm) -> None:
+        super().__init__()
+        self.topology: Topology = "feature_map"
+        self.slot_config = SlotConfig.of_count(2)
+        self.feature_shapes = ((width, 6, 6), (width, 3, 3))
+        net = PlainNet(width, norm)
+        self.segments = nn.ModuleList([net.stem, nn.Sequential(net.pool, net.body), net.head])
+
+
+# --- tokens -----------------------------------------------------------------------------------
+
+
+class Embedding(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY, width)
+        self.position = nn.Parameter(torch.randn(TOKENS, width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.token(tokens) + self.position[: tokens.shape[1]]
+
+
+class Block(nn.Module):
+    """Pre-norm, causal attention of one head and a linear layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width)
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, h: Tensor) -> Tensor:
+        query, key, value = self.qkv(self.norm(h)).chunk(3, dim=-1)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return h + self.dropout(self.out(mixed))
+
+
+class PlainTokens(nn.Module):
+    """A transformer that knows nothing of slots."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(Embedding(width), Block(width))
+        self.body = Block(width)
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.stem(x)))
+
+
+# --- by name ----------------------------------------------------------------------------------
+
+Kind = Literal[
+    "segmented", "segmented_batch", "segmented_tokens", "wrapped", "wrapped_group", "wrapped_tokens"
+]
+
+
+class HostKind(NamedTuple):
+    topology: Topology
+    build: Callable[[int], Host]
+    upstream: str
+    """What the names of the host's parameters before the first slot begin with."""
+
+
+def _cnn(width: int) -> Host:
+    return CNNHost((width, width), kernel=3, input_shape=INPUT_SHAPE, classes=CLASSES)
+
+
+def _transformer(width: int) -> Host:
+    return TransformerHost(
+        vocabulary=VOCABULARY, context=TOKENS, width=width, layers=2, heads=1, dropout=DROPOUT
+    )
+
+
+def _wrapped_net(width: int, norm: MakeNorm) -> Host:
+    return WrappedHost(PlainNet(width, norm), ["stem", "body"], torch.zeros(2, *INPUT_SHAPE))
+
+
+def _wrapped_tokens(width: int) -> Host:
+    sample = torch.zeros(2, TOKENS, dtype=torch.long)
+    return WrappedHost(PlainTokens(width), ["stem", "body"], sample, topology="tokens")
+
+
+HOSTS: dict[Kind, HostKind] = {
+    "segmented": HostKind("feature_map", _cnn, "segments.0."),
+    "segmented_batch": HostKind("feature_map", lambda w: ChainHost(w, nn.BatchNorm2d), "segments.0."),
+    "segmented_tokens": HostKind("tokens", _transformer, "segments.0."),
+    "wrapped": HostKind("feature_map", lambda w: _wrapped_net(w, nn.BatchNorm2d), "module.stem."),
+    "wrapped_group": HostKind("feature_map", lambda w: _wrapped_net(w, group_norm), "module.stem."),
+    "wrapped_tokens": HostKind("tokens", _wrapped_tokens, "module.stem."),
+}
+assert tuple(HOSTS) == get_args(Kind)

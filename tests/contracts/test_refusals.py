@@ -1,0 +1,297 @@
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import MorphogeneticModel, WrappedHost, register_blueprint
+from esper.kasmina.blueprints import blueprint_named, names_for, specs_for, unregister_blueprint
+from esper.leyline import Blueprint
+from esper.leyline.errors import BlueprintError, SlotError, UnknownNameError
+from tests.contracts.hosts import CLASSES, VOCABULARY
+from tests.contracts.matrix import (
+    SLOT,
+    Case,
+    Trial,
+    assert_same,
+    begin,
+    build_host,
+    germinate,
+    planted,
+    registered,
+)
+
+
+class Narrow(nn.Conv2d):
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width, 3)
+
+
+class TwoResults(nn.Conv2d):
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width, 1)
+
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return h, h
+
+
+class Undefined(nn.Module):
+    """0/0 from the start."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * (self.scale / self.scale)
+
+
+class Loud(nn.Module):
+    """A delta of h at birth; the tests' probe reaches from −1 to 1."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.scale * h
+
+
+class LoudExceptOnConstants(nn.GroupNorm):
+    def __init__(self, width: int) -> None:
+        super().__init__(1, width)
+
+
+class TooWide(nn.Conv2d):
+    def __init__(self, width: int) -> None:
+        super().__init__(width + 1, width, 1)
+
+
+class WithoutWeights(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+
+    def forward(self, h: Tensor) -> Tensor:
+        return 0.0 * h
+
+
+def needs_even_groups(width: int) -> nn.Module:
+    return nn.GroupNorm(3, width)
+
+
+class LoudWhenJudged(nn.Conv2d):
+    """Zero in training mode only."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width, 1)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return super().forward(h) * (0.0 if self.training else 1.0)
+
+
+class Overwriting(nn.Sequential):
+    """Its delta is zero, but the host goes on with features that it has rectified."""
+
+    def __init__(self, width: int) -> None:
+        last = nn.Conv2d(width, width, 1)
+        for weight in last.parameters():
+            nn.init.zeros_(weight)
+        super().__init__(nn.ReLU(inplace=True), last)
+
+
+@pytest.mark.parametrize(
+    ("build", "sentence"),
+    [
+        (
+            Narrow,
+            r"blueprint 'odd' must keep the shape of its input \(2, 4, 6, 6\); it returned \(2, 4, 4, 4\)",
+        ),
+        (
+            TwoResults,
+            r"blueprint 'odd' must keep the shape of its input \(2, 4, 6, 6\); it returned tuple",
+        ),
+        (
+            Undefined,
+            "blueprint 'odd' returned a non-finite delta at birth; look for a division by zero",
+        ),
+        (
+            Overwriting,
+            "blueprint 'odd' changes its input in place, .* features; leave out inplace=True",
+        ),
+        (LoudWhenJudged, "blueprint 'odd' must return a delta of exactly zero at birth"),
+        (
+            Loud,
+            r"blueprint 'odd' must return a delta of exactly zero at birth; its largest value is 1\."
+            r" Make it an esper\.kasmina\.Mirrored or start its last linear layer at zero",
+        ),
+        (LoudExceptOnConstants, "blueprint 'odd' must return a delta of exactly zero at birth"),
+        (TooWide, r"blueprint 'odd' fails on features of shape \(4, 6, 6\): .*expected input"),
+        (
+            WithoutWeights,
+            r"blueprint 'odd' fails on features of shape \(4, 6, 6\): optimizer got an empty parameter list",
+        ),
+        (
+            needs_even_groups,
+            r"blueprint 'odd' fails on features of shape \(4, 6, 6\): .*must be divisible",
+        ),
+    ],
+)
+def test_a_blueprint_that_does_not_fit_is_refused_and_the_slot_stays_empty(
+    build: Callable[[int], nn.Module], sentence: str
+) -> None:
+    trial = begin("segmented", 4)
+    before = everything(trial)
+    with registered("odd", build), pytest.raises(BlueprintError, match=sentence):
+        germinate(trial.model, "odd", style=0)
+    assert_as_before(trial, before)
+    assert germinate(trial.model, "conv_light", style=0).succeeded, "the next seed is welcome"
+
+
+def everything(trial: Trial) -> dict[str, Tensor]:
+    """All that a refusal must leave alone: weights, optimiser, table, random states, the outputs."""
+    # As bytes: a measurement that nobody made is NaN, which equals nothing.
+    arrays = {name: bytearray(array.tobytes()) for name, array in trial.model.table.arrays().items()}
+    table = {f"table.{name}": torch.frombuffer(a, dtype=torch.uint8) for name, a in arrays.items()}
+    outputs = dict(zip(("judged", "trained"), trial.outputs(), strict=True))
+    return trial.snapshot() | trial.seed_snapshot() | table | outputs
+
+
+def assert_as_before(trial: Trial, before: dict[str, Tensor]) -> None:
+    slot = trial.model.slot(SLOT)
+    assert (slot.seed, slot.gate, slot.optimiser) == (None, None, None)
+    assert_same(everything(trial), before)
+
+
+# --- a width that does not fit ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["attention", "flex_attention"])
+@pytest.mark.parametrize("width", [1, 6, 9])
+def test_heads_that_do_not_divide_the_width_are_refused_and_nothing_has_changed(
+    name: str, width: int
+) -> None:
+    trial = begin("segmented_tokens", width)
+    before = everything(trial)
+    sentence = (
+        rf"blueprint '{name}' needs a slot whose width is a multiple of 4; slot r0c0 is {width} wide\. Change"
+        r" the host's width, or choose from norm, lora, lora_large, mlp_small, mlp$"
+    )
+    with pytest.raises(BlueprintError, match=sentence):
+        trial.model.germinate(SLOT, Blueprint[name.upper()], 0)
+    assert_as_before(trial, before)
+
+
+def test_a_blueprint_that_fits_no_slot_cannot_be_chosen() -> None:
+    trial = begin("segmented_tokens", 6)
+    space = trial.model.action_space
+    assert [space.blueprint_names[index] for index in space.blueprints] == [
+        *("norm", "lora", "lora_large", "mlp_small", "mlp"),
+    ]
+    assert space.unfit == frozenset()
+    before = everything(trial)
+    outcome = germinate(trial.model, "attention", 0)
+    assert (outcome.refused_by, outcome.failed_checks) == ("G0", ("blueprint_selectable",))
+    assert_as_before(trial, before)
+
+
+def test_a_blueprint_that_fits_another_slot_is_refused_by_name() -> None:
+    layers = (nn.Embedding(VOCABULARY, 6), nn.Linear(6, 8), nn.Linear(8, CLASSES))
+    sample = torch.zeros(2, 5, dtype=torch.long)
+    host = WrappedHost(nn.Sequential(*layers), ["0", "1"], sample, topology="tokens")
+    model = MorphogeneticModel(host)
+    optimiser = torch.optim.SGD(host.parameters(), lr=0.1)
+    model.bind_optimiser(optimiser)
+    trial = Trial(model, optimiser)
+    before = everything(trial)
+    assert model.action_space.unfit == {(0, Blueprint.ATTENTION), (0, Blueprint.FLEX_ATTENTION)}
+    outcome = germinate(model, "attention", 0, slot=0)
+    assert (outcome.succeeded, outcome.refused_by, outcome.failed_checks) == (
+        False,
+        "G0",
+        ("blueprint_fits",),
+    )
+    assert_as_before(trial, before)
+    assert germinate(model, "attention", 0, slot=1).succeeded
+
+
+def test_a_user_says_which_widths_fit() -> None:
+    with registered("pairs", Loud, multiple_of=2):
+        spec = blueprint_named("pairs", "feature_map")
+        assert [width for width in range(1, 7) if spec.fits(width)] == [2, 4, 6]
+        assert spec.index not in begin("segmented", 9).model.action_space.blueprints
+    assert all(spec.fits(7) for spec in specs_for("feature_map")), "built-in ones fit every feature map"
+
+
+# --- slots and names ----------------------------------------------------------------------------
+
+
+def test_an_occupied_slot_takes_no_second_seed() -> None:
+    trial = planted(Case("conv_light", 0, "segmented", 4))
+    first = trial.model.slot(SLOT).seed
+    with pytest.raises(SlotError, match="slot r0c0 holds a seed already; prune it before the next one"):
+        trial.model.germinate(SLOT, 1, 0)
+    assert trial.model.slot(SLOT).seed is first
+
+
+def test_a_seed_needs_to_know_the_hosts_optimiser() -> None:
+    model = MorphogeneticModel(build_host("segmented", 4))
+    with pytest.raises(RuntimeError, match=r"call bind_optimiser\(host_optimiser\) before the first seed"):
+        model.germinate(SLOT, 1, 0)
+
+
+def test_a_name_is_registered_once() -> None:
+    with pytest.raises(
+        BlueprintError,
+        match=r"blueprint 'norm' is registered for feature_map already; choose another name"
+        r" \(taken: attention, bottleneck, conv_heavy, conv_light, conv_small, depthwise, norm\)",
+    ):
+        register_blueprint("norm", topology="feature_map")(Loud)
+    with registered("mine", Loud):
+        with pytest.raises(BlueprintError, match="blueprint 'mine' is registered for feature_map already"):
+            register_blueprint("mine", topology="feature_map")(Narrow)
+        assert blueprint_named("mine", "feature_map").build is Loud, "the first one stays"
+        with registered("mine", Loud, "tokens"):
+            assert "mine" in names_for("tokens"), "tokens have names of their own"
+    assert [len(specs_for(topology)) for topology in ("feature_map", "tokens")] == [7, 7]
+
+
+def test_a_users_blueprints_take_the_indices_that_their_topology_leaves_free() -> None:
+    # Of 13 indices feature maps reserve NOOP and seven built-in ones.
+    with ExitStack() as own:
+        for letter in "abcde":
+            own.enter_context(registered(letter, Loud))
+        assert names_for("feature_map")[8:] == ("a", "b", "c", "d", "e")
+        assert names_for("tokens")[8:] == ("lora", "lora_large", "mlp_small", "mlp", "flex_attention")
+        with pytest.raises(
+            BlueprintError,
+            match=r"no action index is left for blueprint 'f': feature_map hosts take at most 5 blueprints"
+            r" of a user's own; unregister one first",
+        ):
+            own.enter_context(registered("f", Loud))
+    assert len(specs_for("feature_map")) == 7
+
+
+def test_a_built_in_name_keeps_its_own_index() -> None:
+    built_in = blueprint_named("bottleneck", "feature_map")
+    unregister_blueprint("bottleneck", "feature_map")
+    try:
+        with registered("mine", Loud), registered("bottleneck", Loud):
+            assert [blueprint_named(name, "feature_map").index for name in ("mine", "bottleneck")] == [8, 5]
+    finally:
+        register_blueprint("bottleneck", topology="feature_map")(built_in.build)
+
+
+def test_unknown_names_are_met_with_near_ones() -> None:
+    with pytest.raises(
+        UnknownNameError,
+        match=r"unknown blueprint for feature_map hosts 'conv_lite'; did you mean conv_light or conv_small",
+    ):
+        unregister_blueprint("conv_lite", "feature_map")
+    with pytest.raises(
+        UnknownNameError, match=r"unknown topology 'feature_maps'; did you mean feature_map\?"
+    ):
+        register_blueprint("mine", topology="feature_maps")(Loud)  # type: ignore[arg-type]
+    trial = begin("segmented", 4)
+    with pytest.raises(BlueprintError, match=r"no blueprint has index 0 on feature_map hosts; there are 1"):
+        trial.model.germinate(SLOT, 0, 0)

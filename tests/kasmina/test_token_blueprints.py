@@ -1,0 +1,173 @@
+"""What the token blueprints compute; that they keep the contract is the matrix's to say."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import flex_attention as flex
+
+from esper.kasmina.blueprints import blueprint_named, tokens
+from esper.kasmina.contract import sees_later_tokens
+from tests.contracts.matrix import restart
+
+WIDTH = 8
+
+
+def build(name: str, width: int = WIDTH) -> nn.Module:
+    restart(0)
+    return blueprint_named(name, "tokens").build(width)
+
+
+def features(width: int = WIDTH) -> Tensor:
+    return 2 * torch.randn(4, 6, width, generator=torch.Generator().manual_seed(1))
+
+
+def parted(seed: nn.Module, h: Tensor) -> nn.Module:
+    """The seed after one step of a loss whose gradient differs from value to value."""
+    weighting = torch.randn(h.shape, generator=torch.Generator().manual_seed(9))
+    (seed(h) * weighting).mean().backward()
+    torch.optim.SGD(seed.parameters(), lr=0.5).step()
+    return seed
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("norm", 32),
+        ("lora", 512),  # 2 branches · rank 4 · (32 + 32)
+        ("lora_large", 2048),  # 2 · rank 16 · (32 + 32)
+        ("attention", 4160),  # 2 · (32·48 qkv + 16·32 out + 32)
+        ("flex_attention", 4160),
+        ("mlp_small", 4224),  # 2 · (32·32 + 32 + 32·32 + 32)
+        ("mlp", 8384),  # 2 · (32·64 + 64 + 64·32 + 32)
+    ],
+)
+def test_sizes_at_width_32(name: str, parameters: int) -> None:
+    assert sum(p.numel() for p in build(name, 32).parameters()) == parameters
+
+
+def test_norm_moves_towards_the_normalised_features() -> None:
+    seed = build("norm", 2)
+    with torch.no_grad():
+        seed.scale.copy_(torch.tensor([0.5, 0.0]))
+    # LayerNorm of (1, 3) is (−1, 1); tanh(0.5) = 0.4621172, so the first moves by 0.4621172 · (−1 − 1).
+    delta = seed(torch.tensor([[[1.0, 3.0]]]))
+    torch.testing.assert_close(delta, torch.tensor([[[-0.9242343, 0.0]]]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "rank"), [("lora", 8), ("lora_large", 32)])
+def test_lora_is_a_linear_map_of_its_rank(name: str, rank: int) -> None:
+    h = features(48)
+    seed = parted(build(name, 48), h)
+    basis = torch.eye(48).unsqueeze(0)
+    matrix = seed(basis)[0].double()
+    assert torch.linalg.matrix_rank(matrix, rtol=1e-6) == rank
+    torch.testing.assert_close(seed(h), h @ matrix.float(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "hidden"), [("mlp_small", 16), ("mlp", 32)])
+def test_mlp_is_as_wide_as_it_is_called(name: str, hidden: int) -> None:
+    seed = parted(build(name), features())
+    h = features()
+    wanted = torch.zeros_like(h)
+    widths = 0
+    for branch in (seed.one, seed.other):
+        first, _, last = branch
+        widths += first.out_features
+        wanted = wanted + F.gelu(h @ first.weight.T + first.bias) @ last.weight.T + last.bias
+    assert widths == hidden
+    torch.testing.assert_close(seed(h), wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["attention", "flex_attention"])
+def test_attention_by_hand(name: str) -> None:
+    seed, h = parted(build(name), features()), features()
+    size = WIDTH // 4
+    later = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    wanted = torch.zeros_like(h)
+    for branch in (seed.one, seed.other):
+        qkv, heads, out = branch
+        assert qkv.bias is None
+        assert heads.heads == 2
+        query, key, value = (h @ part.T for part in qkv.weight.chunk(3))
+        gathered = []
+        for head in range(2):
+            at = slice(head * size, (head + 1) * size)
+            scores = query[..., at] @ key[..., at].transpose(1, 2) / math.sqrt(size)
+            gathered.append(scores.masked_fill(later, -math.inf).softmax(-1) @ value[..., at])
+        wanted = wanted + torch.cat(gathered, -1) @ out.weight.T + out.bias
+    assert wanted.abs().max() > 0.01
+    torch.testing.assert_close(seed(h), wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [4, 8, 16, 32])
+def test_queries_keys_and_values_all_learn(width: int) -> None:
+    # They are one tensor, which would be alive with its values alone.
+    h = features(width)
+    seed = parted(build("attention", width), h)
+    seed.zero_grad()
+    parted(seed, h)
+    for branch in (seed.one, seed.other):
+        gradients = branch[0].weight.grad.chunk(3)
+        for gradient, weight in zip(gradients, branch[0].weight.chunk(3), strict=True):
+            assert gradient.norm() >= 1e-6 * weight.norm() + 1e-8
+
+
+@pytest.mark.parametrize(
+    "name", ["norm", "lora", "lora_large", "attention", "flex_attention", "mlp_small", "mlp"]
+)
+def test_a_seed_learns_with_every_tensor_from_the_first_backward(name: str) -> None:
+    seed, h = build(name), features()
+    assert torch.equal(seed(h), torch.zeros_like(h))
+    parted(seed, h)
+    assert seed(h).any()
+    for part, weight in seed.named_parameters():
+        assert weight.grad is not None, part
+        assert weight.grad.any(), part
+
+
+def test_the_check_for_later_tokens_finds_one_bit() -> None:
+    def leaking(x: Tensor) -> Tensor:
+        return x + 1e-7 * x.sum(dim=1, keepdim=True)
+
+    x = torch.randn(2, 3, 1, generator=torch.Generator().manual_seed(0))
+    assert sees_later_tokens(leaking, x)
+    assert not sees_later_tokens(lambda x: x.cumsum(dim=1), x)
+
+
+# --- flex attention ---------------------------------------------------------------------------
+
+
+def test_on_the_cpu_flex_attention_is_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "_compiled_flex", lambda: pytest.fail("there is no backward for it"))
+    query, key, value = torch.randn(3, 2, 4, 6, 16, generator=torch.Generator().manual_seed(0)).unbind()
+    wanted = tokens.causal_attention(query, key, value)
+    assert torch.equal(tokens.flex_causal_attention(query, key, value), wanted)
+
+
+def test_torchs_flex_attention_has_no_backward_on_the_cpu() -> None:
+    # If this fails, torch has learned it and flex_causal_attention can use it everywhere.
+    query = torch.randn(1, 1, 4, 16, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
+        flex.flex_attention(query, query, query)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+def test_the_blocks_of_flex_attention_are_causal() -> None:
+    query, key, value = torch.randn(3, 2, 2, 130, 16, generator=torch.Generator().manual_seed(0)).unbind()
+    blocks = tokens._earlier_blocks(130, query.device)
+    with torch.no_grad():
+        found = flex.flex_attention(query, key, value, block_mask=blocks)
+    wanted = tokens.causal_attention(query, key, value)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention trains on CUDA only; none is here")
+def test_on_cuda_flex_attention_learns_what_sdpa_learns() -> None:
+    h = features(64).cuda()
+    seed, twin = (build(name, 64).cuda() for name in ("flex_attention", "attention"))
+    assert torch.equal(seed(h), torch.zeros_like(h))
+    torch.testing.assert_close(parted(seed, h)(h), parted(twin, h)(h), rtol=1e-3, atol=1e-3)
+    assert not sees_later_tokens(seed, h)
