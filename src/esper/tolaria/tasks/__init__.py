@@ -2,9 +2,24 @@
 
 from esper.leyline.errors import UnknownNameError
 from esper.tolaria.tasks.digits import DIGITS, DIGITS_IMPAIRED
+from esper.tolaria.tasks.images import CIFAR, CIFAR_IMPAIRED, FASHION, FASHION14, FASHION14_IMPAIRED
 from esper.tolaria.tasks.spec import TaskSpec
+from esper.tolaria.tasks.text import PYCODE, TEXT
 
-TASKS: dict[str, TaskSpec] = {task.name: task for task in (DIGITS, DIGITS_IMPAIRED)}
+TASKS: dict[str, TaskSpec] = {
+    task.name: task
+    for task in (
+        DIGITS,
+        DIGITS_IMPAIRED,
+        PYCODE,
+        TEXT,
+        FASHION14,
+        FASHION14_IMPAIRED,
+        FASHION,
+        CIFAR,
+        CIFAR_IMPAIRED,
+    )
+}
 
 
 def task_named(name: str) -> TaskSpec:
