@@ -151,7 +151,9 @@ def restart(rng_seed: int) -> None:
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
     """Mean cross-entropy over the batch, and over the tokens where there are any."""
-    return F.cross_entropy(output.flatten(0, -2), target.flatten())
+    if output.ndim == 3:
+        output, target = output.flatten(0, 1), target.flatten()
+    return F.cross_entropy(output, target)
 
 
 @cache

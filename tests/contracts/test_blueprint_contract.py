@@ -98,7 +98,7 @@ def test_a_users_blueprint_with_statistics_and_dropout(check: Check, case: Case)
 def test_the_rule_of_life_finds_a_dead_tensor() -> None:
     # A bias in front of a batch norm is subtracted again: its gradient is zero by mathematics.
     case = Case("regularised", 0, "segmented", 8)
-    dead = pytest.raises(AssertionError, match=r"dead \(rng seed 0\): seed\.0\.bias")
+    dead = pytest.raises(AssertionError, match=r"dead \(incubating, rng seed 0\): seed\.0\.bias")
     with registered("regularised", lambda width: Regularised(width, bias=True)), dead:
         is_alive(case)
 

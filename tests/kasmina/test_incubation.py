@@ -6,11 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.kasmina import wrap
 from esper.kasmina.incubation import shadow_loss
 from esper.kasmina.model import shadow_size
 from esper.kasmina.optim import set_rate
-from esper.leyline import Stage
+from esper.leyline import LifecycleRules, Stage
 from esper.leyline.rules import IncubationMode
+from tests.contracts.hosts import VOCABULARY
 from tests.contracts.matrix import (
     INPUT_SHAPE,
     KINDS,
@@ -223,3 +225,44 @@ def test_a_seeds_initialisation_comes_from_its_slots_stream() -> None:
     germinate(trials[0].model, "conv_heavy", 3, slot=1)
     other = dict(trials[0].model.slot(1).named_parameters())
     assert not torch.equal(other["seed.one.0.weight"], first["seed.seed.one.0.weight"])
+
+
+class Tied(nn.Module):
+    """An embedding that is the output layer too, and a layer that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.stem = nn.Linear(8, 8)
+        self.again = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8))
+        self.and_again = self.again
+        self.head = nn.Linear(8, VOCABULARY, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.and_again(self.again(self.stem(self.embed(x)))))
+
+
+def tied() -> Trial:
+    restart(0)
+    model = wrap(Tied(), ["stem"], batch(0, "tokens")[0], LifecycleRules(2), topology="tokens")
+    optimiser = torch.optim.SGD(model.host.parameters(), lr=0.1, momentum=0.9)
+    model.bind_optimiser(optimiser)
+    return Trial(model, optimiser)
+
+
+def test_what_a_host_shares_is_left_alone_and_stays_shared() -> None:
+    trial, twin = tied(), tied()
+    germinate(trial.model, "mlp", 0)
+    names = [name for name, _ in trial.model.host.named_parameters()]
+    trial.train(3)
+    twin.train(3)
+    assert_same(trial.snapshot(), twin.snapshot())
+    net = trial.model.host.module
+    assert net.head.weight is net.embed.weight
+    assert [name for name, _ in trial.model.host.named_parameters()] == names
+    trial.model.drop_gradients()
+    x, y = batch(3, "tokens")
+    trial.model.train()(x)
+    shadow_loss(trial.model, SLOT, y, loss).backward()
+    assert all(p.grad is None for p in trial.model.host.parameters())

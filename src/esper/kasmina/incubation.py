@@ -32,13 +32,23 @@ def shadow_loss(model: MorphogeneticModel, slot: int, targets: Tensor, loss: Los
         alphas = model.live_alphas
         alphas[slot] = 1.0 - torch.rand((), device=features.device)  # in (0, 1]: at 0 nothing is learned
         frozen = _frozen_tensors(model, slot)
-        output = functional_call(model, frozen, (features, alphas), {"start": slot})
+        output = functional_call(model, frozen, (features, alphas), {"start": slot}, tie_weights=False)
         return loss(output, targets[: features.shape[0]])
 
 
 def _frozen_tensors(model: MorphogeneticModel, slot: int) -> dict[str, Tensor]:
-    """Stand-ins for every tensor of the model but the incubating seed's own."""
+    """Stand-ins for every tensor of the model but the incubating seed's own.
+
+    One for each place that a module keeps a tensor in, whatever is shared. Left to itself,
+    ``functional_call`` swaps a shared module's tensor once per name of the module, and hands the stand-in
+    back as the original (torch 2.13): a tied embedding would learn no more.
+    """
     own = f"slots.{slot}."
-    frozen = {n: p.detach() for n, p in model.named_parameters() if not n.startswith(own)}
-    frozen.update((n, b.clone()) for n, b in model.named_buffers() if not n.startswith(own))
-    return frozen
+    frozen: dict[str, Tensor] = {}
+    clones: dict[int, Tensor] = {}
+    for prefix, module in model.named_modules():
+        for name, weight in module.named_parameters(prefix, recurse=False):
+            frozen[name] = weight.detach()
+        for name, buffer in module.named_buffers(prefix, recurse=False):
+            frozen[name] = clones.setdefault(id(buffer), buffer.clone())
+    return {name: tensor for name, tensor in frozen.items() if not name.startswith(own)}
