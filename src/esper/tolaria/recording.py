@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline.events import (
+    AlertRow,
     CounterfactualRow,
     DecisionRow,
     EpisodeRow,
@@ -24,6 +25,7 @@ from esper.leyline.signals import EnvFacts
 from esper.tolaria.actuator import Outcome
 from esper.tolaria.counterfactual import Counterfactuals
 from esper.tolaria.epoch import EpochTraining
+from esper.tolaria.governor import Alarm
 
 if TYPE_CHECKING:
     from esper.tolaria.env import LifeReport, MorphEnv
@@ -143,6 +145,21 @@ def _seed_row(env: MorphEnv, slot: int) -> SeedRow:
         gradient_norm=known(table.gradient_norm[at]),
         gradient_health=known(table.gradient_health[at]),
         params=int(table.seed_params[at]),
+    )
+
+
+def emit_alert(env: MorphEnv, alarm: Alarm, answer: str) -> None:
+    """What the governor found wrong, and what was done about it."""
+    env.sink.emit(
+        AlertRow(
+            env=env.env,
+            episode=env.episode,
+            epoch=env.epoch,
+            rule=alarm.kind,
+            value=known(alarm.loss),
+            limit=known(alarm.limit),
+            answer=answer,
+        )
     )
 
 

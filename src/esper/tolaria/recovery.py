@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import lifecycle
-from esper.leyline.events import AlertRow, StageMove
+from esper.leyline.events import StageMove
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 from esper.tolaria import actuator, recording
@@ -98,7 +98,7 @@ class Recovery:
         env.begin_streams("rollback", str(self.rollbacks))
         env.meter.follow_model()
         recording.emit_moves(env, _undone(before, env.table))
-        self._report(alarm, f"rolled back to epoch {self._good['epoch']}")
+        recording.emit_alert(env, alarm, f"rolled back to epoch {self._good['epoch']}")
 
     def state(self) -> dict[str, Any]:
         """All that a snapshot of the environment needs to know of this."""
@@ -151,23 +151,8 @@ class Recovery:
         moves = lifecycle.prune(env.table, 0, slot, env.model.rules, cause="governor", reason=reason)
         actuator.settle(env.model, moves)
         env.book(moves)
-        self._report(
-            alarm or Alarm("non-finite", math.nan, math.inf), f"pruned {env.model.slot_config.slot_ids[slot]}"
-        )
-
-    def _report(self, alarm: Alarm, answer: str) -> None:
-        env = self._env
-        env.sink.emit(
-            AlertRow(
-                env=env.env,
-                episode=env.episode,
-                epoch=env.epoch,
-                rule=alarm.kind,
-                value=recording.known(alarm.loss),
-                limit=recording.known(alarm.limit),
-                answer=answer,
-            )
-        )
+        slot_id = env.model.slot_config.slot_ids[slot]
+        recording.emit_alert(env, alarm or Alarm("non-finite", math.nan, math.inf), f"pruned {slot_id}")
 
 
 def _undone(before: SlotTable, after: SlotTable) -> list[StageMove]:
