@@ -3,7 +3,7 @@
 digits_impaired, the first 10 of the study's 25 rounds, so that entropy and everything else is the study's,
 with its three rng seeds. The curves of the study itself are read from experiments/005-policy/trainings.json.
 
-Run with ``.venv/bin/python experiments/009-critics/run.py`` (about half an hour on two cores). It rewrites
+Run with ``.venv/bin/python experiments/009-critics/run.py`` (about forty minutes on two cores). It rewrites
 results.json and table.md beside this file.
 """
 
