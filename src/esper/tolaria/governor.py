@@ -17,7 +17,7 @@ AlarmKind = Literal["non-finite", "collapse", "divergence"]
 
 WINDOW: Final = 5
 """Good epochs that say what is usual."""
-LEARNED: Final = 0.1
+LEARNED: Final = 0.25
 """Share of the loss of a blind guess by which a network must have been better, to be able to collapse."""
 COLLAPSED: Final = 0.98
 """Share of the loss of a blind guess at which a network knows nothing any more."""
