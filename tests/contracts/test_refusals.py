@@ -221,6 +221,10 @@ def test_a_user_says_which_widths_fit() -> None:
         assert [width for width in range(1, 7) if spec.fits(width)] == [2, 4, 6]
         assert spec.index not in begin("segmented", 9).model.action_space.blueprints
     assert all(spec.fits(7) for spec in specs_for("feature_map")), "built-in ones fit every feature map"
+    with pytest.raises(
+        BlueprintError, match=r"multiple_of must be 1 or more; blueprint 'none' has 0\. Leave it out"
+    ):
+        register_blueprint("none", topology="feature_map", multiple_of=0)(Loud)
 
 
 # --- slots and names ----------------------------------------------------------------------------

@@ -61,6 +61,11 @@ def register_blueprint(
     def register(build: Builder) -> Builder:
         if topology not in _BUILT_IN:
             raise UnknownNameError("topology", topology, _BUILT_IN)
+        if multiple_of < 1:
+            raise BlueprintError(
+                f"multiple_of must be 1 or more; blueprint '{name}' has {multiple_of}. Leave it out if every"
+                " width will do"
+            )
         taken = {spec.name for spec in _registry.values() if spec.topology == topology}
         if name in taken:
             raise BlueprintError(
