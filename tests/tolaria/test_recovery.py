@@ -15,6 +15,7 @@ from esper.leyline.events import AlertRow, EpisodeRow, EpochRow, TransitionRow
 from esper.tolaria import snapshot
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.epoch import EpochTraining
+from esper.tolaria.governor import Alarm
 from esper.tolaria.recovery import SNAPSHOT_EVERY
 from tests.tolaria.building import WAIT, action, bits, plant, run, stages_of, started, tiny_task
 
@@ -154,14 +155,15 @@ def test_a_live_seed_that_ruins_the_loss_is_pruned_and_nothing_is_rolled_back() 
     assert bits(env.model.host.state_dict()) == host
 
 
-def test_snapshots_are_not_taken_of_a_suspicious_epoch() -> None:
+def test_a_suspicious_epoch_is_not_kept_as_a_good_state(monkeypatch: pytest.MonkeyPatch) -> None:
     env, _ = started(tiny_task(horizon=14))
-    run(env, {}, until=2)
-    good = env.recovery._good
-    env.recovery._governor._bad_epochs = 1
-    assert env.recovery._governor.suspicious
-    env.recovery._keep_if_due()
-    assert env.recovery._good is good, "not due yet"
+    run(env, {}, until=SNAPSHOT_EVERY - 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(env.recovery._governor, "trouble_with", lambda loss: Alarm("divergence", loss, 0.0))
+        env.step(WAIT)
+    assert env.recovery._good["epoch"] == 0, "it was due, and bad"
+    env.step(WAIT)
+    assert env.recovery._good["epoch"] == SNAPSHOT_EVERY + 1
 
 
 def test_a_state_that_is_not_finite_leaves_the_model_as_it_was() -> None:
@@ -191,18 +193,20 @@ def test_a_snapshot_of_the_environment_remembers_its_rollbacks() -> None:
     assert other.recovery.rollbacks == 1
     for one in (env, other):
         poison_host(one)
-    assert [one.step(WAIT).val_loss for one in (env, other)].count(env.recovery._good is None) == 0
+        assert one.step(WAIT).rolled_back
     assert bits(env.model.state()) == bits(other.model.state())
 
 
 def test_compute_spent_on_what_was_rolled_back_is_not_undone() -> None:
     env, _ = started(tiny_task(horizon=12))
-    run(env, {0: plant(1)}, until=2)
-    spent, total = sum(env.meter.spent_by_slot().values()), env.meter.ledger.total
+    run(env, {0: plant(1), SNAPSHOT_EVERY: plant(0)}, until=SNAPSHOT_EVERY + 2)
+    spent, total = env.meter.spent_by_slot(), env.meter.ledger.total
     poison_host(env)
     env.step(WAIT)
-    assert env.meter.ledger.total >= total
-    assert env.meter.ledger.pruned_seeds >= spent > 0
+    assert env.meter.ledger.total > total
+    assert env.meter.spent_by_slot().keys() == {1}
+    assert env.meter.spent_by_slot()[1] > spent[1] > 0, "the seed that stayed keeps its account"
+    assert total > env.meter.ledger.pruned_seeds >= spent[0] > 0, "the one that is gone does not"
     assert np.all(np.diff([row.epoch for row in _rows(env)]) == 1)
 
 

@@ -196,14 +196,15 @@ class FlopMeter:
         """Compute spent so far on the seed in each occupied slot."""
         return dict(self._spent)
 
-    def follow_model(self) -> None:
-        """The model went back to an earlier state: count the seeds it has now, as if spent on from here.
+    def follow_model(self, stayed: Sequence[int]) -> None:
+        """The model went back to an earlier state, in which the seeds of the slots ``stayed`` are the same.
 
         Compute is not undone. What went into seeds that are gone counts as spent on pruned ones.
         """
-        self.ledger.pruned_seeds += sum(self._spent.values())
+        kept = {slot: spent for slot, spent in self._spent.items() if slot in stayed}
+        self.ledger.pruned_seeds += sum(self._spent.values()) - sum(kept.values())
         occupied = [i for i in range(len(self.model.slots)) if self.model.slot(i).seed is not None]
-        self.restore_spent(dict.fromkeys(occupied, 0))
+        self.restore_spent({slot: kept.get(slot, 0) for slot in occupied})
 
     def restore_spent(self, spent: dict[int, int]) -> None:
         """Return to the seeds that ``spent_by_slot`` once listed, counting those now attached."""

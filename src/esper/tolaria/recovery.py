@@ -96,7 +96,8 @@ class Recovery:
         env.model.load_state(self._good["model"])
         env.optimiser.load_state_dict(copy.deepcopy(self._good["optimiser"]))
         env.begin_streams("rollback", str(self.rollbacks))
-        env.meter.follow_model()
+        same = (before.seed_id == env.table.seed_id) & env.table.occupied
+        env.meter.follow_model(same[0].nonzero()[0].tolist())
         recording.emit_moves(env, _undone(before, env.table))
         recording.emit_alert(env, alarm, f"rolled back to epoch {self._good['epoch']}")
 
