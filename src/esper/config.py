@@ -155,9 +155,9 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
         "task": "digits_impaired",
         "envs": 16,
         "siblings": 4,
-        "rounds": 25,
-        "entropy_end": 0.005,
-        "evaluate_lives": 12,
+        "rounds": 60,
+        "evaluate_every": 10,
+        "evaluate_lives": 24,
     },
     "any_slots": {"task": "digits_impaired", "rounds": 80, "capacity": 8, "vary_slots": True},
 }
