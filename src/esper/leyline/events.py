@@ -7,22 +7,33 @@ indexed by the names stored in the run's own row, so that more slots or heads ne
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from esper.leyline.stages import Stage
 
 Cause = Literal["policy", "mechanical", "governor", "user"]
+Severity = Literal["warning", "error"]
+
+UNIT_RANGES: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {"fraction": (0.0, 1.0), "score": (0.0, 100.0)}
+)
+"""What a value of this unit cannot leave. Differences of scores are points and may be anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Meaning of a column: its unit and one sentence."""
+    """Meaning of a column: its unit, one sentence, and where its healthy values lie if anywhere."""
 
     unit: str
     meaning: str
+    low: float | None = None
+    high: float | None = None
+    """Edges of the healthy band; None: open."""
 
 
 class GateVerdict(NamedTuple):
@@ -88,22 +99,29 @@ class RunRow(Row, kw_only=True):
     heads: Annotated[list[str], Column("names", "Action heads in index order.")]
     blueprints: Annotated[list[str], Column("names", "Blueprints in index order.")]
     stages: Annotated[list[str], Column("names", "Stages in index order.")]
+    head_choices: Annotated[
+        list[list[str]], Column("names", "Per head, the names of its choices in index order.")
+    ]
+    horizon: Annotated[int, Column("epoch", "Epochs of a whole life.")]
+    rounds: Annotated[int | None, Column("round", "Rounds of a training; null: nothing is trained here.")]
+    envs: Annotated[int, Column("count", "Environments side by side.")]
 
 
 class EpochRow(LifeRow, kw_only=True):
     """One per environment and epoch."""
 
     train_loss: Annotated[float | None, Column("nats", "Mean training loss over the epoch.")]
-    train_score: Annotated[float | None, Column("points", "Training score over the epoch, 0-100.")]
+    train_score: Annotated[float | None, Column("score", "Training score over the epoch, 0-100.")]
     val_loss: Annotated[float, Column("nats", "Validation loss after the epoch.")]
-    val_score: Annotated[float, Column("points", "Validation score after the epoch, 0-100.")]
-    twin_score: Annotated[float | None, Column("points", "Validation score of the do-nothing twin.")]
+    val_score: Annotated[float, Column("score", "Validation score after the epoch, 0-100.")]
+    twin_score: Annotated[float | None, Column("score", "Validation score of the do-nothing twin.")]
     params: Annotated[int, Column("count", "Parameters of host and seeds together.")]
     grown_params: Annotated[int, Column("count", "Parameters of the seeds.")]
     host_gradient_norm: Annotated[float | None, Column("norm", "Mean norm before clipping, host only.")]
     learning_rate: Annotated[float, Column("rate", "The host's learning rate at the end of the epoch.")]
     skipped_batches: Annotated[int, Column("count", "Minibatches left out as non-finite.")]
     ms: Annotated[float, Column("ms", "Time of the whole step.")]
+    phase_ms: Annotated[dict[str, float], Column("ms", "Of which act, train, measure and the rest.")]
 
 
 class SeedRow(LifeRow, kw_only=True):
@@ -122,7 +140,7 @@ class SeedRow(LifeRow, kw_only=True):
     interaction_sum: Annotated[float | None, Column("points", "Sum of pair interactions.")]
     freshness: Annotated[float, Column("fraction", "1 just measured, decaying; 0 never measured.")]
     gradient_norm: Annotated[float | None, Column("norm", "Gradient norm before clipping.")]
-    gradient_health: Annotated[float | None, Column("fraction", "1 is healthy, 0 is not.")]
+    gradient_health: Annotated[float | None, Column("fraction", "1 is healthy, 0 is not.", low=0.7)]
     params: Annotated[int, Column("count", "Parameters of the seed.")]
 
 
@@ -138,13 +156,16 @@ class TransitionRow(LifeRow, kw_only=True):
     reason: Annotated[str, Column("text", "Why, in a few words.")]
     gate: Annotated[str | None, Column("name", "Gate that let it pass, if it has one.")]
     passed: Annotated[list[str], Column("names", "Checks of the gate that passed.")]
-    score: Annotated[float | None, Column("points", "Validation score last measured.")]
+    score: Annotated[float | None, Column("score", "Validation score last measured.")]
     contribution: Annotated[float | None, Column("points", "Contribution last measured.")]
     age: Annotated[int, Column("epoch", "Epochs since germination.")]
 
 
 class DecisionRow(LifeRow, kw_only=True):
-    """One per environment and step: what was chosen before the epoch, and whether it came about."""
+    """One per environment and step: what was chosen before the epoch, and whether it came about.
+
+    What only a policy knows is null for every other decision maker, and rewards are known in trainings.
+    """
 
     action: Annotated[list[int], Column("indices", "The eight heads, unread ones canonical.")]
     read: Annotated[list[bool], Column("flags", "Which heads the op read.")]
@@ -152,32 +173,49 @@ class DecisionRow(LifeRow, kw_only=True):
     succeeded: Annotated[bool, Column("flag", "The action came about.")]
     refused_by: Annotated[str | None, Column("name", "Gate, or 'legality', that refused it.")]
     failed_checks: Annotated[list[str], Column("names", "Checks that failed.")]
+    masked: Annotated[
+        list[bool] | None, Column("flags", "Per head, whether some of its choices were masked off.")
+    ] = None
+    log_probs: Annotated[list[float | None] | None, Column("nats", "Per head, of what was chosen.")] = None
+    op_probs: Annotated[list[float | None] | None, Column("fraction", "Of every op, masked ones 0.")] = None
+    value: Annotated[float | None, Column("reward", "What the critic expected from here on.")] = None
+    reward: Annotated[float | None, Column("reward", "What the decision was paid.")] = None
+    reward_terms: Annotated[dict[str, float | None] | None, Column("reward", "The reward, term by term.")] = (
+        None
+    )
 
 
 class CounterfactualRow(LifeRow, kw_only=True):
     """One per on/off configuration that was scored."""
 
     on: Annotated[list[bool], Column("flags", "Which slots were on, in slot order.")]
-    score: Annotated[float, Column("points", "Validation score of this configuration.")]
+    score: Annotated[float, Column("score", "Validation score of this configuration.")]
     loss: Annotated[float, Column("nats", "Validation loss of this configuration.")]
 
 
-class AlertRow(LifeRow, kw_only=True):
-    """One per intervention of the governor."""
+class AlertRow(Row, kw_only=True):
+    """One per rule that was raised, or cleared again, and per intervention of the governor."""
 
-    rule: Annotated[str, Column("name", "What was wrong: non-finite, collapse or divergence.")]
-    value: Annotated[float | None, Column("nats", "The validation loss; null: not finite, or not measured.")]
-    limit: Annotated[float | None, Column("nats", "What it must not exceed; null: it must be finite.")]
-    answer: Annotated[str, Column("text", "What was done about it.")]
+    rule: Annotated[str, Column("name", "What is wrong, by the name of its rule.")]
+    event: Annotated[Literal["raised", "cleared"], Column("name", "Raised or cleared.")]
+    severity: Annotated[Severity, Column("name", "warning or error.")]
+    scope: Annotated[str, Column("text", "What it is about, such as a head, a slot or the whole run.")]
+    value: Annotated[float | None, Column("any", "What was found; null: it is not finite, or no number.")]
+    limit: Annotated[float | None, Column("any", "What it must not pass; null: it must be finite.")]
+    hint: Annotated[str, Column("text", "What to do, or what was done about it.")]
+    env: Annotated[int | None, Column("index", "Environment; null: not of one.")] = None
+    episode: Annotated[int | None, Column("index", "Host life; null: not of one.")] = None
+    epoch: Annotated[int | None, Column("epoch", "Host epochs finished; null: not within a life.")] = None
+    round: Annotated[int | None, Column("round", "Round of training; null: not of one.")] = None
 
 
 class EpisodeRow(LifeRow, kw_only=True):
     """One per host life, written after the horizon's commit."""
 
-    val_score: Annotated[float, Column("points", "Validation score of the committed network.")]
-    test_score: Annotated[float, Column("points", "Test score of the committed network, read once.")]
-    twin_val_score: Annotated[float | None, Column("points", "The twin's final validation score.")]
-    best_val_score: Annotated[float, Column("points", "Best validation score on the way.")]
+    val_score: Annotated[float, Column("score", "Validation score of the committed network.")]
+    test_score: Annotated[float, Column("score", "Test score of the committed network, read once.")]
+    twin_val_score: Annotated[float | None, Column("score", "The twin's final validation score.")]
+    best_val_score: Annotated[float, Column("score", "Best validation score on the way.")]
     host_params: Annotated[int, Column("count", "Parameters of the bare host.")]
     params: Annotated[int, Column("count", "Parameters of the committed network.")]
     host_flops_per_sample: Annotated[int, Column("FLOP", "One forward pass of the bare host.")]
@@ -188,6 +226,12 @@ class EpisodeRow(LifeRow, kw_only=True):
     rollbacks: Annotated[int, Column("count", "Returns to an earlier state.")]
     ended_by: Annotated[str, Column("name", "Why the life ended: horizon, or governor.")]
     seconds: Annotated[float, Column("s", "Time of the whole life.")]
+    total_reward: Annotated[
+        float | None, Column("reward", "Undiscounted return; null: nothing was rewarded.")
+    ] = None
+    reward_terms: Annotated[dict[str, float | None] | None, Column("reward", "The return, term by term.")] = (
+        None
+    )
 
 
 class UpdateRow(Row, kw_only=True):
@@ -205,57 +249,52 @@ class UpdateRow(Row, kw_only=True):
     reward_variance_unpaired: Annotated[
         float | None, Column("reward²", "The same if the twin were left out; null: the family has none.")
     ]
-    val_score: Annotated[float | None, Column("points", "Mean validation score of the committed networks.")]
+    val_score: Annotated[float | None, Column("score", "Mean validation score of the committed networks.")]
     params: Annotated[float | None, Column("count", "Mean parameters of the committed networks.")]
-    broken_lives: Annotated[int, Column("count", "Lives that a breakdown of their host ended.")]
+    broken_lives: Annotated[int, Column("count", "Lives that a breakdown of their host ended.", high=0)]
     op_shares: Annotated[list[float], Column("fraction", "Share of each op among all decisions.")]
     policy_loss: Annotated[float | None, Column("loss", "Clipped surrogate of the last pass.")]
     value_loss: Annotated[float | None, Column("loss", "Half the squared error of the last pass.")]
     entropy: Annotated[float | None, Column("bonus", "Weighted entropy of the heads that had a choice.")]
     head_entropy: Annotated[
-        list[float | None], Column("fraction", "Per head, 1 uniform over what was legal; null: never read.")
+        list[float | None],
+        Column("fraction", "Per head, 1 uniform over what was legal; null: never read.", low=0.1),
     ]
     explained_variance: Annotated[
-        float | None, Column("fraction", "Of the returns by the critic, variance floored.")
+        float | None, Column("ratio", "Of the returns by the critic, variance floored.", low=0.3)
+    ]
+    value_nrmse: Annotated[
+        float | None, Column("ratio", "Error of the critic over the spread of the returns.", high=1.0)
     ]
     value_return_correlation: Annotated[float | None, Column("correlation", "Of values and returns.")]
     approx_kl: Annotated[
-        float | None, Column("nats", "Divergence from the rollout's policy, last pass evaluated.")
+        float | None, Column("nats", "Divergence from the rollout's policy, last pass evaluated.", high=0.06)
     ]
-    clip_fraction: Annotated[float, Column("fraction", "Rows with a choice whose ratio was clipped.")]
+    clip_fraction: Annotated[
+        float, Column("fraction", "Rows with a choice whose ratio was clipped.", high=0.3)
+    ]
     ratio_mean: Annotated[float | None, Column("ratio", "New over old probability, mean.")]
     ratio_std: Annotated[float | None, Column("ratio", "New over old probability, standard deviation.")]
-    ratio_max: Annotated[float | None, Column("ratio", "New over old probability, largest.")]
-    ratio_min: Annotated[float | None, Column("ratio", "New over old probability, smallest.")]
-    first_ratio_error: Annotated[float | None, Column("ratio", "Largest distance from 1 in the first pass.")]
+    ratio_max: Annotated[float | None, Column("ratio", "New over old probability, largest.", high=5.0)]
+    ratio_min: Annotated[float | None, Column("ratio", "New over old probability, smallest.", low=0.1)]
+    first_ratio_error: Annotated[
+        float | None, Column("ratio", "Largest distance from 1 in the first pass.", high=1e-4)
+    ]
     early_stop_pass: Annotated[int | None, Column("pass", "Pass that the divergence stopped; null: none.")]
-    grad_norm: Annotated[float, Column("norm", "Gradient norm before clipping, last pass evaluated.")]
+    grad_norm: Annotated[
+        float, Column("norm", "Gradient norm before clipping, last pass evaluated.", high=100.0)
+    ]
     head_grad_norm: Annotated[list[float | None], Column("norm", "Per head, first pass.")]
-    forced_share: Annotated[float, Column("fraction", "Rows in which no head had a choice.")]
+    forced_share: Annotated[float, Column("fraction", "Rows in which no head had a choice.", high=0.6)]
     skipped: Annotated[str | None, Column("text", "Why the update was left out; null: it was not.")]
     explosion: Annotated[
         dict[str, Any] | None, Column("map", "Row, head and action whose ratio left its range; null: none.")
     ]
     anomalies: Annotated[list[str], Column("names", "What was wrong with the update.")]
     evaluation_return: Annotated[float | None, Column("reward", "Argmax lives on selection rng seeds.")]
-    evaluation_score: Annotated[float | None, Column("points", "Their validation score.")]
+    evaluation_score: Annotated[float | None, Column("score", "Their validation score.")]
     seconds: Annotated[float, Column("s", "Time of the round.")]
-
-
-class DetailRow(Row, kw_only=True):
-    """One per decision of a training round, for some rounds from an anomaly on.
-
-    A number that is not finite is null.
-    """
-
-    round: Annotated[int, Column("round", "Round of training.")]
-    env: Annotated[int, Column("index", "Environment within the run.")]
-    step: Annotated[int, Column("step", "Decision within the round.")]
-    action: Annotated[list[int], Column("indices", "The eight heads, unread ones canonical.")]
-    log_probs: Annotated[list[float | None], Column("nats", "Per head, when it was decided.")]
-    value: Annotated[float | None, Column("reward", "What the critic expected from here on.")]
-    reward: Annotated[float | None, Column("reward", "What the decision was paid.")]
-    ended: Annotated[bool, Column("flag", "The life ended with this step.")]
+    phase_ms: Annotated[dict[str, float], Column("ms", "Of which rollout, update and evaluation.")]
 
 
 class ResourceRow(Row, kw_only=True):
@@ -264,6 +303,7 @@ class ResourceRow(Row, kw_only=True):
     rss_mb: Annotated[float, Column("MB", "Largest resident memory so far.")]
     rows_written: Annotated[int, Column("count", "Rows written so far, all tables.")]
     writer_ms: Annotated[float, Column("ms", "Time spent in the writer so far.")]
+    disk_free_mb: Annotated[float, Column("MB", "Room left where the run is written.", low=500.0)]
 
 
 TABLES: dict[str, type[Row]] = {
@@ -276,8 +316,15 @@ TABLES: dict[str, type[Row]] = {
     "counterfactual": CounterfactualRow,
     "alert": AlertRow,
     "update": UpdateRow,
-    "detail": DetailRow,
     "resource": ResourceRow,
 }
 """Every table by name; the name is also the file's."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+
+Detail = Literal["summary", "standard", "full"]
+_SUMMARY: Final = frozenset({"run", "update", "episode", "transition", "alert", "resource"})
+_STANDARD: Final = _SUMMARY | {"epoch", "decision"}
+TABLES_OF_DETAIL: Final[Mapping[Detail, frozenset[str]]] = MappingProxyType(
+    {"summary": _SUMMARY, "standard": _STANDARD, "full": _STANDARD | {"seed", "counterfactual"}}
+)
+"""The tables that a run writes at each level of detail."""

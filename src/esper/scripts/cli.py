@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from esper import __version__
 from esper.leyline.errors import UnknownNameError
-from esper.scripts.flags import exit_on_user_error, parse_run
+from esper.scripts.flags import exit_on_user_error
 
 COMMANDS = {
     "run": "Grow a network on a task and report what each seed contributed.",
     "train": "Teach a policy to decide what grows.",
     "eval": "Compare a trained policy with every control.",
 }
+"""What each command does; ``esper.scripts.NAME_command.NAME_command`` takes its words."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -31,19 +33,8 @@ def main(args: Sequence[str] | None = None) -> None:
 def _dispatch(command: str, args: Sequence[str]) -> None:
     if command not in COMMANDS:
         raise UnknownNameError("command", command, COMMANDS, "See esper --help.")
-    if command == "train":
-        from esper.scripts.train_command import train_command
-
-        train_command(args)
-    elif command == "eval":
-        from esper.scripts.eval_command import eval_command
-
-        eval_command(args)
-    else:
-        config = parse_run(f"esper {command}", COMMANDS[command], args)
-        from esper.scripts.run_command import run
-
-        run(config)
+    module = import_module(f"esper.scripts.{command}_command")
+    getattr(module, f"{command}_command")(args)
 
 
 def _overview() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,15 @@ from esper.karn.live import LiveView
 from esper.karn.query import read_rows
 from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
 from esper.runner import check_names, default_directory, run_arm
+from esper.scripts.flags import parse_run
+
+
+DESCRIPTION = "Grow a network on a task and report what each seed contributed."
+
+
+def run_command(args: Sequence[str]) -> None:
+    """Parse ``args`` and run."""
+    run(parse_run("esper run", DESCRIPTION, args))
 
 
 def run(config: RunConfig) -> None:
