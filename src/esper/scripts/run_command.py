@@ -17,7 +17,6 @@ from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
 from esper.runner import check_names, default_directory, run_arm
 from esper.scripts.flags import parse_run
 
-
 DESCRIPTION = "Grow a network on a task and report what each seed contributed."
 
 
