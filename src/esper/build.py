@@ -130,4 +130,8 @@ def describe_run(config: RunConfig | TrainingConfig, decider: str, name: str, en
         heads=list(HEAD_NAMES),
         blueprints=list(space.blueprint_names),
         stages=list(STAGE_NAMES),
+        head_choices=[list(names) for names in space.choice_names],
+        horizon=env.task.horizon,
+        rounds=config.rounds if isinstance(config, TrainingConfig) else None,
+        envs=config.envs if isinstance(config, TrainingConfig) else 1,
     )

@@ -13,6 +13,7 @@ from typing import Annotated, Final, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.events import Detail
 
 HeadName = Literal["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"]
 
@@ -64,6 +65,7 @@ class RunConfig(BaseModel):
     against: tuple[str, ...] = Field(
         (), description="Control deciders to run with the same rng seed and compare with."
     )
+    detail: Detail = Field("full", description="How much is written of every life.")
     out: Path | None = Field(None, description="Run directory; a new one below runs/ unless given.")
     as_json: bool = Field(False, description="Print the result as JSON and nothing else.")
 
@@ -138,6 +140,7 @@ class TrainingConfig(BaseModel):
     evaluate_every: int = Field(5, ge=1, description="Rounds between evaluations on selection rng seeds.")
     evaluate_lives: int = Field(16, ge=1, description="Lives per evaluation.")
     checkpoint_every: int = Field(5, ge=1, description="Rounds between checkpoints.")
+    detail: Detail = Field("standard", description="How much is written of every life.")
 
     @model_validator(mode="after")
     def _siblings_share_out_the_environments(self) -> TrainingConfig:

@@ -49,7 +49,6 @@ class Progress(msgspec.Struct):
     round: Annotated[int, msgspec.Meta(ge=1)]
     best_return: float | None
     skipped_in_a_row: Annotated[int, msgspec.Meta(ge=0)]
-    detail_rounds: Annotated[int, msgspec.Meta(ge=0)]
     task: str
     horizon: int
     settings: dict[str, object]

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from esper.build import build_decider, build_task, build_vector, describe_run, one_thread
 from esper.config import RunConfig
 from esper.kasmina.export import save_committed
 from esper.leyline.errors import EsperError
-from esper.leyline.events import Row
 from esper.leyline.protocols import EventSink
 from esper.nissa.writer import RunWriter
+from esper.telemetry import Telemetry
 from esper.tolaria.episode import run_episode
 from esper.tolaria.twin import live_without_growth
 
 
 class InterruptedRunError(EsperError):
     """The user stopped a run; what was finished is on disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class FanOut:
-    """Hands every row to several sinks."""
-
-    sinks: Sequence[EventSink]
-
-    def emit(self, row: Row) -> None:
-        for sink in self.sinks:
-            sink.emit(row)
 
 
 def default_directory(config: RunConfig) -> Path:
@@ -58,12 +46,14 @@ def check_names(config: RunConfig) -> None:
 def run_arm(config: RunConfig, decider_name: str, directory: Path, views: Sequence[EventSink] = ()) -> Path:
     """Run all episodes of one decision maker; telemetry and networks are written to ``directory``."""
     task = build_task(config)
-    with one_thread(), RunWriter(directory) as writer:
-        vector = build_vector(config, task, FanOut([writer, *views]))
+    with one_thread(), RunWriter(directory, detail=config.detail) as writer:
+        vector = build_vector(config, task)
         env = vector.envs[0]
         env.reset(0)
         decider = build_decider(decider_name, config, vector.action_space)
-        env.sink.emit(describe_run(config, decider_name, directory.name, env))
+        run = describe_run(config, decider_name, directory.name, env)
+        env.sink = Telemetry(run, writer, views)
+        env.sink.emit(run)
         writer.flush()
         try:
             for episode in range(config.episodes):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from esper.build import describe_run, one_thread
 from esper.config import TrainingConfig
-from esper.leyline.events import DetailRow, UpdateRow
+from esper.karn.query import read_rows
+from esper.leyline.events import RunRow, UpdateRow
+from esper.leyline.protocols import EventSink
 from esper.nissa.writer import RunWriter
 from esper.run_state import CONFIG_FILE, load_latest, save_state
 from esper.simic.agent.ppo import PPOSettings
@@ -20,6 +21,7 @@ from esper.simic.training import exchange
 from esper.simic.training.vectorized import RoundSummary, Trainer, TrainingSettings, train
 from esper.tamiyo.policy.checkpoint import SaveError, save_policy, write_durably
 from esper.tamiyo.policy.observer import check_capacity
+from esper.telemetry import Telemetry
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec, task_named
 
@@ -50,9 +52,10 @@ def teach(
     directory: Path,
     *,
     resume: bool = False,
+    views: Sequence[EventSink] = (),
     on_round: Callable[[RoundSummary], None] = lambda summary: None,
 ) -> None:
-    """Train to the last round; every process of the run calls this, the first one writes."""
+    """Train to the last round; every process of the run calls this, the first one writes and shows."""
     with one_thread():
         trainer = Trainer(task_of(config), settings_of(config))
         sizes = load_latest(trainer, config, directory) if resume else None
@@ -60,14 +63,17 @@ def teach(
             train(trainer)
             return
         problems: list[str] = []
-        with RunWriter(directory, problems.append, resume_from=sizes) as writer:
-            if not sizes:
-                _begin(config, directory, writer, trainer)
+        with RunWriter(directory, problems.append, resume_from=sizes, detail=config.detail) as writer:
+            run = read_rows(directory, RunRow)[0] if sizes else _begin(config, directory, trainer)
+            telemetry = Telemetry(run, writer, views)
+            if sizes:
+                telemetry.replay(directory)
+            else:
+                telemetry.emit(run)
+                writer.flush()
 
             def record(summary: RoundSummary) -> None:
-                writer.emit(row_of(summary))
-                for detail in detail_rows(summary):
-                    writer.emit(detail)
+                telemetry.emit_round([*summary.rows, row_of(summary)])
                 writer.flush()
                 if problems:  # a checkpoint without its rows would lose them; one before it does not
                     raise SaveError(problems[0].partition(";")[0])
@@ -87,12 +93,11 @@ def teach(
                 ) from None
 
 
-def _begin(config: TrainingConfig, directory: Path, writer: RunWriter, trainer: Trainer) -> None:
+def _begin(config: TrainingConfig, directory: Path, trainer: Trainer) -> RunRow:
     write_durably(directory / CONFIG_FILE, (config.model_dump_json(indent=1) + "\n").encode())
     env = MorphEnv(trainer.task, rng_seed=config.rng_seed)
     env.reset(0)
-    writer.emit(describe_run(config, "ppo", directory.name, env))
-    writer.flush()
+    return describe_run(config, "ppo", directory.name, env)
 
 
 def row_of(summary: RoundSummary) -> UpdateRow:
@@ -112,21 +117,3 @@ def _known(value: Any) -> Any:
     if isinstance(value, list):
         return [_known(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def detail_rows(summary: RoundSummary) -> Iterator[DetailRow]:
-    """The round decision by decision, where an anomaly asked for it."""
-    if summary.detail is None:
-        return
-    rollout = summary.detail
-    for env, step in product(*map(range, rollout.rewards.shape)):
-        yield DetailRow(
-            round=summary.round,
-            env=env,
-            step=step,
-            action=rollout.actions[env, step].tolist(),
-            log_probs=_known(rollout.log_probs[env, step].tolist()),
-            value=_known(rollout.values[env, step].item()),
-            reward=_known(rollout.rewards[env, step].item()),
-            ended=bool(rollout.ended[env, step]),
-        )

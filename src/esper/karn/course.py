@@ -13,13 +13,13 @@ from rich.text import Text
 from esper.karn.live import DrawnView, can_draw
 from esper.karn.notation import clock, gain, points, sparkline
 from esper.leyline import HEAD_NAMES, OP_NAMES
-from esper.leyline.events import Row, UpdateRow
+from esper.leyline.events import AlertRow, Row, UpdateRow
 
 BAR: Final = 24
 TREND: Final = 32
 """Columns of progress bar and trends; labels and numbers beside them fit into 80."""
 ALARMS: Final = 3
-"""How many of the last anomalies are shown."""
+"""How many of the last alerts are shown."""
 
 
 class CourseView(DrawnView):
@@ -33,11 +33,14 @@ class CourseView(DrawnView):
         self._began = clock()
         self._title = title
         self._rows: list[UpdateRow] = []
+        self._alerts: list[AlertRow] = []
         self._console = console
         self._live = Live(console=console, auto_refresh=False) if can_draw(console) else None
 
     def emit(self, row: Row) -> None:
         """Take one row."""
+        if isinstance(row, AlertRow):
+            self._alerts.append(row)
         if not isinstance(row, UpdateRow):
             return
         self._rows.append(row)
@@ -70,7 +73,7 @@ class CourseView(DrawnView):
             f"critic      explained variance {gain(last.explained_variance, 2)}",
             f"update      KL {points(last.approx_kl, 3)}   clipped {100 * last.clip_fraction:.0f} %",
         ]
-        lines += [f"anomaly     {text}" for text in self._alarms()]
+        lines += [f"alert       {text}" for text in self._alarms()]
         return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
     def _trend(self, column: str, low: float | None = None, high: float | None = None) -> str:
@@ -91,8 +94,7 @@ class CourseView(DrawnView):
         )
 
     def _alarms(self) -> list[str]:
-        found = [f"{', '.join(row.anomalies)} in round {row.round}" for row in self._rows if row.anomalies]
-        return found[-ALARMS:]
+        return [f"{row.rule} {row.event}: {row.scope}, round {row.round}" for row in self._alerts[-ALARMS:]]
 
 
 def round_line(row: UpdateRow, rounds: int, seconds_left: float) -> str:
@@ -106,8 +108,6 @@ def round_line(row: UpdateRow, rounds: int, seconds_left: float) -> str:
     )
     if row.evaluation_return is not None:
         line += f"  | evaluation: return {row.evaluation_return:+.2f}, score {points(row.evaluation_score)}"
-    if row.anomalies:
-        line += f"  | {', '.join(row.anomalies)}"
     if row.skipped is not None:
         line += f"  | update left out: {row.skipped}"
     return line

@@ -43,7 +43,7 @@ def plain_lines(row: Row, state: Following) -> list[str]:
         case TransitionRow() if Stage(row.to_stage) in VERBS:
             return [f"{_prefix(row)}after epoch {row.epoch}: {describe(row, state)}"]
         case AlertRow():
-            return [f"{_prefix(row)}after epoch {row.epoch}: {warn(row)}"]
+            return [f"{_prefix(row)}after epoch {notation.count(row.epoch)}: {warn(row)}"]
         case EpisodeRow():
             return [_life_line(row)]
     return []
@@ -53,7 +53,7 @@ def warn(row: AlertRow) -> str:
     """An intervention of the governor as a sentence: what was wrong, and what was done."""
     found = "a loss that is not finite" if row.value is None else f"a loss of {row.value:.3g}"
     allowed = "" if row.limit is None else f", at most {row.limit:.3g} is healthy"
-    return f"the governor {row.answer} because of {row.rule} ({found}{allowed})"
+    return f"{row.hint} because of {row.rule} ({found}{allowed})"
 
 
 def _run_line(run: RunRow) -> str:
@@ -93,6 +93,6 @@ def _life_line(row: EpisodeRow) -> str:
     )
 
 
-def _prefix(row: LifeRow) -> str:
+def _prefix(row: LifeRow | AlertRow) -> str:
     """Which life, where there is more than one."""
     return f"life {row.episode}  " if row.episode else ""

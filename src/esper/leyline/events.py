@@ -290,7 +290,6 @@ class UpdateRow(Row, kw_only=True):
     explosion: Annotated[
         dict[str, Any] | None, Column("map", "Row, head and action whose ratio left its range; null: none.")
     ]
-    anomalies: Annotated[list[str], Column("names", "What was wrong with the update.")]
     evaluation_return: Annotated[float | None, Column("reward", "Argmax lives on selection rng seeds.")]
     evaluation_score: Annotated[float | None, Column("score", "Their validation score.")]
     seconds: Annotated[float, Column("s", "Time of the round.")]

@@ -25,7 +25,9 @@ HEAD_ENTROPY_COLLAPSED: Final = 0.01
 POLICY_GRADIENT_EXPLODING: Final = 100.0
 """Norm of the policy's gradient before clipping."""
 DETAIL_ROUNDS: Final = 3
-"""Rounds that are recorded decision by decision from an anomaly on, its own included."""
+"""Rounds that are written in full from an alert on, its own included."""
+DETAIL_EPOCHS: Final = 5
+"""The same in epochs, for a life that is not part of a training."""
 
 CONFIDENCE_Z: Final = 1.96
 """Standard errors of a two-sided 95 % interval."""

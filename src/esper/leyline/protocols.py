@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from esper.leyline.events import Row
 from esper.leyline.factored_actions import IntArray
 from esper.leyline.signals import EpochFacts
 from esper.leyline.slot_table import SlotTable
+
+
+class Thought(NamedTuple):
+    """What a policy knew of one decision, as its row of telemetry takes it."""
+
+    masked: list[bool]
+    """Per head, whether some of its choices were masked off."""
+    log_probs: list[float]
+    """Per head, of what it chose; 0 where it had no choice."""
+    op_probs: list[float]
+    """Of every op; masked ones are 0."""
+    value: float
 
 
 class EventSink(Protocol):
@@ -30,3 +43,12 @@ class DecisionMaker(Protocol):
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> IntArray:
         """Actions ``[env, 8]`` for the coming epoch, after the facts of the last one."""
+
+
+@runtime_checkable
+class ThinkingDecisionMaker(DecisionMaker, Protocol):
+    """A decision maker that can say how sure it was."""
+
+    @property
+    def thoughts(self) -> Sequence[Thought]:
+        """One per environment, of the last decision."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
+from esper.leyline.factored_actions import BLEND_IDS, OP_NAMES, AlphaCurve, AlphaSpeed, AlphaTarget, Tempo
 from esper.leyline.slot_config import SlotConfig
 
 IncubationMode = Literal["shadow", "straight_through"]
+_NAMED_CHOICES: Final = (Tempo, AlphaTarget, AlphaSpeed, AlphaCurve)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +45,14 @@ class ActionSpace:
     """Name of every blueprint index on this kind of host, also of those that are not selectable."""
     unfit: frozenset[tuple[int, int]] = frozenset()
     """(slot, blueprint) where the width of the slot rules a selectable blueprint out."""
+
+    @property
+    def choice_names(self) -> tuple[tuple[str, ...], ...]:
+        """Per head, in the order of ``HEAD_NAMES``, the names of its choices in index order."""
+        return (
+            OP_NAMES,
+            self.slot_config.slot_ids,
+            self.blueprint_names,
+            BLEND_IDS,
+            *(tuple(choice.name.lower() for choice in kind) for kind in _NAMED_CHOICES),
+        )

@@ -9,6 +9,7 @@ not, telemetry ends with one warning and training goes on.
 from __future__ import annotations
 
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from esper.leyline.errors import RunDirectoryError
-from esper.leyline.events import ResourceRow, Row
+from esper.leyline.events import TABLES_OF_DETAIL, Detail, ResourceRow, Row
 from esper.nissa.part import RowError, TablePart
 from esper.nissa.schema import TABLE_OF
 
@@ -34,6 +35,7 @@ class RunWriter:
         warn: Callable[[str], None] | None = None,
         *,
         resume_from: Mapping[str, int] | None = None,
+        detail: Detail = "full",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Claim ``directory``, made if need be; ``warn`` is told once if writing fails later.
@@ -42,6 +44,8 @@ class RunWriter:
         what was written later is cut off.
         """
         self.directory = directory
+        self.detail: Detail = detail
+        """Rows of tables that are not part of this level are dropped."""
         self.failed = False
         telemetry = _claim(directory) if resume_from is None else directory / "telemetry"
         self._parts = {row_type: TablePart(telemetry, table) for row_type, table in TABLE_OF.items()}
@@ -70,7 +74,7 @@ class RunWriter:
 
     def emit(self, row: Row) -> None:
         """Stamp the row's time and take it; it reaches the disk at the next ``flush``."""
-        if not self._accepts():
+        if not self._accepts() or TABLE_OF.get(type(row), "run") not in TABLES_OF_DETAIL[self.detail]:
             return
         now = self._clock()
         row.t = round(now - self._began, 6)
@@ -80,6 +84,17 @@ class RunWriter:
         part.append(row)
         self._rows += 1
         self._busy_seconds += self._clock() - now
+
+    def keep(self, name: str, content: bytes) -> None:
+        """Write a whole file beside the tables, under the run's directory."""
+        if not self._accepts():
+            return
+        path = self.directory / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        except OSError as error:
+            self._fail(path, error)
 
     def flush(self) -> None:
         """Hand everything taken so far to the operating system."""
@@ -118,6 +133,7 @@ class RunWriter:
                 rss_mb=_peak_mb(),
                 rows_written=self._rows + 1,  # with this one
                 writer_ms=self._busy_seconds * 1e3,
+                disk_free_mb=shutil.disk_usage(self.directory).free / 1e6,
             )
         )
 
@@ -126,7 +142,7 @@ class RunWriter:
             try:
                 part.write_out()
             except OSError as error:
-                self._fail(part, error)
+                self._fail(part.path, error)
                 return
 
     def _close_parts(self) -> None:
@@ -135,16 +151,16 @@ class RunWriter:
             try:
                 part.close()
             except OSError as error:  # network file systems report a full disk here
-                self._fail(part, error)
+                self._fail(part.path, error)
 
-    def _fail(self, part: TablePart, error: OSError) -> None:
+    def _fail(self, path: Path, error: OSError) -> None:
         """End telemetry, with one sentence however many files are affected."""
         if self.failed:
             return
         self.failed = True
         self._close_parts()
         self._warn(
-            f"telemetry stopped: cannot write {part.path} ({error.strerror});"
+            f"telemetry stopped: cannot write {path} ({error.strerror});"
             " the run goes on, its further rows are lost"
         )
 

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,7 @@ from esper.run_state import config_of_run
 from esper.runner import InterruptedRunError, free_directory
 from esper.scripts.flags import Flag, parse_flags
 from esper.simic.agent.ppo import shards
-from esper.simic.training.vectorized import RoundSummary
-from esper.teaching import row_of, settings_of, task_of, teach
+from esper.teaching import settings_of, task_of, teach
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -57,8 +56,8 @@ def train_command(
     resume = extra["resume"] is not None
     try:
         if processes == 1:
-            with watching(config) as show:
-                teach(config, directory, resume=resume, on_round=show)
+            with watching(config) as view:
+                teach(config, directory, resume=resume, views=[view])
         else:
             _launch(config, directory, processes, resume)
     except KeyboardInterrupt:
@@ -82,12 +81,9 @@ def _resolve(given: dict[str, Any], extra: dict[str, Any]) -> tuple[TrainingConf
     return config, extra["out"] or free_directory(name)
 
 
-@contextmanager
-def watching(config: TrainingConfig) -> Iterator[Callable[[RoundSummary], None]]:
+def watching(config: TrainingConfig) -> CourseView:
     """Shows the rounds of a training on standard output."""
-    title = f"{config.task} · rng seed {config.rng_seed}"
-    with CourseView(Console(), config.rounds, title) as view:
-        yield lambda summary: view.emit(row_of(summary))
+    return CourseView(Console(), config.rounds, f"{config.task} · rng seed {config.rng_seed}")
 
 
 def _launch(config: TrainingConfig, directory: Path, processes: int, resume: bool) -> None:

@@ -38,8 +38,8 @@ def main() -> None:
     config = checked(TrainingConfig, read_settings(Path(file)))
     try:
         if exchange.rank() == 0:
-            with watching(config) as show:
-                teach(config, Path(directory), resume=how == "resume", on_round=show)
+            with watching(config) as view:
+                teach(config, Path(directory), resume=how == "resume", views=[view])
         else:
             teach(config, Path(directory), resume=how == "resume")
     except RuntimeError as error:

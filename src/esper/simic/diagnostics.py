@@ -22,6 +22,12 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
     return float(1 - residual / returns.var(correction=0).clamp_min(VARIANCE_FLOOR))
 
 
+def value_nrmse(values: Tensor, returns: Tensor) -> float:
+    """Error of the values over the spread of the returns, floored like the explained variance."""
+    error = (returns - values).square().mean()
+    return float((error / returns.var(correction=0).clamp_min(VARIANCE_FLOOR)).sqrt())
+
+
 def correlation(a: Tensor, b: Tensor) -> float | None:
     """Pearson's correlation; ``None`` where one of them does not vary."""
     spread = a.std(correction=0) * b.std(correction=0)

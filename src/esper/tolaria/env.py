@@ -20,7 +20,7 @@ from esper.leyline.errors import DivergedError, SlotError
 from esper.leyline.events import Row, StageMove
 from esper.leyline.factored_actions import NUM_OPS, OP_WAIT, Head, IntArray, canonicalise, check_actions
 from esper.leyline.legality import legal_slots_by_op
-from esper.leyline.protocols import EventSink
+from esper.leyline.protocols import EventSink, Thought
 from esper.leyline.rules import ActionSpace
 from esper.leyline.signals import EnvFacts
 from esper.leyline.slot_table import SlotTable
@@ -91,6 +91,8 @@ class MorphEnv:
         self.sink: EventSink = sink if sink is not None else DiscardSink()
         self.twin_scores: Sequence[float] | None = None
         """The do-nothing twin's validation score by epoch, where it is known."""
+        self.thought: Thought | None = None
+        """What is known of the coming decision, where its maker says so."""
         self.episode = -1
         self._rollback_limit = rollback_limit
 
@@ -160,17 +162,20 @@ class MorphEnv:
     def step(self, action: IntArray) -> EnvFacts:
         """Carry out ``action [8]``, then train one epoch and judge it."""
         self._refuse_after_the_end()
-        began = time.perf_counter()
+        times = [time.perf_counter()]
         op, succeeded = self._act(action)
+        times.append(time.perf_counter())
         trained = self._train()
+        times.append(time.perf_counter())
         measured = self.recovery.judge(self.measure(), broken=trained.broken)
+        times.append(time.perf_counter())
         self._advance()
         if self.ended:
             measured = self._commit()
         recording.emit_counterfactuals(self, measured)
         stands = succeeded and not self.recovery.rolled_back
         facts = self._facts(measured, trained, op, stands)
-        recording.emit_epoch(self, facts, trained, 1000 * (time.perf_counter() - began))
+        recording.emit_epoch(self, facts, trained, [*times, time.perf_counter()])
         return facts
 
     def _refuse_after_the_end(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from esper.leyline.protocols import DecisionMaker
+from esper.leyline.protocols import DecisionMaker, ThinkingDecisionMaker
 from esper.tolaria.env import LifeReport
 from esper.tolaria.vector import SerialVector
 
@@ -20,6 +20,9 @@ def run_episode(
     decider.reset(episode)
     while not facts.ended.all():
         actions = decider.decide(facts, vector.table)
+        if isinstance(decider, ThinkingDecisionMaker):
+            for env, thought in zip(vector.envs, decider.thoughts, strict=True):
+                env.thought = thought
         facts = vector.step(actions)
         after_epoch()
     return vector.finish()

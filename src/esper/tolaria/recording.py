@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,7 @@ def emit_decision(
 ) -> None:
     """The decision row of the coming epoch; ``action [1, 8]`` is canonical."""
     others = np.delete(legal[0].any(axis=1), OP_WAIT)
+    thought = {} if env.thought is None else env.thought._asdict()
     env.sink.emit(
         DecisionRow(
             env=env.env,
@@ -52,6 +54,7 @@ def emit_decision(
             succeeded=outcome.succeeded,
             refused_by=outcome.refused_by,
             failed_checks=list(outcome.failed_checks),
+            **thought,
         )
     )
 
@@ -99,9 +102,16 @@ def emit_counterfactuals(env: MorphEnv, result: Counterfactuals) -> None:
         )
 
 
-def emit_epoch(env: MorphEnv, facts: EnvFacts, trained: EpochTraining, ms: float) -> None:
-    """The epoch row, and a seed row for every occupied slot."""
+PHASES: Final = ("act", "train", "measure", "rest")
+
+
+def emit_epoch(env: MorphEnv, facts: EnvFacts, trained: EpochTraining, times: Sequence[float]) -> None:
+    """The epoch row, and a seed row for every occupied slot.
+
+    ``times`` are when the step began and when each of its phases ended, in seconds.
+    """
     twin = env.twin_scores
+    spans = [1000 * (end - start) for start, end in pairwise(times)]
     env.sink.emit(
         EpochRow(
             env=env.env,
@@ -117,7 +127,8 @@ def emit_epoch(env: MorphEnv, facts: EnvFacts, trained: EpochTraining, ms: float
             host_gradient_norm=known(facts.host_gradient_norm),
             learning_rate=env.learning_rate,
             skipped_batches=trained.skipped,
-            ms=ms,
+            ms=sum(spans),
+            phase_ms=dict(zip(PHASES, spans, strict=True)),
         )
     )
     for slot in np.flatnonzero(env.table.occupied[0]).tolist():
@@ -152,13 +163,16 @@ def emit_alert(env: MorphEnv, alarm: Alarm, answer: str) -> None:
     """What the governor found wrong, and what was done about it."""
     env.sink.emit(
         AlertRow(
+            rule=alarm.kind,
+            event="raised",
+            severity="error",
+            scope=f"environment {env.env}",
+            value=known(alarm.loss),
+            limit=known(alarm.limit),
+            hint=f"the governor {answer}",
             env=env.env,
             episode=env.episode,
             epoch=env.epoch,
-            rule=alarm.kind,
-            value=known(alarm.loss),
-            limit=known(alarm.limit),
-            answer=answer,
         )
     )
 

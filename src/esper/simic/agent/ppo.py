@@ -18,7 +18,6 @@ from torch.nn.utils import clip_grad_norm_
 
 from esper.leyline import HEAD_NAMES, NUM_HEADS
 from esper.leyline.errors import EsperError
-from esper.leyline.limits import HEAD_ENTROPY_COLLAPSED, POLICY_GRADIENT_EXPLODING
 from esper.simic import losses
 from esper.simic.advantages import against_siblings, gae, normalise
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
@@ -27,6 +26,7 @@ from esper.simic.diagnostics import (
     correlation,
     explained_variance,
     first_non_finite,
+    value_nrmse,
 )
 from esper.simic.schedules import linear
 from esper.tamiyo.networks.factored_lstm import Evaluation, FactoredRecurrentActorCritic
@@ -71,6 +71,7 @@ class UpdateMetrics:
     entropy: float = 0.0
     head_entropy: list[float | None] = field(default_factory=list)
     explained_variance: float = 0.0
+    value_nrmse: float = 0.0
     value_return_correlation: float | None = None
     approx_kl: float = 0.0
     clip_fraction: float = 0.0
@@ -89,22 +90,6 @@ class UpdateMetrics:
     skipped: str | None = None
     """Why the update was left out, if it was."""
     explosion: RatioExplosionDiagnostic | None = None
-
-    def anomalies(self) -> list[str]:
-        """Names of what is wrong with this update."""
-        found = []
-        if self.skipped is not None:
-            found.append("update_skipped")
-        if self.explosion is not None:
-            found.append("ratio_explosion")
-        if self.grad_norm > POLICY_GRADIENT_EXPLODING:
-            found.append("gradient_explosion")
-        found += [
-            f"{name}_collapsed"
-            for name, entropy in zip(HEAD_NAMES, self.head_entropy, strict=False)
-            if entropy is not None and entropy < HEAD_ENTROPY_COLLAPSED
-        ]
-        return found
 
 
 class PPOAgent:
@@ -138,6 +123,7 @@ class PPOAgent:
             return self._skip(UpdateMetrics(), broken)
         metrics = UpdateMetrics(
             explained_variance=explained_variance(buffer.values, returns),
+            value_nrmse=value_nrmse(buffer.values, returns),
             value_return_correlation=correlation(buffer.values, returns),
         )
         free = has_choice(buffer.masks, self.policy.sizes)

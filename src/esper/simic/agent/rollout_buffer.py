@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper.leyline import NUM_HEADS, head_sizes
+from esper.leyline import NUM_HEADS, NUM_OPS, head_sizes
 from esper.tamiyo.networks.factored_lstm import Decision, Hidden
 
 
@@ -39,6 +39,7 @@ class TamiyoRolloutBuffer:
         self.actions = rows(NUM_HEADS, dtype=torch.int64)
         self.log_probs = rows(NUM_HEADS)
         self.masks = rows(sum(head_sizes(num_slots)), dtype=torch.bool)
+        self.op_probs = rows(NUM_OPS)
         self.values = rows()
         self.next_values = rows()
         self.rewards = rows()
@@ -69,6 +70,7 @@ class TamiyoRolloutBuffer:
         self.actions[:, step] = decision.actions
         self.log_probs[:, step] = decision.log_probs
         self.masks[:, step] = decision.masks
+        self.op_probs[:, step] = decision.op_probs
         self.values[:, step] = decision.value
         self.fresh[:, step] = fresh
         self.length += 1

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from esper.leyline import EpochFacts
 from esper.simic.rewards.books import Books
 from esper.simic.rewards.families import FAMILIES, Bookkeeper, FamilyName, Standing, total
+from esper.simic.training.recorder import LifeRecorder
 from esper.simic.training.rollout import Step
 from esper.tamiyo.policy.observer import Observation, Observer
 from esper.tolaria.env import LifeReport
@@ -52,6 +53,10 @@ class GrowthEnv:
         self._lives = tuple(index // siblings for index in self._indices)
         # A policy learns most from the decision that broke a host if nothing is undone behind its back.
         self._vector = SerialVector(task, rng_seed=rng_seed, env_indices=self._lives, rollback_limit=1)
+        self.recorders = [LifeRecorder(index) for index in self._indices]
+        """The rows of each environment since the last reset."""
+        for env, recorder in zip(self._vector.envs, self.recorders, strict=True):
+            env.sink = recorder
         self._observer = Observer(len(self._indices), task.num_slots, capacity or task.num_slots)
         self._family = FAMILIES[family]
         self._bookkeeper = Bookkeeper(self._family, scale)
@@ -77,6 +82,8 @@ class GrowthEnv:
         """Begin life ``episode`` everywhere."""
         self._episode = episode
         self._twins = np.array([self._twin_scores(row, episode) for row in range(len(self._indices))])
+        for recorder in self.recorders:
+            recorder.rows = []
         facts = self._vector.reset(episode)
         self._observer.reset()
         self._bookkeeper.begin(self._standing(facts))
@@ -95,9 +102,12 @@ class GrowthEnv:
         facts = self._vector.step(actions)
         reward = self._judge(facts)
         ended, broken = facts.ended, facts.rolled_back
-        self.reports += [self._vector.envs[row].finish() for row in np.flatnonzero(ended & ~broken)]
-        for row in np.flatnonzero(broken):
-            facts = self._begin_again(int(row), facts)
+        for row in np.flatnonzero(ended):
+            report = self._vector.envs[row].finish()
+            if broken[row]:
+                facts = self._begin_again(int(row), facts)
+            else:
+                self.reports.append(report)
         terminated = ended if self._horizon_terminates else broken
         return Step(self._observe(facts), reward, ended, terminated)
 
@@ -122,7 +132,9 @@ class GrowthEnv:
     def _twin_scores(self, row: int, episode: int) -> Sequence[float]:
         if not self._family.needs_twin:
             return [np.nan] * (self.horizon + 1)
-        return twin_scores(self._task, rng_seed=self._rng_seed, env=self._lives[row], episode=episode)
+        scores = twin_scores(self._task, rng_seed=self._rng_seed, env=self._lives[row], episode=episode)
+        self._vector.envs[row].twin_scores = scores
+        return scores
 
     def _standing(self, facts: EpochFacts) -> Standing:
         twin = self._twins[np.arange(len(self._indices)), facts.epoch]

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,13 +20,14 @@ import torch
 from torch import Tensor
 
 from esper.leyline import NUM_OPS, Head
-from esper.leyline.limits import DETAIL_ROUNDS
+from esper.leyline.events import Row
 from esper.simic.agent.ppo import PolicyDivergedError, PPOAgent, PPOSettings, UpdateMetrics, shards
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards.books import Books
 from esper.simic.rewards.families import FamilyName
 from esper.simic.training import exchange
 from esper.simic.training.growth import GrowthEnv
+from esper.simic.training.recorder import complete
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
 from esper.tamiyo.networks.factored_lstm import Critic, FactoredRecurrentActorCritic
 from esper.tamiyo.policy.checkpoint import (
@@ -42,6 +44,7 @@ from esper.tolaria.env import LifeReport
 from esper.tolaria.seeding import SELECTION_SEEDS
 from esper.tolaria.tasks.spec import TaskSpec
 
+PHASES = ("rollout", "update", "evaluation")
 OPTIMISER_FILE = "optimiser.safetensors"
 PROGRESS_FILE = "progress.json"
 
@@ -87,12 +90,12 @@ class RoundSummary(NamedTuple):
     broken_lives: int
     op_shares: tuple[float, ...]
     metrics: UpdateMetrics
-    anomalies: list[str]
-    detail: TamiyoRolloutBuffer | None
-    """The rollout itself, for some rounds from an anomaly on."""
+    rows: list[Row]
+    """Of the lives, one environment after the other."""
     evaluation_return: float | None
     evaluation_score: float | None
     seconds: float
+    phase_ms: dict[str, float]
 
 
 class ShardRollout(NamedTuple):
@@ -101,6 +104,7 @@ class ShardRollout(NamedTuple):
     buffer: TamiyoRolloutBuffer
     reports: list[LifeReport]
     books: Books
+    rows: list[Row]
 
 
 class Trainer:
@@ -124,8 +128,6 @@ class Trainer:
         self.agent = PPOAgent(self.policy, settings.ppo)
         self.round = 0
         self.best_return = -np.inf
-        self.detail_rounds = 0
-        """How many more rounds are recorded in detail."""
         self._training = self._make_shards(settings.rng_seed, settings.envs, settings.ppo.siblings)
         self._selection = self._make_shards(SELECTION_SEEDS[settings.rng_seed], settings.evaluate_lives, 1)
 
@@ -153,17 +155,18 @@ class Trainer:
 
     def run_round(self) -> RoundSummary:
         """Collect one life per environment everywhere, learn from all of them, evaluate when due."""
-        began = time.perf_counter()
+        times = [time.perf_counter()]
         parts = _share_out(self._training, self._rollout)
+        times.append(time.perf_counter())
         buffer = TamiyoRolloutBuffer.join([part.buffer for part in parts])
         reports = [report for part in parts for report in part.reports]
         books = Books.join([part.books for part in parts])
         metrics = self.agent.update(buffer, self.round / self.settings.rounds)
-        anomalies = metrics.anomalies()
-        self.detail_rounds = DETAIL_ROUNDS if anomalies else max(self.detail_rounds - 1, 0)
+        times.append(time.perf_counter())
         self.round += 1
         due = self.round % self.settings.evaluate_every == 0 or self.round == self.settings.rounds
         evaluation = self.evaluate() if due else None
+        times.append(time.perf_counter())
         return RoundSummary(
             round=self.round,
             mean_return=float(buffer.rewards.sum(dim=1).mean()),
@@ -175,11 +178,14 @@ class Trainer:
             broken_lives=books.broken_lives,
             op_shares=_op_shares(buffer.actions),
             metrics=metrics,
-            anomalies=anomalies,
-            detail=buffer if self.detail_rounds else None,
+            rows=[row for part in parts for row in part.rows],
             evaluation_return=evaluation[0] if evaluation else None,
             evaluation_score=evaluation[1] if evaluation else None,
-            seconds=time.perf_counter() - began,
+            seconds=times[-1] - times[0],
+            phase_ms={
+                phase: 1000 * (end - start)
+                for phase, (start, end) in zip(PHASES, pairwise(times), strict=True)
+            },
         )
 
     def _rollout(self, env: GrowthEnv) -> ShardRollout:
@@ -190,7 +196,9 @@ class Trainer:
         env.seek(self.round)
         streams = ActionStreams(self.settings.rng_seed, env.env_indices, self.round)
         collect(env, self.policy, streams, buffer)
-        return ShardRollout(buffer, env.reports, env.books)
+        recorded = [recorder.rows for recorder in env.recorders]
+        rows = complete(recorded, buffer, env.books, self.policy.sizes)
+        return ShardRollout(buffer, env.reports, env.books, rows)
 
     def evaluate(self) -> tuple[float, float | None]:
         """Mean return of argmax lives on rng seeds kept for selection, and score of those that lasted."""
@@ -214,7 +222,6 @@ class Trainer:
             "round": self.round,
             "best_return": None if np.isinf(self.best_return) else self.best_return,
             "skipped_in_a_row": self.agent.skipped_in_a_row,
-            "detail_rounds": self.detail_rounds,
             "task": self.task.name,
             "horizon": self.task.horizon,
             "settings": asdict(self.settings),
@@ -232,7 +239,6 @@ class Trainer:
         best = progress["best_return"]
         self.best_return = -np.inf if best is None else float(best)
         self.agent.skipped_in_a_row = int(progress["skipped_in_a_row"])
-        self.detail_rounds = int(progress["detail_rounds"])
         return progress
 
     def _check_own(self, progress: dict[str, Any], directory: Path) -> None:

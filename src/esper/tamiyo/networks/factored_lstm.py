@@ -72,6 +72,8 @@ class Decision(NamedTuple):
     """``[env, 8]``, 0 where a head had no choice."""
     masks: Tensor
     """``[env, sum of head sizes]``: what each head chose from, heads side by side."""
+    op_probs: Tensor
+    """``[env, op]``, 0 where an op was masked off."""
     value: Tensor
     """``[env]``."""
     hidden: Hidden
@@ -304,8 +306,10 @@ class FactoredRecurrentActorCritic(nn.Module):
                 actions[:, head] = distribution.sample(uniforms[:, head])
             log_probs[:, head] = distribution.log_prob(actions[:, head])
             used.append(mask)
+            if head is Head.OP:
+                op_probs = distribution.probs
         value = self._value(encoded, actions[:, Head.OP])
-        return Decision(actions, log_probs, torch.cat(used, dim=-1), value, hidden)
+        return Decision(actions, log_probs, torch.cat(used, dim=-1), op_probs, value, hidden)
 
     def evaluate_actions(
         self,

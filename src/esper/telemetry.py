@@ -1,0 +1,73 @@
+"""Where the rows of a run go: past the alert rules, to the writer and to whoever watches.
+
+An alert raises the level of detail for a while, and leaves a file with what was known when it was raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from esper.karn.query import read_rows
+from esper.leyline.events import AlertRow, Detail, EpisodeRow, EpochRow, Row, RunRow, UpdateRow
+from esper.leyline.limits import DETAIL_EPOCHS, DETAIL_ROUNDS
+from esper.leyline.protocols import EventSink
+from esper.nissa.rules import Watch
+from esper.nissa.writer import RunWriter
+
+REPLAYED: Final = (EpisodeRow, UpdateRow)
+"""The rows that rules remember from one round to the next."""
+
+
+class Telemetry:
+    """The sink of a run: everything that is emitted is judged, written and shown."""
+
+    def __init__(self, run: RunRow, writer: RunWriter, views: Sequence[EventSink] = ()) -> None:
+        self._writer = writer
+        self._sinks: tuple[EventSink, ...] = (writer, *views)
+        self._watch = Watch(run)
+        self._level: Detail = writer.detail
+        self._left = 0
+        """How many more epochs or rounds are written in full."""
+
+    def emit(self, row: Row) -> None:
+        """Take one row of a life; what it raises follows it."""
+        self._take([row], DETAIL_EPOCHS, last=isinstance(row, EpochRow))
+
+    def emit_round(self, rows: Sequence[Row]) -> None:
+        """Take all rows of a round; an alert of any of them lets all of them be written in full."""
+        self._take(rows, DETAIL_ROUNDS, last=True)
+
+    def _take(self, rows: Sequence[Row], span: int, *, last: bool) -> None:
+        alerts = [alert for row in rows for alert in self._watch.take(row)]
+        raised = [row for row in [*rows, *alerts] if isinstance(row, AlertRow) and row.event == "raised"]
+        if raised:
+            self._left = span
+            self._diagnose(raised, rows[-1])
+        self._writer.detail = "full" if self._left else self._level
+        for sink in self._sinks:
+            for row in (*rows, *alerts):
+                sink.emit(row)
+        if last and self._left:
+            self._left -= 1
+
+    def _diagnose(self, raised: Sequence[AlertRow], row: Row) -> None:
+        """One file with the alerts and the row that raised them."""
+        first = raised[0]
+        where = f"env{first.env}-episode{first.episode}-epoch{first.epoch}"
+        name = where if first.round is None else f"round-{first.round:05d}"
+        content = {"alerts": raised, type(row).__name__: row}
+        self._writer.keep(f"diagnostics/{name}.json", msgspec.json.format(msgspec.json.encode(content)))
+
+    def replay(self, directory: Path) -> None:
+        """Take up a run where it was left: its rules and its level of detail as they were then."""
+        for kind in REPLAYED:
+            for row in read_rows(directory, kind):
+                self._watch.take(row)
+        rounds = [row.round for row in read_rows(directory, UpdateRow)]
+        raised = [row.round for row in read_rows(directory, AlertRow) if row.event == "raised" and row.round]
+        if rounds and raised:
+            self._left = max(DETAIL_ROUNDS - 1 - (rounds[-1] - max(raised)), 0)
