@@ -16,9 +16,9 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
+from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError
 from esper.leyline.events import Row
-from esper.nissa.schema import COLUMNS
 
 PART_NAME: Final = "part-00000.jsonl"
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import RunDirectoryError
 from esper.leyline.events import TABLES_OF_DETAIL, Detail, ResourceRow, Row
 from esper.nissa.part import RowError, TablePart
-from esper.nissa.schema import TABLE_OF
 
 RESOURCE_SECONDS: Final = 10.0
 """Least time between two resource rows."""
