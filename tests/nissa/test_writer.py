@@ -39,10 +39,11 @@ def test_the_files_are_json_lines_under_the_name_of_their_table(tmp_path):
 
 
 def test_a_resumed_writer_cuts_off_what_came_after_the_stored_sizes(tmp_path):
-    with RunWriter(tmp_path) as writer:
+    with RunWriter(tmp_path, resumable=True) as writer:
         writer.emit(fake_run.update_row(1))
         writer.flush()
-        sizes = writer.sizes()
+        with writer.checkpoint() as sizes:
+            pass
         writer.emit(fake_run.update_row(2))
     with RunWriter(tmp_path, resume_from=sizes) as writer:
         writer.emit(fake_run.update_row(7))

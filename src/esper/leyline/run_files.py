@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
+
+import msgspec
 
 from esper.leyline.errors import EsperError
 
@@ -24,8 +25,8 @@ _PART: Final = re.compile(r"part-([0-9]{5,})\.(jsonl|parquet)")
 class PartSize(NamedTuple):
     """How far a table was written: the number of its open part, and the bytes in it."""
 
-    part: int
-    bytes: int
+    part: Annotated[int, msgspec.Meta(ge=0)]
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
 
 
 def part_path(folder: Path, number: int, kind: PartKind) -> Path:
@@ -33,31 +34,24 @@ def part_path(folder: Path, number: int, kind: PartKind) -> Path:
     return folder / f"part-{number:05d}.{kind}"
 
 
+def part_files(folder: Path) -> list[tuple[int, Path]]:
+    """The files in the folder of a table with the numbers of their parts, in order; Parquet comes last."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted((int(match[1]), folder / name) for name in names if (match := _PART.fullmatch(name)))
+
+
 def list_parts(folder: Path) -> dict[int, Path]:
     """The parts of the table in ``folder`` by number, in order; Parquet where a part is there as both.
 
     While a writer works, one look may miss a part that turns into Parquet meanwhile; two equal ones do not.
     """
-    found = _look(folder)
-    while found != (found := _look(folder)):
-        pass
+    found = dict(part_files(folder))
+    while found != (again := dict(part_files(folder))):
+        found = again
     if list(found) != list(range(len(found))):
         missing = next(number for number in range(len(found)) if number not in found)
         raise EsperError(f"'{folder}' is damaged: part {missing} is gone and later ones are there")
     return found
-
-
-def _look(folder: Path) -> dict[int, Path]:
-    return dict(
-        sorted(_part_files(folder))
-    )  # .parquet sorts after .jsonl, and the last one of a number counts
-
-
-def _part_files(folder: Path) -> Iterator[tuple[int, Path]]:
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return
-    for name in names:
-        if match := _PART.fullmatch(name):
-            yield int(match[1]), folder / name
