@@ -129,7 +129,7 @@ def _spans(moves: Sequence[TransitionRow], last: int, alphas: Mapping[int, float
 
 
 def _alpha(stage: Stage, epoch: int, alphas: Mapping[int, float]) -> float | None:
-    """The weight in the epoch after ``epoch``; where weights are recorded, a seed out of the pass has none."""
+    """The weight in the next epoch; where weights are recorded, a seed that is not in the pass has none."""
     return alphas.get(epoch, 0.0 if alphas and stage not in FORWARD_STAGES else None)
 
 
