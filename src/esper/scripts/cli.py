@@ -14,6 +14,7 @@ COMMANDS = {
     "run": "Grow a network on a task and report what each seed contributed.",
     "train": "Teach a policy to decide what grows.",
     "eval": "Compare a trained policy with every control.",
+    "watch": "Follow a run that goes on, or replay one that is over.",
 }
 """What each command does; ``esper.scripts.NAME_command.NAME_command`` takes its words."""
 
