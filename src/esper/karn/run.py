@@ -1,0 +1,130 @@
+"""One run as its readers see it: its own row, state, rows and tables, while it goes on or long after."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import duckdb
+import msgspec
+
+from esper.karn.tables import QueryError, Tables, sentence_of, views_named_in
+from esper.leyline.columns import TABLE_OF
+from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.events import EpisodeRow, Row, RunRow, UpdateRow
+from esper.leyline.run_files import LOCK_FILE, TELEMETRY
+
+R = TypeVar("R", bound=Row)
+State = Literal["running", "finished", "stopped"]
+
+
+def open_run(path: Path | str) -> Run:
+    """The run in a directory; it may still be written."""
+    directory = Path(path)
+    if not directory.is_dir():
+        raise EsperError(f"there is no run directory '{directory}'")
+    if not (directory / TELEMETRY).is_dir():
+        raise EsperError(f"'{directory}' is not a run's directory: it holds no folder '{TELEMETRY}'")
+    return Run(directory)
+
+
+class Run:
+    """A run's telemetry, read anew by every call. To be used by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def _tables(self) -> Tables:
+        return Tables(self.path / TELEMETRY)
+
+    @cached_property
+    def row(self) -> RunRow:
+        """What was run, and the names behind all indices."""
+        for row in self.rows(RunRow):
+            return row
+        raise EsperError(f"the run in '{self.path}' has not written its own row yet")
+
+    @property
+    def state(self) -> State:
+        """Derived from the files: a living writer holds a lock, a finished run has all its rows."""
+        if _is_being_written(self.path / TELEMETRY):
+            return "running"
+        return "finished" if self._is_complete() else "stopped"
+
+    def _is_complete(self) -> bool:
+        row = next(iter(self.rows(RunRow)), None)
+        if row is None:
+            return False
+        if row.rounds is not None:
+            return bool(self.rows(UpdateRow, "round >= ?", [row.rounds]))
+        episodes = row.config.get("episodes")
+        return episodes is not None and len(self.rows(EpisodeRow)) >= episodes * row.envs
+
+    def rows(self, row_type: type[R], where: str | None = None, parameters: Sequence[object] = ()) -> list[R]:
+        """The rows of a table that fulfil a condition in SQL, oldest first."""
+        if row_type not in TABLE_OF:
+            raise UnknownNameError("row type", row_type.__name__, (known.__name__ for known in TABLE_OF))
+        table = TABLE_OF[row_type]
+        query = f'SELECT to_json(found) FROM (SELECT * FROM "{table}"'
+        query += ") found" if where is None else f" WHERE {where}) found"
+        connection = self._tables.current([table, *(views_named_in(where) if where else ())])
+        try:
+            found = connection.execute(query, list(parameters)).fetchall()
+        except duckdb.Error as error:
+            raise QueryError(f"the rows of '{table}' cannot be read: {sentence_of(error)}") from None
+        return _decoded(table, row_type, [text for (text,) in found])
+
+    def sql(self, query: str, parameters: Sequence[object] = ()) -> duckdb.DuckDBPyRelation:
+        """The answer to one SELECT over the run's tables and the view ``decisions``."""
+        check_statement(query)
+        return self._tables.current(views_named_in(query)).sql(query, params=list(parameters))
+
+    def table(self, name: str) -> duckdb.DuckDBPyRelation:
+        """A whole table, or the view ``decisions``."""
+        return self._tables.current([name]).table(name)
+
+
+def check_statement(query: str) -> None:
+    """Refuse everything but one statement that reads."""
+    try:
+        kinds = [statement.type for statement in duckdb.extract_statements(query)]
+    except duckdb.Error as error:
+        raise QueryError(f"the query is not SQL: {sentence_of(error)}") from None
+    if len(kinds) != 1:
+        raise QueryError(f"one statement is allowed; found {len(kinds)}")
+    if kinds[0] != duckdb.StatementType.SELECT:
+        raise QueryError(
+            "a run is read and never changed: SELECT, WITH, DESCRIBE and SHOW are allowed;"
+            f" found {kinds[0].name}"
+        )
+
+
+def _decoded(table: str, row_type: type[R], texts: Sequence[str]) -> list[R]:
+    decoder = msgspec.json.Decoder(row_type)
+    rows = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            rows.append(decoder.decode(text))
+        except msgspec.DecodeError as error:
+            raise EsperError(f"row {number} of table '{table}' is not one: {error}") from None
+    return rows
+
+
+def _is_being_written(telemetry: Path) -> bool:
+    """Whether a living writer holds the lock; the kernel takes it from a dead one."""
+    try:
+        file = os.open(telemetry / LOCK_FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
