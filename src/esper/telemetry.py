@@ -15,7 +15,7 @@ from esper.karn.query import read_rows
 from esper.leyline.events import AlertRow, Detail, EpisodeRow, EpochRow, Row, RunRow, UpdateRow
 from esper.leyline.limits import DETAIL_EPOCHS, DETAIL_ROUNDS
 from esper.leyline.protocols import EventSink
-from esper.nissa.rules import Watch
+from esper.nissa.watch import Watch
 from esper.nissa.writer import RunWriter
 
 REPLAYED: Final = (EpisodeRow, UpdateRow)
