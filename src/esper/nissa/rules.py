@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Final
 
 from esper.leyline import limits
+from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import EpisodeRow, ResourceRow, Row, SeedRow, Severity, UpdateRow
 from esper.nissa import conditions
 from esper.nissa.conditions import Look
-from esper.nissa.schema import TABLE_OF
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Rule:
     """Readings in a row that must be wrong; a single good one clears the alert."""
     window: int = 1
     """Rows that one reading is made of."""
+    of_the_machine: bool = False
+    """It is about the machine and not about the run: two equal runs may differ in it."""
 
     @property
     def delay(self) -> int:
@@ -157,6 +159,7 @@ RULES: Final = (
         conditions.slow,
         "Look for another process on this machine, or for memory that swaps.",
         times=5,
+        of_the_machine=True,
     ),
     Rule(
         "pays-for-worse",
@@ -205,8 +208,10 @@ RULES: Final = (
         f"less than {limits.DISK_FREE_MB:g} MB are free where the run is written",
         conditions.disk_full,
         "Make room: when the disk is full, a training stops and a run goes on without telemetry.",
+        of_the_machine=True,
     ),
 )
+MACHINE_RULES: Final = frozenset(rule.name for rule in RULES if rule.of_the_machine)
 
 GOVERNOR_RULES: Final[Mapping[str, str]] = MappingProxyType(
     {
