@@ -92,7 +92,7 @@ def test_an_explosion_is_written_with_environment_step_head_and_action(
     shaker = shaken_run(monkeypatch, tmp_path / "run", 2, 2)
     first, second = read_rows(tmp_path / "run", UpdateRow)
     assert first.explosion is None
-    assert ("ratio explosion", 2) in raised(tmp_path / "run")
+    assert ("ratio-runaway", 2) in raised(tmp_path / "run")
     found = second.explosion
     assert found is not None
     joint = shaker.changes[2].sum(dim=-1)
@@ -146,7 +146,7 @@ def test_the_rounds_from_an_alert_on_are_written_in_full(
     assert details(run) == detail_of(rollouts, range(2, 5))
     assert {row.episode + 1 for row in read_rows(run, SeedRow)} <= {2, 3, 4}
     told = json.loads((run / "diagnostics" / "round-00002.json").read_text())
-    assert "ratio explosion" in [alert["rule"] for alert in told["alerts"]]
+    assert "ratio-runaway" in [alert["rule"] for alert in told["alerts"]]
     assert told["UpdateRow"]["round"] == 2
 
 
@@ -221,7 +221,7 @@ def test_a_broken_reward_is_written_as_unknown_with_the_reason_and_the_run_goes_
     teach(config(rounds=3), tmp_path / "run")
     rows = read_rows(tmp_path / "run", UpdateRow)
     assert [row.skipped for row in rows] == [None, "reward of environment 1 at step 1 is nan", None]
-    assert ("update left out", 2) in raised(tmp_path / "run")
+    assert ("non-finite-update", 2) in raised(tmp_path / "run")
     assert (rows[1].mean_return, rows[1].reward_variance) == (None, None)
     assert rows[1].reward_terms["lead"] is None
     assert rows[1].reward_terms["rent"] is not None

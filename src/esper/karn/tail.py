@@ -7,7 +7,7 @@ is locked and nothing is written, so that a writer never notices.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -65,26 +65,35 @@ class TableTail:
         """What came since the last call."""
         rows: list[Row] = []
         while parts := list_parts(self._folder):
-            if self._part not in parts:  # a resumed run cut off what followed its checkpoint
-                self._enter(max(parts))
-                self._skip(parts[self._part])
+            if self._part not in parts:
+                self._find_place(parts)
+            if self._part not in parts:
+                break  # the last part is closed, and the next one has no row yet
             try:
                 rows += self._read_part(parts[self._part])
             except FileNotFoundError:
                 continue  # it has become Parquet
-            if self._part + 1 not in parts:
+            if self._part + 1 not in parts and parts[self._part].suffix == ".jsonl":
                 break
             self._enter(self._part + 1)
         return rows
+
+    def _find_place(self, parts: Mapping[int, Path]) -> None:
+        """Where to read on; a run that is resumed has cut off what followed its checkpoint."""
+        last = max(parts)
+        if parts[last].suffix == ".jsonl":
+            self._enter(last)
+            self._skip(parts[last])
+        else:
+            self._enter(last + 1)
 
     def _enter(self, part: int) -> None:
         self._part, self._offset, self._taken = part, 0, 0
 
     def _skip(self, path: Path) -> None:
         """Count what is left of a part that was read before it was cut."""
-        if path.suffix == ".jsonl":
-            content = path.read_bytes()
-            self._offset, self._taken = len(content), content.count(b"\n")
+        content = path.read_bytes()
+        self._offset, self._taken = len(content), content.count(b"\n")
 
     def _read_part(self, path: Path) -> list[Row]:
         if path.suffix == ".parquet":

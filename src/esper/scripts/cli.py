@@ -15,6 +15,8 @@ COMMANDS = {
     "train": "Teach a policy to decide what grows.",
     "eval": "Compare a trained policy with every control.",
     "watch": "Follow a run that goes on, or replay one that is over.",
+    "runs": "List all runs with their state and score.",
+    "sql": "Ask a run's tables a question in SQL.",
 }
 """What each command does; ``esper.scripts.NAME_command.NAME_command`` takes its words."""
 
