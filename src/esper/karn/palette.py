@@ -47,6 +47,19 @@ if set(LOOKS) != set(Stage):
     raise RuntimeError("every stage needs a look and the reverse")
 
 
+OP_STAGES: Final[Mapping[str, Stage]] = MappingProxyType(
+    {
+        "WAIT": Stage.DORMANT,
+        "GERMINATE": Stage.GERMINATED,
+        "SET_ALPHA_TARGET": Stage.BLENDING,
+        "PRUNE": Stage.PRUNED,
+        "FOSSILIZE": Stage.FOSSILIZED,
+        "ADVANCE": Stage.TRAINING,
+    }
+)
+"""An op looks like the stage it leads to; waiting looks like an empty slot."""
+
+
 @dataclass(frozen=True, slots=True)
 class SeverityLook:
     """Appearance of one severity."""

@@ -74,7 +74,7 @@ def tick_texts(values: Sequence[float]) -> list[str]:
     return [tick_text(value, step) for value in values]
 
 
-def y_axis(scale: Scale, left: float, right: float, most: int = 4) -> Markup:
+def y_axis(scale: Scale, left: float, right: float, most: int = 5) -> Markup:
     """Faint lines across the picture, each with its number on the left."""
     values = ticks(scale.low, scale.high, most)
     lines = "".join(f"M{svg.number(left)} {svg.number(scale(value))}H{svg.number(right)}" for value in values)

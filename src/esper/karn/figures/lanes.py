@@ -10,8 +10,9 @@ from typing import Final
 
 from esper.karn import notation
 from esper.karn.figures import svg
-from esper.karn.figures.axes import Scale, apart, around, x_axis, y_axis
-from esper.karn.figures.marks import mark
+from esper.karn.figures.axes import Scale, around, x_axis, y_axis
+from esper.karn.figures.labels import Label, beside_lines
+from esper.karn.figures.marks import element_of, mark
 from esper.karn.figures.picture import Picture
 from esper.karn.figures.svg import Markup
 from esper.karn.lives import SeedLife
@@ -19,7 +20,7 @@ from esper.karn.palette import LOOKS
 from esper.karn.questions.lanes import Lane, Lanes, Mark, ScorePoint, Span, end_of, lanes
 from esper.karn.questions.lives import LifeKey, is_training, life_name
 from esper.karn.run import Run
-from esper.leyline.stages import COOLING_STAGES, Stage
+from esper.leyline.stages import COOLING_STAGES, FORWARD_STAGES, Stage
 
 _RIGHT: Final = svg.WIDTH - 124
 _SCORES: Final = (12.0, 162.0)
@@ -48,12 +49,13 @@ def draw_lanes(found: Lanes, name: str) -> Picture:
     seeds = [seed for lane in found.lanes for seed in lane.seeds]
     return Picture(
         svg=svg.drawing(
-            bottom + 28,
+            bottom + 54,
             f"Slots and score of {name}",
             _describe(found),
             x_axis(x, bottom, "epoch", top=_SCORES[0]),
             *_draw_scores(found, x),
             *(_draw_lane(lane, x, top) for lane, top in zip(found.lanes, tops, strict=True)),
+            _draw_key(found, bottom + 46),
         ),
         columns=["slot", "seed", "born", "course", "fate", "contribution", "parameters"],
         rows=[_cells(seed) for seed in sorted(seeds, key=lambda seed: seed.seed)],
@@ -85,13 +87,29 @@ def _describe(found: Lanes) -> str:
 
 
 def _caption(found: Lanes, name: str) -> str:
-    stages = {span.stage for lane in found.lanes for span in lane.spans}
-    shown = ", ".join(
-        f"{LOOKS[stage].glyph} {stage.name.lower()}" for stage in LOOKS if stage in stages - COOLING_STAGES
-    )
     known = any(alpha is not None for lane in found.lanes for span in lane.spans for alpha in span.alphas)
     height = "The filled height of a bar is alpha." if known else "Alpha was not recorded: bars are full."
-    return f"{name.capitalize()}. {height} Stages: {shown or 'none'}. Dotted line: the do-nothing twin."
+    return (
+        f"{name.capitalize()}. {height} Dotted line: the do-nothing twin. Beside a slot: the points lost"
+        " without its seed, and the seed's parameters."
+    )
+
+
+def _draw_key(found: Lanes, baseline: float) -> Markup:
+    """The stages and marks that occur, one after the other."""
+    stages = {span.stage for lane in found.lanes for span in lane.spans}
+    marks = {mark.stage for lane in found.lanes for mark in lane.marks}
+    parts, x = [], 6.0
+    for stage in LOOKS:
+        if stage in marks:
+            parts.append(element_of(stage, x + 2, baseline - 4))
+        elif stage in stages:
+            parts.append(svg.rectangle(x - 4, baseline - 10, 11, 11, stage.name.lower()))
+        if stage in stages | marks:
+            name = stage.name.lower()
+            parts.append(svg.text(x + 12, baseline, name, "dim"))
+            x += svg.width_of(name) + 22
+    return svg.group(parts)
 
 
 # --- the score ------------------------------------------------------------------------------------
@@ -112,7 +130,7 @@ def _draw_scores(found: Lanes, x: Scale) -> Iterator[Markup]:
     yield svg.path(svg.polyline(twin_line), "twin")
     yield from _guides(found, x, y)
     yield svg.path(svg.polyline(score_line), "line")
-    yield from _score_labels(points[-1], x, y)
+    yield _score_labels(points[-1], x, y)
 
 
 def _guides(found: Lanes, x: Scale, y: Scale) -> Iterator[Markup]:
@@ -133,13 +151,11 @@ def _guides(found: Lanes, x: Scale, y: Scale) -> Iterator[Markup]:
             yield svg.element("circle", cx=x(epoch), cy=y(score_at[epoch]), r=4, class_="mark fossilized")
 
 
-def _score_labels(last: ScorePoint, x: Scale, y: Scale) -> Iterator[Markup]:
-    named = [(f"score {notation.points(last.score)}", last.score, "strong halo")]
+def _score_labels(last: ScorePoint, x: Scale, y: Scale) -> Markup:
+    labels = [Label(f"score {notation.points(last.score)}", y(last.score), "strong halo")]
     if last.twin is not None:
-        named.append((f"twin {notation.points(last.twin)}", last.twin, "ghost halo"))
-    heights = apart([y(value) for _, value, _ in named])
-    for (label, _, look), height in zip(named, heights, strict=True):
-        yield svg.text(x(last.epoch) + 8, height + 4, label, look)
+        labels.append(Label(f"twin {notation.points(last.twin)}", y(last.twin), "ghost halo"))
+    return beside_lines(x(last.epoch) + 8, labels)
 
 
 # --- the slots ------------------------------------------------------------------------------------
@@ -173,7 +189,8 @@ def _draw_span(span: Span, x: Scale, bar: float) -> Markup:
     for index, alpha in enumerate(span.alphas):
         height = bottom - _BAR * (1.0 if alpha is None else alpha)
         filled += f"V{svg.number(height)}H{svg.number(x(span.start + index + 1))}"
-    return Markup(outline + svg.path(f"{filled}V{svg.number(bottom)}z", name))
+    texture = svg.line(start, bar + _BAR / 2, end, bar + _BAR / 2, f"texture {name}-texture")
+    return Markup(outline + svg.path(f"{filled}V{svg.number(bottom)}z", name) + texture)
 
 
 def _span_text(span: Span) -> str:
@@ -185,14 +202,24 @@ def _mark_text(one: Mark, lane: Lane) -> str:
 
 
 def _seed_names(lane: Lane, x: Scale, baseline: float) -> Iterator[Markup]:
-    """Each seed's blueprint in its bar or, where that is too short, behind it if there is room."""
+    """Each seed's blueprint where its bar is full or, if it is nowhere long enough, over it or behind it."""
     starts = [*(x(seed.germinated_at) for seed in lane.seeds[1:]), x.stop]
     for seed, next_start in zip(lane.seeds, starts, strict=True):
-        start, end, room = x(seed.germinated_at), x(end_of(seed)), svg.width_of(seed.blueprint) + 10
-        if room <= end - start:
+        start, end, room = x(seed.germinated_at), x(end_of(seed)), svg.width_of(seed.blueprint) + 12
+        full = [
+            span for span in lane.spans if _is_full(span) and seed.germinated_at <= span.start < end_of(seed)
+        ]
+        longest = max(full, key=lambda span: span.end - span.start, default=None)
+        if longest is not None and room <= x(longest.end) - x(longest.start):
+            yield svg.text(x(longest.start) + 9, baseline, seed.blueprint, "on")
+        elif room <= end - start:
             yield svg.text(start + 7, baseline, seed.blueprint, "halo")
         elif room <= next_start - end:
             yield svg.text(end + 6, baseline, seed.blueprint, "dim halo")
+
+
+def _is_full(span: Span) -> bool:
+    return span.stage in FORWARD_STAGES and all(alpha is None or alpha > 0.99 for alpha in span.alphas)
 
 
 def _worth(lane: Lane, middle: float) -> Iterator[Markup]:

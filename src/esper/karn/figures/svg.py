@@ -108,19 +108,28 @@ def polyline(points: Sequence[Point | None]) -> str:
     return "".join(commands)
 
 
-def steps(points: Sequence[Point]) -> str:
-    """The commands of a line that keeps its height until the next point."""
-    if not points:
-        return ""
-    start, *rest = points
-    moves = "".join(f"H{number(x)}V{number(y)}" for x, y in rest)
-    return f"M{number(start[0])} {number(start[1])}{moves or 'h0'}"
+def steps(start: float, points: Sequence[Point]) -> str:
+    """The commands of a line that has each point's height from the point before up to it."""
+    commands = f"M{number(start)} {number(points[0][1])}" if points else ""
+    return commands + "".join(f"V{number(y)}H{number(x)}" for x, y in points)
 
 
 def band(upper: Sequence[Point], lower: Sequence[Point]) -> str:
     """The commands of the area between two lines."""
     outline = [*upper, *reversed(lower)]
     return polyline(outline) + "z" if len(outline) > 2 else ""
+
+
+def fan(places: Sequence[float], upper: Sequence[float], lower: Sequence[float]) -> str:
+    """The commands of a band over places; a single place is drawn a little wide."""
+    if len(places) == 1:
+        places, upper, lower = [places[0] - 5, places[0] + 5], [upper[0]] * 2, [lower[0]] * 2
+    return band(list(zip(places, upper, strict=True)), list(zip(places, lower, strict=True)))
+
+
+def dots(points: Iterable[Point]) -> str:
+    """The commands of lines of no length, which round caps make dots."""
+    return "".join(f"M{number(x)} {number(y)}h0" for x, y in points)
 
 
 def width_of(content: str) -> float:

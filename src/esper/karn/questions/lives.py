@@ -91,3 +91,20 @@ def default_life(run: Run) -> LifeKey | None:
             """
     found = run.sql(query).fetchall()
     return LifeKey(*found[0]) if found else None
+
+
+def notable_lives(run: Run) -> dict[str, LifeKey]:
+    """The best, the median and the worst finished life by validation score; fewer where fewer ended."""
+    found = run.sql(
+        """
+        WITH ranked AS (SELECT env, episode, row_number() OVER (ORDER BY val_score, episode, env) AS place,
+                               count(*) OVER () AS lives FROM episode)
+        SELECT place, lives, env, episode FROM ranked WHERE place IN (1, lives // 2 + 1, lives)
+        """
+    ).fetchall()
+    keys = {place: LifeKey(env, episode) for place, _, env, episode in found}
+    if not found:
+        return {}
+    lives = found[0][1]
+    names = {lives: "best", lives // 2 + 1: "median", 1: "worst"}
+    return {name: keys[place] for place, name in sorted(names.items(), reverse=True)}
