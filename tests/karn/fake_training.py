@@ -6,10 +6,20 @@ show well: numbers outside their bands, heads that were never read, a life that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from esper.leyline.events import RESTART, AlertRow, EpisodeRow, LifeRow, Row, RunRow, SeedRow, UpdateRow
+from esper.leyline.events import (
+    RESTART,
+    AlertRow,
+    EpisodeRow,
+    LifeRow,
+    Row,
+    RunRow,
+    SeedRow,
+    TransitionRow,
+    UpdateRow,
+)
 from tests.karn import fake_run
 
 ROUNDS = 100
@@ -74,13 +84,13 @@ def alert_row(
     )
 
 
-def life(number: int, env: int, *, seeds: bool = True) -> Iterator[LifeRow]:
-    """One life of ``fake_run`` in an environment of round ``number``."""
+def life(number: int, env: int, *, slots: int = 3) -> Iterator[LifeRow]:
+    """One life of ``fake_run`` in an environment of round ``number``, as far as a host has its slots."""
     for row in fake_run.life(number - 1):
         assert isinstance(row, LifeRow)
         if isinstance(row, EpisodeRow):
             yield episode_row(number, env)
-        elif seeds or not isinstance(row, SeedRow):
+        elif not isinstance(row, SeedRow | TransitionRow) or row.slot < slots:
             row.env = env
             yield row
 
@@ -99,10 +109,22 @@ def broken_life(number: int, env: int) -> Iterator[LifeRow]:
             yield row
 
 
-def round_rows(number: int, *, lived: bool = True, seeds: bool = True, envs: int = ENVS) -> Iterator[Row]:
-    """All rows of a round as a training hands them over; without ``lived`` as a summary keeps them."""
-    for env in range(envs):
-        yield from life(number, env, seeds=seeds) if lived else [episode_row(number, env)]
+def without_seeds(rows: Iterable[Row]) -> Iterator[Row]:
+    """What is written at the standard level of detail."""
+    return (row for row in rows if not isinstance(row, SeedRow))
+
+
+def round_rows(number: int, *, slots: int = 3) -> Iterator[Row]:
+    """All rows of a round, as a training hands them over."""
+    for env in range(ENVS):
+        yield from life(number, env, slots=slots)
+    yield update_row(number)
+
+
+def ends_of_round(number: int) -> Iterator[Row]:
+    """A round as a summary keeps it."""
+    for env in range(ENVS):
+        yield episode_row(number, env)
     yield update_row(number)
 
 
@@ -110,15 +132,16 @@ def course(rounds: int, *, slots: int = 3, seeds: bool = True) -> Iterator[Row]:
     """A training after so many rounds; only the last one with its lives."""
     yield run_row(slots=slots)
     for number in range(1, rounds):
-        yield from round_rows(number, lived=False)
-    yield from round_rows(rounds, seeds=seeds)
+        yield from ends_of_round(number)
+    last = round_rows(rounds, slots=slots)
+    yield from last if seeds else without_seeds(last)
 
 
 def troubled_course(rounds: int, *, slots: int = 3) -> Iterator[Row]:
     """The same with trouble in the last round."""
     yield run_row(slots=slots)
     for number in range(1, rounds):
-        yield from round_rows(number, lived=False)
+        yield from ends_of_round(number)
         if number == rounds - 3:
             yield alert_row("value-error", number, value=1.25)
     for env in range(ENVS):

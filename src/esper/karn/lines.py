@@ -79,8 +79,8 @@ def alert_place(row: AlertRow, run: RunRow) -> str:
 
 def alert_finding(row: AlertRow) -> str:
     """What was found, against what is allowed."""
-    limit = "" if row.limit is None else f", limit {row.limit:g}"
-    return f"found {notation.figures(row.value)}{limit}"
+    limit = "" if row.limit is None else f", limit {notation.significant(row.limit)}"
+    return f"found {notation.significant(row.value)}{limit}"
 
 
 def plain_lines(row: Row, state: Following) -> list[str]:

@@ -40,13 +40,8 @@ def count(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
-def share(value: float | None) -> str:
-    """A part of a whole, in whole percent."""
-    return UNKNOWN if value is None else f"{100 * value:.0f}%"
-
-
-def figures(value: float | None) -> str:
-    """A number of any size in three figures and at most six characters."""
+def tabular(value: float | None) -> str:
+    """A number of any size in at most six characters, with decimals that depend on its size alone."""
     if value is None:
         return UNKNOWN
     if isinstance(value, int) or value == 0:

@@ -62,7 +62,7 @@ def watch(run: Run, config: WatchConfig, console: Console) -> None:
     # A replay has no clock of its own: all times are those that the rows tell.
     clock = (lambda: 0.0) if is_over else time.monotonic
     with LiveView(console, env=config.env, clock=clock) as view:
-        for row in paced(past, speed):
+        for row in paced(past, speed, time.sleep):
             place.take(row)
             view.recall([row], age=age, aloud=True)
         while not is_over:
@@ -123,7 +123,7 @@ def pauses(rows: Iterable[Row]) -> Iterator[float]:
         last = row.t
 
 
-def paced(rows: Sequence[Row], speed: float, sleep: Callable[[float], None] = time.sleep) -> Iterator[Row]:
+def paced(rows: Sequence[Row], speed: float, sleep: Callable[[float], None]) -> Iterator[Row]:
     """The rows as they came, ``speed`` times as fast; all at once for 0."""
     owed = 0.0
     for row, pause in zip(rows, pauses(rows), strict=True):

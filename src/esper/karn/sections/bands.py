@@ -60,7 +60,7 @@ def read(
     value: float | None,
     row_type: type[Row],
     column: str,
-    shown: Callable[[float | None], str] = notation.figures,
+    shown: Callable[[float | None], str] = notation.tabular,
 ) -> Reading:
     """A value of a column, written by ``shown`` and judged by the column's band."""
     limits = band(row_type, column)

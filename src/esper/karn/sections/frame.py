@@ -17,6 +17,7 @@ from esper.leyline.events import RunRow
 ALERTS: Final = 3
 """Lines that alerts have at least, if there are so many."""
 MANY_ALERTS: Final = 12
+_MIN_NAME: Final = 10
 _MIN_BAR: Final = 4
 _MAX_BAR: Final = 40
 
@@ -27,21 +28,22 @@ def header(state: Following, width: int) -> Text:
     if run is None:
         return Text(" esper", style="bold").append("  waiting for the run to begin", style="not bold dim")
     counted = _counted(state, run)
-    pace = state.steps_per_second
     times = f"  {notation.clock(state.elapsed)}  left {notation.clock(state.left)}"
-    speed = f"  {notation.figures(pace)} steps/s"
-    name = f"  {_name(run)}"
+    speed = f"  {notation.tabular(state.steps_per_second)} steps/s"
+    if width < len(" esper" + counted + times + speed) + _MIN_NAME:
+        speed = ""
+    name = _name(run, width - len(" esper" + counted + times + speed))
     room = width - len(" esper" + name + counted + times + speed)
-    if room < 0:
-        room, speed = room + len(speed), ""
-    if room < 0:
-        room, name = room + len(name), ""
     return Text.assemble((" esper", "bold"), name, counted, _bar(state, run, room), times, speed)
 
 
-def _name(run: RunRow) -> str:
-    """The run's own name, with its task unless the name says it."""
-    return run.name if run.task in run.name else f"{run.task} · {run.name}"
+def _name(run: RunRow, room: int) -> str:
+    """The run's own name, with its task unless the name says it or room is short."""
+    full = f"  {run.task} · {run.name}"
+    name = full if run.task not in run.name and len(full) <= room else f"  {run.name}"
+    if room < _MIN_NAME:
+        return ""
+    return name if len(name) <= room else name[: room - 1] + "…"
 
 
 def _progress(state: Following, run: RunRow) -> tuple[int, int]:

@@ -125,8 +125,8 @@ def phases(life: LifeState | None, width: int) -> Section:
     row = life.latest if life else None
     if row is None:
         return Section.of([])
-    cells = [Text(f"{name} {ms:.0f} ms") for name, ms in row.phase_ms.items()]
-    cells.append(Text(f"gradient {notation.figures(row.host_gradient_norm)}"))
+    cells = [Text(f"{name} {notation.duration(ms)}") for name, ms in row.phase_ms.items()]
+    cells.append(Text(f"gradient {notation.tabular(row.host_gradient_norm)}"))
     return Section.extra(flow("time", cells, width))
 
 

@@ -79,5 +79,5 @@ def _life_numbers(end: EpisodeRow | None) -> str:
 def phases(state: Following, width: int) -> Section:
     """Where the time of the last round went."""
     spent = state.rounds[-1].row.phase_ms if state.rounds else {}
-    cells = [Text(f"{name} {notation.figures(ms / 1000)} s") for name, ms in spent.items()]
+    cells = [Text(f"{name} {notation.duration(ms)}") for name, ms in spent.items()]
     return Section.extra(flow("time", cells, width, cell=CELL, gap=1) if cells else [])

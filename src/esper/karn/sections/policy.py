@@ -36,12 +36,12 @@ class Metric(NamedTuple):
     name: str
     short: str | None
     """Where room is short; None: left out there."""
-    shown: Callable[[float | None], str] = notation.figures
+    shown: Callable[[float | None], str] = notation.tabular
 
 
 METRICS: Final = (
     Metric("approx_kl", "KL", "KL"),
-    Metric("clip_fraction", "clipped", "clipped", notation.share),
+    Metric("clip_fraction", "clipped", "clip", notation.share),
     Metric("explained_variance", "explained variance", "ev"),
     Metric("value_nrmse", "value error", "nrmse"),
     Metric("forced_share", "forced", "forced", notation.share),
