@@ -16,6 +16,7 @@ from rich.console import Console
 from esper.karn.run import open_run
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
+from esper.scripts.train_command import watching
 from esper.scripts.watch_command import WatchConfig, paced, pauses, watch
 from tests.karn import fake_run, fake_training
 
@@ -217,3 +218,39 @@ def test_a_mistake_is_answered_with_a_sentence(
     said = capsys.readouterr().err
     assert sentence in said
     assert "Traceback" not in said
+
+
+# --- the same view in the process that trains -----------------------------------------------------
+
+
+def test_a_resumed_training_begins_with_the_rounds_that_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunWriter(tmp_path / "teach") as writer:
+        for row in fake_training.course(5):
+            writer.emit(row)
+    (tmp_path / "teach/checkpoints").mkdir()
+    (tmp_path / "teach/checkpoints/latest").write_text("round-00003-again")
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
+    monkeypatch.setattr("esper.scripts.train_command.Console", lambda: console)
+    with watching(tmp_path / "teach", resume=True):
+        pass
+
+    assert "round   3/100" in file.getvalue()
+    assert "best 23.0 in round 3" in file.getvalue()
+
+
+def test_a_training_that_was_killed_before_its_first_checkpoint_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunWriter(tmp_path / "teach") as writer:
+        for row in fake_training.course(2):
+            writer.emit(row)
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
+    monkeypatch.setattr("esper.scripts.train_command.Console", lambda: console)
+    with watching(tmp_path / "teach", resume=True):
+        pass
+
+    assert "round   0/100" in file.getvalue()

@@ -177,7 +177,7 @@ def test_the_same_alert_again_is_counted_and_not_repeated():
     rows = [fake_training.run_row(), *(fake_training.alert_row("kl", number) for number in (1, 2, 3))]
     alerts = [line for line in drawn(state_of(rows), 80, 24).split("\n") if "kl" in line]
 
-    assert alerts == [" alerts  ▲ kl  policy  found 0.081, limit 0.06  round 3, 3 times  Lower learnin…"]
+    assert alerts == [" alerts  ▲ kl  policy  found 0.0812, limit 0.06  round 3, 3 times  Lower learni…"]
 
 
 def test_contribution_is_known_from_a_move_where_no_seed_rows_are_written():

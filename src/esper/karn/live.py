@@ -21,7 +21,7 @@ from esper.karn.lines import plain_lines
 from esper.karn.screen import render
 from esper.leyline.events import Row
 
-REDRAWS_PER_SECOND: Final = 4
+REDRAWS_PER_SECOND: Final = 2
 
 
 class LiveView:
@@ -45,7 +45,7 @@ class LiveView:
             )
 
     def emit(self, row: Row) -> None:
-        """Take one row; a terminal shows it within a quarter of a second."""
+        """Take one row; a terminal shows it within half a second."""
         self.recall([row], aloud=True)
 
     def recall(self, rows: Iterable[Row], *, age: float = 0.0, aloud: bool = False) -> None:

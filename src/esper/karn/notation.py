@@ -133,9 +133,9 @@ def trend(
     known = [value for value in shown if value is not None]
     bottom = min(known, default=0.0) if low is None else low
     top = max(known, default=0.0) if high is None else high
-    return sparkline(
-        [None if value is None else min(max(value, bottom), top) for value in shown], bottom, top
-    )
+    if low is not None or high is not None:
+        shown = [None if value is None else min(max(value, bottom), top) for value in shown]
+    return sparkline(shown, bottom, top)
 
 
 def shared_scale(values: Sequence[float | None]) -> tuple[float, float]:

@@ -6,6 +6,7 @@ is locked and nothing is written, so that a writer never notices.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -152,11 +153,12 @@ class Tail:
 
 
 def _place(row: Row) -> tuple[float, float, int]:
-    """By life or round, then by time: the clock of a resumed run begins again."""
-    return _round(row), row.t, _TIES[type(row)]
+    """By round or life, then by time: the clock of a resumed run begins again."""
+    return round_within(row), row.t, _TIES[type(row)]
 
 
-def _round(row: Row) -> float:
+def round_within(row: Row) -> float:
+    """The round that a row belongs to, or the number of its life from 1 on; infinite for what has none."""
     match row:
         case UpdateRow():
             return row.round
@@ -166,4 +168,4 @@ def _round(row: Row) -> float:
             return round_of(row.episode or 0)
         case RunRow():
             return 0
-    return float("inf")
+    return math.inf

@@ -15,10 +15,9 @@ from rich.console import Console
 
 from esper.config import PRESETS, ConfigError, TrainingConfig, read_settings, training_config
 from esper.karn.live import LiveView
-from esper.karn.tail import Tail
+from esper.karn.tail import Tail, round_within
 from esper.leyline.errors import EsperError, InterruptedRunError
-from esper.leyline.run_files import TELEMETRY
-from esper.run_state import config_of_run
+from esper.run_state import config_of_run, saved_round
 from esper.runner import free_directory
 from esper.scripts.flags import Flag, parse_flags
 from esper.simic.agent.ppo import shards
@@ -84,10 +83,11 @@ def _resolve(given: dict[str, Any], extra: dict[str, Any]) -> tuple[TrainingConf
 
 
 def watching(directory: Path, *, resume: bool) -> LiveView:
-    """Shows a training on standard output; one that is resumed with what came before."""
+    """Shows a training on standard output; one that is resumed with what counts of its past."""
     view = LiveView(Console())
-    if resume and (directory / TELEMETRY).is_dir():
-        view.recall(Tail(directory).read())
+    if resume:
+        last = saved_round(directory)
+        view.recall(row for row in Tail(directory).read() if round_within(row) <= last)
     return view
 
 

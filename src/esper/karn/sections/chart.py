@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from rich.text import Text
 
 from esper.karn import notation
 from esper.karn.notation import BLOCKS
-from esper.karn.sections.layout import COURSE_AT, LABEL, VALUE, Section, labelled
+from esper.karn.sections.layout import COURSE_AT, LABEL, VALUE, Section, joined, labelled
 
 SHADE: Final = "░"
 GHOST: Final = "─"
@@ -42,19 +42,30 @@ class Scale(NamedTuple):
 
 def chart(bars: Sequence[Bar], scale: Scale) -> list[Text]:
     """The lines of a chart, top first."""
-    lines = reversed(range(scale.lines))
-    return [Text.assemble(*(_cell(bar, line, scale) for bar in bars)) for line in lines]
+    heights = [Heights.of(bar, scale) for bar in bars]
+    return [joined(_cell(bar, line) for bar in heights) for line in reversed(range(scale.lines))]
 
 
-def _cell(bar: Bar, line: int, scale: Scale) -> tuple[str, str]:
+class Heights(NamedTuple):
+    """A bar in eighths of a line; 0 is nothing."""
+
+    solid: int
+    shaded: int
+    ghost: int
+
+    @classmethod
+    def of(cls, bar: Bar, scale: Scale) -> Self:
+        return cls(*(0 if value is None else scale.eighths(value) for value in bar))
+
+
+def _cell(bar: Heights, line: int) -> tuple[str, str]:
     """What stands in one line of one column, and how it looks."""
-    filled = 0 if bar.solid is None else scale.eighths(bar.solid) - line * len(BLOCKS)
-    if bar.ghost is not None and (scale.eighths(bar.ghost) - 1) // len(BLOCKS) == line:
+    filled = bar.solid - line * len(BLOCKS)
+    if bar.ghost and (bar.ghost - 1) // len(BLOCKS) == line:
         return GHOST, "reverse" if filled >= len(BLOCKS) else "dim"
     if filled > 0:
         return BLOCKS[min(filled, len(BLOCKS)) - 1], ""
-    is_shaded = bar.shaded is not None and scale.eighths(bar.shaded) > line * len(BLOCKS)
-    return (SHADE, "dim") if is_shaded else (" ", "")
+    return (SHADE, "dim") if bar.shaded > line * len(BLOCKS) else (" ", "")
 
 
 def charted(bars: Sequence[Bar], title: str) -> Section:

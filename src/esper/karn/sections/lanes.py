@@ -17,8 +17,8 @@ from esper.karn.life_state import LifeState, SlotState
 from esper.karn.lines import op_label
 from esper.karn.palette import LOOKS
 from esper.karn.sections.bands import OUTSIDE, read
-from esper.karn.sections.layout import COURSE_AT, Section
-from esper.leyline.events import RunRow, SeedRow
+from esper.karn.sections.layout import COURSE_AT, Section, joined
+from esper.leyline.events import DecisionRow, RunRow, SeedRow
 from esper.leyline.factored_actions import Head, Op
 from esper.leyline.stages import Stage
 
@@ -128,13 +128,15 @@ def _slot_line(run: RunRow, index: int, slot: SlotState, axis: Axis, columns: Se
     line = Text(f" {run.slots[index]:<{_NAME - 1}} "[: _NAME + 1])
     if axis.start > _NAME + 1:
         line.append(f"{slot.stage.name.lower():<{axis.start - _NAME - 1}}", style=LOOKS[slot.stage].colour)
-    for epochs in axis.columns:
-        stage = Stage.PRUNED if Stage.PRUNED in map(slot.lane.get, epochs) else last_of(slot.lane, epochs)
-        look = None if stage is None else LOOKS[stage]
-        line.append(look.glyph if look else " ", style=look.colour if look else "")
+    line.append_text(joined(_stage_cell(slot, epochs) for epochs in axis.columns))
     for column in columns:
         line.append_text(_slot_cell(run, slot, column))
     return line
+
+
+def _stage_cell(slot: SlotState, epochs: range) -> tuple[str, str]:
+    stage = Stage.PRUNED if Stage.PRUNED in map(slot.lane.get, epochs) else last_of(slot.lane, epochs)
+    return (" ", "") if stage is None else (LOOKS[stage].glyph, LOOKS[stage].colour)
 
 
 def _slot_cell(run: RunRow, slot: SlotState, column: SlotColumn) -> Text:
@@ -156,12 +158,15 @@ def _slot_cell(run: RunRow, slot: SlotState, column: SlotColumn) -> Text:
 def _decided(life: LifeState, axis: Axis) -> Text:
     """The op before each epoch by its first letter, a dot for waiting, small where it was refused."""
     line = Text.assemble((f" {'decided':<{axis.start - 1}}"[: axis.start], "dim"))
-    for epochs in axis.columns:
-        row = last_of(life.decisions, epochs)
-        op = Op.WAIT if row is None else Op(row.action[Head.OP])
-        letter = op_label(op.name)[0]
-        if row is None or op is Op.WAIT:
-            line.append(" " if row is None else "·", style="dim")
-        else:
-            line.append(letter.upper() if row.succeeded else letter, style="" if row.succeeded else OUTSIDE)
+    line.append_text(joined(_decision_cell(last_of(life.decisions, epochs)) for epochs in axis.columns))
     return line.append(" small: refused", style="dim") if life.refused else line
+
+
+def _decision_cell(row: DecisionRow | None) -> tuple[str, str]:
+    if row is None:
+        return " ", ""
+    op = Op(row.action[Head.OP])
+    letter = op_label(op.name)[0]
+    if op is Op.WAIT:
+        return "·", "dim"
+    return (letter.upper(), "") if row.succeeded else (letter, OUTSIDE)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import groupby, zip_longest
 from typing import Final, Self
 
 from rich.cells import cell_len
@@ -106,6 +106,12 @@ def fitted(line: Text, width: int) -> Text:
     line = line.copy()
     line.truncate(width, overflow="ellipsis", pad=True)
     return line
+
+
+def joined(cells: Iterable[tuple[str, str]]) -> Text:
+    """Characters with their styles as one text; neighbours that look the same are one piece of it."""
+    alike = groupby(cells, key=lambda cell: cell[1])
+    return Text.assemble(*(("".join(character for character, _ in group), style) for style, group in alike))
 
 
 def labelled(label: str, *parts: Text | str | tuple[str, str]) -> Text:

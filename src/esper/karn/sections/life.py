@@ -53,7 +53,7 @@ def _score_lines(life: LifeState, axis: Axis) -> list[Text]:
     score = life.latest.val_score if life.latest else None
     twin = life.latest.twin_score if life.latest else None
     best = f"best {notation.points(life.best_score)}"
-    lead = f"score {notation.gain(notation.difference(score, twin))} above it"
+    lead = f"lead {notation.gain(notation.difference(score, twin))}"
     return [
         _lane_line("score", notation.points(score), score_course, best, axis),
         _lane_line("twin", notation.points(twin), Text(twin_course, style="dim"), lead, axis),

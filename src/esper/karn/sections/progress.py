@@ -83,7 +83,7 @@ def _twin_line(rounds: Sequence[RoundState], width: int) -> Text:
     twin = _latest(rounds, _twin)
     lead = notation.gain(notation.difference(_latest(rounds, _score), twin))
     line = Text(_beside_facts(rounds, _twin, width, *_span(rounds)), style="dim")
-    return _fact_line("twin", notation.points(twin), f"score {lead} above it", line)
+    return _fact_line("twin", notation.points(twin), f"lead {lead}", line)
 
 
 def _return_line(rounds: Sequence[RoundState], width: int) -> Text:
