@@ -7,19 +7,30 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import duckdb
 import msgspec
 
-from esper.karn.tables import QueryError, Tables, sentence_of, views_named_in
+from esper.karn.answer import Answer, Limits
+from esper.karn.sandbox import ask
+from esper.karn.tables import QueryError, Tables, check_statement, sentence_of, views_named_in
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import EsperError, UnknownNameError
-from esper.leyline.events import EpisodeRow, Row, RunRow, UpdateRow
+from esper.leyline.events import Row, RunRow
 from esper.leyline.run_files import LOCK_FILE, TELEMETRY
 
 R = TypeVar("R", bound=Row)
 State = Literal["running", "finished", "stopped"]
+
+
+class Progress(NamedTuple):
+    """How far a run has come."""
+
+    unit: Literal["rounds", "episodes"]
+    done: int
+    planned: int | None
+    """None: the run's own row does not say."""
 
 
 def open_run(path: Path | str) -> Run:
@@ -50,20 +61,28 @@ class Run:
         raise EsperError(f"the run in '{self.path}' has not written its own row yet")
 
     @property
+    def progress(self) -> Progress:
+        """How much of what the run's own row plans is written."""
+        row = self.row
+        if row.rounds is not None:
+            return Progress("rounds", self._number("SELECT max(round) FROM update"), row.rounds)
+        episodes = row.config.get("episodes")
+        planned = None if episodes is None else episodes * row.envs
+        return Progress("episodes", self._number("SELECT count(*) FROM episode"), planned)
+
+    @property
     def state(self) -> State:
         """Derived from the files: a living writer holds a lock, a finished run has all its rows."""
         if _is_being_written(self.path / TELEMETRY):
             return "running"
-        return "finished" if self._is_complete() else "stopped"
+        if not self.rows(RunRow):
+            return "stopped"
+        done, planned = self.progress[1:]
+        return "finished" if planned is not None and done >= planned else "stopped"
 
-    def _is_complete(self) -> bool:
-        row = next(iter(self.rows(RunRow)), None)
-        if row is None:
-            return False
-        if row.rounds is not None:
-            return bool(self.rows(UpdateRow, "round >= ?", [row.rounds]))
-        episodes = row.config.get("episodes")
-        return episodes is not None and len(self.rows(EpisodeRow)) >= episodes * row.envs
+    def _number(self, query: str) -> int:
+        ((number,),) = self.sql(query).fetchall()
+        return number or 0
 
     def rows(self, row_type: type[R], where: str | None = None, parameters: Sequence[object] = ()) -> list[R]:
         """The rows of a table that fulfil a condition in SQL, oldest first."""
@@ -84,24 +103,17 @@ class Run:
         check_statement(query)
         return self._tables.current(views_named_in(query)).sql(query, params=list(parameters))
 
+    def untrusted(self, query: str, *, max_rows: int, max_bytes: int, seconds: float, memory: int) -> Answer:
+        """The answer to a query of whoever asks, from any thread; ``memory`` in MB, ``max_bytes`` as JSON.
+
+        It is worked out by a process of its own, which sees the run's telemetry and no other file.
+        """
+        limits = Limits(max_rows=max_rows, max_bytes=max_bytes, seconds=seconds, memory=memory)
+        return ask(self.path, query, limits)
+
     def table(self, name: str) -> duckdb.DuckDBPyRelation:
         """A whole table, or the view ``decisions``."""
         return self._tables.current([name]).table(name)
-
-
-def check_statement(query: str) -> None:
-    """Refuse everything but one statement that reads."""
-    try:
-        kinds = [statement.type for statement in duckdb.extract_statements(query)]
-    except duckdb.Error as error:
-        raise QueryError(f"the query is not SQL: {sentence_of(error)}") from None
-    if len(kinds) != 1:
-        raise QueryError(f"one statement is allowed; found {len(kinds)}")
-    if kinds[0] != duckdb.StatementType.SELECT:
-        raise QueryError(
-            "a run is read and never changed: SELECT, WITH, DESCRIBE and SHOW are allowed;"
-            f" found {kinds[0].name}"
-        )
 
 
 def _decoded(table: str, row_type: type[R], texts: Sequence[str]) -> list[R]:

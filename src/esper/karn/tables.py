@@ -47,10 +47,26 @@ def views_named_in(query: str) -> list[str]:
     return [name for name in VIEWS if name in words] or list(VIEWS)
 
 
+def check_statement(query: str) -> None:
+    """Refuse everything but one statement that reads."""
+    try:
+        kinds = [statement.type for statement in duckdb.extract_statements(query)]
+    except duckdb.Error as error:
+        raise QueryError(f"the query is not SQL: {sentence_of(error)}") from None
+    if len(kinds) != 1:
+        raise QueryError(f"one statement is allowed; found {len(kinds)}")
+    if kinds[0] != duckdb.StatementType.SELECT:
+        raise QueryError(
+            "a run is read and never changed: SELECT, WITH, DESCRIBE and SHOW are allowed;"
+            f" found {kinds[0].name}"
+        )
+
+
 class Tables:
     """One in-memory database with the views of one run."""
 
-    def __init__(self, telemetry: Path, *, memory: str | None = None, threads: int | None = None) -> None:
+    def __init__(self, telemetry: Path, *, memory: int | None = None, threads: int | None = None) -> None:
+        """``memory`` is in MB; without limits the database takes what the machine has."""
         self._telemetry = telemetry.resolve()
         self._connection = _locked_database(self._telemetry, memory, threads)
         self._stamps: dict[str, Stamp] = {}
@@ -81,7 +97,10 @@ class Tables:
     def _refresh(self, name: str) -> None:
         definition = _decisions_view() if name == DECISIONS else self._view_of(name)
         if self._definitions.get(name) != definition:
-            self._connection.execute(f"CREATE OR REPLACE VIEW {_quoted(name)} AS {definition}")
+            try:
+                self._connection.execute(f"CREATE OR REPLACE VIEW {_quoted(name)} AS {definition}")
+            except duckdb.Error as error:
+                raise EsperError(f"table '{name}' cannot be read: {sentence_of(error)}") from None
             self._definitions[name] = definition
 
     def _view_of(self, table: str) -> str:
@@ -141,7 +160,7 @@ class Tables:
 # --- the database ---------------------------------------------------------------------------------
 
 
-def _locked_database(telemetry: Path, memory: str | None, threads: int | None) -> duckdb.DuckDBPyConnection:
+def _locked_database(telemetry: Path, memory: int | None, threads: int | None) -> duckdb.DuckDBPyConnection:
     """A database in memory that reads files of ``telemetry`` only, and whose settings cannot be changed."""
     settings: dict[str, str | bool | int | float | list[str]] = {
         "autoinstall_known_extensions": False,
@@ -150,7 +169,7 @@ def _locked_database(telemetry: Path, memory: str | None, threads: int | None) -
         "temp_directory": "",
     }
     if memory is not None:
-        settings["memory_limit"] = memory
+        settings["memory_limit"] = f"{memory}MB"
     if threads is not None:
         settings["threads"] = threads
     connection = duckdb.connect(":memory:", config=settings)
