@@ -81,7 +81,7 @@ def _draw_metric(metric: Metric, places: Sequence[Place], x: Scale, top: float) 
             svg.text(_LEFT - 8, top + 19, svg.shorten(_name(metric), 18), "dim", "end"),
             *_draw_band(metric, y, top),
             svg.path(svg.polyline(at), "thin"),
-            svg.path(svg.dots(marked), "dot warning-line"),
+            svg.path(svg.dots(marked), "dot small warning-line"),
             svg.text(_RIGHT + 8, top + 19, _value_text(metric, last), _look(metric, last)),
         ]
     )
