@@ -130,8 +130,8 @@ def _draw_scores(found: Lanes, x: Scale) -> Iterator[Markup]:
     yield y_axis(y, x.start, x.stop)
     if len(twins) == len(points):
         yield svg.path(svg.band(score_line, [(x(p.epoch), y(p.twin or 0.0)) for p in points]), "gain")
-    yield svg.path(svg.polyline(twin_line), "twin")
-    yield svg.path(svg.polyline(score_line), "line")
+    yield svg.curve(twin_line, "twin")
+    yield svg.curve(score_line, "line")
     yield from _guides(found, x, y)
     yield _score_labels(points[-1], x, y)
 

@@ -68,7 +68,7 @@ def draw_reward(found: Reward) -> Picture:
             *columns,
             x_axis(x, _TERMS[1], found.axis),
             svg.line(_LEFT, y(0), _RIGHT, y(0), "axis"),
-            svg.path(svg.polyline(line), "thin"),
+            svg.curve(line, "thin"),
             _term_labels(found, y),
         ),
         columns=[found.axis, *found.terms, "return" if found.axis == "round" else "reward"],
