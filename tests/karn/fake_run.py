@@ -297,7 +297,6 @@ def update_row(number: int) -> UpdateRow:
         forced_share=0.25,
         skipped=None,
         explosion={"env": 1, "step": 2, "head": "op", "ratio": 7.5},
-        anomalies=["ratio_explosion"],
         evaluation_return=None,
         evaluation_score=None,
         seconds=12.5,
