@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -21,9 +21,10 @@ RUN: Final = "run"
 """Scope of what is about the whole run."""
 RESULT_TERMS: Final = frozenset({"lead", "score", "loss", "contribution", "rent", "rollback"})
 """Terms of a reward that pay for the result, for its price or for a breakdown; all others are shaping."""
-NEVER_UNKNOWN: Final = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm")
+NEVER_UNKNOWN: Final = ("policy_loss", "value_loss", "entropy", "approx_kl")
 """Columns of an update that are unknown only where the number was not finite."""
-LEARNING_STAGES: Final = frozenset({Stage.TRAINING, Stage.BLENDING})
+LEARNING_STAGES: Final = frozenset({Stage.TRAINING, Stage.BLENDING, Stage.HOLDING})
+"""A seed learns, and could still be removed."""
 
 
 class Reading(NamedTuple):
@@ -164,9 +165,8 @@ def slow(row: UpdateRow, past: Past) -> Iterator[Reading]:
 
 def pays_for_worse(row: EpisodeRow, past: Past) -> Iterator[Reading]:
     lives = _window(row, past)
-    correlation = rank_correlation(
-        [life.total_reward or 0.0 for life in lives], [_gain(life) for life in lives]
-    )
+    returns = [life.total_reward for life in lives if life.total_reward is not None]
+    correlation = rank_correlation(_rounded(returns), _rounded(map(_gain, lives)))
     if correlation is not None:
         yield below(RUN, correlation, limits.RANK_CORRELATION)
 
@@ -188,6 +188,11 @@ def _window(row: EpisodeRow, past: Past) -> list[EpisodeRow]:
 def _gain(life: EpisodeRow) -> float:
     """What growth is for: the final score, against the twin's where that is known."""
     return life.val_score - (life.twin_val_score or 0.0)
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    """Without the dust of floating point, which would rank lives that are equal."""
+    return [round(value, 6) for value in values]
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
