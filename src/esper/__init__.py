@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from esper.karn.run import open_run
     from esper.kasmina import (
         MorphogeneticModel,
         check_blueprint,
@@ -25,6 +26,7 @@ __all__ = [
     "check_blueprint",
     "harvest",
     "load_committed",
+    "open_run",
     "register_blueprint",
     "wrap",
 ]
@@ -32,5 +34,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        return getattr(import_module("esper.kasmina"), name)
+        home = "esper.karn.run" if name == "open_run" else "esper.kasmina"
+        return getattr(import_module(home), name)
     raise AttributeError(f"module 'esper' has no attribute '{name}'; it offers {', '.join(__all__)}")

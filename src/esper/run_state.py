@@ -19,7 +19,7 @@ from esper.config import TrainingConfig, checked, read_settings
 from esper.karn.query import read_rows
 from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import RunRow
-from esper.nissa.part import PART_NAME
+from esper.leyline.run_files import TELEMETRY, PartSize, list_parts, part_path
 from esper.simic.training.vectorized import OPTIMISER_FILE, PROGRESS_FILE, Trainer
 from esper.tamiyo.policy.checkpoint import (
     POLICY_FILE,
@@ -52,17 +52,17 @@ class Progress(msgspec.Struct):
     task: str
     horizon: int
     settings: dict[str, object]
-    telemetry: dict[str, Annotated[int, msgspec.Meta(ge=0)]]
-    """Bytes by table."""
+    telemetry: dict[str, PartSize]
+    """How far each table was written."""
 
 
-def save_state(trainer: Trainer, directory: Path, sizes: dict[str, int]) -> None:
+def save_state(trainer: Trainer, directory: Path, sizes: dict[str, PartSize]) -> None:
     """A whole new state beside the old one, then the pointer, then the old one goes."""
     folder = directory / "checkpoints"
     name = f"round-{trainer.round:05d}"
     if (folder / POINTER).exists() and (folder / POINTER).read_text() == name:
         name += "-again"  # of a run that ends within the round after a checkpoint
-    _flush_to_disk(directory / "telemetry")
+    _flush_to_disk(directory / TELEMETRY)
     trainer.save(folder / name, {"telemetry": sizes})
     seal(folder / name, STATE_FILES)
     write_durably(folder / POINTER, name.encode())
@@ -74,14 +74,14 @@ def save_state(trainer: Trainer, directory: Path, sizes: dict[str, int]) -> None
 def _flush_to_disk(telemetry: Path) -> None:
     """Rows that a state counts on must outlast a power cut as the state does."""
     try:
-        for part in telemetry.glob(f"*/{PART_NAME}"):
+        for part in telemetry.glob("*/part-*.jsonl"):
             with part.open("rb") as file:
                 os.fsync(file.fileno())
     except OSError as error:
         raise SaveError(f"'{telemetry}' cannot be written: {error.strerror}") from None
 
 
-def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> dict[str, int]:
+def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> dict[str, PartSize]:
     """Load the state that counts and return its sizes of telemetry.
 
     A run killed before its first state starts again from its own row, or from nothing.
@@ -89,9 +89,9 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> di
     _check_config(config, directory)
     state = _latest_state(directory / "checkpoints")
     if state is None:
-        part = directory / "telemetry" / "run" / PART_NAME
+        part = part_path(directory / TELEMETRY / "run", 0, "jsonl")
         written = read_bytes(part) if part.exists() else b""
-        return {"run": len(written)} if written.endswith(b"\n") else {}
+        return {"run": PartSize(0, len(written))} if written.endswith(b"\n") else {}
     check_seal(state, STATE_FILES)
     progress = _progress_of(state)
     try:
@@ -136,20 +136,31 @@ def _progress_of(state: Path) -> Progress:
     try:
         progress = msgspec.json.decode(read_bytes(state / PROGRESS_FILE), type=Progress)
     except msgspec.DecodeError as error:
-        raise CheckpointError(f"'{state / PROGRESS_FILE}' is damaged or no checkpoint: {error}") from None
+        raise CheckpointError(
+            f"'{state / PROGRESS_FILE}' is damaged or no checkpoint of this version: {error}"
+        ) from None
     if state.name.removesuffix("-again") != f"round-{progress.round:05d}":
         raise CheckpointError(f"'{state}' holds the state of round {progress.round}, not of its own")
     return progress
 
 
-def _check_telemetry(sizes: dict[str, int], directory: Path) -> None:
-    """Refuse to continue rows of which some are gone."""
+def _check_telemetry(sizes: dict[str, PartSize], directory: Path) -> None:
+    """Refuse to continue rows of which some are gone, or cannot be cut off."""
     for table, size in sizes.items():
-        part = directory / "telemetry" / table / PART_NAME
-        found = part.stat().st_size if part.exists() else 0
-        if found < size:
+        parts = list_parts(directory / TELEMETRY / table)
+        if len(parts) < size.part:
             raise CheckpointError(
-                f"'{part}' lost rows since the checkpoint: {found} of {size} bytes are left"
+                f"'{directory / TELEMETRY / table}' lost rows since the checkpoint: {len(parts)} of"
+                f" {size.part} closed parts are left"
+            )
+        later = [path for number, path in parts.items() if number >= size.part and path.suffix == ".parquet"]
+        if later:
+            raise CheckpointError(f"'{later[0]}' is newer than the checkpoint; a closed part cannot be cut")
+        part = part_path(directory / TELEMETRY / table, size.part, "jsonl")
+        found = part.stat().st_size if part.exists() else 0
+        if found < size.bytes:
+            raise CheckpointError(
+                f"'{part}' lost rows since the checkpoint: {found} of {size.bytes} bytes are left"
             )
 
 

@@ -8,16 +8,12 @@ from pathlib import Path
 from esper.build import build_decider, build_task, build_vector, describe_run, one_thread
 from esper.config import RunConfig
 from esper.kasmina.export import save_committed
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import InterruptedRunError
 from esper.leyline.protocols import EventSink
 from esper.nissa.writer import RunWriter
 from esper.telemetry import Telemetry
 from esper.tolaria.episode import run_episode
 from esper.tolaria.twin import live_without_growth
-
-
-class InterruptedRunError(EsperError):
-    """The user stopped a run; what was finished is on disk."""
 
 
 def default_directory(config: RunConfig) -> Path:

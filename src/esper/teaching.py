@@ -63,7 +63,9 @@ def teach(
             train(trainer)
             return
         problems: list[str] = []
-        with RunWriter(directory, problems.append, resume_from=sizes, detail=config.detail) as writer:
+        with RunWriter(
+            directory, problems.append, resumable=True, resume_from=sizes, detail=config.detail
+        ) as writer:
             run = read_rows(directory, RunRow)[0] if sizes else _begin(config, directory, trainer)
             telemetry = Telemetry(run, writer, views)
             if sizes:
@@ -79,12 +81,16 @@ def teach(
                     raise SaveError(problems[0].partition(";")[0])
                 on_round(summary)
 
+            def save() -> None:
+                with writer.checkpoint() as sizes:
+                    save_state(trainer, directory, sizes)
+
             try:
                 train(
                     trainer,
                     record,
                     on_best=lambda: save_policy(trainer.policy, directory / "best"),
-                    on_checkpoint=lambda: save_state(trainer, directory, writer.sizes()),
+                    on_checkpoint=save,
                 )
             except SaveError as error:
                 raise SaveError(

@@ -15,7 +15,8 @@ from esper.karn.query import read_rows
 from esper.leyline.events import AlertRow, Detail, EpisodeRow, EpochRow, Row, RunRow, UpdateRow
 from esper.leyline.limits import DETAIL_EPOCHS, DETAIL_ROUNDS
 from esper.leyline.protocols import EventSink
-from esper.nissa.rules import Watch
+from esper.nissa.rules import MACHINE_RULES
+from esper.nissa.watch import Watch
 from esper.nissa.writer import RunWriter
 
 REPLAYED: Final = (EpisodeRow, UpdateRow)
@@ -35,15 +36,22 @@ class Telemetry:
 
     def emit(self, row: Row) -> None:
         """Take one row of a life; what it raises follows it."""
-        self._take([row], DETAIL_EPOCHS, last=isinstance(row, EpochRow))
+        alerts = self._watch.take(row)
+        self._pass_on([row], alerts, [row, *alerts], DETAIL_EPOCHS, last=isinstance(row, EpochRow))
 
     def emit_round(self, rows: Sequence[Row]) -> None:
-        """Take all rows of a round; an alert of any of them lets all of them be written in full."""
-        self._take(rows, DETAIL_ROUNDS, last=True)
+        """Take all rows of a round; an alert about its update lets all of them be written in full.
 
-    def _take(self, rows: Sequence[Row], span: int, *, last: bool) -> None:
+        Not one about a single life: a policy that explores plants many a seed that does not thrive.
+        """
         alerts = [alert for row in rows for alert in self._watch.take(row)]
-        raised = [row for row in [*rows, *alerts] if isinstance(row, AlertRow) and row.event == "raised"]
+        grave = [alert for alert in alerts if alert.round is not None]
+        self._pass_on(rows, alerts, grave, DETAIL_ROUNDS, last=True)
+
+    def _pass_on(
+        self, rows: Sequence[Row], alerts: Sequence[AlertRow], grave: Sequence[Row], span: int, *, last: bool
+    ) -> None:
+        raised = [row for row in grave if isinstance(row, AlertRow) and _raises_detail(row)]
         if raised:
             self._left = span
             self._diagnose(raised, rows[-1])
@@ -68,6 +76,11 @@ class Telemetry:
             for row in read_rows(directory, kind):
                 self._watch.take(row)
         rounds = [row.round for row in read_rows(directory, UpdateRow)]
-        raised = [row.round for row in read_rows(directory, AlertRow) if row.event == "raised" and row.round]
+        raised = [row.round for row in read_rows(directory, AlertRow) if _raises_detail(row) and row.round]
         if rounds and raised:
             self._left = max(DETAIL_ROUNDS - 1 - (rounds[-1] - max(raised)), 0)
+
+
+def _raises_detail(alert: AlertRow) -> bool:
+    """What the machine does says nothing about the run, and must not change what is written of it."""
+    return alert.event == "raised" and alert.rule not in MACHINE_RULES

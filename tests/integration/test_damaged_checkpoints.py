@@ -167,7 +167,6 @@ def test_a_trained_policy_that_is_a_pickle_is_not_executed(
         ({"round": 1}, "holds the state of round 1"),
         ({"best_return": "high"}, "best_return"),
         ({"skipped_in_a_row": None}, "skipped_in_a_row"),
-        ({"detail_rounds": []}, "detail_rounds"),
         ({"settings": 3}, "settings"),
         ({"settings": {}}, "belongs to another run; different: rng_seed"),
         ({"telemetry": {"update": -5}}, "telemetry"),
@@ -235,12 +234,12 @@ def damaged(content: bytes, rng: random.Random, *, truncate: bool) -> bytes:
 
 
 def state_of(trainer: Trainer) -> Any:
-    numbers = (trainer.round, trainer.best_return, trainer.detail_rounds, trainer.agent.skipped_in_a_row)
+    numbers = (trainer.round, trainer.best_return, trainer.agent.skipped_in_a_row)
     return bits([numbers, trainer.policy.state_dict(), trainer.agent.optimiser.state_dict()])
 
 
 def forget(trainer: Trainer) -> None:
-    trainer.round, trainer.best_return, trainer.detail_rounds = -1, -1.0, -1
+    trainer.round, trainer.best_return = -1, -1.0
     trainer.agent.optimiser.state.clear()
     with torch.no_grad():
         for parameter in trainer.policy.parameters():

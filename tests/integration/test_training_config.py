@@ -19,6 +19,7 @@ from esper.simic.rewards.families import FamilyName
 from esper.simic.training.vectorized import RoundSummary
 from esper.teaching import teach
 from esper.tolaria.tasks import TASKS
+from tests.integration.training import TIMES
 from tests.tolaria.building import tiny_task
 
 AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
@@ -75,7 +76,7 @@ def run(directory: Path, settings: Mapping[str, Any]) -> Run:
     teach(config, directory, on_round=look)
     assert config_of_run(directory) == config
     rows = [
-        {name: getattr(row, name) for name in row.__struct_fields__ if name not in ("t", "seconds")}
+        {name: getattr(row, name) for name in row.__struct_fields__ if name not in TIMES}
         for row in read_rows(directory, UpdateRow)
     ]
     files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
@@ -122,12 +123,14 @@ ALTERNATIVES: Mapping[str, Any] = {
     "evaluate_every": 1,
     "evaluate_lives": 2,
     "checkpoint_every": 1,
+    "detail": "summary",
 }
 """For every key a value that a run with ``BASE`` must feel."""
 ALONE: Mapping[str, set[str]] = {
     "evaluate_every": {"evaluation_return", "evaluation_score"},
     "evaluate_lives": {"evaluation_return", "evaluation_score"},
     "checkpoint_every": {"checkpoints"},
+    "detail": {"files"},
 }
 """Keys that must leave the training itself alone, and all that they may change."""
 FIRST_ROUND_SAME = ("rounds", "entropy_end")
@@ -226,6 +229,7 @@ MISTAKES: Mapping[str, tuple[Any, ...]] = {
     "evaluate_every": (0,),
     "evaluate_lives": (0,),
     "checkpoint_every": (0,),
+    "detail": ("everything",),
 }
 MISSPELT = {"learnig_rate": "learning_rate", "reward-scale": "reward_scale", "clip_perhead": "clip_per_head"}
 

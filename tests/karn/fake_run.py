@@ -6,19 +6,43 @@ Three slots over eight epochs: a seed that is kept, one that is pruned, one that
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Blueprint, Op, Stage, Style
 from esper.leyline.events import (
+    SCHEMA_VERSION,
+    AlertRow,
+    CounterfactualRow,
     DecisionRow,
     EpisodeRow,
     EpochRow,
+    ResourceRow,
     Row,
     RunRow,
     SeedRow,
     TransitionRow,
+    UpdateRow,
+)
+from esper.leyline.factored_actions import (
+    ALPHA_CURVE_NAMES,
+    ALPHA_SPEED_NAMES,
+    ALPHA_TARGET_VALUES,
+    BLEND_IDS,
+    TEMPO_NAMES,
 )
 
 EPOCHS = 8
+SLOTS = ["r0c0", "r0c1", "r0c2"]
+HEAD_CHOICES = [
+    list(OP_NAMES),
+    SLOTS,
+    list(BLUEPRINT_IDS),
+    list(BLEND_IDS),
+    list(TEMPO_NAMES),
+    [str(value) for value in ALPHA_TARGET_VALUES],
+    list(ALPHA_SPEED_NAMES),
+    list(ALPHA_CURVE_NAMES),
+]
 HOST_PARAMS = 250
 SCORES = (10.0, 14.0, 22.5, 30.0, 41.0, 47.5, 58.0, 64.1, 62.0)
 TWIN_SCORES = (10.0, 12.0, 14.0, 16.5, 18.0, 19.5, 21.0, 22.0, 22.0)
@@ -58,25 +82,31 @@ MOVES_AFTER_EPOCH = {
 ACTIONS = {1: Op.GERMINATE, 2: Op.GERMINATE, 6: Op.FOSSILIZE, 7: Op.GERMINATE, 8: Op.FOSSILIZE}
 
 
-def run_row(name: str = "demo", decider: str = "heuristic") -> RunRow:
+def run_row(
+    name: str = "demo", decider: str = "heuristic", *, episodes: int = 1, rounds: int | None = None
+) -> RunRow:
     return RunRow(
-        schema_version=1,
+        schema_version=SCHEMA_VERSION,
         name=name,
         started="2030-01-01T00:00:00Z",
         task="digits_impaired",
         decider=decider,
         rng_seed=0,
         data_hash="0" * 64,
-        config={"horizon": EPOCHS},
+        config={"episodes": episodes} if rounds is None else {"rounds": rounds},
         git_revision=None,
         versions={"python": "3.11"},
         hardware={"processors": 2},
         host_params=HOST_PARAMS,
-        slots=["r0c0", "r0c1", "r0c2"],
+        slots=SLOTS,
         ops=list(OP_NAMES),
         heads=list(HEAD_NAMES),
         blueprints=list(BLUEPRINT_IDS),
         stages=list(STAGE_NAMES),
+        head_choices=HEAD_CHOICES,
+        horizon=EPOCHS,
+        rounds=rounds,
+        envs=1,
     )
 
 
@@ -97,6 +127,7 @@ def epoch_row(epoch: int, episode: int = 0, env: int = 0) -> EpochRow:
         learning_rate=0.05,
         skipped_batches=0,
         ms=15.0,
+        phase_ms={"act": 0.5, "train": 10.0, "measure": 4.5},
     )
 
 
@@ -188,6 +219,104 @@ def episode_row(episode: int = 0) -> EpisodeRow:
         ended_by="horizon",
         seconds=12.5,
     )
+
+
+def policy_decision_row(epoch: int, episode: int = 0, env: int = 0) -> DecisionRow:
+    """A decision of a policy in a training: GERMINATE conv_light in r0c1, of which all is known."""
+    return DecisionRow(
+        env=env,
+        episode=episode,
+        epoch=epoch,
+        action=[Op.GERMINATE, 1, Blueprint.CONV_LIGHT, Style.SIGMOID_ADD, 2, 1, 0, 0],
+        read=[True] * 6 + [False] * 2,
+        forced=False,
+        succeeded=True,
+        refused_by=None,
+        failed_checks=[],
+        masked=[True, False, True, False, False, False, False, False],
+        log_probs=[-0.5, -1.25, -0.125, -1.0, -1.5, -0.75, None, None],
+        op_probs=[0.25, 0.625, 0.0, 0.125, 0.0, 0.0],
+        value=0.3,
+        reward=0.1,
+        reward_terms={"lead": 0.15, "rent": -0.05, "rollback": None},
+    )
+
+
+def counterfactual_row(epoch: int, on: tuple[bool, ...] = (True, False, True)) -> CounterfactualRow:
+    return CounterfactualRow(env=0, episode=0, epoch=epoch, on=list(on), score=41.0, loss=0.5)
+
+
+def alert_row(rule: str = "collapse", event: Literal["raised", "cleared"] = "raised") -> AlertRow:
+    return AlertRow(
+        rule=rule,
+        event=event,
+        severity="warning",
+        scope="slot r0c1",
+        value=2.5,
+        limit=2.25,
+        hint="rolled back to epoch 3",
+        env=0,
+        episode=0,
+        epoch=4,
+    )
+
+
+def resource_row() -> ResourceRow:
+    return ResourceRow(rss_mb=120.5, rows_written=7, writer_ms=0.25, disk_free_mb=12_000.5)
+
+
+def update_row(number: int) -> UpdateRow:
+    """A round in which one head was never read and nothing was evaluated."""
+    return UpdateRow(
+        round=number,
+        mean_return=0.5,
+        reward_terms={"lead": 0.75, "rent": -0.25, "rollback": 0.0},
+        reward_variance=0.02,
+        reward_variance_unpaired=0.04,
+        val_score=40.0 + number,
+        params=800.5,
+        broken_lives=0,
+        op_shares=[0.5, 0.25, 0.0, 0.125, 0.125, 0.0],
+        policy_loss=-0.01,
+        value_loss=0.2,
+        entropy=1.5,
+        head_entropy=[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, None, None],
+        explained_variance=0.4,
+        value_nrmse=0.75,
+        value_return_correlation=None,
+        approx_kl=0.01,
+        clip_fraction=0.1,
+        ratio_mean=1.0,
+        ratio_std=0.1,
+        ratio_max=1.5,
+        ratio_min=0.5,
+        first_ratio_error=1e-7,
+        early_stop_pass=None,
+        grad_norm=0.7,
+        head_grad_norm=[0.1] * 8,
+        forced_share=0.25,
+        skipped=None,
+        explosion={"env": 1, "step": 2, "head": "op", "ratio": 7.5},
+        evaluation_return=None,
+        evaluation_score=None,
+        seconds=12.5,
+        phase_ms={"rollout": 9000.0, "update": 3000.0},
+    )
+
+
+def one_row_of_each_table() -> dict[str, Row]:
+    return {
+        "run": run_row(),
+        "epoch": epoch_row(0),
+        "seed": seed_row(0, 4),
+        "transition": transition_row(5, 1, B, P, "governor", 'a\nb "c" ±'),
+        "decision": policy_decision_row(7),
+        "episode": episode_row(),
+        "counterfactual": counterfactual_row(4),
+        "alert": alert_row(),
+        "update": update_row(3),
+        "resource": resource_row(),
+    }
 
 
 def life(episode: int = 0) -> Iterator[Row]:

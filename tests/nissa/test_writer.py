@@ -10,79 +10,10 @@ import pytest
 
 from esper.karn.query import read_rows
 from esper.leyline.errors import EsperError
-from esper.leyline.events import (
-    TABLES,
-    AlertRow,
-    CounterfactualRow,
-    DetailRow,
-    EpochRow,
-    ResourceRow,
-    Row,
-    UpdateRow,
-)
+from esper.leyline.events import TABLES, EpochRow, ResourceRow, Row, UpdateRow
 from esper.nissa.part import RowError
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
-
-
-def one_row_of_each_table() -> dict[str, Row]:
-    return {
-        "run": fake_run.run_row(),
-        "epoch": fake_run.epoch_row(0),
-        "seed": fake_run.seed_row(0, 4),
-        "transition": fake_run.transition_row(5, 1, fake_run.B, fake_run.P, "governor", 'a\nb "c" ±'),
-        "decision": fake_run.decision_row(7),
-        "episode": fake_run.episode_row(),
-        "counterfactual": CounterfactualRow(
-            env=0, episode=0, epoch=4, on=[True, False, True], score=41.0, loss=0.5
-        ),
-        "alert": AlertRow(
-            env=0, episode=0, epoch=4, rule="collapse", value=2.5, limit=2.25, answer="rolled back to epoch 3"
-        ),
-        "update": update_row(3),
-        "detail": DetailRow(
-            round=3, env=1, step=2, action=[1] * 8, log_probs=[-0.5] * 8, value=0.25, reward=0.5, ended=False
-        ),
-        "resource": ResourceRow(rss_mb=120.5, rows_written=7, writer_ms=0.25),
-    }
-
-
-def update_row(number: int) -> UpdateRow:
-    """A round in which one head was never read and nothing was evaluated."""
-    return UpdateRow(
-        round=number,
-        mean_return=0.5,
-        reward_terms={"lead": 0.75, "rent": -0.25, "rollback": 0.0},
-        reward_variance=0.02,
-        reward_variance_unpaired=0.04,
-        val_score=40.0,
-        params=800.5,
-        broken_lives=0,
-        op_shares=[0.5, 0.25, 0.0, 0.125, 0.125, 0.0],
-        policy_loss=-0.01,
-        value_loss=0.2,
-        entropy=1.5,
-        head_entropy=[0.9, 0.8, 0.7, 0.6, 0.5, 0.4, None, None],
-        explained_variance=0.4,
-        value_return_correlation=None,
-        approx_kl=0.01,
-        clip_fraction=0.1,
-        ratio_mean=1.0,
-        ratio_std=0.1,
-        ratio_max=1.5,
-        ratio_min=0.5,
-        first_ratio_error=1e-7,
-        early_stop_pass=None,
-        grad_norm=0.7,
-        head_grad_norm=[0.1] * 8,
-        forced_share=0.25,
-        skipped=None,
-        explosion={"env": 1, "step": 2, "head": "op", "ratio": 7.5},
-        anomalies=["ratio_explosion"],
-        evaluation_return=None,
-        evaluation_score=None,
-        seconds=12.5,
-    )
 
 
 def file_of(run: Path, table: str) -> Path:
@@ -91,7 +22,7 @@ def file_of(run: Path, table: str) -> Path:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_row_of_every_table_is_read_back_as_it_was(tmp_path, table):
-    row = one_row_of_each_table()[table]
+    row = fake_run.one_row_of_each_table()[table]
     with RunWriter(tmp_path / "run") as writer:
         writer.emit(row)
 
@@ -108,13 +39,14 @@ def test_the_files_are_json_lines_under_the_name_of_their_table(tmp_path):
 
 
 def test_a_resumed_writer_cuts_off_what_came_after_the_stored_sizes(tmp_path):
-    with RunWriter(tmp_path) as writer:
-        writer.emit(update_row(1))
+    with RunWriter(tmp_path, resumable=True) as writer:
+        writer.emit(fake_run.update_row(1))
         writer.flush()
-        sizes = writer.sizes()
-        writer.emit(update_row(2))
+        with writer.checkpoint() as sizes:
+            pass
+        writer.emit(fake_run.update_row(2))
     with RunWriter(tmp_path, resume_from=sizes) as writer:
-        writer.emit(update_row(7))
+        writer.emit(fake_run.update_row(7))
 
     assert [row.round for row in read_rows(tmp_path, UpdateRow)] == [1, 7]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,10 @@ from torch import Tensor
 from esper.config import TrainingConfig
 from esper.karn.query import read_rows
 from esper.leyline import HEAD_NAMES, EpochFacts
-from esper.leyline.events import DetailRow, UpdateRow
+from esper.leyline.events import AlertRow, DecisionRow, SeedRow, UpdateRow
 from esper.leyline.limits import DETAIL_ROUNDS
 from esper.simic.agent.ppo import PolicyDivergedError, PPOAgent, UpdateMetrics
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.diagnostics import RatioExplosionDiagnostic
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.vectorized import RoundSummary, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
@@ -37,33 +37,13 @@ def tiny_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 
 
 def config(**settings: Any) -> TrainingConfig:
+    """Small, and written in summary: decisions are on disk only where an alert asked for them."""
     few = {"envs": ENVS, "rounds": 2, "steps": STEPS, "hidden_dim": 16, "evaluate_lives": 1, "passes": 2}
-    return TrainingConfig(**{"task": "tiny", **few, **settings})
+    return TrainingConfig(**{"task": "tiny", "detail": "summary", **few, **settings})
 
 
-# --- names -----------------------------------------------------------------------------------------
-
-EXPLOSION = RatioExplosionDiagnostic(0, 0, "op", 1, 9.0, -1.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("metrics", "names"),
-    [
-        (UpdateMetrics(), []),
-        (UpdateMetrics(skipped="a reward is nan"), ["update_skipped"]),
-        (UpdateMetrics(explosion=EXPLOSION), ["ratio_explosion"]),
-        (UpdateMetrics(grad_norm=100.0), []),
-        (UpdateMetrics(grad_norm=100.1), ["gradient_explosion"]),
-        (UpdateMetrics(head_entropy=[0.5, None, 0.009, 0.01]), ["blueprint_collapsed"]),
-        (UpdateMetrics(head_entropy=[0.0] * 8), [f"{name}_collapsed" for name in HEAD_NAMES]),
-        (
-            UpdateMetrics(skipped="x", explosion=EXPLOSION, grad_norm=1e9),
-            ["update_skipped", "ratio_explosion", "gradient_explosion"],
-        ),
-    ],
-)
-def test_what_is_wrong_with_an_update_has_a_name(metrics: UpdateMetrics, names: list[str]) -> None:
-    assert metrics.anomalies() == names
+def raised(run: Path) -> list[tuple[str, int | None]]:
+    return [(row.rule, row.round) for row in read_rows(run, AlertRow) if row.event == "raised"]
 
 
 # --- an explosion ends on disk ---------------------------------------------------------------------
@@ -111,8 +91,8 @@ def test_an_explosion_is_written_with_environment_step_head_and_action(
 ) -> None:
     shaker = shaken_run(monkeypatch, tmp_path / "run", 2, 2)
     first, second = read_rows(tmp_path / "run", UpdateRow)
-    assert (first.explosion, first.anomalies) == (None, [])
-    assert "ratio_explosion" in second.anomalies
+    assert first.explosion is None
+    assert ("ratio-runaway", 2) in raised(tmp_path / "run")
     found = second.explosion
     assert found is not None
     joint = shaker.changes[2].sum(dim=-1)
@@ -134,53 +114,61 @@ def detail_of(rollouts: dict[int, TamiyoRolloutBuffer], rounds: range) -> list[d
             "step": step,
             "action": rollouts[number].actions[env, step].tolist(),
             "log_probs": rollouts[number].log_probs[env, step].tolist(),
+            "op_probs": rollouts[number].op_probs[env, step].tolist(),
             "value": rollouts[number].values[env, step].item(),
             "reward": rollouts[number].rewards[env, step].item(),
-            "ended": step == STEPS - 1,
         }
         for number in rounds
-        for env in range(ENVS)
+        for env in range(len(rollouts[number].rewards))
         for step in range(STEPS)
     ]
 
 
 def details(run: Path) -> list[dict[str, Any]]:
-    rows = read_rows(run, DetailRow)
-    return [{f: getattr(row, f) for f in row.__struct_fields__ if f != "t"} for row in rows]
-
-
-def test_the_rounds_from_an_anomaly_on_are_written_decision_by_decision(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    rollouts = shaken_run(monkeypatch, tmp_path / "run", 6, 2).rollouts
-    assert DETAIL_ROUNDS == 3
-    assert details(tmp_path / "run") == detail_of(rollouts, range(2, 5))
-    assert [bool(row.anomalies) for row in read_rows(tmp_path / "run", UpdateRow)] == [
-        number == 2 for number in range(1, 7)
+    return [
+        {
+            "round": row.episode + 1,
+            "env": row.env,
+            "step": row.epoch,
+            **{name: getattr(row, name) for name in ("action", "log_probs", "op_probs", "value", "reward")},
+        }
+        for row in read_rows(run, DecisionRow)
     ]
 
 
-def test_another_anomaly_keeps_the_detail_going(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_rounds_from_an_alert_on_are_written_in_full(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    rollouts = shaken_run(monkeypatch, run, 6, 2).rollouts
+    assert DETAIL_ROUNDS == 3
+    assert {number for _, number in raised(run)} == {2}
+    assert details(run) == detail_of(rollouts, range(2, 5))
+    assert {row.episode + 1 for row in read_rows(run, SeedRow)} <= {2, 3, 4}
+    told = json.loads((run / "diagnostics" / "round-00002.json").read_text())
+    assert "ratio-runaway" in [alert["rule"] for alert in told["alerts"]]
+    assert told["UpdateRow"]["round"] == 2
+
+
+def test_another_alert_keeps_the_detail_going(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rollouts = shaken_run(monkeypatch, tmp_path / "run", 7, 1, 3).rollouts
     assert details(tmp_path / "run") == detail_of(rollouts, range(1, 6))
 
 
-def test_nothing_is_written_in_detail_without_an_anomaly(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nothing_is_written_in_full_without_an_alert(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shaken_run(monkeypatch, tmp_path / "run", 2)
-    assert [row.anomalies for row in read_rows(tmp_path / "run", UpdateRow)] == [[], []]
+    assert raised(tmp_path / "run") == []
     assert details(tmp_path / "run") == []
-    assert not (tmp_path / "run" / "telemetry" / "detail").exists()
+    assert not (tmp_path / "run" / "diagnostics").exists()
 
 
 def test_the_environments_of_all_shards_are_written_under_their_own_numbers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    rollouts = shaken_run(monkeypatch, tmp_path / "run", 1, 1, envs=6).rollouts
+    rollouts = shaken_run(monkeypatch, tmp_path / "run", 1, envs=6, siblings=2, detail="standard").rollouts
     found = details(tmp_path / "run")
     assert [row["env"] for row in found] == [env for env in range(6) for _ in range(STEPS)]
-    assert [row["value"] for row in found] == rollouts[1].values.flatten().tolist()
+    assert found == detail_of(rollouts, range(1, 2))
 
 
 class StoppedError(Exception):
@@ -233,13 +221,13 @@ def test_a_broken_reward_is_written_as_unknown_with_the_reason_and_the_run_goes_
     teach(config(rounds=3), tmp_path / "run")
     rows = read_rows(tmp_path / "run", UpdateRow)
     assert [row.skipped for row in rows] == [None, "reward of environment 1 at step 1 is nan", None]
-    assert rows[1].anomalies == ["update_skipped"]
+    assert ("non-finite-update", 2) in raised(tmp_path / "run")
     assert (rows[1].mean_return, rows[1].reward_variance) == (None, None)
     assert rows[1].reward_terms["lead"] is None
     assert rows[1].reward_terms["rent"] is not None
     assert rows[2].mean_return is not None
-    unknown = [(row.env, row.step) for row in read_rows(tmp_path / "run", DetailRow) if row.reward is None]
-    assert unknown == [(1, 1), (1, 2)]
+    decisions = [row for row in read_rows(tmp_path / "run", DecisionRow) if row.episode == 1]
+    assert [(row.env, row.epoch) for row in decisions if row.reward is None] == [(1, 1), (1, 2)]
 
 
 def test_a_ratio_that_is_not_finite_is_written_as_unknown(

@@ -52,7 +52,10 @@ def test_a_broken_host_returns_to_the_last_good_state() -> None:
     assert facts.epoch == SNAPSHOT_EVERY + 3, "time goes on"
     assert stages_of(env)[0] == Stage.DORMANT, "what was planted since is gone"
     [alert] = sink.of(AlertRow)
-    assert (alert.rule, alert.answer) == ("non-finite", f"rolled back to epoch {SNAPSHOT_EVERY}")
+    assert (alert.rule, alert.hint) == (
+        "non-finite",
+        f"the governor rolled back to epoch {SNAPSHOT_EVERY}",
+    )
     undone = [row for row in sink.of(TransitionRow) if row.reason == "rolled back"]
     assert (0, "governor", Stage.DORMANT) in [(row.slot, row.cause, row.to_stage) for row in undone]
 
@@ -145,7 +148,7 @@ def test_a_live_seed_that_ruins_the_loss_is_pruned_and_nothing_is_rolled_back() 
     facts = [env.step(WAIT) for _ in range(2)]
     assert not any(fact.rolled_back for fact in facts)
     [alert] = sink.of(AlertRow)
-    assert alert.answer == "pruned r0c2"
+    assert alert.hint == "the governor pruned r0c2"
     assert alert.rule in ("collapse", "divergence")
     assert alert.value is not None
     assert alert.limit is not None

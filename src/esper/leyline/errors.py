@@ -40,6 +40,10 @@ class RunDirectoryError(EsperError):
     """A run directory that exists already or cannot be written."""
 
 
+class InterruptedRunError(EsperError):
+    """The user stopped a run; what was finished is on disk."""
+
+
 class DataError(EsperError):
     """A data set that is missing or malformed, or a split that was read out of turn."""
 

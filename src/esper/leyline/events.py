@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from esper.leyline import limits
 from esper.leyline.stages import Stage
 
 Cause = Literal["policy", "mechanical", "governor", "user"]
@@ -140,7 +141,9 @@ class SeedRow(LifeRow, kw_only=True):
     interaction_sum: Annotated[float | None, Column("points", "Sum of pair interactions.")]
     freshness: Annotated[float, Column("fraction", "1 just measured, decaying; 0 never measured.")]
     gradient_norm: Annotated[float | None, Column("norm", "Gradient norm before clipping.")]
-    gradient_health: Annotated[float | None, Column("fraction", "1 is healthy, 0 is not.", low=0.7)]
+    gradient_health: Annotated[
+        float | None, Column("fraction", "1 is healthy, 0 is not.", low=limits.MIN_GRADIENT_HEALTH)
+    ]
     params: Annotated[int, Column("count", "Parameters of the seed.")]
 
 
@@ -258,34 +261,55 @@ class UpdateRow(Row, kw_only=True):
     entropy: Annotated[float | None, Column("bonus", "Weighted entropy of the heads that had a choice.")]
     head_entropy: Annotated[
         list[float | None],
-        Column("fraction", "Per head, 1 uniform over what was legal; null: never read.", low=0.1),
+        Column(
+            "fraction",
+            "Per head, 1 uniform over what was legal; null: never read.",
+            low=limits.HEAD_ENTROPY_COLLAPSED,
+        ),
     ]
     explained_variance: Annotated[
         float | None, Column("ratio", "Of the returns by the critic, variance floored.", low=0.3)
     ]
     value_nrmse: Annotated[
-        float | None, Column("ratio", "Error of the critic over the spread of the returns.", high=1.0)
+        float | None,
+        Column("ratio", "Error of the critic over the spread of the returns.", high=limits.VALUE_NRMSE),
     ]
     value_return_correlation: Annotated[float | None, Column("correlation", "Of values and returns.")]
     approx_kl: Annotated[
-        float | None, Column("nats", "Divergence from the rollout's policy, last pass evaluated.", high=0.06)
+        float | None,
+        Column(
+            "nats",
+            "Divergence from the rollout's policy, last pass evaluated.",
+            high=limits.KL_HIGH * limits.DEFAULT_TARGET_KL,
+        ),
     ]
     clip_fraction: Annotated[
-        float, Column("fraction", "Rows with a choice whose ratio was clipped.", high=0.3)
+        float, Column("fraction", "Rows with a choice whose ratio was clipped.", high=limits.CLIP_SHARE)
     ]
     ratio_mean: Annotated[float | None, Column("ratio", "New over old probability, mean.")]
     ratio_std: Annotated[float | None, Column("ratio", "New over old probability, standard deviation.")]
-    ratio_max: Annotated[float | None, Column("ratio", "New over old probability, largest.", high=5.0)]
-    ratio_min: Annotated[float | None, Column("ratio", "New over old probability, smallest.", low=0.1)]
+    ratio_max: Annotated[
+        float | None, Column("ratio", "New over old probability, largest.", high=limits.RATIO_RANGE[1])
+    ]
+    ratio_min: Annotated[
+        float | None, Column("ratio", "New over old probability, smallest.", low=limits.RATIO_RANGE[0])
+    ]
     first_ratio_error: Annotated[
         float | None, Column("ratio", "Largest distance from 1 in the first pass.", high=1e-4)
     ]
     early_stop_pass: Annotated[int | None, Column("pass", "Pass that the divergence stopped; null: none.")]
     grad_norm: Annotated[
-        float, Column("norm", "Gradient norm before clipping, last pass evaluated.", high=100.0)
+        float,
+        Column(
+            "norm",
+            "Gradient norm before clipping, last pass evaluated.",
+            high=limits.POLICY_GRADIENT_EXPLODING,
+        ),
     ]
     head_grad_norm: Annotated[list[float | None], Column("norm", "Per head, first pass.")]
-    forced_share: Annotated[float, Column("fraction", "Rows in which no head had a choice.", high=0.6)]
+    forced_share: Annotated[
+        float, Column("fraction", "Rows in which no head had a choice.", high=limits.FORCED_SHARE)
+    ]
     skipped: Annotated[str | None, Column("text", "Why the update was left out; null: it was not.")]
     explosion: Annotated[
         dict[str, Any] | None, Column("map", "Row, head and action whose ratio left its range; null: none.")
@@ -302,7 +326,9 @@ class ResourceRow(Row, kw_only=True):
     rss_mb: Annotated[float, Column("MB", "Largest resident memory so far.")]
     rows_written: Annotated[int, Column("count", "Rows written so far, all tables.")]
     writer_ms: Annotated[float, Column("ms", "Time spent in the writer so far.")]
-    disk_free_mb: Annotated[float, Column("MB", "Room left where the run is written.", low=500.0)]
+    disk_free_mb: Annotated[
+        float, Column("MB", "Room left where the run is written.", low=limits.DISK_FREE_MB)
+    ]
 
 
 TABLES: dict[str, type[Row]] = {

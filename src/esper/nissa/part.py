@@ -1,4 +1,4 @@
-"""One table's file within a run: rows become JSON lines in memory, then bytes on disk.
+"""One table within a run: rows become JSON lines in memory, then bytes of the part that is open.
 
 A number that is not finite is refused, because JSON could only show it as null and null means
 unknown. That is checked for every row, so it has to be cheap: no Python code per column.
@@ -16,11 +16,10 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
+from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError
 from esper.leyline.events import Row
-from esper.nissa.schema import COLUMNS
-
-PART_NAME: Final = "part-00000.jsonl"
+from esper.leyline.run_files import PartSize, part_files, part_path
 
 
 class RowError(EsperError):
@@ -41,16 +40,29 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=_plain_scalar)
 
 
 class TablePart:
-    """The buffer and the file of one table; the file comes into being with the first row."""
+    """The buffer of one table and its open part; the file comes into being with the first row."""
 
     def __init__(self, telemetry: Path, table: str) -> None:
-        self.path = telemetry / table / PART_NAME
+        self.folder = telemetry / table
+        self.number = 0
         self._table = table
         self._buffer = bytearray()
         self._file: int | None = None
+        self._bytes = 0
+        """Of the open part, on disk."""
         # Every table has `t`; it is named once more since a getter of a single name gives no tuple.
         self._floats = attrgetter("t", *(column.name for column in COLUMNS[table] if column.is_float))
         self._nested = tuple(column.name for column in COLUMNS[table] if column.nests_floats)
+
+    @property
+    def path(self) -> Path:
+        """The file of the open part."""
+        return part_path(self.folder, self.number, "jsonl")
+
+    @property
+    def size(self) -> PartSize:
+        """How far the table is on disk."""
+        return PartSize(self.number, self._bytes)
 
     def append(self, row: Row) -> None:
         """Encode one row into memory, whole or not at all."""
@@ -67,24 +79,34 @@ class TablePart:
         if not self._buffer:
             return
         if self._file is None:
-            self.path.parent.mkdir(exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         while self._buffer:
-            del self._buffer[: os.write(self._file, self._buffer)]
+            written = os.write(self._file, self._buffer)
+            del self._buffer[:written]
+            self._bytes += written
 
-    def cut(self, size: int) -> None:
-        """Forget everything on disk beyond the first ``size`` bytes; raises ``OSError`` when that fails."""
+    def cut(self, size: PartSize) -> None:
+        """Forget everything on disk beyond ``size`` and go on there; raises ``OSError`` when that fails."""
+        for number, path in reversed(part_files(self.folder)):  # so that no gap is left at any moment
+            if number > size.part:
+                path.unlink()
+        self.number, self._bytes = size
         if self.path.exists():
-            os.truncate(self.path, size)
+            os.truncate(self.path, size.bytes)
 
-    @property
-    def size(self) -> int:
-        """Bytes on disk."""
-        return self.path.stat().st_size if self.path.exists() else 0
+    def rotate(self) -> None:
+        """Close the open part; the next row begins another one."""
+        self._close_file()
+        self.number += 1
+        self._bytes = 0
 
     def close(self) -> None:
         """Close the file and forget what was not written out."""
         self._buffer.clear()
+        self._close_file()
+
+    def _close_file(self) -> None:
         if self._file is not None:
             file, self._file = self._file, None
             os.close(file)

@@ -1,13 +1,269 @@
-"""Placeholder until the rules arrive."""
+"""The alert rules, as one table: what is wrong, how sure that must be, and what to do about it.
+
+Every limit is one of ``leyline.limits``; ``nissa.watch`` evaluates the table, once for all readers.
+``python -m esper.nissa.rules > docs/alerts.md`` writes the reference that users read.
+"""
 
 from __future__ import annotations
 
-from esper.leyline.events import AlertRow, Row, RunRow
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from esper.leyline import limits
+from esper.leyline.columns import TABLE_OF
+from esper.leyline.events import EpisodeRow, ResourceRow, Row, SeedRow, Severity, UpdateRow
+from esper.nissa import conditions
+from esper.nissa.conditions import Look
 
 
-class Watch:
-    def __init__(self, run: RunRow) -> None:
-        self._run = run
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that can be wrong."""
 
-    def take(self, row: Row) -> list[AlertRow]:
-        return []
+    name: str
+    severity: Severity
+    table: type[Row]
+    """The rows that it looks at."""
+    condition: str
+    """What is wrong, in words; the limits are those that ``look`` compares with."""
+    look: Look
+    hint: str
+    """What to do."""
+    times: int = 1
+    """Readings in a row that must be wrong; a single good one clears the alert."""
+    window: int = 1
+    """Rows that one reading is made of."""
+    of_the_machine: bool = False
+    """It is about the machine and not about the run: two equal runs may differ in it."""
+
+    @property
+    def delay(self) -> int:
+        """Rows of the table within which it is raised, counted from the first that is wrong."""
+        return max(self.times, self.window)
+
+
+_NOT_LEARNED: Final = (
+    f"the policy has not learned: its last {limits.OPENING_UPDATES} updates earned no more than the best of"
+    f" the first {limits.OPENING_UPDATES} and one point of score"
+)
+
+RULES: Final = (
+    Rule(
+        "non-finite-update",
+        "error",
+        UpdateRow,
+        "a loss, the entropy, the divergence or the gradient is not finite, or the update was left out",
+        conditions.not_finite,
+        "Read `skipped` of the update for the first number that broke; lower learning_rate or reward_scale.",
+    ),
+    Rule(
+        "ratio",
+        "error",
+        UpdateRow,
+        "a decision's probability changed by a factor outside {:g} to {:g}".format(*limits.RATIO_EXPLODED),
+        conditions.ratio_exploded,
+        "`explosion` of the update names the decision and its head; lower learning_rate, and go back to a"
+        " checkpoint if the return fell.",
+    ),
+    Rule(
+        "kl",
+        "warning",
+        UpdateRow,
+        f"the divergence is above {limits.KL_HIGH:g} times target_kl",
+        conditions.divergence_above(limits.KL_HIGH),
+        "Single steps overshoot the target, so the early stop comes too late; lower learning_rate.",
+        times=2,
+    ),
+    Rule(
+        "kl-runaway",
+        "error",
+        UpdateRow,
+        f"the divergence is above {limits.KL_RUNAWAY:g} times target_kl",
+        conditions.divergence_above(limits.KL_RUNAWAY),
+        "One step threw the policy away from its rollout; lower learning_rate and go back to a checkpoint.",
+    ),
+    Rule(
+        "clip-share",
+        "warning",
+        UpdateRow,
+        f"the ratio is clipped in more than {limits.CLIP_SHARE:.0%} of the rows that had a choice",
+        conditions.update_above("clip_fraction", limits.CLIP_SHARE),
+        "Most rows no longer pull at the policy; lower learning_rate or passes.",
+        times=2,
+    ),
+    Rule(
+        "head-collapse",
+        "warning",
+        UpdateRow,
+        f"a head's entropy is below {limits.HEAD_ENTROPY_COLLAPSED:.0%} of what was legal, and either fell"
+        f" there at once from above {limits.HEAD_ENTROPY_OPEN:.0%}, or {_NOT_LEARNED}",
+        conditions.heads_collapsed,
+        "A head that stops exploring before anything was gained cannot find it any more; raise"
+        " entropy_start or lower learning_rate. A head that settles while the return rises is healthy and"
+        " raises nothing.",
+        times=3,
+    ),
+    Rule(
+        "value-error",
+        "warning",
+        UpdateRow,
+        f"the critic's error is above {limits.VALUE_NRMSE:g} spread of the returns",
+        conditions.update_above("value_nrmse", limits.VALUE_NRMSE),
+        "The critic is worse than a constant, so advantages are noise; check reward_scale and gamma, or"
+        " raise value_coefficient.",
+        times=5,
+    ),
+    Rule(
+        "gradient-jump",
+        "error",
+        UpdateRow,
+        f"the gradient before clipping is above {limits.GRADIENT_JUMP:g} times the mean of earlier updates",
+        conditions.gradient_jump,
+        "Look for an outlier among the round's rewards; lower reward_scale or learning_rate.",
+    ),
+    Rule(
+        "forced-share",
+        "warning",
+        UpdateRow,
+        f"more than {limits.FORCED_SHARE:.0%} of the decisions had no choice, and {_NOT_LEARNED}",
+        conditions.forced,
+        "Little is left to learn from; give a life more slots or fewer steps.",
+        times=3,
+    ),
+    Rule(
+        "idle",
+        "warning",
+        UpdateRow,
+        f"more than {limits.WAIT_SHARE:.0%} of the decisions are WAIT",
+        conditions.waits,
+        "The policy does nothing: growth does not pay here, or costs too much at first; lower rent or raise"
+        " entropy_start.",
+        times=5,
+    ),
+    Rule(
+        "slow",
+        "warning",
+        UpdateRow,
+        f"throughput of the rollout is below {limits.SLOWDOWN:.0%} of the median of all earlier rounds,"
+        f" known after {limits.USUAL_ROUNDS}",
+        conditions.slow,
+        "Look for another process on this machine, or for memory that swaps.",
+        times=5,
+        of_the_machine=True,
+    ),
+    Rule(
+        "pays-for-worse",
+        "error",
+        EpisodeRow,
+        f"the rank correlation of return and final score (lead over the twin where it is known) is below"
+        f" {limits.RANK_CORRELATION:g}",
+        conditions.pays_for_worse,
+        "Worse networks are paid more: a sign of the reward is flipped, or a cost outweighs the score; stop"
+        " and check the reward terms.",
+        window=limits.CORRELATED_EPISODES,
+    ),
+    Rule(
+        "shaping",
+        "warning",
+        EpisodeRow,
+        f"terms that pay for the way, not for the result, make up more than {limits.SHAPING_SHARE:.0%} of"
+        " what is paid, signs left aside",
+        conditions.shaping,
+        "The policy learns to please the shaping; lower its terms.",
+        window=limits.CORRELATED_EPISODES,
+    ),
+    Rule(
+        "dead-seed",
+        "warning",
+        SeedRow,
+        f"a seed in training or blending has a gradient health below {limits.MIN_GRADIENT_HEALTH:g}",
+        conditions.dead,
+        "Its gradients vanish or explode, so it does not learn; prune it, and try another blueprint there.",
+        times=2,
+    ),
+    Rule(
+        "harmful-seed",
+        "warning",
+        SeedRow,
+        "outside of trainings, a seed that holds, or blends at rest, contributes less than nothing by more"
+        f" than {limits.CONFIDENCE_Z:g} standard errors",
+        conditions.harmful,
+        "The network is better without it; prune it before it is fossilized.",
+        times=2,
+    ),
+    Rule(
+        "disk-nearly-full",
+        "error",
+        ResourceRow,
+        f"less than {limits.DISK_FREE_MB:g} MB are free where the run is written",
+        conditions.disk_full,
+        "Make room: when the disk is full, a training stops and a run goes on without telemetry.",
+        of_the_machine=True,
+    ),
+)
+MACHINE_RULES: Final = frozenset(rule.name for rule in RULES if rule.of_the_machine)
+
+GOVERNOR_RULES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "non-finite": "a host's loss, or a seed, is not finite",
+        "collapse": "a host that had learned knows no more than a blind guess, two epochs in a row",
+        "divergence": "a host's loss rose far beyond its usual ups and downs, two epochs in a row",
+    }
+)
+"""Alerts that the engine raises itself, since it acts on them at once."""
+
+_ROW_NAMES: Final[Mapping[type[Row], str]] = MappingProxyType(
+    {UpdateRow: "update", EpisodeRow: "life", SeedRow: "epoch", ResourceRow: "resource row"}
+)
+
+
+def alerts_markdown() -> str:
+    """The reference of all rules, as Markdown."""
+    return "\n".join(_markdown_lines()) + "\n"
+
+
+def _markdown_lines() -> Iterator[str]:
+    yield "# What raises an alert"
+    yield ""
+    yield "Made by `python -m esper.nissa.rules > docs/alerts.md` from the table in"
+    yield "`src/esper/nissa/rules.py`, whose limits stand in `src/esper/leyline/limits.py`; a test keeps the"
+    yield "two equal."
+    yield ""
+    yield "An alert is one row of the table `alert` when its condition begins and one when it ends, for each"
+    yield "thing that it is about: the run, a head, a slot of an environment. The delay counts rows of the"
+    yield "table that the rule looks at, from the first that is wrong to the alert. What is unknown raises"
+    yield "nothing and clears nothing."
+    yield ""
+    yield "| rule | severity | looks at | raised when | delay | what to do |"
+    yield "|---|---|---|---|---|---|"
+    for rule in RULES:
+        table = TABLE_OF[rule.table]
+        times = f", {rule.times} times in a row" if rule.times > 1 else ""
+        yield (
+            f"| `{rule.name}` | {rule.severity} | `{table}` | {rule.condition}{times}"
+            f" | {promise(rule)} | {rule.hint} |"
+        )
+    yield ""
+    yield "## Interventions of the governor"
+    yield ""
+    yield "The engine raises these errors itself, in the epoch in which it undoes or prunes something; the"
+    yield "hint says what was done. They are cleared when the life ends."
+    yield ""
+    yield "| rule | raised when |"
+    yield "|---|---|"
+    for name, meaning in GOVERNOR_RULES.items():
+        yield f"| `{name}` | {meaning} |"
+
+
+def promise(rule: Rule) -> str:
+    """The delay in words."""
+    unit = _ROW_NAMES[rule.table]
+    plural = unit.removesuffix("fe") + "ves" if unit == "life" else unit + "s"
+    return f"within {rule.delay} {unit if rule.delay == 1 else plural}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(alerts_markdown())

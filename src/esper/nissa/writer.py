@@ -4,6 +4,9 @@ A row is encoded at once and reaches the operating system at ``flush``, which th
 after each epoch: a killed process loses the epoch in progress and leaves at most one torn last
 line per table. No queue and no thread, so no row is dropped while the disk works; when it does
 not, telemetry ends with one warning and training goes on.
+
+A part that is full is closed and becomes Parquet. Rows of a resumable run may be cut back to its last
+checkpoint, so its parts close when a checkpoint is taken and are converted when it is stored.
 """
 
 from __future__ import annotations
@@ -12,45 +15,58 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import RunDirectoryError
-from esper.leyline.events import TABLES_OF_DETAIL, Detail, ResourceRow, Row
+from esper.leyline.events import TABLES, TABLES_OF_DETAIL, AlertRow, Detail, ResourceRow, Row
+from esper.leyline.run_files import TELEMETRY, PartSize
+from esper.nissa.compaction import CompactionError, Compactor
+from esper.nissa.lock import WriterLock
 from esper.nissa.part import RowError, TablePart
-from esper.nissa.schema import TABLE_OF
 
 RESOURCE_SECONDS: Final = 10.0
 """Least time between two resource rows."""
+PART_BYTES: Final = 4_000_000
+"""A part with more is full."""
 
 
 class RunWriter:
-    """The sink that keeps a run: one append-only file of JSON lines per table."""
+    """The sink that keeps a run: parts of JSON lines per table, and Parquet of those that were full."""
 
     def __init__(
         self,
         directory: Path,
         warn: Callable[[str], None] | None = None,
         *,
-        resume_from: Mapping[str, int] | None = None,
+        resumable: bool = False,
+        resume_from: Mapping[str, PartSize] | None = None,
         detail: Detail = "full",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Claim ``directory``, made if need be; ``warn`` is told once if writing fails later.
 
-        With ``resume_from``, the ``sizes`` of an earlier writer, its files are continued from there and
-        what was written later is cut off.
+        Parts of a ``resumable`` run close at its checkpoints only. With ``resume_from``, what an earlier
+        writer's ``checkpoint`` gave, its files are continued from there and what came later is cut off.
         """
         self.directory = directory
         self.detail: Detail = detail
-        """Rows of tables that are not part of this level are dropped."""
+        """Rows of tables that are not part of this level are dropped; it may change at any time."""
         self.failed = False
-        telemetry = _claim(directory) if resume_from is None else directory / "telemetry"
-        self._parts = {row_type: TablePart(telemetry, table) for row_type, table in TABLE_OF.items()}
+        telemetry = directory / TELEMETRY
+        if resume_from is None:
+            _claim(directory)
+        self._lock = WriterLock(telemetry)
+        self._parts = {table: TablePart(telemetry, table) for table in TABLES}
         if resume_from is not None:
             self._cut(resume_from)
+        self._compactor = Compactor()
+        self._resumable = resumable or resume_from is not None
+        self._compaction_failed = False
         self._warn = warn or _warn_on_stderr
         self._open = True
         self._rows = 0
@@ -59,29 +75,28 @@ class RunWriter:
         self._clock = clock
         self._began = clock()
 
-    def _cut(self, sizes: Mapping[str, int]) -> None:
+    def _cut(self, sizes: Mapping[str, PartSize]) -> None:
         try:
-            for row_type, part in self._parts.items():
-                part.cut(sizes.get(TABLE_OF[row_type], 0))
+            for table, part in self._parts.items():
+                part.cut(sizes.get(table, PartSize(0, 0)))
         except OSError as error:
+            self._lock.release()
             raise RunDirectoryError(
                 f"run directory '{self.directory}' cannot be written: {error.strerror}"
             ) from error
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes on disk by table; to be stored with a checkpoint after ``flush``."""
-        return {TABLE_OF[row_type]: part.size for row_type, part in self._parts.items()}
-
     def emit(self, row: Row) -> None:
         """Stamp the row's time and take it; it reaches the disk at the next ``flush``."""
-        if not self._accepts() or TABLE_OF.get(type(row), "run") not in TABLES_OF_DETAIL[self.detail]:
+        if not self._accepts():
             return
         now = self._clock()
         row.t = round(now - self._began, 6)
-        part = self._parts.get(type(row))
-        if part is None:
+        table = TABLE_OF.get(type(row))
+        if table is None:
             raise RowError(f"{type(row).__name__} belongs to no table of leyline.events.TABLES")
-        part.append(row)
+        if table not in TABLES_OF_DETAIL[self.detail]:
+            return
+        self._parts[table].append(row)
         self._rows += 1
         self._busy_seconds += self._clock() - now
 
@@ -104,6 +119,20 @@ class RunWriter:
         if now - self._began >= self._resource_due:
             self._emit_resource()
         self._write_out()
+        if not self._resumable:
+            self._compact(self._rotate())
+        self._busy_seconds += self._clock() - now
+
+    @contextmanager
+    def checkpoint(self) -> Iterator[dict[str, PartSize]]:
+        """How far each table is on disk, to be stored within the context: ``resume_from`` of a later writer.
+
+        What was not flushed does not count. Full parts are closed before, and converted if all went well.
+        """
+        self._rotate()
+        yield {table: part.size for table, part in self._parts.items()}
+        now = self._clock()
+        self._compact(self._parts)
         self._busy_seconds += self._clock() - now
 
     def close(self) -> None:
@@ -112,6 +141,7 @@ class RunWriter:
             self._emit_resource()
             self._write_out()
             self._close_parts()
+        self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -128,12 +158,17 @@ class RunWriter:
 
     def _emit_resource(self) -> None:
         self._resource_due = self._clock() - self._began + RESOURCE_SECONDS
+        try:
+            free = shutil.disk_usage(self.directory).free
+        except OSError as error:
+            self._fail(self.directory, error)
+            return
         self.emit(
             ResourceRow(
                 rss_mb=_peak_mb(),
                 rows_written=self._rows + 1,  # with this one
                 writer_ms=self._busy_seconds * 1e3,
-                disk_free_mb=shutil.disk_usage(self.directory).free / 1e6,
+                disk_free_mb=free / 1e6,
             )
         )
 
@@ -145,12 +180,34 @@ class RunWriter:
                 self._fail(part.path, error)
                 return
 
+    def _rotate(self) -> list[str]:
+        """Close the parts that are full; which they were."""
+        full = [table for table, part in self._parts.items() if part.size.bytes > PART_BYTES]
+        for table in full:
+            try:
+                self._parts[table].rotate()
+            except OSError as error:  # network file systems report a full disk here
+                self._fail(self._parts[table].path, error)
+                return []
+        return full
+
+    def _compact(self, tables: Iterable[str]) -> None:
+        """Lines that cannot be converted are no loss; the first time is worth a row."""
+        for table in tables:
+            part = self._parts[table]
+            try:
+                self._compactor.compact(part.folder, table, part.number)
+            except CompactionError as error:
+                if not self._compaction_failed:
+                    self._compaction_failed = True
+                    self.emit(_alert_of(error))
+
     def _close_parts(self) -> None:
         self._open = False
         for part in self._parts.values():
             try:
                 part.close()
-            except OSError as error:  # network file systems report a full disk here
+            except OSError as error:
                 self._fail(part.path, error)
 
     def _fail(self, path: Path, error: OSError) -> None:
@@ -165,9 +222,8 @@ class RunWriter:
         )
 
 
-def _claim(directory: Path) -> Path:
-    """Make the run's directory and the one for telemetry in it, which is returned."""
-    telemetry = directory / "telemetry"
+def _claim(directory: Path) -> None:
+    """Make the run's directory and the one for telemetry in it."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         held = sorted(entry.name for entry in directory.iterdir())
@@ -176,12 +232,23 @@ def _claim(directory: Path) -> Path:
             raise RunDirectoryError(
                 f"run directory '{directory}' already holds {listed}; choose another one, or move it away"
             )
-        telemetry.mkdir()  # of two runs that start at once, the second fails here
+        (directory / TELEMETRY).mkdir()  # of two runs that start at once, the second fails here
     except OSError as error:
         raise RunDirectoryError(
             f"run directory '{directory}' cannot be written: {error.strerror}; choose another one"
         ) from error
-    return telemetry
+
+
+def _alert_of(error: CompactionError) -> AlertRow:
+    return AlertRow(
+        rule="compaction",
+        event="raised",
+        severity="warning",
+        scope="telemetry",
+        value=None,
+        limit=None,
+        hint=f"a part stays JSON lines, which readers take as well: {error}",
+    )
 
 
 def _peak_mb() -> float:

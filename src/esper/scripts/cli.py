@@ -14,6 +14,8 @@ COMMANDS = {
     "run": "Grow a network on a task and report what each seed contributed.",
     "train": "Teach a policy to decide what grows.",
     "eval": "Compare a trained policy with every control.",
+    "runs": "List all runs with their state and score.",
+    "sql": "Ask a run's tables a question in SQL.",
 }
 """What each command does; ``esper.scripts.NAME_command.NAME_command`` takes its words."""
 

@@ -12,7 +12,7 @@ import tyro
 from pydantic import BaseModel
 
 from esper.config import RunConfig, run_config
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, InterruptedRunError
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -81,8 +81,6 @@ def _spellings(name: str) -> set[str]:
 
 def exit_on_user_error(command: Callable[[], None]) -> None:
     """Run ``command``; a user's mistake ends with its sentence and a non-zero exit, never a traceback."""
-    from esper.runner import InterruptedRunError
-
     try:
         command()
     except InterruptedRunError as error:

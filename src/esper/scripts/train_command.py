@@ -15,9 +15,9 @@ from rich.console import Console
 
 from esper.config import PRESETS, ConfigError, TrainingConfig, read_settings, training_config
 from esper.karn.course import CourseView
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, InterruptedRunError
 from esper.run_state import config_of_run
-from esper.runner import InterruptedRunError, free_directory
+from esper.runner import free_directory
 from esper.scripts.flags import Flag, parse_flags
 from esper.simic.agent.ppo import shards
 from esper.teaching import settings_of, task_of, teach

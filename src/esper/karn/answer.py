@@ -1,0 +1,134 @@
+"""The answer to a query of whoever asks, within limits of rows, bytes, memory and time."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import msgspec
+
+from esper.karn.tables import QueryError, Tables, check_statement, sentence_of, views_named_in
+from esper.leyline.run_files import TELEMETRY
+
+FETCHED: Final = 100
+"""Rows taken from the database at once."""
+SLACK_MB: Final = 256
+"""What the process may need beside the database."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a query may cost."""
+
+    max_rows: int = 1_000
+    max_bytes: int = 1_000_000
+    """Of the answer as JSON."""
+    seconds: float = 5.0
+    memory: int = 512
+    """MB."""
+
+    @property
+    def too_slow(self) -> str:
+        return f"the query took longer than {self.seconds:g} s; ask for less"
+
+    @property
+    def too_large(self) -> str:
+        return f"the query needs more than {self.memory} MB of memory; ask for less"
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """What came of a query, in plain values."""
+
+    columns: list[str]
+    types: list[str]
+    rows: list[list[Any]]
+    note: str | None
+    """Why rows were left out; None: these are all."""
+
+
+def answer(run_dir: Path, query: str, limits: Limits, on_timeout: Callable[[], object]) -> Answer:
+    """Ask a run; raises ``QueryError`` where that is not allowed or not possible.
+
+    ``on_timeout`` is called by another thread and has to end the process: some of what a database does
+    cannot be interrupted.
+    """
+    check_statement(query)
+    try:
+        tables = Tables(run_dir / TELEMETRY, memory=limits.memory, threads=1)
+        with _confined(limits, on_timeout):
+            found = tables.current(views_named_in(query)).execute(query)
+            described = found.description or []
+            rows, note = _taken(found, limits)
+    except (duckdb.OutOfMemoryException, MemoryError):
+        raise QueryError(limits.too_large) from None
+    except duckdb.Error as error:
+        raise QueryError(f"the query cannot be answered: {sentence_of(error)}") from None
+    return Answer(
+        columns=[name for name, *_ in described],
+        types=[str(kind) for _, kind, *_ in described],
+        rows=rows,
+        note=note,
+    )
+
+
+def _taken(found: duckdb.DuckDBPyConnection, limits: Limits) -> tuple[list[list[Any]], str | None]:
+    """The rows that fit, and why there are not more."""
+    rows: list[list[Any]] = []
+    size = 0
+    while fetched := found.fetchmany(FETCHED):
+        for values in fetched:
+            row = [_plain(value) for value in values]
+            size += len(msgspec.json.encode(row))
+            if len(rows) == limits.max_rows:
+                return rows, f"only the first {limits.max_rows:,} rows are shown"
+            if size > limits.max_bytes:
+                return (
+                    rows,
+                    f"only the first {len(rows):,} rows are shown: {limits.max_bytes:,} bytes are full",
+                )
+            rows.append(row)
+    return rows, None
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it; numbers too large for it and dates become text."""
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if value is None or isinstance(value, bool | str) or (isinstance(value, int) and abs(value) < 2**63):
+        return value
+    return str(value)
+
+
+@contextmanager
+def _confined(limits: Limits, on_timeout: Callable[[], object]) -> Iterator[None]:
+    """Within the block this process may take so much more memory and time.
+
+    The database does not count all that it takes, so the process is limited as well.
+    """
+    timer = threading.Timer(limits.seconds, on_timeout)
+    timer.daemon = True
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    if sys.platform == "linux":  # elsewhere the kernel does not hold processes to it
+        resource.setrlimit(resource.RLIMIT_AS, (_limit_of_memory(limits.memory, before[1]), before[1]))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _limit_of_memory(memory: int, hard: int) -> int:
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    wanted = taken + (memory + SLACK_MB) * 1_000_000
+    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

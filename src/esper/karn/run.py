@@ -1,0 +1,142 @@
+"""One run as its readers see it: its own row, state, rows and tables, while it goes on or long after."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
+
+import duckdb
+import msgspec
+
+from esper.karn.answer import Answer, Limits
+from esper.karn.sandbox import ask
+from esper.karn.tables import QueryError, Tables, check_statement, sentence_of, views_named_in
+from esper.leyline.columns import TABLE_OF
+from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.events import Row, RunRow
+from esper.leyline.run_files import LOCK_FILE, TELEMETRY
+
+R = TypeVar("R", bound=Row)
+State = Literal["running", "finished", "stopped"]
+
+
+class Progress(NamedTuple):
+    """How far a run has come."""
+
+    unit: Literal["rounds", "episodes"]
+    done: int
+    planned: int | None
+    """None: the run's own row does not say."""
+
+
+def open_run(path: Path | str) -> Run:
+    """The run in a directory; it may still be written."""
+    directory = Path(path)
+    if not directory.is_dir():
+        raise EsperError(f"there is no run directory '{directory}'")
+    if not (directory / TELEMETRY).is_dir():
+        raise EsperError(f"'{directory}' is not a run's directory: it holds no folder '{TELEMETRY}'")
+    return Run(directory)
+
+
+class Run:
+    """A run's telemetry, read anew by every call. To be used by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def _tables(self) -> Tables:
+        return Tables(self.path / TELEMETRY)
+
+    @cached_property
+    def row(self) -> RunRow:
+        """What was run, and the names behind all indices."""
+        for row in self.rows(RunRow):
+            return row
+        raise EsperError(f"the run in '{self.path}' has not written its own row yet")
+
+    @property
+    def progress(self) -> Progress:
+        """How much of what the run's own row plans is written."""
+        row = self.row
+        if row.rounds is not None:
+            return Progress("rounds", self._number("SELECT max(round) FROM update"), row.rounds)
+        episodes = row.config.get("episodes")
+        planned = None if episodes is None else episodes * row.envs
+        return Progress("episodes", self._number("SELECT count(*) FROM episode"), planned)
+
+    @property
+    def state(self) -> State:
+        """Derived from the files: a living writer holds a lock, a finished run has all its rows."""
+        if _is_being_written(self.path / TELEMETRY):
+            return "running"
+        if not self.rows(RunRow):
+            return "stopped"
+        done, planned = self.progress[1:]
+        return "finished" if planned is not None and done >= planned else "stopped"
+
+    def _number(self, query: str) -> int:
+        ((number,),) = self.sql(query).fetchall()
+        return number or 0
+
+    def rows(self, row_type: type[R], where: str | None = None, parameters: Sequence[object] = ()) -> list[R]:
+        """The rows of a table that fulfil a condition in SQL, oldest first."""
+        if row_type not in TABLE_OF:
+            raise UnknownNameError("row type", row_type.__name__, (known.__name__ for known in TABLE_OF))
+        table = TABLE_OF[row_type]
+        query = f'SELECT to_json(found) FROM (SELECT * FROM "{table}"'
+        query += ") found" if where is None else f" WHERE {where}) found"
+        connection = self._tables.current([table, *(views_named_in(where) if where else ())])
+        try:
+            found = connection.execute(query, list(parameters)).fetchall()
+        except duckdb.Error as error:
+            raise QueryError(f"the rows of '{table}' cannot be read: {sentence_of(error)}") from None
+        return _decoded(table, row_type, [text for (text,) in found])
+
+    def sql(self, query: str, parameters: Sequence[object] = ()) -> duckdb.DuckDBPyRelation:
+        """The answer to one SELECT over the run's tables and the view ``decisions``."""
+        check_statement(query)
+        return self._tables.current(views_named_in(query)).sql(query, params=list(parameters))
+
+    def untrusted(self, query: str, *, max_rows: int, max_bytes: int, seconds: float, memory: int) -> Answer:
+        """The answer to a query of whoever asks, from any thread; ``memory`` in MB, ``max_bytes`` as JSON.
+
+        It is worked out by a process of its own, which sees the run's telemetry and no other file.
+        """
+        limits = Limits(max_rows=max_rows, max_bytes=max_bytes, seconds=seconds, memory=memory)
+        return ask(self.path, query, limits)
+
+    def table(self, name: str) -> duckdb.DuckDBPyRelation:
+        """A whole table, or the view ``decisions``."""
+        return self._tables.current([name]).table(name)
+
+
+def _decoded(table: str, row_type: type[R], texts: Sequence[str]) -> list[R]:
+    decoder = msgspec.json.Decoder(row_type)
+    rows = []
+    for number, text in enumerate(texts, start=1):
+        try:
+            rows.append(decoder.decode(text))
+        except msgspec.DecodeError as error:
+            raise EsperError(f"row {number} of table '{table}' is not one: {error}") from None
+    return rows
+
+
+def _is_being_written(telemetry: Path) -> bool:
+    """Whether a living writer holds the lock; the kernel takes it from a dead one."""
+    try:
+        file = os.open(telemetry / LOCK_FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False

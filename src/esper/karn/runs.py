@@ -1,0 +1,141 @@
+"""All runs below a folder, one line each: what was run, how far it came and how well it does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from esper.karn.run import Progress, Run, State, open_run
+from esper.leyline.errors import EsperError
+from esper.leyline.events import RunRow
+from esper.leyline.run_files import TELEMETRY
+
+UNKNOWN = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """One run in a list; None is unknown."""
+
+    path: str
+    state: State | Literal["damaged"]
+    problem: str | None = None
+    """Why it is damaged."""
+    task: str | None = None
+    decider: str | None = None
+    rng_seed: int | None = None
+    started: str | None = None
+    progress: Progress | None = None
+    best_score: float | None = None
+    last_score: float | None = None
+    params: float | None = None
+
+
+def find_runs(folder: Path) -> Iterator[Path]:
+    """The run directories in ``folder`` and below it, in order of their names."""
+    if not folder.is_dir():
+        raise EsperError(f"there is no folder '{folder}'; name the one that holds your runs")
+    for parent, folders, _ in os.walk(folder):
+        folders.sort()
+        if TELEMETRY in folders:
+            folders.clear()
+            yield Path(parent)
+
+
+def overview(path: Path) -> Overview:
+    """One run; what cannot be read is part of the answer."""
+    try:
+        return _overview(open_run(path))
+    except (EsperError, OSError) as error:
+        return Overview(str(path), "damaged", problem=str(error))
+
+
+def _overview(run: Run) -> Overview:
+    if not run.rows(RunRow):
+        return Overview(str(run.path), run.state)
+    row, progress = run.row, run.progress
+    table, key = ("update", "round") if progress.unit == "rounds" else ("episode", "t")
+    if not progress.done:
+        table, key = "epoch", "t"  # the first life or round is under way
+    ((best, last, params),) = run.sql(
+        f"SELECT max(val_score), arg_max(val_score, {key}), arg_max(params, {key}) FROM {table}"
+    ).fetchall()
+    return Overview(
+        path=str(run.path),
+        state=run.state,
+        task=row.task,
+        decider=row.decider,
+        rng_seed=row.rng_seed,
+        started=row.started,
+        progress=progress,
+        best_score=best,
+        last_score=last,
+        params=params,
+    )
+
+
+def table_of(overviews: Sequence[Overview]) -> Table:
+    """The list as people read it."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    right = {"rng seed", "best", "last", "params", "done"}
+    for heading in (
+        "run",
+        "task",
+        "decider",
+        "rng seed",
+        "best",
+        "last",
+        "params",
+        "done",
+        "state",
+        "started",
+    ):
+        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
+    for run in overviews:
+        table.add_row(*(Text(UNKNOWN if cell is None else cell) for cell in _cells(run)))
+    return table
+
+
+def _cells(run: Overview) -> Iterator[str | None]:
+    yield run.path
+    yield run.task
+    yield run.decider
+    yield None if run.rng_seed is None else str(run.rng_seed)
+    yield None if run.best_score is None else f"{run.best_score:.1f}"
+    yield None if run.last_score is None else f"{run.last_score:.1f}"
+    yield None if run.params is None else f"{run.params:,.0f}"
+    yield None if run.progress is None else _done(run.progress)
+    yield run.state
+    yield None if run.started is None else run.started[:16].replace("T", " ")
+
+
+def _done(progress: Progress) -> str:
+    planned = UNKNOWN if progress.planned is None else str(progress.planned)
+    return f"{progress.done}/{planned} {progress.unit}"
+
+
+def as_json(run: Overview) -> dict[str, Any]:
+    """The same for machines."""
+    progress = run.progress
+    return {
+        "path": run.path,
+        "state": run.state,
+        "problem": run.problem,
+        "task": run.task,
+        "decider": run.decider,
+        "rng_seed": run.rng_seed,
+        "started": run.started,
+        "unit": None if progress is None else progress.unit,
+        "done": None if progress is None else progress.done,
+        "planned": None if progress is None else progress.planned,
+        "best_score": run.best_score,
+        "last_score": run.last_score,
+        "params": run.params,
+    }

@@ -1,0 +1,144 @@
+"""Evaluates the alert rules on a run's rows: raised once when a condition begins, cleared once when it ends.
+
+What it says is a function of the rows that it was given. No rule sees rows of two tables, so those of
+finished rounds may be given again table by table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from esper.leyline.errors import EsperError
+from esper.leyline.events import AlertRow, EpisodeRow, Row, RunRow, SeedRow, TransitionRow, UpdateRow
+from esper.leyline.stages import OCCUPIED_STAGES
+from esper.nissa.conditions import Past, Reading
+from esper.nissa.rules import GOVERNOR_RULES, RULES, Rule
+
+PASSED: Final = "It has passed."
+"""What a cleared alert says in the place of a hint."""
+_RULES_OF: Final[Mapping[type[Row], tuple[Rule, ...]]] = MappingProxyType(
+    {table: tuple(rule for rule in RULES if rule.table is table) for table in {rule.table for rule in RULES}}
+)
+
+
+@dataclass(slots=True)
+class _Course:
+    """How one rule fares with one thing."""
+
+    wrong_in_a_row: int = 0
+    raised: AlertRow | None = None
+    """The alert, until it is cleared."""
+    env: int | None = None
+    slot: int | None = None
+    """Where the thing lives, if it is part of a life and ends with it."""
+
+
+class Watch:
+    """The rules of one run, and what they have seen."""
+
+    def __init__(self, run: RunRow) -> None:
+        self._past = Past(run)
+        self._courses: dict[tuple[str, str], _Course] = {}
+        """By rule and scope."""
+
+    def take(self, row: Row) -> list[AlertRow]:
+        """The alerts that this row raises or clears; those of the governor are noted and not repeated."""
+        alerts: list[AlertRow | None] = []
+        for rule in _RULES_OF.get(type(row), ()):
+            alerts += [self._judge(rule, reading, row) for reading in rule.look(row, self._past)]
+        match row:
+            case AlertRow() if _is_intervention(row):
+                self._note(row)
+            case EpisodeRow():
+                alerts += self._end_of(row, slot=None)
+            case TransitionRow() if row.to_stage not in OCCUPIED_STAGES:
+                alerts += self._end_of(row, slot=row.slot)
+        self._past.remember(row)
+        return [alert for alert in alerts if alert is not None]
+
+    def _judge(self, rule: Rule, reading: Reading, row: Row) -> AlertRow | None:
+        course = self._courses.setdefault((rule.name, reading.scope), _Course())
+        if isinstance(row, SeedRow):
+            course.env, course.slot = row.env, row.slot
+        course.wrong_in_a_row = course.wrong_in_a_row + 1 if reading.wrong else 0
+        if course.raised is None and course.wrong_in_a_row >= rule.times:
+            course.raised = AlertRow(
+                rule=rule.name,
+                event="raised",
+                severity=rule.severity,
+                scope=reading.scope,
+                value=reading.value,
+                limit=reading.limit,
+                hint=rule.hint,
+                **_when(row),
+            )
+            return course.raised
+        if course.raised is not None and not reading.wrong:
+            raised, course.raised = course.raised, None
+            return _cleared(raised, value=reading.value, limit=reading.limit, **_when(row))
+        return None
+
+    def _note(self, row: AlertRow) -> None:
+        self._courses[row.rule, row.scope] = _Course(raised=row, env=row.env)
+
+    def _end_of(self, row: EpisodeRow | TransitionRow, slot: int | None) -> list[AlertRow]:
+        """What was about the life that ended, or about the seed that is gone, is over."""
+        ended = [
+            key
+            for key, course in self._courses.items()
+            if course.env == row.env and slot in (None, course.slot)
+        ]
+        raised = [self._courses.pop(key).raised for key in ended]
+        when = {"env": row.env, "episode": row.episode, "epoch": row.epoch}
+        return [_cleared(alert, value=None, **when) for alert in raised if alert is not None]
+
+
+def _cleared(raised: AlertRow, **changed: Any) -> AlertRow:
+    """The row that ends an alert."""
+    return msgspec.structs.replace(raised, event="cleared", hint=PASSED, t=0.0, **changed)
+
+
+def _when(row: Row) -> dict[str, int]:
+    """The columns of an alert that say when, and in which life if it is about one."""
+    match row:
+        case UpdateRow():
+            return {"round": row.round}
+        case SeedRow():
+            return {"env": row.env, "episode": row.episode, "epoch": row.epoch}
+    return {}
+
+
+def _is_intervention(row: AlertRow) -> bool:
+    """Whether the engine raised it; that it was cleared is said by ``Watch`` alone."""
+    return row.rule in GOVERNOR_RULES and row.event == "raised"
+
+
+def replay(rows: Iterable[Row]) -> list[AlertRow]:
+    """All alerts of a run, the governor's included, from its rows in the order in which they were written.
+
+    Of the alerts recorded with the run only the governor's interventions are kept; the rest is found again,
+    by the rules of today.
+    """
+    watch: Watch | None = None
+    alerts: list[AlertRow] = []
+    for row in rows:
+        if watch is None:
+            watch = Watch(_run_of(row))
+        if isinstance(row, AlertRow) and _is_intervention(row):
+            alerts.append(row)
+        alerts += watch.take(row)
+    return alerts
+
+
+def _run_of(row: Row) -> RunRow:
+    if not isinstance(row, RunRow):
+        raise EsperError(
+            f"the rows of a run begin with its RunRow, which names its heads and slots; found"
+            f" {type(row).__name__} first; give the rows of table 'run' before those of the others"
+        )
+    return row

@@ -1,0 +1,51 @@
+"""``esper runs [DIR]``: every run below a folder, with its state and its score."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+from rich.console import Console
+
+from esper.config import checked
+from esper.karn import runs
+from esper.scripts.flags import parse_flags
+from esper.scripts.widths import natural_width
+
+DESCRIPTION = "List the runs below a folder, runs/ unless another one is named."
+
+
+class RunsConfig(BaseModel):
+    """How to list."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    as_json: bool = Field(False, description="Print the list as JSON.")
+
+
+def runs_command(args: Sequence[str]) -> None:
+    """The first word may be a folder, the rest are flags."""
+    named = bool(args) and not args[0].startswith("-")
+    folder = Path(args[0] if named else "runs")
+    flags = args[1:] if named else args
+    given, _ = parse_flags(RunsConfig, "esper runs [DIR]", DESCRIPTION, flags, renamed={"as_json": "json"})
+    config = checked(RunsConfig, given)
+    overviews = [runs.overview(path) for path in runs.find_runs(folder)]
+    if config.as_json:
+        print(json.dumps([runs.as_json(run) for run in overviews], indent=1))
+    elif overviews:
+        _print_list(overviews)
+    else:
+        print(f"there are no runs in '{folder}'")
+
+
+def _print_list(overviews: Sequence[runs.Overview]) -> None:
+    """One line per run, however long, and below them what is wrong with the damaged ones."""
+    table = runs.table_of(overviews)
+    console = Console()
+    Console(width=max(console.width, natural_width(table, console))).print(table)
+    for run in overviews:
+        if run.problem is not None:
+            console.print(f"damaged: {run.problem}", soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,105 @@
+"""``esper sql RUN "select …"``: any question to a run's tables, answered as a table, JSON or CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from esper.config import checked
+from esper.karn.answer import Answer, Limits, answer
+from esper.karn.run import open_run
+from esper.leyline.errors import EsperError
+from esper.scripts.flags import USAGE_ERROR, parse_flags
+from esper.scripts.widths import natural_width
+
+PROGRAM = 'esper sql RUN "select …"'
+DESCRIPTION = "Ask a run's tables, which docs/metrics.md describes, and the view 'decisions' with names."
+NUMBERS = ("BIGINT", "DOUBLE", "INTEGER", "HUGEINT", "FLOAT", "DECIMAL", "UBIGINT")
+SECONDS = 60.0
+MEMORY_MB = 4_000
+MAX_BYTES = 100_000_000
+
+
+class SqlConfig(BaseModel):
+    """How to answer."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    limit: int = Field(100, ge=1, description="Most rows to print.")
+    as_json: bool = Field(False, description="Print columns, types and rows as JSON.")
+    as_csv: bool = Field(False, description="Print comma-separated values with a line of names.")
+
+
+def sql_command(args: Sequence[str]) -> None:
+    """The first two words are the run and the query, the rest are flags."""
+    words = list(takewhile(lambda word: not word.startswith("-"), args[:2]))
+    names = {"as_json": "json", "as_csv": "csv"}
+    given, _ = parse_flags(SqlConfig, PROGRAM, DESCRIPTION, args[len(words) :], renamed=names)
+    if len(words) < 2:
+        raise EsperError('esper sql needs a run and a query, such as runs/mine "select count(*) from epoch"')
+    config = checked(SqlConfig, given)
+    if config.as_json and config.as_csv:
+        raise EsperError("--json and --csv are two ways to print one answer; choose one of them")
+    limits = Limits(max_rows=config.limit, max_bytes=MAX_BYTES, seconds=SECONDS, memory=MEMORY_MB)
+
+    def give_up() -> None:
+        print(f"esper: {limits.too_slow}", file=sys.stderr)
+        os._exit(USAGE_ERROR)
+
+    run_dir, query = words
+    _print_answer(answer(open_run(run_dir).path, query, limits, give_up), config)
+
+
+def _print_answer(found: Answer, config: SqlConfig) -> None:
+    if config.as_json:
+        print(json.dumps({"columns": found.columns, "types": found.types, "rows": found.rows}))
+    elif config.as_csv:
+        lines = csv.writer(sys.stdout, lineterminator="\n")
+        lines.writerow(found.columns)
+        lines.writerows([_flat(value) for value in row] for row in found.rows)
+    else:
+        _print_for_people(found, Console())
+    if found.note:
+        print(f"esper: {found.note}; --limit sets how many", file=sys.stderr)
+
+
+def _flat(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _print_for_people(found: Answer, console: Console) -> None:
+    """A table if it fits, else one row below the other."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name, kind in zip(found.columns, found.types, strict=True):
+        table.add_column(Text(name), justify="right" if kind.startswith(NUMBERS) else "left")
+    for row in found.rows:
+        table.add_row(*(Text(_shown(value)) for value in row))
+    if natural_width(table, console) <= console.width:
+        console.print(table)
+        return
+    for number, row in enumerate(found.rows, start=1):
+        console.rule(Text(f"row {number}"), align="left")
+        record = Table.grid(padding=(0, 2))
+        for name, value in zip(found.columns, row, strict=True):
+            record.add_row(Text(name), Text(_shown(value)))
+        console.print(record)
+
+
+def _shown(value: Any) -> str:
+    """A value for reading; unknown is a dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return str(_flat(value))

@@ -1,0 +1,120 @@
+"""The rows of lives that a policy learned from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from esper.config import TrainingConfig
+from esper.karn.query import read_rows
+from esper.leyline import HEAD_NAMES, OP_NAMES, Head
+from esper.leyline.events import (
+    TABLES,
+    TABLES_OF_DETAIL,
+    DecisionRow,
+    Detail,
+    EpisodeRow,
+    EpochRow,
+    RunRow,
+    TransitionRow,
+    UpdateRow,
+)
+from esper.teaching import teach
+from esper.tolaria.tasks import TASKS
+from tests.tolaria.building import tiny_task
+
+ENVS, STEPS, ROUNDS = 4, 5, 2
+
+
+@pytest.fixture(autouse=True)
+def tiny_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setitem(TASKS, "tiny", tiny_task())
+
+
+def taught(out: Path, **settings: Any) -> Path:
+    few = {"envs": ENVS, "rounds": ROUNDS, "steps": STEPS, "hidden_dim": 16, "evaluate_lives": 1}
+    teach(TrainingConfig(**{"task": "tiny", "siblings": 2, **few, **settings}), out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("recorded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESPER_CACHE", str(base / "cache"))
+        patch.setitem(TASKS, "tiny", tiny_task())
+        return taught(base / "run", detail="full")
+
+
+def test_every_life_has_its_decisions_epochs_and_end(run: Path) -> None:
+    lives = [(env, number) for number in range(ROUNDS) for env in range(ENVS)]
+    assert [(row.env, row.episode) for row in read_rows(run, EpisodeRow)] == lives
+    for kind, first in ((DecisionRow, 0), (EpochRow, 1)):
+        found = [(row.env, row.episode, row.epoch) for row in read_rows(run, kind)]
+        assert found == [(*life, epoch) for life in lives for epoch in range(first, STEPS + first)]
+
+
+def test_a_return_is_what_its_decisions_were_paid_and_a_reward_is_the_sum_of_its_terms(run: Path) -> None:
+    decisions = read_rows(run, DecisionRow)
+    for row in decisions:
+        assert row.reward_terms is not None
+        assert sum(row.reward_terms.values()) == pytest.approx(row.reward, abs=1e-5)  # type: ignore[arg-type]
+    episodes = read_rows(run, EpisodeRow)
+    for episode in episodes:
+        life = (episode.env, episode.episode)
+        paid = [row.reward for row in decisions if (row.env, row.episode) == life]
+        assert episode.total_reward == pytest.approx(sum(paid), abs=1e-5)  # type: ignore[arg-type]
+    for update in read_rows(run, UpdateRow):
+        of_round = [row.total_reward for row in episodes if row.episode == update.round - 1]
+        assert update.mean_return == pytest.approx(np.mean(of_round), abs=1e-5)  # type: ignore[arg-type]
+
+
+def test_what_was_chosen_has_the_probability_that_is_written_beside_it(run: Path) -> None:
+    rows = read_rows(run, DecisionRow)
+    for row in rows:
+        assert row.op_probs is not None
+        assert row.log_probs is not None
+        assert sum(filter(None, row.op_probs)) == pytest.approx(1.0, abs=1e-5)
+        chosen = row.op_probs[row.action[Head.OP]]
+        assert np.log(chosen) == pytest.approx(row.log_probs[Head.OP], abs=1e-5)  # type: ignore[arg-type]
+    assert any(row.masked is not None and not all(row.masked) for row in rows)
+
+
+def test_siblings_live_the_same_life_but_for_their_decisions(run: Path) -> None:
+    twins = {(row.env, row.episode): row.twin_val_score for row in read_rows(run, EpisodeRow)}
+    assert twins[0, 0] == twins[1, 0]
+    assert twins[2, 0] == twins[3, 0]
+    assert twins[0, 0] is not None
+
+
+def test_the_run_names_every_choice_of_every_head(run: Path) -> None:
+    [row] = read_rows(run, RunRow)
+    assert row.heads == list(HEAD_NAMES)
+    assert row.head_choices[Head.OP] == list(OP_NAMES)
+    assert row.head_choices[Head.SLOT] == row.slots
+    assert row.head_choices[Head.BLUEPRINT] == row.blueprints
+    assert [len(names) for names in row.head_choices[Head.STYLE :]] == [4, 3, 3, 4, 5]
+    assert (row.rounds, row.envs, row.horizon) == (ROUNDS, ENVS, STEPS)
+
+
+@pytest.mark.parametrize("detail", ["summary", "standard", "full"])
+def test_a_level_of_detail_writes_its_tables_and_no_others(detail: Detail, tmp_path: Path) -> None:
+    directory = taught(tmp_path / "run", detail=detail, rounds=1)
+    written = {folder.name for folder in (directory / "telemetry").iterdir() if folder.is_dir()}
+    assert written <= TABLES_OF_DETAIL[detail]
+    assert TABLES_OF_DETAIL[detail] - written <= {"alert"}
+    assert TABLES_OF_DETAIL["full"] == set(TABLES)
+
+
+def test_transitions_of_a_life_belong_to_its_environment(run: Path) -> None:
+    moves = read_rows(run, TransitionRow)
+    assert {row.env for row in moves} <= set(range(ENVS))
+    germinated = {(row.env, row.episode) for row in moves if row.cause == "policy"}
+    grew = {
+        (row.env, row.episode) for row in read_rows(run, DecisionRow) if row.action[Head.OP] and row.succeeded
+    }
+    assert germinated == grew
