@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from esper.karn.palette import LOOKS
-from esper.leyline.events import EpisodeRow, LifeRow, RunRow, SeedRow, TransitionRow
+from esper.leyline.events import LifeRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.stages import Stage
 
@@ -20,6 +20,8 @@ HORIZON: Final = "horizon"
 class SeedLife:
     """One seed from germination to its end; None is unknown."""
 
+    seed: int
+    """Serial number within its life."""
     slot: str
     blueprint: str
     style: str | None
@@ -47,9 +49,12 @@ class SeedLife:
 
 
 def seed_lives(
-    run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedRow], transitions: Sequence[TransitionRow]
+    run: RunRow, episode: LifeRow, seeds: Sequence[SeedRow], transitions: Sequence[TransitionRow]
 ) -> list[SeedLife]:
-    """The seeds of ``episode`` in the order of their germination; rows of other lives are passed over."""
+    """The seeds of a life in the order of their germination; rows of other lives are passed over.
+
+    ``episode`` is any row of the life's last epoch.
+    """
     moves_of: dict[int, list[TransitionRow]] = {}
     for move in transitions:
         if move.seed >= 0 and _same_life(move, episode):
@@ -63,14 +68,15 @@ def seed_lives(
     ]
 
 
-def _same_life(row: LifeRow, episode: EpisodeRow) -> bool:
+def _same_life(row: LifeRow, episode: LifeRow) -> bool:
     return (row.env, row.episode) == (episode.env, episode.episode)
 
 
-def _seed_life(run: RunRow, episode: EpisodeRow, moves: list[TransitionRow], rows: list[SeedRow]) -> SeedLife:
+def _seed_life(run: RunRow, episode: LifeRow, moves: list[TransitionRow], rows: list[SeedRow]) -> SeedLife:
     fate, fate_epoch, reason = _fate(moves[-1], episode)
     measured = next((row for row in reversed(rows) if row.contribution is not None), None)
     return SeedLife(
+        seed=moves[0].seed,
         slot=run.slots[moves[0].slot],
         blueprint=run.blueprints[moves[0].blueprint],
         style=BLEND_IDS[rows[-1].style] if rows else None,
@@ -102,7 +108,7 @@ def _stages(moves: Sequence[TransitionRow], last_epoch: int) -> tuple[tuple[Stag
     )
 
 
-def _fate(last: TransitionRow, episode: EpisodeRow) -> tuple[str, int, str]:
+def _fate(last: TransitionRow, episode: LifeRow) -> tuple[str, int, str]:
     stage = Stage(last.to_stage)
     if stage is Stage.FOSSILIZED:
         return "fossilized", last.epoch, "" if last.reason == "fossilized" else last.reason

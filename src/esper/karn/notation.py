@@ -39,6 +39,27 @@ def count(value: int | None) -> str:
     return UNKNOWN if value is None else f"{value:,}"
 
 
+def share(value: float | None) -> str:
+    """A fraction in per cent; what is there but would read 0 is shown as less than 1."""
+    if value is None:
+        return UNKNOWN
+    return "<1 %" if 0 < value < 0.005 else f"{100 * value:.0f} %"
+
+
+def significant(value: float | None) -> str:
+    """A number of any size with three figures."""
+    return UNKNOWN if value is None else f"{value:.3g}"
+
+
+def duration(milliseconds: float | None) -> str:
+    """A short time in the unit that suits it."""
+    if milliseconds is None:
+        return UNKNOWN
+    if milliseconds < 999.5:
+        return f"{milliseconds:.3g} ms"
+    return f"{milliseconds / 1000:.3g} s" if milliseconds < 999_500 else clock(milliseconds / 1000)
+
+
 def factor(value: float | None, reference: float | None) -> str:
     """How many times the reference; unknown where there is nothing to compare with."""
     if value is None or not reference:

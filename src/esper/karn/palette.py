@@ -1,4 +1,4 @@
-"""How stages look: one glyph, one letter and one colour each, for terminal, figures and pages alike.
+"""How stages and severities look: glyph, letter and colour, for terminal, figures and pages alike.
 
 Colours are of Okabe and Ito's set, which stays apart for colour-blind readers; glyphs carry the
 same information for those who see no colour at all. Both grow heavier as a seed becomes part of
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from esper.leyline.events import Severity
 from esper.leyline.stages import Stage
 
 
@@ -44,3 +45,71 @@ LOOKS: Final[Mapping[Stage, StageLook]] = MappingProxyType(
 
 if set(LOOKS) != set(Stage):
     raise RuntimeError("every stage needs a look and the reverse")
+
+
+OP_STAGES: Final[Mapping[str, Stage]] = MappingProxyType(
+    {
+        "WAIT": Stage.DORMANT,
+        "GERMINATE": Stage.GERMINATED,
+        "SET_ALPHA_TARGET": Stage.BLENDING,
+        "PRUNE": Stage.PRUNED,
+        "FOSSILIZE": Stage.FOSSILIZED,
+        "ADVANCE": Stage.TRAINING,
+    }
+)
+"""An op looks like the stage it leads to; waiting looks like an empty slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeverityLook:
+    """Appearance of one severity."""
+
+    glyph: str
+    """One column wide in a terminal."""
+    colour: str
+    """As ``#rrggbb``."""
+
+
+SEVERITIES: Final[Mapping[Severity, SeverityLook]] = MappingProxyType(
+    {"warning": SeverityLook("▲", "#E69F00"), "error": SeverityLook("■", "#D55E00")}
+)
+_LIGHT: Final = {
+    "paper": "#ffffff",
+    "ink": "#1c2128",
+    "dim": "#5f6974",
+    "ghost": "#9aa3ad",
+    "grid": "#e3e7eb",
+}
+_DARK: Final = {
+    "paper": "#14181d",
+    "ink": "#e8ebee",
+    "dim": "#9ba5af",
+    "ghost": "#6d7782",
+    "grid": "#2b323a",
+}
+
+
+def stage_variable(stage: Stage) -> str:
+    """The name of the CSS variable that holds a stage's colour."""
+    return f"--stage-{stage.name.lower()}"
+
+
+def css_variables() -> str:
+    """The palette as CSS: stages and severities, and paper and inks for light and for dark.
+
+    The reader's system decides, unless the document's root says ``data-theme="light"`` or ``"dark"``.
+    """
+    fixed = {stage_variable(stage): look.colour for stage, look in LOOKS.items()}
+    fixed |= {f"--{severity}": look.colour for severity, look in SEVERITIES.items()}
+    light = {f"--{name}": colour for name, colour in _LIGHT.items()}
+    dark = {f"--{name}": colour for name, colour in _DARK.items()}
+    return (
+        f":root{{color-scheme:light dark;{_declared(fixed | light)}}}\n"
+        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{_declared(dark)}}}}}\n"
+        f":root[data-theme=light]{{color-scheme:light}}\n"
+        f":root[data-theme=dark]{{color-scheme:dark;{_declared(dark)}}}\n"
+    )
+
+
+def _declared(values: Mapping[str, str]) -> str:
+    return "".join(f"{name}:{value};" for name, value in values.items())

@@ -1,0 +1,51 @@
+"""Pictures that answer questions about a run: pure functions from numbers to SVG, with their tables."""
+
+from typing import Final
+
+from esper.karn.figures.alerts import alerts_picture
+from esper.karn.figures.choices import choices_picture
+from esper.karn.figures.growth import growth_picture
+from esper.karn.figures.heads import heads_picture
+from esper.karn.figures.health import health_picture
+from esper.karn.figures.improvement import improvement_picture
+from esper.karn.figures.interactions import interactions_picture
+from esper.karn.figures.lanes import lanes_picture
+from esper.karn.figures.picture import Figure, Picture
+from esper.karn.figures.progress import progress_line, progress_picture
+from esper.karn.figures.reward import honesty_picture, reward_picture
+from esper.karn.figures.style import STYLE
+from esper.karn.figures.times import times_picture
+from esper.karn.figures.verdict import verdict_picture
+from esper.karn.figures.worth import worth_picture
+from esper.karn.questions.lives import LifeKey, LifeSummary, lives
+
+FIGURES: Final[tuple[Figure, ...]] = (
+    Figure("progress", "Is it alive, and how far?", progress_picture),
+    Figure("growth", "Does growth pay?", growth_picture),
+    Figure("lanes", "What does the network look like?", lanes_picture),
+    Figure("worth", "Are seeds worth their cost?", worth_picture),
+    Figure("improvement", "Is the controller improving?", improvement_picture),
+    Figure("health", "Is PPO healthy?", health_picture),
+    Figure("heads", "Is a head dead?", heads_picture),
+    Figure("choices", "What does it choose?", choices_picture),
+    Figure("reward", "What is the reward made of?", reward_picture),
+    Figure("honesty", "Is the reward honest?", honesty_picture),
+    Figure("alerts", "What is wrong, and since when?", alerts_picture),
+    Figure("times", "Where does the time go?", times_picture),
+    Figure("interactions", "Do seeds help or hinder each other?", interactions_picture),
+)
+"""In the order of the questions, the last one for after a run."""
+
+__all__ = [
+    "FIGURES",
+    "STYLE",
+    "Figure",
+    "LifeKey",
+    "LifeSummary",
+    "Picture",
+    "improvement_picture",
+    "interactions_picture",
+    "lives",
+    "progress_line",
+    "verdict_picture",
+]

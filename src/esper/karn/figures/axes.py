@@ -1,0 +1,127 @@
+"""Scales, ticks and axes: where a value lies in a picture, and the numbers that say so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from esper.karn.figures import svg
+from esper.karn.figures.svg import Markup
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A straight line from values to coordinates."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low
+        part = (value - self.low) / span if span else 0.5
+        return self.start + part * (self.stop - self.start)
+
+
+def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
+    """At most ``most`` round values within ``low`` to ``high``; ``whole``: none but integers."""
+    if high <= low:
+        return [low]
+    step = _round_step((high - low) / max(most, 1), whole=whole)
+    while math.floor(high / step) - math.ceil(low / step) + 1 > most:
+        step = _round_step(step * 1.01, whole=whole)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def _round_step(least: float, *, whole: bool) -> float:
+    """The next of 1, 2, 5, 10, 20, … times a power of ten."""
+    if whole and least <= 1:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= least * (1 - 1e-9))
+
+
+def around(values: Sequence[float], most: int, floor: float | None = None) -> tuple[float, float]:
+    """A range with round ends that holds the values; ``floor`` belongs to it where they come near it."""
+    low, high = min(values), max(values)
+    if floor is not None and low - floor < 0.8 * (high - floor):
+        low = min(floor, low)
+    if high <= low:
+        spread = max(abs(low) * 0.1, 1e-3)
+        low, high = low - spread, high + spread
+    step = _round_step((high - low) / max(most, 1), whole=False)
+    return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+
+
+def tick_text(value: float, step: float) -> str:
+    """The number at a tick, with as many decimals as neighbours need to differ, k for thousands."""
+    if step >= 1000 or (abs(value) >= 10_000 and step >= 100):
+        thousands = value / 1000
+        return "0" if value == 0 else f"{thousands:.{_decimals(step / 1000)}f}k"
+    return f"{round(value, 9) + 0.0:.{_decimals(step)}f}"
+
+
+def _decimals(step: float) -> int:
+    return max(-math.floor(math.log10(step) + 1e-9), 0) if step > 0 else 0
+
+
+def tick_texts(values: Sequence[float]) -> list[str]:
+    """The numbers at ticks that lie equally far apart."""
+    step = values[1] - values[0] if len(values) > 1 else max(abs(values[0]), 1.0) if values else 1.0
+    return [tick_text(value, step) for value in values]
+
+
+def y_axis(scale: Scale, left: float, right: float, most: int = 5) -> Markup:
+    """Faint lines across the picture, each with its number on the left."""
+    values = ticks(scale.low, scale.high, most)
+    lines = "".join(f"M{svg.number(left)} {svg.number(scale(value))}H{svg.number(right)}" for value in values)
+    numbers = [
+        svg.text(left - 6, scale(value) + 4, label, "dim", "end")
+        for value, label in zip(values, tick_texts(values), strict=True)
+    ]
+    return svg.group([svg.path(lines, "grid"), *numbers])
+
+
+def x_axis(scale: Scale, y: float, name: str, top: float | None = None, most: int = 8) -> Markup:
+    """The shared axis at the bottom: whole numbers, the name of what they count at its end.
+
+    With ``top``, faint lines go up from the ticks.
+    """
+    values = ticks(scale.low, scale.high, most, whole=True)
+    marks = "".join(f"M{svg.number(scale(value))} {svg.number(y)}v4" for value in values)
+    rise = (
+        ""
+        if top is None
+        else "".join(f"M{svg.number(scale(value))} {svg.number(y)}V{svg.number(top)}" for value in values)
+    )
+    numbers = [
+        svg.text(scale(value), y + svg.LINE + 2, label, "dim", "middle")
+        for value, label in zip(values, tick_texts(values), strict=True)
+    ]
+    return svg.group(
+        [
+            svg.path(rise, "grid"),
+            svg.path(f"M{svg.number(scale.start)} {svg.number(y)}H{svg.number(scale.stop)}{marks}", "axis"),
+            *numbers,
+            svg.text(svg.WIDTH, y + svg.LINE + 2, name, "dim", "end"),
+        ]
+    )
+
+
+def apart(heights: Sequence[float], gap: float = svg.LINE) -> list[float]:
+    """Places for labels as near to these heights as they can be with ``gap`` between them."""
+    order = sorted(range(len(heights)), key=lambda index: heights[index])
+    placed = [heights[index] for index in order]
+    for _ in range(len(placed)):
+        for upper in range(len(placed) - 1):
+            overlap = gap - (placed[upper + 1] - placed[upper])
+            if overlap > 1e-9:
+                placed[upper] -= overlap / 2
+                placed[upper + 1] += overlap / 2
+    found = [0.0] * len(heights)
+    for index, height in zip(order, placed, strict=True):
+        found[index] = height
+    return found

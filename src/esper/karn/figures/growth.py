@@ -1,0 +1,118 @@
+"""Does growth pay: a fan of scores with the twin as a ghost line, parameters as a step line below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from esper.karn import notation
+from esper.karn.figures import svg
+from esper.karn.figures.axes import Scale, around, x_axis, y_axis
+from esper.karn.figures.labels import Label, beside_lines
+from esper.karn.figures.picture import Picture
+from esper.karn.figures.svg import Markup
+from esper.karn.questions.growth import Growth, GrowthPoint, growth
+from esper.karn.questions.lives import LifeKey
+from esper.karn.run import Run
+
+_LEFT: Final = 48.0
+_RIGHT: Final = svg.WIDTH - 124
+_SCORES: Final = (12.0, 182.0)
+_PARAMS: Final = (212.0, 272.0)
+_HEIGHT: Final = 298.0
+
+
+def growth_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
+    """The answer of one life or of the whole run."""
+    found = growth(run, life)
+    return None if found is None else draw_growth(found)
+
+
+def draw_growth(found: Growth) -> Picture:
+    """The picture of these scores."""
+    x = Scale(0, found.end, _LEFT, _RIGHT)
+    last = found.points[-1]
+    return Picture(
+        svg=svg.drawing(
+            _HEIGHT,
+            "Score and parameters",
+            f"Median score {notation.points(last.median)} and twin {notation.points(last.twin)}"
+            f" at {found.axis} {last.place}, with {notation.count(round(last.params))} parameters.",
+            x_axis(x, _PARAMS[1], found.axis, top=_SCORES[0]),
+            _draw_scores(found.points, x),
+            _draw_params(found, x),
+        ),
+        columns=[found.axis, "lives", "lowest", "25 %", "median", "75 %", "highest", "twin", "parameters"],
+        rows=[_cells(point) for point in found.points],
+        caption=_caption(found),
+    )
+
+
+def _caption(found: Growth) -> str:
+    last = found.points[-1]
+    gain = notation.gain(notation.difference(last.median, last.twin))
+    fan = "Bands: all lives, and their middle half; line: median. " if _has_fan(found.points) else ""
+    return (
+        f"{fan}Dotted: the do-nothing twin. At {found.axis} {last.place} the score is"
+        f" {notation.points(last.median)}, {gain} points over the twin, with"
+        f" {notation.factor(last.params, found.host_params)} the host's {notation.count(found.host_params)}"
+        " parameters."
+    )
+
+
+def _has_fan(points: Sequence[GrowthPoint]) -> bool:
+    return any(point.high > point.low for point in points)
+
+
+def _cells(point: GrowthPoint) -> list[str]:
+    scores = (point.low, point.quarter, point.median, point.three_quarters, point.high, point.twin)
+    return [
+        str(point.place),
+        notation.count(point.lives),
+        *(notation.points(score) for score in scores),
+        notation.count(round(point.params)),
+    ]
+
+
+def _draw_scores(points: Sequence[GrowthPoint], x: Scale) -> Markup:
+    twins = [point.twin for point in points if point.twin is not None]
+    low, high = around([*(p.low for p in points), *(p.high for p in points), *twins], 4, floor=0.0)
+    y = Scale(low, min(high, 100.0), _SCORES[1], _SCORES[0])
+    places = [x(point.place.last) for point in points]
+    last = points[-1]
+    labels = [Label(f"score {notation.points(last.median)}", y(last.median), "strong halo")]
+    if last.twin is not None:
+        labels.append(Label(f"twin {notation.points(last.twin)}", y(last.twin), "ghost halo"))
+    twin_line = [None if p.twin is None else (at, y(p.twin)) for at, p in zip(places, points, strict=True)]
+    fan: list[str] = []
+    if _has_fan(points):
+        outer = svg.fan(places, [y(p.high) for p in points], [y(p.low) for p in points])
+        inner = svg.fan(places, [y(p.three_quarters) for p in points], [y(p.quarter) for p in points])
+        fan = [svg.path(outer, "fan"), svg.path(inner, "fan inner")]
+    return svg.group(
+        [
+            y_axis(y, _LEFT, _RIGHT),
+            *fan,
+            svg.path(svg.polyline(twin_line), "twin"),
+            svg.path(svg.polyline([(at, y(p.median)) for at, p in zip(places, points, strict=True)]), "line"),
+            beside_lines(places[-1] + 8, labels),
+        ]
+    )
+
+
+def _draw_params(found: Growth, x: Scale) -> Markup:
+    """The parameters within each epoch or round."""
+    points = found.points
+    most = max(*(point.params for point in points), found.host_params)
+    y = Scale(0, around([0.0, most], 2)[1], _PARAMS[1], _PARAMS[0])
+    start = x(points[0].place.first - 1)
+    last = points[-1]
+    name = f"{notation.count(round(last.params))} params"
+    line = svg.steps(start, [(x(point.place.last), y(point.params)) for point in points])
+    return svg.group(
+        [
+            y_axis(y, _LEFT, _RIGHT, most=3),
+            svg.path(line, "line"),
+            beside_lines(x(last.place.last) + 8, [Label(name, y(last.params), "halo")]),
+        ]
+    )

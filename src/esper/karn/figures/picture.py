@@ -1,0 +1,36 @@
+"""What an answer looks like: a drawing, the table of the same numbers, and a sentence about both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from esper.karn.questions.lives import LifeKey
+from esper.karn.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawing and its table, both made from the same numbers."""
+
+    svg: str
+    columns: list[str]
+    rows: list[list[str]]
+    caption: str
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"every row of the table needs {len(self.columns)} cells: {self.columns}")
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One of the questions that a run answers."""
+
+    key: str
+    question: str
+    draw: Callable[[Run, LifeKey | None], Picture | None]
+
+    def answer(self, run: Run, life: LifeKey | None = None) -> Picture | None:
+        """The picture of this run, or of one of its lives; None: it has nothing to show for it."""
+        return self.draw(run, life)

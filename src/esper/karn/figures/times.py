@@ -1,0 +1,81 @@
+"""Where the time goes: the phases of every round or epoch as stacked columns."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from esper.karn import notation
+from esper.karn.figures import svg
+from esper.karn.figures.axes import Scale, around, x_axis, y_axis
+from esper.karn.figures.labels import Label, beside_areas
+from esper.karn.figures.picture import Picture
+from esper.karn.figures.stacks import column, stack
+from esper.karn.figures.style import part_look
+from esper.karn.questions.lives import LifeKey
+from esper.karn.questions.times import Times, times
+from esper.karn.run import Run
+
+_LEFT: Final = 52.0
+_RIGHT: Final = svg.WIDTH - 160
+_COLUMNS: Final = (24.0, 164.0)
+
+
+def times_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
+    """The answer of one life or of the whole run."""
+    found = times(run, life)
+    return None if found is None else draw_times(found)
+
+
+def draw_times(found: Times) -> Picture:
+    """One column per epoch or round."""
+    longest = max(sum(phase or 0.0 for phase in point.phases) for point in found.points)
+    unit, size = ("s", 1000.0) if longest >= 1000 else ("ms", 1.0)
+    x = Scale(0, found.end, _LEFT, _RIGHT)
+    y = Scale(*around([0.0, longest / size], 3), _COLUMNS[1], _COLUMNS[0])
+    stacks = [stack([(phase or 0.0) / size for phase in point.phases]) for point in found.points]
+    columns = [
+        svg.path(
+            "".join(
+                column(point.place, segments[index], x, y)
+                for point, segments in zip(found.points, stacks, strict=True)
+            ),
+            part_look(index),
+        )
+        for index in range(len(found.phases))
+    ]
+    labels = [
+        Label(f"{svg.shorten(name, 8)} {notation.duration(spent)}", y(sum(segment) / 2), part_look(index))
+        for index, (name, spent, segment) in enumerate(
+            zip(found.phases, _means(found), stacks[-1], strict=True)
+        )
+    ]
+    return Picture(
+        svg=svg.drawing(
+            _COLUMNS[1] + 28,
+            "Time by phase",
+            ", ".join(
+                f"{name} {notation.duration(spent)}"
+                for name, spent in zip(found.phases, _means(found), strict=True)
+            ),
+            svg.text(_LEFT - 6, 12, unit, "dim", "end"),
+            y_axis(y, _LEFT, _RIGHT, most=4),
+            *columns,
+            x_axis(x, _COLUMNS[1], found.axis),
+            beside_areas(_RIGHT + 10, labels, _COLUMNS[1], _COLUMNS[0]),
+        ),
+        columns=[found.axis, *found.phases],
+        rows=[
+            [str(point.place), *(notation.duration(phase) for phase in point.phases)]
+            for point in found.points
+        ],
+        caption=f"Mean time per {found.axis}; beside it, over the whole run.",
+    )
+
+
+def _means(found: Times) -> list[float | None]:
+    """Of each phase over all places where it is known."""
+    means: list[float | None] = []
+    for index in range(len(found.phases)):
+        known = [spent for point in found.points if (spent := point.phases[index]) is not None]
+        means.append(sum(known) / len(known) if known else None)
+    return means

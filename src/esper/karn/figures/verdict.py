@@ -1,0 +1,131 @@
+"""What growth bought: score against parameters, and against compute, one mark per arm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from esper.karn import notation
+from esper.karn.figures import svg
+from esper.karn.figures.axes import Scale, around, y_axis
+from esper.karn.figures.picture import Picture
+from esper.karn.figures.svg import Markup
+from esper.karn.questions.verdict import Arm, verdict
+from esper.karn.run import Run
+from esper.karn.statistics import Estimate
+
+_LEFT: Final = 48.0
+_RIGHT: Final = svg.WIDTH - 14
+_PANEL: Final = 170.0
+_STEP: Final = 226.0
+"""From the top of one panel to the top of the next."""
+_TOP: Final = 14.0
+
+
+def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
+    """The answer of several runs; None: none of them has a finished life."""
+    arms = verdict(runs)
+    return draw_verdict(arms) if arms else None
+
+
+def draw_verdict(arms: Sequence[Arm]) -> Picture:
+    """Two panels with one score axis each."""
+    return Picture(
+        svg=svg.drawing(
+            2 * _STEP + 4,
+            "Score against parameters and compute",
+            "; ".join(f"{arm.name} {_score(arm.test_score)}" for arm in arms),
+            _draw_panel(arms, lambda arm: arm.params, "parameters", _TOP),
+            _draw_panel(arms, lambda arm: arm.flops, "FLOP of a life", _TOP + _STEP),
+        ),
+        columns=["arm", "lives", "test", "validation", "parameters", "compute of a life", "inference"],
+        rows=[_cells(arm) for arm in arms],
+        caption="Test score of the committed networks, with 95 % intervals where there are several lives.",
+    )
+
+
+def _score(score: Estimate) -> str:
+    return notation.points(score.mean) if math.isnan(score.half_width) else str(score)
+
+
+def _cells(arm: Arm) -> list[str]:
+    return [
+        arm.name,
+        notation.count(arm.lives),
+        _score(arm.test_score),
+        _score(arm.val_score),
+        notation.count(round(arm.params)),
+        notation.flop(round(arm.flops)),
+        notation.flop(round(arm.flops_per_sample)),
+    ]
+
+
+def _draw_panel(arms: Sequence[Arm], cost: Callable[[Arm], float], name: str, top: float) -> Markup:
+    ends = [end for arm in arms for end in _interval(arm.test_score)]
+    low, high = around([max(min(end, 100.0), 0.0) for end in ends], 4, floor=0.0)
+    y = Scale(low, min(high, 100.0), top + _PANEL, top)
+    costs = [max(cost(arm), 1.0) for arm in arms]
+    first, last = math.log10(min(costs)), math.log10(max(costs))
+    margin = max(0.08 * (last - first), 0.1)
+    x = Scale(first - margin, last + margin, _LEFT, _RIGHT)
+    places = [(x(math.log10(at)), y(arm.test_score.mean)) for at, arm in zip(costs, arms, strict=True)]
+    return svg.group(
+        [
+            y_axis(y, _LEFT, _RIGHT),
+            *_cost_axis(x, top + _PANEL, name),
+            *(
+                svg.line(at, y(low_end), at, y(high_end), "thin")
+                for arm, (at, _) in zip(arms, places, strict=True)
+                for low_end, high_end in [_interval(arm.test_score)]
+                if high_end > low_end
+            ),
+            svg.path(svg.dots(places), "dot"),
+            *_names([arm.name for arm in arms], places),
+        ]
+    )
+
+
+def _interval(score: Estimate) -> tuple[float, float]:
+    if math.isnan(score.half_width):
+        return score.mean, score.mean
+    return max(score.low, 0.0), min(score.high, 100.0)
+
+
+def _cost_axis(x: Scale, bottom: float, name: str) -> Iterator[Markup]:
+    """Costs lie so far apart that each step of the axis is a factor."""
+    yield svg.line(x.start, bottom, x.stop, bottom, "axis")
+    exponents = range(math.floor(x.low), math.ceil(x.high) + 1)
+    values = [factor * 10.0**exponent for exponent in exponents for factor in (1, 2, 5)]
+    shown = [value for value in values if x.low <= math.log10(value) <= x.high]
+    if len(shown) > 7:
+        shown = [value for value in shown if math.isclose(math.log10(value) % 1, 0, abs_tol=1e-9)]
+    for value in shown:
+        yield svg.text(x(math.log10(value)), bottom + svg.LINE + 2, short_count(value), "dim", "middle")
+    yield svg.text(x.stop, bottom + 2 * svg.LINE + 4, name, "dim", "end")
+
+
+def short_count(value: float) -> str:
+    """A round number with the letter of its size."""
+    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def _names(names: Sequence[str], places: Sequence[svg.Point]) -> Iterator[Markup]:
+    """Each name beside its mark, lower where another one is in the way."""
+    taken: list[tuple[float, float, float]] = []
+    for name, (x, y) in sorted(zip(names, places, strict=True), key=lambda one: one[1][1]):
+        shown = svg.shorten(name, 20)
+        width = svg.width_of(shown)
+        is_left = x + 10 + width > svg.WIDTH
+        start = x - 10 - width if is_left else x + 10
+        height = y
+        while any(
+            start < end and begin < start + width and abs(height - other) < svg.LINE
+            for begin, end, other in taken
+        ):
+            height += 2
+        taken.append((start, start + width, height))
+        yield svg.text(x - 10 if is_left else x + 10, height + 4, shown, "halo", "end" if is_left else None)

@@ -1,0 +1,145 @@
+"""What is wrong, and since when: every alert from where it was raised to where it was cleared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from esper.karn.questions.lives import RESTART, LifeKey
+from esper.karn.questions.places import Axis, AxisName, axis_of
+from esper.karn.run import Run
+from esper.leyline.events import Severity
+
+MOST_ENTRIES: Final = 100
+"""Of the table; open ones and the latest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSpan:
+    """From one place to another; None: it is still open."""
+
+    start: int
+    end: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AlertLine:
+    """One rule over the whole axis."""
+
+    rule: str
+    severity: Severity
+    times: int
+    """How often it was raised, over all that it watches."""
+    spans: tuple[AlertSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AlertEntry:
+    """One rule about one thing."""
+
+    rule: str
+    severity: Severity
+    scope: str
+    times: int
+    since: int
+    """Where it was first raised."""
+    until: int | None
+    """Where it was last over; None: it is still open."""
+    value: float | None
+    limit: float | None
+    hint: str
+    """As it was last raised."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alerts:
+    """All alerts of a run, or of one life."""
+
+    axis: AxisName
+    end: int
+    lines: tuple[AlertLine, ...]
+    """In the order in which the rules were first raised."""
+    entries: tuple[AlertEntry, ...]
+    left_out: int
+    """Entries beyond those."""
+
+    @property
+    def open(self) -> int:
+        """How many rules are not at rest."""
+        return sum(any(span.end is None for span in line.spans) for line in self.lines)
+
+
+def alerts(run: Run, life: LifeKey | None = None) -> Alerts:
+    """Of one life or, without one, of the whole run."""
+    axis = axis_of(run, life)
+    raised = _raised(axis)
+    spans = run.sql(
+        f"""
+        WITH {raised}
+        SELECT rule, severity, start, stop, count(*) AS times, min(t) AS first
+        FROM raised GROUP BY rule, severity, start, stop ORDER BY first, start
+        """,
+        axis.parameters,
+    ).fetchall()
+    entries = run.sql(
+        f"""
+        WITH {raised}
+        SELECT rule, severity, scope, count(*), min(start),
+               CASE WHEN bool_or(stop IS NULL) THEN NULL ELSE max(stop) END AS until,
+               last(value ORDER BY t), last("limit" ORDER BY t), last(hint ORDER BY t)
+        FROM raised GROUP BY rule, severity, scope ORDER BY until IS NOT NULL, max(t) DESC, rule, scope
+        """,
+        axis.parameters,
+    ).fetchall()
+    found = tuple(AlertEntry(*values) for values in entries)
+    lines = _lines(spans, axis.bin_size)
+    ends = [span.end or span.start for line in lines for span in line.spans]
+    return Alerts(axis.name, max([axis.end, *ends]), lines, found[:MOST_ENTRIES], len(found[MOST_ENTRIES:]))
+
+
+def _raised(axis: Axis) -> str:
+    """SQL: every raised alert with its place and the place where it was over.
+
+    It is over when it was cleared. An alert about a life ends with it; raised anew, it begins anew.
+    """
+    if axis.name == "round":
+        seen = "(SELECT max(update.round) FROM update WHERE update.t <= alert.t)"
+        place = f"coalesce(alert.round, alert.episode % {RESTART} + 1, {seen}, 0)"
+        is_bound = "env IS NOT NULL"
+    else:
+        seen = "(SELECT max(epoch.epoch) FROM epoch WHERE epoch.t <= alert.t)"
+        place = f"coalesce(alert.epoch, {seen}, 0)"
+        is_bound = "false"
+    return f"""
+        placed AS (SELECT alert.*, {place} AS start FROM alert WHERE {axis.condition}),
+        followed AS (SELECT *, lead(event) OVER same AS next_event, lead(start) OVER same AS next_start
+                     FROM placed WINDOW same AS (PARTITION BY rule, scope, env, episode ORDER BY t)),
+        raised AS (SELECT *, CASE WHEN next_event = 'cleared' THEN next_start
+                                  WHEN next_event IS NOT NULL OR {is_bound} THEN start END AS stop
+                   FROM followed WHERE event = 'raised')"""
+
+
+def _lines(
+    spans: list[tuple[str, Severity, int, int | None, int, float]], bin_size: int
+) -> tuple[AlertLine, ...]:
+    found: dict[str, AlertLine] = {}
+    for rule, severity, start, stop, times, _ in spans:
+        before = found.get(rule, AlertLine(rule, severity, 0, ()))
+        worst: Severity = "error" if "error" in (severity, before.severity) else "warning"
+        found[rule] = AlertLine(rule, worst, before.times + times, (*before.spans, AlertSpan(start, stop)))
+    return tuple(replace(line, spans=_merged(line.spans, bin_size)) for line in found.values())
+
+
+def _merged(spans: Sequence[AlertSpan], bin_size: int) -> tuple[AlertSpan, ...]:
+    """Without those within others; neighbours are taken together where a long axis does so."""
+    merged: list[AlertSpan] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        last = merged[-1] if merged else None
+        if last is not None and (last.end is None or span.start < last.end + bin_size):
+            ends = (last.end, span.end)
+            end = None if None in ends else max(end for end in ends if end is not None)
+            merged[-1] = AlertSpan(last.start, end)
+        else:
+            merged.append(span)
+    return tuple(merged)

@@ -1,0 +1,141 @@
+"""What does the network look like: every slot over the epochs of one life, under the life's score."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from esper.karn.lives import SeedLife, seed_lives
+from esper.karn.questions.lives import LifeKey, default_life
+from esper.karn.run import Run
+from esper.leyline.events import EpochRow, LifeRow, SeedRow, TransitionRow
+from esper.leyline.stages import FORWARD_STAGES, Stage
+
+S = TypeVar("S", TransitionRow, SeedRow)
+MARKED: Final = (Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED)
+"""The moves that get a mark of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePoint:
+    """The score after one epoch."""
+
+    epoch: int
+    score: float
+    twin: float | None
+    params: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stage of a slot, from the end of epoch ``start`` to the end of epoch ``end``."""
+
+    stage: Stage
+    start: int
+    end: int
+    alphas: tuple[float | None, ...]
+    """The blend weight in each of its epochs; None: the run did not record it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A move that matters, after epoch ``epoch``."""
+
+    stage: Stage
+    epoch: int
+    cause: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One slot."""
+
+    slot: str
+    spans: tuple[Span, ...]
+    """In order and without gaps; what is left out is an empty slot."""
+    marks: tuple[Mark, ...]
+    seeds: tuple[SeedLife, ...]
+    """In the order of their germination."""
+
+
+def end_of(seed: SeedLife) -> int:
+    """The epoch after which the seed is gone, or the last one that is known."""
+    return seed.germinated_at + sum(epochs for _, epochs in seed.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """One life: its scores and its slots over the same epochs."""
+
+    life: LifeKey
+    horizon: int
+    """Where the axis ends; the life may have ended before, or go on."""
+    epoch: int
+    """The last epoch that is known."""
+    scores: tuple[ScorePoint, ...]
+    lanes: tuple[Lane, ...]
+
+
+def lanes(run: Run, life: LifeKey | None = None) -> Lanes | None:
+    """Of one life; without one, of the run's default life. None: nothing is known of it."""
+    life = default_life(run) if life is None else life
+    if life is None:
+        return None
+    this_life = "env = ? AND episode = ?"
+    moves = run.rows(TransitionRow, this_life, life)
+    seeds = run.rows(SeedRow, this_life, life)
+    epochs = run.rows(EpochRow, this_life, life)
+    if not (moves or epochs):
+        return None
+    last = max(row.epoch for rows in (moves, epochs) for row in rows)
+    now = LifeRow(env=life.env, episode=life.episode, epoch=last)
+    lived = seed_lives(run.row, now, seeds, moves)
+    moves_of = _by_slot(moves)
+    alphas_of = {slot: {row.epoch: row.alpha for row in rows} for slot, rows in _by_slot(seeds).items()}
+    return Lanes(
+        life=life,
+        horizon=max(run.row.horizon, last),
+        epoch=last,
+        scores=tuple(ScorePoint(row.epoch, row.val_score, row.twin_score, row.params) for row in epochs),
+        lanes=tuple(
+            Lane(
+                slot=name,
+                spans=_spans(moves_of[index], last, alphas_of.get(index, {})),
+                marks=_marks(moves_of[index]),
+                seeds=tuple(seed for seed in lived if seed.slot == name),
+            )
+            for index, name in enumerate(run.row.slots)
+        ),
+    )
+
+
+def _by_slot(rows: Sequence[S]) -> Mapping[int, list[S]]:
+    found: dict[int, list[S]] = defaultdict(list)
+    for row in rows:
+        found[row.slot].append(row)
+    return found
+
+
+def _spans(moves: Sequence[TransitionRow], last: int, alphas: Mapping[int, float]) -> tuple[Span, ...]:
+    ends = [*(move.epoch for move in moves[1:]), last]
+    return tuple(
+        Span(stage, move.epoch, end, tuple(_alpha(stage, epoch, alphas) for epoch in range(move.epoch, end)))
+        for move, end in zip(moves, ends, strict=True)
+        if end > move.epoch and (stage := Stage(move.to_stage)) is not Stage.DORMANT
+    )
+
+
+def _alpha(stage: Stage, epoch: int, alphas: Mapping[int, float]) -> float | None:
+    """The weight in the next epoch; where weights are recorded, a seed that is not in the pass has none."""
+    return alphas.get(epoch, 0.0 if alphas and stage not in FORWARD_STAGES else None)
+
+
+def _marks(moves: Sequence[TransitionRow]) -> tuple[Mark, ...]:
+    return tuple(
+        Mark(Stage(move.to_stage), move.epoch, move.cause, move.reason)
+        for move in moves
+        if move.to_stage in MARKED
+    )
