@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from tests.karn.page import Node, read_page
 
 
 def write(directory: Path, rows: Iterable[Row]) -> Run:
-    with RunWriter(directory) as writer:
+    """A run all of whose rows are written 90 seconds after its begin."""
+    with RunWriter(directory, clock=chain([0.0], repeat(90.0)).__next__) as writer:
         for row in rows:
             writer.emit(row)
     return open_run(directory)
@@ -73,7 +75,7 @@ def test_the_answer_of_a_run_comes_first_and_is_that_of_its_row(grown: Run) -> N
         "parameters": ("×1.59", "250 → 398"),
         "compute for a prediction": ("×12", "2.00 kFLOP → 25.0 kFLOP"),
         "compute of a life": ("4.00 GFLOP", "training and measuring"),
-        "time": ("12.5 s", "12.5 s a life"),
+        "time": ("0:01:30", "12.5 s a life"),
     }
 
 
@@ -202,13 +204,27 @@ def test_lives_that_began_alike_are_compared_pair_by_pair(grown: Run, tmp_path: 
     assert sentences(page)[-1] == (
         "Against off, in one life begun alike: +39.5 points on validation, +39.0 on test."
     )
-    rows = page.one("section", id="comparison").one("tbody").all("tr")
-    cells = [[cell.text for cell in row.all("td")] for row in rows]
+    section = page.one("section", id="comparison")
+    shown, *_ = section.all("tbody")
+    cells = [[cell.text for cell in row.all("td")] for row in shown.all("tr")]
     assert cells == [
         ["demo (heuristic, rng seed 0)", "1", "61.5", "", "60.2", "", "398", "4.00 GFLOP"],
         ["off (off, rng seed 0)", "1", "22.0", "+39.5", "21.2", "+39.0", "250", "1.50 GFLOP"],
     ]
     assert facts(page)["compute of a life"] == ("4.00 GFLOP", "×2.67 that of off")
+    assert [[line["arm"], line["validation"], line["test"]] for line in section.one("figure").table] == [
+        ["demo", "61.5", "60.2"],
+        ["off", "22.0", "21.2"],
+    ]
+    assert section.one("details", id="differences").table == [
+        {"setting": "decider", "demo": "heuristic", "off": "off"}
+    ]
+
+
+def test_two_runs_of_one_name_are_told_apart(grown: Run) -> None:
+    section = page_of(grown, grown).one("section", id="comparison")
+    assert [line["arm"] for line in section.one("figure").table] == ["demo", "demo (2)"]
+    assert "Their configurations are the same." in section.text
 
 
 @pytest.mark.parametrize(
@@ -273,12 +289,12 @@ def test_a_training_is_judged_by_its_best_evaluation_and_its_last_round(tmp_path
 
 
 def test_best_median_and_worst_life_of_a_training_are_shown(tmp_path: Path) -> None:
-    """Scores of rounds 1 to 3: 35 and 45, 40 and 50, 45 and 55; the lower median of six is the third."""
+    """Scores of rounds 1 to 3: 35 and 45, 40 and 50, 45 and 55; the fourth of six is the later 45."""
     page = page_of(write(tmp_path / "run", training()))
     section = page.one("section", id="lanes")
     assert [heading.text for heading in section.all("h3")] == [
         "Best life: round 3, environment 1, score 55.0, twin 25.0",
-        "Median life: round 1, environment 1, score 45.0, twin 25.0",
+        "Median life: round 3, environment 0, score 45.0, twin 25.0",
         "Worst life: round 1, environment 0, score 35.0, twin 25.0",
     ]
     assert len(list(section.all("svg"))) == 3
@@ -299,8 +315,21 @@ def test_a_training_that_was_not_evaluated_says_what_its_lives_reached(tmp_path:
 
 def test_alerts_are_listed_with_how_often_and_what_to_do(tmp_path: Path) -> None:
     page = page_of(write(tmp_path / "run", [*training(), fake_run.alert_row("kl")]))
-    assert "kl" in page.one("section", id="alerts").text
-    assert "rolled back to epoch 3" in page.one("section", id="alerts").text
+    section = page.one("section", id="alerts")
+    assert "open" in section.one("details").attributes
+    (line,) = section.table
+    assert (line["rule"], line["severity"], line["about"], line["times"]) == (
+        "kl",
+        "warning",
+        "slot r0c1",
+        "1",
+    )
+    assert (line["value"], line["limit"], line["hint"]) == ("2.5", "2.25", "rolled back to epoch 3")
+
+
+def test_that_nothing_is_wrong_is_said_once(grown: Run) -> None:
+    section = page_of(grown).one("section", id="alerts")
+    assert section.text == "What is wrong, and since when? No alert was raised."
 
 
 # --- runs that are not whole ----------------------------------------------------------------------
@@ -435,15 +464,36 @@ def test_ids_are_unique(tmp_path: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_numbers_of_a_training_are_those_of_its_updates(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", training())
+    page = page_of(run)
+    updates = run.rows(UpdateRow)
+    heads = page.one("section", id="heads").table
+    assert [line["round"] for line in heads] == [str(row.round) for row in updates]
+    for line, row in zip(heads, updates, strict=True):
+        for name, entropy in zip(run.row.heads, row.head_entropy, strict=True):
+            assert line[name] == ("–" if entropy is None else f"{entropy:.2f}")
+    rounds = page.one("section", id="improvement").table
+    assert [line["evaluation score"] for line in rounds] == ["41.0", "44.5", "–"]
+
+
 def test_scores_and_shares_keep_to_their_ranges(tmp_path: Path) -> None:
+    """A column of scores or of fractions is known by its name, wherever it stands."""
     page = page_of(write(tmp_path / "run", training()))
-    scores = [
-        float(line[name])
-        for line in page.one("section", id="growth").table
-        for name in ("lowest", "25 %", "median", "75 %", "highest", "twin")
-    ]
-    assert len(scores) == 3 * 6
-    assert all(0 <= score <= 100 for score in scores)
+    scores = {"lowest", "25 %", "median", "75 %", "highest", "twin", "validation", "test", "score"}
+    seen = {"scores": 0, "fractions": 0}
+    for section in page.all("section"):
+        for figure in section.all("figure"):
+            for line in figure.table:
+                for name, cell in line.items():
+                    if cell != "–" and name in scores and section.attributes["id"] != "improvement":
+                        assert 0 <= float(cell.split()[0]) <= 100, (section.attributes, name, cell)
+                        seen["scores"] += 1
+                    if cell != "–" and section.attributes["id"] == "heads" and name != "round":
+                        assert 0 <= float(cell) <= 1, (name, cell)
+                        seen["fractions"] += 1
+    assert seen["scores"] >= 3 * 6
+    assert seen["fractions"] == 3 * 6
 
 
 def test_two_hundred_rounds_stay_below_500_kilobytes(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ PER_LIFE: Final = "lanes"
 """The figure that shows one life."""
 ALERTS: Final = "alerts"
 """The figure whose table says what to do, and is open at once."""
-_NUMBER: Final = re.compile(r"[+−-]?[×]?[\d,.]+( ± [\d.]+)?( [kMGTPE]?FLOP)?|–")
+_NUMBER: Final = re.compile(r"[<+-]?×?\d[\d,.:e+-]*( ± [\d.]+)?( (%|s|ms|[kMGTPE]?FLOP))?|–")
 _THOUGHT: Final = re.compile(r"(\(policy [^)]*\))")
 _THIS_LIFE: Final = "env = ? AND episode = ?"
 
@@ -342,9 +342,9 @@ def tag(name: str, *children: str, **attributes: str | None) -> Markup:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
-    """A table that scrolls by itself; columns of numbers are set to the right."""
+    """A table that scrolls by itself; columns of words are marked, since most hold numbers."""
     numeric = [all(_NUMBER.fullmatch(row[i]) or not row[i] for row in rows) for i in range(len(columns))]
-    looks = ["number" if is_number else None for is_number in numeric]
+    looks = [None if is_number else "text" for is_number in numeric]
     head = tag("tr", *(tag("th", name, class_=look) for name, look in zip(columns, looks, strict=True)))
     body = [
         tag("tr", *(tag("td", cell, class_=look) for cell, look in zip(row, looks, strict=True)))

@@ -203,7 +203,7 @@ def _mark_text(one: Mark, lane: Lane) -> str:
 
 def _seed_names(lane: Lane, x: Scale, baseline: float) -> Iterator[Markup]:
     """Each seed's blueprint where its bar is full or, if it is nowhere long enough, over it or behind it."""
-    starts = [*(x(seed.germinated_at) for seed in lane.seeds[1:]), x.stop][: len(lane.seeds)]
+    starts = [*(x(seed.germinated_at) for seed in lane.seeds[1:]), x.stop]
     for seed, next_start in zip(lane.seeds, starts, strict=True):
         start, end, room = x(seed.germinated_at), x(end_of(seed)), svg.width_of(seed.blueprint) + 12
         full = [

@@ -120,7 +120,7 @@ def _by_slot(rows: Sequence[S]) -> Mapping[int, list[S]]:
 
 
 def _spans(moves: Sequence[TransitionRow], last: int, alphas: Mapping[int, float]) -> tuple[Span, ...]:
-    ends = [*(move.epoch for move in moves[1:]), last][: len(moves)]  # none without a move
+    ends = [*(move.epoch for move in moves[1:]), last]
     return tuple(
         Span(stage, move.epoch, end, tuple(_alpha(stage, epoch, alphas) for epoch in range(move.epoch, end)))
         for move, end in zip(moves, ends, strict=True)
