@@ -47,7 +47,7 @@ def _round_step(least: float, *, whole: bool) -> float:
 def around(values: Sequence[float], most: int, floor: float | None = None) -> tuple[float, float]:
     """A range with round ends that holds the values; ``floor`` belongs to it where they come near it."""
     low, high = min(values), max(values)
-    if floor is not None and low - floor < 0.8 * (high - floor):
+    if floor is not None and (high <= low or low - floor < 0.8 * (high - floor)):
         low = min(floor, low)
     if high <= low:
         spread = max(abs(low) * 0.1, 1e-3)

@@ -102,8 +102,8 @@ def _draw_returns(points: Sequence[ImprovementPoint], x: Scale) -> Markup:
             y_axis(y, _LEFT, _RIGHT),
             svg.line(_LEFT, y(0), _RIGHT, y(0), "axis"),
             svg.path(middle, "fan inner"),
-            svg.path(svg.polyline(_line(points, "median", x, y)), "line"),
-            svg.path(svg.dots(evaluated), "dot"),
+            svg.curve(_line(points, "median", x, y), "line"),
+            svg.path(svg.dots(evaluated), "dot small"),
             beside_lines(max(places, default=_LEFT) + 8, labels),
         ]
     )
@@ -133,8 +133,8 @@ def _draw_scores(found: Improvement, x: Scale) -> Markup:
         [
             y_axis(y, _LEFT, _RIGHT),
             *(svg.line(_LEFT, y(score), _RIGHT, y(score), "guide") for score in references.values()),
-            svg.path(svg.polyline(_line(points, "score", x, y)), "line"),
-            svg.path(svg.dots(evaluated), "dot"),
+            svg.curve(_line(points, "score", x, y), "line"),
+            svg.path(svg.dots(evaluated), "dot small"),
             beside_lines(_RIGHT + 8, labels),
         ]
     )

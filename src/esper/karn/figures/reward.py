@@ -18,7 +18,7 @@ from esper.karn.questions.reward import Honesty, PaidLives, Reward, honesty, rew
 from esper.karn.run import Run
 
 _LEFT: Final = 52.0
-_RIGHT: Final = svg.WIDTH - 160
+_RIGHT: Final = svg.WIDTH - 190
 _TERMS: Final = (14.0, 194.0)
 _SCATTER: Final = (14.0, 224.0)
 
@@ -68,7 +68,7 @@ def draw_reward(found: Reward) -> Picture:
             *columns,
             x_axis(x, _TERMS[1], found.axis),
             svg.line(_LEFT, y(0), _RIGHT, y(0), "axis"),
-            svg.path(svg.polyline(line), "line"),
+            svg.curve(line, "thin"),
             _term_labels(found, y),
         ),
         columns=[found.axis, *found.terms, "return" if found.axis == "round" else "reward"],
@@ -87,7 +87,7 @@ def draw_reward(found: Reward) -> Picture:
 def _term_labels(found: Reward, y: Scale) -> Markup:
     last = found.points[-1]
     labels = [
-        Label(f"{svg.shorten(term, 8)} {notation.gain(paid, 2)}", y(sum(segment) / 2), part_look(index))
+        Label(f"{svg.shorten(term, 12)} {notation.gain(paid, 2)}", y(sum(segment) / 2), part_look(index))
         for index, (term, paid, segment) in enumerate(
             zip(found.terms, last.terms, stack(last.terms), strict=True)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import groupby
 from typing import Final
 
 WIDTH: Final = 640.0
@@ -90,22 +91,18 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
     return path(f"M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}", class_)
 
 
-def polyline(points: Sequence[Point | None]) -> str:
-    """The commands of a line through points; it is interrupted where a point is unknown.
+def polyline(points: Iterable[Point]) -> str:
+    """The commands of a line through points."""
+    return "".join(f"{'L' if index else 'M'}{number(x)} {number(y)}" for index, (x, y) in enumerate(points))
 
-    A point without known neighbours becomes a line of no length: round caps make it a dot.
-    """
-    commands: list[str] = []
-    pen_is_down = False
-    for index, point in enumerate(points):
-        if point is None:
-            pen_is_down = False
-            continue
-        commands.append(f"{'L' if pen_is_down else 'M'}{number(point[0])} {number(point[1])}")
-        if not pen_is_down and (index + 1 == len(points) or points[index + 1] is None):
-            commands.append("h0")
-        pen_is_down = True
-    return "".join(commands)
+
+def curve(points: Sequence[Point | None], class_: str) -> Markup:
+    """A line that is interrupted where a point is unknown; a point without known neighbours is a dot."""
+    parts = [list(part) for is_known, part in groupby(points, lambda point: point is not None) if is_known]
+    known = [[point for point in part if point is not None] for part in parts]
+    lines = "".join(polyline(part) for part in known if len(part) > 1)
+    alone = dots(part[0] for part in known if len(part) == 1)
+    return Markup(path(lines, class_) + path(alone, "dot small"))
 
 
 def steps(start: float, points: Sequence[Point]) -> str:
