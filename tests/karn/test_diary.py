@@ -256,11 +256,11 @@ def test_an_intervention_of_the_governor_is_told_and_its_clearing_is_not() -> No
     }
     rows = (germination(4), AlertRow(event="raised", **alarm), AlertRow(event="cleared", **alarm))
     assert sentences(*rows)[1:] == [
-        "epoch 5: collapse (7.654, limit 2.25); the governor rolled back to epoch 3"
+        "epoch 5: collapse (7.65, limit 2.25); the governor rolled back to epoch 3"
     ]
     unknown = alarm | {"value": None, "limit": None}
     assert sentences(germination(4), AlertRow(event="raised", **unknown))[1:] == [
-        "epoch 5: collapse (not finite); the governor rolled back to epoch 3"
+        "epoch 5: collapse; the governor rolled back to epoch 3"
     ]
 
 

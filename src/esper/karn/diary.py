@@ -158,9 +158,10 @@ def _alert_note(row: AlertRow) -> Note:
 
 def alert_text(row: AlertRow) -> str:
     """What is wrong, by how much, and what to do or what was done."""
-    found = "not finite" if row.value is None else f"{row.value:.4g}"
-    limit = "" if row.limit is None else f", limit {row.limit:.4g}"
-    return f"{row.rule} ({found}{limit}); {row.hint}"
+    if row.value is None and row.limit is None:
+        return f"{row.rule}; {row.hint}"
+    value, limit = notation.significant(row.value), notation.significant(row.limit)
+    return f"{row.rule} ({value}, limit {limit}); {row.hint}"
 
 
 def _end_note(row: EpisodeRow) -> Note:
