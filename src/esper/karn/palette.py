@@ -84,7 +84,7 @@ _DARK: Final = {
     "paper": "#14181d",
     "ink": "#e8ebee",
     "dim": "#9ba5af",
-    "ghost": "#6d7782",
+    "ghost": "#7f8a95",
     "grid": "#2b323a",
 }
 

@@ -13,6 +13,7 @@ from esper.karn.figures.lanes import lanes_picture
 from esper.karn.figures.picture import Figure, Picture
 from esper.karn.figures.progress import progress_line, progress_picture
 from esper.karn.figures.reward import honesty_picture, reward_picture
+from esper.karn.figures.standalone import standalone
 from esper.karn.figures.style import STYLE
 from esper.karn.figures.times import times_picture
 from esper.karn.figures.verdict import verdict_picture
@@ -47,5 +48,6 @@ __all__ = [
     "interactions_picture",
     "lives",
     "progress_line",
+    "standalone",
     "verdict_picture",
 ]

@@ -17,11 +17,10 @@ from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run
 from esper.leyline.stages import Stage
 
-_LEFT: Final = 48.0
+_LEFT: Final = 56.0
 _RIGHT: Final = svg.WIDTH - 168
-_COLUMNS: Final = (26.0, 196.0)
-_FAILED: Final = 12.0
-"""Where failures are marked."""
+_FAILED: Final = (4.0, 20.0)
+_COLUMNS: Final = (30.0, 200.0)
 
 
 def choices_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
@@ -86,7 +85,7 @@ def _caption(found: Choices) -> str:
         return (
             "Shares of all decisions. Decisions were not recorded one by one: forced and failed are unknown."
         )
-    return "Shares of all decisions. Striped: nothing but waiting was legal. Marks above: some failed."
+    return "Shares of all decisions. Striped: nothing but waiting was legal. Above: what failed."
 
 
 def _draw_columns(found: Choices, x: Scale, y: Scale) -> list[Markup]:
@@ -116,13 +115,23 @@ def _hatch(point: ChoicePoint, op: OpCount, start: float, x: Scale, y: Scale) ->
 
 
 def _draw_failures(found: Choices, x: Scale) -> Markup:
-    """A cross over every column with failures."""
-    crosses = ""
-    for point in found.points:
-        if any(op.failed for op in point.ops):
-            left, right = edges(point.place, x)
-            crosses += f"M{number((left + right) / 2 - 3)} {number(_FAILED - 3)}l6 6m0 -6l-6 6"
-    return svg.path(crosses, "cut error-line")
+    """The share that failed, as columns of their own scale over the others."""
+    failed = [_part(point, [op.failed for op in point.ops]) for point in found.points]
+    most = max((share for share in failed if share is not None), default=0.0)
+    if not most:
+        return Markup("")
+    y = Scale(0, most, _FAILED[1], _FAILED[0])
+    columns = "".join(
+        column(point.place, (0.0, share or 0.0), x, y)
+        for point, share in zip(found.points, failed, strict=True)
+    )
+    label = Label(f"failed {notation.share(_failed_overall(found))}", sum(_FAILED) / 2, "error")
+    return Markup(svg.path(columns, "error") + beside_areas(_RIGHT + 10, [label], _FAILED[1], _FAILED[0]))
+
+
+def _failed_overall(found: Choices) -> float:
+    total = sum(point.total for point in found.points)
+    return sum(op.failed or 0 for point in found.points for op in point.ops) / total
 
 
 def _draw_labels(found: Choices, y: Scale) -> Markup:

@@ -93,8 +93,8 @@ def _draw_scores(points: Sequence[GrowthPoint], x: Scale) -> Markup:
         [
             y_axis(y, _LEFT, _RIGHT),
             *fan,
-            svg.path(svg.polyline(twin_line), "twin"),
-            svg.path(svg.polyline([(at, y(p.median)) for at, p in zip(places, points, strict=True)]), "line"),
+            svg.curve(twin_line, "twin"),
+            svg.curve([(at, y(p.median)) for at, p in zip(places, points, strict=True)], "line"),
             beside_lines(places[-1] + 8, labels),
         ]
     )

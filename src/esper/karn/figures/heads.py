@@ -16,7 +16,7 @@ from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run
 
 _LEFT: Final = 132.0
-_RIGHT: Final = svg.WIDTH - 62
+_RIGHT: Final = svg.WIDTH - 76
 _ROW: Final = 28.0
 _STRIP: Final = 20.0
 

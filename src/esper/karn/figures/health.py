@@ -59,13 +59,7 @@ def _name(metric: Metric) -> str:
 
 
 def _draw_metric(metric: Metric, places: Sequence[Place], x: Scale, top: float) -> Markup:
-    known = [value for value in metric.values if value is not None]
-    limits = [limit for limit in (metric.low, metric.high) if limit is not None]
-    values = [*known, *limits] or [0.0]
-    low, high = min(values), max(values)
-    if high == low:
-        low, high = low - 1, high + 1
-    y = Scale(low, high, top + _LINE, top)
+    y = Scale(*_range(metric), top + _LINE, top)
     at = [
         None if v is None else (x(place.last), y(v)) for place, v in zip(places, metric.values, strict=True)
     ]
@@ -80,11 +74,23 @@ def _draw_metric(metric: Metric, places: Sequence[Place], x: Scale, top: float) 
             svg.element("title", f"{metric.meaning} Unit: {metric.unit}."),
             svg.text(_LEFT - 8, top + 19, svg.shorten(_name(metric), 18), "dim", "end"),
             *_draw_band(metric, y, top),
-            svg.path(svg.polyline(at), "thin"),
-            svg.path(svg.dots(marked), "dot warning-line"),
+            svg.curve(at, "thin"),
+            svg.path(svg.dots(marked), "dot small warning-line"),
             svg.text(_RIGHT + 8, top + 19, _value_text(metric, last), _look(metric, last)),
         ]
     )
+
+
+def _range(metric: Metric) -> tuple[float, float]:
+    """All values, and enough of the band that it can be seen."""
+    known = [value for value in metric.values if value is not None]
+    limits = [limit for limit in (metric.low, metric.high) if limit is not None]
+    values = [*known, *limits] or [0.0]
+    room = 0.3 * (max(values) - min(values)) or abs(values[0]) or 1.0
+    inside = [limit + room for limit in (metric.low,) if limit is not None]
+    inside += [limit - room for limit in (metric.high,) if limit is not None]
+    low, high = min([*values, *inside]), max([*values, *inside])
+    return (low, high) if high > low else (low - room, high + room)
 
 
 def _draw_band(metric: Metric, y: Scale, top: float) -> Iterator[Markup]:

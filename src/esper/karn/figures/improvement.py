@@ -15,7 +15,7 @@ from esper.karn.questions.improvement import NO_REFERENCES, Improvement, Improve
 from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run
 
-_LEFT: Final = 48.0
+_LEFT: Final = 62.0
 _RIGHT: Final = svg.WIDTH - 150
 _RETURNS: Final = (12.0, 142.0)
 _SCORES: Final = (172.0, 302.0)
@@ -102,8 +102,8 @@ def _draw_returns(points: Sequence[ImprovementPoint], x: Scale) -> Markup:
             y_axis(y, _LEFT, _RIGHT),
             svg.line(_LEFT, y(0), _RIGHT, y(0), "axis"),
             svg.path(middle, "fan inner"),
-            svg.path(svg.polyline(_line(points, "median", x, y)), "line"),
-            svg.path(svg.dots(evaluated), "dot"),
+            svg.curve(_line(points, "median", x, y), "line"),
+            svg.path(svg.dots(evaluated), "dot small"),
             beside_lines(max(places, default=_LEFT) + 8, labels),
         ]
     )
@@ -133,8 +133,8 @@ def _draw_scores(found: Improvement, x: Scale) -> Markup:
         [
             y_axis(y, _LEFT, _RIGHT),
             *(svg.line(_LEFT, y(score), _RIGHT, y(score), "guide") for score in references.values()),
-            svg.path(svg.polyline(_line(points, "score", x, y)), "line"),
-            svg.path(svg.dots(evaluated), "dot"),
+            svg.curve(_line(points, "score", x, y), "line"),
+            svg.path(svg.dots(evaluated), "dot small"),
             beside_lines(_RIGHT + 8, labels),
         ]
     )

@@ -6,6 +6,7 @@ Colour is stage, the filled height of a bar is the seed's blend weight alpha.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Final
 
 from esper.karn import notation
@@ -20,7 +21,7 @@ from esper.karn.palette import LOOKS
 from esper.karn.questions.lanes import Lane, Lanes, Mark, ScorePoint, Span, end_of, lanes
 from esper.karn.questions.lives import LifeKey, is_training, life_name
 from esper.karn.run import Run
-from esper.leyline.stages import COOLING_STAGES, FORWARD_STAGES, Stage
+from esper.leyline.stages import COOLING_STAGES, Stage
 
 _RIGHT: Final = svg.WIDTH - 124
 _SCORES: Final = (12.0, 162.0)
@@ -97,14 +98,16 @@ def _caption(found: Lanes, name: str) -> str:
 
 def _draw_key(found: Lanes, baseline: float) -> Markup:
     """The stages and marks that occur, one after the other."""
-    stages = {span.stage for lane in found.lanes for span in lane.spans}
+    stages = {span.stage for lane in found.lanes for span in lane.spans} - COOLING_STAGES
     marks = {mark.stage for lane in found.lanes for mark in lane.marks}
     parts, x = [], 6.0
     for stage in LOOKS:
         if stage in marks:
             parts.append(element_of(stage, x + 2, baseline - 4))
         elif stage in stages:
-            parts.append(svg.rectangle(x - 4, baseline - 10, 11, 11, stage.name.lower()))
+            look = stage.name.lower() if stage is not Stage.TRAINING else "tint training"
+            parts.append(svg.rectangle(x - 4, baseline - 10, 12, 11, look))
+            parts.append(_texture(stage, x - 4, x + 8, baseline - 10, 11))
         if stage in stages | marks:
             name = stage.name.lower()
             parts.append(svg.text(x + 12, baseline, name, "dim"))
@@ -127,9 +130,9 @@ def _draw_scores(found: Lanes, x: Scale) -> Iterator[Markup]:
     yield y_axis(y, x.start, x.stop)
     if len(twins) == len(points):
         yield svg.path(svg.band(score_line, [(x(p.epoch), y(p.twin or 0.0)) for p in points]), "gain")
-    yield svg.path(svg.polyline(twin_line), "twin")
+    yield svg.curve(twin_line, "twin")
+    yield svg.curve(score_line, "line")
     yield from _guides(found, x, y)
-    yield svg.path(svg.polyline(score_line), "line")
     yield _score_labels(points[-1], x, y)
 
 
@@ -166,13 +169,24 @@ def _draw_lane(lane: Lane, x: Scale, top: float) -> Markup:
     middle = bar + _BAR / 2
     return svg.group(
         [
-            svg.line(x.start, middle, x.stop, middle, "empty"),
+            svg.path(_gaps(lane, x, middle), "empty"),
             svg.text(x.start - 8, middle + 5, svg.shorten(lane.slot, _NAME_LETTERS), "", "end"),
             *(_draw_span(span, x, bar) for span in lane.spans),
             *_seed_names(lane, x, middle + 5),
             *(mark(one.stage, x(one.epoch), bar - 3, _mark_text(one, lane)) for one in lane.marks),
             *_worth(lane, middle),
         ]
+    )
+
+
+def _gaps(lane: Lane, x: Scale, middle: float) -> str:
+    """Where the slot is empty."""
+    ends = [0.0, *(float(span.end) for span in lane.spans)]
+    starts = [*(float(span.start) for span in lane.spans), x.high]
+    return "".join(
+        f"M{svg.number(x(end))} {svg.number(middle)}H{svg.number(x(start))}"
+        for end, start in zip(ends, starts, strict=True)
+        if start > end
     )
 
 
@@ -186,11 +200,25 @@ def _draw_span(span: Span, x: Scale, bar: float) -> Markup:
     )
     bottom = bar + _BAR
     filled = f"M{svg.number(start)} {svg.number(bottom)}"
-    for index, alpha in enumerate(span.alphas):
+    epoch = span.start
+    for alpha, epochs in groupby(span.alphas):
+        epoch += len(list(epochs))
         height = bottom - _BAR * (1.0 if alpha is None else alpha)
-        filled += f"V{svg.number(height)}H{svg.number(x(span.start + index + 1))}"
-    texture = svg.line(start, bar + _BAR / 2, end, bar + _BAR / 2, f"texture {name}-texture")
-    return Markup(outline + svg.path(f"{filled}V{svg.number(bottom)}z", name) + texture)
+        filled += f"V{svg.number(height)}H{svg.number(x(epoch))}"
+    return Markup(
+        outline
+        + svg.path(f"{filled}V{svg.number(bottom)}z", name)
+        + _texture(span.stage, start, end, bar, _BAR)
+    )
+
+
+def _texture(stage: Stage, start: float, end: float, top: float, height: float) -> Markup:
+    """What tells stages apart without colour: training and holding are striped."""
+    if stage not in (Stage.TRAINING, Stage.HOLDING):
+        return Markup("")
+    middle = svg.number(top + height / 2)
+    look = f"{stage.name.lower()}-texture"
+    return svg.path(f"M{svg.number(start)} {middle}H{svg.number(end)}", look, stroke_width=height)
 
 
 def _span_text(span: Span) -> str:
@@ -203,11 +231,11 @@ def _mark_text(one: Mark, lane: Lane) -> str:
 
 def _seed_names(lane: Lane, x: Scale, baseline: float) -> Iterator[Markup]:
     """Each seed's blueprint where its bar is full or, if it is nowhere long enough, over it or behind it."""
-    starts = [*(x(seed.germinated_at) for seed in lane.seeds[1:]), x.stop]
-    for seed, next_start in zip(lane.seeds, starts, strict=True):
+    next_starts = [*(x(seed.germinated_at) for seed in lane.seeds[1:]), x.stop]
+    for seed, next_start in zip(lane.seeds, next_starts, strict=False):
         start, end, room = x(seed.germinated_at), x(end_of(seed)), svg.width_of(seed.blueprint) + 12
         full = [
-            span for span in lane.spans if _is_full(span) and seed.germinated_at <= span.start < end_of(seed)
+            span for span in lane.spans if _is_solid(span) and seed.germinated_at <= span.start < end_of(seed)
         ]
         longest = max(full, key=lambda span: span.end - span.start, default=None)
         if longest is not None and room <= x(longest.end) - x(longest.start):
@@ -218,8 +246,9 @@ def _seed_names(lane: Lane, x: Scale, baseline: float) -> Iterator[Markup]:
             yield svg.text(end + 6, baseline, seed.blueprint, "dim halo")
 
 
-def _is_full(span: Span) -> bool:
-    return span.stage in FORWARD_STAGES and all(alpha is None or alpha > 0.99 for alpha in span.alphas)
+def _is_solid(span: Span) -> bool:
+    """Whether a text on it lies on one colour."""
+    return span.stage is Stage.FOSSILIZED and all(alpha is None or alpha > 0.99 for alpha in span.alphas)
 
 
 def _worth(lane: Lane, middle: float) -> Iterator[Markup]:

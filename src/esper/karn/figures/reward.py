@@ -17,8 +17,8 @@ from esper.karn.questions.lives import LifeKey
 from esper.karn.questions.reward import Honesty, PaidLives, Reward, honesty, reward
 from esper.karn.run import Run
 
-_LEFT: Final = 52.0
-_RIGHT: Final = svg.WIDTH - 160
+_LEFT: Final = 62.0
+_RIGHT: Final = svg.WIDTH - 190
 _TERMS: Final = (14.0, 194.0)
 _SCATTER: Final = (14.0, 224.0)
 
@@ -68,7 +68,7 @@ def draw_reward(found: Reward) -> Picture:
             *columns,
             x_axis(x, _TERMS[1], found.axis),
             svg.line(_LEFT, y(0), _RIGHT, y(0), "axis"),
-            svg.path(svg.polyline(line), "line"),
+            svg.curve(line, "thin"),
             _term_labels(found, y),
         ),
         columns=[found.axis, *found.terms, "return" if found.axis == "round" else "reward"],
@@ -87,7 +87,7 @@ def draw_reward(found: Reward) -> Picture:
 def _term_labels(found: Reward, y: Scale) -> Markup:
     last = found.points[-1]
     labels = [
-        Label(f"{svg.shorten(term, 8)} {notation.gain(paid, 2)}", y(sum(segment) / 2), part_look(index))
+        Label(f"{svg.shorten(term, 12)} {notation.gain(paid, 2)}", y(sum(segment) / 2), part_look(index))
         for index, (term, paid, segment) in enumerate(
             zip(found.terms, last.terms, stack(last.terms), strict=True)
         )
@@ -99,7 +99,7 @@ def _term_labels(found: Reward, y: Scale) -> Markup:
 def draw_honesty(found: Honesty) -> Picture:
     """A dot per life or, of many lives, per group with similar returns."""
     groups = found.groups
-    right = svg.WIDTH - 14
+    right = svg.WIDTH - 26
     x = Scale(*around([group.median_return for group in groups], 5), _LEFT, right)
     low, high = around([s for group in groups for s in (group.quarter, group.three_quarters)], 4, floor=0.0)
     y = Scale(low, min(high, 100.0), _SCATTER[1], _SCATTER[0])

@@ -31,17 +31,17 @@ font-variant-numeric:tabular-nums}
 .esper .fan{fill:var(--ink);fill-opacity:.1}
 .esper .fan.inner{fill-opacity:.16}
 .esper .gain{fill:var(--ink);fill-opacity:.07}
-.esper .tint{fill-opacity:.22}
+.esper .tint{fill-opacity:.25}
 .esper .mark{stroke:var(--paper);stroke-width:1.2}
 .esper .ring{stroke:var(--ink);stroke-width:1.2}
 .esper .cooling{stroke-width:3;stroke-dasharray:2 4}
 .esper .cut{stroke-width:1.6;stroke-linecap:round}
 .esper text.on{fill:#14181d}
-.esper .texture{stroke:none;stroke-width:25}
-.esper .training-texture{stroke:var(--paper);stroke-dasharray:1.5 2.5}
+.esper .training-texture{stroke:var(--stage-training);stroke-dasharray:1.5 2.5}
 .esper .holding-texture{stroke:var(--paper);stroke-dasharray:1 4}
 .esper .guide{stroke:var(--ghost);stroke-width:1;stroke-dasharray:1 3}
 .esper .dot{stroke:var(--ink);stroke-width:6;stroke-linecap:round}
+.esper .small{stroke-width:4.5}
 .esper .faint{stroke-opacity:.5}
 .esper .spread{stroke:var(--ink);stroke-width:1.2;stroke-opacity:.45}
 .esper .track{fill:var(--grid)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import groupby
 from typing import Final
 
 WIDTH: Final = 640.0
@@ -12,6 +14,8 @@ LETTER: Final = 9.6
 """Widest a letter gets on average, in units: text is drawn larger where the page is narrow."""
 LINE: Final = 17.0
 """Height of a line of that text."""
+
+_FORBIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]")
 
 Point = tuple[float, float]
 
@@ -43,9 +47,8 @@ def element(tag: str, *children: str, **attributes: str | float | None) -> Marku
 
 
 def _clean(text: str, *, quote: bool = False) -> str:
-    """Escaped, and without the control characters that XML cannot hold."""
-    kept = "".join(letter for letter in text if letter >= " " or letter in "\t\n")
-    return escape(kept, quote=quote)
+    """Escaped, and without the characters that XML cannot hold."""
+    return escape(_FORBIDDEN.sub("", text), quote=quote)
 
 
 def group(children: Iterable[str], **attributes: str | float | None) -> Markup:
@@ -90,22 +93,18 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
     return path(f"M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}", class_)
 
 
-def polyline(points: Sequence[Point | None]) -> str:
-    """The commands of a line through points; it is interrupted where a point is unknown.
+def polyline(points: Iterable[Point]) -> str:
+    """The commands of a line through points."""
+    return "".join(f"{'L' if index else 'M'}{number(x)} {number(y)}" for index, (x, y) in enumerate(points))
 
-    A point without known neighbours becomes a line of no length: round caps make it a dot.
-    """
-    commands: list[str] = []
-    pen_is_down = False
-    for index, point in enumerate(points):
-        if point is None:
-            pen_is_down = False
-            continue
-        commands.append(f"{'L' if pen_is_down else 'M'}{number(point[0])} {number(point[1])}")
-        if not pen_is_down and (index + 1 == len(points) or points[index + 1] is None):
-            commands.append("h0")
-        pen_is_down = True
-    return "".join(commands)
+
+def curve(points: Sequence[Point | None], class_: str) -> Markup:
+    """A line that is interrupted where a point is unknown; a point without known neighbours is a dot."""
+    parts = [list(part) for is_known, part in groupby(points, lambda point: point is not None) if is_known]
+    known = [[point for point in part if point is not None] for part in parts]
+    lines = "".join(polyline(part) for part in known if len(part) > 1)
+    alone = dots(part[0] for part in known if len(part) == 1)
+    return Markup(path(lines, class_) + path(alone, "dot small"))
 
 
 def steps(start: float, points: Sequence[Point]) -> str:

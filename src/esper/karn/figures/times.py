@@ -16,7 +16,7 @@ from esper.karn.questions.times import Times, times
 from esper.karn.run import Run
 
 _LEFT: Final = 52.0
-_RIGHT: Final = svg.WIDTH - 160
+_RIGHT: Final = svg.WIDTH - 190
 _COLUMNS: Final = (24.0, 164.0)
 
 
@@ -44,7 +44,7 @@ def draw_times(found: Times) -> Picture:
         for index in range(len(found.phases))
     ]
     labels = [
-        Label(f"{svg.shorten(name, 8)} {notation.duration(spent)}", y(sum(segment) / 2), part_look(index))
+        Label(f"{svg.shorten(name, 10)} {notation.duration(spent)}", y(sum(segment) / 2), part_look(index))
         for index, (name, spent, segment) in enumerate(
             zip(found.phases, _means(found), stacks[-1], strict=True)
         )

@@ -17,8 +17,8 @@ from esper.leyline.stages import Stage
 
 _ROW: Final = 46.0
 _TOP: Final = 26.0
-_FUNNEL: Final = (0.0, 270.0)
-_POINTS: Final = (300.0, 500.0)
+_FUNNEL: Final = (0.0, 326.0)
+_POINTS: Final = (352.0, 492.0)
 
 
 def worth_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
@@ -56,9 +56,8 @@ def draw_worth(found: Sequence[BlueprintWorth]) -> Picture:
         ],
         rows=[_cells(one) for one in found],
         caption=(
-            "Seeds that trained only, blended, were held, fossilized; what was pruned is counted beside."
-            " Contribution: score lost without the seed when it was last measured, mean ± standard error"
-            " over seeds."
+            "From the left: seeds that fossilized, were held, blended, only trained. Contribution: score lost"
+            " without the seed when it was last measured; mean ± standard error over seeds."
         ),
     )
 
@@ -106,15 +105,15 @@ def _draw_row(one: BlueprintWorth, top: float, count: Scale, points: Scale | Non
         for stage, start, end in reached
         if end > start
     ]
-    fates = f"{one.fossilized} of {one.germinated} kept, {one.pruned} pruned"
+    fates = f"{notation.count(one.fossilized)} kept, {notation.count(one.pruned)} pruned"
     name = svg.shorten(one.blueprint, 15)
     return svg.group(
         [
             svg.text(0, top + 16, name, "strong"),
-            svg.text(_POINTS[0] - 10, top + 16, f"{one.fossilized}/{one.germinated} kept", "dim", "end"),
+            svg.text(_FUNNEL[1] + 6, top + 16, fates, "dim", "end"),
             *bars,
             *_draw_points(one, top + 29, points),
-            svg.element("title", f"{one.blueprint}: {fates}"),
+            svg.element("title", f"{one.blueprint}: {notation.count(one.germinated)} germinated, {fates}"),
         ]
     )
 

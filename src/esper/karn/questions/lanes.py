@@ -123,7 +123,7 @@ def _spans(moves: Sequence[TransitionRow], last: int, alphas: Mapping[int, float
     ends = [*(move.epoch for move in moves[1:]), last]
     return tuple(
         Span(stage, move.epoch, end, tuple(_alpha(stage, epoch, alphas) for epoch in range(move.epoch, end)))
-        for move, end in zip(moves, ends, strict=True)
+        for move, end in zip(moves, ends, strict=False)
         if end > move.epoch and (stage := Stage(move.to_stage)) is not Stage.DORMANT
     )
 

@@ -1,0 +1,72 @@
+"""What a question to a long run costs: a million decisions, asked by ``esper sql`` from a cold start."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.measuring import figure
+from esper.karn.run import open_run
+from esper.nissa.writer import RunWriter
+from tests.karn import fake_run
+
+ROWS = 1_000_000
+ROWS_PER_FLUSH = 1_000
+SECONDS = 1.0
+"""Of processor time on one thread, imports included; an idle machine takes no longer."""
+ROUNDS = 5
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One row, written a million times."""
+    directory = tmp_path_factory.mktemp("long") / "run"
+    row = fake_run.policy_decision_row(0)
+    with RunWriter(directory) as writer:
+        writer.emit(fake_run.run_row())
+        for number in range(ROWS):
+            row.epoch = number
+            writer.emit(row)
+            if number % ROWS_PER_FLUSH == 0:
+                writer.flush()
+    return directory
+
+
+def _seconds(run: Path, query: str) -> tuple[float, float]:
+    """Processor and wall seconds of the whole command, the least of some."""
+    costs = []
+    for _ in range(ROUNDS):
+        began, before = time.perf_counter(), os.times()
+        words = [sys.executable, "-c", "from esper.scripts.cli import main; main()", "sql", str(run), query]
+        subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
+        after, wall = os.times(), time.perf_counter() - began
+        user, system = (
+            after.children_user - before.children_user,
+            after.children_system - before.children_system,
+        )
+        costs.append((user + system, wall))
+    return min(busy for busy, _ in costs), min(wall for _, wall in costs)
+
+
+def bench_a_million_rows_are_counted_within_a_second(long_run: Path) -> None:
+    busy, wall = _seconds(long_run, "select count(*) from decision")
+
+    figure(
+        f"esper sql counts {ROWS:,} rows",
+        f"{busy:.2f} s of processor (limit {SECONDS}), {wall:.2f} s of wall",
+    )
+    assert busy <= SECONDS
+    assert open_run(long_run).sql("select count(*) from decision").fetchall() == [(ROWS,)]
+
+
+def bench_a_million_decisions_are_grouped_by_name_within_a_second(long_run: Path) -> None:
+    busy, wall = _seconds(long_run, "select op, blueprint, count(*), avg(reward) from decisions group by all")
+
+    figure(
+        f"esper sql groups {ROWS:,} decisions",
+        f"{busy:.2f} s of processor (limit {SECONDS}), {wall:.2f} s of wall",
+    )
+    assert busy <= SECONDS

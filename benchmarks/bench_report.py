@@ -1,0 +1,74 @@
+"""What a report of a long training costs: time and memory of the command, over a million rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.measuring import figure
+from esper.leyline.events import EpochRow, Row
+from esper.nissa.writer import RunWriter
+from tests.karn import fake_run
+
+ROUNDS, ENVS = 200, 32
+CONFIGURATIONS = 14
+"""Counterfactual rows of an epoch."""
+SECONDS = 20.0
+MEGABYTES = 500.0
+KILOBYTES = 500.0
+
+_COMMAND = """
+import json, resource, sys, time
+began = time.perf_counter()
+from esper.scripts.cli import main
+main(sys.argv[1:])
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(json.dumps({"seconds": time.perf_counter() - began, "cpu": used.ru_utime + used.ru_stime,
+                  "megabytes": used.ru_maxrss / 1024}))
+"""
+
+
+def _life(number: int, env: int) -> Iterator[Row]:
+    for row in fake_run.life(number):
+        yield msgspec.structs.replace(row, env=env)
+        if isinstance(row, EpochRow):
+            for _ in range(CONFIGURATIONS):
+                yield msgspec.structs.replace(fake_run.counterfactual_row(row.epoch), env=env, episode=number)
+
+
+def _write(directory: Path) -> int:
+    written = 0
+    with RunWriter(directory) as writer:
+        writer.emit(msgspec.structs.replace(fake_run.run_row("long", "ppo", rounds=ROUNDS), envs=ENVS))
+        for number in range(ROUNDS):
+            for env in range(ENVS):
+                for row in _life(number, env):
+                    writer.emit(row)
+                    written += 1
+            writer.emit(fake_run.update_row(number + 1))
+            writer.flush()
+    return written
+
+
+def bench_a_report_of_a_million_rows(tmp_path: Path) -> None:
+    rows = _write(tmp_path / "run")
+    assert rows > 1_000_000
+    out = tmp_path / "report.html"
+    words = [sys.executable, "-c", _COMMAND, "report", str(tmp_path / "run"), "--out", str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    used = json.loads(done.stdout.splitlines()[-1])
+    size = out.stat().st_size / 1000
+    figure(
+        f"report of {rows:,} rows",
+        f"{used['seconds']:.1f} s ({used['cpu']:.1f} s of CPU), {used['megabytes']:.0f} MB resident,"
+        f" {size:.0f} kB (limits {SECONDS:.0f} s, {MEGABYTES:.0f} MB, {KILOBYTES:.0f} kB)",
+    )
+    assert used["seconds"] <= SECONDS
+    assert used["megabytes"] <= MEGABYTES
+    assert size <= KILOBYTES

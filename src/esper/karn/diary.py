@@ -1,0 +1,175 @@
+"""The growth of one host in words: a sentence per seed, and per decision or intervention beside that.
+
+A pure function of the rows of one life, for report, page and terminal alike. A seed's whole story
+stands where it germinates; what is unknown reads "–".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeVar
+
+from esper.karn import notation
+from esper.karn.lives import SeedLife, seed_lives
+from esper.leyline.events import (
+    AlertRow,
+    DecisionRow,
+    EpisodeRow,
+    LifeRow,
+    Row,
+    RunRow,
+    SeedRow,
+    TransitionRow,
+)
+from esper.leyline.factored_actions import Head, Op
+from esper.leyline.stages import Stage
+
+R = TypeVar("R", bound=Row)
+
+_FATES: Final[Mapping[str, tuple[Op, Stage]]] = MappingProxyType(
+    {"fossilized": (Op.FOSSILIZE, Stage.FOSSILIZED), "pruned": (Op.PRUNE, Stage.PRUNED)}
+)
+"""The decision that can bring a fate about at once, and the stage it is shown as."""
+_DEEDS: Final[Mapping[Op, str]] = MappingProxyType(
+    {
+        Op.GERMINATE: "germinated",
+        Op.SET_ALPHA_TARGET: "got a new alpha",
+        Op.PRUNE: "began to fade out",
+        Op.FOSSILIZE: "was fossilized",
+        Op.ADVANCE: "was advanced",
+    }
+)
+
+
+class Note(NamedTuple):
+    """One sentence of a diary."""
+
+    epoch: int
+    text: str
+    stage: Stage | None
+    """What became of the seed it is about; None: it is not about one seed's fate."""
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}: {self.text}"
+
+
+def diary(run: RunRow, rows: Iterable[Row]) -> list[Note]:
+    """What happened in one life, in order; ``rows`` are those of this life, of any tables."""
+    kept = list(rows)
+    last = max((row for row in kept if isinstance(row, LifeRow)), key=_lateness, default=None)
+    if last is None:
+        return []
+    decisions = _of(kept, DecisionRow)
+    seeds = seed_lives(run, last, _of(kept, SeedRow), _of(kept, TransitionRow))
+    told = {id(row) for seed in seeds for row in _decisions_of(seed, decisions, run)}
+    notes = [_seed_note(seed, decisions, run) for seed in seeds]
+    notes += [
+        _decision_note(row, seeds, run)
+        for row in decisions
+        if row.action[Head.OP] != Op.WAIT and id(row) not in told
+    ]
+    notes += [_alert_note(row) for row in _of(kept, AlertRow) if row.event == "raised"]
+    notes += [_end_note(row) for row in _of(kept, EpisodeRow)]
+    return sorted(notes, key=lambda note: note.epoch)
+
+
+def _of(rows: Sequence[Row], kind: type[R]) -> list[R]:
+    return [row for row in rows if isinstance(row, kind)]
+
+
+def _lateness(row: LifeRow) -> tuple[int, bool]:
+    return row.epoch, isinstance(row, EpisodeRow)
+
+
+def _decisions_of(seed: SeedLife, decisions: Sequence[DecisionRow], run: RunRow) -> list[DecisionRow]:
+    """Those that its own sentence tells: its germination, and the end that was decided for it."""
+    told = [(seed.germinated_at, Op.GERMINATE)]
+    if seed.fate in _FATES and seed.cause == "policy":
+        told.append((seed.fate_epoch, _FATES[seed.fate][0]))
+    return [
+        row
+        for row in decisions
+        if row.succeeded
+        and (row.epoch, row.action[Head.OP]) in told
+        and run.slots[row.action[Head.SLOT]] == seed.slot
+    ]
+
+
+def _seed_note(seed: SeedLife, decisions: Sequence[DecisionRow], run: RunRow) -> Note:
+    thoughts = {row.action[Head.OP]: thought(row, run) for row in _decisions_of(seed, decisions, run)}
+    contribution = notation.gain_with_error(seed.contribution, seed.contribution_error)
+    unit = "" if seed.contribution is None else " points"
+    text = (
+        f"{seed.blueprint} germinated in {seed.slot}{thoughts.get(Op.GERMINATE, '')};"
+        f" contribution {contribution}{unit}; "
+    )
+    if seed.fate == "alive":
+        stage = seed.stages[-1][0] if seed.stages else Stage.GERMINATED
+        return Note(seed.germinated_at, f"{text}still {stage.name.lower()} after {seed.fate_epoch}", stage)
+    if seed.fate not in _FATES:
+        return Note(seed.germinated_at, text + seed.fate, Stage.PRUNED)
+    op, stage = _FATES[seed.fate]
+    by = f" by the {seed.cause}" if seed.cause in ("governor", "user") else ""
+    why = f": {seed.reason}" if seed.reason else ""
+    text += f"{seed.fate}{by} at {seed.fate_epoch}{thoughts.get(op, '')}{why}"
+    return Note(seed.germinated_at, text, stage)
+
+
+def _decision_note(row: DecisionRow, seeds: Sequence[SeedLife], run: RunRow) -> Note:
+    op = row.action[Head.OP]
+    slot = run.slots[row.action[Head.SLOT]]
+    choices = ", ".join(
+        f"{run.heads[head].removeprefix('alpha_')} {run.head_choices[head][row.action[head]]}"
+        for head in range(Head.SLOT + 1, len(run.heads))
+        if row.read[head]
+    )
+    if not row.succeeded:
+        details = f" ({choices})" if choices else ""
+        by = f" by {row.refused_by}" if row.refused_by else ""
+        why = f": {', '.join(row.failed_checks)}" if row.failed_checks else ""
+        text = f"{run.ops[op]} in {slot}{details} was refused{by}{why}"
+    else:
+        holder = next((s for s in reversed(seeds) if s.slot == slot and s.germinated_at <= row.epoch), None)
+        who = f"{holder.blueprint} in {slot}" if holder else slot
+        text = f"{who} {_DEEDS[Op(op)]}" + (f": {choices}" if choices else "")
+    return Note(row.epoch, text + thought(row, run), None)
+
+
+def thought(row: DecisionRow, run: RunRow) -> str:
+    """How sure the policy was of its op, and of which other it was surest; empty where no policy decided."""
+    if row.op_probs is None:
+        return ""
+    op = row.action[Head.OP]
+    chosen = row.op_probs[op]
+    text = f"policy {notation.points(chosen, 2)}"
+    others = {other: p for other, p in enumerate(row.op_probs) if other != op and p}
+    if others:
+        best = max(others, key=lambda other: others[other])
+        name, probability = run.ops[best], notation.points(others[best], 2)
+        outdone = chosen is not None and others[best] > chosen
+        text += f"; {name} was likelier, {probability}" if outdone else f", next best {name} {probability}"
+    return f" ({text})"
+
+
+def _alert_note(row: AlertRow) -> Note:
+    return Note(row.epoch or 0, alert_text(row), None)
+
+
+def alert_text(row: AlertRow) -> str:
+    """What is wrong, by how much, and what to do or what was done."""
+    if row.value is None and row.limit is None:
+        return f"{row.rule}; {row.hint}"
+    value, limit = notation.significant(row.value), notation.significant(row.limit)
+    return f"{row.rule} ({value}, limit {limit}); {row.hint}"
+
+
+def _end_note(row: EpisodeRow) -> Note:
+    lead = notation.difference(row.val_score, row.twin_val_score)
+    against = "" if lead is None else f" ({notation.gain(lead)} against the twin)"
+    return Note(
+        row.epoch,
+        f"the {row.ended_by} ended the life: {notation.points(row.val_score)} on validation{against},"
+        f" {notation.points(row.test_score)} on test, {notation.count(row.params)} parameters",
+        None,
+    )

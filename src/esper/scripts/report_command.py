@@ -1,0 +1,80 @@
+"""``esper report RUN``: what a run came to, in one HTML file for anybody's browser."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from esper.config import RunConfig, TrainingConfig, checked
+from esper.karn.report import render_report
+from esper.karn.run import open_run
+from esper.leyline.errors import EsperError
+from esper.leyline.events import RunRow
+from esper.scripts.flags import parse_flags
+
+DESCRIPTION = "Show what a run came to, in one HTML file that needs nothing else."
+FILE_NAME = "report.html"
+_NO_SETTING = ("out", "as_json")
+"""Where and how a result is shown; it is the same without them, and a new run needs a new directory."""
+_ALWAYS = ("task", "decider", "rng_seed")
+"""Said even where they are the default."""
+
+
+class ReportConfig(BaseModel):
+    """What to compare with, and where to write."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    against: tuple[Path, ...] = Field((), description="Directories of runs to compare with.")
+    out: Path | None = Field(
+        None, description=f"File to write; {FILE_NAME} in the run's directory unless given."
+    )
+
+
+def report_command(args: Sequence[str]) -> None:
+    """The first word is the run's directory, the rest are flags."""
+    if not args or args[0].startswith("-"):
+        parse_flags(ReportConfig, "esper report RUN", DESCRIPTION, args)
+        raise EsperError("esper report needs the directory of a run as its first word, such as runs/mine")
+    directory = Path(args[0])
+    given, _ = parse_flags(ReportConfig, "esper report RUN", DESCRIPTION, args[1:])
+    config = checked(ReportConfig, given)
+    run = open_run(directory)
+    page = render_report(run, [open_run(path) for path in config.against], reproduction(run.row))
+    out = config.out or directory / FILE_NAME
+    try:
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise EsperError(
+            f"'{out}' cannot be written: {error.strerror}; choose another file with --out"
+        ) from None
+    print(f"report saved in {out}")
+
+
+def reproduction(row: RunRow) -> str | None:
+    """The command that does the same again in a new directory; None if no command began this run."""
+    if "task" not in row.config:
+        return None
+    kind: type[BaseModel] = RunConfig if row.rounds is None else TrainingConfig
+    words = ["esper", "run" if row.rounds is None else "train"]
+    for name, value in row.config.items():
+        if name in _ALWAYS or (name not in _NO_SETTING and value != _default(kind, name)):
+            words += _flag(name, value)
+    return shlex.join(words)
+
+
+def _default(kind: type[BaseModel], name: str) -> Any:
+    """As it would stand in a run's row."""
+    default = kind.model_fields[name].default if name in kind.model_fields else None
+    return list(default) if isinstance(default, tuple) else default
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    dashed = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{dashed}" if value else f"--no-{dashed}"]
+    return [f"--{dashed}", *(map(str, value) if isinstance(value, list) else [str(value)])]

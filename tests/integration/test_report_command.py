@@ -1,0 +1,148 @@
+"""The report command as a user meets it: what it writes, its answers to mistakes, how to do it again."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from esper.config import RunConfig, TrainingConfig, checked, run_config
+from esper.karn.query import read_rows
+from esper.leyline.events import EpisodeRow, RunRow
+from esper.scripts import cli
+from esper.scripts.flags import parse_flags, parse_run
+from esper.scripts.report_command import reproduction
+from tests.karn import fake_run
+from tests.karn.page import Node, read_page
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The sentence of a command that must fail; a traceback or another exit code fails the test."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words)
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err + said.out
+    return said.err
+
+
+@pytest.fixture(scope="module")
+def arms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the heuristic beside its control, three epochs each."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    cli.main(["run", "--task", "digits_impaired", "--steps", "3", "--against", "off", "--out", str(out)])
+    return out
+
+
+def shown(path: Path) -> Node:
+    return read_page(path.read_text(encoding="utf-8"))
+
+
+def test_a_report_is_written_into_the_run_s_directory(arms: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["report", str(arms / "heuristic")])
+    written = arms / "heuristic" / "report.html"
+    assert capsys.readouterr().out == f"report saved in {written}\n"
+    (episode,) = read_rows(arms / "heuristic", EpisodeRow)
+    assert f"It reached {episode.val_score:.1f} on validation" in shown(written).one("h1").text
+
+
+def test_the_control_is_compared_pair_by_pair(arms: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    cli.main(["report", str(arms / "heuristic"), "--against", str(arms / "off"), "--out", str(out)])
+    (ours,), (theirs,) = (read_rows(arms / arm, EpisodeRow) for arm in ("heuristic", "off"))
+    ahead = ours.val_score - theirs.val_score
+    assert f"Against off, in one life begun alike: {ahead:+.1f} points on validation" in shown(out).text
+    assert ours.twin_val_score == theirs.val_score
+
+
+def test_the_command_that_is_shown_does_the_same_again(arms: Path, tmp_path: Path) -> None:
+    cli.main(["report", str(arms / "off"), "--out", str(tmp_path / "report.html")])
+    words = shlex.split(shown(tmp_path / "report.html").one("pre").text)
+    assert words[0] == "esper"
+    cli.main([*words[1:], "--out", str(tmp_path / "again")])
+    for arm in ("heuristic", "off"):
+        (before,), (after,) = (read_rows(run / arm, EpisodeRow) for run in (arms, tmp_path / "again"))
+        assert (before.val_score, before.flops) == (after.val_score, after.flops)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RunConfig(),
+        run_config(decider="periodic", plan="norm@r0c1:2, norm@r0c0:3", slots=("r0c0", "r0c1"), steps=9),
+        run_config(
+            decider="random", against=("off", "heuristic"), rotation=("norm",), episodes=3, as_json=True
+        ),
+    ],
+)
+def test_settings_of_a_run_survive_as_flags(config: RunConfig) -> None:
+    row = fake_run.run_row()
+    row.config = config.model_dump(mode="json")
+    command = reproduction(row)
+    assert command is not None
+    name, kind, *flags = shlex.split(command)
+    assert (name, kind) == ("esper", "run")
+    found = parse_run("esper run", "", flags)
+    assert found == config.model_copy(update={"out": None, "as_json": False})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {
+            "rng_seed": 7,
+            "envs": 8,
+            "vary_slots": True,
+            "conditioned": False,
+            "hold_heads": ["tempo", "style"],
+        },
+        {"learning_rate": 3e-4, "gamma": 0.99, "capacity": 5, "reward_family": "sparse", "rounds": 2},
+    ],
+)
+def test_settings_of_a_training_survive_as_flags(settings: dict[str, object]) -> None:
+    config = checked(TrainingConfig, settings)
+    row = fake_run.run_row(rounds=config.rounds)
+    row.config = config.model_dump(mode="json")
+    command = reproduction(row)
+    assert command is not None
+    name, kind, *flags = shlex.split(command)
+    assert (name, kind) == ("esper", "train")
+    given, _ = parse_flags(TrainingConfig, "esper train", "", flags)
+    assert checked(TrainingConfig, given) == config
+
+
+def test_a_run_that_no_command_began_has_none() -> None:
+    row: RunRow = fake_run.run_row()
+    row.config = {"episodes": 1}
+    assert reproduction(row) is None
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+def test_the_run_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the directory of a run as its first word" in refusal(capsys, "report")
+
+
+def test_what_is_not_a_run_is_refused(arms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no run directory" in refusal(capsys, "report", str(tmp_path / "nothing"))
+    assert "is not a run's directory" in refusal(capsys, "report", str(tmp_path))
+    run = str(arms / "heuristic")
+    assert "is not a run's directory" in refusal(capsys, "report", run, "--against", str(tmp_path))
+    (tmp_path / "telemetry").mkdir()
+    assert "has not written its own row yet" in refusal(capsys, "report", str(tmp_path))
+
+
+def test_a_file_that_cannot_be_written_is_refused(
+    arms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(arms / "heuristic")
+    said = refusal(capsys, "report", run, "--out", str(tmp_path / "missing" / "report.html"))
+    assert "cannot be written: No such file or directory; choose another file with --out" in said
+    assert "cannot be written: Is a directory" in refusal(capsys, "report", run, "--out", str(tmp_path))
+
+
+def test_an_unknown_flag_is_refused(arms: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--colour" in refusal(capsys, "report", str(arms / "heuristic"), "--colour", "blue")

@@ -1,0 +1,168 @@
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.nissa.writer import RunWriter
+from esper.scripts import cli
+from tests.integration.training import sentence_of
+from tests.karn import fake_run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    with RunWriter(tmp_path / "runs" / "mine") as writer:
+        writer.emit(fake_run.run_row())
+        for row in fake_run.life():
+            writer.emit(row)
+    return tmp_path / "runs" / "mine"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    cli.main(words)
+    return capsys.readouterr().out
+
+
+def test_an_answer_is_a_table(run, capsys):
+    out = printed(
+        capsys, "sql", str(run), "SELECT op, count(*) AS n, avg(value) AS v FROM decisions GROUP BY op"
+    )
+
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["op", "n", "v"]
+    assert sorted(lines[2:]) == [["FOSSILIZE", "2", "–"], ["GERMINATE", "3", "–"], ["WAIT", "3", "–"]]
+
+
+def test_an_answer_that_is_too_wide_is_shown_row_by_row(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = printed(capsys, "sql", str(run), "SELECT * FROM decision", "--limit", "2")
+
+    assert out.count("── ") == 0
+    assert [line.split()[:2] for line in out.splitlines() if line.startswith(("row ", "epoch"))] == [
+        ["row", "1"],
+        ["epoch", "0"],
+        ["row", "2"],
+        ["epoch", "1"],
+    ]
+    assert "read           [true, false, false, false, false, false, false, false]" in out
+
+
+def test_text_with_brackets_is_shown_as_it_is(run, capsys):
+    assert "[bold]x[/bold]" in printed(capsys, "sql", str(run), "SELECT '[bold]x[/bold]' AS \"a[b]\"")
+
+
+def test_machines_get_json(run, capsys):
+    out = printed(
+        capsys, "sql", str(run), "SELECT epoch, action FROM decision ORDER BY t", "--json", "--limit", "1"
+    )
+
+    assert json.loads(out) == {
+        "columns": ["epoch", "action"],
+        "types": ["BIGINT", "BIGINT[]"],
+        "rows": [[0, [1, 0, 0, 0, 0, 0, 0, 0]]],
+    }
+
+
+def test_machines_get_csv(run, capsys):
+    out = printed(
+        capsys,
+        "sql",
+        str(run),
+        "SELECT epoch, value, 'a,b', on_ FROM (SELECT *, [1] AS on_ FROM decision)",
+        "--csv",
+    )
+
+    rows = list(csv.reader(io.StringIO(out)))
+    assert rows[0] == ["epoch", "value", "'a,b'", "on_"]
+    assert rows[1] == ["0", "", "a,b", "[1]"]
+    assert len(rows) == 9
+
+
+def test_rows_that_are_left_out_are_mentioned_apart_from_the_answer(run, capsys):
+    cli.main(["sql", str(run), "SELECT epoch FROM epoch", "--csv", "--limit", "2"])
+
+    captured = capsys.readouterr()
+    assert captured.out == "epoch\n0\n1\n"
+    assert captured.err == "esper: only the first 2 rows are shown; --limit sets how many\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["RUN"], "esper sql needs a run and a query"),
+        ([], "esper sql needs a run and a query"),
+        (["nowhere", "SELECT 1"], "there is no run directory 'nowhere'"),
+        (["RUN", "DROP VIEW epoch"], "a run is read and never changed"),
+        (["RUN", "SELECT * FROM read_csv('/etc/passwd')"], 'Cannot access file "/etc/passwd"'),
+        (["RUN", "SELECT 1", "--limit", "0"], "limit"),
+        (["RUN", "SELECT 1", "--json", "--csv"], "--json and --csv are two ways to print one answer"),
+    ],
+)
+def test_mistakes_end_with_a_sentence(run, capsys, words, sentence):
+    assert sentence in sentence_of(capsys, "sql", *[str(run) if word == "RUN" else word for word in words])
+
+
+def test_a_query_that_takes_too_long_ends_with_a_sentence(run):
+    code = "import sys; from esper.scripts import cli, sql_command as command\n"
+    code += "command.SECONDS = 0.5; cli.main(sys.argv[1:])"
+    query = "WITH RECURSIVE a AS (SELECT 1 AS x UNION ALL SELECT x + 1 FROM a) SELECT count(*) FROM a"
+    finished = subprocess.run(
+        [sys.executable, "-c", code, "sql", str(run), query],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert finished.returncode == 2
+    assert finished.stderr == "esper: the query took longer than 0.5 s; ask for less\n"
+
+
+@pytest.mark.parametrize("command", ["sql", "runs"])
+def test_reading_needs_no_torch(run, command):
+    words = [str(run), "SELECT 1"] if command == "sql" else [str(run)]
+    code = (
+        "import sys; from esper.scripts import cli; cli.main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    )
+
+    subprocess.run(
+        [sys.executable, "-c", code, command, *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+
+
+def test_runs_are_listed_one_line_each_and_damaged_ones_hide_nobody(run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    damaged = run.parent / "damaged" / "telemetry" / "run"
+    damaged.mkdir(parents=True)
+    (damaged / "part-00000.jsonl").write_text("{}\n")
+
+    _, _, first, second, reason = printed(capsys, "runs", str(run.parent)).splitlines()
+
+    assert first.split()[-2:] == ["damaged", "–"]
+    assert second.split()[1:] == [
+        *("digits_impaired", "heuristic", "0", "61.5", "61.5", "398", "1/1", "episodes", "finished"),
+        *("2030-01-01", "00:00"),
+    ]
+    assert reason.startswith(f"damaged: {damaged / 'part-00000.jsonl'}, line 1, is not a row of this table")
+
+
+def test_runs_are_looked_for_in_runs_unless_told_otherwise(run, capsys, monkeypatch):
+    monkeypatch.chdir(run.parents[1])
+
+    (found,) = json.loads(printed(capsys, "runs", "--json"))
+    assert (found["path"], found["state"], found["best_score"]) == ("runs/mine", "finished", 61.5)
+
+
+def test_a_folder_without_runs_says_so(tmp_path, capsys):
+    assert printed(capsys, "runs", str(tmp_path)) == f"there are no runs in '{tmp_path}'\n"
+    assert "there is no folder" in sentence_of(capsys, "runs", str(tmp_path / "nowhere"))

@@ -1,0 +1,386 @@
+"""Runs that were made up: lives in which seeds germinate, blend and end by dice, as the rows of a real run.
+
+Every number in them is a row's own, so that a test can compute what a view must say from the rows alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Op, Stage
+from esper.leyline.events import (
+    SCHEMA_VERSION,
+    TABLES,
+    AlertRow,
+    CounterfactualRow,
+    DecisionRow,
+    EpisodeRow,
+    EpochRow,
+    Row,
+    RunRow,
+    SeedRow,
+    TransitionRow,
+    UpdateRow,
+)
+
+HOST_PARAMS = 174
+EMBARGO = 2
+_TABLE_OF = {row_type: table for table, row_type in TABLES.items()}
+
+
+@dataclass
+class _Slot:
+    stage: Stage = Stage.DORMANT
+    seed: int = -1
+    blueprint: int = -1
+    born: int = 0
+    since: int = 0
+    alpha: float = 0.0
+
+
+@dataclass
+class Life:
+    """One life: the rows it wrote and the state it is in."""
+
+    env: int
+    episode: int
+    slots: int
+    horizon: int
+    dice: random.Random
+    full: bool = True
+    rewarded: bool = False
+    rows: list[Row] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._slots = [_Slot() for _ in range(self.slots)]
+        self._seeds = 0
+        self._score = 10.0
+        self._counts = [0] * len(OP_NAMES)
+        self._refused = 0
+
+    def _where(self, epoch: int) -> dict[str, int]:
+        return {"env": self.env, "episode": self.episode, "epoch": epoch}
+
+    def _move(self, index: int, epoch: int, target: Stage, cause: str, reason: str) -> None:
+        slot = self._slots[index]
+        is_gone = slot.stage in (Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
+        measured = slot.stage in (Stage.BLENDING, Stage.HOLDING) and epoch > slot.since
+        self.rows.append(
+            TransitionRow(
+                **self._where(epoch),
+                slot=index,
+                seed=-1 if is_gone else slot.seed,
+                blueprint=-1 if is_gone else slot.blueprint,
+                from_stage=slot.stage,
+                to_stage=target,
+                cause=cause,
+                reason=reason,
+                gate=None,
+                passed=[],
+                score=self._score,
+                contribution=self.dice.gauss(3, 4) if measured else None,
+                age=epoch - slot.born,
+            )
+        )
+        slot.stage, slot.since = target, epoch
+
+    def _decide(self, epoch: int) -> None:
+        free = [i for i, slot in enumerate(self._slots) if slot.stage is Stage.DORMANT]
+        held = [i for i, slot in enumerate(self._slots) if slot.stage is Stage.HOLDING]
+        blending = [i for i, slot in enumerate(self._slots) if slot.stage is Stage.BLENDING]
+        legal = [(Op.GERMINATE, i) for i in free] + [(Op.FOSSILIZE, i) for i in held]
+        legal += [(Op.PRUNE, i) for i in blending]
+        op, index = self.dice.choice(legal) if legal and self.dice.random() < 0.4 else (Op.WAIT, 0)
+        succeeded = op is not Op.FOSSILIZE or self.dice.random() < 0.8
+        self._counts[op] += 1
+        self._refused += not succeeded
+        paid = {"lead": self.dice.gauss(0.02, 0.05), "rent": -0.001} if self.rewarded else None
+        self.rows.append(
+            DecisionRow(
+                **self._where(epoch),
+                action=[int(op), index, 0, 0, 0, 0, 0, 0],
+                read=[True, op is not Op.WAIT] + [False] * 6,
+                forced=not legal,
+                succeeded=succeeded,
+                refused_by=None if succeeded else "G5",
+                failed_checks=[] if succeeded else ["contribution"],
+                reward=sum(paid.values()) if paid else None,
+                reward_terms=paid,
+            )
+        )
+        if not succeeded:
+            return
+        if op is Op.GERMINATE:
+            slot = self._slots[index]
+            slot.seed, slot.blueprint, slot.born, slot.alpha = (
+                self._seeds,
+                self.dice.randrange(1, 8),
+                epoch,
+                0.0,
+            )
+            self._seeds += 1
+            self._move(index, epoch, Stage.GERMINATED, "policy", "germinated")
+            self._move(index, epoch, Stage.TRAINING, "mechanical", "incubation begins")
+        elif op is Op.FOSSILIZE:
+            self._move(index, epoch, Stage.FOSSILIZED, "policy", "fossilized")
+        elif op is Op.PRUNE:
+            self._move(index, epoch, Stage.PRUNED, "policy", "pruned")
+            self._move(index, epoch, Stage.EMBARGOED, "mechanical", "cooling down")
+
+    def _tick(self, epoch: int) -> None:
+        for index, slot in enumerate(self._slots):
+            if slot.stage is Stage.TRAINING and epoch - slot.since >= 2:
+                self._move(index, epoch, Stage.BLENDING, "mechanical", "incubation is over")
+                slot.alpha = 0.25
+            elif slot.stage is Stage.BLENDING:
+                slot.alpha = min(slot.alpha + 0.25, 1.0)
+                if slot.alpha == 1.0:
+                    self._move(index, epoch, Stage.HOLDING, "mechanical", "full alpha reached")
+            elif slot.stage is Stage.EMBARGOED and epoch - slot.since >= EMBARGO:
+                self._move(index, epoch, Stage.RESETTING, "mechanical", "embargo is over")
+            elif slot.stage is Stage.RESETTING:
+                self._move(index, epoch, Stage.DORMANT, "mechanical", "slot is empty again")
+
+    def _params(self) -> int:
+        return sum(100 * slot.blueprint for slot in self._occupied())
+
+    def _occupied(self) -> Iterator[_Slot]:
+        gone = (Stage.DORMANT, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
+        return (slot for slot in self._slots if slot.stage not in gone)
+
+    def _measure(self, epoch: int) -> None:
+        strength = sum(slot.alpha for slot in self._occupied())
+        self._score = min(max(self._score + self.dice.gauss(strength, 2.0), 0.0), 100.0)
+        for index, slot in enumerate(self._slots):
+            if self.full and slot in list(self._occupied()):
+                known = slot.stage is not Stage.TRAINING
+                self.rows.append(
+                    SeedRow(
+                        **self._where(epoch),
+                        slot=index,
+                        seed=slot.seed,
+                        blueprint=slot.blueprint,
+                        style=0,
+                        stage=slot.stage,
+                        age=epoch - slot.born,
+                        alpha=slot.alpha,
+                        contribution=self.dice.gauss(5, 3) if known else None,
+                        contribution_error=abs(self.dice.gauss(1, 0.2)) if known else None,
+                        shapley=None,
+                        interaction_sum=None,
+                        freshness=1.0 if known else 0.0,
+                        gradient_norm=0.1,
+                        gradient_health=1.0,
+                        params=100 * slot.blueprint,
+                    )
+                )
+        grown = self._params()
+        self.rows.append(
+            EpochRow(
+                **self._where(epoch),
+                train_loss=2.0,
+                train_score=self._score,
+                val_loss=2.0,
+                val_score=self._score,
+                twin_score=min(10.0 + 0.2 * epoch, 100.0),
+                params=HOST_PARAMS + grown,
+                grown_params=grown,
+                host_gradient_norm=0.2,
+                learning_rate=0.05,
+                skipped_batches=0,
+                ms=12.0,
+                phase_ms={"act": 1.0, "train": 8.0 + self.dice.random(), "measure": 2.0},
+            )
+        )
+
+    def _end(self) -> None:
+        last = self.horizon
+        for index, slot in enumerate(self._slots):
+            if slot.stage is Stage.HOLDING:
+                self._move(index, last, Stage.FOSSILIZED, "mechanical", "horizon")
+            elif slot.stage in (Stage.TRAINING, Stage.BLENDING):
+                self._move(index, last, Stage.PRUNED, "mechanical", "horizon")
+        live = [i for i, slot in enumerate(self._slots) if slot.stage is Stage.FOSSILIZED][:3]
+        for on in itertools.product([False, True], repeat=len(live)) if self.full and live else []:
+            states = [slot.stage is Stage.FOSSILIZED for slot in self._slots]
+            for index, state in zip(live, on, strict=True):
+                states[index] = state
+            score = self._score if all(on) else self._score * self.dice.random()
+            self.rows.append(CounterfactualRow(**self._where(last), on=states, score=score, loss=1.0))
+        terms = [row.reward_terms for row in self.rows if isinstance(row, DecisionRow) and row.reward_terms]
+        sums = {name: sum(paid[name] for paid in terms) for name in terms[0]} if terms else None
+        params = HOST_PARAMS + self._params()
+        self.rows.append(
+            EpisodeRow(
+                **self._where(last),
+                val_score=self._score,
+                test_score=max(self._score - 1, 0.0),
+                twin_val_score=min(10.0 + 0.2 * last, 100.0),
+                best_val_score=max(row.val_score for row in self.rows if isinstance(row, EpochRow)),
+                host_params=HOST_PARAMS,
+                params=params,
+                host_flops_per_sample=1_000,
+                flops_per_sample=1_000 + 10 * params,
+                flops={"forward": 1_000_000 * params, "backward": 2_000_000 * params, "pruned_seeds": 5_000},
+                op_counts=self._counts,
+                refused=self._refused,
+                rollbacks=0,
+                ended_by="horizon",
+                seconds=0.5,
+                total_reward=sum(sums.values()) if sums else None,
+                reward_terms=sums,
+            )
+        )
+
+    def live(self, epochs: int | None = None) -> list[Row]:
+        """All rows; ``epochs``: those of a life that goes on."""
+        for epoch in range(self.horizon if epochs is None else epochs):
+            self._decide(epoch)
+            self._tick(epoch + 1)
+            self._measure(epoch + 1)
+        if epochs is None:
+            self._end()
+        return self.rows
+
+
+def run_row(
+    *,
+    horizon: int = 20,
+    slots: Sequence[str] = ("r0c0", "r0c1", "r0c2"),
+    envs: int = 1,
+    rounds: int | None = None,
+) -> RunRow:
+    """The run's own row."""
+    return RunRow(
+        schema_version=SCHEMA_VERSION,
+        name="made",
+        started="2030-01-01T00:00:00+00:00",
+        task="digits_impaired",
+        decider="heuristic" if rounds is None else "ppo",
+        rng_seed=0,
+        config={"episodes": 1, "nested": {"rate": 0.5}} if rounds is None else {"rounds": rounds},
+        data_hash="0" * 64,
+        git_revision=None,
+        versions={"python": "3.11"},
+        hardware={"cores": 2},
+        host_params=HOST_PARAMS,
+        slots=list(slots),
+        ops=list(OP_NAMES),
+        heads=list(HEAD_NAMES),
+        blueprints=list(BLUEPRINT_IDS),
+        stages=list(STAGE_NAMES),
+        head_choices=[[] for _ in HEAD_NAMES],
+        horizon=horizon,
+        rounds=rounds,
+        envs=envs,
+    )
+
+
+def update_row(number: int, lives: Sequence[EpisodeRow], dice: random.Random) -> UpdateRow:
+    """The update after the lives of a round; the heads ``style`` and ``tempo`` lose their choice."""
+    returns = [life.total_reward or 0.0 for life in lives]
+    chosen = [sum(life.op_counts[op] for life in lives) for op in range(len(OP_NAMES))]
+    entropy = [
+        max(1.0 - 0.004 * number * index + dice.gauss(0, 0.02), 0.0) for index in range(len(HEAD_NAMES))
+    ]
+    return UpdateRow(
+        round=number,
+        mean_return=sum(returns) / len(returns),
+        reward_terms={
+            name: sum((life.reward_terms or {}).get(name) or 0.0 for life in lives) / len(lives)
+            for name in ("lead", "rent")
+        },
+        reward_variance=0.1,
+        reward_variance_unpaired=None,
+        val_score=sum(life.val_score for life in lives) / len(lives),
+        params=sum(life.params for life in lives) / len(lives),
+        broken_lives=0,
+        op_shares=[count / sum(chosen) for count in chosen],
+        policy_loss=dice.gauss(0, 0.1),
+        value_loss=abs(dice.gauss(0.2, 0.1)),
+        entropy=2.0 - 0.005 * number,
+        head_entropy=[
+            min(value, 1.0) if index != 3 or number % 3 else None for index, value in enumerate(entropy)
+        ],
+        explained_variance=min(dice.gauss(0.4, 0.3), 1.0),
+        value_nrmse=abs(dice.gauss(0.8, 0.2)),
+        value_return_correlation=0.5,
+        approx_kl=abs(dice.gauss(0.03, 0.02)),
+        clip_fraction=min(abs(dice.gauss(0.2, 0.08)), 1.0),
+        ratio_mean=1.0,
+        ratio_std=0.3,
+        ratio_max=2.0,
+        ratio_min=0.4,
+        first_ratio_error=1e-7,
+        early_stop_pass=None,
+        grad_norm=abs(dice.gauss(1, 0.3)),
+        head_grad_norm=[0.1] * len(HEAD_NAMES),
+        forced_share=0.1,
+        skipped=None,
+        explosion=None,
+        evaluation_return=0.5 if number % 5 == 0 else None,
+        evaluation_score=min(20.0 + 0.2 * number, 100.0) if number % 5 == 0 else None,
+        seconds=4.0,
+        phase_ms={
+            "rollout": 3000.0 + dice.random(),
+            "update": 500.0,
+            "evaluation": 500.0 * (number % 5 == 0),
+        },
+    )
+
+
+def alert_row(rule: str, event: str = "raised", *, scope: str = "run", **where: int) -> AlertRow:
+    return AlertRow(
+        rule=rule, event=event, severity="warning", scope=scope, value=0.5, limit=0.25, hint="look", **where
+    )
+
+
+def run_rows(
+    *, episodes: int = 1, horizon: int = 20, slots: int = 3, full: bool = True, seed: int = 0
+) -> list[Row]:
+    """A run without training."""
+    names = [f"r0c{index}" for index in range(slots)]
+    rows: list[Row] = [run_row(horizon=horizon, slots=names)]
+    for episode in range(episodes):
+        rows += Life(0, episode, slots, horizon, random.Random(f"{seed}-{episode}"), full).live()
+    return rows
+
+
+def training_rows(
+    *, rounds: int = 3, envs: int = 4, horizon: int = 20, slots: int = 3, full: bool = True, seed: int = 0
+) -> list[Row]:
+    """A training."""
+    names = [f"r0c{index}" for index in range(slots)]
+    rows: list[Row] = [run_row(horizon=horizon, slots=names, envs=envs, rounds=rounds)]
+    for number in range(1, rounds + 1):
+        dice = random.Random(f"{seed}-{number}")
+        lived = [
+            Life(
+                env, number - 1, slots, horizon, random.Random(f"{seed}-{number}-{env}"), full, rewarded=True
+            )
+            for env in range(envs)
+        ]
+        for life in lived:
+            rows += life.live()
+        ended = [row for life in lived for row in life.rows if isinstance(row, EpisodeRow)]
+        rows.append(update_row(number, ended, dice))
+    return rows
+
+
+def write(directory: Path, rows: Sequence[Row]) -> Path:
+    """The rows as the run directory that a writer would leave; times rise by a hundredth of a second."""
+    lines: dict[str, list[bytes]] = {}
+    for number, row in enumerate(rows):
+        row.t = round(0.01 * number, 6)
+        lines.setdefault(_TABLE_OF[type(row)], []).append(msgspec.json.encode(row))
+    for table, encoded in lines.items():
+        folder = directory / "telemetry" / table
+        folder.mkdir(parents=True)
+        (folder / "part-00000.jsonl").write_bytes(b"\n".join(encoded) + b"\n")
+    return directory

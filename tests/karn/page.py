@@ -1,0 +1,86 @@
+"""Reads a page back as a browser does: a tree of elements, and what can be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+@dataclass
+class Node:
+    """One element."""
+
+    name: str
+    attributes: dict[str, str]
+    children: list[Node | str] = field(default_factory=list)
+
+    def all(self, name: str | None = None, **attributes: str) -> Iterator[Node]:
+        """Elements below this one, in order; ``class_`` is one of the classes that they need."""
+        for child in self.children:
+            if isinstance(child, Node):
+                if child.name == (name or child.name) and child._has(attributes):
+                    yield child
+                yield from child.all(name, **attributes)
+
+    def _has(self, attributes: dict[str, str]) -> bool:
+        for key, value in attributes.items():
+            found = self.attributes.get(key.rstrip("_"), "")
+            if value not in (found.split() if key == "class_" else [found]):
+                return False
+        return True
+
+    def one(self, name: str | None = None, **attributes: str) -> Node:
+        (found,) = self.all(name, **attributes)
+        return found
+
+    @property
+    def text(self) -> str:
+        """What a reader sees, with ordinary spaces."""
+        return " ".join(self._raw().split())
+
+    def _raw(self) -> str:
+        return "".join(child if isinstance(child, str) else child._raw() + " " for child in self.children)
+
+    @property
+    def table(self) -> list[dict[str, str]]:
+        """The rows of the only table in here, by the names of its columns."""
+        columns = [cell.text for cell in self.one("thead").all("th")]
+        return [
+            dict(zip(columns, [cell.text for cell in row.all("td")], strict=True))
+            for row in self.one("tbody").all("tr")
+        ]
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Node("", {})
+        self.open = [self.root]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        node = Node(tag, {name: value or "" for name, value in attrs})
+        self.open[-1].children.append(node)
+        if tag not in VOID:
+            self.open.append(node)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open[-1].children.append(Node(tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open[-1].name == tag, f"</{tag}> closes <{self.open[-1].name}>"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].children.append(data)
+
+
+def read_page(text: str) -> Node:
+    """The tree of a page whose elements are all closed where they should be."""
+    reader = _Reader()
+    reader.feed(text)
+    reader.close()
+    assert [node.name for node in reader.open] == [""], "elements are left open"
+    return reader.root

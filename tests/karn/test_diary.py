@@ -1,0 +1,305 @@
+"""A life in words: each sentence is worked out by hand from rows that are few enough to be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from esper.karn.diary import diary, thought
+from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Blueprint, Op, Stage
+from esper.leyline.events import (
+    AlertRow,
+    DecisionRow,
+    EpisodeRow,
+    EpochRow,
+    Row,
+    RunRow,
+    SeedRow,
+    TransitionRow,
+)
+
+LIFE: dict[str, Any] = {"env": 3, "episode": 7}
+SLOTS = ["r0c0", "r0c1", "r0c2"]
+RUN = RunRow(
+    schema_version=2,
+    name="demo",
+    started="2030-01-01T00:00:00+00:00",
+    task="digits",
+    decider="ppo",
+    rng_seed=0,
+    config={},
+    data_hash="",
+    git_revision=None,
+    versions={},
+    hardware={},
+    host_params=250,
+    slots=SLOTS,
+    ops=list(OP_NAMES),
+    heads=list(HEAD_NAMES),
+    blueprints=list(BLUEPRINT_IDS),
+    stages=list(STAGE_NAMES),
+    head_choices=[
+        list(OP_NAMES),
+        SLOTS,
+        list(BLUEPRINT_IDS),
+        ["plain", "gated"],
+        ["fast", "slow"],
+        ["half", "seventy", "full"],
+        ["instant", "slow"],
+        ["linear", "cosine"],
+    ],
+    horizon=20,
+    rounds=9,
+    envs=4,
+)
+
+
+def decision(epoch: int, op: Op, slot: int = 0, **columns: Any) -> DecisionRow:
+    """An action that came about, with every head that is not named at 0 and unread."""
+    row: dict[str, Any] = {
+        "action": [op, slot, 0, 0, 0, 0, 0, 0],
+        "read": [True, op is not Op.WAIT] + [False] * 6,
+        "forced": False,
+        "succeeded": True,
+        "refused_by": None,
+        "failed_checks": [],
+    }
+    return DecisionRow(**LIFE, epoch=epoch, **(row | columns))
+
+
+def move(epoch: int, origin: Stage, target: Stage, **columns: Any) -> TransitionRow:
+    row: dict[str, Any] = {
+        "slot": 1,
+        "seed": 0,
+        "blueprint": Blueprint.CONV_LIGHT,
+        "cause": "mechanical",
+        "reason": "",
+        "gate": None,
+        "passed": [],
+        "score": 50.0,
+        "contribution": None,
+        "age": 0,
+    }
+    return TransitionRow(**LIFE, epoch=epoch, from_stage=origin, to_stage=target, **(row | columns))
+
+
+def germination(epoch: int = 4, **columns: Any) -> TransitionRow:
+    named = {"cause": "policy", "reason": "germinated"} | columns
+    return move(epoch, Stage.DORMANT, Stage.GERMINATED, **named)
+
+
+def measured(epoch: int, contribution: float | None, error: float | None) -> SeedRow:
+    return SeedRow(
+        **LIFE,
+        epoch=epoch,
+        slot=1,
+        seed=0,
+        blueprint=Blueprint.CONV_LIGHT,
+        style=0,
+        stage=Stage.FOSSILIZED,
+        age=1,
+        alpha=1.0,
+        contribution=contribution,
+        contribution_error=error,
+        shapley=None,
+        interaction_sum=None,
+        freshness=1.0,
+        gradient_norm=None,
+        gradient_health=None,
+        params=148,
+    )
+
+
+def ended(**columns: Any) -> EpisodeRow:
+    row: dict[str, Any] = {
+        "epoch": 20,
+        "val_score": 61.55,
+        "test_score": 60.25,
+        "twin_val_score": 22.05,
+        "best_val_score": 64.1,
+        "host_params": 250,
+        "params": 1398,
+        "host_flops_per_sample": 1,
+        "flops_per_sample": 2,
+        "flops": {},
+        "op_counts": [0] * 6,
+        "refused": 0,
+        "rollbacks": 0,
+        "ended_by": "horizon",
+        "seconds": 1.0,
+    }
+    return EpisodeRow(**LIFE, **(row | columns))
+
+
+def sentences(*rows: Row) -> list[str]:
+    return [str(note) for note in diary(RUN, rows)]
+
+
+def test_a_seed_is_told_in_one_sentence_with_what_the_policy_thought() -> None:
+    rows = (
+        decision(4, Op.GERMINATE, 1, op_probs=[0.09, 0.83, 0.05, 0.0, 0.03, 0.0]),
+        germination(4),
+        move(4, Stage.GERMINATED, Stage.TRAINING),
+        measured(9, 1.0, 0.1),
+        measured(10, 6.14, 0.81),
+        decision(11, Op.FOSSILIZE, 1, op_probs=[0.41, 0.0, 0.1, 0.0, 0.49, 0.0]),
+        move(11, Stage.HOLDING, Stage.FOSSILIZED, cause="policy", reason="fossilized"),
+    )
+    assert sentences(*rows) == [
+        "epoch 4: conv_light germinated in r0c1 (policy 0.83, next best WAIT 0.09);"
+        " contribution +6.1 ± 0.8 points; fossilized at 11 (policy 0.49, next best WAIT 0.41)"
+    ]
+
+
+def test_without_a_policy_and_seed_rows_the_sentence_says_only_what_is_known() -> None:
+    rows = (
+        germination(0),
+        move(0, Stage.GERMINATED, Stage.TRAINING),
+        move(20, Stage.HOLDING, Stage.FOSSILIZED, reason="horizon commits"),
+    )
+    assert sentences(*rows) == [
+        "epoch 0: conv_light germinated in r0c1; contribution –; fossilized at 20: horizon commits"
+    ]
+
+
+def test_a_contribution_of_zero_is_known() -> None:
+    (sentence,) = sentences(germination(2), measured(5, 0.0, 0.0))
+    assert "contribution +0.0 ± 0.0 points" in sentence
+
+
+@pytest.mark.parametrize(
+    ("last", "end", "stage"),
+    [
+        (
+            move(9, Stage.BLENDING, Stage.PRUNED, cause="governor", reason="non-finite loss"),
+            "pruned by the governor at 9: non-finite loss",
+            Stage.PRUNED,
+        ),
+        (move(9, Stage.BLENDING, Stage.PRUNED, cause="policy", reason="pruned"), "pruned at 9", Stage.PRUNED),
+        (
+            move(20, Stage.BLENDING, Stage.PRUNED, reason="not held at the horizon"),
+            "removed at horizon",
+            Stage.PRUNED,
+        ),
+        (move(6, Stage.TRAINING, Stage.BLENDING), "still blending after 6", Stage.BLENDING),
+        (move(4, Stage.DORMANT, Stage.GERMINATED), "still germinated after 4", Stage.GERMINATED),
+    ],
+)
+def test_every_fate_has_its_words(last: TransitionRow, end: str, stage: Stage) -> None:
+    (note,) = diary(RUN, [germination(), last])
+    assert str(note) == f"epoch 4: conv_light germinated in r0c1; contribution –; {end}"
+    assert note.stage is stage
+
+
+def test_a_refused_action_names_what_refused_it_and_why() -> None:
+    row = decision(
+        8,
+        Op.GERMINATE,
+        2,
+        action=[Op.GERMINATE, 2, Blueprint.NORM, 1, 0, 2, 0, 0],
+        read=[True] * 6 + [False] * 2,
+        succeeded=False,
+        refused_by="legality",
+        failed_checks=["slot_empty", "not_embargoed"],
+    )
+    assert sentences(row) == [
+        "epoch 8: GERMINATE in r0c2 (blueprint norm, style gated, tempo fast, target full)"
+        " was refused by legality: slot_empty, not_embargoed"
+    ]
+
+
+def test_a_refused_fossilization_does_not_pass_for_the_one_that_came_about() -> None:
+    rows = (
+        germination(4),
+        decision(11, Op.FOSSILIZE, 1, succeeded=False, refused_by="G5", op_probs=[0.2, 0, 0, 0, 0.8, 0]),
+        move(11, Stage.HOLDING, Stage.FOSSILIZED, cause="user", reason="kept by hand"),
+    )
+    assert sentences(*rows) == [
+        "epoch 4: conv_light germinated in r0c1; contribution –; fossilized by the user at 11: kept by hand",
+        "epoch 11: FOSSILIZE in r0c1 was refused by G5 (policy 0.80, next best WAIT 0.20)",
+    ]
+
+
+def test_later_decisions_name_the_seed_that_the_slot_held_then() -> None:
+    rows = (
+        germination(1),
+        move(5, Stage.BLENDING, Stage.PRUNED, cause="policy", reason="pruned"),
+        germination(9, seed=1, blueprint=Blueprint.NORM),
+        decision(
+            3,
+            Op.SET_ALPHA_TARGET,
+            1,
+            action=[Op.SET_ALPHA_TARGET, 1, 0, 0, 1, 1, 1, 1],
+            read=[True, True, False, False, False, True, True, True],
+        ),
+        decision(12, Op.PRUNE, 1, op_probs=[0.5, 0.0, 0.2, 0.3, 0.0, 0.0]),
+        decision(13, Op.WAIT),
+    )
+    assert [s for s in sentences(*rows) if "germinated" not in s] == [
+        "epoch 3: conv_light in r0c1 got a new alpha: target seventy, speed slow, curve cosine",
+        "epoch 12: norm in r0c1 began to fade out (policy 0.30; WAIT was likelier, 0.50)",
+    ]
+
+
+def test_an_intervention_of_the_governor_is_told_and_its_clearing_is_not() -> None:
+    alarm: dict[str, Any] = {
+        "rule": "collapse",
+        "severity": "error",
+        "scope": "environment 3",
+        "value": 7.654321,
+        "limit": 2.25,
+        "hint": "the governor rolled back to epoch 3",
+        "env": 3,
+        "episode": 7,
+        "epoch": 5,
+    }
+    rows = (germination(4), AlertRow(event="raised", **alarm), AlertRow(event="cleared", **alarm))
+    assert sentences(*rows)[1:] == [
+        "epoch 5: collapse (7.65, limit 2.25); the governor rolled back to epoch 3"
+    ]
+    unknown = alarm | {"value": None, "limit": None}
+    assert sentences(germination(4), AlertRow(event="raised", **unknown))[1:] == [
+        "epoch 5: collapse; the governor rolled back to epoch 3"
+    ]
+
+
+@pytest.mark.parametrize(("twin", "against"), [(22.05, " (+39.5 against the twin)"), (None, "")])
+def test_the_end_stands_last(twin: float | None, against: str) -> None:
+    rows = (ended(twin_val_score=twin), germination(4), move(20, Stage.HOLDING, Stage.FOSSILIZED))
+    assert sentences(*rows)[-1] == (
+        f"epoch 20: the horizon ended the life: 61.5 on validation{against}, 60.2 on test, 1,398 parameters"
+    )
+
+
+def test_a_life_in_which_nothing_happened_has_nothing_to_tell() -> None:
+    epoch = EpochRow(
+        **LIFE,
+        epoch=1,
+        train_loss=None,
+        train_score=None,
+        val_loss=1.0,
+        val_score=50.0,
+        twin_score=None,
+        params=250,
+        grown_params=0,
+        host_gradient_norm=None,
+        learning_rate=0.1,
+        skipped_batches=0,
+        ms=1.0,
+        phase_ms={},
+    )
+    assert diary(RUN, []) == []
+    assert diary(RUN, [epoch, decision(0, Op.WAIT)]) == []
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "words"),
+    [
+        (None, ""),
+        ([0.0, 1.0, 0.0, 0.0, 0.0, 0.0], " (policy 1.00)"),
+        ([0.0, None, 0.0, 0.0, 0.0, 0.25], " (policy –, next best ADVANCE 0.25)"),
+    ],
+)
+def test_a_thought_says_only_what_is_known(probabilities: list[float | None] | None, words: str) -> None:
+    assert thought(decision(1, Op.GERMINATE, op_probs=probabilities), RUN) == words

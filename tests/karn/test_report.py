@@ -1,0 +1,501 @@
+"""The report says what the rows say: pages are read back and compared with rows written by hand."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from esper.karn.report import render_report
+from esper.karn.run import Run, open_run
+from esper.leyline.events import AlertRow, EpisodeRow, EpochRow, Row, RunRow, SeedRow, UpdateRow
+from esper.leyline.run_files import LOCK_FILE, TELEMETRY
+from esper.nissa.writer import RunWriter
+from tests.karn import fake_run
+from tests.karn.page import Node, read_page
+
+
+def write(directory: Path, rows: Iterable[Row]) -> Run:
+    """A run all of whose rows are written 90 seconds after its begin."""
+    with RunWriter(directory, clock=chain([0.0], repeat(90.0)).__next__) as writer:
+        for row in rows:
+            writer.emit(row)
+    return open_run(directory)
+
+
+def page_of(run: Run, *against: Run, reproduction: str | None = None) -> Node:
+    return read_page(render_report(run, against, reproduction))
+
+
+def sentences(page: Node) -> list[str]:
+    return [item.text for item in page.one("ul", class_="sentences").all("li")]
+
+
+def facts(page: Node) -> dict[str, tuple[str, str]]:
+    return {
+        fact.one("dt").text: (fact.one(class_="value").text, fact.one(class_="note").text)
+        for fact in page.one("dl", class_="facts").all("div")
+    }
+
+
+def pairs(section: Node) -> dict[str, str]:
+    return {pair.one("dt").text: pair.one("dd").text for pair in section.all("div")}
+
+
+@pytest.fixture
+def grown(tmp_path: Path) -> Run:
+    return write(tmp_path / "grown", [fake_run.run_row(), *fake_run.life()])
+
+
+# --- one life -------------------------------------------------------------------------------------
+
+
+def test_the_answer_of_a_run_comes_first_and_is_that_of_its_row(grown: Run) -> None:
+    """61.5 is 39.5 over 22; 398 / 250 = 1.59; 25,000 / 2,000 = 12.5; 1.2 + 2.4 + 0.4 GFLOP, each once."""
+    page = page_of(grown)
+    assert page.one("h1").text == (
+        "It reached 61.5 on validation, 39.5 points above its twin that did not grow."
+    )
+    assert sentences(page) == [
+        "Finished: one life of 8 epochs.",
+        "The cost: ×1.59 the host's parameters (250 → 398), ×12 its compute for a prediction,"
+        " 4.00 GFLOP and 12.5 s for a whole life.",
+    ]
+    assert facts(page) == {
+        "validation": ("61.5", "twin 22.0, +39.5"),
+        "test": ("60.2", "read once, at the end"),
+        "parameters": ("×1.59", "250 → 398"),
+        "compute for a prediction": ("×12", "2.00 kFLOP → 25.0 kFLOP"),
+        "compute of a life": ("4.00 GFLOP", "training and measuring"),
+        "time": ("0:01:30", "12.5 s a life"),
+    }
+
+
+def test_a_life_below_its_twin_is_said_to_be_below(tmp_path: Path) -> None:
+    row = msgspec.structs.replace(fake_run.episode_row(), val_score=20.5)
+    page = page_of(write(tmp_path / "run", [fake_run.run_row(), row]))
+    assert (
+        page.one("h1").text == "It reached 20.5 on validation, 1.5 points below its twin that did not grow."
+    )
+
+
+def test_without_a_twin_nothing_is_compared(tmp_path: Path) -> None:
+    row = msgspec.structs.replace(fake_run.episode_row(), twin_val_score=None)
+    page = page_of(write(tmp_path / "run", [fake_run.run_row(), row]))
+    assert page.one("h1").text == "It reached 61.5 on validation; no twin is known to compare it with."
+    assert facts(page)["validation"] == ("61.5", "no twin")
+
+
+def test_several_lives_are_given_as_means_with_intervals(tmp_path: Path) -> None:
+    """61.5 and 63.5: mean 62.5, error 1, quantile 12.7. Leads 39.5 and 43.5: mean 41.5, error 2."""
+    better = msgspec.structs.replace(fake_run.episode_row(1), val_score=63.5, twin_val_score=20.0)
+    rows = [fake_run.run_row(episodes=2), *fake_run.life(), better]
+    page = page_of(write(tmp_path / "run", rows))
+    assert page.one("h1").text == (
+        "It reached 62.5 ± 12.7 on validation in the mean of 2 lives,"
+        " 41.5 ± 25.4 points above their twins that did not grow."
+    )
+
+
+def test_tables_under_the_pictures_hold_the_numbers_of_the_rows(grown: Run) -> None:
+    page = page_of(grown)
+    shown = page.one("section", id="growth").table
+    rows = {str(row.epoch): row for row in grown.rows(EpochRow)}
+    assert [line["epoch"] for line in shown] == list(rows)
+    for line in shown:
+        row = rows[line["epoch"]]
+        assert (line["median"], line["twin"]) == (f"{row.val_score:.1f}", f"{row.twin_score:.1f}")
+        assert line["parameters"] == f"{row.params:,}"
+    seeds = page.one("section", id="lanes").table
+    assert [(line["slot"], line["contribution"], line["parameters"]) for line in seeds] == [
+        ("r0c0", "+21.9 ± 0.8", "148"),
+        ("r0c1", "-3.0 ± 1.2", "1,200"),
+        ("r0c2", "–", "40"),
+    ]
+
+
+def test_every_picture_has_its_question_a_caption_and_a_table(grown: Run) -> None:
+    page = page_of(grown)
+    shown = [section for section in page.all("section") if list(section.all("svg"))]
+    assert len(shown) >= 2
+    for section in shown:
+        assert section.one("h2").text.endswith("?")
+        for figure in section.all("figure"):
+            assert figure.one("figcaption").text
+            assert figure.one("details").table
+
+
+def test_the_diary_tells_the_seeds_and_what_was_refused(grown: Run) -> None:
+    told = [item.text for item in page_of(grown).one("section", id="diary").all("li")]
+    assert told[0] == (
+        "epoch 0 ◆ conv_light germinated in r0c0; contribution +21.9 ± 0.8 points; fossilized at 5"
+    )
+    assert (
+        "epoch 1 ✂ conv_heavy germinated in r0c1; contribution -3.0 ± 1.2 points;"
+        " pruned by the governor at 5: non-finite loss"
+    ) in told
+    assert "epoch 7 FOSSILIZE in r0c0 was refused by G5" in told
+    assert told[-1] == (
+        "epoch 8 the horizon ended the life: 61.5 on validation (+39.5 against the twin),"
+        " 60.2 on test, 398 parameters"
+    )
+
+
+def test_without_seed_rows_contributions_are_unknown(tmp_path: Path) -> None:
+    rows = [row for row in fake_run.life() if not isinstance(row, SeedRow)]
+    page = page_of(write(tmp_path / "run", [fake_run.run_row(), *rows]))
+    told = [item.text for item in page.one("section", id="diary").all("li")]
+    assert told[0] == "epoch 0 ◆ conv_light germinated in r0c0; contribution –; fossilized at 5"
+    assert {line["contribution"] for line in page.one("section", id="lanes").table} == {"–"}
+
+
+def test_of_many_lives_some_are_told_and_the_rest_counted(tmp_path: Path) -> None:
+    rows = [fake_run.run_row(episodes=12), *(row for n in range(12) for row in fake_run.life(n))]
+    section = page_of(write(tmp_path / "run", rows)).one("section", id="diary")
+    assert [heading.text for heading in section.all("h3")] == [f"Life {n}" for n in range(10)]
+    assert "2 more lives are not told here." in section.text
+
+
+def test_configuration_and_environment_are_whole(tmp_path: Path) -> None:
+    row = msgspec.structs.replace(
+        fake_run.run_row(), config={"task": "digits", "rng_seed": 3, "slots": ["a", "b"], "gamma": None}
+    )
+    page = page_of(write(tmp_path / "run", [row]), reproduction="esper run --task digits")
+    assert pairs(page.one("section", id="configuration")) == {
+        "task": "digits",
+        "rng_seed": "3",
+        "slots": '["a", "b"]',
+        "gamma": "–",
+    }
+    environment = pairs(page.one("section", id="environment"))
+    assert environment["git revision"] == "–"
+    assert environment["data hash"] == "0" * 64
+    assert (environment["python"], environment["processors"]) == ("3.11", "2")
+    assert page.one("section", id="again").one("pre").text == "esper run --task digits"
+
+
+# --- other runs -----------------------------------------------------------------------------------
+
+
+def control(directory: Path, **changes: Any) -> Run:
+    """A run of one life that reached 22.0 and 21.25 with the bare host and 1.5 GFLOP."""
+    life = msgspec.structs.replace(
+        fake_run.episode_row(),
+        val_score=22.0,
+        test_score=21.25,
+        twin_val_score=None,
+        params=250,
+        flops={"forward": 500_000_000, "backward": 1_000_000_000},
+    )
+    row = msgspec.structs.replace(fake_run.run_row(directory.name, "off"), **changes)
+    return write(directory, [row, life])
+
+
+def test_lives_that_began_alike_are_compared_pair_by_pair(grown: Run, tmp_path: Path) -> None:
+    page = page_of(grown, control(tmp_path / "off"))
+    assert sentences(page)[-1] == (
+        "Against off, in one life begun alike: +39.5 points on validation, +39.0 on test."
+    )
+    section = page.one("section", id="comparison")
+    shown, *_ = section.all("tbody")
+    cells = [[cell.text for cell in row.all("td")] for row in shown.all("tr")]
+    assert cells == [
+        ["demo (heuristic, rng seed 0)", "1", "61.5", "", "60.2", "", "398", "4.00 GFLOP"],
+        ["off (off, rng seed 0)", "1", "22.0", "+39.5", "21.2", "+39.0", "250", "1.50 GFLOP"],
+    ]
+    assert facts(page)["compute of a life"] == ("4.00 GFLOP", "×2.67 that of off")
+    assert [[line["arm"], line["validation"], line["test"]] for line in section.one("figure").table] == [
+        ["demo", "61.5", "60.2"],
+        ["off", "22.0", "21.2"],
+    ]
+    assert section.one("details", id="differences").table == [
+        {"setting": "decider", "demo": "heuristic", "off": "off"}
+    ]
+
+
+def test_two_runs_of_one_name_are_told_apart(grown: Run) -> None:
+    section = page_of(grown, grown).one("section", id="comparison")
+    assert [line["arm"] for line in section.one("figure").table] == ["demo", "demo (2)"]
+    assert "Their configurations are the same." in section.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rng_seed": 7}, "their rng seeds differ: 0 here, 7 there"),
+        ({"task": "other"}, "their tasks differ: digits_impaired here, other there"),
+        ({"data_hash": "1" * 64}, "their data differ: 00000000 here, 11111111 there"),
+        ({"horizon": 9}, "their horizons differ: 8 here, 9 there"),
+        ({"config": {"episodes": 1, "siblings": 4}}, "their siblings differ: 1 here, 4 there"),
+    ],
+)
+def test_other_lives_are_not_paired_and_the_reason_is_given(
+    grown: Run, tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    page = page_of(grown, control(tmp_path / "off", **changes))
+    assert sentences(page)[-1] == (
+        f"Against off (22.0 on validation): lives cannot be paired, since {reason}."
+    )
+
+
+def test_a_control_without_a_finished_life_is_no_control_yet(grown: Run, tmp_path: Path) -> None:
+    other = write(tmp_path / "off", [fake_run.run_row("off", "off")])
+    assert sentences(page_of(grown, other))[-1] == (
+        "Against off: it has no finished life. Stopped before its first epoch was done."
+    )
+
+
+# --- trainings ------------------------------------------------------------------------------------
+
+
+def training(rounds: int = 3, done: int | None = None) -> Iterator[Row]:
+    """Two environments. Scores 30 + 5 · round and 10 more; twins 25; evaluations in rounds 1 and 2."""
+    yield msgspec.structs.replace(fake_run.run_row("taught", "ppo", rounds=rounds), envs=2)
+    for number in range(1, (rounds if done is None else done) + 1):
+        for env in range(2):
+            for row in fake_run.life(number - 1):
+                changes: dict[str, Any] = {"env": env}
+                if isinstance(row, EpisodeRow):
+                    score = 30.0 + 5 * number + 10 * env
+                    changes |= {"val_score": score, "twin_val_score": 25.0, "total_reward": score / 100}
+                yield msgspec.structs.replace(row, **changes)
+        evaluated = {1: (0.5, 41.0), 2: (0.75, 44.5)}.get(number, (None, None))
+        yield msgspec.structs.replace(
+            fake_run.update_row(number), evaluation_return=evaluated[0], evaluation_score=evaluated[1]
+        )
+
+
+def test_a_training_is_judged_by_its_best_evaluation_and_its_last_round(tmp_path: Path) -> None:
+    """Round 3: scores 45 and 55, leads 20 and 30: error 5, times 12.706. Three rounds of 12.5 s."""
+    page = page_of(write(tmp_path / "run", training()))
+    assert page.one("h1").text == "The best policy, that of round 2, scored 44.5 in its evaluation."
+    assert sentences(page)[:3] == [
+        "Finished: 3 rounds, 6 lives.",
+        "The 2 lives of round 3 reached 50.0 ± 63.5 on validation,"
+        " 25.0 ± 63.5 points above their twins that did not grow.",
+        "The 2 lives of round 1 reached 40.0 ± 63.5 on validation,"
+        " 15.0 ± 63.5 points above their twins that did not grow.",
+    ]
+    assert facts(page)["best evaluation"] == ("44.5", "return +0.75, round 2")
+    assert facts(page)["validation, round 3"] == ("50.0 ± 63.5", "twin 25.0, +25.0 ± 63.5")
+
+
+def test_best_median_and_worst_life_of_a_training_are_shown(tmp_path: Path) -> None:
+    """Scores of rounds 1 to 3: 35 and 45, 40 and 50, 45 and 55; the fourth of six is the later 45."""
+    page = page_of(write(tmp_path / "run", training()))
+    section = page.one("section", id="lanes")
+    assert [heading.text for heading in section.all("h3")] == [
+        "Best life: round 3, environment 1, score 55.0, twin 25.0",
+        "Median life: round 3, environment 0, score 45.0, twin 25.0",
+        "Worst life: round 1, environment 0, score 35.0, twin 25.0",
+    ]
+    assert len(list(section.all("svg"))) == 3
+    assert [heading.text for heading in page.one("section", id="diary").all("h3")] == [
+        "Best life: round 3, environment 1, score 55.0, twin 25.0"
+    ]
+
+
+def test_a_training_that_was_not_evaluated_says_what_its_lives_reached(tmp_path: Path) -> None:
+    rows = [
+        msgspec.structs.replace(row, evaluation_return=None) if isinstance(row, UpdateRow) else row
+        for row in training()
+    ]
+    page = page_of(write(tmp_path / "run", rows))
+    assert page.one("h1").text == "The lives of round 3 reached 50.0 ± 63.5 on validation."
+    assert "best evaluation" not in facts(page)
+
+
+def test_alerts_are_listed_with_how_often_and_what_to_do(tmp_path: Path) -> None:
+    page = page_of(write(tmp_path / "run", [*training(), fake_run.alert_row("kl")]))
+    section = page.one("section", id="alerts")
+    assert "open" in section.one("details").attributes
+    (line,) = section.table
+    assert (line["rule"], line["severity"], line["about"], line["times"]) == (
+        "kl",
+        "warning",
+        "slot r0c1",
+        "1",
+    )
+    assert (line["value"], line["limit"], line["hint"]) == ("2.5", "2.25", "rolled back to epoch 3")
+
+
+def test_that_nothing_is_wrong_is_said_once(grown: Run) -> None:
+    section = page_of(grown).one("section", id="alerts")
+    assert section.text == "What is wrong, and since when? No alert was raised."
+
+
+# --- runs that are not whole ----------------------------------------------------------------------
+
+
+@contextmanager
+def being_written(run: Run) -> Iterator[None]:
+    """As while a writer lives."""
+    file = os.open(run.path / TELEMETRY / LOCK_FILE, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+def until(epoch: int, episode: int = 0) -> list[Row]:
+    """A life that ends without a word after an epoch."""
+    return [row for row in fake_run.life(episode) if getattr(row, "epoch", 0) <= epoch and not _is_end(row)]
+
+
+def _is_end(row: Row) -> bool:
+    return isinstance(row, EpisodeRow)
+
+
+@pytest.mark.parametrize(
+    ("rows", "running", "stopped", "headline"),
+    [
+        (
+            [fake_run.run_row()],
+            "Still running: no epoch is done yet.",
+            "Stopped before its first epoch was done.",
+            "No life is finished, so there is no result.",
+        ),
+        (
+            [fake_run.run_row(), *until(5)],
+            "Still running: after epoch 5 of 8 in life 1 of 1.",
+            "Stopped after epoch 5 of 8 in life 1 of 1.",
+            "After epoch 5 of 8 the score is 47.5, 28.0 points above its twin that does not grow.",
+        ),
+        (
+            [fake_run.run_row(episodes=3), *fake_run.life(), *until(2, episode=1)],
+            "Still running: after epoch 2 of 8 in life 2 of 3.",
+            "Stopped after epoch 2 of 8 in life 2 of 3.",
+            "It reached 61.5 on validation, 39.5 points above its twin that did not grow.",
+        ),
+        (
+            [fake_run.run_row(episodes=3), *fake_run.life()],
+            "Still running: after life 1 of 3.",
+            "Stopped after life 1 of 3.",
+            "It reached 61.5 on validation, 39.5 points above its twin that did not grow.",
+        ),
+        (
+            [fake_run.run_row(rounds=4)],
+            "Still running: no round is done yet.",
+            "Stopped before its first round was done.",
+            "No life is finished, so there is no result.",
+        ),
+        (
+            list(training(4, done=3)),
+            "Still running: after round 3 of 4.",
+            "Stopped after round 3 of 4.",
+            "The best policy, that of round 2, scored 44.5 in its evaluation.",
+        ),
+    ],
+)
+def test_a_run_that_is_not_whole_says_so(
+    tmp_path: Path, rows: list[Row], running: str, stopped: str, headline: str
+) -> None:
+    run = write(tmp_path / "run", rows)
+    page = page_of(run)
+    assert (sentences(page)[0], page.one("h1").text) == (stopped, headline)
+    assert page.one(class_="state").text == "stopped"
+    with being_written(run):
+        page = page_of(run)
+        assert (sentences(page)[0], page.one("h1").text) == (running, headline)
+        assert page.one(class_="state").text == "running"
+
+
+# --- the page itself ------------------------------------------------------------------------------
+
+
+def test_names_are_escaped_wherever_they_come_from(tmp_path: Path) -> None:
+    evil = "<script>alert(\"x\")</script><b onclick='x'>&amp;"
+    row: RunRow = msgspec.structs.replace(
+        fake_run.run_row(name=evil, decider=evil),
+        task=evil,
+        slots=[evil, "r0c1", "r0c2"],
+        blueprints=[evil] * 13,
+        config={evil: evil},
+        versions={evil: evil},
+        hardware={evil: [evil]},
+        started=evil,
+        git_revision=evil,
+    )
+    alert: AlertRow = msgspec.structs.replace(fake_run.alert_row(evil), hint=evil, scope=evil)
+    run = write(tmp_path / "run", [row, *fake_run.life(), alert])
+    text = render_report(run, [run], reproduction=evil)
+    page = read_page(text)
+    assert not list(page.all("script"))
+    assert not list(page.all("b"))
+    assert evil in page.one("head").one("title").text
+    assert page.one("header").one("strong").text == evil
+    assert pairs(page.one("section", id="configuration")) == {evil: evil}
+    assert page.one("pre").text == evil
+    assert evil in page.one("section", id="diary").text
+
+
+def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+    text = render_report(write(tmp_path / "run", training()))
+    page = read_page(text)
+    assert not [
+        node.name for node in page.all() if node.name in ("script", "link", "img", "iframe", "object")
+    ]
+    addressed = [
+        (node.name, key, value)
+        for node in page.all()
+        for key, value in node.attributes.items()
+        if key in ("src", "href", "xlink:href", "srcset", "data", "action") and not value.startswith("#")
+    ]
+    assert addressed == []
+    assert not re.search(r"@import|url\(", text)
+    assert re.findall(r"\bon\w+=", text) == []
+    assert set(re.findall(r"https?://[^\s\"'<]+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert "width=device-width" in text
+    assert "prefers-color-scheme:dark" in text
+
+
+def test_ids_are_unique(tmp_path: Path) -> None:
+    page = page_of(write(tmp_path / "run", training()))
+    ids = [node.attributes["id"] for node in page.all() if "id" in node.attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_numbers_of_a_training_are_those_of_its_updates(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", training())
+    page = page_of(run)
+    updates = run.rows(UpdateRow)
+    heads = page.one("section", id="heads").table
+    assert [line["round"] for line in heads] == [str(row.round) for row in updates]
+    for line, row in zip(heads, updates, strict=True):
+        for name, entropy in zip(run.row.heads, row.head_entropy, strict=True):
+            assert line[name] == ("–" if entropy is None else f"{entropy:.2f}")
+    rounds = page.one("section", id="improvement").table
+    assert [line["evaluation score"] for line in rounds] == ["41.0", "44.5", "–"]
+
+
+def test_scores_and_shares_keep_to_their_ranges(tmp_path: Path) -> None:
+    """A column of scores or of fractions is known by its name, wherever it stands."""
+    page = page_of(write(tmp_path / "run", training()))
+    scores = {"lowest", "25 %", "median", "75 %", "highest", "twin", "validation", "test", "score"}
+    seen = {"scores": 0, "fractions": 0}
+    for section in page.all("section"):
+        for figure in section.all("figure"):
+            for line in figure.table:
+                for name, cell in line.items():
+                    if cell != "–" and name in scores and section.attributes["id"] != "improvement":
+                        assert 0 <= float(cell.split()[0]) <= 100, (section.attributes, name, cell)
+                        seen["scores"] += 1
+                    if cell != "–" and section.attributes["id"] == "heads" and name != "round":
+                        assert 0 <= float(cell) <= 1, (name, cell)
+                        seen["fractions"] += 1
+    assert seen["scores"] >= 3 * 6
+    assert seen["fractions"] == 3 * 6
+
+
+def test_two_hundred_rounds_stay_below_500_kilobytes(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", training(200))
+    assert len(render_report(run).encode()) < 500_000

@@ -1,0 +1,377 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import esper
+from esper.karn import tables
+from esper.karn.run import Progress, open_run
+from esper.leyline import HEAD_NAMES
+from esper.leyline.columns import COLUMNS
+from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.events import TABLES, DecisionRow, EpochRow, Row, RunRow, UpdateRow
+from esper.nissa import writer as writer_module
+from esper.nissa.compaction import Compactor
+from esper.nissa.writer import RunWriter
+from tests.karn import fake_run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    """A finished run of one life and one decision of a policy."""
+    with RunWriter(tmp_path / "run") as writer:
+        writer.emit(fake_run.run_row())
+        for row in fake_run.life():
+            writer.emit(row)
+        writer.emit(fake_run.policy_decision_row(8))
+    return tmp_path / "run"
+
+
+def compact(run: Path) -> None:
+    for table in TABLES:
+        Compactor().compact(run / "telemetry" / table, table, 1)
+
+
+# --- rows and tables ------------------------------------------------------------------------------
+
+
+def test_a_run_knows_its_row_and_its_path(run):
+    found = open_run(str(run))
+
+    assert found.path == run
+    assert found.row.slots == ["r0c0", "r0c1", "r0c2"]
+    assert found.row.config == {"episodes": 1}
+
+
+def test_rows_fulfil_a_condition_with_parameters_and_are_oldest_first(run):
+    found = open_run(run).rows(EpochRow, "epoch >= ? AND val_score < ?", [3, 60.0])
+
+    assert [row.epoch for row in found] == [3, 4, 5, 6]
+    assert found[0] == open_run(run).rows(EpochRow)[3]
+
+
+def test_a_condition_may_ask_other_tables(run):
+    found = open_run(run).rows(EpochRow, "epoch = (SELECT max(epoch) FROM seed WHERE slot = 1)")
+
+    assert [row.epoch for row in found] == [4]
+
+
+def test_a_condition_that_is_no_sql_is_a_sentence(run):
+    with pytest.raises(EsperError, match=r"the rows of 'epoch' cannot be read: Binder Error: .*\"speed\""):
+        open_run(run).rows(EpochRow, "speed > 3")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_has_its_columns_and_types_whether_something_was_written_or_not(tmp_path, table):
+    expected = [(column.name, column.sql_type) for column in COLUMNS[table]]
+    RunWriter(tmp_path / "empty").close()
+    with RunWriter(tmp_path / "lines") as writer:
+        writer.emit(fake_run.one_row_of_each_table()[table])
+    with RunWriter(tmp_path / "parquet") as writer:
+        writer.emit(fake_run.one_row_of_each_table()[table])
+    compact(tmp_path / "parquet")
+
+    for name in ("empty", "lines", "parquet"):
+        relation = open_run(tmp_path / name).table(table)
+        assert list(zip(relation.columns, map(str, relation.types), strict=True)) == expected
+
+
+def test_maps_and_lists_stay_what_they_are(run):
+    compact(run)
+    with RunWriter(run.parent / "lines") as writer:
+        writer.emit(fake_run.policy_decision_row(8))
+    query = "SELECT reward_terms['rent'], reward_terms['rollback'], log_probs[2], len(op_probs) FROM decision"
+
+    for path in (run, run.parent / "lines"):
+        assert open_run(path).sql(query + " WHERE value IS NOT NULL").fetchall() == [(-0.05, None, -1.25, 6)]
+
+
+def test_sql_takes_parameters_and_gives_a_relation(run):
+    relation = open_run(run).sql("SELECT epoch, params FROM epoch WHERE epoch = ?", [2])
+
+    assert isinstance(relation, duckdb.DuckDBPyRelation)
+    assert relation.columns == ["epoch", "params"]
+    assert relation.fetchall() == [(2, 250 + 148 + 1200)]
+
+
+def test_a_relation_outlives_the_run_it_came_from_and_later_queries(run):
+    found = open_run(run)
+    relation = found.sql("SELECT count(*) FROM epoch")
+    found.sql("SELECT * FROM decisions").fetchall()
+    compact(run)
+    found.sql("SELECT * FROM epoch").fetchall()
+    del found
+
+    assert relation.fetchall() == [(9,)]
+
+
+def test_an_unknown_table_is_named_with_the_nearest(run):
+    with pytest.raises(UnknownNameError, match="unknown table 'epochs'; did you mean epoch"):
+        open_run(run).table("epochs")
+
+
+def test_an_unknown_row_type_is_named(run):
+    with pytest.raises(UnknownNameError, match="unknown row type 'Row'"):
+        open_run(run).rows(Row)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("DROP VIEW epoch", "DROP"),
+        ("COPY epoch TO 'epochs.csv'", "COPY"),
+        ("CREATE TABLE mine AS FROM epoch", "CREATE"),
+        ("SET threads = 1", "SET"),
+        ("EXPLAIN ANALYZE COPY epoch TO 'epochs.csv'", "EXPLAIN"),
+    ],
+)
+def test_what_is_more_than_reading_is_refused(run, query, found):
+    with pytest.raises(EsperError, match=f"a run is read and never changed: .*; found {found}"):
+        open_run(run).sql(query)
+
+
+@pytest.mark.parametrize(("query", "count"), [("SELECT 1; SELECT 2", 2), ("", 0), ("-- nothing", 0)])
+def test_a_query_is_one_statement(run, query, count):
+    with pytest.raises(EsperError, match=f"one statement is allowed; found {count}"):
+        open_run(run).sql(query)
+
+
+def test_a_list_of_tables_shows_all_of_them_and_nothing_else(run):
+    names = {name for (name,) in open_run(run).sql("SHOW TABLES").fetchall()}
+
+    assert names == {*TABLES, "decisions"}
+
+
+@pytest.mark.parametrize("name", ["it's", "a[1]", "what?*", "sp ace"])
+def test_a_directory_may_have_any_name(tmp_path, name):
+    for kind in ("lines", "parquet"):
+        directory = tmp_path / name / kind
+        with RunWriter(directory) as writer:
+            writer.emit(fake_run.epoch_row(3))
+    compact(tmp_path / name / "parquet")
+
+    for kind in ("lines", "parquet"):
+        assert [row.epoch for row in open_run(tmp_path / name / kind).rows(EpochRow)] == [3]
+
+
+# --- names of decisions ---------------------------------------------------------------------------
+
+
+def test_decisions_have_the_names_that_the_runs_own_row_gives_them(run):
+    """GERMINATE reads the first six heads; the last two are not read and have no value."""
+    relation = open_run(run).sql("SELECT * FROM decisions WHERE op_probability IS NOT NULL")
+    found = dict(zip(relation.columns, relation.fetchall()[0], strict=True))
+
+    assert {head: found[head] for head in HEAD_NAMES} == {
+        "op": "GERMINATE",
+        "slot": "r0c1",
+        "blueprint": "conv_light",
+        "style": "sigmoid_add",
+        "tempo": "SLOW",
+        "alpha_target": "0.7",
+        "alpha_speed": None,
+        "alpha_curve": None,
+    }
+    assert found["op_probability"] == 0.625
+    assert (found["succeeded"], found["forced"], found["value"]) == (True, False, 0.3)
+    assert [found[f"{head}_masked"] for head in HEAD_NAMES] == [True, False, True] + [False] * 5
+
+
+def test_names_follow_the_order_of_the_heads_in_the_runs_own_row(tmp_path):
+    """A run of two heads the other way round: index 0 is the slot, index 1 the op."""
+    row = fake_run.run_row()
+    row.heads, row.head_choices = ["slot", "op"], [["left", "right"], ["STAY", "GO"]]
+    decision = fake_run.policy_decision_row(0)
+    decision.action, decision.read, decision.masked = [1, 0], [True, True], [False, True]
+    decision.op_probs = [0.75, 0.25]
+    with RunWriter(tmp_path) as writer:
+        writer.emit(row)
+        writer.emit(decision)
+
+    query = "SELECT op, slot, blueprint, op_masked, slot_masked, op_probability FROM decisions"
+    assert open_run(tmp_path).sql(query).fetchall() == [("STAY", "right", None, True, False, 0.75)]
+
+
+def test_decisions_of_a_run_without_its_own_row_have_no_names(tmp_path):
+    with RunWriter(tmp_path) as writer:
+        writer.emit(fake_run.policy_decision_row(0))
+
+    assert open_run(tmp_path).sql("SELECT epoch, op, succeeded FROM decisions").fetchall() == [
+        (0, None, True)
+    ]
+
+
+# --- while it is written --------------------------------------------------------------------------
+
+
+def test_every_call_sees_what_was_flushed_since(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer_module, "PART_BYTES", 500)
+    with RunWriter(tmp_path) as writer:
+        found = open_run(tmp_path)
+        relation = found.table("epoch")
+        for epoch in range(12):
+            row = fake_run.epoch_row(1)
+            row.epoch = epoch
+            writer.emit(row)
+            assert [row.epoch for row in found.rows(EpochRow)] == list(range(epoch))
+            writer.flush()
+            assert found.sql("SELECT count(*), max(epoch) FROM epoch").fetchall() == [(epoch + 1, epoch)]
+        assert len(relation.fetchall()) == 12
+    assert len(list((tmp_path / "telemetry" / "epoch").glob("*.parquet"))) == 6
+
+
+def test_rows_that_were_cut_off_are_gone(tmp_path):
+    with RunWriter(tmp_path, resumable=True) as writer:
+        writer.emit(fake_run.update_row(1))
+        writer.flush()
+        with writer.checkpoint() as sizes:
+            pass
+        writer.emit(fake_run.update_row(2))
+    found = open_run(tmp_path)
+    assert [row.round for row in found.rows(UpdateRow)] == [1, 2]
+
+    with RunWriter(tmp_path, resume_from=sizes) as writer:
+        assert [row.round for row in found.rows(UpdateRow)] == [1]
+        writer.emit(fake_run.update_row(3))
+        writer.flush()
+        assert [row.round for row in found.rows(UpdateRow)] == [1, 3]
+
+
+def test_a_line_that_is_being_written_is_not_there_yet(run):
+    part = run / "telemetry" / "epoch" / "part-00000.jsonl"
+    whole = part.read_bytes()
+    found = open_run(run)
+    for cut in (1, 2, 50, 200):
+        part.write_bytes(whole[:-cut])
+        assert found.sql("SELECT count(*) FROM epoch").fetchall() == [(8,)]
+    part.write_bytes(whole)
+    assert found.sql("SELECT count(*) FROM epoch").fetchall() == [(9,)]
+
+
+def test_a_part_that_becomes_parquet_between_listing_and_reading_is_read_as_such(run, monkeypatch):
+    listed = tables.list_parts
+
+    def too_late(folder: Path) -> dict[int, Path]:
+        parts = listed(folder)
+        if folder.name == "epoch":
+            compact(run)
+        return parts
+
+    monkeypatch.setattr(tables, "list_parts", too_late)
+
+    assert [row.epoch for row in open_run(run).rows(EpochRow)] == list(range(9))
+
+
+def test_a_line_that_is_no_row_is_named_also_in_sql(run):
+    part = run / "telemetry" / "epoch" / "part-00000.jsonl"
+    lines = part.read_bytes().split(b"\n")
+    lines[3] = lines[3].replace(b'"val_loss":', b'"val_loss":"high",')
+    part.write_bytes(b"\n".join(lines))
+
+    with pytest.raises(EsperError, match=r"epoch/part-00000\.jsonl, line 4, is not a row of this table"):
+        open_run(run).sql("SELECT count(*) FROM epoch")
+
+
+def test_a_line_that_is_no_text_is_named(run):
+    with (run / "telemetry" / "epoch" / "part-00000.jsonl").open("ab") as file:
+        file.write(b'{"t":\xff}\n')
+
+    with pytest.raises(EsperError, match=r"epoch/part-00000\.jsonl, line 10, is not a row of this table"):
+        open_run(run).rows(EpochRow)
+
+
+# --- state ----------------------------------------------------------------------------------------
+
+
+def test_a_run_of_which_a_life_is_missing_has_stopped(tmp_path):
+    with RunWriter(tmp_path) as writer:
+        writer.emit(fake_run.run_row(episodes=2))
+        writer.emit(fake_run.episode_row(0))
+        writer.flush()
+        assert open_run(tmp_path).state == "running"
+
+    assert open_run(tmp_path).state == "stopped"
+    assert open_run(tmp_path).progress == Progress("episodes", 1, 2)
+
+
+def test_a_run_with_all_its_lives_is_finished(run):
+    assert open_run(run).state == "finished"
+    assert open_run(run).progress == Progress("episodes", 1, 1)
+
+
+@pytest.mark.parametrize(("rounds", "state"), [(2, "finished"), (3, "stopped")])
+def test_a_training_is_finished_with_its_last_round(tmp_path, rounds, state):
+    with RunWriter(tmp_path) as writer:
+        writer.emit(fake_run.run_row(rounds=rounds))
+        writer.emit(fake_run.update_row(1))
+        writer.emit(fake_run.update_row(2))
+
+    assert open_run(tmp_path).state == state
+    assert open_run(tmp_path).progress == Progress("rounds", 2, rounds)
+
+
+def test_a_run_killed_before_its_own_row_has_stopped_and_says_so(tmp_path):
+    RunWriter(tmp_path).close()
+
+    assert open_run(tmp_path).state == "stopped"
+    with pytest.raises(EsperError, match="has not written its own row yet"):
+        _ = open_run(tmp_path).row
+
+
+def test_the_lock_goes_with_the_process_that_held_it(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from esper.nissa.writer import RunWriter\n"
+        "writer = RunWriter(Path(sys.argv[1])); print('ready', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "run")],
+        env={"PYTHONPATH": str(ROOT / "src")},
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = open_run(tmp_path / "run")
+        assert found.state == "running"
+        process.kill()
+        process.wait()
+        assert found.state == "stopped"
+
+
+# --- what is no run -------------------------------------------------------------------------------
+
+
+def test_tables_of_another_version_are_refused(run):
+    part = run / "telemetry" / "run" / "part-00000.jsonl"
+    part.write_bytes(part.read_bytes().replace(b'"schema_version":2', b'"schema_version":1'))
+
+    with pytest.raises(EsperError, match="was written with version 1 of the tables; this version of esper"):
+        open_run(run).rows(RunRow)
+
+
+def test_a_missing_run_is_a_sentence(tmp_path):
+    with pytest.raises(EsperError, match="there is no run directory"):
+        open_run(tmp_path / "nowhere")
+
+
+def test_a_run_is_opened_by_the_package_itself_without_torch():
+    code = "import esper, sys; esper.open_run; assert 'torch' not in sys.modules"
+
+    subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=True
+    )
+    assert esper.open_run is open_run
+
+
+def test_nothing_is_written_by_reading(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    found = open_run(run)
+    found.rows(DecisionRow)
+    found.sql("SELECT * FROM decisions ORDER BY t").fetchall()
+
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
