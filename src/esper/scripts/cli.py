@@ -14,6 +14,7 @@ COMMANDS = {
     "run": "Grow a network on a task and report what each seed contributed.",
     "train": "Teach a policy to decide what grows.",
     "eval": "Compare a trained policy with every control.",
+    "serve": "Show all runs of a folder on a live page.",
     "report": "Show what a run came to, in one HTML file.",
     "runs": "List all runs with their state and score.",
     "sql": "Ask a run's tables a question in SQL.",
