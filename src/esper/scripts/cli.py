@@ -15,6 +15,7 @@ COMMANDS = {
     "train": "Teach a policy to decide what grows.",
     "eval": "Compare a trained policy with every control.",
     "watch": "Follow a run that goes on, or replay one that is over.",
+    "serve": "Show all runs of a folder on a live page.",
     "report": "Show what a run came to, in one HTML file.",
     "runs": "List all runs with their state and score.",
     "sql": "Ask a run's tables a question in SQL.",
