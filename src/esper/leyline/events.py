@@ -80,6 +80,10 @@ class LifeRow(Row, kw_only=True):
     epoch: Annotated[int, Column("epoch", "Host epochs finished so far; 0 is the untrained host.")]
 
 
+RESTART: Final = 1_000_000
+"""In a training, the life that follows a breakdown within the same round has its number raised by this."""
+
+
 class RunRow(Row, kw_only=True):
     """One per run: what was run, where, and the names that the other tables' indices refer to."""
 
