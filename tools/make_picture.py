@@ -18,9 +18,8 @@ from rich.terminal_theme import MONOKAI
 
 from esper.config import run_config
 from esper.karn.following import Following
-from esper.karn.query import read_rows
 from esper.karn.screen import render
-from esper.leyline.events import TABLES, Row, RunRow
+from esper.karn.tail import Tail
 from esper.runner import run_arm
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "run.svg"
@@ -58,24 +57,15 @@ SVG_FORMAT = """\
 """
 
 
-def rows_in_order(directory: Path) -> list[Row]:
-    """The rows of all tables as they were written, one after the other."""
-    rows = [row for table in TABLES.values() for row in read_rows(directory, table)]
-    return sorted(rows, key=lambda row: (not isinstance(row, RunRow), row.t))
-
-
 def last_screen(directory: Path) -> str:
     """The screen after the last row of a run, as SVG."""
-    rows = rows_in_order(directory)
-    horizon = max(row.epoch for row in read_rows(directory, "epoch"))
-    state = Following(max_epochs=horizon)
-    for row in rows:
-        state.take(row, row.t)
+    state = Following()
+    for row in Tail(directory).read():
+        state.take(row, 0.0)
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     # The live view leaves the terminal's last line to the cursor.
     console.print(render(state, WIDTH, HEIGHT - 1))
-    run = rows[0]
-    title = f"esper run --task {run.task}" if isinstance(run, RunRow) else "esper run"
+    title = f"esper run --task {state.run.task}" if state.run is not None else "esper run"
     return console.export_svg(title=title, theme=MONOKAI, code_format=SVG_FORMAT, unique_id="esper")
 
 

@@ -1,14 +1,14 @@
 import io
+from collections.abc import Iterable
 from itertools import chain
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from esper.karn.following import Following
-from esper.karn.lines import plain_lines
 from esper.karn.live import LiveView
-from esper.leyline.events import AlertRow, EpochRow
-from tests.karn import fake_run
+from esper.leyline.events import AlertRow, EpochRow, Row
+from tests.karn import fake_run, fake_training
 
 LOG = """\
 run demo: task digits_impaired, decider heuristic, rng seed 0, host of 250 parameters, slots r0c0 r0c1 r0c2
@@ -35,11 +35,16 @@ life 0 ended (horizon) after 0:00:12: validation 61.5, test 60.2, twin 22.0, par
 """
 
 
-def shown(console: Console, *, lives: int = 1) -> None:
-    rows = chain([fake_run.run_row()], *(fake_run.life(number) for number in range(lives)))
-    with LiveView(console, max_epochs=fake_run.EPOCHS) as view:
-        for row in rows:
+def shown(console: Console, rows: Iterable[Row] | None = None, env: int | None = None) -> None:
+    with LiveView(console, env=env) as view:
+        for row in rows or chain([fake_run.run_row()], fake_run.life()):
             view.emit(row)
+
+
+def logged(rows: Iterable[Row], env: int | None = None) -> list[str]:
+    file = io.StringIO()
+    shown(Console(file=file), rows, env)
+    return file.getvalue().splitlines()
 
 
 def test_without_a_terminal_there_is_one_line_per_epoch_and_per_change_that_matters():
@@ -57,9 +62,7 @@ def test_a_dumb_terminal_gets_plain_lines():
 
 
 def test_later_lives_say_which_one_they_are():
-    file = io.StringIO()
-    shown(Console(file=file), lives=2)
-    lines = file.getvalue().splitlines()
+    lines = logged(chain([fake_run.run_row()], fake_run.life(0), fake_run.life(1)))
 
     assert lines[: len(LOG.splitlines())] == LOG.splitlines()
     assert lines[21] == "life 1  epoch 0/8  loss      –  score  10.0  twin  10.0  params 250 ×1.00  slots ..."
@@ -67,13 +70,12 @@ def test_later_lives_say_which_one_they_are():
 
 
 def test_an_unknown_twin_is_a_dash():
-    file = io.StringIO()
-    row = fake_run.epoch_row(1)
-    row.twin_score = None
-    with LiveView(Console(file=file), max_epochs=20) as view:
-        view.emit(row)
+    run, row = fake_run.run_row(), fake_run.epoch_row(1)
+    run.horizon, row.twin_score = 20, None
 
-    assert file.getvalue() == "epoch  1/20  loss  2.500  score  14.0  twin     –  params 398 ×1.59  slots \n"
+    assert logged([run, row])[2:] == [
+        "epoch  1/20  loss  2.500  score  14.0  twin     –  params 398 ×1.59  slots ..."
+    ]
 
 
 def test_a_file_that_knows_only_ascii_still_gets_its_lines():
@@ -98,44 +100,111 @@ def test_an_error_in_the_run_passes_through_and_the_cursor_comes_back():
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=80, height=24)
 
-    with pytest.raises(KeyboardInterrupt), LiveView(console, max_epochs=8):
+    with pytest.raises(KeyboardInterrupt), LiveView(console):
         raise KeyboardInterrupt
     assert file.getvalue().endswith("\x1b[?25h")
 
 
 def test_one_environment_is_followed():
-    file = io.StringIO()
-    with LiveView(Console(file=file), max_epochs=8, env=1) as view:
-        view.emit(fake_run.epoch_row(1))
-        view.emit(fake_run.epoch_row(2, env=1))
+    lines = logged([fake_run.run_row(), fake_run.epoch_row(1), fake_run.epoch_row(2, env=1)], env=1)
 
-    assert file.getvalue().count("\n") == 1
-    assert file.getvalue().startswith("epoch 2/8")
+    assert [line[:9] for line in lines[2:]] == ["epoch 2/8"]
 
 
 def test_a_view_does_not_change_the_rows():
     rows = [fake_run.run_row(), *fake_run.life()]
-    with LiveView(Console(file=io.StringIO()), max_epochs=8) as view:
-        for row in rows:
-            view.emit(row)
+    shown(Console(file=io.StringIO()), rows)
 
     assert rows == [fake_run.run_row(), *fake_run.life()]
     assert all(row.t == 0.0 for row in rows if isinstance(row, EpochRow))
 
 
+def governor_alert(value: float | None, limit: float | None) -> AlertRow:
+    row = fake_run.alert_row()
+    row.severity, row.value, row.limit = "error", value, limit
+    row.scope, row.hint, row.episode, row.epoch = "environment 0", "the governor rolled back", 1, 7
+    return row
+
+
 @pytest.mark.parametrize(
-    ("value", "limit", "reason"),
-    [
-        (2.314, 2.2561, "collapse (a loss of 2.31, at most 2.26 is healthy)"),
-        (None, None, "collapse (a loss that is not finite)"),
-    ],
+    ("value", "limit", "found"),
+    [(2.314, 2.2561, "found 2.31, limit 2.26"), (None, None, "found –")],
 )
-def test_an_intervention_of_the_governor_is_a_line(
-    value: float | None, limit: float | None, reason: str
-) -> None:
-    row = AlertRow(
-        env=0, episode=1, epoch=7, rule="collapse", value=value, limit=limit, answer="rolled back to epoch 6"
-    )
-    assert plain_lines(row, Following(max_epochs=8)) == [
-        f"life 1  after epoch 7: the governor rolled back to epoch 6 because of {reason}"
+def test_an_alert_of_a_run_is_one_line(value: float | None, limit: float | None, found: str) -> None:
+    assert logged([fake_run.run_row(), governor_alert(value, limit)])[2:] == [
+        f"error collapse raised in life 1, epoch 7 (environment 0): {found}; the governor rolled back"
     ]
+
+
+TRAINING_LOG = """\
+round 1/100  left 0:20:37  return +0.02  score 22.0  twin 16.5  params 410  kl 0.005  ev +0.90  entropy 1.50\
+  wait 50 % germ 25 % prune 12 % foss 12 %
+round 2/100  left 0:20:25  return +0.04  score 22.5  twin 16.5  params 420  kl 0.006  ev +0.89  entropy 1.50\
+  wait 50 % germ 25 % prune 12 % foss 12 %
+warning kl raised in round 2 (policy): found 0.0812, limit 0.06; Lower learning_rate.
+warning kl cleared in round 3 (policy): found 0.01, limit 0.06
+"""
+
+
+def test_a_training_logs_exactly_one_line_per_round_and_one_per_alert():
+    rows = chain(
+        [fake_training.run_row()],
+        fake_training.round_rows(1),
+        fake_training.round_rows(2),
+        [fake_training.alert_row("kl", 2), fake_training.alert_row("kl", 3, "cleared", value=0.01)],
+    )
+
+    assert "\n".join(logged(rows)) + "\n" == TRAINING_LOG
+
+
+def test_a_round_says_what_was_evaluated_and_what_was_left_out():
+    row = fake_training.update_row(10)
+    row.skipped = "reward of environment 1 at step 2 is nan"
+    (line,) = logged([fake_training.run_row(), row])
+
+    assert "  | argmax return +0.30, score 35.0  | update left out: reward of environment 1 at" in line
+
+
+def test_what_is_unknown_of_a_round_is_never_a_number():
+    row = fake_training.update_row(1)
+    row.mean_return = row.val_score = row.params = row.explained_variance = row.entropy = None
+    (line,) = logged([fake_training.run_row(), row])
+
+    assert "return –  score –  twin –  params –" in line
+    assert "ev –  entropy –" in line
+
+
+def test_what_is_recalled_is_known_but_not_said():
+    file = io.StringIO()
+    with LiveView(Console(file=file), clock=lambda: 100.0) as view:
+        view.recall(fake_training.course(3))
+        for row in fake_training.round_rows(4):
+            view.emit(row)
+
+    (line,) = file.getvalue().splitlines()
+    assert line.startswith("round 4/100  left 0:20:00  ")
+
+
+def test_the_time_since_old_rows_counts_as_elapsed():
+    # 3 rounds of 12.5 s, and the last one ended 30 s ago.
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
+    with LiveView(console, clock=lambda: 1000.0) as view:
+        view.recall(fake_training.course(3), age=30.0)
+
+    assert "0:01:07  left 0:19:42" in file.getvalue()
+
+
+def test_a_screen_is_drawn_anew_only_when_something_changed(monkeypatch: pytest.MonkeyPatch):
+    draws: list[int] = []
+    monkeypatch.setattr("esper.karn.live.render", lambda *_: draws.append(1) or Text("x"))
+    now = [0.0]
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=24)
+    view = LiveView(console, clock=lambda: now[0])
+    for seconds in (0.0, 0.25, 0.5, 1.0):
+        now[0] = seconds
+        view._draw()
+    assert len(draws) == 2
+    view.emit(fake_run.run_row())
+    view._draw()
+    assert len(draws) == 3

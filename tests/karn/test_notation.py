@@ -15,6 +15,18 @@ from esper.karn import notation
         (notation.gain_with_error(21.94, 0.8), "+21.9 ± 0.8"),
         (notation.gain_with_error(21.94, None), "+21.9"),
         (notation.count(4936), "4,936"),
+        (notation.count(4935.6), "4,936"),
+        (notation.tabular(0), "0"),
+        (notation.tabular(3), "3"),
+        (notation.tabular(0.0), "0"),
+        (notation.tabular(1.0), "1.00"),
+        (notation.tabular(0.0996), "0.10"),
+        (notation.tabular(0.0814), "0.081"),
+        (notation.tabular(-0.25), "-0.25"),
+        (notation.tabular(9.996), "10.0"),
+        (notation.tabular(140.2), "140"),
+        (notation.tabular(0.00012), "1e-4"),
+        (notation.tabular(2_400_000.0), "2e+6"),
         (notation.factor(500, 200), "×2.50"),
         (notation.factor(5000, 200), "×25"),
         (notation.flop(0), "0 FLOP"),
@@ -39,6 +51,7 @@ def test_numbers_read_as_people_write_them(shown, expected):
         notation.gain(notation.difference(1.0, None)),
         notation.gain_with_error(None, 0.8),
         notation.count(None),
+        notation.tabular(None),
         notation.factor(None, 3),
         notation.factor(3, None),
         notation.factor(3, 0),
@@ -57,3 +70,18 @@ def test_a_sparkline_spans_its_range_and_leaves_gaps():
 
 def test_a_flat_sparkline_lies_on_the_ground():
     assert notation.sparkline([5.0, 5.0], 5.0, 5.0) == "▁▁"
+
+
+def test_a_long_course_is_condensed_to_the_means_of_neighbours():
+    assert notation.condense([1.0, 3.0, None, 5.0, None, None], 3) == [2.0, 5.0, None]
+    assert notation.condense([1.0, None], 3) == [1.0, None]
+
+
+def test_a_trend_spans_its_own_range_unless_told_otherwise():
+    assert notation.trend([0.0, 0.5, 1.0], 3) == "▁▅█"
+    assert notation.trend([0.0, 0.5, 1.0], 3, 0.0, 7.0) == "▁▁▂"
+    assert notation.trend([None, None], 3) == "  "
+
+
+def test_a_trend_stays_within_the_range_it_is_given():
+    assert notation.trend([-1.0, 2.0], 2, 0.0, 1.0) == "▁█"

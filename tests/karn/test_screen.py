@@ -1,203 +1,205 @@
-"""The screen is compared with what was looked at on a real terminal; render is pure, so it is equality."""
-
-from itertools import chain
+"""Screens are compared with files that were looked at; render is pure, so it is equality."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.text import Text
 
 from esper.karn.following import Following
-from esper.karn.palette import LOOKS
+from esper.karn.palette import LOOKS, SEVERITIES
 from esper.karn.screen import render
-from esper.leyline.events import EpochRow, SeedRow
+from esper.leyline.events import SeedRow
 from esper.leyline.stages import Stage
-from tests.karn import fake_run
+from tests.karn import fake_run, fake_training
+from tests.karn.screens import CASES, drawn, path_of, run_after, state_of
 
 
-def state_after(epoch: int, *, episode: int = 0, max_epochs: int = fake_run.EPOCHS) -> Following:
-    """A life followed until the given epoch ended; every epoch takes 90 seconds."""
-    state = Following(max_epochs)
-    state.take(fake_run.run_row(), 0.0)
-    lives = chain.from_iterable(fake_run.life(number) for number in range(episode + 1))
-    for row in lives:
-        state.take(row, 1000.0 * row.episode + 90.0 * row.epoch)
-        if isinstance(row, EpochRow) and (row.episode, row.epoch) == (episode, epoch):
-            break
-    return state
+@pytest.mark.parametrize("case", CASES)
+def test_a_screen_is_the_one_that_was_looked_at(case):
+    rows, size = CASES[case]
+
+    assert drawn(state_of(rows()), *size) + "\n" == path_of(case).read_text(encoding="utf-8")
 
 
-def screen(state: Following, width: int, height: int) -> str:
-    return "\n".join(line.rstrip() for line in render(state, width, height).plain.split("\n"))
+@pytest.mark.parametrize(
+    "case",
+    [
+        "run-finished-with-alert",
+        "training-before-its-first-round",
+        "training-in-trouble-large",
+        "training-in-trouble-eight-slots",
+    ],
+)
+def test_no_line_is_wider_than_a_terminal_of_40_to_200_columns(case):
+    rows, (_, height) = CASES[case]
+    state = state_of(rows())
+    for width in range(40, 201):
+        lines = render(state, width, height).plain.split("\n")
+
+        assert max(map(cell_len, lines)) <= width
+        assert len(lines) <= height
 
 
-AT_80_BY_24 = """\
- esper  digits_impaired · heuristic  epoch 6/8  ━━━━━━───  0:09:00  left 0:03:00
+@settings(max_examples=60, deadline=None)
+@given(case=st.sampled_from(sorted(CASES)), width=st.integers(1, 250), height=st.integers(1, 80))
+def test_no_size_of_terminal_is_exceeded(case, width, height):
+    lines = render(state_of(CASES[case][0]()), width, height).plain.split("\n")
 
- score       58.0  ▂▂▃▃▄▄▆▆▆▆██      best 58.0
- twin        21.0  ▁▁▂▂▂▂▂▂▂▂▃▃      +37.0 over the twin
- loss       0.417  training, 0.393 validation
- params       398  ×1.59 the host's 250
- ops    0 refused  WAIT 3  GERMINATE 2  FOSSILIZE 1
-
-                                    seed          alpha contribution  params
- r0c0   fossilized ░░▒▒▒▒▓▓▓▓◆◆     conv_light     1.00  +21.9 ± 0.8     148
- r0c1   embargoed  ··░░░░▒▒✂✂--     –                 –            –       –
- r0c2   dormant    ············     –                 –            –       –
-
- 0  ∘ r0c0 conv_light germinated
- 1  ∘ r0c1 conv_heavy germinated: plateau
- 5  ✂ r0c1 conv_heavy pruned by the governor: non-finite loss
- 5  ◆ r0c0 conv_light fossilized"""
-
-AT_200_BY_60 = """\
- esper  digits_impaired · heuristic  epoch 8/8  BAR  0:12:00  left 0:00:00
-
- score       62.0  ▂▂▂▂▃▃▃▃▄▄▄▄▅▅▅▅▆▆▆▆▇▇▇▇████████  best 64.1
- twin        22.0  ▁▁▁▁▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▃▃▃▃▃▃▃▃  +40.0 over the twin
- loss       0.312  training, 0.306 validation
- params       438  ×1.75 the host's 250
- ops    1 refused  WAIT 3  GERMINATE 3  FOSSILIZE 2
-
-                                                    seed          alpha contribution  params
- r0c0   fossilized ░░░░▒▒▒▒▒▒▒▒▓▓▓▓▓▓▓▓◆◆◆◆◆◆◆◆◆◆◆◆ conv_light     1.00  +21.9 ± 0.8     148
- r0c1   dormant    ····░░░░░░░░▒▒▒▒✂✂✂✂----~~~~···· –                 –            –       –
- r0c2   training   ························░░░░░░░░ norm           0.00            –      40
-
- 0  ∘ r0c0 conv_light germinated
- 1  ∘ r0c1 conv_heavy germinated: plateau
- 5  ✂ r0c1 conv_heavy pruned by the governor: non-finite loss
- 5  ◆ r0c0 conv_light fossilized
- 6  ∘ r0c2 norm germinated"""
-
-UNTRAINED = """\
- esper  digits_impaired · heuristic  epoch 0/8  ───────────────  0:00:00  left –
-
- score       10.0                    best 10.0
- twin        10.0                    +0.0 over the twin
- loss           –  training, 2.750 validation
- params       250  ×1.00 the host's 250
- ops    0 refused
-
-                                    seed          alpha contribution  params
- r0c0   dormant                     –                 –            –       –
- r0c1   dormant                     –                 –            –       –
- r0c2   dormant                     –                 –            –       –"""
+    assert len(lines) <= height
+    assert max(map(cell_len, lines)) <= width
 
 
-def test_a_life_under_way_at_80_by_24():
-    assert screen(state_after(6), 80, 24) == AT_80_BY_24
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("training-in-trouble")])
+def test_a_higher_screen_says_everything_that_a_lower_one_says(case):
+    state = state_of(CASES[case][0]())
+    labels = [{line[1:9].strip() for line in drawn(state, 80, height).split("\n")} for height in (18, 24, 60)]
+
+    assert labels[0] <= labels[1] <= labels[2]
+    assert "lives" in labels[2] - labels[1]
 
 
-def test_a_finished_life_at_200_by_60():
-    assert screen(state_after(8), 200, 60) == AT_200_BY_60.replace("BAR", "━" * 40)
+def styles_at(text: Text, found: str) -> str:
+    """The styles of the first character of ``found``."""
+    at = text.plain.index(found)
+    return " ".join(str(span.style) for span in text.spans if span.start <= at < span.end)
 
 
-def test_an_untrained_host_shows_what_is_unknown():
-    assert screen(state_after(0), 80, 24) == UNTRAINED
+def test_colour_is_the_colour_of_the_stage():
+    text = render(state_of(run_after(6)), 80, 23)
+
+    assert LOOKS[Stage.FOSSILIZED].colour in styles_at(text, "◆")
+    assert LOOKS[Stage.TRAINING].colour in styles_at(text, "░")
 
 
-def test_before_the_first_life_there_is_a_header_alone():
-    state = Following(8)
-    assert screen(state, 80, 24) == " esper"
-    state.take(fake_run.run_row(), 0.0)
-    assert screen(state, 80, 24) == " esper  digits_impaired · heuristic"
+def test_colour_is_the_colour_of_the_severity_while_an_alert_is_open():
+    text = render(state_of(fake_training.troubled_course(42)), 200, 60)
+
+    assert SEVERITIES["error"].colour in styles_at(text, "non-finite-update")
+    assert SEVERITIES["warning"].colour in styles_at(text, "kl  policy")
+    assert styles_at(text, "value-error") == "dim"
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_number_is_dim_inside_its_band_and_bright_with_its_limit_outside(width):
+    healthy, ill = fake_training.update_row(1), fake_training.troubled(fake_training.update_row(1))
+    inside, outside = (render(state_of([fake_training.run_row(), row]), width, 60) for row in (healthy, ill))
+
+    assert styles_at(inside, "0.005") == "dim"
+    assert ">0.06" not in inside.plain
+    assert styles_at(outside, "0.081") == "bold"
+    assert outside.plain.index(">0.06") == outside.plain.index("0.081") + len("0.081 ")
+
+
+def test_what_has_no_band_is_neither_dim_nor_bright():
+    text = render(state_of([fake_training.run_row(), fake_training.update_row(1)]), 80, 60)
+
+    assert styles_at(text, "lead +0.03") == ""
+
+
+def test_before_the_run_there_is_a_header_alone():
+    assert drawn(Following(), 80, 24) == " esper  waiting for the run to begin"
 
 
 def test_a_later_life_starts_afresh_and_is_numbered():
-    first, later = screen(state_after(6), 80, 24), screen(state_after(6, episode=1), 80, 24)
+    first = drawn(state_of(run_after(6)), 80, 24).split("\n")
+    later = drawn(state_of(run_after(6, episode=1)), 80, 24).split("\n")
 
-    assert later.split("\n")[0] == (
-        " esper  digits_impaired · heuristic · life 1  epoch 6/8  0:09:00  left 0:03:00"
-    )
-    assert later.split("\n")[1:] == first.split("\n")[1:]
+    assert "  life 1  epoch 6/8" in later[0]
+    assert later[1:] == first[1:]
+
+
+def lanes(horizon: int, width: int = 80) -> list[str]:
+    """The lanes of a run that is six epochs old."""
+    run, *rows = run_after(6)
+    run.horizon = horizon
+    return [line for line in drawn(state_of([run, *rows]), width, 24).split("\n") if line.startswith(" r0c")]
 
 
 def test_twenty_epochs_fit_one_column_each_at_80():
-    lane = screen(state_after(6, max_epochs=20), 80, 24).split("\n")[9]
+    lane = lanes(20)[0]
 
     assert lane == " r0c0   fossilized ░▒▒▓▓◆               conv_light     1.00  +21.9 ± 0.8     148"
     assert len(lane) == 80
 
 
 def test_more_epochs_than_columns_share_a_column_and_a_prune_stays_visible():
-    # 40 epochs in 20 columns: epochs 1-2, 3-4, 5-6 share one; the prune at 5 is followed by embargo at 6.
-    lines = screen(state_after(6, max_epochs=40), 80, 24).split("\n")
+    # A lane of 40 epochs gets 33 of 80 columns: 19 stand before it, 28 are for seed and contribution.
+    # The fifth column is epochs 5 and 6: the prune in 5 is followed by the embargo in 6.
+    lane = lanes(40)[1]
 
-    assert lines[10].startswith(" r0c1   embargoed  ░▒✂ ")
-
-
-def test_an_empty_slot_forgets_the_seed_it_had():
-    state = state_after(5)
-
-    assert state.life is not None
-    slot = state.life.slots[1]
-    assert slot.stage is Stage.EMBARGOED
-    assert (slot.blueprint, slot.alpha, slot.contribution, slot.params) == (None, None, None, None)
+    assert lane.startswith(" r0c1   embargoed  ·░░▒✂ ")
 
 
-def test_a_lane_is_right_whichever_row_of_an_epoch_comes_first():
-    rows = list(fake_run.life())
-    epochs = range(1, fake_run.EPOCHS + 1)
-    seeds_last = [row for row in rows if row.epoch == 0]
-    for epoch in epochs:
-        seeds_last += sorted(
-            (row for row in rows if row.epoch == epoch), key=lambda row: isinstance(row, SeedRow)
-        )
-    state = Following(fake_run.EPOCHS)
-    for row in seeds_last:
-        state.take(row, 0.0)
+def test_scores_and_lanes_begin_in_the_same_column_and_take_as_many():
+    lines = drawn(state_of(run_after(8)), 80, 24).split("\n")
+    score, lane = (next(line for line in lines if line.startswith(start)) for start in (" score", " r0c0"))
 
-    assert state.life is not None
-    for seed in (0, 2):
-        lane = state.life.slots[seed].lane
-        expected = fake_run.STAGES_OF_SEED[seed]
-        assert {epoch: lane[epoch] for epoch in expected} == expected
-
-
-def test_other_environments_are_passed_over():
-    state = state_after(6)
-    before = screen(state, 80, 24)
-
-    assert not state.take(fake_run.epoch_row(8, env=1), 540.0)
-    assert screen(state, 80, 24) == before
-
-
-def test_colour_is_the_colour_of_the_stage():
-    text = render(state_after(6), 80, 24)
-    at = text.plain.index("◆")
-
-    assert LOOKS[Stage.FOSSILIZED].colour in {
-        str(span.style) for span in text.spans if span.start <= at < span.end
-    }
+    assert [set(line[19:35]) <= set("▁▂▃▄▅▆▇█░▒▓◆") for line in (score, lane)] == [True, True]
+    assert score[35:37] == "  "
 
 
 def test_slots_that_do_not_fit_are_counted():
-    state = Following(8)
     run = fake_run.run_row()
     run.slots = [f"r0c{column}" for column in range(40)]
-    state.take(run, 0.0)
-    state.take(fake_run.epoch_row(0), 0.0)
+    lines = drawn(state_of([run, fake_run.epoch_row(0)]), 80, 24).split("\n")
+    shown = sum(line.startswith(" r0c") for line in lines)
 
-    lines = screen(state, 80, 24).split("\n")
-    assert lines[-1] == " and 30 more slots"
-    assert len(lines) <= 24
-
-
-@given(
-    width=st.integers(1, 250), height=st.integers(1, 80), epoch=st.integers(0, 8), total=st.integers(1, 300)
-)
-def test_no_size_of_terminal_is_exceeded(width, height, epoch, total):
-    lines = render(state_after(epoch, max_epochs=total), width, height).plain.split("\n")
-
-    assert len(lines) <= height
-    assert max(map(len, lines)) <= width
+    assert f" and {40 - shown} more slots" in lines
+    assert shown >= 8
 
 
-@pytest.mark.parametrize("max_epochs", [8, 20])
-def test_without_a_run_row_names_are_made_up(max_epochs):
-    state = Following(max_epochs)
-    for row in fake_run.life():
-        state.take(row, 0.0)
+def test_a_policy_that_runs_says_what_it_expects_and_how_it_leans():
+    state = state_of([fake_run.run_row(), fake_run.epoch_row(0), fake_run.policy_decision_row(0)])
 
-    assert " slot0  fossilized" in screen(state, 80, 24)
-    assert "slot1 conv_heavy pruned by the governor" in screen(state, 80, 24)
+    assert " policy  expects +0.30  wait 25 %  germ 62 %  alpha 0 %  prune 12 %  foss 0 %  adv 0 %"[
+        :80
+    ] in drawn(state, 100, 24)
+
+
+def test_an_update_that_was_left_out_is_told():
+    row = fake_training.update_row(1)
+    row.skipped = "reward of environment 1 is not finite"
+    for size in ((80, 24), (200, 60)):
+        text = render(state_of([fake_training.run_row(), row]), *size)
+
+        assert "policy  update left out: reward of environment 1 is not finite" in text.plain
+        assert styles_at(text, "update left out") == "bold"
+
+
+def test_the_chosen_environment_is_shown_instead_of_the_best():
+    lines = drawn(state_of(fake_training.course(42), env=1), 80, 24)
+
+    assert " slots   round 42: environment 1, return +0.79, score 42.0, twin 16.0" in lines
+
+
+def test_the_same_alert_again_is_counted_and_not_repeated():
+    rows = [fake_training.run_row(), *(fake_training.alert_row("kl", number) for number in (1, 2, 3))]
+    alerts = [line for line in drawn(state_of(rows), 80, 24).split("\n") if "kl" in line]
+
+    assert alerts == [" alerts  ▲ kl  policy  found 0.0812, limit 0.06  round 3, 3 times  Lower learni…"]
+
+
+def test_contribution_is_known_from_a_move_where_no_seed_rows_are_written():
+    move = fake_run.transition_row(5, 0, Stage.HOLDING, Stage.FOSSILIZED, "policy", "fossilized")
+    move.contribution = 7.25
+    rows = [*fake_training.without_seeds(run_after(5)), move]
+
+    assert "conv_light        –         +7.2       –" in drawn(state_of(rows), 80, 24)
+
+
+def test_the_error_of_a_contribution_outlasts_a_move_that_repeats_it():
+    move = fake_run.transition_row(5, 0, Stage.HOLDING, Stage.FOSSILIZED, "policy", "fossilized")
+    move.contribution = 21.94
+
+    assert "+21.9 ± 0.8" in drawn(state_of([*run_after(5), move]), 80, 24)
+
+
+def test_a_seed_whose_gradients_are_unhealthy_stands_out():
+    rows = list(run_after(6))
+    for row in rows:
+        if isinstance(row, SeedRow):
+            row.gradient_health = 0.4
+    text = render(state_of(rows), 200, 60)
+
+    assert styles_at(text, "0.40 <0.7") == "bold"

@@ -122,6 +122,19 @@ def test_a_number_that_is_not_finite_is_found_inside_a_map(tmp_path):
         writer.emit(row)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, np.float32("inf"), np.float64("nan")])
+@pytest.mark.parametrize("column", ["log_probs", "op_probs", "reward_terms"])
+def test_a_number_that_is_not_finite_is_found_among_numbers(tmp_path, column, value):
+    row = fake_run.policy_decision_row(1)
+    setattr(row, column, {"lead": 0.5, "rent": value} if column == "reward_terms" else [None, 0.0, value])
+    with RunWriter(tmp_path) as writer:
+        with pytest.raises(RowError, match=f"column '{column}' of table 'decision' is (nan|inf)"):
+            writer.emit(row)
+        writer.emit(fake_run.policy_decision_row(2))
+
+    assert len(read_rows(tmp_path, "decision")) == 1
+
+
 def test_a_value_that_json_does_not_know_is_refused_and_leaves_no_trace(tmp_path):
     row = fake_run.run_row()
     row.config = {"path": tmp_path}

@@ -1,4 +1,8 @@
-"""A run as plain lines, for logs and pipes: one per epoch, stage change that matters, and alert."""
+"""A run as plain lines, for logs and pipes.
+
+A run: one per epoch, per stage change that matters and per life. A training: one per round. Alerts: one
+each, in both.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,21 @@ from types import MappingProxyType
 from typing import Final
 
 from esper.karn import notation
-from esper.karn.following import Following, LifeState
+from esper.karn.following import Following, RoundState
+from esper.karn.life_state import LifeState
 from esper.karn.palette import LOOKS
-from esper.leyline.events import AlertRow, EpisodeRow, EpochRow, LifeRow, Row, RunRow, TransitionRow
+from esper.leyline.events import (
+    AlertRow,
+    EpisodeRow,
+    EpochRow,
+    LifeRow,
+    Row,
+    RunRow,
+    TransitionRow,
+    UpdateRow,
+    round_of,
+)
+from esper.leyline.factored_actions import Op
 from esper.leyline.stages import Stage
 
 VERBS: Final[Mapping[Stage, str]] = MappingProxyType(
@@ -22,38 +38,113 @@ VERBS: Final[Mapping[Stage, str]] = MappingProxyType(
     }
 )
 """The stage changes worth a line, in words."""
+_SHORT_OPS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        Op.GERMINATE.name: "germ",
+        Op.SET_ALPHA_TARGET.name: "alpha",
+        Op.FOSSILIZE.name: "foss",
+        Op.ADVANCE.name: "adv",
+    }
+)
 
 
-def describe(row: TransitionRow, state: Following) -> str:
+def op_label(name: str) -> str:
+    """An op in as few letters as tell it apart."""
+    return _SHORT_OPS.get(name, name.lower())
+
+
+def describe(row: TransitionRow, run: RunRow) -> str:
     """A stage change as a sentence: where, what, and why unless that only repeats the verb."""
     verb = VERBS[Stage(row.to_stage)]
-    text = f"{state.slot_name(row.slot)} {state.blueprint_name(row.blueprint)} {verb}"
+    text = f"{run.slots[row.slot]} {run.blueprints[row.blueprint]} {verb}"
     if row.cause in ("governor", "user"):
         text += f" by the {row.cause}"
     return text if row.reason in ("", verb) else f"{text}: {row.reason}"
 
 
+def alert_place(row: AlertRow, run: RunRow) -> str:
+    """When it happened, in what the run counts."""
+    if row.round is not None:
+        return f"round {row.round}"
+    if row.episode is None:
+        return ""
+    parts = [f"life {row.episode}" if row.episode else ""]
+    if run.rounds is not None:
+        environment = f"environment {row.env}"
+        parts = [f"round {round_of(row.episode)}", "" if row.scope == environment else environment]
+    if row.epoch is not None:
+        parts.append(f"epoch {row.epoch}")
+    return ", ".join(filter(None, parts))
+
+
+def alert_finding(row: AlertRow) -> str:
+    """What was found, against what is allowed."""
+    limit = "" if row.limit is None else f", limit {notation.significant(row.limit)}"
+    return f"found {notation.significant(row.value)}{limit}"
+
+
 def plain_lines(row: Row, state: Following) -> list[str]:
     """The lines that a row, which ``state`` has taken already, adds to the log."""
+    if state.run is None:
+        return []
     match row:
-        case RunRow():
-            return [_run_line(row), _legend()]
-        case EpochRow() if state.life is not None:
-            return [_epoch_line(row, state, state.life)]
-        case TransitionRow() if Stage(row.to_stage) in VERBS:
-            return [f"{_prefix(row)}after epoch {row.epoch}: {describe(row, state)}"]
         case AlertRow():
-            return [f"{_prefix(row)}after epoch {notation.count(row.epoch)}: {warn(row)}"]
-        case EpisodeRow():
-            return [_life_line(row)]
+            return [alert_line(row, state.run)]
+        case UpdateRow():
+            return [_round_line(state.rounds[-1], state)]
+        case LifeRow() if state.life is not None and not state.is_training:
+            return _life_lines(row, state.run, state.life)
+        case RunRow() if not state.is_training:
+            return [_run_line(row), _legend()]
     return []
 
 
-def warn(row: AlertRow) -> str:
-    """An intervention of the governor as a sentence: what was wrong, and what was done."""
-    found = "a loss that is not finite" if row.value is None else f"a loss of {row.value:.3g}"
-    allowed = "" if row.limit is None else f", at most {row.limit:.3g} is healthy"
-    return f"{row.hint} because of {row.rule} ({found}{allowed})"
+def alert_line(row: AlertRow, run: RunRow) -> str:
+    """One alert, raised or cleared."""
+    place = alert_place(row, run)
+    where = f" in {place}" if place else ""
+    line = f"{row.severity} {row.rule} {row.event}{where} ({row.scope}): {alert_finding(row)}"
+    return f"{line}; {row.hint}" if row.hint and row.event == "raised" else line
+
+
+def _life_lines(row: LifeRow, run: RunRow, life: LifeState) -> list[str]:
+    match row:
+        case EpochRow():
+            return [_epoch_line(row, run, life)]
+        case TransitionRow() if Stage(row.to_stage) in VERBS:
+            return [f"{_prefix(row)}after epoch {row.epoch}: {describe(row, run)}"]
+        case EpisodeRow():
+            return [_end_line(row)]
+    return []
+
+
+def _round_line(past: RoundState, state: Following) -> str:
+    row, rounds = past.row, state.run.rounds if state.run else None
+    parts = [
+        f"round {row.round}/{notation.count(rounds)}",
+        f"left {notation.clock(state.left)}",
+        f"return {notation.gain(row.mean_return, 2)}",
+        f"score {notation.points(row.val_score)}",
+        f"twin {notation.points(past.twin_score)}",
+        f"params {notation.count(row.params)}",
+        f"kl {notation.points(row.approx_kl, 3)}",
+        f"ev {notation.gain(row.explained_variance, 2)}",
+        f"entropy {notation.points(row.entropy, 2)}",
+        _ops(row, state.run),
+    ]
+    if row.evaluation_return is not None:
+        judged = (
+            f"return {notation.gain(row.evaluation_return, 2)}, score {notation.points(row.evaluation_score)}"
+        )
+        parts.append(f"| argmax {judged}")
+    if row.skipped is not None:
+        parts.append(f"| update left out: {row.skipped}")
+    return "  ".join(parts)
+
+
+def _ops(row: UpdateRow, run: RunRow | None) -> str:
+    shares = zip(run.ops if run else (), row.op_shares, strict=True)
+    return " ".join(f"{op_label(name)} {notation.share(part)}" for name, part in shares if part)
 
 
 def _run_line(run: RunRow) -> str:
@@ -71,10 +162,10 @@ def _legend() -> str:
     )
 
 
-def _epoch_line(row: EpochRow, state: Following, life: LifeState) -> str:
+def _epoch_line(row: EpochRow, run: RunRow, life: LifeState) -> str:
     host_params = row.params - row.grown_params
     parts = [
-        f"{_prefix(row)}epoch {row.epoch:>{len(str(state.max_epochs))}}/{state.max_epochs}",
+        f"{_prefix(row)}epoch {row.epoch:>{len(str(run.horizon))}}/{run.horizon}",
         f"loss {notation.points(row.train_loss, 3):>6}",
         f"score {notation.points(row.val_score):>5}",
         f"twin {notation.points(row.twin_score):>5}",
@@ -84,7 +175,7 @@ def _epoch_line(row: EpochRow, state: Following, life: LifeState) -> str:
     return "  ".join(parts)
 
 
-def _life_line(row: EpisodeRow) -> str:
+def _end_line(row: EpisodeRow) -> str:
     return (
         f"life {row.episode} ended ({row.ended_by}) after {notation.clock(row.seconds)}:"
         f" validation {notation.points(row.val_score)}, test {notation.points(row.test_score)},"
@@ -93,6 +184,6 @@ def _life_line(row: EpisodeRow) -> str:
     )
 
 
-def _prefix(row: LifeRow | AlertRow) -> str:
+def _prefix(row: LifeRow) -> str:
     """Which life, where there is more than one."""
     return f"life {row.episode}  " if row.episode else ""

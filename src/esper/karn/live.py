@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Final, Self
 
@@ -21,13 +21,59 @@ from esper.karn.lines import plain_lines
 from esper.karn.screen import render
 from esper.leyline.events import Row
 
-REDRAWS_PER_SECOND: Final = 4
+REDRAWS_PER_SECOND: Final = 2
 
 
-class DrawnView:
-    """A view with a screen where one can be drawn, there as long as the view is entered."""
+class LiveView:
+    """The sink that shows a run or a training; use it as a context manager around it."""
 
-    _live: Live | None = None
+    def __init__(
+        self, console: Console, *, env: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Show the lives of environment ``env`` on ``console``; None: the best of a training's round."""
+        self._console = console
+        self._clock = clock
+        self._state = Following(env)
+        self._lock = threading.Lock()
+        self._taken = 0
+        self._drawn: tuple[tuple[int, ...], Text] | None = None
+        """The last screen, and what it was drawn from."""
+        self._live: Live | None = None
+        if can_draw(console):
+            self._live = Live(
+                console=console, get_renderable=self._draw, refresh_per_second=REDRAWS_PER_SECOND
+            )
+
+    def emit(self, row: Row) -> None:
+        """Take one row; a terminal shows it within half a second."""
+        self.recall([row], aloud=True)
+
+    def recall(self, rows: Iterable[Row], *, age: float = 0.0, aloud: bool = False) -> None:
+        """Take rows of ``age`` seconds ago; a log gets their lines only if they are to be said aloud."""
+        for row in rows:
+            with self._lock:
+                followed = self._state.take(row, self._clock() - age)
+                self._taken += 1
+            if followed and aloud and self._live is None:
+                for line in plain_lines(row, self._state):
+                    self._write(line)
+
+    def _draw(self) -> Text:
+        width, height = self._console.size
+        with self._lock:
+            self._state.now = self._clock()
+            source = (self._taken, int(self._state.now), width, height)
+            if self._drawn is None or self._drawn[0] != source:
+                # The last line stays free for the cursor, so that nothing scrolls.
+                self._drawn = source, render(self._state, width, height - 1)
+            return self._drawn[1]
+
+    def _write(self, line: str) -> None:
+        """Straight to the console's file: rich's own printing costs as much as all the rest."""
+        encoding = self._console.encoding
+        file = self._console.file
+        file.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+        file.flush()
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -39,50 +85,6 @@ class DrawnView:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-
-
-class LiveView(DrawnView):
-    """The sink that shows a run; use it as a context manager around the run."""
-
-    def __init__(
-        self,
-        console: Console,
-        *,
-        max_epochs: int,
-        env: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Show environment ``env``, whose lives last ``max_epochs``, on ``console``."""
-        self._console = console
-        self._clock = clock
-        self._state = Following(max_epochs, env)
-        self._lock = threading.Lock()
-        if can_draw(console):
-            self._live = Live(
-                console=console, get_renderable=self._draw, refresh_per_second=REDRAWS_PER_SECOND
-            )
-
-    def emit(self, row: Row) -> None:
-        """Take one row; a terminal shows it within a quarter of a second."""
-        with self._lock:
-            followed = self._state.take(row, self._clock())
-        if followed and self._live is None:
-            for line in plain_lines(row, self._state):
-                self._write(line)
-
-    def _draw(self) -> Text:
-        width, height = self._console.size
-        with self._lock:
-            self._state.now = self._clock()
-            # The last line stays free for the cursor, so that nothing scrolls.
-            return render(self._state, width, height - 1)
-
-    def _write(self, line: str) -> None:
-        """Straight to the console's file: rich's own printing costs as much as all the rest."""
-        encoding = self._console.encoding
-        file = self._console.file
-        file.write(line.encode(encoding, "replace").decode(encoding) + "\n")
-        file.flush()
 
 
 def can_draw(console: Console) -> bool:

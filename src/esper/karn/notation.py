@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 UNKNOWN: Final = "–"
-_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _FLOP_UNITS: Final = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
 
 
@@ -34,9 +35,22 @@ def difference(value: float | None, reference: float | None) -> float | None:
     return None if value is None or reference is None else value - reference
 
 
-def count(value: int | None) -> str:
-    """A number of things, with thousands set apart."""
-    return UNKNOWN if value is None else f"{value:,}"
+def count(value: float | None) -> str:
+    """A number of things, or a mean of such numbers, with thousands set apart."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def tabular(value: float | None) -> str:
+    """A number of any size in at most six characters, with decimals that depend on its size alone."""
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, int) or value == 0:
+        return f"{value:.0f}"
+    size = abs(value)
+    if not 0.0005 <= size < 99_999.5:
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e+")
+    decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2 if size >= 0.0995 else 3
+    return f"{value:.{decimals}f}"
 
 
 def share(value: float | None) -> str:
@@ -91,8 +105,40 @@ def clock(seconds: float | None) -> str:
 def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
     """One block per value, its height within ``low`` to ``high``; a gap where it is unknown."""
     span = high - low
-    top = len(_BLOCKS) - 1
+    top = len(BLOCKS) - 1
     return "".join(
-        " " if value is None else _BLOCKS[round((value - low) / span * top) if span > 0 else 0]
+        " " if value is None else BLOCKS[round((value - low) / span * top) if span > 0 else 0]
         for value in values
     )
+
+
+def condense(values: Sequence[float | None], columns: int) -> list[float | None]:
+    """At most ``columns`` values: the means of neighbours, unknown where all of them are."""
+    if len(values) <= columns:
+        return list(values)
+    edges = [column * len(values) // columns for column in range(columns + 1)]
+    return [_mean(values[start:end]) for start, end in pairwise(edges)]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def trend(
+    values: Sequence[float | None], columns: int, low: float | None = None, high: float | None = None
+) -> str:
+    """A course in at most ``columns`` blocks, between its own extremes unless others are given."""
+    shown = condense(values, columns)
+    known = [value for value in shown if value is not None]
+    bottom = min(known, default=0.0) if low is None else low
+    top = max(known, default=0.0) if high is None else high
+    if low is not None or high is not None:
+        shown = [None if value is None else min(max(value, bottom), top) for value in shown]
+    return sparkline(shown, bottom, top)
+
+
+def shared_scale(values: Sequence[float | None]) -> tuple[float, float]:
+    """Lowest and highest of what is known, for courses that are to be compared."""
+    known = [value for value in values if value is not None]
+    return min(known, default=0.0), max(known, default=0.0)

@@ -73,7 +73,7 @@ class Run:
     @property
     def state(self) -> State:
         """Derived from the files: a living writer holds a lock, a finished run has all its rows."""
-        if _is_being_written(self.path / TELEMETRY):
+        if is_being_written(self.path / TELEMETRY):
             return "running"
         if not self.rows(RunRow):
             return "stopped"
@@ -127,7 +127,7 @@ def _decoded(table: str, row_type: type[R], texts: Sequence[str]) -> list[R]:
     return rows
 
 
-def _is_being_written(telemetry: Path) -> bool:
+def is_being_written(telemetry: Path) -> bool:
     """Whether a living writer holds the lock; the kernel takes it from a dead one."""
     try:
         file = os.open(telemetry / LOCK_FILE, os.O_RDONLY)

@@ -39,11 +39,11 @@ class Overview:
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """The run directories in ``folder`` and below it, in order of their names."""
+    """The run directories in ``folder`` and below it, in order of their names; hidden folders hold none."""
     if not folder.is_dir():
         raise EsperError(f"there is no folder '{folder}'; name the one that holds your runs")
     for parent, folders, _ in os.walk(folder):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         if TELEMETRY in folders:
             folders.clear()
             yield Path(parent)

@@ -80,6 +80,15 @@ class LifeRow(Row, kw_only=True):
     epoch: Annotated[int, Column("epoch", "Host epochs finished so far; 0 is the untrained host.")]
 
 
+RESTART: Final = 1_000_000
+"""In a training, the life that follows a breakdown within the same round has its number raised by this."""
+
+
+def round_of(episode: int) -> int:
+    """The round of a training in which life ``episode`` is lived."""
+    return episode % RESTART + 1
+
+
 class RunRow(Row, kw_only=True):
     """One per run: what was run, where, and the names that the other tables' indices refer to."""
 

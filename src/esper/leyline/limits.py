@@ -38,8 +38,12 @@ KL_HIGH: Final = 2.0
 """Times its target; passes stop beyond 1.5 times, so one step overshot."""
 KL_RUNAWAY: Final = 5.0
 """Times its target; a single step moved the policy far beyond what its rollout says anything about."""
-RATIO_RUNAWAY: Final = (0.01, 100.0)
-"""Range of the ratio that not even a single decision of a healthy update leaves."""
+RATIO_EXPLODED: Final = (1e-6, 10.0)
+"""Range that the ratio of no decision leaves in a healthy training.
+
+It is wider than what is traced: single decisions reach 5.9 there, and 0.001 where a policy that has made
+up its mind drops what it once tried.
+"""
 CLIP_SHARE: Final = 0.75
 """Share of the rows with a choice; healthy trainings, whose ratio is that of eight heads, reach 0.7."""
 VALUE_NRMSE: Final = 1.0
@@ -49,7 +53,9 @@ GRADIENT_JUMP: Final = 100.0
 HEAD_ENTROPY_OPEN: Final = 0.5
 """Entropy above which a head explores; from here to collapsed takes a healthy head several updates."""
 OPENING_UPDATES: Final = 3
-"""First updates of a training; a policy has learned when it earns more than in the best of these."""
+"""First updates of a training; a policy has learned when it earns clearly more than the best of these."""
+LEARNED_GAIN: Final = 0.01
+"""How much more, before reward_scale: what one point of score is worth."""
 FORCED_SHARE: Final = 0.6
 """Share of the decisions that are none; what is left is what a policy can learn from."""
 WAIT_SHARE: Final = 0.95

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -21,9 +21,10 @@ RUN: Final = "run"
 """Scope of what is about the whole run."""
 RESULT_TERMS: Final = frozenset({"lead", "score", "loss", "contribution", "rent", "rollback"})
 """Terms of a reward that pay for the result, for its price or for a breakdown; all others are shaping."""
-NEVER_UNKNOWN: Final = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm")
+NEVER_UNKNOWN: Final = ("policy_loss", "value_loss", "entropy", "approx_kl")
 """Columns of an update that are unknown only where the number was not finite."""
-LEARNING_STAGES: Final = frozenset({Stage.TRAINING, Stage.BLENDING})
+LEARNING_STAGES: Final = frozenset({Stage.TRAINING, Stage.BLENDING, Stage.HOLDING})
+"""A seed learns, and could still be removed."""
 
 
 class Reading(NamedTuple):
@@ -57,12 +58,13 @@ class Past:
                 self.seeds[row.env, row.slot] = row
 
     def has_learned(self, row: UpdateRow) -> bool:
-        """Whether the last updates, this one included, earned more than the best of the first ones."""
+        """Whether the last updates, this one included, earned clearly more than the best of the first."""
         returns = [u.mean_return for u in (*self.updates, row) if u.mean_return is not None]
         if not returns:
             return False
-        opening = returns[: limits.OPENING_UPDATES]
-        return statistics.fmean(returns[-limits.OPENING_UPDATES :]) > max(opening)
+        opening, last = returns[: limits.OPENING_UPDATES], returns[-limits.OPENING_UPDATES :]
+        gain = statistics.fmean(last) - max(opening)
+        return gain > limits.LEARNED_GAIN * float(self.run.config["reward_scale"])
 
 
 Look = Callable[[Any, Past], Iterator[Reading]]
@@ -85,34 +87,24 @@ def not_finite(row: UpdateRow, past: Past) -> Iterator[Reading]:
     yield Reading(RUN, wrong, None, None)
 
 
-def ratio_outside(allowed: tuple[float, float]) -> Look:
-    low, high = allowed
-
-    def look(row: UpdateRow, past: Past) -> Iterator[Reading]:
-        if row.explosion is not None:
-            # The worst row of any pass; its ratio is null where it overflowed.
-            extremes = [row.explosion["ratio"]]
-        elif row.skipped is None:
-            extremes = [row.ratio_max, row.ratio_min]
-        else:
+def ratio_exploded(row: UpdateRow, past: Past) -> Iterator[Reading]:
+    """By the worst decision of the pass that exploded first, and by the extremes of the last pass."""
+    low, high = limits.RATIO_EXPLODED
+    ratios = [row.ratio_max, row.ratio_min] if row.skipped is None else []
+    if row.explosion is not None:
+        ratios.append(row.explosion["ratio"])
+    for ratio in ratios:
+        if ratio is None or not low <= ratio <= high:  # None: it overflowed
+            yield Reading(RUN, True, ratio, low if ratio is not None and ratio < low else high)
             return
-        for ratio in extremes:
-            if ratio is None or ratio > high:
-                yield Reading(RUN, True, ratio, high)
-                return
-            if ratio < low:
-                yield Reading(RUN, True, ratio, low)
-                return
+    if ratios:
         yield Reading(RUN, False, row.ratio_max, high)
-
-    return look
 
 
 def divergence_above(times_target: float) -> Look:
     def look(row: UpdateRow, past: Past) -> Iterator[Reading]:
-        target = past.run.config.get("target_kl")
-        if row.skipped is None and row.approx_kl is not None and target is not None:
-            yield above(RUN, row.approx_kl, times_target * target)
+        if row.skipped is None and row.approx_kl is not None:
+            yield above(RUN, row.approx_kl, times_target * past.run.config["target_kl"])
 
     return look
 
@@ -173,9 +165,8 @@ def slow(row: UpdateRow, past: Past) -> Iterator[Reading]:
 
 def pays_for_worse(row: EpisodeRow, past: Past) -> Iterator[Reading]:
     lives = _window(row, past)
-    correlation = rank_correlation(
-        [life.total_reward or 0.0 for life in lives], [_gain(life) for life in lives]
-    )
+    returns = [life.total_reward for life in lives if life.total_reward is not None]
+    correlation = rank_correlation(_rounded(returns), _rounded(map(_gain, lives)))
     if correlation is not None:
         yield below(RUN, correlation, limits.RANK_CORRELATION)
 
@@ -197,6 +188,11 @@ def _window(row: EpisodeRow, past: Past) -> list[EpisodeRow]:
 def _gain(life: EpisodeRow) -> float:
     """What growth is for: the final score, against the twin's where that is known."""
     return life.val_score - (life.twin_val_score or 0.0)
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    """Without the dust of floating point, which would rank lives that are equal."""
+    return [round(value, 6) for value in values]
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
@@ -225,7 +221,12 @@ def dead(row: SeedRow, past: Past) -> Iterator[Reading]:
 
 
 def harmful(row: SeedRow, past: Past) -> Iterator[Reading]:
-    """Only at rest: while alpha moves, a seed and its host are still getting used to one another."""
+    """Only at rest: while alpha moves, a seed and its host are still getting used to one another.
+
+    And not in trainings: a policy that explores must be allowed to hold what hurts, and pays for it.
+    """
+    if past.run.rounds is not None:
+        return
     if row.freshness == 1.0 and row.contribution is not None and row.contribution_error is not None:
         limit = -limits.CONFIDENCE_Z * row.contribution_error
         found = below(_where(row, past.run), row.contribution, limit)

@@ -45,31 +45,28 @@ class Rule:
         return max(self.times, self.window)
 
 
+_NOT_LEARNED: Final = (
+    f"the policy has not learned: its last {limits.OPENING_UPDATES} updates earned no more than the best of"
+    f" the first {limits.OPENING_UPDATES} and one point of score"
+)
+
 RULES: Final = (
     Rule(
         "non-finite-update",
         "error",
         UpdateRow,
-        "a loss, the entropy, the divergence or the gradient is not finite, or the update was left out",
+        "a loss, the entropy or the divergence is not finite, or the update was left out",
         conditions.not_finite,
         "Read `skipped` of the update for the first number that broke; lower learning_rate or reward_scale.",
     ),
     Rule(
         "ratio",
-        "warning",
-        UpdateRow,
-        "a decision's probability changed by a factor outside {:g} to {:g}".format(*limits.RATIO_RANGE),
-        conditions.ratio_outside(limits.RATIO_RANGE),
-        "`explosion` of the update names the decision and its head; lower learning_rate or passes.",
-        times=2,
-    ),
-    Rule(
-        "ratio-runaway",
         "error",
         UpdateRow,
-        "a decision's probability changed by a factor outside {:g} to {:g}".format(*limits.RATIO_RUNAWAY),
-        conditions.ratio_outside(limits.RATIO_RUNAWAY),
-        "One step threw the policy away from its rollout; lower learning_rate and go back to a checkpoint.",
+        "a decision's probability changed by a factor outside {:g} to {:g}".format(*limits.RATIO_EXPLODED),
+        conditions.ratio_exploded,
+        "`explosion` of the update names the decision and its head; lower learning_rate, and go back to a"
+        " checkpoint if the return fell.",
     ),
     Rule(
         "kl",
@@ -102,9 +99,7 @@ RULES: Final = (
         "warning",
         UpdateRow,
         f"a head's entropy is below {limits.HEAD_ENTROPY_COLLAPSED:.0%} of what was legal, and either fell"
-        f" there at once from above {limits.HEAD_ENTROPY_OPEN:.0%}, or the policy has not learned: its last"
-        f" {limits.OPENING_UPDATES} updates earned no more than the best of the first"
-        f" {limits.OPENING_UPDATES}",
+        f" there at once from above {limits.HEAD_ENTROPY_OPEN:.0%}, or {_NOT_LEARNED}",
         conditions.heads_collapsed,
         "A head that stops exploring before anything was gained cannot find it any more; raise"
         " entropy_start or lower learning_rate. A head that settles while the return rises is healthy and"
@@ -133,9 +128,7 @@ RULES: Final = (
         "forced-share",
         "warning",
         UpdateRow,
-        f"more than {limits.FORCED_SHARE:.0%} of the decisions had no choice, and the policy has not"
-        f" learned: its last {limits.OPENING_UPDATES} updates earned no more than the best of the first"
-        f" {limits.OPENING_UPDATES}",
+        f"more than {limits.FORCED_SHARE:.0%} of the decisions had no choice, and {_NOT_LEARNED}",
         conditions.forced,
         "Little is left to learn from; give a life more slots or fewer steps.",
         times=3,
@@ -186,7 +179,7 @@ RULES: Final = (
         "dead-seed",
         "warning",
         SeedRow,
-        f"a seed in training or blending has a gradient health below {limits.MIN_GRADIENT_HEALTH:g}",
+        f"a seed that trains, blends or holds has a gradient health below {limits.MIN_GRADIENT_HEALTH:g}",
         conditions.dead,
         "Its gradients vanish or explode, so it does not learn; prune it, and try another blueprint there.",
         times=2,
@@ -195,8 +188,8 @@ RULES: Final = (
         "harmful-seed",
         "warning",
         SeedRow,
-        "a seed that holds, or blends at rest, contributes less than nothing by more than"
-        f" {limits.CONFIDENCE_Z:g} standard errors",
+        "outside of trainings, a seed that holds, or blends at rest, contributes less than nothing by more"
+        f" than {limits.CONFIDENCE_Z:g} standard errors",
         conditions.harmful,
         "The network is better without it; prune it before it is fossilized.",
         times=2,

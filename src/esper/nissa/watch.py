@@ -52,7 +52,7 @@ class Watch:
         for rule in _RULES_OF.get(type(row), ()):
             alerts += [self._judge(rule, reading, row) for reading in rule.look(row, self._past)]
         match row:
-            case AlertRow() if row.rule in GOVERNOR_RULES:
+            case AlertRow() if _is_intervention(row):
                 self._note(row)
             case EpisodeRow():
                 alerts += self._end_of(row, slot=None)
@@ -84,8 +84,7 @@ class Watch:
         return None
 
     def _note(self, row: AlertRow) -> None:
-        course = self._courses.setdefault((row.rule, row.scope), _Course(env=row.env))
-        course.raised = row if row.event == "raised" else None
+        self._courses[row.rule, row.scope] = _Course(raised=row, env=row.env)
 
     def _end_of(self, row: EpisodeRow | TransitionRow, slot: int | None) -> list[AlertRow]:
         """What was about the life that ended, or about the seed that is gone, is over."""
@@ -114,17 +113,23 @@ def _when(row: Row) -> dict[str, int]:
     return {}
 
 
+def _is_intervention(row: AlertRow) -> bool:
+    """Whether the engine raised it; that it was cleared is said by ``Watch`` alone."""
+    return row.rule in GOVERNOR_RULES and row.event == "raised"
+
+
 def replay(rows: Iterable[Row]) -> list[AlertRow]:
     """All alerts of a run, the governor's included, from its rows in the order in which they were written.
 
-    Alerts of rules that were recorded with the run are left out: the rules of today are applied.
+    Of the alerts recorded with the run only the governor's interventions are kept; the rest is found again,
+    by the rules of today.
     """
     watch: Watch | None = None
     alerts: list[AlertRow] = []
     for row in rows:
         if watch is None:
             watch = Watch(_run_of(row))
-        if isinstance(row, AlertRow) and row.rule in GOVERNOR_RULES:
+        if isinstance(row, AlertRow) and _is_intervention(row):
             alerts.append(row)
         alerts += watch.take(row)
     return alerts

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from esper.build import build_task
 from esper.config import RunConfig
 from esper.karn import summary
 from esper.karn.live import LiveView
@@ -43,7 +42,7 @@ def run(config: RunConfig) -> None:
 def _run_shown(config: RunConfig, decider: str, directory: Path, console: Console) -> Path:
     if config.as_json:
         return run_arm(config, decider, directory)
-    with LiveView(console, max_epochs=build_task(config).horizon) as view:
+    with LiveView(console) as view:
         return run_arm(config, decider, directory, [view])
 
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from esper.config import PRESETS, ConfigError, TrainingConfig, read_settings, training_config
-from esper.karn.course import CourseView
+from esper.karn.live import LiveView
+from esper.karn.tail import Tail, round_within
 from esper.leyline.errors import EsperError, InterruptedRunError
-from esper.run_state import config_of_run
+from esper.run_state import config_of_run, saved_round
 from esper.runner import free_directory
 from esper.scripts.flags import Flag, parse_flags
 from esper.simic.agent.ppo import shards
@@ -56,7 +57,7 @@ def train_command(
     resume = extra["resume"] is not None
     try:
         if processes == 1:
-            with watching(config) as view:
+            with watching(directory, resume=resume) as view:
                 teach(config, directory, resume=resume, views=[view])
         else:
             _launch(config, directory, processes, resume)
@@ -81,9 +82,13 @@ def _resolve(given: dict[str, Any], extra: dict[str, Any]) -> tuple[TrainingConf
     return config, extra["out"] or free_directory(name)
 
 
-def watching(config: TrainingConfig) -> CourseView:
-    """Shows the rounds of a training on standard output."""
-    return CourseView(Console(), config.rounds, f"{config.task} · rng seed {config.rng_seed}")
+def watching(directory: Path, *, resume: bool) -> LiveView:
+    """Shows a training on standard output; one that is resumed with what counts of its past."""
+    view = LiveView(Console())
+    if resume:
+        last = saved_round(directory)
+        view.recall(row for row in Tail(directory).read() if round_within(row) <= last)
+    return view
 
 
 def _launch(config: TrainingConfig, directory: Path, processes: int, resume: bool) -> None:

@@ -34,14 +34,15 @@ class LostProcessError(EsperError):
 def main() -> None:
     """Arguments: configuration file, run directory, ``start`` or ``resume``."""
     file, directory, how = sys.argv[1:]
+    resume = how == "resume"
     _meet()
     config = checked(TrainingConfig, read_settings(Path(file)))
     try:
         if exchange.rank() == 0:
-            with watching(config) as view:
-                teach(config, Path(directory), resume=how == "resume", views=[view])
+            with watching(Path(directory), resume=resume) as view:
+                teach(config, Path(directory), resume=resume, views=[view])
         else:
-            teach(config, Path(directory), resume=how == "resume")
+            teach(config, Path(directory), resume=resume)
     except RuntimeError as error:
         if "gloo" not in str(error):
             raise

@@ -112,16 +112,20 @@ def x_axis(scale: Scale, y: float, name: str, top: float | None = None, most: in
 
 
 def apart(heights: Sequence[float], gap: float = svg.LINE) -> list[float]:
-    """Places for labels as near to these heights as they can be with ``gap`` between them."""
+    """Places for labels as near to these heights as they can be with ``gap`` between them.
+
+    Labels that would touch become one block around the mean of what its members want.
+    """
     order = sorted(range(len(heights)), key=lambda index: heights[index])
-    placed = [heights[index] for index in order]
-    for _ in range(len(placed)):
-        for upper in range(len(placed) - 1):
-            overlap = gap - (placed[upper + 1] - placed[upper])
-            if overlap > 1e-9:
-                placed[upper] -= overlap / 2
-                placed[upper + 1] += overlap / 2
-    found = [0.0] * len(heights)
-    for index, height in zip(order, placed, strict=True):
-        found[index] = height
-    return found
+    blocks: list[tuple[float, int]] = []
+    """What each block's first label wants on average, and how many labels it holds."""
+    for index in order:
+        start, count = heights[index], 1
+        while blocks and blocks[-1][0] + gap * blocks[-1][1] > start:
+            above, others = blocks.pop()
+            start = (above * others + (start - gap * others) * count) / (others + count)
+            count += others
+        blocks.append((start, count))
+    placed = [start + gap * step for start, count in blocks for step in range(count)]
+    found = dict(zip(order, placed, strict=True))
+    return [found[index] for index in range(len(heights))]

@@ -17,7 +17,7 @@ from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run
 from esper.leyline.stages import Stage
 
-_LEFT: Final = 48.0
+_LEFT: Final = 56.0
 _RIGHT: Final = svg.WIDTH - 168
 _FAILED: Final = (4.0, 20.0)
 _COLUMNS: Final = (30.0, 200.0)

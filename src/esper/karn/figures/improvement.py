@@ -15,7 +15,7 @@ from esper.karn.questions.improvement import NO_REFERENCES, Improvement, Improve
 from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run
 
-_LEFT: Final = 48.0
+_LEFT: Final = 62.0
 _RIGHT: Final = svg.WIDTH - 150
 _RETURNS: Final = (12.0, 142.0)
 _SCORES: Final = (172.0, 302.0)

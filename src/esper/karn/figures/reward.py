@@ -17,7 +17,7 @@ from esper.karn.questions.lives import LifeKey
 from esper.karn.questions.reward import Honesty, PaidLives, Reward, honesty, reward
 from esper.karn.run import Run
 
-_LEFT: Final = 52.0
+_LEFT: Final = 62.0
 _RIGHT: Final = svg.WIDTH - 190
 _TERMS: Final = (14.0, 194.0)
 _SCATTER: Final = (14.0, 224.0)
@@ -99,7 +99,7 @@ def _term_labels(found: Reward, y: Scale) -> Markup:
 def draw_honesty(found: Honesty) -> Picture:
     """A dot per life or, of many lives, per group with similar returns."""
     groups = found.groups
-    right = svg.WIDTH - 14
+    right = svg.WIDTH - 26
     x = Scale(*around([group.median_return for group in groups], 5), _LEFT, right)
     low, high = around([s for group in groups for s in (group.quarter, group.three_quarters)], 4, floor=0.0)
     y = Scale(low, min(high, 100.0), _SCATTER[1], _SCATTER[0])

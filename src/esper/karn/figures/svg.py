@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from itertools import groupby
@@ -13,6 +14,8 @@ LETTER: Final = 9.6
 """Widest a letter gets on average, in units: text is drawn larger where the page is narrow."""
 LINE: Final = 17.0
 """Height of a line of that text."""
+
+_FORBIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]")
 
 Point = tuple[float, float]
 
@@ -44,9 +47,8 @@ def element(tag: str, *children: str, **attributes: str | float | None) -> Marku
 
 
 def _clean(text: str, *, quote: bool = False) -> str:
-    """Escaped, and without the control characters that XML cannot hold."""
-    kept = "".join(letter for letter in text if letter >= " " or letter in "\t\n")
-    return escape(kept, quote=quote)
+    """Escaped, and without the characters that XML cannot hold."""
+    return escape(_FORBIDDEN.sub("", text), quote=quote)
 
 
 def group(children: Iterable[str], **attributes: str | float | None) -> Markup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.karn import notation
 from esper.karn.figures import svg
@@ -16,7 +16,7 @@ from esper.karn.run import Run
 from esper.karn.statistics import Estimate
 
 _LEFT: Final = 48.0
-_RIGHT: Final = svg.WIDTH - 14
+_RIGHT: Final = svg.WIDTH - 26
 _PANEL: Final = 170.0
 _STEP: Final = 226.0
 """From the top of one panel to the top of the next."""
@@ -81,7 +81,7 @@ def _draw_panel(arms: Sequence[Arm], cost: Callable[[Arm], float], name: str, to
                 if high_end > low_end
             ),
             svg.path(svg.dots(places), "dot"),
-            *_names([arm.name for arm in arms], places),
+            *_names([arm.name for arm in arms], places, top, top + _PANEL - 8),
         ]
     )
 
@@ -113,19 +113,39 @@ def short_count(value: float) -> str:
     return f"{value:g}"
 
 
-def _names(names: Sequence[str], places: Sequence[svg.Point]) -> Iterator[Markup]:
-    """Each name beside its mark, lower where another one is in the way."""
-    taken: list[tuple[float, float, float]] = []
+def _names(
+    names: Sequence[str], places: Sequence[svg.Point], highest: float, lowest: float
+) -> Iterator[Markup]:
+    """Each name beside its mark, moved up or down where another one is in the way."""
+    taken: list[_Room] = []
     for name, (x, y) in sorted(zip(names, places, strict=True), key=lambda one: one[1][1]):
         shown = svg.shorten(name, 20)
         width = svg.width_of(shown)
         is_left = x + 10 + width > svg.WIDTH
         start = x - 10 - width if is_left else x + 10
-        height = y
-        while any(
-            start < end and begin < start + width and abs(height - other) < svg.LINE
-            for begin, end, other in taken
-        ):
-            height += 2
-        taken.append((start, start + width, height))
-        yield svg.text(x - 10 if is_left else x + 10, height + 4, shown, "halo", "end" if is_left else None)
+        rooms = (_Room(start, start + width, height) for height in _nearby(y, highest, lowest))
+        room = next((room for room in rooms if not any(room.meets(other) for other in taken)), None)
+        if room is not None:  # else the table tells
+            taken.append(room)
+            anchor = "end" if is_left else None
+            yield svg.text(x - 10 if is_left else x + 10, room.height + 4, shown, "halo", anchor)
+
+
+class _Room(NamedTuple):
+    """What a name takes up."""
+
+    start: float
+    end: float
+    height: float
+
+    def meets(self, other: _Room) -> bool:
+        beside = self.end <= other.start or other.end <= self.start
+        return not beside and abs(self.height - other.height) < svg.LINE
+
+
+def _nearby(height: float, highest: float, lowest: float) -> Iterator[float]:
+    """Heights in a panel, the nearest first."""
+    steps = range(int((lowest - highest) / 2))
+    for candidate in (height + side * 2 * step for step in steps for side in (1, -1)):
+        if highest <= candidate <= lowest:
+            yield candidate

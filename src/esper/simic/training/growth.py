@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline import EpochFacts
+from esper.leyline.events import RESTART
 from esper.simic.rewards.books import Books
 from esper.simic.rewards.families import FAMILIES, Bookkeeper, FamilyName, Standing, total
 from esper.simic.training.recorder import LifeRecorder
@@ -18,9 +18,6 @@ from esper.tolaria.env import LifeReport
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import twin_scores
 from esper.tolaria.vector import SerialVector
-
-RESTART: Final = 1_000_000
-"""Number of the life that follows one which broke down, from the number of that one."""
 
 
 class GrowthEnv:

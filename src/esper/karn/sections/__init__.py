@@ -1,0 +1,1 @@
+"""The parts of the terminal screen, one module per question: state in, lines of text out."""

@@ -1,0 +1,103 @@
+"""What the list and the header of a run say: texts made from the answers to questions."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from esper.karn import notation
+from esper.karn.questions.alerts import AlertEntry, Alerts, alerts
+from esper.karn.questions.growth import Growth, GrowthPoint, growth
+from esper.karn.questions.progress import Progress, progress
+from esper.karn.run import Run
+from esper.leyline.events import Severity
+
+TREND: Final = 16
+"""Letters of a trend, at most."""
+State = Literal["running", "finished", "stopped", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAlert:
+    """An alert that holds, in words."""
+
+    severity: Severity
+    rule: str
+    scope: str
+    since: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One run in the list and on top of its page; of one that cannot be read, why."""
+
+    state: State
+    error: str | None = None
+    task: str = ""
+    decider: str = ""
+    share: float | None = None
+    """Of the work that is done; None: unknown."""
+    progress: str = ""
+    time: str = ""
+    left: str = ""
+    pace: str = ""
+    trend: str = ""
+    """Of the score so far."""
+    score: str = ""
+    twin: str = ""
+    lead: str = ""
+    params: str = ""
+    started: str = ""
+    counts: dict[Severity, int] = field(default_factory=dict)
+    """Open alerts."""
+    alerts: list[OpenAlert] = field(default_factory=list)
+
+
+def entry_of(run: Run) -> Entry:
+    """What is known of a run now."""
+    row, reached, wrong, found = run.row, progress(run), alerts(run), growth(run)
+    last = found.points[-1] if found else None
+    open_ones = [entry for entry in wrong.entries if entry.until is None]
+    return Entry(
+        state=reached.state,
+        task=row.task,
+        decider=row.decider,
+        share=reached.share,
+        progress=_progress(reached),
+        time=notation.clock(reached.seconds),
+        left=notation.clock(reached.seconds_left),
+        pace=f"{notation.significant(reached.steps_per_second)} steps/s",
+        trend=_trend(found),
+        score=notation.points(last.median if last else None),
+        twin=notation.points(last.twin if last else None),
+        lead=notation.gain(_lead(last)),
+        params=notation.factor(last.params if last else None, row.host_params),
+        started=row.started[:16].replace("T", " "),
+        counts=dict(Counter(entry.severity for entry in open_ones)),
+        alerts=[_open_alert(entry, wrong) for entry in open_ones],
+    )
+
+
+def _trend(found: Growth | None) -> str:
+    """The medians on a scale from 0, as few as fit."""
+    medians = [point.median for point in found.points] if found else []
+    step = max(math.ceil(len(medians) / TREND), 1)
+    shown = medians[::-1][::step][::-1]  # the last one is among them
+    return notation.sparkline(shown, 0.0, max(shown, default=0.0))
+
+
+def _progress(reached: Progress) -> str:
+    total = "" if reached.total is None else f"/{notation.count(reached.total)}"
+    return f"{reached.unit} {notation.count(reached.done)}{total}"
+
+
+def _lead(last: GrowthPoint | None) -> float | None:
+    return None if last is None else notation.difference(last.median, last.twin)
+
+
+def _open_alert(entry: AlertEntry, found: Alerts) -> OpenAlert:
+    since = f"since {found.axis} {entry.since}" + (f", {entry.times} times" if entry.times > 1 else "")
+    return OpenAlert(entry.severity, entry.rule, entry.scope, since, entry.hint)

@@ -1,0 +1,112 @@
+"""The runs below one folder, found by walking it and named by ids.
+
+Whoever asks for a run gives an id that is looked up here; no path is ever made from what was sent. Links
+are not followed, so nothing outside the folder can be read through it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from esper.karn.run import is_being_written
+from esper.karn.runs import find_runs
+from esper.leyline.errors import EsperError
+from esper.leyline.run_files import TELEMETRY
+
+SECONDS_BETWEEN_LOOKS: Final = 1.0
+SHARE_OF_LOOKING: Final = 0.1
+"""Of the time, at most, is spent on walking a large folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """One run of the folder."""
+
+    id: str
+    name: str
+    """Its place below the folder."""
+    path: Path
+    version: str
+    """Changes whenever a file of its telemetry does, or its writer comes or goes."""
+    refusal: str | None = None
+    """Why it is not read; None: it is."""
+
+
+class RunFolder:
+    """What is in the folder, looked at about once a second however many ask. Any thread may ask."""
+
+    def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        next(find_runs(root), None)  # a folder that is not there is refused at once
+        self.root = root.resolve()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found: Mapping[str, FoundRun] = {}
+        self._due = -float("inf")
+
+    def runs(self) -> Mapping[str, FoundRun]:
+        """All runs by id, in the order of their names."""
+        with self._lock:
+            began = self._clock()
+            if began >= self._due:
+                self._found = {run.id: run for run in map(self._look_at, find_runs(self.root))}
+                took = self._clock() - began
+                self._due = began + max(SECONDS_BETWEEN_LOOKS, took / SHARE_OF_LOOKING)
+            return self._found
+
+    def run(self, id: str) -> FoundRun:
+        """The run of that id."""
+        found = self.runs().get(id)
+        if found is None:
+            raise UnknownRunError(f"there is no run '{id[:40]}' in this folder; it may have been moved away")
+        return found
+
+    def _look_at(self, path: Path) -> FoundRun:
+        name = path.relative_to(self.root).as_posix()
+        id, name = _digest(name), self.root.name if name == "." else name
+        try:
+            version, link = _look_into(path / TELEMETRY)
+        except OSError as error:
+            return FoundRun(id, name, path, "", f"'{name}' cannot be looked at: {error.strerror}")
+        refusal = f"'{name}' is not read: its telemetry holds a link, '{link}', and links are not followed"
+        return FoundRun(id, name, path, version, refusal if link else None)
+
+
+class UnknownRunError(EsperError):
+    """An id that no run of the folder has."""
+
+
+def _look_into(telemetry: Path) -> tuple[str, str | None]:
+    """The version of a run's files, and a link among them if there is one."""
+    if telemetry.is_symlink():
+        return "", telemetry.name
+    files = sorted(_files(telemetry), key=lambda file: file.path)
+    link = next((file.name for file in files if file.is_symlink()), None)
+    return _digest([_stamp(file) for file in files], link or is_being_written(telemetry)), link
+
+
+def _files(telemetry: Path) -> Iterator[os.DirEntry[str]]:
+    """What lies in a run's telemetry and in the folders of its tables."""
+    for entry in os.scandir(telemetry):
+        yield entry
+        if entry.is_dir(follow_symlinks=False):
+            yield from os.scandir(entry)
+
+
+def _stamp(file: os.DirEntry[str]) -> tuple[str, int, int]:
+    """What changes with a file; a full part that has become Parquet since it was listed is gone."""
+    try:
+        status = file.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return file.path, -1, -1
+    return file.path, status.st_size, status.st_mtime_ns
+
+
+def _digest(*content: object) -> str:
+    return hashlib.blake2b(repr(content).encode(), digest_size=6).hexdigest()

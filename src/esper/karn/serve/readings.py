@@ -1,0 +1,88 @@
+"""What was asked about runs and answered: kept until the run has new rows.
+
+Opened runs are used by one thread at a time, and only a few stay open.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Final, TypeVar
+
+import duckdb
+
+from esper.karn.run import Run, open_run
+from esper.karn.serve.folder import FoundRun, RunFolder
+from esper.karn.tables import sentence_of
+from esper.leyline.errors import EsperError
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
+OPEN_RUNS: Final = 8
+ANSWERS: Final = 1000
+LOG: Final = logging.getLogger(__name__)
+
+
+class ReadingError(EsperError):
+    """A run that cannot be read; the others can."""
+
+
+class Readings:
+    """Answers about the runs of a folder. Any thread may ask; one answer is worked out at a time."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, Run] = OrderedDict()
+        self._answers: OrderedDict[tuple[str, Hashable], tuple[str, object]] = OrderedDict()
+
+    def ask(self, id: str, question: Hashable, answer: Callable[[Run], T]) -> T:
+        """``answer`` of the run, from memory if it was asked the same ``question`` since its last row.
+
+        A run that cannot be read gives the same error each time.
+        """
+        found = self.folder.run(id)
+        with self._lock:
+            version, known = self._answers.get((id, question), (None, None))
+            if version != found.version:
+                known = self._work_out(found, answer)
+                _keep(self._answers, (id, question), (found.version, known), ANSWERS)
+        if isinstance(known, ReadingError):
+            raise ReadingError(str(known))
+        return known  # type: ignore[return-value]  # a question always has the same kind of answer
+
+    def ask_both(self, left: str, right: str, answer: Callable[[Run, Run], T]) -> T:
+        """``answer`` of two runs."""
+        one, other = self.folder.run(left), self.folder.run(right)
+        with self._lock:
+            known = self._work_out(one, lambda run: self._work_out(other, lambda beside: answer(run, beside)))
+        if isinstance(known, ReadingError):
+            raise known
+        return known
+
+    def _work_out(self, found: FoundRun, answer: Callable[[Run], T]) -> T | ReadingError:
+        if found.refusal is not None:
+            return ReadingError(found.refusal)
+        try:
+            run = self._open.get(found.id) or open_run(found.path)
+            _keep(self._open, found.id, run, OPEN_RUNS)
+            return answer(run)
+        except (EsperError, duckdb.Error, OSError) as error:
+            self._open.pop(found.id, None)
+            reason = sentence_of(error).replace(f"{found.path}/", "")
+            return ReadingError(f"'{found.name}' cannot be read: {reason}")
+        except Exception as error:
+            # What is in a file may break any code that reads it: the trace is for us, the page goes on.
+            LOG.exception("'%s' broke the page", found.name)
+            self._open.pop(found.id, None)
+            return ReadingError(f"'{found.name}' cannot be shown: {type(error).__name__}: {error}")
+
+
+def _keep(memory: OrderedDict[K, T], key: K, value: T, most: int) -> None:
+    """Remember the latest few."""
+    memory[key] = value
+    memory.move_to_end(key)
+    while len(memory) > most:
+        memory.popitem(last=False)

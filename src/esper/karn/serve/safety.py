@@ -1,0 +1,157 @@
+"""Who may ask and what a browser may do with the answer; every request passes here first.
+
+Four doors, in this order: the name by which the server was called (a page of somebody else's that points
+its own name at this machine is turned away), the method, the origin of a POST, and the token where other
+machines can reach the server. Answers forbid everything that does not come from here.
+"""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import ipaddress
+import secrets
+import socket
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
+from starlette.requests import cookie_parser
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+"""Of every answer."""
+METHODS: Final = ("GET", "HEAD", "POST")
+TOKEN: Final = "token"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the server listens, and what it asks for."""
+
+    host: str
+    port: int
+    token: str | None
+    """None: whoever is on this machine may ask."""
+
+    @property
+    def cookie(self) -> str:
+        """Browsers share cookies among the ports of a host, hence the number."""
+        return f"esper-{self.port}"
+
+    @property
+    def url(self) -> str:
+        """What to open; with the token it lets a browser in."""
+        host = "localhost" if _is_everywhere(self.host) else self.host
+        shown = f"[{host}]" if ":" in host else host
+        return f"http://{shown}:{self.port}/" + (f"?{TOKEN}={self.token}" if self.token else "")
+
+
+def access(host: str, port: int, *, ask_for_token: bool) -> Access:
+    """A server that others can reach always asks for a token."""
+    needed = ask_for_token or not _is_loopback(host)
+    return Access(host, port, secrets.token_urlsafe(24) if needed else None)
+
+
+class Guard:
+    """The doors around an application."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        turned_away = self._judge(scope)
+        await (turned_away or self._app)(scope, receive, send_guarded)
+
+    def _judge(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        if not self._is_ours(host):
+            return _sentence(
+                421,
+                f"this server does not answer to the name '{host[:80]}'; open it by the address it printed",
+            )
+        if scope["method"] not in METHODS:
+            return _sentence(405, f"{scope['method'][:20]} is not allowed; this server is read, by GET")
+        origin = headers.get("origin")
+        if scope["method"] == "POST" and origin is not None and urlsplit(origin).netloc != host:
+            return _sentence(403, "a page of another origin cannot ask this server")
+        return None if self._access.token is None else self._ask_for_token(scope, headers)
+
+    def _is_ours(self, host_header: str) -> bool:
+        """Whether the name in the Host header is one that only this server can have.
+
+        The port may be any: a tunnel has its own.
+        """
+        try:
+            name = urlsplit(f"//{host_header}").hostname or ""
+        except ValueError:
+            return False
+        if name in ("localhost", self._access.host.lower()) or _is_loopback(name):
+            return True
+        if _is_loopback(self._access.host):
+            return False
+        return _is_address(name) or name in _names_of_this_machine()
+
+    def _ask_for_token(self, scope: Scope, headers: Headers) -> Response | None:
+        query = QueryParams(scope["query_string"])
+        if (scope["method"], scope["path"]) == ("GET", "/") and self._is_right(query.get(TOKEN, "")):
+            answer = RedirectResponse("/", status_code=303)
+            answer.set_cookie(self._access.cookie, query[TOKEN], httponly=True, samesite="lax", path="/")
+            return answer
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        cookie = cookie_parser(headers.get("cookie", "")).get(self._access.cookie, "")
+        if self._is_right(cookie) or (kind.lower() == "bearer" and self._is_right(given)):
+            return None
+        return _sentence(403, "this server asks for its token; open the whole address that it printed")
+
+    def _is_right(self, given: str) -> bool:
+        """In constant time, so that no answer tells how much of a guess was right."""
+        return hmac.compare_digest(given.encode(), (self._access.token or "").encode())
+
+
+def _sentence(status: int, sentence: str) -> JSONResponse:
+    return JSONResponse({"error": sentence}, status_code=status)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
+
+
+def _is_everywhere(name: str) -> bool:
+    return _is_address(name) and ipaddress.ip_address(name).is_unspecified
+
+
+@functools.cache  # it may ask a name server
+def _names_of_this_machine() -> frozenset[str]:
+    name = socket.gethostname().lower()
+    return frozenset({name, f"{name}.local", socket.getfqdn().lower()})

@@ -1,0 +1,171 @@
+"""Reads on where it stopped: the new rows of a run that is being written, in the order they were emitted.
+
+Only whole lines are taken, part after part, whether a part is still JSON lines or Parquet by now. Nothing
+is locked and nothing is written, so that a writer never notices.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import duckdb
+import msgspec
+
+from esper.leyline.columns import TABLE_OF
+from esper.leyline.errors import EsperError
+from esper.leyline.events import (
+    AlertRow,
+    DecisionRow,
+    EpisodeRow,
+    EpochRow,
+    LifeRow,
+    Row,
+    RunRow,
+    SeedRow,
+    TransitionRow,
+    UpdateRow,
+    round_of,
+)
+from esper.leyline.run_files import TELEMETRY, list_parts
+
+FOLLOWED: Final[tuple[type[Row], ...]] = (
+    RunRow,
+    DecisionRow,
+    TransitionRow,
+    EpochRow,
+    SeedRow,
+    EpisodeRow,
+    UpdateRow,
+    AlertRow,
+)
+"""The rows that a view takes, in the order of those that were emitted in the same moment."""
+SETTLE_SECONDS: Final = 0.02
+"""Longer than a writer needs to write out all its tables."""
+MAX_LOOKS: Final = 10
+_TIES: Final = {kind: place for place, kind in enumerate(FOLLOWED)}
+
+
+class TableTail:
+    """The new rows of one table."""
+
+    def __init__(self, folder: Path, row_type: type[Row]) -> None:
+        self._folder = folder
+        self._row_type = row_type
+        self._decoder = msgspec.json.Decoder(row_type)
+        self._part = 0
+        self._offset = 0
+        """Bytes of the present part that were read."""
+        self._taken = 0
+        """Rows of the present part that were read."""
+
+    def read(self) -> list[Row]:
+        """What came since the last call."""
+        rows: list[Row] = []
+        while parts := list_parts(self._folder):
+            if self._part not in parts:
+                self._find_place(parts)
+            if self._part not in parts:
+                break  # the last part is closed, and the next one has no row yet
+            try:
+                rows += self._read_part(parts[self._part])
+            except FileNotFoundError:
+                continue  # it has become Parquet
+            if self._part + 1 not in parts and parts[self._part].suffix == ".jsonl":
+                break
+            self._enter(self._part + 1)
+        return rows
+
+    def _find_place(self, parts: Mapping[int, Path]) -> None:
+        """Where to read on; a run that is resumed has cut off what followed its checkpoint."""
+        last = max(parts)
+        if parts[last].suffix == ".jsonl":
+            self._enter(last)
+            self._skip(parts[last])
+        else:
+            self._enter(last + 1)
+
+    def _enter(self, part: int) -> None:
+        self._part, self._offset, self._taken = part, 0, 0
+
+    def _skip(self, path: Path) -> None:
+        """Count what is left of a part that was read before it was cut."""
+        content = path.read_bytes()
+        self._offset, self._taken = len(content), content.count(b"\n")
+
+    def _read_part(self, path: Path) -> list[Row]:
+        if path.suffix == ".parquet":
+            rows = self._decoded(path, _parquet_lines(path))[self._taken :]
+        else:
+            rows = self._decoded(path, self._new_lines(path))
+        self._taken += len(rows)
+        return rows
+
+    def _new_lines(self, path: Path) -> Sequence[bytes]:
+        with path.open("rb") as file:
+            if file.seek(0, 2) < self._offset:
+                self._skip(path)
+            file.seek(self._offset)
+            content = file.read()
+        # What follows the last newline is being written just now, or torn.
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.splitlines()
+
+    def _decoded(self, path: Path, lines: Iterable[bytes | str]) -> list[Row]:
+        try:
+            return [self._decoder.decode(line) for line in lines]
+        except msgspec.DecodeError as error:
+            raise EsperError(f"{path} holds a line that is not a row of this table: {error}") from None
+
+
+def _parquet_lines(path: Path) -> list[str]:
+    with duckdb.connect(":memory:") as connection:
+        query = "SELECT to_json(part) FROM read_parquet(?) part"
+        return [text for (text,) in connection.execute(query, [str(path)]).fetchall()]
+
+
+class Tail:
+    """The new rows of a whole run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._telemetry = directory / TELEMETRY
+        self._tables = [TableTail(self._telemetry / TABLE_OF[kind], kind) for kind in FOLLOWED]
+
+    def read(self) -> list[Row]:
+        """What came since the last call, as it was emitted; tables that are being written are waited for."""
+        rows: list[Row] = []
+        for _ in range(MAX_LOOKS):
+            found = [row for table in self._tables for row in table.read()]
+            rows += found
+            if not found:
+                break
+            time.sleep(SETTLE_SECONDS)
+        return sorted(rows, key=_place)
+
+    def age(self) -> float:
+        """Seconds since something was written."""
+        changes = [path.stat().st_mtime for path in self._telemetry.glob("*/part-*")]
+        return max(time.time() - max(changes), 0.0) if changes else 0.0
+
+
+def _place(row: Row) -> tuple[float, float, int]:
+    """By round or life, then by time: the clock of a resumed run begins again."""
+    return round_within(row), row.t, _TIES[type(row)]
+
+
+def round_within(row: Row) -> float:
+    """The round that a row belongs to, or the number of its life from 1 on; infinite for what has none."""
+    match row:
+        case UpdateRow():
+            return row.round
+        case AlertRow(round=int(number)):
+            return number
+        case LifeRow() | AlertRow(episode=int()):
+            return round_of(row.episode or 0)
+        case RunRow():
+            return 0
+    return math.inf

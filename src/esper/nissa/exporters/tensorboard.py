@@ -1,0 +1,54 @@
+"""Points as TensorBoard scalars, and the configuration as a text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from esper.leyline.events import RunRow
+from esper.nissa.exporters.event_file import EventFile, scalar, text
+from esper.nissa.exporters.points import Points, claim_place, provenance, wall_time
+
+
+class TensorBoardExporter:
+    """One event file in a directory of its own; TensorBoard would mix what else is there into one run."""
+
+    def __init__(self, run: RunRow, out: Path) -> None:
+        claim_place(out)
+        self._run = run
+        self.view = f"tensorboard --logdir {out}"
+        began = wall_time(run, 0.0)
+        self._file = EventFile(out / f"events.out.tfevents.{began:.0f}.esper", began)
+        texts = {"run/configuration": run.config, "run/provenance": provenance(run)}
+        self._file.add(began, 0, [text(tag, table(facts)) for tag, facts in texts.items()])
+
+    def take(self, points: Points) -> None:
+        values = [scalar(tag, number) for tag, number in points.values.items()]
+        self._file.add(wall_time(self._run, points.t), points.step, values)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def table(facts: Mapping[str, object]) -> str:
+    """Names and values as a table in Markdown; a map within takes a row for each of its entries."""
+    rows = [f"| {_cell(name)} | {_cell(fact)} |" for name, fact in _flat(facts).items()]
+    return "\n".join(["| name | value |", "|---|---|", *rows])
+
+
+def _flat(facts: Mapping[str, object], above: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, fact in facts.items():
+        if isinstance(fact, dict):
+            flat |= _flat(fact, f"{above}{name}.")
+        else:
+            flat[above + name] = fact
+    return flat
+
+
+def _cell(fact: object) -> str:
+    """Unknown is a dash, as everywhere; nothing may end the cell early."""
+    return "–" if fact is None else str(fact).replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,125 @@
+"""``esper export RUN``: a run's numbers in other tools, once or for as long as it goes on.
+
+It reads the run's directory as every view does; the training knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from esper.config import checked
+from esper.karn.run import Run, State, open_run
+from esper.leyline.errors import EsperError
+from esper.leyline.events import Row
+from esper.nissa.exporters.points import Exporter, ExportError, exported_types, points_of
+from esper.nissa.exporters.tensorboard import TensorBoardExporter
+from esper.nissa.exporters.trackers import trackio_exporter, wandb_exporter
+from esper.scripts.flags import parse_flags
+
+DESCRIPTION = "Write a run's numbers for TensorBoard, Trackio or Weights & Biases."
+POLL_SECONDS: Final = 2.0
+ENDINGS: Final = {
+    "running": "the run goes on, and --follow would go on with it",
+    "finished": "the run has finished",
+    "stopped": "the run has stopped before its end",
+}
+
+
+class ExportConfig(BaseModel):
+    """Where to export to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    to: Literal["tensorboard", "trackio", "wandb"] = Field("tensorboard", description="Tool to write for.")
+    out: Path | None = Field(
+        None,
+        description="Directory to write to; RUN/export/TOOL unless given, for trackio its usual one.",
+    )
+    project: str = Field("esper", min_length=1, description="Project in trackio or wandb.")
+    follow: bool = Field(False, description="Go on until the run has ended; end earlier with Ctrl-C.")
+
+    @model_validator(mode="after")
+    def _settings_have_an_effect(self) -> ExportConfig:
+        if "project" in self.model_fields_set and self.to == "tensorboard":
+            raise ValueError("project is read by trackio and wandb only; add --to trackio or --to wandb")
+        return self
+
+
+def export_command(args: Sequence[str]) -> None:
+    """The first word is the run's directory, the rest are flags."""
+    if not args or args[0].startswith("-"):
+        parse_flags(ExportConfig, "esper export RUN", DESCRIPTION, args)
+        raise EsperError("esper export needs a run's directory as its first word, such as runs/mine")
+    given, _ = parse_flags(ExportConfig, "esper export RUN", DESCRIPTION, args[1:])
+    config = checked(ExportConfig, given)
+    run = open_run(args[0])
+    exporter = make_exporter(run, config)
+    print(f"exporting {run.path}; see it with: {exporter.view}", flush=True)
+    exported: Counter[str] = Counter()
+    ending = ""
+    try:
+        with closing(exporter):
+            for state, rows in looks(run, follow=config.follow):
+                for points in (points_of(row, run.row) for row in rows):
+                    exporter.take(points)
+                    exported[points.table] += 1
+                exporter.flush()
+                ending = ENDINGS[state]
+    except KeyboardInterrupt:  # the usual way to end --follow
+        ending = "interrupted"
+    except OSError as error:
+        raise ExportError(f"the export cannot be written: {error.strerror}") from error
+    counts = ", ".join(f"{number} of {table}" for table, number in exported.items()) or "none yet"
+    print(f"rows exported: {counts}; {ending}")
+
+
+def make_exporter(run: Run, config: ExportConfig) -> Exporter:
+    """The exporter that was asked for, with its place claimed."""
+    out = config.out or run.path / "export" / config.to
+    match config.to:
+        case "tensorboard":
+            return TensorBoardExporter(run.row, out)
+        case "trackio":
+            return trackio_exporter(run.row, config.out, config.project)
+        case "wandb":
+            return wandb_exporter(run.row, out, config.project)
+
+
+def looks(run: Run, *, follow: bool) -> Iterator[tuple[State, list[Row]]]:
+    """The state of a run and the rows that are new; one look, or one after the other until it has ended."""
+    tails = [Tail(run, row_type) for row_type in exported_types(run.row)]
+    while True:
+        state = run.state  # before the rows: when it has ended, they are all there
+        yield state, [row for tail in tails for row in tail.read()]
+        if state != "running" or not follow:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+class Tail:
+    """The rows of a table that were not there at the last look."""
+
+    def __init__(self, run: Run, row_type: type[Row]) -> None:
+        self._run = run
+        self._row_type = row_type
+        self._count = 0
+        self._last: Row | None = None
+
+    def read(self) -> Sequence[Row]:
+        rows = self._run.rows(self._row_type)
+        if self._last is not None and rows[self._count - 1 : self._count] != [self._last]:
+            raise ExportError(
+                "the run was resumed from an earlier point, so that part of what was exported is no longer"
+                " true; export it anew"
+            )
+        fresh = rows[self._count :]
+        self._count = len(rows)
+        self._last = rows[-1] if rows else None
+        return fresh

@@ -1,0 +1,55 @@
+"""``esper serve DIR``: one page over all runs of a folder, live."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from esper.config import checked
+from esper.leyline.errors import EsperError
+from esper.scripts.flags import parse_flags
+
+DESCRIPTION = "Show all runs below a folder on a page in your browser, live. Nothing leaves this machine."
+NEEDED = ("starlette", "uvicorn")
+
+
+class ServeConfig(BaseModel):
+    """Where the page is served."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(
+        "127.0.0.1", description="Address to listen at; 0.0.0.0 lets other machines in, who need the token."
+    )
+    port: int = Field(8377, ge=0, le=65535, description="Port to listen at; 0 is any that is free.")
+    token: bool = Field(False, description="Ask for a token on this machine too, if others use it.")
+
+
+def serve_command(args: Sequence[str]) -> None:
+    """The first word is the folder, the rest are flags."""
+    if not args or args[0].startswith("-"):
+        parse_flags(ServeConfig, "esper serve DIR", DESCRIPTION, args)
+        raise EsperError("esper serve needs a folder as its first word, such as: esper serve runs")
+    given, _ = parse_flags(ServeConfig, "esper serve DIR", DESCRIPTION, args[1:])
+    config = checked(ServeConfig, given)
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise EsperError(
+            f"the page needs {' and '.join(missing)}, not installed here: pip install 'esper[serve]'"
+        )
+    from esper.karn.serve.app import listen, serve
+    from esper.karn.serve.folder import RunFolder
+    from esper.karn.serve.safety import access
+
+    folder = RunFolder(Path(args[0]))
+    listener = listen(config.host, config.port)
+    entrance = access(config.host, listener.getsockname()[1], ask_for_token=config.token)
+    print(f"esper: {len(folder.runs())} runs in {args[0]}, at {entrance.url}  (Ctrl+C ends it)", flush=True)
+    try:
+        serve(folder, entrance, listener)
+    except KeyboardInterrupt:
+        print("\nesper: the page is closed; runs go on without it", file=sys.stderr)

@@ -1,0 +1,103 @@
+"""One server, as a user starts it, and one real browser for all tests of this folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+CHROMIUM = Path("/usr/bin/chromium")
+START = "from esper.scripts.cli import main; main()"
+LOCAL = ("127.0.0.1", "localhost")
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+if not CHROMIUM.exists():
+    pytest.skip(f"there is no {CHROMIUM}", allow_module_level=True)
+
+
+@dataclass
+class Server:
+    """``esper serve`` in a process of its own."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+    @classmethod
+    def start(cls, folder: Path, *flags: str) -> Server:
+        process = subprocess.Popen(
+            [sys.executable, "-c", START, "serve", str(folder), *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        found = re.search(r"http://\S+", said)
+        assert found, f"{said}{process.stderr.read() if process.stderr else ''}"
+        return cls(process, found[0])
+
+    def stop(self) -> tuple[int, str]:
+        """Interrupt it; its exit code and what it said on the way."""
+        self.process.send_signal(signal.SIGINT)
+        _, said = self.process.communicate(timeout=20)
+        return self.process.returncode, said
+
+
+@dataclass
+class Seen:
+    """What a page did that nobody sees."""
+
+    errors: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that is served."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="session")
+def server(runs: Path) -> Iterator[Server]:
+    started = Server.start(runs, "--port", "0")
+    yield started
+    assert started.stop() == (0, "\nesper: the page is closed; runs go on without it\n")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[playwright.Browser]:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def page(browser: playwright.Browser, seen: Seen) -> Iterator[playwright.Page]:
+    """A page that must not complain, and must not ask anybody else."""
+    opened = browser.new_page(viewport={"width": 1400, "height": 900})
+    opened.set_default_timeout(20_000)
+    playwright.expect.set_options(timeout=20_000)
+    opened.on("console", lambda said: seen.errors.append(said.text) if said.type == "error" else None)
+    opened.on("pageerror", lambda error: seen.errors.append(str(error)))
+    opened.on(
+        "request",
+        lambda asked: seen.foreign.append(asked.url) if urlsplit(asked.url).hostname not in LOCAL else None,
+    )
+    yield opened
+    opened.close()
+    assert seen == Seen()

@@ -1,0 +1,315 @@
+"""The page in a real browser: it follows a run, shows what the rows say, and works without a mouse."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from esper.karn.figures import FIGURES, Picture
+from esper.karn.questions.lives import LifeKey
+from esper.karn.run import open_run
+from esper.nissa.writer import RunWriter
+from tests.browser.conftest import Server
+from tests.karn import fake_run
+from tests.karn.serving import part_of, training, write_run
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = playwright.expect
+
+LIFE, TRAINING = "life", "deep/training"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def written(runs: Path) -> None:
+    """Two runs that are finished."""
+    write_run(runs / LIFE)
+    write_run(runs / TRAINING, training(3), rounds=3, decider="ppo")
+
+
+@pytest.fixture
+def live(runs: Path) -> Iterator[RunWriter]:
+    """A run that has begun."""
+    writer = RunWriter(runs / "live")
+    writer.emit(fake_run.run_row("live"))
+    writer.emit(fake_run.epoch_row(0))
+    writer.flush()
+    yield writer
+    writer.close()
+    shutil.rmtree(runs / "live")
+
+
+def row_of(page, name: str):
+    return page.locator(f'tr[data-name="{name}"]')
+
+
+def open_page(page, server, name: str | None = None) -> None:
+    """The list, or the page of a run that is in it."""
+    page.goto(server.url)
+    if name is not None:
+        row_of(page, name).get_by_role("link").click()
+        expect(page.locator("h1")).to_have_text(name)
+
+
+def fact(page, label: str):
+    return page.locator(f'.fact[data-fact="{label}"] b')
+
+
+def panel(page, key: str):
+    return page.locator(f'[data-panel="{key}"]')
+
+
+def picture_of(run: Path, key: str, life: LifeKey | None = None) -> Picture:
+    (figure,) = (figure for figure in FIGURES if figure.key == key)
+    picture = figure.answer(open_run(run), life)
+    assert picture is not None
+    return picture
+
+
+def table_in(page, key: str) -> list[list[str]]:
+    rows = panel(page, key).locator("tbody tr").all()
+    return [row.locator("td").all_inner_texts() for row in rows]
+
+
+# --- live -----------------------------------------------------------------------------------------
+
+
+def test_a_run_appears_in_the_list_and_its_numbers_follow_without_a_reload(page, server, runs):
+    open_page(page, server)
+    expect(row_of(page, LIFE)).to_contain_text("62.0")
+    expect(page.locator("#connection")).to_have_text("live")
+    page.evaluate("window.isTheSamePage = true")
+
+    with RunWriter(runs / "late") as writer:
+        writer.emit(fake_run.run_row("late"))
+        writer.emit(fake_run.epoch_row(1))
+        writer.flush()
+        expect(row_of(page, "late")).to_contain_text("running")
+        expect(row_of(page, "late")).to_contain_text("14.0")
+        writer.emit(fake_run.epoch_row(2))
+        writer.flush()
+        expect(row_of(page, "late")).to_contain_text("22.5")
+
+    expect(row_of(page, "late")).to_contain_text("stopped")
+    shutil.rmtree(runs / "late")
+    expect(row_of(page, "late")).to_have_count(0)
+    assert page.evaluate("window.isTheSamePage")
+
+
+def test_the_page_of_a_run_follows_it_to_its_end(page, server, live):
+    open_page(page, server, "live")
+    page.evaluate("window.isTheSamePage = true")
+    expect(fact(page, "progress")).to_have_text("epoch 0/8")
+    expect(panel(page, "growth").locator(".chart-title")).to_contain_text("score 10.0")
+
+    _, *rows = fake_run.life()
+    half = next(at for at, row in enumerate(rows) if row == fake_run.epoch_row(4)) + 1
+    for row in rows[:half]:
+        live.emit(row)
+    live.flush()
+    expect(fact(page, "progress")).to_have_text("epoch 4/8")
+    expect(fact(page, "score")).to_have_text("41.0")
+    expect(panel(page, "growth").locator(".chart-title")).to_contain_text("score 41.0")
+    expect(panel(page, "lanes").locator("svg")).to_contain_text("conv_light")
+    expect(panel(page, "lanes").locator("svg")).not_to_contain_text("norm")
+
+    for row in rows[half:]:
+        live.emit(row)
+    live.flush()
+    expect(fact(page, "progress")).to_have_text("epoch 8/8")
+    expect(panel(page, "lanes").locator("svg")).to_contain_text("norm")
+    expect(panel(page, "diary")).to_contain_text("conv_heavy germinated in r0c1")
+    live.close()
+    expect(page.locator(".run-head .state")).to_have_text("finished")
+    assert page.evaluate("window.isTheSamePage")
+
+
+def test_an_alert_stands_on_top_until_it_is_cleared(page, server, live):
+    open_page(page, server, "live")
+    live.emit(fake_run.alert_row("collapse"))
+    live.flush()
+    expect(page.locator(".run-head .alerts")).to_contain_text("collapse")
+
+    live.emit(fake_run.alert_row("collapse", "cleared"))
+    live.flush()
+    expect(page.locator(".run-head .alerts")).not_to_contain_text("collapse")
+
+
+def test_a_page_that_lost_its_server_goes_on_where_that_comes_back(page, seen, tmp_path):
+    write_run(tmp_path / "mine", [fake_run.epoch_row(1)])
+    server = Server.start(tmp_path, "--port", "0")
+    port = server.url.rpartition(":")[2].strip("/")
+    open_page(page, server)
+    expect(row_of(page, "mine")).to_contain_text("14.0")
+
+    server.stop()
+    expect(page.locator("#connection")).to_have_text("not connected")
+    with part_of(tmp_path / "mine", "epoch").open("ab") as file:
+        file.write(msgspec.json.encode(fake_run.epoch_row(2)) + b"\n")
+    again = Server.start(tmp_path, "--port", port)
+
+    expect(page.locator("#connection")).to_have_text("live")
+    expect(row_of(page, "mine")).to_contain_text("22.5")
+    again.stop()
+    seen.errors.clear()  # the browser notes that nobody answered
+
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+def test_lanes_and_their_table_are_those_of_the_chosen_life(page, server, runs):
+    open_page(page, server, TRAINING)
+    expect(panel(page, "lanes").locator("svg")).to_be_visible()
+    panel(page, "lanes").get_by_role("button", name="table").click()
+    shown = page.get_by_label("which round or life")
+
+    shown.select_option(label="round 2")
+
+    first = picture_of(runs / TRAINING, "lanes", LifeKey(0, 1))
+    expect(panel(page, "lanes").locator(".caption")).to_have_text(first.caption)
+    assert table_in(page, "lanes") == first.rows
+    # The lanes hold one bar per stage that a seed went through: the rows say which.
+    drawn = panel(page, "lanes").locator("svg")
+    for stage in ("training", "blending", "holding", "fossilized"):
+        expect(drawn.locator(f".{stage}").first).to_be_attached()
+    shown.focus()
+    page.keyboard.press("Escape")  # leaves the list of lives, not the page
+    page.keyboard.press("]")
+    later = picture_of(runs / TRAINING, "lanes", LifeKey(0, 2))
+    expect(panel(page, "lanes").locator(".caption")).to_have_text(later.caption)
+    assert shown.input_value() == "2"
+
+
+def test_every_figure_has_its_table(page, server, runs):
+    open_page(page, server, LIFE)
+    expect(panel(page, "growth").locator("canvas").first).to_be_visible()
+
+    page.keyboard.press("t")
+
+    expect(panel(page, "growth").locator("tbody tr")).to_have_count(9)
+    assert table_in(page, "growth") == picture_of(runs / LIFE, "growth").rows
+
+
+def test_a_chart_is_read_with_the_arrow_keys(page, server):
+    open_page(page, server, LIFE)
+    readout = panel(page, "growth").locator(".chart-title")
+    expect(readout).to_contain_text("epoch 8   score 62.0   twin 22.0")
+
+    panel(page, "growth").locator(".chart").focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+
+    expect(readout).to_contain_text("epoch 7   score 64.1   twin 22.0")
+
+
+def test_two_runs_stand_side_by_side_on_the_same_axes(page, server):
+    open_page(page, server)
+    row_of(page, LIFE).get_by_role("button").click()
+    row_of(page, TRAINING).get_by_role("button").click()
+
+    page.get_by_role("button", name="compare", exact=True).click()
+
+    expect(page.locator("h1")).to_have_text([LIFE, TRAINING])
+    expect(panel(page, "difference")).to_contain_text("decider")
+    expect(panel(page, "growth").locator(".chart")).to_have_count(2)
+    left, right = panel(page, "growth").all()
+    expect(left.locator("canvas").first).to_be_visible()
+    expect(right.locator("canvas").first).to_be_visible()
+    # The life goes from 10 to 64 points, the training's rounds all end at 61.5: both show the whole.
+    limits = [side.locator(".chart").get_attribute("data-limits") for side in (left, right)]
+    assert limits[0] == limits[1]
+    boxes = left.bounding_box(), right.bounding_box()
+    assert boxes[0]["y"] == boxes[1]["y"]
+    assert boxes[0]["x"] + boxes[0]["width"] < boxes[1]["x"]
+
+
+def test_a_damaged_run_says_why_and_the_others_are_shown(page, server, runs):
+    damaged = write_run(runs / "damaged")
+    with part_of(damaged, "epoch").open("a") as file:
+        file.write("<script>alert(1)</script>\n")
+
+    open_page(page, server)
+
+    expect(row_of(page, "damaged")).to_contain_text("line 10, is not a row of this table")
+    expect(row_of(page, LIFE)).to_contain_text("62.0")
+    row_of(page, "damaged").get_by_role("link").click()
+    expect(page.get_by_role("alert")).to_contain_text("line 10, is not a row of this table")
+    shutil.rmtree(damaged)
+
+
+def test_a_query_is_answered_or_refused_below_its_box(page, server, seen):
+    open_page(page, server, LIFE)
+    expect(panel(page, "growth").locator("canvas").first).to_be_visible()
+    page.keyboard.press("/")
+    box = page.get_by_label("query in SQL")
+    expect(box).to_be_focused()
+
+    box.fill("SELECT max(val_score) AS best FROM epoch")
+    page.keyboard.press("Control+Enter")
+    expect(panel(page, "sql").locator("tbody").first).to_have_text("64.1")
+
+    box.fill("DROP TABLE epoch")
+    page.keyboard.press("Control+Enter")
+    expect(panel(page, "sql").get_by_role("alert")).to_contain_text("read and never changed")
+    assert len(seen.errors) == 1  # the browser notes that the server refused
+    seen.errors.clear()
+
+
+# --- how it is used -------------------------------------------------------------------------------
+
+
+def test_everything_is_reached_with_keys(page, server):
+    open_page(page, server)
+    names = [row.get_attribute("data-name") for row in page.locator("tr[data-run]").all()]
+    expect(row_of(page, names[0]).get_by_role("link")).to_be_focused()
+
+    page.keyboard.press("j")
+    expect(row_of(page, names[1]).get_by_role("link")).to_be_focused()
+    outline = row_of(page, names[1]).get_by_role("link").evaluate("one => getComputedStyle(one).outlineStyle")
+    assert outline == "solid"
+    page.keyboard.press("c")
+    page.keyboard.press("ArrowUp")
+    expect(row_of(page, names[0]).get_by_role("link")).to_be_focused()
+    page.keyboard.press("c")
+    expect(page.locator("#marks")).to_contain_text(f"{names[1]}  and  {names[0]}")
+    page.keyboard.press("Shift+C")
+    expect(page.locator("h1")).to_have_text([names[1], names[0]])
+
+    page.keyboard.press("Escape")
+    expect(row_of(page, names[0]).get_by_role("link")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text(names[0])
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("mark for comparison")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    expect(page.locator("h1")).to_have_text(names[0])
+
+
+def test_light_and_dark_follow_the_system_until_one_is_chosen(page, server):
+    def paper() -> str:
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    page.emulate_media(color_scheme="light")
+    open_page(page, server)
+    assert paper() == "rgb(255, 255, 255)"
+    page.emulate_media(color_scheme="dark")
+    dark = paper()
+    assert sum(map(int, dark[4:-1].split(", "))) < 120
+    page.keyboard.press("d")
+    assert paper() == "rgb(255, 255, 255)"
+    page.reload()
+    assert paper() == "rgb(255, 255, 255)"
+
+
+@pytest.mark.parametrize("name", [None, TRAINING])
+def test_a_phone_needs_no_scrolling_sideways(page, server, name):
+    page.set_viewport_size({"width": 390, "height": 844})
+    open_page(page, server, name)
+    if name is not None:
+        expect(panel(page, "growth").locator("canvas").first).to_be_visible()
+
+    assert page.evaluate("document.documentElement.scrollWidth") == 390

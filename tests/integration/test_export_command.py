@@ -1,0 +1,381 @@
+"""``esper export`` on runs that are complete, being written, or left by a writer that was killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from esper.karn.query import read_rows
+from esper.leyline.events import EpisodeRow, Row, RunRow, UpdateRow
+from esper.nissa.writer import RunWriter
+from esper.scripts import cli, export_command
+from tests.karn import fake_run
+from tests.nissa.event_files import points_expected, points_in
+
+ROUNDS = 4
+SECONDS = 60.0
+"""Patience for what takes a moment on an idle machine."""
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    is_missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(is_missing, reason=f"{package} is not installed; it is no part of esper[dev]")
+
+
+def rows_of(number: int) -> list[Row]:
+    """What a training writes at the end of a round."""
+    unknown = {"mean_return": None, "evaluation_score": 40.5} if number == 2 else {}
+    return [fake_run.episode_row(number - 1), replace(fake_run.update_row(number), **unknown)]
+
+
+def write(directory: Path, rounds: int = ROUNDS) -> Path:
+    with RunWriter(directory) as writer:
+        writer.emit(fake_run.run_row("mine", rounds=ROUNDS))
+        for number in range(1, rounds + 1):
+            for row in rows_of(number):
+                writer.emit(row)
+    return directory
+
+
+def all_points(directory: Path) -> list[tuple[Any, ...]]:
+    """What an export of a training's directory has to hold."""
+    (run,) = read_rows(directory, RunRow)
+    return points_expected(run, [*read_rows(directory, UpdateRow), *read_rows(directory, EpisodeRow)])
+
+
+def expect_refusal(*words: str | Path) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["export", *map(str, words)])
+    assert exit_info.value.code == 2
+
+
+def command(*words: str | Path) -> list[str]:
+    """``esper`` in another process, from the sources under test."""
+    return [sys.executable, "-c", "from esper.scripts.cli import main; main()", *map(str, words)]
+
+
+# --- once -------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_exported_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write(tmp_path / "run")
+
+    cli.main(["export", str(run)])
+
+    out = run / "export" / "tensorboard"
+    assert points_in(out) == all_points(run)
+    assert capsys.readouterr().out.splitlines() == [
+        f"exporting {run}; see it with: tensorboard --logdir {out}",
+        "rows exported: 4 of update, 4 of episode; the run has finished",
+    ]
+
+
+def test_a_stopped_run_is_exported_as_far_as_it_came(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write(tmp_path / "run", rounds=2)
+
+    cli.main(["export", str(run), "--out", str(tmp_path / "out"), "--follow"])
+
+    assert points_in(tmp_path / "out") == all_points(run)
+    assert "2 of update, 2 of episode; the run has stopped before its end" in capsys.readouterr().out
+
+
+def test_exporting_twice_does_not_double_the_points(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write(tmp_path / "run")
+    cli.main(["export", str(run)])
+
+    expect_refusal(run)
+
+    assert "is not empty; an export goes into a directory of its own" in capsys.readouterr().err
+    assert points_in(run / "export" / "tensorboard") == all_points(run)
+
+
+def test_a_flag_without_effect_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expect_refusal(write(tmp_path / "run"), "--project", "mine")
+
+    assert "project is read by trackio and wandb only" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "export").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [([], "needs a run's directory as its first word"), (["nowhere"], "there is no run directory 'nowhere'")],
+)
+def test_a_missing_run_is_a_sentence(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expect_refusal(*words)
+
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_full_disk_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opened as the event file, ``/dev/full`` refuses what is flushed to it."""
+    run = write(tmp_path / "run")
+    original = Path.open
+
+    def open_full(path: Path, mode: str = "r") -> Any:
+        return original(Path("/dev/full"), "wb") if mode == "xb" else original(path, mode)
+
+    monkeypatch.setattr(Path, "open", open_full)
+
+    expect_refusal(run)
+
+    assert "the export cannot be written: No space left on device" in capsys.readouterr().err
+
+
+# --- following --------------------------------------------------------------------------------------
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def exported_rounds(out: Path) -> set[int]:
+    """The rounds that somebody else would find exported now; a record may be half written."""
+    try:
+        return {point.step for point in points_in(out) if point.tag.startswith("update/")}
+    except (AssertionError, OSError, ValueError, struct.error):
+        return set()
+
+
+def write_beside(directory: Path, out: Path, end: str) -> None:
+    """A writer that goes on only when the first rounds were exported, and then finishes or is killed."""
+    writer = RunWriter(directory)
+    writer.emit(fake_run.run_row("mine", rounds=ROUNDS))
+    for number in range(1, ROUNDS + 1):
+        if number == 3:
+            wait_for(lambda: exported_rounds(out) == {1, 2})
+        for row in rows_of(number):
+            writer.emit(row)
+        writer.flush()
+        if number == 3 and end == "killed":
+            writer.emit(fake_run.update_row(4))  # never reaches the disk
+            os.kill(os.getpid(), signal.SIGKILL)
+    writer.close()
+
+
+@contextmanager
+def writer_beside(directory: Path, out: Path, end: str) -> Iterator[None]:
+    """Another process writes the run; its first rounds are there."""
+    process = multiprocessing.get_context("spawn").Process(target=write_beside, args=(directory, out, end))
+    process.start()
+    try:
+        wait_for((directory / "telemetry" / "update").is_dir)
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_command, "POLL_SECONDS", 0.1)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("end", "rounds", "sentence"),
+    [("finished", 4, "the run has finished"), ("killed", 3, "the run has stopped before its end")],
+)
+def test_a_run_is_followed_to_its_end(
+    end: str, rounds: int, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+
+    with writer_beside(run, out, end):
+        cli.main(["export", str(run), "--out", str(out), "--follow"])
+
+    assert exported_rounds(out) == set(range(1, rounds + 1))
+    assert points_in(out) == all_points(run)
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1] == f"rows exported: {rounds} of update, {rounds} of episode; {sentence}"
+    assert said.err == ""
+
+
+def test_an_interrupt_ends_following_quietly(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    with RunWriter(run) as writer:
+        for row in [fake_run.run_row("mine", rounds=ROUNDS), *rows_of(1)]:
+            writer.emit(row)
+        writer.flush()
+        export = subprocess.Popen(
+            command("export", run, "--out", out, "--follow"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_for(lambda: exported_rounds(out) == {1})
+        export.send_signal(signal.SIGINT)
+        said, complaints = export.communicate(timeout=SECONDS)
+
+    assert export.returncode == 0
+    assert complaints == ""
+    assert said.splitlines()[-1] == "rows exported: 1 of update, 1 of episode; interrupted"
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_follow_a_running_run_is_exported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    writer = RunWriter(run)
+    for row in [fake_run.run_row("mine", rounds=ROUNDS), *rows_of(1)]:
+        writer.emit(row)
+    writer.flush()
+
+    cli.main(["export", str(run)])
+    writer.close()
+
+    assert exported_rounds(run / "export" / "tensorboard") == {1}
+    assert "the run goes on, and --follow would go on with it" in capsys.readouterr().out
+
+
+def test_a_run_that_went_back_to_a_checkpoint_is_not_followed_on(tmp_path: Path) -> None:
+    """Round 2 is written again and a third one too, between two looks."""
+    run = tmp_path / "run"
+    checkpoints = []
+    with RunWriter(run, resumable=True) as writer:
+        for row in [fake_run.run_row("mine", rounds=ROUNDS), *rows_of(1)]:
+            writer.emit(row)
+        with writer.checkpoint() as sizes:
+            checkpoints.append(sizes)
+        for row in rows_of(2):
+            writer.emit(row)
+        writer.flush()
+        tail = export_command.Tail(export_command.open_run(run), UpdateRow)
+        assert len(tail.read()) == 2
+        assert tail.read() == []
+    with RunWriter(run, resume_from=checkpoints[0]) as writer:
+        for row in [*rows_of(2), *rows_of(3)]:
+            writer.emit(row)
+
+    with pytest.raises(export_command.ExportError, match="resumed from an earlier point"):
+        tail.read()
+
+
+# --- trackers ---------------------------------------------------------------------------------------
+
+
+def export_to(tool: str, run: Path, out: Path, project: str = "growth") -> subprocess.CompletedProcess[str]:
+    """In a process of its own: trackers keep threads, processes and settings."""
+    words = command("export", run, "--to", tool, "--out", out, "--project", project)
+    return subprocess.run(words, capture_output=True, text=True, timeout=SECONDS * 3, check=False)
+
+
+def values_of(run: Path) -> list[dict[str, float]]:
+    """Per exported row, in order, what a tracker is to be told."""
+    told = []
+    (own,) = read_rows(run, RunRow)
+    for table, axis, row_type in (("update", "round", UpdateRow), ("episode", "episode", EpisodeRow)):
+        for row in read_rows(run, row_type):
+            values = {f"{table}/{axis}": getattr(row, axis), f"{table}/t": row.t}
+            told.append(values | {point.tag: point.value for point in points_expected(own, [row])})
+    return told
+
+
+def assert_same(found: list[dict[str, float]], run: Path) -> None:
+    expected = values_of(run)
+    assert [set(row) for row in found] == [set(row) for row in expected]
+    for row, told in zip(found, expected, strict=True):
+        assert row == pytest.approx(told, rel=1e-6)
+
+
+@needs("trackio")
+def test_trackio_keeps_every_number(tmp_path: Path) -> None:
+    run, out = write(tmp_path / "run"), tmp_path / "out"
+
+    first, second = export_to("trackio", run, out), export_to("trackio", run, out)
+
+    assert first.returncode == 0, first.stderr
+    assert second.returncode == 2
+    assert "project 'growth' already holds a run 'mine'" in second.stderr
+    with sqlite3.connect(out / "growth.db") as database:
+        stored = database.execute("SELECT step, metrics FROM metrics ORDER BY id").fetchall()
+    assert_same([json.loads(metrics) for _, metrics in stored], run)
+    assert [step for step, _ in stored] == [1, 2, 3, 4, 0, 1, 2, 3]
+
+
+@needs("trackio")
+@pytest.mark.parametrize(
+    ("project", "sentence"),
+    [("registry-mine", "is not allowed"), ("growth", "unable to open database file")],
+)
+def test_what_trackio_does_not_take_is_a_sentence(project: str, sentence: str, tmp_path: Path) -> None:
+    """A name that it reserves; a database that is none."""
+    run, out = write(tmp_path / "run"), tmp_path / "out"
+    (out / "growth.db").mkdir(parents=True)
+
+    done = export_to("trackio", run, out, project)
+
+    assert done.returncode == 2
+    assert re.fullmatch(f"esper: Trackio did not begin a run: .*{sentence}.*\n", done.stderr)
+
+
+@needs("wandb")
+def test_wandb_keeps_every_number_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, out = write(tmp_path / "run"), tmp_path / "out"
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+
+    first, second = export_to("wandb", run, out), export_to("wandb", run, out)
+
+    assert first.returncode == 0, first.stderr
+    assert second.returncode == 2
+    assert "is not empty" in second.stderr
+    (file,) = out.glob("wandb/offline-run-*/run-*.wandb")
+    records = wandb_records(file)
+    assert_same([own_values(record.history) for record in records if record.HasField("history")], run)
+    axes = {(record.metric.glob_name, record.metric.step_metric) for record in records}
+    assert axes > {("update/*", "update/round"), ("episode/*", "episode/episode")}
+
+
+def own_values(history: Any) -> dict[str, float]:
+    """A logged row, without what the tracker adds itself."""
+    items = {item.key or "/".join(item.nested_key): item.value_json for item in history.item}
+    return {key: json.loads(value) for key, value in items.items() if not key.startswith("_")}
+
+
+def wandb_records(file: Path) -> list[Any]:
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    return [Record.FromString(record) for record in leveldb_records(file.read_bytes()[7:])]
+
+
+def leveldb_records(content: bytes) -> Iterator[bytes]:
+    """LevelDB's log: blocks of 32 KiB; a record is whole (1) or in pieces (first 2, next 3, last 4)."""
+    position, record, header = 0, b"", 7
+    while position + header <= len(content):
+        room = 32_768 - (position + header) % 32_768
+        if room < header:
+            position += room
+            continue
+        length, kind = struct.unpack("<HB", content[position + 4 : position + header])
+        record += content[position + header : position + header + length]
+        position += header + length
+        if kind in (1, 4):
+            yield record
+            record = b""

@@ -1,0 +1,256 @@
+"""``esper watch`` as a user meets it: beside a living writer, after its death, and long after."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from esper.karn.run import open_run
+from esper.nissa.writer import RunWriter
+from esper.scripts import cli
+from esper.scripts.train_command import watching
+from esper.scripts.watch_command import WatchConfig, paced, pauses, watch
+from tests.karn import fake_run, fake_training
+
+ROOT = Path(__file__).parents[2]
+WATCH = "from esper.scripts.cli import main; main()"
+
+
+class Process:
+    """A child process that is talked to line by line, and ended with the test."""
+
+    def __init__(self, *words: str) -> None:
+        paths = os.pathsep.join(map(str, (ROOT / "src", ROOT)))
+        environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200"}
+        self.child = subprocess.Popen(
+            [sys.executable, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=ROOT,
+        )
+
+    def say(self, word: str) -> None:
+        """Say a word and wait until it comes back."""
+        assert self.child.stdin is not None
+        self.child.stdin.write(word + "\n")
+        self.child.stdin.flush()
+        assert self.line() == word
+
+    def line(self) -> str:
+        assert self.child.stdout is not None
+        return self.child.stdout.readline().rstrip("\n")
+
+    def lines_until(self, start: str) -> list[str]:
+        lines = [self.line()]
+        while not lines[-1].startswith(start):
+            assert lines[-1], f"no line begins with {start!r}"
+            lines.append(self.line())
+        return lines
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.child.communicate(timeout=60)
+        return self.child.returncode, out, err
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Process]:
+    process = Process(str(ROOT / "tests/integration/led_writer.py"), str(tmp_path / "run"))
+    yield process
+    process.child.kill()
+    process.child.communicate()
+
+
+@pytest.fixture
+def watcher(tmp_path: Path, writer: Process) -> Iterator[Process]:
+    """A watcher of a run that has begun and of which nothing is known yet."""
+    writer.say("wait")
+    process = Process("-c", WATCH, "watch", str(tmp_path / "run"))
+    yield process
+    process.child.kill()
+    process.child.communicate()
+
+
+def test_a_run_is_followed_from_its_first_row_to_its_last(writer: Process, watcher: Process) -> None:
+    writer.say("run")
+    assert watcher.line().startswith("run demo: task digits_impaired")
+    for epoch in range(3):
+        writer.say("epoch")
+        assert watcher.lines_until(f"epoch {epoch}/8")
+    writer.say("end")
+    assert writer.end()[0] == 0
+
+    code, out, err = watcher.end()
+    assert (code, err) == (0, "")
+    *_, life, last = out.splitlines()
+    assert life.startswith("life 0 ended (horizon)")
+    assert last.endswith("run has finished after epoch 8 of 8")
+
+
+def test_a_run_that_is_killed_has_stopped(writer: Process, watcher: Process) -> None:
+    writer.say("run")
+    for _ in range(4):
+        writer.say("epoch")
+    watcher.lines_until("epoch 3/8")
+    writer.child.kill()
+
+    code, out, err = watcher.end()
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].endswith("run has stopped after epoch 3 of 8")
+
+
+def test_a_run_that_is_killed_before_its_first_row_has_stopped(writer: Process, watcher: Process) -> None:
+    writer.child.kill()
+
+    code, out, _ = watcher.end()
+    assert (code, out.count("\n")) == (0, 1)
+    assert out.endswith("run has stopped before it recorded anything\n")
+
+
+def test_ctrl_c_ends_watching_quietly_and_not_the_run(writer: Process, watcher: Process) -> None:
+    writer.say("run")
+    watcher.lines_until("stages:")
+    watcher.child.send_signal(signal.SIGINT)
+
+    assert watcher.end() == (0, "", "")
+    writer.say("epoch")
+
+
+# --- runs that are over ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    seconds = iter(range(100_000))
+    with RunWriter(tmp_path / "teach", clock=lambda: float(next(seconds))) as writer:
+        for row in fake_training.course(3):
+            writer.emit(row)
+    return tmp_path / "teach"
+
+
+def watched(run: Path, **settings: object) -> str:
+    """What a terminal of 80 columns and 24 lines was sent."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
+    watch(open_run(run), WatchConfig.model_validate(settings), console)
+    return file.getvalue()
+
+
+def test_the_last_screen_of_a_training_is_shown_at_once(training: Path) -> None:
+    sent = watched(training, speed=0)
+
+    last = sent.rsplit(" esper", 1)[1]
+    assert "round   3/100" in last
+    assert "0:00:37" in last, "three rounds of 12.5 s, however long ago"
+    assert " slots   best of round 3: environment 3, return +0.21, score 24.5, twin 18.0" in last
+    assert last.splitlines()[-1].endswith("teach has stopped after round 3 of 100")
+
+
+def test_one_environment_can_be_chosen(training: Path) -> None:
+    assert " slots   round 3: environment 1, " in watched(training, speed=0, env=1)
+
+
+def test_a_log_gets_one_line_per_round_at_once(training: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["watch", str(training)])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0] for line in lines[:-1]] == ["round 1/100", "round 2/100", "round 3/100"]
+    assert lines[-1].endswith("has stopped after round 3 of 100")
+
+
+def test_a_replay_takes_ten_seconds_on_a_terminal(training: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    watched(training)
+
+    assert sum(slept) == pytest.approx(10.0, abs=0.2)
+    assert len(slept) >= 3
+
+
+def test_a_replay_goes_so_many_times_as_fast_as_the_run_went() -> None:
+    # Rows at 1, 3 and 3.5 s, then a resumed run whose clock began again, at 0.5 s.
+    rows = [fake_run.epoch_row(number) for number in range(4)]
+    for row, seconds in zip(rows, (1.0, 3.0, 3.5, 0.5), strict=True):
+        row.t = seconds
+    slept: list[float] = []
+
+    assert list(pauses(rows)) == [1.0, 2.0, 0.5, 0.5]
+    assert list(paced(rows, 2.0, slept.append)) == rows
+    assert slept == [0.5, 1.0, 0.25, 0.25]
+    assert list(paced(rows, 0.0, slept.append)) == rows
+    assert len(slept) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "esper watch needs a run's directory as its first word"),
+        (["nowhere"], "there is no run directory 'nowhere'"),
+        (["."], "'.' is not a run's directory"),
+        (["RUN", "--env", "4"], "environment 4 is not in this run; it has 4, numbered from 0"),
+        (["RUN", "--speed", "-1"], "speed"),
+    ],
+)
+def test_a_mistake_is_answered_with_a_sentence(
+    words: list[str],
+    sentence: str,
+    training: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["watch", *(str(training) if word == "RUN" else word for word in words)])
+
+    assert stop.value.code == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert "Traceback" not in said
+
+
+# --- the same view in the process that trains -----------------------------------------------------
+
+
+def test_a_resumed_training_begins_with_the_rounds_that_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunWriter(tmp_path / "teach") as writer:
+        for row in fake_training.course(5):
+            writer.emit(row)
+    (tmp_path / "teach/checkpoints").mkdir()
+    (tmp_path / "teach/checkpoints/latest").write_text("round-00003-again")
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
+    monkeypatch.setattr("esper.scripts.train_command.Console", lambda: console)
+    with watching(tmp_path / "teach", resume=True):
+        pass
+
+    assert "round   3/100" in file.getvalue()
+    assert "best 23.0 in round 3" in file.getvalue()
+
+
+def test_a_training_that_was_killed_before_its_first_checkpoint_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunWriter(tmp_path / "teach") as writer:
+        for row in fake_training.course(2):
+            writer.emit(row)
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
+    monkeypatch.setattr("esper.scripts.train_command.Console", lambda: console)
+    with watching(tmp_path / "teach", resume=True):
+        pass
+
+    assert "round   0/100" in file.getvalue()

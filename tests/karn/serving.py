@@ -1,0 +1,124 @@
+"""A folder of made-up runs and a client of the page over it, for the tests of the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from starlette.types import Message, Scope
+
+from esper.karn.serve.app import create_app
+from esper.karn.serve.folder import RunFolder
+from esper.karn.serve.safety import Access
+from esper.leyline.events import Row
+from esper.nissa.writer import RunWriter
+from tests.karn import fake_run
+
+LOCAL = Access("127.0.0.1", 8377, token=None)
+
+
+def write_run(directory: Path, rows: Iterable[Row] | None = None, **columns: Any) -> Path:
+    """A run that is not written any more; of one life unless other rows are given."""
+    with RunWriter(directory) as writer:
+        writer.emit(fake_run.run_row(**columns))
+        for row in fake_run.life() if rows is None else rows:
+            writer.emit(row)
+    return directory
+
+
+def training(rounds: int) -> Iterable[Row]:
+    """The rows of a training with one environment."""
+    for number in range(1, rounds + 1):
+        yield from fake_run.life(episode=number - 1)
+        yield fake_run.update_row(number)
+
+
+def part_of(run: Path, table: str) -> Path:
+    """The only part of a table."""
+    (part,) = (run / "telemetry" / table).iterdir()
+    return part
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server said."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return msgspec.json.decode(self.body)
+
+    @property
+    def error(self) -> str:
+        """The sentence of a refusal."""
+        assert set(self.json) == {"error"}
+        return self.json["error"]
+
+
+class Client:
+    """Asks the page as a browser would, but with the path exactly as it is given."""
+
+    def __init__(self, folder: Path, access: Access = LOCAL) -> None:
+        self.app = create_app(RunFolder(folder, clock=lambda: self._now), access)
+        self.access = access
+        self._now = 0.0
+
+    def ask(
+        self, target: str, method: str = "GET", headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Answer:
+        self._now += 1000  # seconds, so that the folder is looked at again
+        path, _, query = target.partition("?")
+        given = {"host": f"{self.access.host}:{self.access.port}", **(headers or {})}
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": unquote(path),
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+            "client": ("127.0.0.1", 50000),
+            "server": ("127.0.0.1", 8377),
+        }
+        sent: list[Message] = []
+
+        said = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def receive() -> Message:
+            for message in said:
+                return message
+            await asyncio.Event().wait()  # the browser stays, and says nothing more
+            raise AssertionError("nobody sets this event")
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        asyncio.run(self.app(scope, receive, send))
+        start = next(message for message in sent if message["type"] == "http.response.start")
+        content = b"".join(message.get("body", b"") for message in sent)
+        answered = {name.decode().lower(): value.decode() for name, value in start["headers"]}
+        return Answer(start["status"], answered, content)
+
+    def id_of(self, name: str) -> str:
+        return {run["name"]: run["id"] for run in self.ask("/api/runs").json["runs"]}[name]
+
+    def ask_run(self, name: str, rest: str = "") -> Answer:
+        return self.ask(f"/api/runs/{self.id_of(name)}{rest}")
+
+    def query(self, name: str, query: str) -> Answer:
+        return self.ask(
+            f"/api/runs/{self.id_of(name)}/sql",
+            "POST",
+            {"content-type": "application/json"},
+            msgspec.json.encode({"query": query}),
+        )

@@ -1,0 +1,406 @@
+import itertools
+import random
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import pytest
+
+from esper.karn.figures import FIGURES, LifeKey, Picture, improvement_picture, standalone, verdict_picture
+from esper.karn.figures.svg import LETTER, WIDTH
+from esper.karn.questions.lanes import lanes
+from esper.karn.run import Run, open_run
+from esper.leyline import Stage
+from esper.leyline.events import EpochRow, Row, RunRow, SeedRow, TransitionRow, UpdateRow
+from tests.karn import made_run
+from tests.karn.made_run import alert_row
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = '<script>alert("1")</script>&'
+
+
+def rows_of_alerts() -> list[Row]:
+    return [
+        alert_row("entropy", scope="op", round=1),
+        alert_row("entropy", "cleared", scope="op", round=2),
+        alert_row("a_rule_with_quite_a_long_name", round=2),
+        alert_row("collapse", env=0, episode=0, epoch=3),
+    ]
+
+
+def life_in_progress() -> list[Row]:
+    return [made_run.run_row(), *made_run.Life(0, 0, 3, 20, random.Random(5)).live(epochs=9)]
+
+
+def unknowns() -> list[Row]:
+    """A training in which everything that may be unknown is unknown."""
+    rows = made_run.training_rows(rounds=2, envs=2, horizon=4, full=False)
+    for row in rows:
+        if isinstance(row, EpochRow):
+            row.twin_score = None
+        if isinstance(row, UpdateRow):
+            row.mean_return = row.val_score = row.entropy = row.approx_kl = row.value_loss = None
+            row.explained_variance = row.value_nrmse = row.ratio_max = row.ratio_min = None
+            row.head_entropy = []
+            row.reward_terms = {"lead": None}
+    return rows
+
+
+ROWS = {
+    "nothing": lambda: [made_run.run_row()],
+    "one epoch": lambda: made_run.run_rows(horizon=1, slots=1),
+    "no seeds": lambda: [row for row in made_run.run_rows(horizon=4) if isinstance(row, EpochRow | RunRow)],
+    "a life": made_run.run_rows,
+    "a life in progress": life_in_progress,
+    "eight slots": lambda: made_run.run_rows(slots=8, horizon=200, seed=1),
+    "several lives": lambda: made_run.run_rows(episodes=5),
+    "one round": lambda: made_run.training_rows(rounds=1, envs=2, full=False),
+    "a training": lambda: [*made_run.training_rows(rounds=4, envs=6), *rows_of_alerts()],
+    "a long training": lambda: made_run.training_rows(rounds=210, envs=2, horizon=4),
+    "unknowns": unknowns,
+}
+LIVES = {"a training": LifeKey(1, 2), "several lives": LifeKey(0, 3)}
+"""Those of which one life is drawn too."""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[str, Run]:
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        name: open_run(made_run.write(folder / name.replace(" ", "_"), rows())) for name, rows in ROWS.items()
+    }
+
+
+def pictures(runs: dict[str, Run]) -> Iterator[tuple[str, Picture]]:
+    """Every picture of every run, named."""
+    for (name, run), figure in itertools.product(runs.items(), FIGURES):
+        for life in [None, *([LIVES[name]] if name in LIVES else [])]:
+            picture = figure.answer(run, life)
+            if picture is not None:
+                yield f"{figure.key} of {name}{' (one life)' if life else ''}", picture
+    yield "verdict", verdict_picture(runs)
+
+
+@pytest.fixture(scope="module")
+def drawn(runs) -> dict[str, Picture]:
+    return dict(pictures(runs))
+
+
+class Box(NamedTuple):
+    """Where a text lies, as large as it gets."""
+
+    content: str
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+def box_of(text: ElementTree.Element) -> Box:
+    content = "".join(text.itertext())
+    x, y, width = float(text.get("x")), float(text.get("y")), LETTER * len(content)
+    left = {"end": x - width, "middle": x - width / 2}.get(text.get("text-anchor"), x)
+    return Box(content, left, y - 11, left + width, y + 2)
+
+
+def boxes(picture: Picture) -> list[Box]:
+    return [box_of(text) for text in ElementTree.fromstring(picture.svg).iter(f"{SVG}text")]
+
+
+def overlap(one: Box, other: Box) -> bool:
+    return (
+        one.left < other.right
+        and other.left < one.right
+        and one.top < other.bottom
+        and other.top < one.bottom
+    )
+
+
+# --- every picture --------------------------------------------------------------------------------
+
+
+def test_every_question_is_answered_by_some_run(drawn):
+    assert {name.split(" of ")[0] for name in drawn} == {"verdict", *(figure.key for figure in FIGURES)}
+
+
+def test_questions_come_in_their_order_and_have_a_key_of_their_own():
+    keys = [figure.key for figure in FIGURES]
+
+    assert len(set(keys)) == len(keys)
+    assert [
+        key for key in keys if key in ("growth", "lanes", "worth", "improvement", "health", "alerts")
+    ] == [
+        "growth",
+        "lanes",
+        "worth",
+        "improvement",
+        "health",
+        "alerts",
+    ]
+
+
+def test_a_picture_is_well_formed_and_says_what_it_shows(drawn):
+    for name, picture in drawn.items():
+        root = ElementTree.fromstring(picture.svg)
+        assert root.tag == f"{SVG}svg", name
+        assert [child.tag for child in root][:2] == [f"{SVG}title", f"{SVG}desc"], name
+        assert all(child.text for child in list(root)[:2]), name
+        assert picture.caption.endswith((".", "steps/s")), name
+
+
+def test_every_number_in_a_drawing_is_one(drawn):
+    for name, picture in drawn.items():
+        assert not re.search(r"\b(nan|inf|None)\b", picture.svg), name
+        assert not re.search(r"\d\.\d\d", " ".join(re.findall(r' d="([^"]*)"', picture.svg))), name
+
+
+def test_no_text_leaves_its_drawing(drawn):
+    for name, picture in drawn.items():
+        height = float(ElementTree.fromstring(picture.svg).get("viewBox").split()[3])
+        for box in boxes(picture):
+            assert box.left >= -2, (name, box)
+            assert box.right <= WIDTH + 2, (name, box)
+            assert box.top >= -2, (name, box)
+            assert box.bottom <= height + 1, (name, box)
+
+
+def test_no_text_covers_another(drawn):
+    for name, picture in drawn.items():
+        for one, other in itertools.combinations(boxes(picture), 2):
+            assert not overlap(one, other), (name, one, other)
+
+
+def test_shapes_stay_within_their_drawing(drawn):
+    for name, picture in drawn.items():
+        root = ElementTree.fromstring(picture.svg)
+        height = float(root.get("viewBox").split()[3])
+        for shape in root.iter(f"{SVG}rect"):
+            x, y, wide, high = (float(shape.get(key)) for key in ("x", "y", "width", "height"))
+            assert wide >= 0, name
+            assert high >= 0, name
+            assert -1 <= x <= x + wide <= WIDTH + 1, (name, shape.attrib)
+            assert -1 <= y <= y + high <= height + 1, (name, shape.attrib)
+
+
+def test_shares_and_scores_in_tables_stay_in_their_range(drawn):
+    for name, picture in drawn.items():
+        for cell in itertools.chain.from_iterable(picture.rows):
+            if re.fullmatch(r"-?[\d.]+ %", cell):
+                assert 0 <= float(cell[:-2]) <= 100, (name, cell)
+        for heading in ("lowest", "median", "highest", "twin", "score", "test", "validation"):
+            if heading in picture.columns and not name.startswith("improvement"):
+                at = picture.columns.index(heading)
+                scores = [float(row[at].split()[0]) for row in picture.rows if row[at] != "–"]
+                assert all(0 <= score <= 100 for score in scores), (name, heading)
+
+
+def test_a_long_training_takes_little_room(runs):
+    answers = {figure.key: figure.answer(runs["a long training"]) for figure in FIGURES}
+    sizes = {key: len(picture.svg.encode()) for key, picture in answers.items() if picture is not None}
+
+    assert sum(sizes.values()) < 400_000, sizes
+
+
+def test_a_run_of_which_nothing_is_known_has_progress_and_no_alerts(runs):
+    answers = {figure.key: figure.answer(runs["nothing"]) for figure in FIGURES}
+
+    assert {key for key, picture in answers.items() if picture is not None} == {"progress", "alerts"}
+    assert answers["alerts"].rows == []
+
+
+def test_names_are_shown_and_never_obeyed(tmp_path):
+    rows = made_run.training_rows(rounds=2, envs=2, horizon=12)
+    first = rows[0]
+    first.slots = [HOSTILE, 'a"b', "c'd"]
+    first.blueprints = [f"{HOSTILE}{index}" for index in range(13)]
+    first.task = first.decider = HOSTILE
+    for row in rows:
+        if isinstance(row, UpdateRow):
+            row.phase_ms = {HOSTILE: 1.0}
+            row.reward_terms = {HOSTILE: 1.0}
+    hostile = [alert_row(HOSTILE, scope=HOSTILE, round=1), alert_row("bell\x07", round=1)]
+    run = open_run(made_run.write(tmp_path / "run", [*rows, *hostile]))
+    answers = {figure.key: figure.answer(run) for figure in FIGURES}
+
+    for picture in [*answers.values(), verdict_picture({HOSTILE: run})]:
+        root = ElementTree.fromstring(picture.svg)
+        assert root.find(f".//{SVG}script") is None
+        assert "<script" not in picture.svg
+    assert HOSTILE in {row[0] for row in answers["lanes"].rows}  # tables are plain text
+
+
+def test_a_table_that_does_not_fit_its_columns_is_refused():
+    with pytest.raises(ValueError, match="2 cells"):
+        Picture("", ["a", "b"], [["1"]], "")
+
+
+def test_a_drawing_that_stands_alone_carries_its_style(drawn):
+    text = standalone(drawn["lanes of a life"])
+    style = ElementTree.fromstring(text).find(f"{SVG}style")
+
+    assert "--stage-fossilized:#009E73" in style.text
+    assert "prefers-color-scheme:dark" in style.text
+
+
+# --- what is drawn is what the table says -----------------------------------------------------------
+
+
+def texts(picture: Picture) -> list[str]:
+    return [box.content for box in boxes(picture)]
+
+
+def test_growth_is_labelled_with_its_last_row(drawn):
+    for name in ("growth of a life", "growth of a training", "growth of a training (one life)"):
+        last = dict(zip(drawn[name].columns, drawn[name].rows[-1], strict=True))
+        assert {f"score {last['median']}", f"twin {last['twin']}", f"{last['parameters']} params"} <= set(
+            texts(drawn[name])
+        )
+
+
+def test_lanes_are_labelled_with_what_the_table_says(drawn):
+    picture = drawn["lanes of a life"]
+    shown = texts(picture)
+    kept = [row for row in picture.rows if row[4].startswith("fossilized")]
+
+    assert kept
+    for row in kept:
+        assert row[5] in shown
+        assert f"{row[6]} params" in shown
+
+
+def test_worth_is_labelled_with_what_the_table_says(drawn):
+    picture = drawn["worth of a training"]
+    shown = texts(picture)
+
+    for row in picture.rows:
+        assert row[0] in shown
+        assert row[9] in shown
+        assert f"{row[4]} kept, {row[5]} pruned" in shown
+
+
+def test_health_shows_the_limit_beside_a_value_outside(tmp_path):
+    rows = made_run.training_rows(rounds=1, envs=1, horizon=2)
+    for row in rows:
+        if isinstance(row, UpdateRow):
+            row.approx_kl, row.explained_variance, row.clip_fraction = 0.5, 0.1, 0.2
+    picture = next(f for f in FIGURES if f.key == "health").answer(
+        open_run(made_run.write(tmp_path / "run", rows))
+    )
+    looks = {
+        "".join(text.itertext()): text.get("class")
+        for text in ElementTree.fromstring(picture.svg).iter(f"{SVG}text")
+    }
+
+    assert looks["0.5 > 0.06"] == "strong"
+    assert looks["0.1 < 0.3"] == "strong"
+    assert looks["0.2"] == "dim"
+
+
+def test_references_are_lines_with_their_names(runs):
+    picture = improvement_picture(runs["a training"], references={"random": 21.04, "heuristic": 64.0})
+
+    assert {"random 21.0", "heuristic 64.0"} <= set(texts(picture))
+    assert picture.svg.count('class="guide"') == 2
+
+
+# --- lanes ----------------------------------------------------------------------------------------
+
+
+def bars(picture: Picture) -> list[tuple[float, float, str]]:
+    """Left, right and stage of every bar."""
+    rects = ElementTree.fromstring(picture.svg).iter(f"{SVG}rect")
+    found = [rect for rect in rects if rect.find(f"{SVG}title") is not None]
+    return [
+        (float(rect.get("x")), float(rect.get("x")) + float(rect.get("width")), rect.get("class"))
+        for rect in found
+    ]
+
+
+def hand_made(tmp_path: Path, *, full: bool) -> Picture:
+    """Ten epochs in one slot: trained from 0, blended from 2 at 0.5, fossilized after 4."""
+
+    def move(epoch: int, origin: Stage, target: Stage) -> TransitionRow:
+        return TransitionRow(
+            env=0, episode=0, epoch=epoch, slot=0, seed=0, blueprint=3, from_stage=origin, to_stage=target,
+            cause="policy", reason="", gate=None, passed=[], score=None, contribution=None, age=0,
+        )  # fmt: skip
+
+    def seed(epoch: int, stage: Stage, alpha: float) -> SeedRow:
+        return SeedRow(
+            env=0, episode=0, epoch=epoch, slot=0, seed=0, blueprint=3, style=0, stage=stage, age=epoch,
+            alpha=alpha, contribution=20.75, contribution_error=1.25, shapley=None, interaction_sum=None,
+            freshness=1.0, gradient_norm=None, gradient_health=None, params=1176,
+        )  # fmt: skip
+
+    moves = [
+        move(0, Stage.DORMANT, Stage.GERMINATED),
+        move(0, Stage.GERMINATED, Stage.TRAINING),
+        move(2, Stage.TRAINING, Stage.BLENDING),
+        move(4, Stage.BLENDING, Stage.HOLDING),
+        move(4, Stage.HOLDING, Stage.FOSSILIZED),
+    ]
+    seeds = [seed(epoch, Stage.BLENDING, 0.5) for epoch in (2, 3)]
+    seeds += [seed(epoch, Stage.FOSSILIZED, 1.0) for epoch in range(4, 11)]
+    epochs = [row for row in made_run.run_rows(horizon=10, slots=1) if isinstance(row, EpochRow)]
+    rows: Sequence[Row] = [
+        made_run.run_row(horizon=10, slots=["r0c0"]), *moves, *(seeds if full else []), *epochs
+    ]  # fmt: skip
+    picture = next(f for f in FIGURES if f.key == "lanes").answer(
+        open_run(made_run.write(tmp_path / "run", rows))
+    )
+    assert picture is not None
+    return picture
+
+
+def test_bars_cover_exactly_the_epochs_of_their_stages(tmp_path):
+    picture = hand_made(tmp_path, full=True)
+    # The axis goes from 48.4 to 516 over ten epochs: 46.76 units each.
+    expected = [
+        (48.4, 141.9, "tint training"),
+        (141.9, 235.4, "tint blending"),
+        (235.4, 516.0, "tint fossilized"),
+    ]
+    assert [look for _, _, look in bars(picture)] == [look for _, _, look in expected]
+    for (left, right, _), (start, end, _) in zip(bars(picture), expected, strict=True):
+        assert (left, right) == pytest.approx((start, end), abs=0.11)
+
+
+def filled(picture: Picture, stage: str) -> list[float]:
+    """The heights at which the filled part of a stage's bar ends."""
+    paths = [
+        path.get("d")
+        for path in ElementTree.fromstring(picture.svg).iter(f"{SVG}path")
+        if path.get("class") == stage
+    ]
+    (commands,) = paths
+    return [float(height) for height in re.findall(r"V(-?[\d.]+)", commands)]
+
+
+def test_the_filled_height_is_alpha(tmp_path):
+    picture = hand_made(tmp_path, full=True)
+
+    # A bar is 25 high and stands on 223: half of it ends at 210.5.
+    assert filled(picture, "training") == [223.0, 223.0]
+    assert filled(picture, "blending") == [210.5, 223.0]
+    assert filled(picture, "fossilized") == [198.0, 223.0]
+
+
+def test_where_alpha_was_not_recorded_bars_are_full(tmp_path):
+    picture = hand_made(tmp_path, full=False)
+
+    assert filled(picture, "training") == filled(picture, "blending") == [198.0, 223.0]
+    assert "not recorded" in picture.caption
+
+
+def test_every_move_that_matters_has_its_mark(drawn, runs):
+    for name in ("a life", "eight slots", "a training"):
+        found = lanes(runs[name])
+        marks = [mark for lane in found.lanes for mark in lane.marks]
+        root = ElementTree.fromstring(drawn[f"lanes of {name}"].svg)
+        titles = ["".join(title.itertext()) for title in root.iter(f"{SVG}title")]
+        assert marks
+        for mark in marks:
+            assert any(f"{mark.stage.name.lower()} after epoch {mark.epoch} (" in title for title in titles)
+        assert sum(" after epoch " in title for title in titles) == len(marks)

@@ -1,0 +1,158 @@
+import itertools
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.karn import notation
+from esper.karn.figures import STYLE, svg
+from esper.karn.figures.axes import Scale, apart, around, tick_texts, ticks
+from esper.karn.figures.stacks import stack
+from esper.karn.palette import LOOKS, OP_STAGES, SEVERITIES
+from esper.leyline import OP_NAMES
+
+numbers = st.floats(-1e9, 1e9, allow_nan=False)
+
+
+@given(st.text(), st.text())
+def test_any_text_survives_as_content_and_as_attribute(content, value):
+    drawn = ElementTree.fromstring(svg.element("a", content or "x", title=value, left_out=None))
+    forbidden = {*map(chr, range(32)), "\ufffe", "\uffff"} - {"\t", "\n"}
+    kept = "".join(letter for letter in content if letter not in forbidden)
+
+    assert (drawn.text or "") == (kept if content else "x")
+    assert "left-out" not in drawn.attrib
+    assert "title" in drawn.attrib
+
+
+def test_markup_is_kept_and_text_is_escaped():
+    inner = svg.element("b", "<&>")
+
+    assert svg.element("a", inner, "<", class_="x", stroke_width=2.25) == (
+        '<a class="x" stroke-width="2.2"><b>&lt;&amp;&gt;</b>&lt;</a>'
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.0, "1"), (1.04, "1"), (-0.04, "0"), (12.35, "12.3"), (-2.5, "-2.5"), (100, "100")]
+)
+def test_coordinates_are_short(value, text):
+    assert svg.number(value) == text
+
+
+def test_a_curve_is_interrupted_where_it_is_unknown_and_a_lone_point_is_a_dot():
+    drawn = svg.curve([(0, 1), (1, 2), None, (3, 4), None, (5, 5), (6, 6)], "line")
+
+    assert drawn == '<path d="M0 1L1 2M5 5L6 6" class="line"/><path d="M3 4h0" class="dot small"/>'
+
+
+def test_a_step_has_its_points_height_up_to_it():
+    assert svg.steps(0, [(10, 5), (20, 7)]) == "M0 5V5H10V7H20"
+
+
+def test_a_fan_at_a_single_place_has_a_width():
+    assert svg.fan([10], [1], [3]) == "M5 1L15 1L15 3L5 3z"
+
+
+def test_a_text_that_is_too_long_is_cut():
+    assert (svg.shorten("abcdef", 6), svg.shorten("abcdefg", 6)) == ("abcdef", "abcde…")
+
+
+# --- scales -----------------------------------------------------------------------------------------
+
+
+def test_a_scale_is_a_straight_line_and_a_point_is_its_middle():
+    assert [Scale(0, 10, 100, 200)(value) for value in (0, 5, 10)] == [100, 150, 200]
+    assert Scale(3, 3, 0, 10)(3) == 5
+
+
+@given(low=numbers, span=st.floats(1e-6, 1e9), most=st.integers(1, 9), whole=st.booleans())
+def test_ticks_are_few_within_and_evenly_spaced(low, span, most, whole):
+    found = ticks(low, low + span, most, whole=whole)
+    margin = 1e-6 * (abs(low) + span)
+
+    assert len(found) <= max(most, 1)
+    assert all(low - margin <= value <= low + span + margin for value in found)
+    if whole:
+        assert all(value == round(value) for value in found)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "texts"),
+    [
+        (0, 100, 5, ["0", "50", "100"]),
+        (0, 80, 5, ["0", "20", "40", "60", "80"]),
+        (0, 0.5, 6, ["0.0", "0.1", "0.2", "0.3", "0.4", "0.5"]),
+        (0, 4000, 4, ["0", "2k", "4k"]),
+        (-1, 1, 5, ["-1.0", "-0.5", "0.0", "0.5", "1.0"]),
+    ],
+)
+def test_ticks_have_as_many_decimals_as_they_need(low, high, most, texts):
+    assert tick_texts(ticks(low, high, most)) == texts
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=20))
+def test_a_range_holds_its_values(values):
+    low, high = around(values, 4, floor=0.0)
+
+    assert low < high
+    assert low - 1e-9 <= min(values) <= max(values) <= high + 1e-9 * max(high, 1)
+
+
+@given(st.lists(st.floats(0, 300), max_size=8))
+def test_labels_keep_their_order_and_their_distance(heights):
+    placed = apart(heights, 10)
+    order = sorted(range(len(heights)), key=lambda index: heights[index])
+
+    assert all(placed[b] - placed[a] > 10 - 1e-9 for a, b in itertools.pairwise(order))
+
+
+def test_labels_with_room_stay_where_they_are():
+    assert apart([50, 10, 90]) == [50, 10, 90]
+
+
+def test_a_stack_grows_up_and_hangs_down():
+    assert stack([1.0, -2.0, None, 3.0, -1.0]) == [(0, 1), (0, -2), (1, 1), (1, 4), (-2, -3)]
+
+
+# --- style ------------------------------------------------------------------------------------------
+
+
+def test_the_style_knows_every_stage_and_severity_in_light_and_dark():
+    for stage, look in LOOKS.items():
+        assert f"--stage-{stage.name.lower()}:{look.colour};" in STYLE
+        assert f".esper .{stage.name.lower()}{{fill:var(--stage-{stage.name.lower()})}}" in STYLE
+    for severity, severity_look in SEVERITIES.items():
+        assert f"--{severity}:{severity_look.colour};" in STYLE
+    assert STYLE.count("--paper:") == 3  # light, dark by system, dark by choice
+
+
+def test_every_op_looks_like_a_stage():
+    assert set(OP_STAGES) == set(OP_NAMES)
+
+
+# --- numbers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.0, "0 %"), (0.001, "<1 %"), (0.005, "0 %"), (0.256, "26 %"), (1.0, "100 %")],
+)
+def test_shares(value, text):
+    assert notation.share(value) == text
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [(None, "–"), (0.5, "0.5 ms"), (999.4, "999 ms"), (1500.0, "1.5 s"), (3_600_000.0, "1:00:00")],
+)
+def test_durations(milliseconds, text):
+    assert notation.duration(milliseconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (0.05, "0.05"), (1234.5, "1.23e+03"), (3e-7, "3e-07")]
+)
+def test_three_figures(value, text):
+    assert notation.significant(value) == text

@@ -1,0 +1,500 @@
+import fcntl
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper.karn.questions.choices import choices
+from esper.karn.questions.differences import ABSENT, differences
+from esper.karn.questions.growth import growth
+from esper.karn.questions.heads import heads
+from esper.karn.questions.health import Metric, health
+from esper.karn.questions.improvement import improvement
+from esper.karn.questions.interactions import interactions
+from esper.karn.questions.lives import LifeKey, default_life, life_name, lives, notable_lives
+from esper.karn.questions.places import MOST_POINTS
+from esper.karn.questions.progress import progress
+from esper.karn.questions.reward import GROUPS, MOST_LIVES, honesty, reward
+from esper.karn.questions.times import times
+from esper.karn.questions.verdict import verdict
+from esper.karn.questions.worth import worth
+from esper.karn.run import Run, open_run
+from esper.leyline import BLUEPRINT_IDS, Stage
+from esper.leyline.events import (
+    CounterfactualRow,
+    DecisionRow,
+    EpisodeRow,
+    EpochRow,
+    Row,
+    SeedRow,
+    TransitionRow,
+    UpdateRow,
+)
+from tests.karn import made_run
+
+
+def opened(tmp_path: Path, rows: Sequence[Row]) -> Run:
+    return open_run(made_run.write(tmp_path / "run", rows))
+
+
+def of_type(rows, row_type):
+    return [row for row in rows if isinstance(row, row_type)]
+
+
+def rounds_of(episodes: Sequence[EpisodeRow]) -> dict[int, list[EpisodeRow]]:
+    found: dict[int, list[EpisodeRow]] = {}
+    for row in episodes:
+        found.setdefault(row.episode + 1, []).append(row)
+    return found
+
+
+@pytest.fixture(scope="module")
+def training_rows() -> list[Row]:
+    return made_run.training_rows(rounds=3, envs=5, horizon=12)
+
+
+@pytest.fixture(scope="module")
+def training(training_rows, tmp_path_factory) -> Run:
+    return opened(tmp_path_factory.mktemp("training"), training_rows)
+
+
+# --- lives ----------------------------------------------------------------------------------------
+
+
+def test_lives_are_listed_by_round_and_environment(training, training_rows):
+    found = lives(training)
+
+    assert [life.key for life in found] == [LifeKey(env, episode) for episode in range(3) for env in range(5)]
+    assert [life.round for life in found] == [1] * 5 + [2] * 5 + [3] * 5
+    scores = {(row.env, row.episode): row.val_score for row in of_type(training_rows, EpisodeRow)}
+    assert all(life.score == scores[life.key] for life in found)
+
+
+def test_a_life_that_goes_on_is_listed_with_what_is_known(tmp_path):
+    rows = made_run.Life(0, 0, 3, 20, random.Random(1)).live(epochs=4)
+    (life,) = lives(opened(tmp_path, [made_run.run_row(), *rows]))
+
+    last = of_type(rows, EpochRow)[-1]
+    assert (life.epochs, life.score, life.params) == (4, last.val_score, last.params)
+    assert (life.total_reward, life.ended_by) == (None, None)
+
+
+def test_the_default_life_is_the_best_of_a_training_and_the_last_of_a_run(training, training_rows, tmp_path):
+    best = max(of_type(training_rows, EpisodeRow), key=lambda row: row.val_score)
+
+    assert default_life(training) == (best.env, best.episode)
+    assert default_life(opened(tmp_path, made_run.run_rows(episodes=3, horizon=3))) == LifeKey(0, 2)
+
+
+def test_best_median_and_worst_life_are_found(training, training_rows):
+    ranked = sorted(of_type(training_rows, EpisodeRow), key=lambda row: row.val_score)
+
+    assert notable_lives(training) == {
+        "best": (ranked[14].env, ranked[14].episode),
+        "median": (ranked[7].env, ranked[7].episode),
+        "worst": (ranked[0].env, ranked[0].episode),
+    }
+
+
+def test_of_two_lives_one_is_best_and_one_is_worst(tmp_path):
+    run = opened(tmp_path, made_run.run_rows(episodes=2, horizon=3))
+
+    assert set(notable_lives(run).values()) == {LifeKey(0, 0), LifeKey(0, 1)}
+
+
+def test_a_life_after_a_breakdown_belongs_to_its_round(tmp_path):
+    rows = made_run.training_rows(rounds=2, envs=2, horizon=3)
+    for row in rows:
+        if getattr(row, "env", None) == 1 and getattr(row, "episode", None) == 1:
+            row.episode += 1_000_000
+    run = opened(tmp_path, rows)
+
+    assert [life.round for life in lives(run)] == [1, 1, 2, 2]
+    assert [point.lives for point in growth(run).points] == [2, 2]
+    assert life_name(LifeKey(1, 1_000_001), trained=True) == "round 2, environment 1, restart 1"
+
+
+# --- progress -------------------------------------------------------------------------------------
+
+
+def test_a_training_counts_rounds_and_a_run_counts_epochs(training, tmp_path):
+    trained = progress(training)
+    lived = progress(opened(tmp_path, made_run.run_rows(horizon=7)))
+
+    assert (trained.unit, trained.done, trained.total, trained.state) == ("round", 3, 3, "finished")
+    assert (lived.unit, lived.done, lived.total, lived.share) == ("epoch", 7, 7, 1.0)
+
+
+def test_a_run_that_stopped_has_no_time_left_and_a_living_one_has(tmp_path):
+    rows = [made_run.run_row(), *made_run.Life(0, 0, 3, 20, random.Random(1)).live(epochs=5)]
+    run = opened(tmp_path, rows)
+    last = of_type(rows, EpochRow)[-1].t
+
+    stopped = progress(run)
+    with (run.path / "telemetry" / "writer.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        running = progress(run)
+
+    assert (stopped.state, stopped.seconds_left) == ("stopped", None)
+    # 5 of 20 epochs took until the last row: the rest takes three times as long.
+    assert (running.state, running.seconds_left) == ("running", pytest.approx(3 * last))
+    assert running.steps_per_second == pytest.approx(5 / last)
+
+
+def test_a_run_without_rows_is_at_its_begin(tmp_path):
+    found = progress(opened(tmp_path, [made_run.run_row()]))
+
+    assert (found.done, found.share) == (0, 0.0)
+    assert found.seconds is found.seconds_left is found.steps_per_second is None
+
+
+# --- growth ---------------------------------------------------------------------------------------
+
+
+def test_growth_of_a_training_is_the_spread_of_its_rounds(training, training_rows):
+    found = growth(training)
+
+    assert (found.axis, found.end) == ("round", 3)
+    for point, ended in zip(
+        found.points, rounds_of(of_type(training_rows, EpisodeRow)).values(), strict=True
+    ):
+        scores = [row.val_score for row in ended]
+        spread = (point.low, point.quarter, point.median, point.three_quarters, point.high)
+        assert spread == pytest.approx(np.quantile(scores, [0, 0.25, 0.5, 0.75, 1]))
+        assert point.twin == pytest.approx(np.median([row.twin_val_score for row in ended]))
+        assert point.params == np.median([row.params for row in ended])
+        assert point.lives == 5
+
+
+def test_growth_of_one_life_is_its_epochs(training, training_rows):
+    found = growth(training, LifeKey(2, 1))
+    rows = [row for row in of_type(training_rows, EpochRow) if (row.env, row.episode) == (2, 1)]
+
+    assert [(p.place.first, p.median, p.low, p.high, p.twin, p.params) for p in found.points] == [
+        (row.epoch, row.val_score, row.val_score, row.val_score, row.twin_score, row.params) for row in rows
+    ]
+
+
+def test_growth_without_a_twin_has_no_ghost(tmp_path):
+    rows = made_run.run_rows(horizon=3)
+    for row in of_type(rows, EpochRow):
+        row.twin_score = None
+
+    assert [point.twin for point in growth(opened(tmp_path, rows)).points] == [None] * 3
+
+
+def test_long_trainings_take_rounds_together(tmp_path):
+    rows = made_run.training_rows(rounds=450, envs=1, horizon=1, slots=1)
+    run = opened(tmp_path, rows)
+
+    found = growth(run)
+    assert len(found.points) == 150 <= MOST_POINTS
+    assert found.points[0].place == (1, 3)
+    assert str(found.points[0].place) == "1–3"
+    scores = [row.val_score for row in of_type(rows, EpisodeRow)[:3]]
+    assert (found.points[0].low, found.points[0].median) == (min(scores), sorted(scores)[1])
+    assert found.points[-1].place.last == 450
+    kl = next(metric for metric in health(run).metrics if metric.name == "approx_kl")
+    assert kl.values[0] == max(row.approx_kl for row in of_type(rows, UpdateRow)[:3])
+
+
+# --- worth ----------------------------------------------------------------------------------------
+
+
+def seeds_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], list[TransitionRow]]:
+    found: dict[tuple[int, int, int], list[TransitionRow]] = {}
+    for row in of_type(rows, TransitionRow):
+        if row.seed >= 0:
+            found.setdefault((row.env, row.episode, row.seed), []).append(row)
+    return found
+
+
+def test_the_funnel_counts_every_seed_once_per_stage(training, training_rows):
+    reached: dict[str, Counter[Stage]] = {}
+    for moves in seeds_of(training_rows).values():
+        counter = reached.setdefault(BLUEPRINT_IDS[moves[0].blueprint], Counter())
+        counter.update({Stage(move.to_stage) for move in moves})
+
+    found = worth(training)
+    assert {one.blueprint for one in found} == set(reached)
+    for one in found:
+        counts = reached[one.blueprint]
+        assert one.germinated == counts[Stage.GERMINATED]
+        assert (one.blended, one.held) == (counts[Stage.BLENDING], counts[Stage.HOLDING])
+        assert (one.fossilized, one.pruned) == (counts[Stage.FOSSILIZED], counts[Stage.PRUNED])
+        assert one.germinated >= one.blended >= one.held >= one.fossilized
+
+
+def test_worth_is_the_last_measurement_of_every_seed(training, training_rows):
+    last: dict[tuple[int, int, int], SeedRow] = {}
+    for row in of_type(training_rows, SeedRow):
+        if row.contribution is not None:
+            last[row.env, row.episode, row.seed] = row
+    moved = {
+        key: next((move.contribution for move in reversed(moves) if move.contribution is not None), None)
+        for key, moves in seeds_of(training_rows).items()
+        if key not in last
+    }
+    for one in worth(training):
+        rows = [row for row in last.values() if BLUEPRINT_IDS[row.blueprint] == one.blueprint]
+        others = [
+            value
+            for key, value in moved.items()
+            if value is not None and BLUEPRINT_IDS[seeds_of(training_rows)[key][0].blueprint] == one.blueprint
+        ]
+        points = [row.contribution for row in rows] + others
+        assert one.measured == len(points)
+        assert one.contribution == pytest.approx(np.mean(points))
+        if not others and len(points) > 1:
+            assert one.contribution_error == pytest.approx(np.std(points, ddof=1) / np.sqrt(len(points)))
+            assert one.per_thousand == pytest.approx(1000 * sum(points) / sum(row.params for row in rows))
+
+
+def test_a_single_seed_has_the_error_of_its_measurement(tmp_path):
+    rows = made_run.run_rows(horizon=12, slots=1, seed=4)
+    measured = [row for row in of_type(rows, SeedRow) if row.contribution is not None][-1]
+    rows = [row for row in rows if getattr(row, "seed", measured.seed) in (measured.seed, -1)]
+    (one,) = worth(opened(tmp_path, rows))
+
+    assert one.contribution == measured.contribution
+    assert one.contribution_error == measured.contribution_error
+    assert one.per_thousand == pytest.approx(1000 * measured.contribution / measured.params)
+    assert one.per_thousand_error == pytest.approx(1000 * measured.contribution_error / measured.params)
+
+
+def test_without_seed_rows_worth_knows_no_parameters(tmp_path):
+    rows = made_run.training_rows(rounds=1, envs=4, full=False)
+    for one in worth(opened(tmp_path, rows)):
+        assert one.params is one.per_thousand is one.per_thousand_error is None
+
+
+def test_a_run_in_which_nothing_germinated_has_no_worth(tmp_path):
+    assert worth(opened(tmp_path, [made_run.run_row()])) is None
+
+
+# --- the policy -----------------------------------------------------------------------------------
+
+
+def test_improvement_is_the_spread_of_returns(training, training_rows):
+    found = improvement(training, {"random": 21.0})
+    updates = of_type(training_rows, UpdateRow)
+
+    assert found.references == {"random": 21.0}
+    for point, ended, update in zip(
+        found.points, rounds_of(of_type(training_rows, EpisodeRow)).values(), updates, strict=True
+    ):
+        paid = [row.total_reward for row in ended]
+        assert (point.quarter, point.median, point.three_quarters) == pytest.approx(
+            np.quantile(paid, [0.25, 0.5, 0.75])
+        )
+        assert (point.score, point.evaluation_score) == (update.val_score, update.evaluation_score)
+
+
+def test_a_run_without_training_has_no_policy_to_judge(tmp_path):
+    run = opened(tmp_path, made_run.run_rows(horizon=3))
+
+    assert [question(run) for question in (improvement, health, heads, reward, honesty)] == [None] * 5
+
+
+def test_health_shows_what_has_a_band_with_its_edges(training, training_rows):
+    found = {metric.name: metric for metric in health(training).metrics}
+
+    assert {"approx_kl", "clip_fraction", "value_nrmse", "ratio_min", "entropy"} <= set(found)
+    assert (found["approx_kl"].low, found["approx_kl"].high) == (None, 0.06)
+    assert list(found["clip_fraction"].values) == [
+        row.clip_fraction for row in of_type(training_rows, UpdateRow)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_outside"), [(0.05, True), (0.1, False), (0.3, False), (0.31, True), (None, False)]
+)
+def test_a_value_on_the_edge_is_inside(value, is_outside):
+    assert Metric("m", "u", "m", 0.1, 0.3, (value,)).is_outside(value) is is_outside
+
+
+def test_a_head_without_a_choice_is_unknown_and_not_dead(training, training_rows):
+    found = heads(training)
+    updates = of_type(training_rows, UpdateRow)
+
+    assert found.entropy[found.names.index("style")][2] is None  # the third round
+    assert [list(row) for row in zip(*found.entropy, strict=True)] == [row.head_entropy for row in updates]
+
+
+def test_an_update_that_was_left_out_has_no_entropies(tmp_path):
+    rows = made_run.training_rows(rounds=1, envs=1, horizon=2)
+    of_type(rows, UpdateRow)[0].head_entropy = []
+
+    assert set(heads(opened(tmp_path, rows)).entropy) == {(None,)}
+
+
+def test_choices_count_every_decision(training, training_rows):
+    for point, number in zip(choices(training).points, range(3), strict=True):
+        rows = [row for row in of_type(training_rows, DecisionRow) if row.episode == number]
+        assert point.total == len(rows) == 60
+        for index, op in enumerate(point.ops):
+            chosen = [row for row in rows if row.action[0] == index]
+            assert op.chosen == len(chosen)
+            assert op.forced == sum(row.forced for row in chosen)
+            assert op.failed == sum(not row.succeeded for row in chosen)
+        assert sum(point.share(op.chosen) for op in point.ops) == pytest.approx(1.0)
+
+
+def test_choices_of_a_life_stand_at_the_epoch_that_they_are_about(training, training_rows):
+    found = choices(training, LifeKey(1, 0))
+    rows = [row for row in of_type(training_rows, DecisionRow) if (row.env, row.episode) == (1, 0)]
+
+    assert [point.place.first for point in found.points] == [row.epoch + 1 for row in rows]
+    assert [[op.chosen for op in point.ops].index(1) for point in found.points] == [r.action[0] for r in rows]
+
+
+def test_without_decisions_lives_know_the_ops_and_nothing_more(tmp_path):
+    rows = made_run.training_rows(rounds=2, envs=3, horizon=4)
+    counts = of_type(rows, EpisodeRow)[:3]
+    found = choices(opened(tmp_path, [row for row in rows if not isinstance(row, DecisionRow)]))
+
+    first = found.points[0].ops
+    assert [op.chosen for op in first] == [sum(row.op_counts[op] for row in counts) for op in range(6)]
+    assert {(op.forced, op.failed) for op in first} == {(None, None)}
+
+
+# --- reward ---------------------------------------------------------------------------------------
+
+
+def test_the_terms_of_a_round_are_those_of_its_update(training, training_rows):
+    found = reward(training)
+
+    for point, update in zip(found.points, of_type(training_rows, UpdateRow), strict=True):
+        assert dict(zip(found.terms, point.terms, strict=True)) == update.reward_terms
+        assert sum(point.terms) == pytest.approx(point.total)
+
+
+def test_the_terms_of_a_life_are_those_of_its_decisions(training, training_rows):
+    found = reward(training, LifeKey(0, 0))
+    rows = [row for row in of_type(training_rows, DecisionRow) if (row.env, row.episode) == (0, 0)]
+
+    assert found.axis == "epoch"
+    assert [dict(zip(found.terms, point.terms, strict=True)) for point in found.points] == [
+        row.reward_terms for row in rows
+    ]
+
+
+def paid_lives(tmp_path: Path, pairs: Sequence[tuple[float, float]]) -> Run:
+    rows = made_run.training_rows(rounds=1, envs=len(pairs), horizon=1, slots=1)
+    for row, (paid, score) in zip(of_type(rows, EpisodeRow), pairs, strict=True):
+        row.total_reward, row.val_score = paid, score
+    return opened(tmp_path, rows)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([(1, 10), (2, 20), (9, 21)], 1.0),
+        ([(1, 30), (2, 20), (3, 10)], -1.0),
+        # Ranks 1.5 1.5 3 and 1 2 3: covariance 1.5, variances 1.5 and 2.
+        ([(1, 10), (1, 20), (3, 30)], 1.5 / (1.5 * 2) ** 0.5),
+        ([(1, 10), (2, 10), (3, 10)], None),
+        ([(1, 10), (2, 20)], None),
+    ],
+)
+def test_rank_correlation(tmp_path, pairs, expected):
+    found = honesty(paid_lives(tmp_path, pairs))
+
+    assert found.rank_correlation == (None if expected is None else pytest.approx(expected))
+    assert [(group.median_return, group.median) for group in found.groups] == sorted(pairs)
+
+
+def test_many_lives_are_taken_together_by_their_return(tmp_path):
+    pairs = [(0.01 * index, float(index % 90)) for index in range(MOST_LIVES + 40)]
+    found = honesty(paid_lives(tmp_path, pairs))
+
+    assert (len(found.groups), found.lives) == (GROUPS, 200)
+    assert sum(group.lives for group in found.groups) == 200
+    assert found.groups[0].lives == 5
+    assert found.groups[0].median == 2.0
+    assert all(one.high <= other.low for one, other in zip(found.groups, found.groups[1:], strict=False))
+
+
+# --- the rest -------------------------------------------------------------------------------------
+
+
+def test_times_are_those_of_updates_or_epochs(training, training_rows):
+    by_round, by_epoch = times(training), times(training, LifeKey(3, 2))
+
+    assert by_round.phases == ("rollout", "update", "evaluation")
+    assert [dict(zip(by_round.phases, point.phases, strict=True)) for point in by_round.points] == [
+        row.phase_ms for row in of_type(training_rows, UpdateRow)
+    ]
+    rows = [row for row in of_type(training_rows, EpochRow) if (row.env, row.episode) == (3, 2)]
+    assert [dict(zip(by_epoch.phases, point.phases, strict=True)) for point in by_epoch.points] == [
+        row.phase_ms for row in rows
+    ]
+
+
+def configurations(scores: dict[tuple[bool, ...], float], epoch: int = 5) -> list[Row]:
+    return [
+        CounterfactualRow(env=0, episode=0, epoch=epoch, on=list(on), score=score, loss=1.0)
+        for on, score in scores.items()
+    ]
+
+
+def test_interactions_of_the_last_epoch(tmp_path):
+    earlier = configurations({(False, True, False): 1.0, (True, True, False): 2.0}, epoch=4)
+    # The second slot is on everywhere: it was not switched.
+    last = configurations(
+        {
+            (False, True, False): 10.0,
+            (True, True, False): 30.0,
+            (False, True, True): 20.0,
+            (True, True, True): 60.0,
+        }
+    )
+    rows = [made_run.run_row(horizon=5), *made_run.Life(0, 0, 3, 5, random.Random(0), full=False).live()]
+    found = interactions(opened(tmp_path, [*rows, *earlier, *last]))
+
+    assert (found.epoch, found.slots, found.score) == (5, ("r0c0", "r0c2"), 60.0)
+    # 60 − 20 without the first, 60 − 30 without the second, together 60 − 20 − 30 + 10.
+    assert found.matrix == ((40.0, 20.0), (20.0, 30.0))
+
+
+def test_an_interaction_that_was_not_scored_is_unknown(tmp_path):
+    last = configurations({(True, False, True): 1.0, (False, True, True): 2.0, (True, True, True): 5.0})
+    rows = [made_run.run_row(horizon=5), *made_run.Life(0, 0, 3, 5, random.Random(0), full=False).live()]
+    found = interactions(opened(tmp_path, [*rows, *last]))
+
+    assert found.matrix == ((3.0, None), (None, 4.0))
+
+
+def test_a_verdict_counts_each_operation_once_and_a_training_by_its_last_round(
+    training, training_rows, tmp_path
+):
+    single = opened(tmp_path, made_run.run_rows(horizon=3))
+    trained, lived = verdict({"policy": training, "single": single})
+    last = [row for row in of_type(training_rows, EpisodeRow) if row.episode == 2]
+
+    assert (trained.name, trained.lives, lived.lives) == ("policy", 5, 1)
+    assert trained.test_score.mean == pytest.approx(np.mean([row.test_score for row in last]))
+    assert trained.test_score.half_width > 0
+    assert np.isnan(lived.test_score.half_width)
+    assert trained.params == np.mean([row.params for row in last])
+    assert trained.flops == np.mean([3_000_000 * row.params for row in last])
+
+
+def test_an_arm_without_a_finished_life_is_left_out(tmp_path):
+    assert verdict({"empty": opened(tmp_path, [made_run.run_row()])}) == ()
+
+
+def test_differences_are_keys_whose_values_differ(tmp_path):
+    first, second = made_run.run_row(), made_run.run_row()
+    second.config = {"episodes": 1, "nested": {"rate": 0.25, "new": True}}
+    second.versions = {"python": "3.12"}
+    found = differences({"a": opened(tmp_path / "a", [first]), "b": opened(tmp_path / "b", [second])})
+
+    assert {one.key: one.values for one in found} == {
+        "config.nested.rate": (0.5, 0.25),
+        "config.nested.new": (ABSENT, True),
+        "versions.python": ("3.11", "3.12"),
+    }

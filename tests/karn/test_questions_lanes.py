@@ -1,0 +1,106 @@
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.karn.questions.lanes import MARKED, Lanes, end_of, lanes
+from esper.karn.questions.lives import LifeKey
+from esper.karn.run import open_run
+from esper.leyline import Stage
+from esper.leyline.events import EpochRow, Row, SeedRow, TransitionRow
+from tests.karn import made_run
+
+
+def lanes_of(directory, rows: Sequence[Row]) -> Lanes:
+    found = lanes(open_run(made_run.write(directory, rows)))
+    assert found is not None
+    return found
+
+
+def stages_by_epoch(rows: Sequence[Row], slot: int, last: int) -> list[Stage]:
+    """The stage that a slot is in during each epoch, by replaying its moves."""
+    stage, found = Stage.DORMANT, []
+    moves = [row for row in rows if isinstance(row, TransitionRow) and row.slot == slot]
+    for epoch in range(last):
+        for move in moves:
+            if move.epoch == epoch:
+                stage = Stage(move.to_stage)
+        found.append(stage)
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), horizon=st.integers(1, 40), slots=st.integers(1, 8), full=st.booleans())
+def test_spans_marks_and_alphas_are_those_of_the_rows(seed, horizon, slots, full, tmp_path_factory):
+    rows = made_run.run_rows(horizon=horizon, slots=slots, seed=seed, full=full)
+    found = lanes_of(tmp_path_factory.mktemp("run") / "run", rows)
+
+    for index, lane in enumerate(found.lanes):
+        drawn = [Stage.DORMANT] * horizon
+        alphas: dict[int, float | None] = {}
+        for span in lane.spans:
+            assert len(span.alphas) == span.end - span.start > 0
+            for epoch, alpha in zip(range(span.start, span.end), span.alphas, strict=True):
+                assert drawn[epoch] is Stage.DORMANT  # no two spans overlap
+                drawn[epoch] = span.stage
+                alphas[epoch] = alpha
+        assert drawn == stages_by_epoch(rows, index, horizon)
+        moves = [row for row in rows if isinstance(row, TransitionRow) and row.slot == index]
+        assert [(mark.stage, mark.epoch) for mark in lane.marks] == [
+            (move.to_stage, move.epoch) for move in moves if move.to_stage in MARKED
+        ]
+        recorded = {row.epoch: row.alpha for row in rows if isinstance(row, SeedRow) and row.slot == index}
+        assert all(alphas[epoch] == alpha for epoch, alpha in recorded.items() if epoch in alphas)
+        if not full:
+            assert set(alphas.values()) <= {None}
+
+
+def test_scores_and_twins_are_those_of_the_epochs(tmp_path):
+    rows = made_run.run_rows()
+    found = lanes_of(tmp_path / "run", rows)
+
+    assert [(point.epoch, point.score, point.twin) for point in found.scores] == [
+        (row.epoch, row.val_score, row.twin_score) for row in rows if isinstance(row, EpochRow)
+    ]
+
+
+def test_a_seed_carries_its_last_measurement(tmp_path):
+    rows = made_run.run_rows(seed=3)
+    found = lanes_of(tmp_path / "run", rows)
+    last = {row.seed: row for row in rows if isinstance(row, SeedRow) and row.contribution is not None}
+    seeds = [seed for lane in found.lanes for seed in lane.seeds if seed.seed in last]
+
+    assert seeds
+    for seed in seeds:
+        row = last[seed.seed]
+        assert (seed.contribution, seed.contribution_error, seed.params) == (
+            row.contribution,
+            row.contribution_error,
+            row.params,
+        )
+
+
+def test_a_life_that_goes_on_ends_where_it_is(tmp_path):
+    rows = [made_run.run_row(), *made_run.Life(0, 0, 3, 20, random.Random(5)).live(epochs=9)]
+    found = lanes_of(tmp_path / "run", rows)
+
+    assert (found.epoch, found.horizon) == (9, 20)
+    assert max(span.end for lane in found.lanes for span in lane.spans) == 9
+    alive = [seed for lane in found.lanes for seed in lane.seeds if seed.fate == "alive"]
+    assert alive
+    assert {end_of(seed) for seed in alive} == {9}
+
+
+def test_without_epoch_rows_the_lanes_are_there_and_the_score_is_not(tmp_path):
+    rows = [row for row in made_run.run_rows() if not isinstance(row, EpochRow | SeedRow)]
+    found = lanes_of(tmp_path / "run", rows)
+
+    assert found.scores == ()
+    assert any(lane.spans for lane in found.lanes)
+
+
+@pytest.mark.parametrize("life", [None, LifeKey(0, 7)])
+def test_a_life_of_which_nothing_is_known_has_no_lanes(tmp_path, life):
+    assert lanes(open_run(made_run.write(tmp_path / "run", [made_run.run_row()])), life) is None

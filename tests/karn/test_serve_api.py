@@ -1,0 +1,455 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from esper.karn.answer import Answer
+from esper.karn.figures import FIGURES
+from esper.karn.questions.growth import growth
+from esper.karn.questions.improvement import improvement
+from esper.karn.questions.lives import LifeKey
+from esper.karn.run import open_run
+from esper.karn.serve.charts import chart_of_growth, chart_of_improvement
+from esper.nissa.writer import RunWriter
+from tests.karn import fake_run
+from tests.karn.serving import Client, part_of, training, write_run
+
+ROUNDS = 3
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """A life, a training, and a run that is damaged."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "life")
+    write_run(folder / "nested" / "training", training(ROUNDS), rounds=ROUNDS, decider="ppo")
+    damaged = write_run(folder / "damaged")
+    with part_of(damaged, "epoch").open("a") as file:
+        file.write("no row\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(runs) -> Client:
+    return Client(runs)
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def test_the_list_names_every_run_without_reading_any(client, runs):
+    listed = client.ask("/api/runs").json
+
+    assert listed["folder"] == runs.name
+    assert [run["name"] for run in listed["runs"]] == ["damaged", "life", "nested/training"]
+
+
+def test_an_entry_says_what_the_questions_answer(client):
+    entry = client.ask_run("life", "/entry").json
+
+    assert (entry["state"], entry["error"]) == ("finished", None)
+    assert (entry["task"], entry["decider"]) == ("digits_impaired", "heuristic")
+    # The made-up life ends at 62.0 beside its twin's 22.0, with 250 + 148 + 40 parameters on 250.
+    assert (entry["score"], entry["twin"], entry["lead"]) == ("62.0", "22.0", "+40.0")
+    assert entry["params"] == "×1.75"
+    assert (entry["progress"], entry["share"]) == ("epoch 8/8", 1.0)
+    assert entry["trend"] == "▂▃▃▄▅▆▇██"
+
+
+def test_a_training_counts_rounds(client):
+    entry = client.ask_run("nested/training", "/entry").json
+
+    assert (entry["progress"], entry["decider"]) == ("round 3/3", "ppo")
+
+
+def test_alerts_that_hold_are_counted_and_told(tmp_path):
+    rows = [*fake_run.life(), fake_run.alert_row("collapse"), fake_run.alert_row("slow")]
+    write_run(tmp_path / "mine", [*rows, fake_run.alert_row("slow", "cleared")])
+
+    entry = Client(tmp_path).ask_run("mine", "/entry").json
+
+    (alert,) = entry["alerts"]
+    assert entry["counts"] == {alert["severity"]: 1}
+    assert alert["rule"] == "collapse"
+    assert alert["hint"] == fake_run.alert_row().hint
+
+
+def test_a_page_has_everything_but_the_figures(client):
+    found = client.ask_run("nested/training").json
+    page = found["page"]
+
+    assert (found["name"], page["entry"]["decider"]) == ("nested/training", "ppo")
+    assert [figure["key"] for figure in page["figures"]] == [
+        figure.key for figure in FIGURES if figure.key != "progress"
+    ]
+    assert [figure["key"] for figure in page["figures"] if figure["of_life"]] == ["lanes"]
+    assert [(life["env"], life["episode"], life["group"]) for life in page["lives"]] == [
+        (0, 0, "round 1"),
+        (0, 1, "round 2"),
+        (0, 2, "round 3"),
+    ]
+    assert page["life"] in [{"env": 0, "episode": episode} for episode in range(3)]
+    assert ["rounds", "3"] in page["config"]
+    assert ["git revision", "–"] in page["provenance"]
+    assert "val_score" in dict(page["tables"])["epoch"]
+
+
+def test_a_run_that_began_a_moment_ago_says_that_nothing_is_known(tmp_path):
+    with RunWriter(tmp_path / "mine") as writer:
+        writer.emit(fake_run.run_row())
+        writer.flush()
+        client = Client(tmp_path)
+        entry = client.ask_run("mine", "/entry").json
+
+        assert (entry["state"], entry["score"], entry["lead"], entry["trend"]) == ("running", "–", "–", "")
+        assert client.ask_run("mine").json["page"]["lives"] == []
+        assert client.ask_run("mine", "/diary").json == []
+        for figure in FIGURES:
+            assert client.ask_run("mine", f"/figures/{figure.key}").status == 200
+
+
+def test_new_rows_are_seen_at_the_next_question(tmp_path):
+    with RunWriter(tmp_path / "mine") as writer:
+        writer.emit(fake_run.run_row())
+        writer.emit(fake_run.epoch_row(1))
+        writer.flush()
+        client = Client(tmp_path)
+        assert client.ask_run("mine", "/entry").json["score"] == "14.0"
+
+        writer.emit(fake_run.epoch_row(2))
+        writer.flush()
+
+        assert client.ask_run("mine", "/entry").json["score"] == "22.5"
+
+
+def test_a_run_that_was_moved_away_is_gone(tmp_path):
+    write_run(tmp_path / "mine")
+    client = Client(tmp_path)
+    id = client.id_of("mine")
+    shutil.rmtree(tmp_path / "mine")
+
+    answer = client.ask(f"/api/runs/{id}/entry")
+
+    assert answer.status == 404
+    assert answer.error == f"there is no run '{id}' in this folder; it may have been moved away"
+
+
+# --- figures, lives, diaries ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.key)
+@pytest.mark.parametrize("name", ["life", "nested/training"])
+def test_a_figure_is_the_picture_of_the_run(client, runs, figure, name):
+    shown = client.ask_run(name, f"/figures/{figure.key}").json
+    picture = figure.answer(open_run(runs / name))
+
+    if picture is None:
+        assert shown is None
+    else:
+        assert (shown["svg"], shown["caption"]) == (picture.svg, picture.caption)
+        assert (shown["columns"], shown["rows"]) == (picture.columns, picture.rows)
+
+
+def test_a_chosen_life_is_shown(client, runs):
+    (lanes,) = [figure for figure in FIGURES if figure.key == "lanes"]
+    shown = client.ask_run("nested/training", "/figures/lanes?env=0&episode=1").json
+
+    assert shown["svg"] == lanes.answer(open_run(runs / "nested/training"), LifeKey(0, 1)).svg
+    assert shown["caption"].startswith("Round 2")
+
+
+@pytest.mark.parametrize(
+    "life", ["env=0", "episode=1", "env=x&episode=0", "env=1.5&episode=0", "env=&episode="]
+)
+def test_a_life_that_is_none_is_a_sentence(client, life):
+    answer = client.ask_run("life", f"/figures/lanes?{life}")
+
+    assert answer.status == 400
+    assert answer.error == "a life is named by two whole numbers, such as ?env=0&episode=3"
+
+
+def test_an_unknown_figure_is_named_with_the_nearest(client):
+    answer = client.ask_run("life", "/figures/lane")
+
+    assert answer.status == 400
+    assert answer.error.startswith("unknown figure 'lane'; did you mean lanes?")
+
+
+def test_a_chart_holds_the_numbers_of_its_figure(client, runs):
+    shown = client.ask_run("life", "/figures/growth").json
+
+    score, twin = shown["chart"]["plots"][0]["lines"]
+    assert (score["label"], score["values"]) == ("score", [10.0, *fake_run.SCORES[1:]])
+    assert (twin["look"], twin["values"]) == ("ghost", list(fake_run.TWIN_SCORES))
+    at = shown["columns"].index("median")
+    assert score["texts"] == [row[at] for row in shown["rows"]]
+    assert shown["chart"]["places"] == [row[0] for row in shown["rows"]]
+
+
+def test_a_training_has_a_fan_only_where_lives_lie_side_by_side(runs):
+    found = chart_of_growth(growth(open_run(runs / "nested/training")))
+
+    assert (found.axis, found.end, found.x) == ("round", 3, [1, 2, 3])
+    assert found.plots[0].fans == []
+
+
+def test_returns_and_their_evaluations_are_charted(runs):
+    found = chart_of_improvement(improvement(open_run(runs / "nested/training")))
+
+    assert [line.label for line in found.plots[0].lines] == ["return"]
+    assert found.x == [1, 2, 3]
+
+
+def test_a_diary_tells_the_life(client):
+    notes = client.ask_run("life", "/diary?env=0&episode=0").json
+
+    kept = next(note for note in notes if note["stage"] == "fossilized")
+    assert (kept["epoch"], kept["glyph"]) == (0, "◆")
+    assert "conv_light germinated in r0c0" in kept["text"]
+
+
+# --- two runs -------------------------------------------------------------------------------------
+
+
+def test_two_runs_are_compared_by_setting_and_by_score(tmp_path):
+    write_run(tmp_path / "one")
+    write_run(tmp_path / "two", decider="off")
+    client = Client(tmp_path)
+
+    found = client.ask(f"/api/comparisons/{client.id_of('one')}/{client.id_of('two')}").json
+
+    assert ["decider", "heuristic", "off"] in found["differences"]
+    assert [row[0] for row in found["verdict"]["rows"]] == ["one", "two"]
+    assert found["sentence"]
+
+
+def test_a_comparison_with_a_damaged_run_says_which_one_it_is(client):
+    answer = client.ask(f"/api/comparisons/{client.id_of('life')}/{client.id_of('damaged')}")
+
+    assert answer.status == 400
+    assert answer.error.startswith("'damaged' cannot be read: telemetry/epoch/part-00000.jsonl, line 10,")
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def test_a_damaged_run_has_an_error_and_the_others_work(client):
+    sentence = (
+        "'damaged' cannot be read: telemetry/epoch/part-00000.jsonl, line 10, is not a row of this table"
+    )
+
+    entry = client.ask_run("damaged", "/entry").json
+    assert entry["state"] == "unreadable"
+    assert entry["error"].startswith(sentence)
+    page = client.ask_run("damaged").json
+    assert page["name"] == "damaged"
+    assert page["page"]["entry"]["error"].startswith(sentence)
+    assert client.ask_run("damaged", "/figures/growth").error.startswith(sentence)
+    assert client.ask_run("life", "/entry").json["error"] is None
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\xff\xfe\x00", b'{"t": NaN}', b"[]", b"null", b'{"t":1e400}', b"{" * 10_000]
+)
+@pytest.mark.parametrize("table", ["run", "epoch"])
+def test_no_content_of_a_file_breaks_the_page(tmp_path, table, damage):
+    write_run(tmp_path / "fine")
+    damaged = write_run(tmp_path / "damaged")
+    part_of(damaged, table).write_bytes(damage + b"\n")
+    client = Client(tmp_path)
+
+    assert client.ask_run("damaged", "/entry").json["state"] == "unreadable"
+    assert client.ask_run("fine", "/entry").json["state"] == "finished"
+
+
+def test_rows_that_contradict_each_other_break_only_what_they_are_shown_in(tmp_path, caplog):
+    row = fake_run.transition_row(1, 0, fake_run.D, fake_run.G, "policy", "germinated")
+    row.to_stage = 77
+    write_run(tmp_path / "mine", [*fake_run.life(), row])
+    client = Client(tmp_path)
+
+    answer = client.ask_run("mine", "/figures/lanes")
+
+    assert answer.status == 400
+    assert answer.error == "'mine' cannot be shown: ValueError: 77 is not a valid Stage"
+    assert "'mine' broke the page" in caplog.text
+    assert client.ask_run("mine", "/figures/growth").status == 200
+
+
+def test_a_run_that_is_repaired_is_read_again(tmp_path):
+    run = write_run(tmp_path / "mine")
+    whole = part_of(run, "epoch").read_bytes()
+    part_of(run, "epoch").write_bytes(b"no row\n")
+    client = Client(tmp_path)
+    assert client.ask_run("mine", "/entry").json["state"] == "unreadable"
+
+    part_of(run, "epoch").write_bytes(whole)
+
+    assert client.ask_run("mine", "/entry").json["state"] == "finished"
+
+
+# --- paths ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/static/../app.py",
+        "/static/%2e%2e/app.py",
+        "/static/..%2fapp.py",
+        "/static//etc/passwd",
+        "/static/vendor/../../app.py",
+        "/static/",
+        "/static/%00",
+        "/../etc/passwd",
+        "/api/runs/../runs",
+        "/api/runs/%2e%2e",
+        "/api/runs/%2e%2e%2flife",
+        "/api/runs/..%2f..%2fetc/entry",
+        "/api/runs/life",
+        "/api/runs/life/entry",
+        "/api/runs/%2fetc%2fpasswd/entry",
+        "/api/runs/nested%2ftraining/entry",
+        "/api/runs/%00/entry",
+        "/api/runs//entry",
+        "/api",
+    ],
+)
+def test_no_path_leads_out_of_what_is_served(client, target):
+    answer = client.ask(target)
+
+    assert answer.status == 404
+    assert answer.error
+    assert b"root:" not in answer.body
+
+
+def test_a_link_out_of_the_folder_shows_nothing_of_what_it_leads_to(tmp_path):
+    outside = write_run(tmp_path / "outside", decider="secret")
+    inside = write_run(tmp_path / "runs" / "mine")
+    shutil.rmtree(inside / "telemetry" / "run")
+    (inside / "telemetry" / "run").symlink_to(outside / "telemetry" / "run")
+    client = Client(tmp_path / "runs")
+
+    answers = [client.ask_run("mine", rest) for rest in ("", "/entry", "/figures/growth", "/diary")]
+    answers.append(client.query("mine", "SELECT * FROM run"))
+
+    for answer in answers:
+        assert b"secret" not in answer.body
+        assert b"links are not followed" in answer.body
+
+
+# --- SQL ------------------------------------------------------------------------------------------
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_query_is_answered_in_texts(client):
+    answer = client.query(
+        "life", "SELECT epoch, val_score, NULL AS nothing, [1, 2] AS list FROM epoch WHERE epoch = 2"
+    )
+
+    assert answer.json == {
+        "columns": ["epoch", "val_score", "nothing", "list"],
+        "rows": [["2", "22.5", "–", "[1, 2]"]],
+        "note": None,
+    }
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT 1; DROP TABLE epoch",
+        "DROP VIEW epoch",
+        "COPY (SELECT 1) TO '{out}'",
+        "ATTACH '{out}' AS other",
+        "LOAD httpfs",
+        "SET enable_external_access = true",
+        "SELECT * FROM read_text('/etc/passwd')",
+        "SELECT * FROM read_csv('{secret}')",
+        "SELECT getenv('PATH')",
+        "",
+        "'",
+    ],
+)
+def test_a_query_reads_the_run_and_does_nothing_else(runs, client, tmp_path, query):
+    before = files_of(runs)
+    secret = tmp_path / "secret.csv"
+    secret.write_text("a\nhidden\n")
+
+    answer = client.query("life", query.format(out=tmp_path / "out", secret=secret))
+
+    assert answer.status == 400
+    assert len(answer.error) > 20
+    assert b"root:" not in answer.body
+    assert b"hidden" not in answer.body
+    assert files_of(runs) == before
+    assert sorted(tmp_path.iterdir()) == [secret]
+
+
+def test_an_answer_of_a_hundred_megabytes_is_cut_with_a_sentence(client):
+    answer = client.query("life", "SELECT repeat('x', 100000) FROM range(1000)")
+
+    assert len(answer.body) < 5_000_000
+    assert answer.json["note"] == "only the first 39 rows are shown: 4,000,000 bytes are full"
+
+
+def test_a_query_that_takes_too_long_is_ended_with_a_sentence(client, monkeypatch):
+    monkeypatch.setattr("esper.karn.serve.api.MOST_SECONDS", 0.5)
+
+    answer = client.query("life", "SELECT count(*) FROM range(1000000) a, range(1000000) b")
+
+    assert answer.status == 400
+    assert answer.error == "the query took longer than 0.5 s; ask for less"
+
+
+def test_one_query_at_a_time_is_worked_on(client, monkeypatch):
+    within: list[str] = []
+
+    class Busy:
+        def untrusted(self, query: str, **limits: object) -> Answer:
+            within.append(client.query("life", "SELECT 2").error)
+            return Answer(columns=["1"], types=["INTEGER"], rows=[[1]], note=None)
+
+    monkeypatch.setattr("esper.karn.serve.api.open_run", lambda path: Busy())
+    first = client.query("life", "SELECT 1").json
+    second = client.query("life", "SELECT 1").json
+
+    assert within == ["another query is running; wait for its answer"] * 2
+    assert first["rows"] == second["rows"] == [["1"]]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "sentence"),
+    [
+        ({}, b'{"query": "SELECT 1"}', "a query is sent as application/json"),
+        ({"content-type": "text/plain"}, b'{"query": "SELECT 1"}', "a query is sent as application/json"),
+        (
+            {"content-type": "application/x-www-form-urlencoded"},
+            b"query=SELECT+1",
+            "a query is sent as application/json",
+        ),
+        ({"content-type": "application/json"}, b"SELECT 1", 'a query is sent as {"query": "SELECT 1"}'),
+        ({"content-type": "application/json"}, b'{"query": 1}', 'a query is sent as {"query": "SELECT 1"}'),
+        ({"content-type": "application/json"}, b'{"query": "", "x": 1}', "a query is sent as"),
+        ({"content-type": "application/json"}, b"\xff", "a query is sent as"),
+        ({"content-type": "application/json"}, b"x" * 200_000, "a query has at most 100,000 bytes"),
+    ],
+)
+def test_what_is_not_a_query_in_json_is_a_sentence(client, headers, body, sentence):
+    answer = client.ask(f"/api/runs/{client.id_of('life')}/sql", "POST", headers, body)
+
+    assert answer.status == 400
+    assert answer.error.startswith(sentence)
+
+
+def test_a_query_is_never_asked_by_get(client):
+    assert client.ask_run("life", "/sql?query=SELECT+1").status == 405
+
+
+def test_a_query_of_a_damaged_run_says_why_it_cannot_be_answered(client):
+    answer = client.query("damaged", "SELECT * FROM epoch")
+
+    assert answer.status == 400
+    assert "line 10, is not a row of this table" in answer.error

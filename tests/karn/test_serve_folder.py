@@ -1,0 +1,151 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from esper.karn.serve.folder import RunFolder, UnknownRunError
+from esper.leyline.errors import EsperError
+from esper.nissa.writer import RunWriter
+from tests.karn import fake_run
+from tests.karn.serving import part_of, write_run
+
+
+def names(folder: Path) -> list[str]:
+    return [run.name for run in RunFolder(folder).runs().values()]
+
+
+def version(folder: Path) -> str:
+    (run,) = RunFolder(folder).runs().values()
+    return run.version
+
+
+def test_runs_are_found_at_any_depth_and_named_by_their_place(tmp_path):
+    for place in ("b", "a/deep/er", "a/x"):
+        write_run(tmp_path / place, [])
+
+    assert names(tmp_path) == ["a/deep/er", "a/x", "b"]
+
+
+def test_a_folder_that_is_a_run_shows_itself(tmp_path):
+    write_run(tmp_path / "mine", [])
+
+    assert names(tmp_path / "mine") == ["mine"]
+
+
+def test_what_is_hidden_is_passed_over(tmp_path):
+    write_run(tmp_path / ".cache" / "old", [])
+
+    assert names(tmp_path) == []
+
+
+def test_an_id_finds_its_run_and_stays_the_same(tmp_path):
+    write_run(tmp_path / "mine", [])
+    (run,) = RunFolder(tmp_path).runs().values()
+
+    assert RunFolder(tmp_path).run(run.id).path == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("id", ["mine", "../mine", "/", "", "0" * 12])
+def test_a_run_is_found_by_nothing_but_its_id(tmp_path, id):
+    write_run(tmp_path / "mine", [])
+
+    with pytest.raises(UnknownRunError, match="there is no run"):
+        RunFolder(tmp_path).run(id)
+
+
+def test_a_link_to_a_run_is_not_followed(tmp_path):
+    write_run(tmp_path / "outside", [])
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "outside")
+
+    assert names(tmp_path / "runs") == []
+
+
+@pytest.mark.parametrize("linked", ["telemetry", "telemetry/epoch", "telemetry/epoch/part-00000.jsonl"])
+def test_a_run_whose_telemetry_is_linked_from_elsewhere_is_refused(tmp_path, linked):
+    outside = write_run(tmp_path / "outside")
+    inside = write_run(tmp_path / "runs" / "mine")
+    place = inside / linked
+    place.rename(tmp_path / "aside")
+    place.symlink_to(outside / linked)
+
+    (run,) = RunFolder(tmp_path / "runs").runs().values()
+
+    assert run.refusal == (
+        f"'mine' is not read: its telemetry holds a link, '{place.name}', and links are not followed"
+    )
+
+
+def test_a_run_that_cannot_be_looked_at_leaves_the_others_as_they_are(tmp_path, monkeypatch):
+    def fail(telemetry: Path) -> bool:
+        if telemetry.parent.name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return False
+
+    write_run(tmp_path / "fine", [])
+    write_run(tmp_path / "locked", [])
+    monkeypatch.setattr("esper.karn.serve.folder.is_being_written", fail)
+
+    refusals = {run.name: run.refusal for run in RunFolder(tmp_path).runs().values()}
+
+    assert refusals == {"fine": None, "locked": "'locked' cannot be looked at: Permission denied"}
+
+
+def test_a_version_changes_with_a_row_and_with_nothing_else(tmp_path):
+    run = write_run(tmp_path / "mine")
+    first = version(tmp_path)
+    assert version(tmp_path) == first
+
+    with part_of(run, "epoch").open("a") as file:
+        file.write("{}\n")
+
+    assert version(tmp_path) != first
+
+
+def test_a_version_changes_when_a_file_is_replaced_by_one_of_its_size(tmp_path):
+    run = write_run(tmp_path / "mine")
+    first = version(tmp_path)
+
+    os.utime(part_of(run, "epoch"), (1, 1))
+
+    assert version(tmp_path) != first
+
+
+def test_a_version_changes_when_the_writer_goes_without_a_word(tmp_path):
+    writer = RunWriter(tmp_path / "mine")
+    writer.emit(fake_run.run_row())
+    writer.flush()
+    alive = version(tmp_path)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+    writer._lock.release()  # as the kernel does it for a process that was killed
+
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
+    assert version(tmp_path) != alive
+
+
+def test_the_folder_is_looked_at_once_a_second(tmp_path):
+    now = [0.0]
+    folder = RunFolder(tmp_path, clock=lambda: now[0])
+    assert len(folder.runs()) == 0
+    write_run(tmp_path / "mine", [])
+
+    now[0] = 0.9
+    assert len(folder.runs()) == 0
+    now[0] = 1.0
+    assert len(folder.runs()) == 1
+
+
+def test_a_folder_that_takes_long_is_looked_at_less_often(tmp_path):
+    ticks = iter([0.0, 2.0, 19.0, 20.0, 20.0])  # asked, looked for 2 s, asked, asked, looked
+    folder = RunFolder(tmp_path, clock=lambda: next(ticks))
+    folder.runs()
+    write_run(tmp_path / "mine", [])
+
+    assert len(folder.runs()) == 0  # at 19 s
+    assert len(folder.runs()) == 1  # at 20 s: 2 s are a tenth of it
+
+
+def test_a_missing_folder_is_a_sentence(tmp_path):
+    with pytest.raises(EsperError, match=r"there is no folder '.*nowhere'"):
+        RunFolder(tmp_path / "nowhere")

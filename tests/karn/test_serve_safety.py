@@ -1,0 +1,200 @@
+import socket
+
+import pytest
+
+from esper.karn.serve.safety import Access, access
+from tests.karn.serving import LOCAL, Client, write_run
+
+OPEN = Access("0.0.0.0", 8377, token="right-token")
+BEARER = {"authorization": "Bearer right-token"}
+
+
+@pytest.fixture
+def local(tmp_path) -> Client:
+    write_run(tmp_path / "mine")
+    return Client(tmp_path)
+
+
+@pytest.fixture
+def opened(tmp_path) -> Client:
+    write_run(tmp_path / "mine")
+    return Client(tmp_path, OPEN)
+
+
+# --- the name it is called by ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:8377", "localhost:8377", "localhost:9000", "[::1]:8377", "LOCALHOST"]
+)
+def test_this_machine_may_be_called_by_its_local_names_and_through_a_tunnel(local, host):
+    assert local.ask("/api/runs", headers={"host": host}).status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8377",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "192.168.1.7:8377",
+        "127.0.0.1@evil.example",
+        "[::1",
+        "",
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/api/runs", "/static/main.js", "/api/events"])
+def test_a_foreign_name_is_turned_away(local, host, path):
+    answer = local.ask(path, headers={"host": host})
+
+    assert answer.status == 421
+    assert answer.error == (
+        f"this server does not answer to the name '{host}'; open it by the address it printed"
+    )
+
+
+@pytest.mark.parametrize("host", ["192.168.1.7:8377", "[fe80::1]:8377", "localhost", socket.gethostname()])
+def test_a_server_for_others_answers_to_addresses_and_to_the_machines_name(opened, host):
+    assert opened.ask("/api/runs", headers={"host": host, **BEARER}).status == 200
+
+
+def test_a_server_for_others_turns_foreign_names_away_even_with_the_token(opened):
+    assert opened.ask("/api/runs", headers={"host": "evil.example", **BEARER}).status == 421
+
+
+# --- methods and origins --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
+def test_nothing_can_be_changed(local, method):
+    answer = local.ask("/api/runs", method)
+
+    assert answer.status == 405
+    assert answer.error == f"{method} is not allowed; this server is read, by GET"
+
+
+def test_a_post_to_what_is_read_is_refused(local):
+    assert local.ask("/api/runs", "POST").status == 405
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://127.0.0.1:9999", "https://localhost"]
+)
+def test_a_page_of_another_origin_cannot_post(local, origin):
+    answer = local.ask(
+        "/api/runs/x/sql", "POST", {"origin": origin, "content-type": "application/json"}, b"{}"
+    )
+
+    assert answer.status == 403
+    assert answer.error == "a page of another origin cannot ask this server"
+
+
+def test_our_own_page_can_post(local):
+    answer = local.ask("/api/runs/x/sql", "POST", {"origin": "http://127.0.0.1:8377"}, b"{}")
+
+    assert answer.error.startswith("a query is sent as application/json")
+
+
+# --- what a browser may do with an answer ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [("/", 200), ("/api/runs", 200), ("/static/main.js", 200), ("/nowhere", 404), ("/api/runs/x", 404)],
+)
+def test_every_answer_forbids_what_does_not_come_from_here(local, path, status):
+    answer = local.ask(path, headers={"origin": "http://evil.example"})
+
+    assert answer.status == status
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self';" in policy
+    assert "unsafe" not in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_a_refusal_forbids_as_much(local):
+    answer = local.ask("/", headers={"host": "evil.example"})
+
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+# --- the token ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/api/runs", "/static/main.js", "/figures.css", "/api/events"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer wrong-token"},
+        {"authorization": "Bearer "},
+        {"authorization": "right-token"},
+        {"cookie": "esper-8377=wrong-token"},
+        {"cookie": "esper-9999=right-token"},
+        {"cookie": "esper-8377="},
+    ],
+)
+def test_without_the_token_nothing_is_shown(opened, path, headers):
+    answer = opened.ask(path, headers=headers)
+
+    assert answer.status == 403
+    assert answer.error == "this server asks for its token; open the whole address that it printed"
+
+
+@pytest.mark.parametrize("headers", [BEARER, {"cookie": "other=1; esper-8377=right-token"}])
+def test_the_token_opens_as_header_and_as_cookie(opened, headers):
+    assert opened.ask("/api/runs", headers=headers).status == 200
+
+
+def test_the_printed_address_turns_its_token_into_a_cookie(opened):
+    answer = opened.ask("/?token=right-token")
+
+    assert (answer.status, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"]
+    assert cookie.startswith("esper-8377=right-token;")
+    assert "httponly" in cookie.lower()
+    assert "samesite=lax" in cookie.lower()
+
+
+@pytest.mark.parametrize("token", ["wrong-token", "", "right-tokenx", "right-toke", "%C3%A9"])
+def test_a_wrong_token_in_the_address_sets_no_cookie(opened, token):
+    answer = opened.ask(f"/?token={token}")
+
+    assert answer.status == 403
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["//evil.example/", "/api/runs", "/static/main.js"])
+def test_the_token_is_taken_at_the_entrance_only(opened, path):
+    answer = opened.ask(f"{path}?token=right-token")
+
+    assert answer.status == 403
+    assert "location" not in answer.headers
+
+
+def test_only_a_server_that_others_can_reach_asks_for_a_token():
+    assert access("127.0.0.1", 8377, ask_for_token=False) == LOCAL
+    assert access("localhost", 8377, ask_for_token=False).token is None
+    assert access("::1", 8377, ask_for_token=False).token is None
+    assert access("127.0.0.1", 8377, ask_for_token=True).token is not None
+    tokens = {
+        access(host, 8377, ask_for_token=False).token for host in ("0.0.0.0", "::", "192.168.1.7", "pc")
+    }
+    assert len(tokens - {None}) == 4
+    assert min(map(len, tokens)) >= 32
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "url"),
+    [
+        ("127.0.0.1", None, "http://127.0.0.1:8377/"),
+        ("::1", None, "http://[::1]:8377/"),
+        ("0.0.0.0", "secret", "http://localhost:8377/?token=secret"),
+        ("192.168.1.7", "secret", "http://192.168.1.7:8377/?token=secret"),
+    ],
+)
+def test_the_printed_address_can_be_opened(host, token, url):
+    assert Access(host, 8377, token).url == url

@@ -1,0 +1,193 @@
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from esper.karn.query import read_rows
+from esper.karn.tail import FOLLOWED, Tail
+from esper.leyline.errors import EsperError
+from esper.leyline.events import DecisionRow, EpochRow, Row, UpdateRow
+from esper.leyline.run_files import PartSize
+from esper.nissa import writer as writer_module
+from esper.nissa.compaction import Compactor
+from esper.nissa.writer import RunWriter
+from tests.karn import fake_run, fake_training
+
+
+def emit(writer: RunWriter, rows: Iterable[Row]) -> list[Row]:
+    """Write the rows out; those that are followed."""
+    rows = list(rows)
+    for row in rows:
+        writer.emit(row)
+    writer.flush()
+    return [row for row in rows if type(row) in FOLLOWED]
+
+
+def decisions(*epochs: int) -> list[Row]:
+    return [fake_run.decision_row(epoch) for epoch in epochs]
+
+
+def epochs_of(rows: Iterable[Row]) -> list[int]:
+    return [row.epoch for row in rows if isinstance(row, DecisionRow)]
+
+
+def test_rows_come_in_the_order_in_which_they_were_emitted(tmp_path):
+    with RunWriter(tmp_path / "run") as writer:
+        rows = emit(writer, chain([fake_run.run_row()], fake_run.life(), [fake_run.counterfactual_row(3)]))
+
+    assert Tail(tmp_path / "run").read() == rows
+
+
+def test_a_round_comes_in_the_order_in_which_it_was_emitted(tmp_path):
+    with RunWriter(tmp_path / "run") as writer:
+        rows = emit(writer, fake_training.troubled_course(3))
+
+    assert Tail(tmp_path / "run").read() == rows
+
+
+def test_every_row_comes_once(tmp_path):
+    with RunWriter(tmp_path / "run") as writer:
+        tail = Tail(tmp_path / "run")
+        assert tail.read() == []
+        first = emit(writer, [fake_run.run_row(), *fake_run.life(0)])
+        assert tail.read() == first
+        assert tail.read() == []
+        second = emit(writer, fake_run.life(1))
+        assert tail.read() == second
+
+
+def test_a_line_that_is_being_written_is_waited_for(tmp_path):
+    with RunWriter(tmp_path / "run") as writer:
+        emit(writer, decisions(1, 2))
+    part = tmp_path / "run/telemetry/decision/part-00000.jsonl"
+    whole = part.read_bytes()
+    tail = Tail(tmp_path / "run")
+
+    part.write_bytes(whole[:-20])
+    assert epochs_of(tail.read()) == [1]
+    part.write_bytes(whole[:-1])
+    assert epochs_of(tail.read()) == []
+    part.write_bytes(whole)
+    assert epochs_of(tail.read()) == [2]
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that are full with two rows or three."""
+    monkeypatch.setattr(writer_module, "PART_BYTES", 500)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_parts_that_became_parquet_are_read_on_where_they_were_left(tmp_path):
+    tail = Tail(tmp_path / "run")
+    with RunWriter(tmp_path / "run") as writer:
+        emit(writer, decisions(1))
+        assert epochs_of(tail.read()) == [1]
+        emit(writer, decisions(2, 3))  # closes the part, in which the first row was
+        assert [path.suffix for path in (tmp_path / "run/telemetry/decision").iterdir()] == [".parquet"]
+        assert epochs_of(tail.read()) == [2, 3]
+        assert epochs_of(tail.read()) == []
+        emit(writer, decisions(4))
+        assert epochs_of(tail.read()) == [4]
+        emit(writer, decisions(5, 6, 7))
+        emit(writer, decisions(8, 9, 10))
+        emit(writer, decisions(11))
+        assert epochs_of(tail.read()) == [5, 6, 7, 8, 9, 10, 11]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_parquet_part_is_read_once_and_not_at_every_look(tmp_path, monkeypatch):
+    from esper.karn import tail as module
+
+    reads: list[Path] = []
+    original = module._parquet_lines
+    monkeypatch.setattr(module, "_parquet_lines", lambda path: reads.append(path) or original(path))
+    with RunWriter(tmp_path / "run") as writer:
+        emit(writer, decisions(1, 2, 3))
+        tail = Tail(tmp_path / "run")
+        for _ in range(5):
+            tail.read()
+
+    assert len(reads) == 1
+
+
+def test_rows_of_every_table_are_the_same_from_parquet(tmp_path):
+    with RunWriter(tmp_path / "run") as writer:
+        rows = emit(writer, fake_training.troubled_course(3))
+    for folder in (tmp_path / "run/telemetry").iterdir():
+        if folder.is_dir():
+            Compactor().compact(folder, folder.name, 1)
+
+    assert Tail(tmp_path / "run").read() == rows
+
+
+def test_what_a_resumed_run_writes_in_the_place_of_lost_rows_is_read(tmp_path):
+    tail = Tail(tmp_path / "run")
+    with RunWriter(tmp_path / "run", resumable=True) as writer:
+        emit(writer, decisions(1, 2))
+        with writer.checkpoint() as sizes:
+            kept = dict(sizes)
+        emit(writer, decisions(3, 4))
+        assert epochs_of(tail.read()) == [1, 2, 3, 4]
+    with RunWriter(tmp_path / "run", resume_from=kept) as writer:
+        assert epochs_of(tail.read()) == []
+        emit(writer, decisions(13))
+        assert epochs_of(tail.read()) == [13]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_resumed_run_may_have_cut_off_whole_parts(tmp_path):
+    tail = Tail(tmp_path / "run")
+    with RunWriter(tmp_path / "run", resumable=True) as writer:
+        emit(writer, decisions(1, 2, 3))
+        with writer.checkpoint() as sizes:
+            kept = dict(sizes)
+        emit(writer, decisions(4, 5, 6))
+        with pytest.raises(OSError, match="full"), writer.checkpoint():
+            raise OSError("the disk is full")
+        emit(writer, decisions(7))
+        assert epochs_of(tail.read()) == [1, 2, 3, 4, 5, 6, 7]
+    assert kept["decision"] == PartSize(1, 0)
+    with RunWriter(tmp_path / "run", resume_from=kept) as writer:
+        assert epochs_of(tail.read()) == []
+        emit(writer, decisions(14))
+        assert epochs_of(tail.read()) == [14]
+
+
+def test_rounds_stay_in_order_though_the_clock_of_a_resumed_run_begins_again(tmp_path):
+    clock = iter(range(10_000))
+    with RunWriter(tmp_path / "run", resumable=True, clock=lambda: float(next(clock))) as writer:
+        emit(writer, fake_training.course(1))
+        with writer.checkpoint() as sizes:
+            kept = dict(sizes)
+    clock = iter(range(10_000))
+    with RunWriter(tmp_path / "run", resume_from=kept, clock=lambda: float(next(clock))) as writer:
+        emit(writer, fake_training.round_rows(2))
+    rows = Tail(tmp_path / "run").read()
+
+    second = [row for row in read_rows(tmp_path / "run", EpochRow) if row.episode == 1]
+    assert second[0].t < read_rows(tmp_path / "run", UpdateRow)[0].t
+    assert [row.round for row in rows if isinstance(row, UpdateRow)] == [1, 2]
+    first = next(number for number, row in enumerate(rows) if isinstance(row, UpdateRow))
+    assert {row.episode for row in rows[:first] if isinstance(row, EpochRow)} == {0}
+    assert {row.episode for row in rows[first:] if isinstance(row, EpochRow)} == {1}
+
+
+def test_a_line_that_is_no_row_is_named(tmp_path):
+    with RunWriter(tmp_path / "run") as writer:
+        emit(writer, decisions(1))
+    part = tmp_path / "run/telemetry/decision/part-00000.jsonl"
+    part.write_bytes(part.read_bytes() + b"{}\n")
+
+    with pytest.raises(EsperError, match=r"part-00000\.jsonl holds a line that is not a row of this table"):
+        Tail(tmp_path / "run").read()
+
+
+def test_reading_leaves_the_directory_as_it_was(tmp_path):
+    with RunWriter(tmp_path / "run") as writer:
+        emit(writer, [fake_run.run_row(), *fake_run.life()])
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    Tail(tmp_path / "run").read()
+
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before

@@ -1,0 +1,77 @@
+"""Reads TensorBoard's event files with its own messages and checksums, and says what a row should give."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+
+from esper.leyline.events import EpisodeRow, EpochRow, Row, RunRow
+
+
+class Point(NamedTuple):
+    tag: str
+    step: int
+    wall_time: float
+    value: float
+
+
+def events_in(directory: Path) -> list[Event]:
+    """All events of the one file in a directory; every record must be whole and its checksums right."""
+    (file,) = directory.iterdir()
+    return list(_events(file.read_bytes()))
+
+
+def _events(content: bytes) -> Iterator[Event]:
+    while content:
+        (length,) = struct.unpack("<Q", content[:8])
+        data = content[12 : 12 + length]
+        assert struct.unpack("<I", content[8:12]) == (masked_crc32c(content[:8]),)
+        assert struct.unpack("<I", content[12 + length : 16 + length]) == (masked_crc32c(data),)
+        yield Event.FromString(data)
+        content = content[16 + length :]
+
+
+def points_in(directory: Path) -> list[Point]:
+    """All scalars."""
+    return sorted(
+        Point(value.tag, event.step, event.wall_time, value.simple_value)
+        for event in events_in(directory)
+        for value in event.summary.value
+        if value.HasField("simple_value")
+    )
+
+
+def points_expected(run: RunRow, rows: list[Any]) -> list[Point]:
+    """The scalars of rows, by another way than the exporter's: all numbers that JSON would show."""
+    return sorted(point for row in rows for point in _points(run, row))
+
+
+def _points(run: RunRow, row: Row) -> Iterator[Point]:
+    fields = msgspec.to_builtins(row)
+    wall_time = datetime.fromisoformat(run.started).timestamp() + fields.pop("t")
+    table, step, life = "update", fields.pop("round", None), ""
+    if isinstance(row, EpochRow):
+        table, step = "epoch", fields.pop("epoch")
+        life = f"/env{fields.pop('env')}-life{fields.pop('episode')}"
+    elif isinstance(row, EpisodeRow):
+        restarts, step = divmod(fields.pop("episode"), 1_000_000)
+        table, life = "episode", f"/env{fields.pop('env')}" + (f"-restart{restarts}" if restarts else "")
+    for column, content in fields.items():
+        for entry, value in _entries(run, column, content).items():
+            if isinstance(value, int | float):
+                tag = f"{table}/{column}/{entry}".rstrip("/") + life
+                yield Point(tag, step, wall_time, float(np.float32(value)))
+
+
+def _entries(run: RunRow, column: str, content: Any) -> dict[str, Any]:
+    if isinstance(content, list):
+        return dict(zip(run.heads if "head" in column else run.ops, content, strict=True))
+    return content if isinstance(content, dict) else {"": content}

@@ -1,0 +1,108 @@
+"""Records the trainings in tests/nissa/recorded, good ones and such as were broken on purpose.
+
+``python -m tests.nissa.record NAME …`` trains again and writes ``recorded/NAME.jsonl``: a line that says how
+it was made, then one line per row with its table. Minutes each; results differ between machines in detail.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+from unittest import mock
+
+import msgspec
+
+from esper.config import TrainingConfig
+from esper.leyline.columns import TABLE_OF
+from esper.leyline.events import TABLES, EpisodeRow, Row, RunRow, UpdateRow
+from esper.simic.rewards import terms
+from esper.simic.rewards.families import FAMILIES, Standing
+from esper.simic.rewards.terms import Array
+from esper.teaching import teach
+from tests.tolaria.building import ListSink
+
+FOLDER: Final = Path(__file__).parent / "recorded"
+
+
+def flip_the_sign() -> AbstractContextManager[object]:
+    """The lead over the twin is paid with the wrong sign."""
+    paired = FAMILIES["paired"]
+    right = paired.potentials["lead"]
+
+    def wrong(standing: Standing) -> Array:
+        return -right(standing)
+
+    flipped = replace(paired, potentials={**paired.potentials, "lead": wrong})
+    return mock.patch.dict(FAMILIES, {"paired": flipped})
+
+
+def charge_removals() -> AbstractContextManager[object]:
+    """Every removal costs what a hundred points of score are worth."""
+    return mock.patch.object(terms, "CHURN_COST", 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One training, and the tables that are kept of it."""
+
+    settings: Mapping[str, Any]
+    tables: tuple[type[Row], ...]
+    breakage: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
+
+
+SMALL: Final = MappingProxyType(
+    {"envs": 4, "rounds": 6, "evaluate_every": 100, "evaluate_lives": 2, "detail": "summary"}
+)
+RECIPES: Final[Mapping[str, Recipe]] = {
+    "good": Recipe(
+        {
+            **SMALL,
+            "envs": 8,
+            "siblings": 4,
+            "rounds": 16,
+            "evaluate_every": 8,
+            "evaluate_lives": 4,
+            "rng_seed": 1,
+        },
+        (RunRow, EpisodeRow, UpdateRow),
+    ),
+    "exploding": Recipe({**SMALL, "learning_rate": 0.05}, (RunRow, UpdateRow)),
+    "flipped": Recipe({**SMALL, "steps": 10}, (RunRow, EpisodeRow), flip_the_sign),
+    "shaped": Recipe(
+        {**SMALL, "steps": 10, "reward_family": "contribution"}, (RunRow, EpisodeRow), charge_removals
+    ),
+}
+
+
+def record(name: str) -> None:
+    """Train, and write what the training emitted."""
+    recipe, sink = RECIPES[name], ListSink()
+    with recipe.breakage(), tempfile.TemporaryDirectory() as folder:
+        config = TrainingConfig(**recipe.settings)
+        teach(config, Path(folder) / name, views=[sink])
+    write(name, f"python -m tests.nissa.record {name}", (r for r in sink.rows if type(r) in recipe.tables))
+
+
+def write(name: str, made_by: str, rows: Iterable[Row]) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    lines = [{"made_by": made_by}, *({"table": TABLE_OF[type(row)], "row": row} for row in rows)]
+    (FOLDER / f"{name}.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+
+def read(name: str) -> Iterator[Row]:
+    """The rows of a recorded training, in the order in which they were emitted."""
+    _, *lines = (FOLDER / f"{name}.jsonl").read_bytes().splitlines()
+    for line in lines:
+        found = msgspec.json.decode(line)
+        yield msgspec.convert(found["row"], TABLES[found["table"]])
+
+
+if __name__ == "__main__":
+    for given in sys.argv[1:]:
+        record(given)

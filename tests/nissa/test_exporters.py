@@ -1,0 +1,308 @@
+import math
+import struct
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from esper.karn.query import read_rows
+from esper.leyline.columns import COLUMNS, TABLE_OF
+from esper.leyline.events import EpisodeRow, EpochRow, Row, RunRow, UpdateRow
+from esper.nissa.exporters.event_file import EventFile, crc32c, scalar
+from esper.nissa.exporters.points import (
+    LIST_NAMES,
+    STEP_COLUMNS,
+    ExportError,
+    exported_types,
+    points_of,
+    wall_time,
+)
+from esper.nissa.exporters.tensorboard import TensorBoardExporter, table
+from esper.nissa.exporters.trackers import trackio_exporter, wandb_exporter
+from esper.nissa.writer import RunWriter
+from tests.karn import fake_run
+from tests.nissa.event_files import events_in, points_expected, points_in
+
+RUN = fake_run.run_row()
+TRAINING = fake_run.run_row(rounds=3)
+RESTARTED = 2_000_001
+"""The third life of environment 0 in round 2: the two before it broke down."""
+
+
+def training_rows() -> list[Row]:
+    """Three rounds; of the second one hardly anything is known."""
+    unknown = replace(
+        fake_run.update_row(2),
+        mean_return=None,
+        reward_terms={"lead": None, "rent": -0.5},
+        head_entropy=[None] * 8,
+        explosion=None,
+        evaluation_return=1e-8,
+    )
+    return [
+        TRAINING,
+        fake_run.update_row(1),
+        fake_run.episode_row(0),
+        unknown,
+        replace(fake_run.episode_row(1), total_reward=0.1, reward_terms={"lead": 0.3, "rent": None}),
+        replace(fake_run.episode_row(RESTARTED), twin_val_score=None),
+        replace(fake_run.episode_row(1), env=1),
+        fake_run.update_row(3),
+    ]
+
+
+def two_lives() -> list[Row]:
+    run = fake_run.run_row(episodes=2)
+    return [run, *fake_run.life(0), *fake_run.life(1)]
+
+
+def write(directory: Path, rows: list[Row]) -> Path:
+    """A run directory with these rows, each 0.1234 s after the one before."""
+    ticks = iter(range(10_000))
+    with RunWriter(directory, clock=lambda: next(ticks) * 0.0617) as writer:
+        for row in rows:
+            writer.emit(row)
+    return directory
+
+
+def export(directory: Path, out: Path) -> tuple[RunRow, list[Row]]:
+    """Export all tables of a run directory for TensorBoard; what was exported."""
+    (run,) = read_rows(directory, RunRow)
+    rows = [row for row_type in exported_types(run) for row in read_rows(directory, row_type)]
+    exporter = TensorBoardExporter(run, out)
+    for row in rows:
+        exporter.take(points_of(row, run))
+    exporter.close()
+    return run, rows
+
+
+# --- rows as points ---------------------------------------------------------------------------------
+
+
+def test_numbers_of_lists_and_maps_are_named_and_unknown_ones_are_left_out() -> None:
+    points = points_of(replace(training_rows()[3], t=7.5), TRAINING)
+
+    assert (points.table, points.axis, points.step, points.t) == ("update", "round", 2, 7.5)
+    assert points.values["update/op_shares/GERMINATE"] == 0.25
+    assert points.values["update/head_grad_norm/blueprint"] == 0.1
+    assert points.values["update/reward_terms/rent"] == -0.5
+    assert points.values["update/phase_ms/rollout"] == 9000.0
+    assert points.values["update/broken_lives"] == 0  # known to be 0
+    absent = {
+        "mean_return",
+        "reward_terms/lead",
+        "head_entropy/op",
+        "early_stop_pass",
+        "skipped",
+        "round",
+        "t",
+    }
+    assert not {f"update/{name}" for name in absent} & set(points.values)
+
+
+def test_of_a_map_of_anything_the_numbers_are_taken() -> None:
+    values = points_of(fake_run.update_row(1), TRAINING).values
+
+    found = {tag: value for tag, value in values.items() if tag.startswith("update/explosion")}
+    assert found == {"update/explosion/env": 1, "update/explosion/step": 2, "update/explosion/ratio": 7.5}
+
+
+def test_lives_are_told_apart_by_their_tags() -> None:
+    epoch = points_of(fake_run.epoch_row(3, episode=1, env=4), RUN)
+    episode = points_of(replace(fake_run.episode_row(5), env=2), RUN)
+
+    assert (epoch.step, epoch.values["epoch/val_score/env4-life1"]) == (3, 30.0)
+    assert (episode.step, episode.values["episode/val_score/env2"]) == (5, 61.5)
+
+
+def test_a_life_after_a_breakdown_stands_at_its_round() -> None:
+    points = points_of(fake_run.episode_row(RESTARTED), TRAINING)
+
+    assert (points.step, points.values["episode/val_score/env0-restart2"]) == (1, 61.5)
+
+
+def test_epochs_of_a_training_are_left_out() -> None:
+    assert exported_types(RUN) == (EpochRow, EpisodeRow)
+    assert exported_types(TRAINING) == (UpdateRow, EpisodeRow)
+
+
+def test_every_list_of_numbers_has_names() -> None:
+    """A new one would be left out in silence."""
+    lists = {
+        column.name
+        for row_type in STEP_COLUMNS
+        for column in COLUMNS[TABLE_OF[row_type]]
+        if column.sql_type in ("BIGINT[]", "DOUBLE[]")
+    }
+
+    assert lists == set(LIST_NAMES)
+
+
+def test_a_list_that_does_not_fit_its_names_is_refused() -> None:
+    with pytest.raises(ExportError, match="'op_shares' holds 2 entries where the run names 6 ops"):
+        points_of(replace(fake_run.update_row(1), op_shares=[0.5, 0.5]), TRAINING)
+
+
+def test_a_row_happened_its_seconds_after_the_start() -> None:
+    run = replace(RUN, started="1970-01-02T01:00:00+01:00")
+
+    assert wall_time(run, 2.25) == 86_402.25
+
+
+# --- event files ------------------------------------------------------------------------------------
+
+
+def test_the_checksum_is_castagnoli() -> None:
+    assert crc32c(b"123456789") == 0xE3069283  # the check value that every table of checksums lists
+
+
+@pytest.mark.parametrize("rows", [training_rows(), two_lives()], ids=["training", "run"])
+def test_every_number_of_every_row_is_in_the_file_and_nothing_else(rows: list[Row], tmp_path: Path) -> None:
+    run, exported = export(write(tmp_path / "run", rows), tmp_path / "out")
+
+    found = points_in(tmp_path / "out")
+    assert len(exported) == sum(isinstance(row, exported_types(run)) for row in rows)
+    assert len({row.t for row in exported}) == len(exported)
+    assert len(found) > 150
+    assert found == points_expected(run, exported)
+
+
+@pytest.mark.parametrize("rows", [training_rows(), two_lives()], ids=["training", "run"])
+def test_tensorboard_shows_every_point(rows: list[Row], tmp_path: Path) -> None:
+    """Tables with axes of their own in one file, as TensorBoard loads them."""
+    run, exported = export(write(tmp_path / "run", rows), tmp_path / "out")
+
+    shown = EventAccumulator(str(tmp_path / "out"), size_guidance={"scalars": 0}).Reload()
+    found = [
+        (tag, point.step, point.wall_time, point.value)
+        for tag in shown.Tags()["scalars"]
+        for point in shown.Scalars(tag)
+    ]
+    assert sorted(found) == points_expected(run, exported)
+
+
+def test_the_configuration_and_the_provenance_are_texts(tmp_path: Path) -> None:
+    run = replace(RUN, config={"task": "a|b", "steps": None, "inner": {"rate": 0.5}})
+
+    TensorBoardExporter(run, tmp_path / "out").close()
+
+    shown = EventAccumulator(str(tmp_path / "out")).Reload()
+    (event,) = shown.Tensors("run/configuration")
+    lines = ["| name | value |", "|---|---|", r"| task | a\|b |", "| steps | – |", "| inner.rate | 0.5 |"]
+    assert event.tensor_proto.string_val[0].decode() == "\n".join(lines)
+    assert shown.SummaryMetadata("run/provenance").plugin_data.plugin_name == "text"
+    assert (
+        "| versions.python | 3.11 |" in shown.Tensors("run/provenance")[0].tensor_proto.string_val[0].decode()
+    )
+
+
+def test_a_line_break_does_not_end_a_cell() -> None:
+    assert table({"a": "b\nc"}).splitlines()[2:] == ["| a | b c |"]
+
+
+@pytest.mark.parametrize("number", [1e39, -1e39])
+def test_a_number_beyond_32_bits_becomes_infinite(number: float) -> None:
+    assert scalar("a", number)[-4:] == struct.pack("<f", math.copysign(math.inf, number))
+
+
+def test_large_steps_and_long_texts_keep_their_value(tmp_path: Path) -> None:
+    """Numbers of one, two and five bytes."""
+    file = EventFile(tmp_path / "tfevents", 0.0)
+    steps = [0, 127, 128, 16_384, 2**33]
+    for step in steps:
+        file.add(1.5, step, [scalar("x" * (step % 300), 2.0)])
+    file.close()
+
+    version, *events = events_in(tmp_path)
+    assert version.file_version == "brain.Event:2"
+    assert [event.step for event in events] == steps
+    assert [len(event.summary.value[0].tag) for event in events] == [step % 300 for step in steps]
+
+
+def test_what_was_taken_can_be_read_after_a_flush(tmp_path: Path) -> None:
+    exporter = TensorBoardExporter(TRAINING, tmp_path / "out")
+    exporter.take(points_of(fake_run.update_row(1), TRAINING))
+    exporter.flush()
+
+    assert {point.step for point in points_in(tmp_path / "out")} == {1}
+    exporter.close()
+
+
+# --- places -----------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
+    TensorBoardExporter(RUN, tmp_path / "out").close()
+    before = [path.read_bytes() for path in (tmp_path / "out").iterdir()]
+
+    with pytest.raises(ExportError, match=r"out' is not empty; .* choose another with --out"):
+        TensorBoardExporter(RUN, tmp_path / "out")
+    assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == before
+
+
+def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ExportError, match="file/out' cannot be written: Not a directory"):
+        TensorBoardExporter(RUN, tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize(("begin", "name"), [(trackio_exporter, "trackio"), (wandb_exporter, "wandb")])
+def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
+    begin, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setenv("TRACKIO_DIR", "elsewhere")
+
+    with pytest.raises(ExportError, match=f"'{name}' is not installed; .* pip install {name}$"):
+        begin(RUN, tmp_path / "out", "esper")
+    assert not (tmp_path / "out").exists()
+
+
+class ForgetfulTrackio:
+    """Trackio as far as it is used; of what it cannot store it only warns."""
+
+    def __init__(self, *, forgets: bool) -> None:
+        self.forgets = forgets
+        self.logged: list[tuple[dict[str, float], int]] = []
+
+    def Api(self) -> "ForgetfulTrackio":  # noqa: N802  the tracker's name for it
+        return self
+
+    def runs(self, project: str) -> list[object]:
+        raise ValueError(f"Project '{project}' does not exist")
+
+    def init(self, **settings: object) -> None:
+        self.settings = settings
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.logged.append((values, step))
+
+    def finish(self) -> None:
+        if self.forgets:
+            warnings.warn("the disk is full", stacklevel=2)
+
+
+def test_what_a_tracker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = ForgetfulTrackio(forgets=False)
+    monkeypatch.setitem(sys.modules, "trackio", tracker)
+    points = points_of(replace(fake_run.update_row(2), t=7.5), TRAINING)
+
+    exporter = trackio_exporter(TRAINING, None, "growth")
+    exporter.take(points)
+    exporter.close()
+
+    assert tracker.logged == [({"update/round": 2, "update/t": 7.5, **points.values}, 2)]
+    assert (tracker.settings["project"], tracker.settings["name"]) == ("growth", "demo")
+    assert tracker.settings["config"]["rounds"] == 3
+
+
+def test_a_tracker_that_only_warns_of_its_losses_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", ForgetfulTrackio(forgets=True))
+    exporter = trackio_exporter(TRAINING, None, "growth")
+
+    with pytest.raises(ExportError, match="did not keep everything: the disk is full"):
+        exporter.close()

@@ -1,0 +1,334 @@
+"""The rules on real runs: good ones raise nothing, each broken one is caught by name and in time.
+
+Trainings that take minutes are recorded (``python -m tests.nissa.record``); the others are run here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from esper.config import TrainingConfig
+from esper.leyline import limits
+from esper.leyline.events import AlertRow, Column, EpisodeRow, Row, SeedRow, UpdateRow
+from esper.leyline.factored_actions import OP_WAIT, Blueprint, BoolArray, Op
+from esper.leyline.legality import legal_slots_by_op
+from esper.leyline.stages import Stage
+from esper.nissa.conditions import RESULT_TERMS
+from esper.nissa.rules import GOVERNOR_RULES, MACHINE_RULES, RULES, alerts_markdown
+from esper.nissa.watch import replay
+from esper.simic.rewards.families import FAMILIES
+from esper.simic.training import vectorized
+from esper.simic.training.growth import GrowthEnv
+from esper.simic.training.vectorized import RoundSummary, Trainer
+from esper.tamiyo.policy import action_masks
+from esper.teaching import teach
+from esper.tolaria.epoch import EpochTraining
+from esper.tolaria.governor import AlarmKind, Governor
+from esper.tolaria.tasks import TASKS
+from tests.karn import fake_run
+from tests.nissa import record
+from tests.tolaria.building import ListSink, MorphEnv, plant, run, started, tiny_task
+
+ROOT = Path(__file__).parents[2]
+DELAY = {rule.name: rule.delay for rule in RULES}
+
+
+@pytest.fixture(autouse=True)
+def tiny_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A task that is over in a moment; twins are kept for all tests of this process."""
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setitem(TASKS, "tiny", tiny_task())
+
+
+def train(folder: Path, **settings: Any) -> list[Row]:
+    """A short training; every row and every alert, in order."""
+    few = {"envs": 2, "rounds": 5, "steps": 3, "hidden_dim": 16, "evaluate_lives": 1, "evaluate_every": 100}
+    sink = ListSink()
+    config = TrainingConfig(**{"task": "tiny", "detail": "summary", **few, **settings})
+    teach(config, folder / "run", views=[sink])
+    return sink.rows
+
+
+def raised(rows: Iterable[Row]) -> list[tuple[str, str]]:
+    return [
+        (row.rule, row.scope)
+        for row in rows
+        if isinstance(row, AlertRow) and row.event == "raised" and row.rule not in MACHINE_RULES
+    ]
+
+
+def rounds_of(rows: Iterable[Row], rule: str, event: str = "raised") -> list[int | None]:
+    return [
+        row.round for row in rows if isinstance(row, AlertRow) and row.rule == rule and row.event == event
+    ]
+
+
+# --- good runs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["good", "converged"])
+def test_a_good_training_raises_no_alert(name: str) -> None:
+    rows = list(record.read(name))
+    assert raised(replay(rows)) == []
+
+
+def test_the_good_trainings_show_what_rules_must_bear() -> None:
+    """Else they would prove little: heads settle, ratios leave the range that is traced, much is clipped."""
+    updates = [row for row in record.read("converged") if isinstance(row, UpdateRow)]
+    settled = [u for u in updates if min(e for e in u.head_entropy if e is not None) < 0.01]
+    assert len(settled) > 20
+    assert max(u.clip_fraction for u in updates) > 0.6
+    assert sum(u.explosion is not None for u in updates) >= 5
+    assert max(u.approx_kl or 0.0 for u in updates) > 1.9 * limits.DEFAULT_TARGET_KL
+    lives = [row for row in record.read("good") if isinstance(row, EpisodeRow)]
+    assert len(lives) >= 100
+    assert all(life.total_reward is not None for life in lives)
+
+
+def test_a_life_that_goes_well_raises_no_alert() -> None:
+    env, sink = started(tiny_task((8, 8, 8), kernel=3, horizon=10, batches_per_epoch=6))
+    run(env, {0: plant(1), 2: plant(0)})
+    env.finish()
+    assert len(sink.of(SeedRow)) > 10
+    assert replay([fake_run.run_row(), *sink.rows]) == []
+
+
+# --- broken trainings -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "scope", "wrong_since"),
+    [
+        ("ratio", "run", 1),
+        ("kl-runaway", "run", 1),
+        ("kl", "run", 1),
+        ("clip-share", "run", 1),
+        ("gradient-jump", "run", 2),
+        ("value-error", "run", 1),
+        ("head-collapse", "head alpha_speed", 1),
+        ("head-collapse", "head op", 2),
+    ],
+)
+def test_a_learning_rate_fifty_times_too_large_is_noticed_at_once(
+    rule: str, scope: str, wrong_since: int
+) -> None:
+    found = [
+        alert for alert in replay(record.read("exploding")) if (alert.rule, alert.scope) == (rule, scope)
+    ]
+    assert found[0].event == "raised"
+    assert found[0].round == wrong_since + DELAY[rule] - 1
+
+
+def test_a_flipped_reward_is_noticed_with_the_twentieth_life() -> None:
+    *earlier, last = list(record.read("flipped"))[: 1 + DELAY["pays-for-worse"]]
+    assert raised(replay(earlier)) == []
+    assert raised(replay([*earlier, last])) == [("pays-for-worse", "run")]
+
+
+def test_a_reward_that_is_mostly_shaping_is_noticed_with_the_twentieth_life() -> None:
+    *earlier, last = list(record.read("shaped"))[: 1 + DELAY["shaping"]]
+    assert raised(replay(earlier)) == []
+    assert ("shaping", "run") in raised(replay([*earlier, last]))
+
+
+def test_the_alerts_of_a_training_are_those_of_its_replay(tmp_path: Path) -> None:
+    rows = train(tmp_path, learning_rate=0.3, rounds=3)
+    assert rounds_of(rows, "ratio")[0] == 1
+    assert rounds_of(rows, "kl-runaway")[0] == 1
+
+    def essence(alerts: Iterable[Row]) -> list[tuple[Any, ...]]:
+        return [(a.event, a.rule, a.scope, a.value, a.round) for a in alerts if isinstance(a, AlertRow)]
+
+    assert essence(replay(rows)) == essence(rows)
+
+
+def in_round(number: int, change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Callable[..., Any]:
+    """``GrowthEnv._judge``, with other rewards in one round."""
+    judge = GrowthEnv._judge
+
+    def judged(env: GrowthEnv, *arguments: Any) -> NDArray[np.float64]:
+        reward = judge(env, *arguments)
+        return change(reward) if env._episode == number - 1 else reward
+
+    return judged
+
+
+def test_a_reward_that_is_not_a_number_is_noticed_in_its_round(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(GrowthEnv, "_judge", in_round(2, lambda reward: reward * math.nan))
+    rows = train(tmp_path, rounds=3)
+    assert rounds_of(rows, "non-finite-update") == [2]
+    assert rounds_of(rows, "non-finite-update", "cleared") == [3]
+
+
+def test_a_reward_out_of_all_proportion_is_noticed_in_its_round(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(GrowthEnv, "_judge", in_round(3, lambda reward: reward + 1e4))
+    rows = train(tmp_path, rounds=4)
+    assert rounds_of(rows, "gradient-jump")[0] == 3
+
+
+def test_a_critic_that_learns_nothing_is_noticed_within_five_updates(tmp_path: Path) -> None:
+    rows = train(tmp_path, value_coefficient=0.0)
+    assert rounds_of(rows, "value-error") == [DELAY["value-error"]]
+
+
+def test_a_head_that_is_stuck_is_noticed_within_three_updates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stuck_since, run_round = 2, Trainer.run_round
+
+    def stick(trainer: Trainer) -> RoundSummary:
+        if trainer.round == stuck_since - 1:
+            *_, last = (m for m in trainer.policy.heads["op"].modules() if isinstance(m, torch.nn.Linear))
+            with torch.no_grad():
+                last.bias[Op.GERMINATE] += 1e4
+        return run_round(trainer)
+
+    monkeypatch.setattr(Trainer, "run_round", stick)
+    rows = train(tmp_path, rounds=4)
+    assert ("head-collapse", "head op") in raised(rows)
+    assert rounds_of(rows, "head-collapse")[0] == stuck_since + DELAY["head-collapse"] - 1
+
+
+def test_a_policy_that_may_do_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def only_wait(*arguments: Any) -> BoolArray:
+        legal = legal_slots_by_op(*arguments)
+        legal[:, np.arange(legal.shape[1]) != OP_WAIT] = False
+        return legal
+
+    monkeypatch.setattr(action_masks, "legal_slots_by_op", only_wait)
+    rows = train(tmp_path)
+    assert rounds_of(rows, "forced-share") == [DELAY["forced-share"]]
+    assert rounds_of(rows, "idle") == [DELAY["idle"]]
+
+
+def test_rollouts_that_become_slow_are_noticed_within_five_updates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    now, step = 0.0, GrowthEnv.step
+
+    def timed(env: GrowthEnv, actions: Any) -> Any:
+        nonlocal now
+        now += 1.0 if env._episode < limits.USUAL_ROUNDS else 1.5
+        return step(env, actions)
+
+    monkeypatch.setattr(GrowthEnv, "step", timed)
+    monkeypatch.setattr(vectorized, "time", SimpleNamespace(perf_counter=lambda: now))
+    rows = train(tmp_path, envs=1, steps=1, rounds=limits.USUAL_ROUNDS + 5)
+    assert rounds_of(rows, "slow") == [limits.USUAL_ROUNDS + DELAY["slow"]]
+
+
+# --- broken lives -----------------------------------------------------------------------------------
+
+
+def alerts_of(sink: ListSink) -> list[AlertRow]:
+    return replay([fake_run.run_row(), *sink.rows])
+
+
+def test_a_seed_that_is_not_finite_is_reported_by_the_governor_alone() -> None:
+    env, sink = started(tiny_task(horizon=8))
+    run(env, {0: plant(1)}, until=4)
+    with torch.no_grad():
+        env.model.seed_parameters(1)[0].fill_(math.nan)
+    run(env, {})  # found and pruned in the next epoch, the fifth
+    env.finish()
+    first, last = alerts_of(sink)
+    assert (first.rule, first.event, first.severity, first.epoch) == ("non-finite", "raised", "error", 4)
+    assert (last.rule, last.event, last.scope) == ("non-finite", "cleared", first.scope)
+
+
+def test_a_seed_whose_gradient_vanishes_is_dead_within_two_epochs() -> None:
+    env, sink = started(tiny_task(horizon=8))
+    run(env, {0: plant(1, Blueprint.NORM)}, until=2)
+    with torch.no_grad():
+        env.model.seed_parameters(1)[0].fill_(50.0)  # tanh is flat there
+    run(env, {}, until=5)
+    [alert] = alerts_of(sink)
+    assert (alert.rule, alert.scope) == ("dead-seed", "environment 0 slot r0c1")
+    assert alert.epoch == 2 + DELAY["dead-seed"]
+
+
+def stop_training(env: MorphEnv) -> None:
+    def idle() -> EpochTraining:
+        env.epoch += 1
+        return EpochTraining(math.nan, math.nan, math.nan, 0, {})
+
+    env._train = idle  # type: ignore[method-assign]
+
+
+def test_a_seed_that_hurts_is_noticed_within_two_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Governor, "judge", lambda governor, loss: None)  # else it would remove the seed
+    env, sink = started(tiny_task((8, 8, 8), kernel=3, horizon=10, batches_per_epoch=12))
+    run(env, {0: plant(1)}, until=6)
+    assert env.table.stage[0, 1] == Stage.HOLDING
+    stop_training(env)
+    with torch.no_grad():
+        for weight in env.model.seed_parameters(1):
+            weight.copy_(torch.linspace(-8, 12, weight.numel()).view_as(weight))
+    run(env, {}, until=9)
+    [alert] = alerts_of(sink)
+    assert (alert.rule, alert.epoch) == ("harmful-seed", 6 + DELAY["harmful-seed"])
+    assert alert.value is not None
+    assert alert.limit is not None
+    assert alert.value < alert.limit < 0
+
+
+# --- the table --------------------------------------------------------------------------------------
+
+
+def test_every_rule_has_a_name_of_its_own_and_says_what_to_do() -> None:
+    names = [rule.name for rule in RULES] + list(GOVERNOR_RULES)
+    assert len(set(names)) == len(names)
+    assert all(rule.hint.endswith(".") and rule.condition for rule in RULES)
+
+
+def test_the_governor_raises_what_the_rules_know_of() -> None:
+    assert set(GOVERNOR_RULES) == set(get_args(AlarmKind))
+
+
+def test_every_term_of_a_reward_is_known_as_result_or_shaping() -> None:
+    terms = {"rollback"}.union(*(set(f.potentials) | set(f.costs) for f in FAMILIES.values()))
+    assert terms - RESULT_TERMS == {"churn"}
+    assert terms >= RESULT_TERMS
+
+
+def band(kind: type[Row], column: str) -> Column:
+    hint = get_type_hints(kind, include_extras=True)[column]
+    assert get_origin(hint) is Annotated
+    return next(note for note in get_args(hint)[1:] if isinstance(note, Column))
+
+
+def test_the_bands_of_columns_are_the_limits_of_the_rules() -> None:
+    assert band(UpdateRow, "clip_fraction").high == limits.CLIP_SHARE
+    assert band(UpdateRow, "value_nrmse").high == limits.VALUE_NRMSE
+    assert band(UpdateRow, "head_entropy").low == limits.HEAD_ENTROPY_COLLAPSED
+    assert band(UpdateRow, "forced_share").high == limits.FORCED_SHARE
+    assert band(SeedRow, "gradient_health").low == limits.MIN_GRADIENT_HEALTH
+
+
+def test_the_reference_for_users_says_what_the_table_says() -> None:
+    found = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
+    assert found == alerts_markdown(), "run: python -m esper.nissa.rules > docs/alerts.md"
+
+
+def test_the_reference_names_every_rule_with_its_delay() -> None:
+    lines = alerts_markdown().splitlines()
+    named = [line for line in lines if line.startswith("| `")]
+    assert len(named) == len(RULES) + len(GOVERNOR_RULES)
+    assert any(
+        line.startswith("| `kl` | warning | `update` | the divergence is above 2 times") for line in named
+    )
+    delays: Sequence[str] = [line.split(" | ")[4] for line in named[: len(RULES)]]
+    assert {"within 1 update", "within 5 updates", "within 20 lives", "within 2 epochs"} <= set(delays)

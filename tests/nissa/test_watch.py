@@ -1,0 +1,481 @@
+"""Every rule at its limit, on rows made by hand: raised when a condition begins, cleared when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from esper.leyline.errors import EsperError
+from esper.leyline.events import AlertRow, EpisodeRow, ResourceRow, Row, RunRow, SeedRow, UpdateRow
+from esper.leyline.factored_actions import HEAD_NAMES
+from esper.leyline.stages import Stage
+from esper.nissa.conditions import rank_correlation
+from esper.nissa.rules import RULES
+from esper.nissa.watch import PASSED, Watch, replay
+from tests.karn import fake_run
+
+CONFIG = {"target_kl": 0.02, "reward_scale": 5.0}
+BY_NAME = {rule.name: rule for rule in RULES}
+
+
+def run_row(**changes: Any) -> RunRow:
+    return msgspec.structs.replace(fake_run.run_row(rounds=20), config=CONFIG, **changes)
+
+
+def update(number: int = 1, **changes: Any) -> UpdateRow:
+    return msgspec.structs.replace(fake_run.update_row(number), **{"explosion": None, **changes})
+
+
+def episode(number: int, **changes: Any) -> EpisodeRow:
+    return msgspec.structs.replace(fake_run.episode_row(number), **changes)
+
+
+def seed(epoch: int, **changes: Any) -> SeedRow:
+    """A seed that holds in slot r0c1 and is worth its place."""
+    healthy = {"epoch": epoch, "stage": Stage.HOLDING, "alpha": 1.0, "slot": 1, "env": 3}
+    measured = {"contribution": 2.0, "contribution_error": 1.0, "freshness": 1.0, "gradient_health": 1.0}
+    return msgspec.structs.replace(fake_run.seed_row(0, 4), **{**healthy, **measured, **changes})
+
+
+def resources(free_mb: float) -> ResourceRow:
+    return msgspec.structs.replace(fake_run.resource_row(), disk_free_mb=free_mb)
+
+
+def told(watch: Watch, rows: Iterable[Row]) -> list[tuple[int, str, str, str]]:
+    """What a watch says to rows: after which of them, what event, rule and scope."""
+    return [
+        (number, alert.event, alert.rule, alert.scope)
+        for number, row in enumerate(rows, start=1)
+        for alert in watch.take(row)
+    ]
+
+
+def entropies(**heads: float | None) -> list[float | None]:
+    return [heads.get(name, 0.8) for name in HEAD_NAMES]
+
+
+def shares(wait: float) -> list[float]:
+    return [wait, 1 - wait, 0.0, 0.0, 0.0, 0.0]
+
+
+# --- updates, at the limit and beyond ---------------------------------------------------------------
+
+AT_THE_LIMIT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("non-finite-update", {}, {"policy_loss": None}),
+    ("non-finite-update", {}, {"value_loss": None}),
+    ("non-finite-update", {}, {"entropy": None}),
+    ("non-finite-update", {}, {"approx_kl": None}),
+    ("non-finite-update", {}, {"skipped": "a reward is nan"}),
+    ("ratio", {"ratio_max": 10.0}, {"ratio_max": 10.1}),
+    ("ratio", {"ratio_min": 1e-6}, {"ratio_min": 0.9e-6}),
+    ("ratio", {"explosion": {"ratio": 10.0}}, {"explosion": {"ratio": 10.1}}),
+    ("ratio", {"explosion": {"ratio": 0.01}}, {"explosion": {"ratio": 0.0}}),
+    ("ratio", {"explosion": {"ratio": 7.0}}, {"explosion": {"ratio": None}, "skipped": "pass 2"}),
+    ("kl", {"approx_kl": 0.04}, {"approx_kl": 0.041}),
+    ("kl-runaway", {"approx_kl": 0.1}, {"approx_kl": 0.101}),
+    ("clip-share", {"clip_fraction": 0.75}, {"clip_fraction": 0.76}),
+    ("head-collapse", {"head_entropy": entropies(tempo=0.1)}, {"head_entropy": entropies(tempo=0.099)}),
+    ("value-error", {"value_nrmse": 1.0}, {"value_nrmse": 1.01}),
+    ("forced-share", {"forced_share": 0.6}, {"forced_share": 0.61}),
+    ("idle", {"op_shares": shares(0.95)}, {"op_shares": shares(0.96)}),
+]
+
+
+@pytest.mark.parametrize(("name", "good", "bad"), AT_THE_LIMIT)
+def test_a_rule_of_updates_is_raised_beyond_its_limit_and_cleared_within(
+    name: str, good: dict[str, Any], bad: dict[str, Any]
+) -> None:
+    times = BY_NAME[name].times
+    watch = Watch(run_row())
+    turns = [good, *[bad] * (times - 1), good, *[bad] * (times + 2), good, good, *[bad] * times]
+    seen = told(watch, [update(number, **changes) for number, changes in enumerate(turns, start=1)])
+
+    first = 1 + (times - 1) + 1 + times
+    assert [(number, event) for number, event, rule, _ in seen if rule == name] == [
+        (first, "raised"),
+        (first + 3, "cleared"),
+        (first + 4 + times, "raised"),
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_the_delay_that_is_promised_is_the_one_that_is_kept(name: str) -> None:
+    rule = BY_NAME[name]
+    assert rule.delay == max(rule.times, rule.window)
+    assert 1 in (rule.times, rule.window), "else it would be their sum"
+
+
+def test_an_alert_says_what_was_found_and_what_to_do() -> None:
+    watch = Watch(run_row())
+    [raised] = watch.take(update(7, approx_kl=None, skipped="pass 0: KL nan"))
+    assert raised == AlertRow(
+        rule="non-finite-update",
+        event="raised",
+        severity="error",
+        scope="run",
+        value=None,
+        limit=None,
+        hint=BY_NAME["non-finite-update"].hint,
+        round=7,
+    )
+    watch = Watch(run_row())
+    [high] = [a for a in watch.take(update(8, approx_kl=0.15)) if a.rule == "kl-runaway"]
+    assert (high.severity, high.value, high.limit, high.round, high.env) == ("error", 0.15, 0.1, 8, None)
+    [low] = [a for a in watch.take(update(9, approx_kl=0.01)) if a.event == "cleared"]
+    assert (low.rule, low.severity, low.value, low.round, low.hint) == (
+        "kl-runaway",
+        "error",
+        0.01,
+        9,
+        PASSED,
+    )
+
+
+def test_what_an_update_that_was_left_out_did_not_measure_raises_and_clears_nothing() -> None:
+    watch = Watch(run_row())
+    left_out = {
+        "skipped": "reward of environment 0 at step 1 is nan",
+        "approx_kl": 0.0,
+        "clip_fraction": 0.0,
+        "head_entropy": [],
+        "forced_share": 0.0,
+    }
+    rows = [update(1, approx_kl=1.0), update(2, **left_out), update(3, approx_kl=1.0)]
+    assert [(event, rule) for _, event, rule, _ in told(watch, rows)] == [
+        ("raised", "kl-runaway"),
+        ("raised", "non-finite-update"),
+        ("cleared", "non-finite-update"),
+        ("raised", "kl"),
+    ]
+
+
+# --- heads ------------------------------------------------------------------------------------------
+
+
+def course(returns: Sequence[float], tempo: Sequence[float | None]) -> list[UpdateRow]:
+    return [
+        update(number, mean_return=value, head_entropy=entropies(tempo=entropy))
+        for number, (value, entropy) in enumerate(zip(returns, tempo, strict=True), start=1)
+    ]
+
+
+SETTLING = [0.8, 0.6, 0.4, 0.2, 0.09, 0.05, 0.02]
+
+
+def test_a_head_that_settles_while_the_return_rises_is_healthy() -> None:
+    rising = [0.1, 0.3, 0.2, 0.6, 1.2, 1.8, 2.4]
+    assert told(Watch(run_row()), course(rising, SETTLING)) == []
+
+
+def test_a_head_that_settles_for_nothing_is_collapsed() -> None:
+    # One point of score is worth 0.05 here: 0.3 + 0.05 is what the last three must exceed.
+    flat = [0.1, 0.3, 0.2, 0.2, 0.35, 0.35, 0.35]
+    assert told(Watch(run_row()), course(flat, SETTLING)) == [(7, "raised", "head-collapse", "head tempo")]
+    a_little_more = [0.1, 0.3, 0.2, 0.2, 0.36, 0.36, 0.36]
+    assert told(Watch(run_row()), course(a_little_more, SETTLING)) == []
+
+
+def test_a_head_that_falls_at_once_is_collapsed_however_good_the_return() -> None:
+    rising = [0.1, 0.3, 0.2, 0.6, 1.2, 1.8, 2.4]
+    at_once = [0.8, 0.8, 0.7, 0.51, 0.05, 0.05, 0.05]
+    assert told(Watch(run_row()), course(rising, at_once)) == [(7, "raised", "head-collapse", "head tempo")]
+    not_quite = [0.8, 0.8, 0.7, 0.49, 0.05, 0.05, 0.05]
+    assert told(Watch(run_row()), course(rising, not_quite)) == []
+
+
+def test_a_head_without_a_choice_is_neither_collapsed_nor_well() -> None:
+    flat, tempo = [0.1] * 6, [0.8, 0.05, None, 0.05, None, 0.05]
+    assert told(Watch(run_row()), course(flat, tempo)) == [(6, "raised", "head-collapse", "head tempo")]
+
+
+def test_few_choices_are_healthy_once_something_was_learned() -> None:
+    returns = [0.1, 0.1, 0.1, 1.0, 1.0, 1.0, 1.0]
+    rows = [update(n, mean_return=r, forced_share=0.9) for n, r in enumerate(returns, start=1)]
+    assert told(Watch(run_row()), rows[3:] + rows[3:]) == [(3, "raised", "forced-share", "run")]
+    assert told(Watch(run_row()), [update(n, mean_return=0.1) for n in (1, 2, 3)] + rows[3:]) == []
+
+
+# --- what is compared with earlier updates ----------------------------------------------------------
+
+
+def test_a_gradient_is_compared_with_the_mean_of_the_updates_before_it() -> None:
+    norms = [1.0, 3.0, 200.0, 6801.0]  # 100 × mean: 100, 200, then 100 × (204 / 3) = 6800
+    rows = [update(number, grad_norm=norm) for number, norm in enumerate(norms, start=1)]
+    assert told(Watch(run_row()), rows) == [(4, "raised", "gradient-jump", "run")]
+
+
+def test_rollouts_are_slow_against_the_median_of_the_rounds_before_them() -> None:
+    spans = [*[7.0] * 20, 900.0, *[10.1] * 3, 9.9, *[10.1] * 5, 9.9]  # the median stays 7, and 7 / 0.7 is 10
+    rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
+    assert told(Watch(run_row()), rows) == [
+        (30, "raised", "slow", "run"),
+        (31, "cleared", "slow", "run"),
+    ]
+
+
+def test_nothing_is_slow_before_it_is_known_what_is_usual() -> None:
+    spans = [1.0, 1.0, 1.0, *[50.0] * 5]
+    rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
+    assert told(Watch(run_row()), rows) == []
+
+
+# --- lives ------------------------------------------------------------------------------------------
+
+
+def lives(pay: Callable[[int], float], count: int = 20, **changes: Any) -> list[EpisodeRow]:
+    """Lives whose lead over the twin is 0, 1, 2 … points, in a stirred order."""
+    leads = [7 * number % count for number in range(count)]
+    return [
+        episode(n, val_score=30.0 + lead, twin_val_score=30.0, total_reward=pay(lead), **changes)
+        for n, lead in enumerate(leads)
+    ]
+
+
+def test_a_reward_that_pays_for_worse_networks_is_found_with_the_twentieth_life() -> None:
+    assert told(Watch(run_row()), lives(lambda lead: -lead)) == [(20, "raised", "pays-for-worse", "run")]
+    assert told(Watch(run_row()), lives(lambda lead: lead)) == []
+    assert told(Watch(run_row()), lives(lambda lead: 1.0)) == [], "equal returns say nothing"
+    assert told(Watch(run_row()), lives(lambda lead: 1 - 1e-9 * lead)) == [], "nor does rounding"
+
+
+def test_a_sign_that_flips_later_is_found_within_twenty_lives() -> None:
+    rows = [*lives(lambda lead: lead), *lives(lambda lead: -lead), *lives(lambda lead: lead)]
+    (raised, _, _, _), (cleared, event, _, _) = told(Watch(run_row()), rows)
+    assert 20 < raised <= 40 < cleared <= 60
+    assert event == "cleared"
+
+
+def test_the_score_itself_is_compared_where_there_is_no_twin() -> None:
+    rows = lives(lambda lead: -lead)
+    for row in rows:
+        row.twin_val_score = None
+    assert [rule for _, _, rule, _ in told(Watch(run_row()), rows)] == ["pays-for-worse"]
+
+
+def test_lives_that_nobody_paid_for_are_not_compared() -> None:
+    rows = [msgspec.structs.replace(row, total_reward=None) for row in lives(lambda lead: -lead)]
+    assert told(Watch(run_row()), rows) == []
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([1.0, 2.0, 9.0], [0.0, 5.0, 6.0], 1.0),
+        ([1.0, 2.0, 9.0], [6.0, 5.0, 0.0], -1.0),
+        # Ranks 0 1 2 3 and 0.5 0.5 2 3: covariance 4.5, squares 5 and 4.5, so sqrt(0.9).
+        ([1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 2.0, 3.0], 0.9**0.5),
+        # Ranks 0 1 2 3 and 1 0 3 2: 1 - 6·4 / (4·15).
+        ([1.0, 2.0, 3.0, 4.0], [20.0, 10.0, 40.0, 30.0], 0.6),
+        ([1.0, 2.0], [3.0, 3.0], None),
+        ([], [], None),
+    ],
+)
+def test_the_rank_correlation(a: list[float], b: list[float], expected: float | None) -> None:
+    assert rank_correlation(a, b) == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize(("churn", "expected"), [(-0.5, []), (-0.51, [(20, "raised", "shaping", "run")])])
+def test_shaping_is_compared_with_all_that_was_paid_whatever_its_sign(
+    churn: float, expected: list[tuple[int, str, str, str]]
+) -> None:
+    rows = lives(lambda lead: 1.0)
+    for number, row in enumerate(rows):
+        sign = 1 if number % 2 else -1
+        row.reward_terms = {"contribution": 0.4 * sign, "rent": -0.1, "rollback": None, "churn": churn}
+    assert told(Watch(run_row()), rows) == expected
+
+
+# --- seeds ------------------------------------------------------------------------------------------
+
+HERE = "environment 3 slot r0c1"
+
+
+@pytest.mark.parametrize(("health", "found"), [(0.7, []), (0.69, [(2, "raised", "dead-seed", HERE)])])
+@pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING, Stage.HOLDING])
+def test_a_seed_that_does_not_learn_is_dead_after_two_epochs(
+    stage: Stage, health: float, found: list[tuple[int, str, str, str]]
+) -> None:
+    rows = [seed(epoch, stage=stage, gradient_health=health) for epoch in (4, 5, 6)]
+    assert told(Watch(run_row()), rows) == found
+
+
+def test_what_cannot_be_removed_any_more_is_not_dead() -> None:
+    rows = [seed(epoch, stage=Stage.HOLDING, gradient_health=0.0) for epoch in (4, 5)]
+    fossils = [seed(epoch, stage=Stage.FOSSILIZED, gradient_health=0.0) for epoch in (6, 7, 8)]
+    assert told(Watch(run_row()), [*rows, *fossils]) == [
+        (2, "raised", "dead-seed", HERE),
+        (3, "cleared", "dead-seed", HERE),
+    ]
+
+
+@pytest.mark.parametrize(("contribution", "wrong"), [(-1.95, False), (-1.97, True)])
+def test_a_seed_hurts_when_it_does_so_beyond_its_error_bar(contribution: float, wrong: bool) -> None:
+    rows = [seed(epoch, contribution=contribution) for epoch in (4, 5, 6)]
+    expected = [(2, "raised", "harmful-seed", HERE)] if wrong else []
+    assert told(Watch(run_row(rounds=None)), rows) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, True),
+        ({"stage": Stage.BLENDING}, True),
+        ({"stage": Stage.FOSSILIZED}, False),
+        ({"freshness": 0.99}, False),
+        ({"contribution_error": None}, False),
+    ],
+)
+def test_a_seed_hurts_where_it_could_be_removed_and_was_just_measured(
+    changes: dict[str, Any], wrong: bool
+) -> None:
+    rows = [seed(epoch, **{"contribution": -9.0, **changes}) for epoch in (4, 5, 6)]
+    assert bool(told(Watch(run_row(rounds=None)), rows)) == wrong
+
+
+def test_a_seed_does_not_hurt_while_its_alpha_moves() -> None:
+    rows = [seed(n, contribution=-9.0, stage=Stage.BLENDING, alpha=0.1 * n) for n in (4, 5, 6)]
+    assert told(Watch(run_row(rounds=None)), rows) == []
+
+
+def test_a_policy_in_training_may_hold_what_hurts() -> None:
+    assert told(Watch(run_row(rounds=20)), [seed(n, contribution=-9.0) for n in (4, 5, 6)]) == []
+
+
+def test_seeds_of_other_slots_and_environments_are_told_apart() -> None:
+    sick = {"stage": Stage.TRAINING, "gradient_health": 0.5}
+    rows = [seed(4, **sick), seed(4, slot=2, **sick), seed(4, env=0, **sick), seed(5, slot=2, **sick)]
+    assert told(Watch(run_row()), rows) == [(4, "raised", "dead-seed", "environment 3 slot r0c2")]
+
+
+def dying(epochs: Iterable[int], **changes: Any) -> list[SeedRow]:
+    return [seed(epoch, stage=Stage.TRAINING, gradient_health=0.5, **changes) for epoch in epochs]
+
+
+def test_an_alert_about_a_seed_is_over_when_the_seed_is_gone() -> None:
+    gone = msgspec.structs.replace(
+        fake_run.transition_row(6, 1, Stage.TRAINING, Stage.PRUNED, "policy", ""), env=3, slot=1
+    )
+    watch = Watch(run_row())
+    elsewhere = msgspec.structs.replace(gone, env=2)
+    next_door = msgspec.structs.replace(gone, slot=2)
+    onwards = msgspec.structs.replace(gone, to_stage=int(Stage.BLENDING))
+    assert told(watch, [*dying((4, 5)), elsewhere, next_door, onwards, gone]) == [
+        (2, "raised", "dead-seed", HERE),
+        (6, "cleared", "dead-seed", HERE),
+    ]
+    assert told(watch, dying((8,), seed=9)) == [], "its successor begins anew"
+
+
+def test_an_alert_about_a_seed_is_over_when_its_life_is() -> None:
+    watch = Watch(run_row())
+    end = episode(0, env=3)
+    [*_, cleared] = [alert for row in [*dying((4, 5)), end] for alert in watch.take(row)]
+    assert (cleared.event, cleared.rule, cleared.scope, cleared.value) == ("cleared", "dead-seed", HERE, None)
+    assert (cleared.env, cleared.episode, cleared.epoch) == (3, 0, end.epoch)
+    assert told(watch, dying((1,), episode=1)) == []
+
+
+# --- machine ----------------------------------------------------------------------------------------
+
+
+def test_a_disk_is_nearly_full_below_its_limit() -> None:
+    rows = [resources(500.0), resources(499.0), resources(400.0), resources(501.0)]
+    assert told(Watch(run_row()), rows) == [
+        (2, "raised", "disk-nearly-full", "run"),
+        (4, "cleared", "disk-nearly-full", "run"),
+    ]
+
+
+# --- the governor's own alerts ----------------------------------------------------------------------
+
+
+def intervention(**changes: Any) -> AlertRow:
+    return msgspec.structs.replace(
+        fake_run.alert_row("divergence"), scope="environment 3", env=3, severity="error", **changes
+    )
+
+
+def test_an_intervention_is_not_repeated_and_is_over_when_the_life_is() -> None:
+    watch, alert = Watch(run_row()), intervention()
+    as_it_was = msgspec.structs.replace(alert)
+    assert watch.take(alert) == []
+    assert alert == as_it_was
+    assert watch.take(episode(0, env=2)) == []
+    [cleared] = watch.take(episode(0, env=3, rollbacks=1))
+    assert (cleared.event, cleared.rule, cleared.scope) == ("cleared", "divergence", "environment 3")
+    assert watch.take(episode(1, env=3)) == []
+
+
+def test_an_intervention_outlives_the_seed_of_another_slot() -> None:
+    watch = Watch(run_row())
+    watch.take(intervention())
+    pruned = fake_run.transition_row(6, 1, Stage.TRAINING, Stage.PRUNED, "policy", "")
+    assert watch.take(msgspec.structs.replace(pruned, env=3)) == []
+
+
+# --- replaying --------------------------------------------------------------------------------------
+
+
+def eventful_round(number: int) -> list[Row]:
+    """Two lives and an update; what goes wrong differs from round to round."""
+    sign = -1 if 10 <= number < 30 else 1
+    ended: list[Row] = [
+        episode(number, env=env, val_score=30.0 + (7 * number + 3 * env) % 20, total_reward=0.0)
+        for env in (0, 1)
+    ]
+    for row in ended:
+        assert isinstance(row, EpisodeRow)
+        row.total_reward = sign * row.val_score
+    wrong = {
+        "approx_kl": 0.3 if number % 5 == 0 else 0.01,
+        "value_nrmse": 2.0 if number % 12 > 5 else 0.5,
+        "head_entropy": entropies(tempo=0.05 if number % 9 > 3 else 0.7),
+        "op_shares": shares(0.99 if number % 11 > 4 else 0.5),
+        "phase_ms": {"rollout": 20.0 if number % 13 > 6 else 10.0},
+    }
+    return [*ended, update(number, mean_return=0.1, **wrong)]
+
+
+def test_the_watch_of_a_resumed_run_goes_on_as_if_nothing_had_been() -> None:
+    rounds = [eventful_round(number) for number in range(1, 41)]
+    whole = Watch(run_row())
+    expected = [whole.take(row) for rows in rounds for row in rows]
+    assert {alert.rule for alerts in expected for alert in alerts} == {
+        "kl-runaway",
+        "value-error",
+        "head-collapse",
+        "idle",
+        "slow",
+        "pays-for-worse",
+    }
+    for stop in (3, 14, 27):
+        resumed = Watch(run_row())
+        earlier = [row for rows in rounds[:stop] for row in rows]
+        for kind in (EpisodeRow, UpdateRow):  # table by table, as they are read back
+            for row in earlier:
+                if isinstance(row, kind):
+                    resumed.take(row)
+        assert [resumed.take(row) for rows in rounds[stop:] for row in rows] == expected[len(earlier) :]
+
+
+def test_a_replay_finds_the_same_alerts_whether_they_were_recorded_or_not() -> None:
+    watch = Watch(run_row())
+    bare: list[Row] = [run_row(), *dying((4, 5)), intervention(), episode(0, env=3), update(1, approx_kl=1.0)]
+    recorded = [found for row in bare for found in (row, *watch.take(row))]
+    assert [(alert.event, alert.rule) for alert in replay(bare)] == [
+        ("raised", "dead-seed"),
+        ("raised", "divergence"),
+        ("cleared", "dead-seed"),
+        ("cleared", "divergence"),
+        ("raised", "kl-runaway"),
+    ]
+    assert replay(recorded) == replay(bare)
+
+
+def test_rows_without_their_run_are_refused() -> None:
+    with pytest.raises(EsperError, match=r"begin with its RunRow.*found UpdateRow"):
+        replay([update(1)])
+    assert replay([]) == []
