@@ -409,6 +409,11 @@ def test_a_run_that_is_not_whole_says_so(
         assert page.one(class_="state").text == "running"
 
 
+def test_a_life_killed_within_its_measurements_is_shown_without_them(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", [fake_run.run_row(), *until(5), fake_run.counterfactual_row(5)])
+    assert not list(page_of(run).all("section", id="interactions"))
+
+
 # --- the page itself ------------------------------------------------------------------------------
 
 
