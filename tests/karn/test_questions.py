@@ -394,8 +394,8 @@ def paid_lives(tmp_path: Path, pairs: Sequence[tuple[float, float]]) -> Run:
     [
         ([(1, 10), (2, 20), (9, 21)], 1.0),
         ([(1, 30), (2, 20), (3, 10)], -1.0),
-        # Ranks 1.5 1.5 3 and 1 2 3: covariance 1.5, variances 1.5 and 2.
-        ([(1, 10), (1, 20), (3, 30)], 1.5 / (1.5 * 2) ** 0.5),
+        # Ranks 1.5 1.5 3 4 and 2 3 4 1: products of the distances from 2.5 sum to −1.5, squares to 4.5 and 5.
+        ([(1, 10), (1, 20), (2, 30), (3, 5)], -1.5 / (4.5 * 5) ** 0.5),
         ([(1, 10), (2, 10), (3, 10)], None),
         ([(1, 10), (2, 20)], None),
     ],

@@ -55,6 +55,18 @@ def test_scopes_are_told_apart_and_share_the_line_of_their_rule(tmp_path):
     assert found.lines[0].times == 2
 
 
+def test_spans_that_touch_are_one_and_neighbours_are_two(tmp_path):
+    rows = [
+        alert_row("entropy", scope="op", round=2),
+        alert_row("entropy", "cleared", scope="op", round=6),
+        alert_row("entropy", scope="slot", round=6),
+        alert_row("entropy", "cleared", scope="slot", round=9),
+        alert_row("entropy", scope="style", round=10),
+    ]
+
+    assert alerts_of(tmp_path, rows).lines[0].spans == (AlertSpan(2, 9), AlertSpan(10, None))
+
+
 def test_in_a_run_alerts_stand_at_their_epochs(tmp_path):
     found = alerts_of(tmp_path, [alert_row("collapse", env=0, episode=0, epoch=4)], rounds=None)
 

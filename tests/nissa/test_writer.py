@@ -51,6 +51,19 @@ def test_a_resumed_writer_cuts_off_what_came_after_the_stored_sizes(tmp_path):
     assert [row.round for row in read_rows(tmp_path, UpdateRow)] == [1, 7]
 
 
+def test_a_resumed_run_goes_on_in_its_own_time(tmp_path):
+    with RunWriter(tmp_path, resumable=True, clock=iter([100.0, *[130.0] * 20]).__next__) as writer:
+        writer.emit(fake_run.update_row(1))
+        writer.flush()
+        with writer.checkpoint() as sizes:
+            pass
+        writer.emit(fake_run.update_row(2))
+    with RunWriter(tmp_path, resume_from=sizes, clock=iter([7.0, *[9.5] * 20]).__next__) as writer:
+        writer.emit(fake_run.update_row(2))
+
+    assert [row.t for row in read_rows(tmp_path, UpdateRow)] == [30.0, 32.5]
+
+
 def test_rows_reach_the_disk_at_flush_and_not_before(tmp_path):
     writer = RunWriter(tmp_path)
     writer.emit(fake_run.epoch_row(1))

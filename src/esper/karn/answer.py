@@ -14,7 +14,7 @@ from typing import Any, Final
 import duckdb
 import msgspec
 
-from esper.karn.tables import QueryError, Tables, check_statement, sentence_of, views_named_in
+from esper.karn.tables import QueryError, Tables, check_statement, sentence_of
 from esper.leyline.run_files import TELEMETRY
 
 FETCHED: Final = 100
@@ -62,7 +62,7 @@ def answer(run_dir: Path, query: str, limits: Limits, on_timeout: Callable[[], o
     try:
         tables = Tables(run_dir / TELEMETRY, memory=limits.memory, threads=1)
         with _confined(limits, on_timeout):
-            found = tables.current(views_named_in(query)).execute(query)
+            found = tables.ready_for(query).execute(query)
             described = found.description or []
             rows, note = _taken(found, limits)
     except (duckdb.OutOfMemoryException, MemoryError):

@@ -16,13 +16,12 @@ from esper.karn.outcome import (
     judged_lives,
     lives_of_round,
     result,
-    round_of,
     standing,
 )
 from esper.karn.questions.lives import is_training
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate
-from esper.leyline.events import EpochRow
+from esper.leyline.events import EpochRow, round_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
     if lives is None:
         return Conclusion(_unfinished(run, reached), sentences, [])
     if is_training(run):
-        number = round_of(rows[0])
+        number = round_of(rows[0].episode)
         headline = _trained_headline(evaluation, lives, number)
         sentences += _course_sentences(run, lives, number)
         facts = [*_evaluation_facts(evaluation), _score_fact(lives, f"validation, round {number}")]

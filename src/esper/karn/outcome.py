@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from esper.karn.questions.lives import RESTART, ROUND, LifeKey, is_training
+from esper.karn.questions.lives import ROUND, LifeKey, is_training
 from esper.karn.questions.progress import Progress, progress
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
@@ -105,11 +105,6 @@ def judged_lives(run: Run) -> list[EpisodeRow]:
     """Those that say what a run came to: all that are finished or, of a training, its last round's."""
     last_round = f"{ROUND} = (SELECT max({ROUND}) FROM episode)"
     return run.rows(EpisodeRow, last_round if is_training(run) else None)
-
-
-def round_of(row: EpisodeRow) -> int:
-    """The round of a training that a life belongs to."""
-    return row.episode % RESTART + 1
 
 
 def lives_of_round(run: Run, number: int) -> list[EpisodeRow]:

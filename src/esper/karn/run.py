@@ -91,7 +91,7 @@ class Run:
         table = TABLE_OF[row_type]
         query = f'SELECT to_json(found) FROM (SELECT * FROM "{table}"'
         query += ") found" if where is None else f" WHERE {where}) found"
-        connection = self._tables.current([table, *(views_named_in(where) if where else ())])
+        connection = self._tables.current([table, *views_named_in(where or "")])
         try:
             found = connection.execute(query, list(parameters)).fetchall()
         except duckdb.Error as error:
@@ -101,7 +101,11 @@ class Run:
     def sql(self, query: str, parameters: Sequence[object] = ()) -> duckdb.DuckDBPyRelation:
         """The answer to one SELECT over the run's tables and the view ``decisions``."""
         check_statement(query)
-        return self._tables.current(views_named_in(query)).sql(query, params=list(parameters))
+        connection = self._tables.ready_for(query)
+        try:
+            return connection.sql(query, params=list(parameters))
+        except duckdb.Error as error:
+            raise QueryError(f"the query cannot be answered: {sentence_of(error)}") from None
 
     def untrusted(self, query: str, *, max_rows: int, max_bytes: int, seconds: float, memory: int) -> Answer:
         """The answer to a query of whoever asks, from any thread; ``memory`` in MB, ``max_bytes`` as JSON.

@@ -41,10 +41,10 @@ class QueryError(EsperError):
     """A query that is not allowed, or cannot be answered."""
 
 
-def views_named_in(query: str) -> list[str]:
-    """The views that a query names; all of them if it names none, as in ``SHOW TABLES``."""
-    words = set(re.findall(r"\w+", query.lower()))
-    return [name for name in VIEWS if name in words] or list(VIEWS)
+def views_named_in(text: str) -> list[str]:
+    """The views whose names are words of a piece of SQL."""
+    words = set(re.findall(r"\w+", text.lower()))
+    return [name for name in VIEWS if name in words]
 
 
 def check_statement(query: str) -> None:
@@ -86,6 +86,10 @@ class Tables:
             self._refresh(name)
         return self._connection
 
+    def ready_for(self, query: str) -> duckdb.DuckDBPyConnection:
+        """The connection, up to date in what a query names; in everything if it names nothing we know."""
+        return self.current(views_named_in(query) or VIEWS)
+
     def _check_version(self) -> None:
         for (version,) in self.current(["run"]).execute("SELECT schema_version FROM run").fetchall():
             if version != SCHEMA_VERSION:
@@ -105,11 +109,13 @@ class Tables:
 
     def _view_of(self, table: str) -> str:
         for _ in range(LOOKS):
-            parts = list_parts(self._telemetry / table)
             try:
+                parts = list_parts(self._telemetry / table)
                 sources = list(self._sources(table, parts))
             except FileNotFoundError:
                 continue  # it has become Parquet
+            except OSError as error:
+                raise EsperError(f"'{error.filename}' cannot be read: {error.strerror}") from None
             self._forget_copies(table, parts)
             return " UNION ALL ".join(f"SELECT {_names(table)} FROM {source}" for source in sources)
         raise EsperError(f"the parts in '{self._telemetry / table}' come and go; try again")

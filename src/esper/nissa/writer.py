@@ -73,7 +73,8 @@ class RunWriter:
         self._busy_seconds = 0.0
         self._resource_due = RESOURCE_SECONDS
         self._clock = clock
-        self._began = clock()
+        # A resumed run goes on in its own time, or its rows would lie before those that are there.
+        self._began = clock() - max(part.last_time() for part in self._parts.values())
 
     def _cut(self, sizes: Mapping[str, PartSize]) -> None:
         try:

@@ -50,7 +50,7 @@ def around(values: Sequence[float], most: int, floor: float | None = None) -> tu
     if floor is not None and (high <= low or low - floor < 0.8 * (high - floor)):
         low = min(floor, low)
     if high <= low:
-        spread = max(abs(low) * 0.1, 1e-3)
+        spread = 0.1 * abs(low) or 1.0
         low, high = low - spread, high + spread
     step = _round_step((high - low) / max(most, 1), whole=False)
     return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step

@@ -81,9 +81,13 @@ def _draw_panel(arms: Sequence[Arm], cost: Callable[[Arm], float], name: str, to
                 if high_end > low_end
             ),
             svg.path(svg.dots(places), "dot"),
-            *_names([arm.name for arm in arms], places, top, top + _PANEL - 8),
+            *_names([_label(arm) for arm in arms], places, top, top + _PANEL - 8),
         ]
     )
+
+
+def _label(arm: Arm) -> str:
+    return f"{svg.shorten(arm.name, 18)} {notation.points(arm.test_score.mean)}"
 
 
 def _interval(score: Estimate) -> tuple[float, float]:
@@ -119,8 +123,7 @@ def _names(
     """Each name beside its mark, moved up or down where another one is in the way."""
     taken: list[_Room] = []
     for name, (x, y) in sorted(zip(names, places, strict=True), key=lambda one: one[1][1]):
-        shown = svg.shorten(name, 20)
-        width = svg.width_of(shown)
+        width = svg.width_of(name)
         is_left = x + 10 + width > svg.WIDTH
         start = x - 10 - width if is_left else x + 10
         rooms = (_Room(start, start + width, height) for height in _nearby(y, highest, lowest))
@@ -128,7 +131,7 @@ def _names(
         if room is not None:  # else the table tells
             taken.append(room)
             anchor = "end" if is_left else None
-            yield svg.text(x - 10 if is_left else x + 10, room.height + 4, shown, "halo", anchor)
+            yield svg.text(x - 10 if is_left else x + 10, room.height + 4, name, "halo", anchor)
 
 
 class _Room(NamedTuple):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from esper.karn.questions.lives import RESTART, LifeKey
+from esper.karn.questions.lives import LifeKey
 from esper.karn.questions.places import Axis, AxisName, axis_of
 from esper.karn.run import Run
-from esper.leyline.events import Severity
+from esper.leyline.events import RESTART, Severity
 
 MOST_ENTRIES: Final = 100
 """Of the table; open ones and the latest first."""

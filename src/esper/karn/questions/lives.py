@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from esper.karn.run import Run
+from esper.leyline.events import RESTART, round_of
 
-RESTART: Final = 1_000_000
-"""A life that follows a breakdown in the same round of a training has its number raised by this."""
 ROUND: Final = f"(episode % {RESTART} + 1)"
 """The round of a training that a life belongs to, as SQL."""
 
@@ -68,7 +67,7 @@ def lives(run: Run) -> list[LifeSummary]:
     return [
         LifeSummary(
             key=LifeKey(env, episode),
-            round=episode % RESTART + 1 if trained else None,
+            round=round_of(episode) if trained else None,
             epochs=epochs,
             score=score,
             twin_score=twin,
