@@ -1,13 +1,12 @@
 from collections.abc import Iterable
 from itertools import chain
-from pathlib import Path
 
 import pytest
 
 from esper.karn.query import read_rows
-from esper.karn.tail import FOLLOWED, Tail
+from esper.karn.tail import FOLLOWED, LIVED, Tail
 from esper.leyline.errors import EsperError
-from esper.leyline.events import DecisionRow, EpochRow, Row, UpdateRow
+from esper.leyline.events import DecisionRow, EpisodeRow, EpochRow, Row, UpdateRow
 from esper.leyline.run_files import PartSize
 from esper.nissa import writer as writer_module
 from esper.nissa.compaction import Compactor
@@ -100,9 +99,9 @@ def test_parts_that_became_parquet_are_read_on_where_they_were_left(tmp_path):
 def test_a_parquet_part_is_read_once_and_not_at_every_look(tmp_path, monkeypatch):
     from esper.karn import tail as module
 
-    reads: list[Path] = []
+    reads: list[object] = []
     original = module._parquet_lines
-    monkeypatch.setattr(module, "_parquet_lines", lambda path: reads.append(path) or original(path))
+    monkeypatch.setattr(module, "_parquet_lines", lambda *args: reads.append(args) or original(*args))
     with RunWriter(tmp_path / "run") as writer:
         emit(writer, decisions(1, 2, 3))
         tail = Tail(tmp_path / "run")
@@ -120,6 +119,26 @@ def test_rows_of_every_table_are_the_same_from_parquet(tmp_path):
             Compactor().compact(folder, folder.name, 1)
 
     assert Tail(tmp_path / "run").read() == rows
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_view_that_begins_late_gets_the_lives_of_the_last_round_only(tmp_path, compacted):
+    with RunWriter(tmp_path / "run") as writer:
+        rows = emit(writer, chain([fake_training.run_row()], *map(fake_training.round_rows, (1, 2, 3))))
+    if compacted:
+        for table in ("decision", "epoch", "seed", "transition", "update"):
+            Compactor().compact(tmp_path / "run/telemetry" / table, table, 1)
+    latest = Tail(tmp_path / "run").read_latest()
+
+    assert latest == [row for row in rows if type(row) not in LIVED or row.episode == 2]
+    assert sum(isinstance(row, EpisodeRow) for row in latest) == 3 * fake_training.ENVS
+
+
+def test_a_run_that_is_no_training_is_read_whole(tmp_path):
+    with RunWriter(tmp_path / "run") as writer:
+        rows = emit(writer, chain([fake_run.run_row()], fake_run.life(0), fake_run.life(1)))
+
+    assert Tail(tmp_path / "run").read_latest() == rows
 
 
 def test_what_a_resumed_run_writes_in_the_place_of_lost_rows_is_read(tmp_path):
