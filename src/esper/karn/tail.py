@@ -155,7 +155,7 @@ class Tail:
             if not found:
                 break
             time.sleep(SETTLE_SECONDS)
-        return sorted(rows, key=_place)
+        return sorted(rows, key=lambda row: (row.t, _TIES[type(row)]))
 
     def read_latest(self) -> list[Row]:
         """The same, of what was lived the last round of a training only."""
@@ -168,13 +168,8 @@ class Tail:
         return max(time.time() - max(changes), 0.0) if changes else 0.0
 
 
-def _place(row: Row) -> tuple[float, float, int]:
-    """By round or life, then by time: the clock of a resumed run begins again."""
-    return round_within(row), row.t, _TIES[type(row)]
-
-
 def round_within(row: Row) -> float:
-    """The round that a row belongs to, or the number of its life from 1 on; infinite for what has none."""
+    """The round that a row belongs to, 0 for the run's own; infinite for what belongs to none."""
     match row:
         case UpdateRow():
             return row.round

@@ -116,10 +116,10 @@ def _speed(rows: Sequence[Row], asked: float | None) -> float:
 
 
 def pauses(rows: Iterable[Row]) -> Iterator[float]:
-    """Seconds before each row; the clock of a resumed run begins again."""
+    """Seconds before each row."""
     last = 0.0
     for row in rows:
-        yield row.t - last if row.t >= last else row.t
+        yield row.t - last
         last = row.t
 
 
