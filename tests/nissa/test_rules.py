@@ -113,7 +113,6 @@ def test_a_life_that_goes_well_raises_no_alert() -> None:
         ("kl", "run", 1),
         ("clip-share", "run", 1),
         ("gradient-jump", "run", 2),
-        ("value-error", "run", 1),
         ("head-collapse", "head alpha_speed", 1),
         ("head-collapse", "head op", 2),
     ],
@@ -151,21 +150,24 @@ def test_the_alerts_of_a_training_are_those_of_its_replay(tmp_path: Path) -> Non
     assert essence(replay(rows)) == essence(rows)
 
 
-def in_round(number: int, change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> Callable[..., Any]:
-    """``GrowthEnv._judge``, with other rewards in one round."""
+Rewards = NDArray[np.float64]
+
+
+def judged(change: Callable[[Rewards], Rewards], number: int | None = None) -> Callable[..., Rewards]:
+    """``GrowthEnv._judge``, with other rewards in one round or in all."""
     judge = GrowthEnv._judge
 
-    def judged(env: GrowthEnv, *arguments: Any) -> NDArray[np.float64]:
+    def changed(env: GrowthEnv, *arguments: Any) -> Rewards:
         reward = judge(env, *arguments)
-        return change(reward) if env._episode == number - 1 else reward
+        return change(reward) if number in (None, env._episode + 1) else reward
 
-    return judged
+    return changed
 
 
 def test_a_reward_that_is_not_a_number_is_noticed_in_its_round(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(GrowthEnv, "_judge", in_round(2, lambda reward: reward * math.nan))
+    monkeypatch.setattr(GrowthEnv, "_judge", judged(lambda reward: reward * math.nan, 2))
     rows = train(tmp_path, rounds=3)
     assert rounds_of(rows, "non-finite-update") == [2]
     assert rounds_of(rows, "non-finite-update", "cleared") == [3]
@@ -174,13 +176,16 @@ def test_a_reward_that_is_not_a_number_is_noticed_in_its_round(
 def test_a_reward_out_of_all_proportion_is_noticed_in_its_round(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(GrowthEnv, "_judge", in_round(3, lambda reward: reward + 1e4))
+    monkeypatch.setattr(GrowthEnv, "_judge", judged(lambda reward: reward + 1e4, 3))
     rows = train(tmp_path, rounds=4)
     assert rounds_of(rows, "gradient-jump")[0] == 3
 
 
-def test_a_critic_that_learns_nothing_is_noticed_within_five_updates(tmp_path: Path) -> None:
-    rows = train(tmp_path, value_coefficient=0.0)
+def test_a_critic_that_learns_nothing_is_noticed_within_ten_updates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(GrowthEnv, "_judge", judged(lambda reward: reward + 1))
+    rows = train(tmp_path, value_coefficient=0.0, steps=2, rounds=DELAY["value-error"])
     assert rounds_of(rows, "value-error") == [DELAY["value-error"]]
 
 

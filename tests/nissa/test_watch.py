@@ -152,6 +152,27 @@ def test_what_an_update_that_was_left_out_did_not_measure_raises_and_clears_noth
     ]
 
 
+def test_an_update_that_was_left_out_clears_nothing_and_is_not_compared_with() -> None:
+    left_out = {"skipped": "reward is nan", "head_entropy": [], "grad_norm": 0.0, "ratio_max": 1.0}
+    rows = [
+        update(1, **left_out),
+        update(2, head_entropy=entropies(tempo=0.05)),
+        update(3, ratio_max=50.0, grad_norm=1e6, head_entropy=entropies(tempo=0.05)),
+        update(4, **left_out),
+        update(5, ratio_max=50.0, head_entropy=entropies(tempo=0.05)),
+    ]
+    assert [(number, event, rule) for number, event, rule, _ in told(Watch(run_row()), rows)] == [
+        (1, "raised", "non-finite-update"),
+        (2, "cleared", "non-finite-update"),
+        (3, "raised", "ratio"),
+        (3, "raised", "gradient-jump"),
+        (4, "raised", "non-finite-update"),
+        (5, "cleared", "non-finite-update"),
+        (5, "raised", "head-collapse"),
+        (5, "cleared", "gradient-jump"),
+    ]
+
+
 # --- heads ------------------------------------------------------------------------------------------
 
 
@@ -217,7 +238,7 @@ def test_rollouts_are_slow_against_the_median_of_the_rounds_before_them() -> Non
 
 
 def test_nothing_is_slow_before_it_is_known_what_is_usual() -> None:
-    spans = [1.0, 1.0, 1.0, *[50.0] * 5]
+    spans = [*[1.0] * 4, *[50.0] * 5]  # the first of the slow ones is not judged yet
     rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
     assert told(Watch(run_row()), rows) == []
 
@@ -226,10 +247,10 @@ def test_nothing_is_slow_before_it_is_known_what_is_usual() -> None:
 
 
 def lives(pay: Callable[[int], float], count: int = 20, **changes: Any) -> list[EpisodeRow]:
-    """Lives whose lead over the twin is 0, 1, 2 … points, in a stirred order."""
+    """Lives that lead their twin by 0, 1, 2 … points, in a stirred order; where it is weak they are too."""
     leads = [7 * number % count for number in range(count)]
     return [
-        episode(n, val_score=30.0 + lead, twin_val_score=30.0, total_reward=pay(lead), **changes)
+        episode(n, val_score=60.0 - lead, twin_val_score=60.0 - 2 * lead, total_reward=pay(lead), **changes)
         for n, lead in enumerate(leads)
     ]
 
@@ -249,15 +270,19 @@ def test_a_sign_that_flips_later_is_found_within_twenty_lives() -> None:
 
 
 def test_the_score_itself_is_compared_where_there_is_no_twin() -> None:
-    rows = lives(lambda lead: -lead)
+    rows = lives(lambda lead: lead)  # more for what ended lower
     for row in rows:
         row.twin_val_score = None
     assert [rule for _, _, rule, _ in told(Watch(run_row()), rows)] == ["pays-for-worse"]
 
 
 def test_lives_that_nobody_paid_for_are_not_compared() -> None:
-    rows = [msgspec.structs.replace(row, total_reward=None) for row in lives(lambda lead: -lead)]
-    assert told(Watch(run_row()), rows) == []
+    unpaid = [msgspec.structs.replace(row, total_reward=None) for row in lives(lambda lead: -lead)]
+    assert told(Watch(run_row()), unpaid) == []
+    mixed = [row for pair in zip(lives(lambda lead: -lead), unpaid, strict=True) for row in pair]
+    assert told(Watch(run_row()), mixed) == [(39, "raised", "pays-for-worse", "run")], (
+        "the 20th that was paid"
+    )
 
 
 @pytest.mark.parametrize(
@@ -338,6 +363,15 @@ def test_a_seed_hurts_where_it_could_be_removed_and_was_just_measured(
 def test_a_seed_does_not_hurt_while_its_alpha_moves() -> None:
     rows = [seed(n, contribution=-9.0, stage=Stage.BLENDING, alpha=0.1 * n) for n in (4, 5, 6)]
     assert told(Watch(run_row(rounds=None)), rows) == []
+
+
+def test_the_rest_of_one_seed_is_not_that_of_its_successor() -> None:
+    harm = {"contribution": -9.0, "stage": Stage.BLENDING, "alpha": 0.5}
+    rows = [seed(4, seed=1, **harm), seed(5, seed=2, **harm), seed(6, seed=2, **harm)]
+    assert told(Watch(run_row(rounds=None)), rows) == [], "at rest since epoch 6, once"
+    assert told(Watch(run_row(rounds=None)), [*rows, seed(7, seed=2, **harm)]) == [
+        (4, "raised", "harmful-seed", HERE)
+    ]
 
 
 def test_a_policy_in_training_may_hold_what_hurts() -> None:
@@ -431,7 +465,7 @@ def eventful_round(number: int) -> list[Row]:
         row.total_reward = sign * row.val_score
     wrong = {
         "approx_kl": 0.3 if number % 5 == 0 else 0.01,
-        "value_nrmse": 2.0 if number % 12 > 5 else 0.5,
+        "value_nrmse": 2.0 if number % 16 > 4 else 0.5,
         "head_entropy": entropies(tempo=0.05 if number % 9 > 3 else 0.7),
         "op_shares": shares(0.99 if number % 11 > 4 else 0.5),
         "phase_ms": {"rollout": 20.0 if number % 13 > 6 else 10.0},

@@ -47,7 +47,7 @@ up its mind drops what it once tried.
 CLIP_SHARE: Final = 0.75
 """Share of the rows with a choice; healthy trainings, whose ratio is that of eight heads, reach 0.7."""
 VALUE_NRMSE: Final = 1.0
-"""Error of a critic that knows the mean return and nothing else."""
+"""Error of a critic that knows the mean return and nothing else; where a healthy one may begin."""
 GRADIENT_JUMP: Final = 100.0
 """Times the mean of the earlier updates, for the policy's gradient before clipping."""
 HEAD_ENTROPY_OPEN: Final = 0.5

@@ -64,7 +64,7 @@ class Past:
             return False
         opening, last = returns[: limits.OPENING_UPDATES], returns[-limits.OPENING_UPDATES :]
         gain = statistics.fmean(last) - max(opening)
-        return gain > limits.LEARNED_GAIN * float(self.run.config["reward_scale"])
+        return gain > limits.LEARNED_GAIN * float(self.run.config.get("reward_scale", 1.0))
 
 
 Look = Callable[[Any, Past], Iterator[Reading]]
@@ -103,8 +103,9 @@ def ratio_exploded(row: UpdateRow, past: Past) -> Iterator[Reading]:
 
 def divergence_above(times_target: float) -> Look:
     def look(row: UpdateRow, past: Past) -> Iterator[Reading]:
-        if row.skipped is None and row.approx_kl is not None:
-            yield above(RUN, row.approx_kl, times_target * past.run.config["target_kl"])
+        target = past.run.config.get("target_kl")
+        if row.skipped is None and row.approx_kl is not None and target is not None:
+            yield above(RUN, row.approx_kl, times_target * target)
 
     return look
 

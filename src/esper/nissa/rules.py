@@ -114,7 +114,7 @@ RULES: Final = (
         conditions.update_above("value_nrmse", limits.VALUE_NRMSE),
         "The critic is worse than a constant, so advantages are noise; check reward_scale and gamma, or"
         " raise value_coefficient.",
-        times=5,
+        times=10,
     ),
     Rule(
         "gradient-jump",
