@@ -12,14 +12,14 @@ from typing import Final
 import msgspec
 
 from esper.karn.query import read_rows
-from esper.leyline.events import AlertRow, Detail, EpisodeRow, EpochRow, Row, RunRow, UpdateRow
+from esper.leyline.events import AlertRow, Detail, EpisodeRow, EpochRow, ResourceRow, Row, RunRow, UpdateRow
 from esper.leyline.limits import DETAIL_EPOCHS, DETAIL_ROUNDS
 from esper.leyline.protocols import EventSink
 from esper.nissa.rules import MACHINE_RULES
 from esper.nissa.watch import Watch
 from esper.nissa.writer import RunWriter
 
-REPLAYED: Final = (EpisodeRow, UpdateRow)
+REPLAYED: Final = (EpisodeRow, UpdateRow, ResourceRow)
 """The rows that rules remember from one round to the next."""
 
 
@@ -33,6 +33,13 @@ class Telemetry:
         self._level: Detail = writer.detail
         self._left = 0
         """How many more epochs or rounds are written in full."""
+        writer.on_resources = self._judge_resources
+
+    def _judge_resources(self, row: ResourceRow) -> None:
+        """Pass on what a resource row raises; the writer has taken the row itself."""
+        for alert in self._watch.take(row):
+            for sink in self._sinks:
+                sink.emit(alert)
 
     def emit(self, row: Row) -> None:
         """Take one row of a life; what it raises follows it."""

@@ -6,6 +6,7 @@ Trainings that take minutes are recorded (``python -m tests.nissa.record``); the
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from esper.config import TrainingConfig
+from esper.karn.query import read_rows
 from esper.leyline import limits
 from esper.leyline.events import AlertRow, Column, EpisodeRow, Row, SeedRow, UpdateRow
 from esper.leyline.factored_actions import OP_WAIT, Blueprint, BoolArray, Op
@@ -25,12 +27,14 @@ from esper.leyline.stages import Stage
 from esper.nissa.conditions import RESULT_TERMS
 from esper.nissa.rules import GOVERNOR_RULES, MACHINE_RULES, RULES, alerts_markdown
 from esper.nissa.watch import replay
+from esper.nissa.writer import RunWriter
 from esper.simic.rewards.families import FAMILIES
 from esper.simic.training import vectorized
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.vectorized import RoundSummary, Trainer
 from esper.tamiyo.policy import action_masks
 from esper.teaching import teach
+from esper.telemetry import Telemetry
 from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.governor import AlarmKind, Governor
 from esper.tolaria.tasks import TASKS
@@ -233,6 +237,25 @@ def test_rollouts_that_become_slow_are_noticed_within_five_updates(
     monkeypatch.setattr(vectorized, "time", SimpleNamespace(perf_counter=lambda: now))
     rows = train(tmp_path, envs=1, steps=1, rounds=limits.USUAL_ROUNDS + 5)
     assert rounds_of(rows, "slow") == [limits.USUAL_ROUNDS + DELAY["slow"]]
+
+
+def test_a_disk_that_fills_up_is_noticed_with_the_next_resource_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    free, now, view = 1e9, 0.0, ListSink()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    with RunWriter(tmp_path / "run", clock=lambda: now) as writer:
+        telemetry = Telemetry(fake_run.run_row(), writer, [view])
+        for free_mb in (501, 499, 400, 502):
+            now, free = now + 20.0, free_mb * 1e6
+            telemetry.emit(fake_run.epoch_row(1))
+            writer.flush()
+    written = read_rows(tmp_path / "run", AlertRow)
+    assert [(row.rule, row.event, row.value, row.t) for row in written] == [
+        ("disk-nearly-full", "raised", 499.0, 40.0),
+        ("disk-nearly-full", "cleared", 502.0, 80.0),
+    ]
+    assert view.of(AlertRow) == written
 
 
 # --- broken lives -----------------------------------------------------------------------------------

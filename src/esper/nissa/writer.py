@@ -56,6 +56,8 @@ class RunWriter:
         self.directory = directory
         self.detail: Detail = detail
         """Rows of tables that are not part of this level are dropped; it may change at any time."""
+        self.on_resources: Callable[[ResourceRow], None] = lambda row: None
+        """Told of every resource row, the only rows that nobody else has seen."""
         self.failed = False
         telemetry = directory / TELEMETRY
         if resume_from is None:
@@ -164,14 +166,14 @@ class RunWriter:
         except OSError as error:
             self._fail(self.directory, error)
             return
-        self.emit(
-            ResourceRow(
-                rss_mb=_peak_mb(),
-                rows_written=self._rows + 1,  # with this one
-                writer_ms=self._busy_seconds * 1e3,
-                disk_free_mb=free / 1e6,
-            )
+        row = ResourceRow(
+            rss_mb=_peak_mb(),
+            rows_written=self._rows + 1,  # with this one
+            writer_ms=self._busy_seconds * 1e3,
+            disk_free_mb=free / 1e6,
         )
+        self.emit(row)
+        self.on_resources(row)
 
     def _write_out(self) -> None:
         for part in self._parts.values():
