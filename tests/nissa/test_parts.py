@@ -15,7 +15,7 @@ from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import TABLES, AlertRow, DecisionRow, EpochRow, Row, UpdateRow
 from esper.nissa import writer as writer_module
-from esper.nissa.compaction import Compactor
+from esper.nissa.compaction import CompactionError, Compactor
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 
@@ -130,7 +130,7 @@ def test_where_a_part_is_there_as_both_parquet_counts(tmp_path):
         write_epochs(writer, 0)
     lines = (tmp_path / "telemetry" / "epoch" / "part-00000.jsonl").read_bytes()
     compact_by_hand(tmp_path, "epoch")
-    (tmp_path / "telemetry" / "epoch" / "part-00000.jsonl").write_bytes(lines)
+    (tmp_path / "telemetry" / "epoch" / "part-00000.jsonl").write_bytes(lines[:-9])  # so that one sees which
     assert names(tmp_path, "epoch") == ["part-00000.jsonl", "part-00000.parquet"]
 
     assert epochs_of(tmp_path) == [0]
@@ -215,6 +215,17 @@ def test_lines_that_are_no_rows_are_never_converted(tmp_path, damage):
 
     assert after.startswith(before)
     assert [row.rule for row in read_rows(tmp_path, AlertRow)] == ["compaction"]
+    assert names(tmp_path, "epoch") == ["part-00000.jsonl"]
+
+
+def test_a_part_whose_last_line_is_not_ended_is_not_converted(tmp_path):
+    with RunWriter(tmp_path) as writer:
+        write_epochs(writer, 0)
+    part = tmp_path / "telemetry" / "epoch" / "part-00000.jsonl"
+    part.write_bytes(part.read_bytes()[:-1])
+
+    with pytest.raises(CompactionError, match=r"part-00000\.jsonl: 1 rows for 0 whole lines"):
+        compact_by_hand(tmp_path, "epoch")
     assert names(tmp_path, "epoch") == ["part-00000.jsonl"]
 
 
