@@ -283,8 +283,8 @@ def test_parts_of_a_resumable_run_close_at_checkpoints_and_are_converted_when_it
         write_epochs(writer, 3)
         assert names(tmp_path, "epoch") == ["part-00000.jsonl"]
         with writer.checkpoint() as sizes:
-            assert sizes["epoch"] == (1, 0)
-            assert sizes["run"] == (0, 0)
+            assert sizes["epoch"][:2] == (1, 0)
+            assert sizes["run"] == (0, 0, 0.0)
             assert names(tmp_path, "epoch") == ["part-00000.jsonl"]
         assert names(tmp_path, "epoch") == ["part-00000.parquet"]
 
@@ -321,6 +321,24 @@ def test_what_is_not_flushed_is_no_part_of_a_checkpoint(tmp_path):
         pass
 
     assert epochs_of(tmp_path) == [0]
+
+
+def test_time_goes_on_where_a_resumed_run_left_off(tmp_path):
+    """Two seconds until the checkpoint, a break, then one second more."""
+    now = 100.0
+    with RunWriter(tmp_path, resumable=True, clock=lambda: now) as writer:
+        now = 102.0
+        write_epochs(writer, 0)
+        with writer.checkpoint() as sizes:
+            pass
+        now = 150.0
+        write_epochs(writer, 1)
+    now = 500.0
+    with RunWriter(tmp_path, resume_from=sizes, clock=lambda: now) as writer:
+        now = 501.0
+        write_epochs(writer, 1)
+
+    assert [row.t for row in read_rows(tmp_path, EpochRow)] == [2.0, 3.0]
 
 
 # --- one writer at a time -------------------------------------------------------------------------
