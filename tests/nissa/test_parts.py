@@ -15,7 +15,7 @@ from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import TABLES, AlertRow, DecisionRow, EpochRow, Row, UpdateRow
 from esper.nissa import writer as writer_module
-from esper.nissa.compaction import Compactor
+from esper.nissa.compaction import CompactionError, Compactor
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 
@@ -130,7 +130,7 @@ def test_where_a_part_is_there_as_both_parquet_counts(tmp_path):
         write_epochs(writer, 0)
     lines = (tmp_path / "telemetry" / "epoch" / "part-00000.jsonl").read_bytes()
     compact_by_hand(tmp_path, "epoch")
-    (tmp_path / "telemetry" / "epoch" / "part-00000.jsonl").write_bytes(lines)
+    (tmp_path / "telemetry" / "epoch" / "part-00000.jsonl").write_bytes(lines[:-9])  # so that one sees which
     assert names(tmp_path, "epoch") == ["part-00000.jsonl", "part-00000.parquet"]
 
     assert epochs_of(tmp_path) == [0]
@@ -218,6 +218,17 @@ def test_lines_that_are_no_rows_are_never_converted(tmp_path, damage):
     assert names(tmp_path, "epoch") == ["part-00000.jsonl"]
 
 
+def test_a_part_whose_last_line_is_not_ended_is_not_converted(tmp_path):
+    with RunWriter(tmp_path) as writer:
+        write_epochs(writer, 0)
+    part = tmp_path / "telemetry" / "epoch" / "part-00000.jsonl"
+    part.write_bytes(part.read_bytes()[:-1])
+
+    with pytest.raises(CompactionError, match=r"part-00000\.jsonl: 1 rows for 0 whole lines"):
+        compact_by_hand(tmp_path, "epoch")
+    assert names(tmp_path, "epoch") == ["part-00000.jsonl"]
+
+
 WRITE_WITHOUT_ROOM = """
 import resource, signal, sys
 from pathlib import Path
@@ -272,8 +283,8 @@ def test_parts_of_a_resumable_run_close_at_checkpoints_and_are_converted_when_it
         write_epochs(writer, 3)
         assert names(tmp_path, "epoch") == ["part-00000.jsonl"]
         with writer.checkpoint() as sizes:
-            assert sizes["epoch"] == (1, 0)
-            assert sizes["run"] == (0, 0)
+            assert sizes["epoch"][:2] == (1, 0)
+            assert sizes["run"] == (0, 0, 0.0)
             assert names(tmp_path, "epoch") == ["part-00000.jsonl"]
         assert names(tmp_path, "epoch") == ["part-00000.parquet"]
 
@@ -310,6 +321,24 @@ def test_what_is_not_flushed_is_no_part_of_a_checkpoint(tmp_path):
         pass
 
     assert epochs_of(tmp_path) == [0]
+
+
+def test_time_goes_on_where_a_resumed_run_left_off(tmp_path):
+    """Two seconds until the checkpoint, a break, then one second more."""
+    now = 100.0
+    with RunWriter(tmp_path, resumable=True, clock=lambda: now) as writer:
+        now = 102.0
+        write_epochs(writer, 0)
+        with writer.checkpoint() as sizes:
+            pass
+        now = 150.0
+        write_epochs(writer, 1)
+    now = 500.0
+    with RunWriter(tmp_path, resume_from=sizes, clock=lambda: now) as writer:
+        now = 501.0
+        write_epochs(writer, 1)
+
+    assert [row.t for row in read_rows(tmp_path, EpochRow)] == [2.0, 3.0]
 
 
 # --- one writer at a time -------------------------------------------------------------------------

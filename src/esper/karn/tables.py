@@ -169,6 +169,7 @@ class Tables:
 def _locked_database(telemetry: Path, memory: int | None, threads: int | None) -> duckdb.DuckDBPyConnection:
     """A database in memory that reads files of ``telemetry`` only, and whose settings cannot be changed."""
     settings: dict[str, str | bool | int | float | list[str]] = {
+        "async_threads": 0,  # files are near, and a thread takes long to start
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
         "python_enable_replacements": False,  # names of Python variables are no tables

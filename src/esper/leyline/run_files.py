@@ -23,10 +23,11 @@ _PART: Final = re.compile(r"part-([0-9]{5,})\.(jsonl|parquet)")
 
 
 class PartSize(NamedTuple):
-    """How far a table was written: the number of its open part, and the bytes in it."""
+    """How far a table was written: the number of its open part, the bytes in it, the time of its last row."""
 
     part: Annotated[int, msgspec.Meta(ge=0)]
     bytes: Annotated[int, msgspec.Meta(ge=0)]
+    t: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 def part_path(folder: Path, number: int, kind: PartKind) -> Path:

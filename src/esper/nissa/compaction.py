@@ -29,16 +29,15 @@ class Compactor:
 
     def compact(self, folder: Path, table: str, below: int) -> None:
         """Convert what is still JSON lines of the parts with numbers lower than ``below``, oldest first."""
-        for number, lines in part_files(folder):
-            if number >= below or lines.suffix != ".jsonl":
-                continue
-            target = part_path(folder, number, "parquet")
-            try:
-                if not target.exists():
-                    self._convert(lines, table, target)
-                lines.unlink()
-            except (OSError, duckdb.Error) as error:
-                raise CompactionError(f"{lines}: {str(error).splitlines()[0]}") from error
+        try:
+            for number, lines in part_files(folder):
+                if number < below and lines.suffix == ".jsonl":
+                    target = part_path(folder, number, "parquet")
+                    if not target.exists():
+                        self._convert(lines, table, target)
+                    lines.unlink()
+        except (OSError, duckdb.Error) as error:
+            raise CompactionError(f"{folder}: {str(error).splitlines()[0]}") from error
 
     def _convert(self, lines: Path, table: str, target: Path) -> None:
         partial = target.with_name(target.name + ".partial")
@@ -46,7 +45,7 @@ class Compactor:
             written = self._copy(lines, table, partial)
             expected = _count_of_lines(lines)
             if written != expected:
-                raise CompactionError(f"{lines}: {written} of {expected} rows were converted")
+                raise CompactionError(f"{lines}: {written} rows for {expected} whole lines")
             _flush_to_disk(partial)
             os.replace(partial, target)
             _flush_to_disk(target.parent)
@@ -57,7 +56,8 @@ class Compactor:
     def _copy(self, lines: Path, table: str, partial: Path) -> int:
         """Write the rows of ``lines`` to ``partial``; how many there were."""
         if self._database is None:
-            settings = {"threads": "1", "memory_limit": "1GB", "temp_directory": ""}
+            # On the trainer's own thread: none is started.
+            settings = {"threads": "1", "async_threads": "0", "memory_limit": "1GB", "temp_directory": ""}
             self._database = duckdb.connect(":memory:", config={**settings})
         columns = ", ".join(f"{_text(column.name)}: {_text(column.sql_type)}" for column in COLUMNS[table])
         rows = f"read_json({_text(str(lines))}, format = 'newline_delimited', columns = {{{columns}}})"
@@ -68,7 +68,7 @@ class Compactor:
 
 
 def _count_of_lines(lines: Path) -> int:
-    """Of whole ones; a torn one at the end makes it one too few."""
+    """Of whole ones: a torn one at the end is not counted, and must not be converted."""
     return lines.read_bytes().count(b"\n")
 
 

@@ -50,6 +50,7 @@ class TablePart:
         self._file: int | None = None
         self._bytes = 0
         """Of the open part, on disk."""
+        self._last_t = 0.0
         # Every table has `t`; it is named once more since a getter of a single name gives no tuple.
         self._floats = attrgetter("t", *(column.name for column in COLUMNS[table] if column.is_float))
         self._nested = tuple(column.name for column in COLUMNS[table] if column.nests_floats)
@@ -62,7 +63,7 @@ class TablePart:
     @property
     def size(self) -> PartSize:
         """How far the table is on disk."""
-        return PartSize(self.number, self._bytes)
+        return PartSize(self.number, self._bytes, self._last_t)
 
     def append(self, row: Row) -> None:
         """Encode one row into memory, whole or not at all."""
@@ -73,6 +74,7 @@ class TablePart:
             raise RowError(f"a row of table '{self._table}' cannot be written: {error}") from error
         # One operation, so that an interrupt cannot come between a row and its newline.
         self._buffer += line + b"\n"
+        self._last_t = row.t
 
     def write_out(self) -> None:
         """Hand the buffer to the operating system; raises ``OSError`` when that fails."""
@@ -91,7 +93,7 @@ class TablePart:
         for number, path in reversed(part_files(self.folder)):  # so that no gap is left at any moment
             if number > size.part:
                 path.unlink()
-        self.number, self._bytes = size
+        self.number, self._bytes, self._last_t = size
         if self.path.exists():
             os.truncate(self.path, size.bytes)
 
