@@ -37,8 +37,10 @@ def _life(number: int, env: int) -> Iterator[Row]:
     for row in fake_run.life(number):
         yield msgspec.structs.replace(row, env=env)
         if isinstance(row, EpochRow):
-            for _ in range(CONFIGURATIONS):
-                yield msgspec.structs.replace(fake_run.counterfactual_row(row.epoch), env=env, episode=number)
+            for index in range(CONFIGURATIONS):
+                on = (bool(index & 1), bool(index & 2), bool(index & 4))
+                scored = fake_run.counterfactual_row(row.epoch, on)
+                yield msgspec.structs.replace(scored, env=env, episode=number, score=40.0 + index)
 
 
 def _write(directory: Path) -> int:

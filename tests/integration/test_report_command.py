@@ -113,6 +113,12 @@ def test_settings_of_a_training_survive_as_flags(settings: dict[str, object]) ->
     assert checked(TrainingConfig, given) == config
 
 
+def test_the_command_names_what_matters_even_where_it_is_the_default() -> None:
+    row = fake_run.run_row()
+    row.config = RunConfig().model_dump(mode="json")
+    assert reproduction(row) == "esper run --task digits_impaired --decider heuristic --rng-seed 0"
+
+
 def test_a_run_that_no_command_began_has_none() -> None:
     row: RunRow = fake_run.run_row()
     row.config = {"episodes": 1}

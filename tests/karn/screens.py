@@ -13,7 +13,7 @@ from esper.karn.screen import render
 from esper.leyline.events import EpochRow, Row
 from tests.karn import fake_run, fake_training
 
-FOLDER = Path(__file__).with_name("screens")
+FOLDER = Path(__file__).with_name("drawn")
 SMALL, LARGE = (80, 24), (200, 60)
 
 
@@ -76,10 +76,16 @@ def path_of(case: str) -> Path:
     return FOLDER / f"{case}.txt"
 
 
+def text_of(case: str) -> str:
+    """What a terminal shows; its last line is left to the cursor."""
+    rows, (width, height) = CASES[case]
+    return drawn(state_of(rows()), width, height - 1) + "\n"
+
+
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    for case, (rows, size) in CASES.items():
-        path_of(case).write_text(drawn(state_of(rows()), *size) + "\n", encoding="utf-8")
+    for case in CASES:
+        path_of(case).write_text(text_of(case), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -209,15 +209,17 @@ def test_a_refused_action_names_what_refused_it_and_why() -> None:
     ]
 
 
-def test_a_refused_fossilization_does_not_pass_for_the_one_that_came_about() -> None:
+def test_what_was_refused_does_not_pass_for_what_a_user_did_in_the_same_step() -> None:
     rows = (
-        germination(4),
-        decision(11, Op.FOSSILIZE, 1, succeeded=False, refused_by="G5", op_probs=[0.2, 0, 0, 0, 0.8, 0]),
+        decision(4, Op.GERMINATE, 1, succeeded=False, refused_by="G0", op_probs=[0.2, 0.8, 0, 0, 0, 0]),
+        germination(4, cause="user"),
+        decision(11, Op.FOSSILIZE, 1, succeeded=False, refused_by="G5", op_probs=[0.1, 0, 0, 0, 0.9, 0]),
         move(11, Stage.HOLDING, Stage.FOSSILIZED, cause="user", reason="kept by hand"),
     )
     assert sentences(*rows) == [
         "epoch 4: conv_light germinated in r0c1; contribution –; fossilized by the user at 11: kept by hand",
-        "epoch 11: FOSSILIZE in r0c1 was refused by G5 (policy 0.80, next best WAIT 0.20)",
+        "epoch 4: GERMINATE in r0c1 was refused by G0 (policy 0.80, next best WAIT 0.20)",
+        "epoch 11: FOSSILIZE in r0c1 was refused by G5 (policy 0.90, next best WAIT 0.10)",
     ]
 
 

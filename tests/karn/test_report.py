@@ -182,6 +182,21 @@ def test_configuration_and_environment_are_whole(tmp_path: Path) -> None:
     assert page.one("section", id="again").one("pre").text == "esper run --task digits"
 
 
+@pytest.mark.parametrize(
+    ("revision", "said"),
+    [
+        (None, "need an unknown revision of the code, the versions below"),
+        ("abc123", "need revision abc123, the versions below"),
+        ("abc123-dirty", "The code had changes that were not committed"),
+    ],
+)
+def test_what_the_same_numbers_need_is_said(tmp_path: Path, revision: str | None, said: str) -> None:
+    row = msgspec.structs.replace(fake_run.run_row(), git_revision=revision)
+    section = page_of(write(tmp_path / "run", [row]), reproduction="esper run").one("section", id="again")
+    assert said in section.text
+    assert ("not committed" in section.text) == (revision == "abc123-dirty")
+
+
 # --- other runs -----------------------------------------------------------------------------------
 
 
@@ -407,6 +422,11 @@ def test_a_run_that_is_not_whole_says_so(
         page = page_of(run)
         assert (sentences(page)[0], page.one("h1").text) == (running, headline)
         assert page.one(class_="state").text == "running"
+
+
+def test_a_life_killed_within_its_measurements_is_shown_without_them(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", [fake_run.run_row(), *until(5), fake_run.counterfactual_row(5)])
+    assert not list(page_of(run).all("section", id="interactions"))
 
 
 # --- the page itself ------------------------------------------------------------------------------

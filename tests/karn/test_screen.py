@@ -12,14 +12,12 @@ from esper.karn.screen import render
 from esper.leyline.events import SeedRow
 from esper.leyline.stages import Stage
 from tests.karn import fake_run, fake_training
-from tests.karn.screens import CASES, drawn, path_of, run_after, state_of
+from tests.karn.screens import CASES, drawn, path_of, run_after, state_of, text_of
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_screen_is_the_one_that_was_looked_at(case):
-    rows, size = CASES[case]
-
-    assert drawn(state_of(rows()), *size) + "\n" == path_of(case).read_text(encoding="utf-8")
+    assert text_of(case) == path_of(case).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -203,3 +201,11 @@ def test_a_seed_whose_gradients_are_unhealthy_stands_out():
     text = render(state_of(rows), 200, 60)
 
     assert styles_at(text, "0.40 <0.7") == "bold"
+
+
+def test_a_head_that_is_dead_is_seen_on_a_crowded_screen():
+    # Eight slots and three alerts leave one line for the entropies of healthy heads.
+    lines = drawn(state_of(fake_training.troubled_course(42, slots=8)), 80, 23).split("\n")
+
+    assert any("tempo 0.04 <0.1" in line for line in lines)
+    assert sum(line.startswith(" r0c") for line in lines) == 8

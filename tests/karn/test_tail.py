@@ -1,13 +1,11 @@
 from collections.abc import Iterable
 from itertools import chain
-from pathlib import Path
 
 import pytest
 
-from esper.karn.query import read_rows
-from esper.karn.tail import FOLLOWED, Tail
+from esper.karn.tail import FOLLOWED, LIVED, Tail
 from esper.leyline.errors import EsperError
-from esper.leyline.events import DecisionRow, EpochRow, Row, UpdateRow
+from esper.leyline.events import DecisionRow, EpisodeRow, Row
 from esper.leyline.run_files import PartSize
 from esper.nissa import writer as writer_module
 from esper.nissa.compaction import Compactor
@@ -100,9 +98,9 @@ def test_parts_that_became_parquet_are_read_on_where_they_were_left(tmp_path):
 def test_a_parquet_part_is_read_once_and_not_at_every_look(tmp_path, monkeypatch):
     from esper.karn import tail as module
 
-    reads: list[Path] = []
+    reads: list[object] = []
     original = module._parquet_lines
-    monkeypatch.setattr(module, "_parquet_lines", lambda path: reads.append(path) or original(path))
+    monkeypatch.setattr(module, "_parquet_lines", lambda *args: reads.append(args) or original(*args))
     with RunWriter(tmp_path / "run") as writer:
         emit(writer, decisions(1, 2, 3))
         tail = Tail(tmp_path / "run")
@@ -120,6 +118,26 @@ def test_rows_of_every_table_are_the_same_from_parquet(tmp_path):
             Compactor().compact(folder, folder.name, 1)
 
     assert Tail(tmp_path / "run").read() == rows
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_view_that_begins_late_gets_the_lives_of_the_last_round_only(tmp_path, compacted):
+    with RunWriter(tmp_path / "run") as writer:
+        rows = emit(writer, chain([fake_training.run_row()], *map(fake_training.round_rows, (1, 2, 3))))
+    if compacted:
+        for table in ("decision", "epoch", "seed", "transition", "update"):
+            Compactor().compact(tmp_path / "run/telemetry" / table, table, 1)
+    latest = Tail(tmp_path / "run").read_latest()
+
+    assert latest == [row for row in rows if type(row) not in LIVED or row.episode == 2]
+    assert sum(isinstance(row, EpisodeRow) for row in latest) == 3 * fake_training.ENVS
+
+
+def test_a_run_that_is_no_training_is_read_whole(tmp_path):
+    with RunWriter(tmp_path / "run") as writer:
+        rows = emit(writer, chain([fake_run.run_row()], fake_run.life(0), fake_run.life(1)))
+
+    assert Tail(tmp_path / "run").read_latest() == rows
 
 
 def test_what_a_resumed_run_writes_in_the_place_of_lost_rows_is_read(tmp_path):
@@ -155,23 +173,15 @@ def test_a_resumed_run_may_have_cut_off_whole_parts(tmp_path):
         assert epochs_of(tail.read()) == [14]
 
 
-def test_rounds_stay_in_order_though_the_clock_of_a_resumed_run_begins_again(tmp_path):
-    clock = iter(range(10_000))
-    with RunWriter(tmp_path / "run", resumable=True, clock=lambda: float(next(clock))) as writer:
-        emit(writer, fake_training.course(1))
+def test_a_resumed_run_comes_in_the_order_of_its_rounds(tmp_path):
+    with RunWriter(tmp_path / "run", resumable=True) as writer:
+        rows = emit(writer, fake_training.course(1))
         with writer.checkpoint() as sizes:
             kept = dict(sizes)
-    clock = iter(range(10_000))
-    with RunWriter(tmp_path / "run", resume_from=kept, clock=lambda: float(next(clock))) as writer:
-        emit(writer, fake_training.round_rows(2))
-    rows = Tail(tmp_path / "run").read()
+    with RunWriter(tmp_path / "run", resume_from=kept) as writer:
+        rows += emit(writer, fake_training.round_rows(2))
 
-    second = [row for row in read_rows(tmp_path / "run", EpochRow) if row.episode == 1]
-    assert second[0].t < read_rows(tmp_path / "run", UpdateRow)[0].t
-    assert [row.round for row in rows if isinstance(row, UpdateRow)] == [1, 2]
-    first = next(number for number, row in enumerate(rows) if isinstance(row, UpdateRow))
-    assert {row.episode for row in rows[:first] if isinstance(row, EpochRow)} == {0}
-    assert {row.episode for row in rows[first:] if isinstance(row, EpochRow)} == {1}
+    assert Tail(tmp_path / "run").read() == rows
 
 
 def test_a_line_that_is_no_row_is_named(tmp_path):

@@ -312,6 +312,8 @@ def _again(row: RunRow, reproduction: str | None) -> Iterator[Markup]:
     yield tag("pre", reproduction)
     code = "an unknown revision of the code" if row.git_revision is None else f"revision {row.git_revision}"
     needed = f"The same numbers need {code}, the versions below and the same kind of processor."
+    if row.git_revision is not None and row.git_revision.endswith("-dirty"):
+        needed += " The code had changes that were not committed, so they are not known."
     yield tag("p", needed, class_="aside")
 
 

@@ -18,6 +18,7 @@ import msgspec
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import EsperError
 from esper.leyline.events import (
+    RESTART,
     AlertRow,
     DecisionRow,
     EpisodeRow,
@@ -43,6 +44,8 @@ FOLLOWED: Final[tuple[type[Row], ...]] = (
     AlertRow,
 )
 """The rows that a view takes, in the order of those that were emitted in the same moment."""
+LIVED: Final = frozenset({DecisionRow, TransitionRow, EpochRow, SeedRow})
+"""Of these only a life that is shown needs any."""
 SETTLE_SECONDS: Final = 0.02
 """Longer than a writer needs to write out all its tables."""
 MAX_LOOKS: Final = 10
@@ -62,8 +65,9 @@ class TableTail:
         self._taken = 0
         """Rows of the present part that were read."""
 
-    def read(self) -> list[Row]:
-        """What came since the last call."""
+    def read(self, lives_from: int = 0) -> list[Row]:
+        """What came since the last call; of what was lived, that of the given round and later ones."""
+        since = lives_from if self._row_type in LIVED else 0
         rows: list[Row] = []
         while parts := list_parts(self._folder):
             if self._part not in parts:
@@ -71,7 +75,7 @@ class TableTail:
             if self._part not in parts:
                 break  # the last part is closed, and the next one has no row yet
             try:
-                rows += self._read_part(parts[self._part])
+                rows += self._read_part(parts[self._part], since)
             except FileNotFoundError:
                 continue  # it has become Parquet
             if self._part + 1 not in parts and parts[self._part].suffix == ".jsonl":
@@ -96,13 +100,12 @@ class TableTail:
         content = path.read_bytes()
         self._offset, self._taken = len(content), content.count(b"\n")
 
-    def _read_part(self, path: Path) -> list[Row]:
+    def _read_part(self, path: Path, since: int) -> list[Row]:
         if path.suffix == ".parquet":
-            rows = self._decoded(path, _parquet_lines(path))[self._taken :]
-        else:
-            rows = self._decoded(path, self._new_lines(path))
-        self._taken += len(rows)
-        return rows
+            return self._decoded(path, _parquet_lines(path, self._taken, since))
+        lines = self._new_lines(path)
+        self._taken += len(lines)
+        return [row for row in self._decoded(path, lines) if round_within(row) >= since]
 
     def _new_lines(self, path: Path) -> Sequence[bytes]:
         with path.open("rb") as file:
@@ -122,9 +125,14 @@ class TableTail:
             raise EsperError(f"{path} holds a line that is not a row of this table: {error}") from None
 
 
-def _parquet_lines(path: Path) -> list[str]:
+def _parquet_lines(path: Path, taken: int, since: int) -> list[str]:
+    """The rows after the first ``taken`` ones, as JSON, of lives from round ``since`` on."""
+    lived = f"episode % {RESTART} + 1 >= {since}" if since else "true"
+    query = (
+        f"SELECT to_json(part) FROM (SELECT * EXCLUDE file_row_number"
+        f" FROM read_parquet(?, file_row_number = true) WHERE file_row_number >= {taken} AND {lived}) part"
+    )
     with duckdb.connect(":memory:") as connection:
-        query = "SELECT to_json(part) FROM read_parquet(?) part"
         return [text for (text,) in connection.execute(query, [str(path)]).fetchall()]
 
 
@@ -135,16 +143,24 @@ class Tail:
         self._telemetry = directory / TELEMETRY
         self._tables = [TableTail(self._telemetry / TABLE_OF[kind], kind) for kind in FOLLOWED]
 
-    def read(self) -> list[Row]:
-        """What came since the last call, as it was emitted; tables that are being written are waited for."""
+    def read(self, lives_from: int = 0) -> list[Row]:
+        """What came since the last call, as it was emitted; tables that are being written are waited for.
+
+        Decisions, epochs, seeds and transitions of lives before round ``lives_from`` are passed over.
+        """
         rows: list[Row] = []
         for _ in range(MAX_LOOKS):
-            found = [row for table in self._tables for row in table.read()]
+            found = [row for table in self._tables for row in table.read(lives_from)]
             rows += found
             if not found:
                 break
             time.sleep(SETTLE_SECONDS)
-        return sorted(rows, key=_place)
+        return sorted(rows, key=lambda row: (row.t, _TIES[type(row)]))
+
+    def read_latest(self) -> list[Row]:
+        """The same, of what was lived the last round of a training only."""
+        updates = TableTail(self._telemetry / TABLE_OF[UpdateRow], UpdateRow).read()
+        return self.read(max((row.round for row in updates if isinstance(row, UpdateRow)), default=0))
 
     def age(self) -> float:
         """Seconds since something was written."""
@@ -152,13 +168,8 @@ class Tail:
         return max(time.time() - max(changes), 0.0) if changes else 0.0
 
 
-def _place(row: Row) -> tuple[float, float, int]:
-    """By round or life, then by time: the clock of a resumed run begins again."""
-    return round_within(row), row.t, _TIES[type(row)]
-
-
 def round_within(row: Row) -> float:
-    """The round that a row belongs to, or the number of its life from 1 on; infinite for what has none."""
+    """The round that a row belongs to, 0 for the run's own; infinite for what belongs to none."""
     match row:
         case UpdateRow():
             return row.round

@@ -87,7 +87,7 @@ def watching(directory: Path, *, resume: bool) -> LiveView:
     view = LiveView(Console())
     if resume:
         last = saved_round(directory)
-        view.recall(row for row in Tail(directory).read() if round_within(row) <= last)
+        view.recall(row for row in Tail(directory).read(lives_from=last) if round_within(row) <= last)
     return view
 
 

@@ -57,8 +57,10 @@ def watch(run: Run, config: WatchConfig, console: Console) -> None:
     """Show what is recorded, then what comes, until the run is over."""
     is_over = run.state != "running"
     tail, place = Tail(run.path), Place(config.env)
-    past, age = tail.read(), 0.0 if is_over else tail.age()
-    speed = _speed(past, config.speed, replayed=is_over and console.is_terminal)
+    # Without a terminal nobody waits for a replay.
+    is_replay = is_over and console.is_terminal if config.speed is None else config.speed > 0
+    past, age = tail.read() if is_replay else tail.read_latest(), 0.0 if is_over else tail.age()
+    speed = _speed(past, config.speed) if is_replay else 0.0
     # A replay has no clock of its own: all times are those that the rows tell.
     clock = (lambda: 0.0) if is_over else time.monotonic
     with LiveView(console, env=config.env, clock=clock) as view:
@@ -108,18 +110,16 @@ class Place:
         return f"after epoch {self._done} of {self._run.horizon}"
 
 
-def _speed(rows: Sequence[Row], asked: float | None, *, replayed: bool) -> float:
-    """Times as fast as it happened; 0 is at once."""
-    if asked is not None:
-        return asked
-    return sum(pauses(rows)) / REPLAY_SECONDS if replayed else 0.0
+def _speed(rows: Sequence[Row], asked: float | None) -> float:
+    """Times as fast as it happened."""
+    return sum(pauses(rows)) / REPLAY_SECONDS if asked is None else asked
 
 
 def pauses(rows: Iterable[Row]) -> Iterator[float]:
-    """Seconds before each row; the clock of a resumed run begins again."""
+    """Seconds before each row."""
     last = 0.0
     for row in rows:
-        yield row.t - last if row.t >= last else row.t
+        yield row.t - last
         last = row.t
 
 

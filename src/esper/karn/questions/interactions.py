@@ -44,7 +44,7 @@ def interactions(run: Run, life: LifeKey | None = None) -> Interactions | None:
     switched = [slot for slot in range(len(run.row.slots)) if len({on[slot] for _, on, _ in found}) > 1]
     scores = {tuple(on[slot] for slot in switched): score for _, on, score in found}
     everything = (True,) * len(switched)
-    if everything not in scores:
+    if not switched or everything not in scores:  # a killed run may have written but one of them
         return None
     return Interactions(
         life=life,

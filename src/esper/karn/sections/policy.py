@@ -96,10 +96,16 @@ def policy(state: Following, width: int) -> Section:
     entries = [Entry(m.name, reading, _of_round(m.column)) for m, reading in read_metrics]
     short = flow("policy", cells, width, cell=CELL, gap=1)
     long = _table("policy", entries, state.rounds, width)
+    least = _least(short, [reading for _, reading in read_metrics])
     if row.skipped is None:
-        return Section.either(short, long, least=1)
+        return Section.either(short, long, least)
     left_out = [labelled("policy", Text(f"update left out: {row.skipped}", style=OUTSIDE))]
-    return Section.either(left_out + short, left_out + long if long else [], least=2)
+    return Section.either(left_out + short, left_out + long if long else [], least + 1)
+
+
+def _least(lines: Sequence[Text], readings: Sequence[Reading]) -> int:
+    """All lines where a number is beyond its limit, else the first."""
+    return len(lines) if any(reading.limit for reading in readings) else 1
 
 
 def entropies(state: Following, run: RunRow, width: int) -> Section:
@@ -118,7 +124,8 @@ def entropies(state: Following, run: RunRow, width: int) -> Section:
         entries.append(Entry(name, reading, measure, FRACTION))
     cells = [entry.reading.named(entry.name) for entry in entries]
     short = flow("entropy", cells, width, cell=CELL, gap=1)
-    return Section.either(short, _table("entropy", entries, state.rounds, width), least=1, joined=True)
+    long = _table("entropy", entries, state.rounds, width)
+    return Section.either(short, long, _least(short, [entry.reading for entry in entries]), joined=True)
 
 
 def ops(state: Following, run: RunRow, width: int) -> Section:

@@ -42,7 +42,7 @@ def progress(state: Following, run: RunRow, width: int) -> Section:
         kept = lines[:room]
         return [kept[index] for index in (0, 2, 1, 3, 4) if index < len(kept)]
 
-    return Section(draw, least=3, wish=len(lines), most=len(lines))
+    return Section(draw, least=4, wish=len(lines), most=len(lines))
 
 
 def _fact_line(label: str, value: str, facts: str, line: str | Text) -> Text:
