@@ -75,7 +75,7 @@ def teach(
                 writer.flush()
 
             def record(summary: RoundSummary) -> None:
-                telemetry.emit_round([*summary.rows, row_of(summary)])
+                telemetry.emit_round(summary.rows, row_of(summary))
                 writer.flush()
                 if problems:  # a checkpoint without its rows would lose them; one before it does not
                     raise SaveError(problems[0].partition(";")[0])

@@ -46,13 +46,16 @@ class Telemetry:
         alerts = self._watch.take(row)
         self._pass_on([row], alerts, [row, *alerts], DETAIL_EPOCHS, last=isinstance(row, EpochRow))
 
-    def emit_round(self, rows: Sequence[Row]) -> None:
-        """Take all rows of a round; an alert about its update lets all of them be written in full.
+    def emit_round(self, lived: Sequence[Row], update: UpdateRow) -> None:
+        """Take all rows of a round; an alert about the run lets all of them be written in full.
 
         Not one about a single life: a policy that explores plants many a seed that does not thrive.
         """
+        rows = [*lived, update]
         alerts = [alert for row in rows for alert in self._watch.take(row)]
-        grave = [alert for alert in alerts if alert.round is not None]
+        grave = [alert for alert in alerts if alert.env is None]
+        for alert in grave:  # lives raise alerts about the run too, and do not know of rounds
+            alert.round = update.round
         self._pass_on(rows, alerts, grave, DETAIL_ROUNDS, last=True)
 
     def _pass_on(

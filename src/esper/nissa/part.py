@@ -97,16 +97,6 @@ class TablePart:
         if self.path.exists():
             os.truncate(self.path, size.bytes)
 
-    def last_time(self) -> float:
-        """The stamp of the last row of the open part; 0 where there is none."""
-        if self._bytes == 0:
-            return 0.0
-        last = self.path.read_bytes().rstrip(b"\n").rpartition(b"\n")[2]
-        try:
-            return msgspec.json.decode(last, type=Row).t
-        except msgspec.DecodeError as error:
-            raise RowError(f"'{self.path}' ends in something that is no row: {error}") from None
-
     def rotate(self) -> None:
         """Close the open part; the next row begins another one."""
         self._close_file()

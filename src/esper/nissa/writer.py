@@ -76,7 +76,7 @@ class RunWriter:
         self._resource_due = RESOURCE_SECONDS
         self._clock = clock
         # A resumed run goes on in its own time, or its rows would lie before those that are there.
-        self._began = clock() - max(part.last_time() for part in self._parts.values())
+        self._began = clock() - max(part.size.t for part in self._parts.values())
 
     def _cut(self, sizes: Mapping[str, PartSize]) -> None:
         try:
