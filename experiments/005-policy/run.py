@@ -4,7 +4,7 @@ Three trainings on digits_impaired, rng seeds 0 to 2. Each is judged by the poli
 selection rng seeds: argmax, test split, 20 rng seeds that neither training nor selection has met. Beside
 it stand the controls and the two fixed plans that did best in experiments/008-plans, bare and after rent.
 
-Run with ``.venv/bin/python experiments/005-policy/run.py`` (an hour on two cores), or with ``judge`` to
+Run with ``.venv/bin/python experiments/005-policy/run.py`` (two hours on two cores), or with ``judge`` to
 judge the trainings that are there. Trainings go to runs/ below this folder and are resumed when the script
 is started again. It rewrites trainings.json, results.json, table.md, courses.md and curves.svg.
 """
