@@ -48,7 +48,8 @@ def serve_command(args: Sequence[str]) -> None:
     folder = RunFolder(Path(args[0]))
     listener = listen(config.host, config.port)
     entrance = access(config.host, listener.getsockname()[1], ask_for_token=config.token)
-    print(f"esper: {len(folder.runs())} runs in {args[0]}, at {entrance.url}  (Ctrl+C ends it)", flush=True)
+    found = "1 run" if len(folder.runs()) == 1 else f"{len(folder.runs())} runs"
+    print(f"esper: {found} in {args[0]}, at {entrance.url}  (Ctrl+C ends it)", flush=True)
     try:
         serve(folder, entrance, listener)
     except KeyboardInterrupt:

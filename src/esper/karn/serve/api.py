@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
@@ -17,23 +16,25 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from esper.karn import notation
-from esper.karn.conclusion import Conclusion, comparison_text, conclude
-from esper.karn.diary import diary
-from esper.karn.figures import FIGURES, Figure, Picture, verdict_picture
-from esper.karn.outcome import compare
-from esper.karn.palette import LOOKS
-from esper.karn.questions.differences import differences
-from esper.karn.questions.lives import LifeKey, LifeSummary, default_life, lives
-from esper.karn.report import rows_of_life
+from esper.karn.figures import FIGURES, Figure
+from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run, open_run
-from esper.karn.serve.charts import CHARTS, Chart
+from esper.karn.serve.content import (
+    Listed,
+    Listing,
+    NamedPage,
+    Page,
+    ShownAnswer,
+    cell,
+    compared,
+    diary_of,
+    page_of,
+    shown_figure,
+)
 from esper.karn.serve.entries import Entry, entry_of
 from esper.karn.serve.events import events_response
 from esper.karn.serve.folder import FoundRun, UnknownRunError
 from esper.karn.serve.readings import ReadingError, Readings
-from esper.karn.serve.settings import configuration, provenance, text_of
-from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError, UnknownNameError
 
 MOST_ROWS: Final = 1_000
@@ -42,114 +43,7 @@ MOST_SECONDS: Final = 10.0
 MOST_MEMORY: Final = 512
 """What one query may take; memory in MB."""
 MOST_QUERY_BYTES: Final = 100_000
-IN_THE_HEADER: Final = "progress"
-"""The figure that the header of a page takes the place of."""
-OF_ONE_LIFE: Final = frozenset({"lanes"})
-"""Figures that show one life."""
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """A run of the folder, before anything of it was read."""
-
-    id: str
-    name: str
-    version: str
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """All runs of the folder."""
-
-    folder: str
-    runs: list[Listed]
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """One life to choose."""
-
-    env: int
-    episode: int
-    group: str
-    """The round, or the life, that it shares with other environments."""
-    score: str
-
-
-@dataclass(frozen=True, slots=True)
-class FigureName:
-    """A figure that can be asked for."""
-
-    key: str
-    question: str
-    of_life: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Everything about a run but its figures; of one that cannot be read, why."""
-
-    entry: Entry
-    conclusion: Conclusion | None = None
-    figures: list[FigureName] = field(default_factory=list)
-    lives: list[Life] = field(default_factory=list)
-    life: dict[str, int] | None = None
-    """What is shown unless another one is chosen."""
-    config: list[tuple[str, str]] = field(default_factory=list)
-    provenance: list[tuple[str, str]] = field(default_factory=list)
-    tables: list[tuple[str, list[str]]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class NamedPage:
-    """A page and where it is."""
-
-    folder: str
-    name: str
-    page: Page
-
-
-@dataclass(frozen=True, slots=True)
-class ShownFigure:
-    """A picture, or a chart in its place, and the table behind both."""
-
-    svg: str
-    chart: Chart | None
-    columns: list[str]
-    rows: list[list[str]]
-    caption: str
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """How one run stands against another."""
-
-    sentence: str
-    verdict: ShownFigure | None
-    """Scores against parameters and compute; None: there is no finished life."""
-    differences: list[tuple[str, str, str]]
-    """Every setting that differs, with both values."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShownAnswer:
-    """What came of a query, as texts."""
-
-    columns: list[str]
-    rows: list[list[str]]
-    note: str | None
-    """Why rows were left out; None: these are all."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShownNote:
-    """One sentence of a diary."""
-
-    epoch: int
-    text: str
-    stage: str | None
-    glyph: str
 
 
 class QueryRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -243,6 +137,8 @@ class Api:
             answer = open_run(found.path).untrusted(
                 query, max_rows=MOST_ROWS, max_bytes=MOST_BYTES, seconds=MOST_SECONDS, memory=MOST_MEMORY
             )
+        except EsperError as error:
+            raise ReadingError(str(error).replace(f"{found.path}/", "")) from None
         finally:
             self._one_query.release()
         return _json(
@@ -251,77 +147,6 @@ class Api:
 
     def _ask(self, request: Request, question: Hashable, answer: Callable[[Run], T]) -> T:
         return self._readings.ask(request.path_params["id"], question, answer)
-
-
-def page_of(run: Run) -> Page:
-    """What a run's page shows beside its figures."""
-    row, life = run.row, default_life(run)
-    return Page(
-        entry=entry_of(run),
-        conclusion=conclude(run),
-        figures=[
-            FigureName(figure.key, figure.question, figure.key in OF_ONE_LIFE)
-            for figure in FIGURES
-            if figure.key != IN_THE_HEADER
-        ],
-        lives=[_shown_life(life) for life in lives(run)],
-        life=None if life is None else life._asdict(),
-        config=configuration(row),
-        provenance=provenance(row),
-        tables=[(table, [column.name for column in columns]) for table, columns in COLUMNS.items()],
-    )
-
-
-def shown_figure(run: Run, figure: Figure, life: LifeKey | None) -> ShownFigure | None:
-    """The figure of a run, or of one of its lives."""
-    picture = figure.answer(run, life)
-    if picture is None:
-        return None
-    chart = CHARTS.get(figure.key)
-    return _shown(picture, chart(run, life) if chart else None)
-
-
-def _shown(picture: Picture, chart: Chart | None) -> ShownFigure:
-    return ShownFigure(str(picture.svg), chart, picture.columns, picture.rows, picture.caption)
-
-
-def compared(left: tuple[str, Run], right: tuple[str, Run]) -> Compared:
-    """The first run against the second, each with its name."""
-    runs = dict((left, right))
-    picture = verdict_picture(runs)
-    return Compared(
-        sentence=comparison_text(compare(left[1], right[1])),
-        verdict=None if picture is None else _shown(picture, None),
-        differences=[(one.key, text_of(one.values[0]), text_of(one.values[-1])) for one in differences(runs)],
-    )
-
-
-def diary_of(run: Run, life: LifeKey | None) -> list[ShownNote]:
-    """The diary of a life; without one, of the run's default life."""
-    life = default_life(run) if life is None else life
-    if life is None:
-        return []
-    return [
-        ShownNote(
-            note.epoch,
-            note.text,
-            None if note.stage is None else note.stage.name.lower(),
-            "" if note.stage is None else LOOKS[note.stage].glyph,
-        )
-        for note in diary(run.row, rows_of_life(run, life))
-    ]
-
-
-def cell(value: object) -> str:
-    """A value of a query's answer, for reading."""
-    if value is None:
-        return notation.UNKNOWN
-    return f"{value:.6g}" if isinstance(value, float) else text_of(value)
-
-
-def _shown_life(life: LifeSummary) -> Life:
-    group = f"round {life.round}" if life.round is not None else f"life {life.key.episode}"
-    return Life(life.key.env, life.key.episode, group, notation.points(life.score))
 
 
 def _figure(key: str) -> Figure:

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Final, TypeVar
 
 import duckdb
@@ -17,9 +18,12 @@ from esper.karn.run import Run, open_run
 from esper.karn.serve.folder import FoundRun, RunFolder
 from esper.karn.tables import sentence_of
 from esper.leyline.errors import EsperError
+from esper.leyline.run_files import TELEMETRY
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+Place = tuple[Path, int, int]
+"""A run's directory, and what tells its telemetry from another's that was there before."""
 OPEN_RUNS: Final = 8
 ANSWERS: Final = 1000
 LOG: Final = logging.getLogger(__name__)
@@ -35,7 +39,7 @@ class Readings:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._open: OrderedDict[str, Run] = OrderedDict()
+        self._open: OrderedDict[Place, Run] = OrderedDict()
         self._answers: OrderedDict[tuple[str, Hashable], tuple[str, object]] = OrderedDict()
 
     def ask(self, id: str, question: Hashable, answer: Callable[[Run], T]) -> T:
@@ -66,18 +70,22 @@ class Readings:
         if found.refusal is not None:
             return ReadingError(found.refusal)
         try:
-            run = self._open.get(found.id) or open_run(found.path)
-            _keep(self._open, found.id, run, OPEN_RUNS)
-            return answer(run)
+            return answer(self._opened(found.path))
         except (EsperError, duckdb.Error, OSError) as error:
-            self._open.pop(found.id, None)
             reason = sentence_of(error).replace(f"{found.path}/", "")
             return ReadingError(f"'{found.name}' cannot be read: {reason}")
         except Exception as error:
             # What is in a file may break any code that reads it: the trace is for us, the page goes on.
             LOG.exception("'%s' broke the page", found.name)
-            self._open.pop(found.id, None)
             return ReadingError(f"'{found.name}' cannot be shown: {type(error).__name__}: {error}")
+
+    def _opened(self, path: Path) -> Run:
+        """The run in a directory; another one if that was removed and made anew."""
+        status = (path / TELEMETRY).stat()
+        place = (path, status.st_ino, status.st_ctime_ns)
+        run = self._open.get(place) or open_run(path)
+        _keep(self._open, place, run, OPEN_RUNS)
+        return run
 
 
 def _keep(memory: OrderedDict[K, T], key: K, value: T, most: int) -> None:

@@ -22,9 +22,11 @@ const chosen = (life) => (life ? `?env=${life.env}&episode=${life.episode}` : ""
 export const listRuns = () => ask("/api/runs");
 export const readRun = (id) => ask(of(id));
 export const readEntry = (id) => ask(`${of(id)}/entry`);
-export const readFigure = (id, key, life) => ask(`${of(id)}/figures/${encodeURIComponent(key)}${chosen(life)}`);
+export const readFigure = (id, key, life) =>
+  ask(`${of(id)}/figures/${encodeURIComponent(key)}${chosen(life)}`);
 export const readDiary = (id, life) => ask(`${of(id)}/diary${chosen(life)}`);
-export const readComparison = (left, right) => ask(`/api/comparisons/${encodeURIComponent(left)}/${encodeURIComponent(right)}`);
+export const readComparison = (left, right) =>
+  ask(`/api/comparisons/${encodeURIComponent(left)}/${encodeURIComponent(right)}`);
 export const runQuery = (id, query) =>
   ask(`${of(id)}/sql`, {
     method: "POST",

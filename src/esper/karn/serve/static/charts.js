@@ -10,7 +10,12 @@ const LOOKS = {
   main: () => ({ stroke: colour("ink"), width: 2 }),
   ghost: () => ({ stroke: colour("ghost"), width: 2, dash: [2, 4] }),
   steps: () => ({ stroke: colour("ink"), width: 2, paths: uPlot.paths.stepped({ align: 1 }) }),
-  dots: () => ({ stroke: colour("ink"), width: 0, paths: () => null, points: { show: true, size: 7, fill: colour("paper"), width: 2 } }),
+  dots: () => ({
+    stroke: colour("ink"),
+    width: 0,
+    paths: () => null,
+    points: { show: true, size: 7, fill: colour("paper"), width: 2 },
+  }),
   edge: () => ({ stroke: "transparent", width: 0, points: { show: false } }),
 };
 const redraws = new Set();
@@ -34,14 +39,22 @@ export function sharedRanges(charts) {
 }
 
 function numbersOf(plot) {
-  const columns = [...plot.lines.map((line) => line.values), ...plot.fans.flatMap((fan) => [fan.low, fan.high])];
+  const columns = [
+    ...plot.lines.map((line) => line.values),
+    ...plot.fans.flatMap((fan) => [fan.low, fan.high]),
+  ];
   return columns.flat().filter((value) => value !== null);
 }
 
 /** An element that shows a chart and takes new numbers by `show(chart, ranges)`; `close()` lets go of it. */
 export function chartElement(label) {
   const readout = el("div", { className: "chart-title mono", "aria-live": "off" });
-  const canvas = el("div", { className: "chart", tabIndex: 0, role: "img", "aria-label": `${label}; arrow keys read values` });
+  const canvas = el("div", {
+    className: "chart",
+    tabIndex: 0,
+    role: "img",
+    "aria-label": `${label}; arrow keys read values`,
+  });
   const element = el("div", {}, canvas, readout);
   const sync = `chart-${Math.random()}`;
   let plots = [];
@@ -53,8 +66,14 @@ export function chartElement(label) {
     at = index;
     if (!shown || !shown.x.length) return setText(readout, "");
     const place = index ?? shown.x.length - 1;
-    const values = shown.plots.flatMap((plot) => plot.lines.map((line) => `${line.label} ${line.texts[place]}`));
+    const values = shown.plots.flatMap((plot) =>
+      plot.lines.map((line) => `${line.label} ${line.texts[place]}`),
+    );
     setText(readout, [`${shown.axis} ${shown.places[place]}`, ...values].join("   "));
+  }
+
+  function noteLimits() {
+    canvas.dataset.limits = JSON.stringify(plots.map((one) => one.limits().y));
   }
 
   function draw() {
@@ -62,18 +81,24 @@ export function chartElement(label) {
     plots = [];
     if (!shown || !canvas.clientWidth) return;
     plots = shown.plots.map((_, index) => onePlot(canvas, shown, index, sharedWith, sync, read));
-    canvas.dataset.limits = JSON.stringify(plots.map(({ plot }) => [plot.scales.y.min, plot.scales.y.max]));
+    noteLimits();
     read(null);
   }
 
   function show(chart, ranges = null) {
-    const isSameShape = shown && plots.length === chart.plots.length
-      && chart.plots.every((plot, index) => plot.lines.length === shown.plots[index].lines.length
-        && plot.fans.length === shown.plots[index].fans.length);
+    const isSameShape =
+      shown &&
+      plots.length === chart.plots.length &&
+      chart.plots.every(
+        (plot, index) =>
+          plot.lines.length === shown.plots[index].lines.length &&
+          plot.fans.length === shown.plots[index].fans.length,
+      );
     shown = chart;
     sharedWith = ranges;
-    if (!isSameShape || ranges) return draw();
-    plots.forEach(({ update }) => update(chart));
+    if (!isSameShape) return draw();
+    plots.forEach(({ update }) => update(chart, ranges));
+    noteLimits();
     read(at !== null && at < chart.x.length ? at : null);
   }
 
@@ -107,7 +132,11 @@ export function chartElement(label) {
 /** The x values, then per fan its two edges, then the lines. */
 function columnsOf(chart, index) {
   const plot = chart.plots[index];
-  return [chart.x, ...plot.fans.flatMap((fan) => [fan.low, fan.high]), ...plot.lines.map((line) => line.values)];
+  return [
+    chart.x,
+    ...plot.fans.flatMap((fan) => [fan.low, fan.high]),
+    ...plot.lines.map((line) => line.values),
+  ];
 }
 
 function limitsOf(chart, index, ranges) {
@@ -124,45 +153,72 @@ function onePlot(parent, chart, index, ranges, sync, read) {
   const drawn = chart.plots[index];
   const isLast = index === chart.plots.length - 1;
   const shown = { chart, limits: limitsOf(chart, index, ranges) };
-  const axis = { stroke: colour("dim"), grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false }, font: FONT };
+  const axis = {
+    stroke: colour("dim"),
+    grid: { stroke: colour("grid"), width: 1 },
+    ticks: { show: false },
+    font: FONT,
+  };
   const fill = (isInner) => colour("ink") + (isInner ? "2e" : "18");
-  const plot = new uPlot({
-    width: parent.clientWidth,
-    height: drawn.height + (isLast ? 26 : 0),
-    padding: [8, LABEL_ROOM, isLast ? 0 : 8, 0],
-    legend: { show: false },
-    cursor: { sync: { key: sync }, y: false, points: { size: 6 } },
-    scales: {
-      // A part that was chosen by dragging stays; a double click shows all again.
-      x: { time: false, range: (_, low, high) => (isPart(shown, low, high) ? [low, high] : shown.limits.x) },
-      y: { range: () => shown.limits.y },
+  const plot = new uPlot(
+    {
+      width: parent.clientWidth,
+      height: drawn.height + (isLast ? 26 : 0),
+      padding: [8, LABEL_ROOM, isLast ? 0 : 8, 0],
+      legend: { show: false },
+      cursor: { sync: { key: sync }, y: false, points: { size: 6 } },
+      scales: {
+        // A part that was chosen by dragging stays; a double click shows all again.
+        x: {
+          time: false,
+          range: (_, low, high) => (isPart(shown, low, high) ? [low, high] : shown.limits.x),
+        },
+        y: { range: () => shown.limits.y },
+      },
+      axes: [
+        {
+          ...axis,
+          show: isLast,
+          size: 26,
+          incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000],
+        },
+        { ...axis, size: 52, space: 32 },
+      ],
+      series: [
+        {},
+        ...drawn.fans.flatMap(() => [LOOKS.edge(), LOOKS.edge()]),
+        ...drawn.lines.map((line) => ({ points: { show: isAlone }, ...LOOKS[line.look]() })),
+      ],
+      bands: drawn.fans.map((fan, at) => ({ series: [2 + 2 * at, 1 + 2 * at], fill: fill(fan.inner) })),
+      hooks: {
+        draw: [(self) => labelEnds(self, shown.chart, index)],
+        setCursor: [
+          (self) => {
+            if (self.cursor.event) read(self.cursor.idx ?? null);
+          },
+        ],
+      },
     },
-    axes: [
-      { ...axis, show: isLast, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] },
-      { ...axis, size: 52, space: 32 },
-    ],
-    series: [
-      {},
-      ...drawn.fans.flatMap(() => [LOOKS.edge(), LOOKS.edge()]),
-      ...drawn.lines.map((line) => ({ points: { show: chart.x.length < 2 }, ...LOOKS[line.look]() })),
-    ],
-    bands: drawn.fans.map((fan, at) => ({ series: [2 + 2 * at, 1 + 2 * at], fill: fill(fan.inner) })),
-    hooks: {
-      draw: [(self) => labelEnds(self, shown.chart, index)],
-      setCursor: [(self) => { if (self.cursor.event) read(self.cursor.idx ?? null); }],
-    },
-  }, columnsOf(chart, index), parent);
+    columnsOf(chart, index),
+    parent,
+  );
   return {
     plot,
-    update(later) {
+    limits: () => shown.limits,
+    update(later, laterRanges) {
       const { min, max } = plot.scales.x;
       const stays = isPart(shown, min, max);
       shown.chart = later;
-      shown.limits = limitsOf(later, index, null);
+      shown.limits = limitsOf(later, index, laterRanges);
       plot.setData(columnsOf(later, index), !stays);
       if (stays) plot.redraw();
     },
   };
+}
+
+/** A line of one point is a dot. */
+function isAlone(self) {
+  return self.data[0].length < 2;
 }
 
 function isPart({ chart }, low, high) {
@@ -173,10 +229,13 @@ function isPart({ chart }, low, high) {
 function labelEnds(self, chart, index) {
   const { ctx } = self;
   const scale = devicePixelRatio;
-  const ends = chart.plots[index].lines.map((line) => {
-    const last = line.values.findLastIndex((value) => value !== null);
-    return last < 0 ? null : { line, last, y: self.valToPos(line.values[last], "y", true) };
-  }).filter(Boolean).sort((one, other) => one.y - other.y);
+  const ends = chart.plots[index].lines
+    .map((line) => {
+      const last = line.values.findLastIndex((value) => value !== null);
+      return last < 0 ? null : { line, last, y: self.valToPos(line.values[last], "y", true) };
+    })
+    .filter(Boolean)
+    .sort((one, other) => one.y - other.y);
   ends.forEach((end, at) => {
     if (at && end.y - ends[at - 1].y < 15 * scale) end.y = ends[at - 1].y + 15 * scale;
   });

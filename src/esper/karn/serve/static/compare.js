@@ -13,7 +13,15 @@ export function compareView(view, context, leftId, rightId) {
   const place = el("div", { className: "panels" });
   let keeper = null;
   let pairs = [];
-  fill(view, el("div", { className: "sides" }, heads.map((head) => head.element)), place);
+  fill(
+    view,
+    el(
+      "div",
+      { className: "sides" },
+      heads.map((head) => head.element),
+    ),
+    place,
+  );
 
   function build(runs) {
     const names = runs.map((run) => run.name);
@@ -25,12 +33,20 @@ export function compareView(view, context, leftId, rightId) {
       const found = await readComparison(...ids);
       setText(said, found.sentence);
       verdict.show(found.verdict);
-      fill(difference.body, found.differences.length ? table(["setting", ...names], found.differences, "configuration")
-        : el("p", { className: "hint" }, "Nothing: both have the same configuration."));
+      fill(
+        difference.body,
+        found.differences.length
+          ? table(["setting", ...names], found.differences, "configuration")
+          : el("p", { className: "hint" }, "Nothing: both have the same configuration."),
+      );
     });
     const readable = runs.find((run) => run.page.figures.length);
     pairs = (readable?.page.figures ?? []).map((figure) => figurePair(ids, figure));
-    fill(place, both.element, pairs.map((pair) => pair.element));
+    fill(
+      place,
+      both.element,
+      pairs.map((pair) => pair.element),
+    );
     keeper = upkeep([both, ...pairs]);
   }
 
@@ -59,7 +75,19 @@ export function compareView(view, context, leftId, rightId) {
 /** Two panels in a row that are loaded together. */
 function pairOf(sides, load) {
   const close = () => sides.forEach((side) => side.close?.());
-  return { sides, load, close, element: el("div", { className: "sides wide" }, sides.map((side) => side.element)), trouble: sides[0].trouble, isStale: true, isSeen: false };
+  return {
+    sides,
+    load,
+    close,
+    element: el(
+      "div",
+      { className: "sides wide" },
+      sides.map((side) => side.element),
+    ),
+    trouble: sides[0].trouble,
+    isStale: true,
+    isSeen: false,
+  };
 }
 
 /** One figure of both runs; what cannot be read on one side leaves the other as it is. */

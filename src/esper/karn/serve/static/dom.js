@@ -43,8 +43,26 @@ export function table(columns, rows, caption) {
     el(
       "table",
       {},
-      el("thead", {}, el("tr", {}, columns.map((name, at) => el("th", { scope: "col", className: kind(at) }, name)))),
-      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((text, at) => el("td", { className: kind(at) }, text))))),
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          columns.map((name, at) => el("th", { scope: "col", className: kind(at) }, name)),
+        ),
+      ),
+      el(
+        "tbody",
+        {},
+        rows.map((row) =>
+          el(
+            "tr",
+            {},
+            row.map((text, at) => el("td", { className: kind(at) }, text)),
+          ),
+        ),
+      ),
     ),
   );
 }

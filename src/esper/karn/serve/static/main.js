@@ -31,26 +31,49 @@ let current = null;
 let marks = [];
 
 const context = {
-  go(hash) { location.hash = hash; },
+  go(hash) {
+    location.hash = hash;
+  },
   setPlace(text, title = "") {
     setText(document.getElementById("where"), text);
     document.title = title ? `${title} · esper` : "esper";
   },
   isMarked: (id) => marks.some((mark) => mark.id === id),
   toggleMark(id, name) {
-    marks = context.isMarked(id) ? marks.filter((mark) => mark.id !== id) : [...marks, { id, name }].slice(-2);
+    marks = context.isMarked(id)
+      ? marks.filter((mark) => mark.id !== id)
+      : [...marks, { id, name }].slice(-2);
     showMarks();
     current?.marksChanged?.();
   },
 };
 
 function showMarks() {
-  footer.hidden = marks.length === 0;
+  footer.hidden = marks.length === 0 || location.hash.startsWith("#/compare/");
   const button = el("button", { type: "button", disabled: marks.length < 2, onclick: compare }, "compare");
-  fill(footer, el("span", { className: "names" }, marks.length === 2
-    ? `${marks[0].name}  and  ${marks[1].name}`
-    : `${marks[0]?.name ?? ""}: mark a second run to compare`), button,
-    el("button", { type: "button", onclick: () => { marks = []; showMarks(); current?.marksChanged?.(); } }, "clear"));
+  fill(
+    footer,
+    el(
+      "span",
+      { className: "names" },
+      marks.length === 2
+        ? `${marks[0].name}  and  ${marks[1].name}`
+        : `${marks[0]?.name ?? ""}: mark a second run to compare`,
+    ),
+    button,
+    el(
+      "button",
+      {
+        type: "button",
+        onclick: () => {
+          marks = [];
+          showMarks();
+          current?.marksChanged?.();
+        },
+      },
+      "clear",
+    ),
+  );
 }
 
 function compare() {
@@ -66,6 +89,7 @@ const ROUTES = [
 function route() {
   const [pattern, make] = ROUTES.find(([known]) => known.test(location.hash));
   current?.close();
+  showMarks();
   view.replaceChildren();
   scrollTo(0, 0);
   view.focus({ preventScroll: true });
@@ -88,9 +112,23 @@ async function takeNews(changed, gone) {
 }
 
 function showHelp() {
-  fill(help, el("h2", { id: "keys-title" }, "Keys"),
-    el("dl", {}, KEYS.flatMap(([keys, text]) => [el("dt", {}, keys.split("  ").flatMap((key) => [el("kbd", {}, key), " "])), el("dd", {}, text)])),
-    el("form", { method: "dialog" }, el("button", {}, "close")));
+  fill(
+    help,
+    el("h2", { id: "keys-title" }, "Keys"),
+    el(
+      "dl",
+      {},
+      KEYS.flatMap(([keys, text]) => [
+        el(
+          "dt",
+          {},
+          keys.split("  ").flatMap((key) => [el("kbd", {}, key), " "]),
+        ),
+        el("dd", {}, text),
+      ]),
+    ),
+    el("form", { method: "dialog" }, el("button", {}, "close")),
+  );
   help.showModal();
 }
 
@@ -125,7 +163,9 @@ document.addEventListener("keydown", (event) => {
 document.getElementById("help").addEventListener("click", showHelp);
 document.getElementById("theme").addEventListener("click", nextTheme);
 addEventListener("hashchange", route);
-setTheme(THEMES.includes(localStorage.getItem("esper-theme")) ? localStorage.getItem("esper-theme") : "system");
+setTheme(
+  THEMES.includes(localStorage.getItem("esper-theme")) ? localStorage.getItem("esper-theme") : "system",
+);
 route();
 follow(takeNews, (state) => {
   const shown = document.getElementById("connection");

@@ -2,6 +2,7 @@
 
 import { readDiary, readFigure, readRun } from "./api.js";
 import { el, fill, problem, setText } from "./dom.js";
+import { lifeChooser } from "./life.js";
 import { figurePanel, panel, toggleTables, upkeep } from "./panels.js";
 import { settingsList, sqlPanel } from "./sql.js";
 
@@ -20,7 +21,9 @@ export function runView(view, context, id) {
     figures = run.page.figures.map((figure) => {
       const isOfLife = figure.of_life;
       const read = () => readFigure(id, figure.key, isOfLife ? chooser.life() : null);
-      return Object.assign(figurePanel(figure, { read, extra: isOfLife ? [chooser.element] : [] }), { isOfLife });
+      return Object.assign(figurePanel(figure, { read, extra: isOfLife ? [chooser.element] : [] }), {
+        isOfLife,
+      });
     });
     const query = sqlPanel(id, run.page.tables);
     focusQuery = query.focus;
@@ -31,7 +34,10 @@ export function runView(view, context, id) {
       settingsPanel("How was it configured?", () => head.run.page.config),
       settingsPanel("Where does it come from?", () => head.run.page.provenance),
     ];
-    fill(place, panels.map((one) => one.element));
+    fill(
+      place,
+      panels.map((one) => one.element),
+    );
     keeper = upkeep(panels);
   }
 
@@ -64,7 +70,16 @@ export function runView(view, context, id) {
   };
 }
 
-const FACTS = [["", "progress"], ["time", "time"], ["left", "left"], ["pace", "pace"], ["score", "score"], ["twin", "twin"], ["lead", "lead"], ["params", "params"]];
+const FACTS = [
+  ["", "progress"],
+  ["time", "time"],
+  ["left", "left"],
+  ["pace", "pace"],
+  ["score", "score"],
+  ["twin", "twin"],
+  ["lead", "lead"],
+  ["params", "params"],
+];
 
 /** The line that says whether the run is alive, how far it is and how well it does. */
 export function runHead(context, id) {
@@ -75,8 +90,13 @@ export function runHead(context, id) {
   const bar = el("progress", { max: 1 });
   const facts = el("div", { className: "facts" });
   const trouble = el("div");
-  const element = el("div", { className: "run-head" },
-    el("div", { className: "run-title" }, el("a", { href: "#/", title: "Esc" }, "‹ runs"), name, what, mark), facts, trouble);
+  const element = el(
+    "div",
+    { className: "run-head" },
+    el("div", { className: "run-title" }, el("a", { href: "#/", title: "Esc" }, "‹ runs"), name, what, mark),
+    facts,
+    trouble,
+  );
   const fields = new Map();
   const alerts = el("ul", { className: "alerts" });
   element.insertBefore(alerts, trouble);
@@ -90,7 +110,9 @@ export function runHead(context, id) {
   function fact(label, text) {
     if (!fields.has(label)) {
       const value = el("b", { className: "mono" });
-      facts.append(el("span", { className: "fact", "data-fact": label || "progress" }, el("span", {}, label), value));
+      facts.append(
+        el("span", { className: "fact", "data-fact": label || "progress" }, el("span", {}, label), value),
+      );
       fields.set(label, value);
     }
     setText(fields.get(label), text);
@@ -98,8 +120,18 @@ export function runHead(context, id) {
   function showAlerts(found) {
     if (alerts.dataset.shown === JSON.stringify(found)) return;
     alerts.dataset.shown = JSON.stringify(found);
-    fill(alerts, found.map((alert) => el("li", {}, el("b", { className: `alert-${alert.severity}` }, alert.rule),
-      el("span", { className: "dim" }, ` ${alert.scope}, ${alert.since}. `), alert.hint)));
+    fill(
+      alerts,
+      found.map((alert) =>
+        el(
+          "li",
+          {},
+          el("b", { className: `alert-${alert.severity}` }, alert.rule),
+          el("span", { className: "dim" }, ` ${alert.scope}, ${alert.since}. `),
+          alert.hint,
+        ),
+      ),
+    );
   }
   function show(run) {
     const { entry } = run.page;
@@ -125,81 +157,62 @@ export function runHead(context, id) {
   return made;
 }
 
-/** Two lists, one for the round or life and one for the environment, and the steps between lives. */
-function lifeChooser(onChange) {
-  const episodes = el("select", { "aria-label": "which round or life", onchange: () => choose() });
-  const envs = el("select", { "aria-label": "which environment", onchange: () => choose() });
-  const button = (text, step, key) => el("button", { type: "button", title: key, "aria-label": step < 0 ? "the life before" : "the life after", onclick: () => move(step) }, text);
-  const element = el("span", { className: "life" }, button("‹", -1, "["), episodes, envs, button("›", 1, "]"));
-  let lives = [];
-  let chosen = null;
-
-  const same = (one, other) => one && other && one.env === other.env && one.episode === other.episode;
-  function show() {
-    if (!chosen) return;
-    const rounds = [...new Map(lives.map((life) => [life.episode, life.group])).entries()];
-    options(episodes, rounds.map(([episode, group]) => [String(episode), group]), String(chosen.episode));
-    const beside = lives.filter((life) => life.episode === chosen.episode);
-    options(envs, beside.map((life) => [String(life.env), `environment ${life.env} · ${life.score}`]), String(chosen.env));
-    envs.hidden = lives.every((life) => life.env === lives[0].env);
-  }
-  function choose() {
-    const episode = Number(episodes.value);
-    const beside = lives.filter((life) => life.episode === episode);
-    select(beside.find((life) => life.env === Number(envs.value)) ?? beside[0]);
-  }
-  function select(life) {
-    if (!life) return;
-    chosen = { env: life.env, episode: life.episode };
-    isChosenByHand = true;
-    show();
-    onChange();
-  }
-  let isChosenByHand = false;
-  function move(step) {
-    const at = lives.findIndex((life) => same(life, chosen));
-    select(lives[Math.min(Math.max(at + step, 0), lives.length - 1)]);
-  }
-  return {
-    element,
-    move,
-    life: () => chosen,
-    setLives(found, standard) {
-      lives = found;
-      // Who has chosen a life stays with it; who has not sees the one that the run would show.
-      if (!isChosenByHand || !lives.some((life) => same(life, chosen))) chosen = standard;
-      show();
-    },
-  };
-}
-
-function options(list, entries, value) {
-  const shown = JSON.stringify(entries);
-  if (list.dataset.shown !== shown) {
-    list.dataset.shown = shown;
-    fill(list, entries.map(([key, text]) => el("option", { value: key }, text)));
-  }
-  list.value = value;
-}
-
 function diaryPanel(id, chooser) {
   const list = el("ol", { className: "diary", tabIndex: 0, "aria-label": "diary" });
-  const made = panel("What happened in this life?", { name: "diary", load: async () => {
-    const notes = await readDiary(id, chooser.life());
-    fill(list, notes.map((note) => el("li", {}, el("span", { className: "when" }, `epoch ${note.epoch}`),
-      el("span", {}, note.stage ? el("span", { className: "glyph", "data-stage": note.stage }, `${note.glyph} `) : null, note.text))));
-    if (!notes.length) fill(list, el("li", {}, "nothing yet"));
-  } });
+  const made = panel("What happened in this life?", {
+    name: "diary",
+    load: async () => {
+      const notes = await readDiary(id, chooser.life());
+      fill(
+        list,
+        notes.map((note) =>
+          el(
+            "li",
+            {},
+            el("span", { className: "when" }, `epoch ${note.epoch}`),
+            el(
+              "span",
+              {},
+              note.stage
+                ? el("span", { className: "glyph", "data-stage": note.stage }, `${note.glyph} `)
+                : null,
+              note.text,
+            ),
+          ),
+        ),
+      );
+      if (!notes.length) fill(list, el("li", {}, "nothing yet"));
+    },
+  });
   made.body.append(list);
   return made;
 }
 
 function conclusionPanel(conclusionOf) {
-  const made = panel("What does it come to?", { name: "conclusion", load: async () => {
-    const { headline, sentences, facts } = conclusionOf();
-    fill(made.body, el("p", { className: "headline" }, headline), sentences.map((text) => el("p", {}, text)),
-      el("dl", { className: "large" }, facts.map((fact) => el("div", {}, el("dt", {}, fact.name), el("dd", {}, fact.value), el("dd", { className: "dim" }, fact.note)))));
-  } });
+  const made = panel("What does it come to?", {
+    name: "conclusion",
+    load: async () => {
+      const { headline, sentences, facts } = conclusionOf();
+      fill(
+        made.body,
+        el("p", { className: "headline" }, headline),
+        sentences.map((text) => el("p", {}, text)),
+        el(
+          "dl",
+          { className: "large" },
+          facts.map((fact) =>
+            el(
+              "div",
+              {},
+              el("dt", {}, fact.name),
+              el("dd", {}, fact.value),
+              el("dd", { className: "dim" }, fact.note),
+            ),
+          ),
+        ),
+      );
+    },
+  });
   return made;
 }
 
