@@ -1,4 +1,8 @@
-"""One server, as a user starts it, and one real browser for all tests of this folder."""
+"""One server, as a user starts it, and one real browser for all tests of a file.
+
+Playwright keeps an event loop running in this thread as long as its browser is there, so the browser goes
+before the tests of another file come.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,17 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
 CHROMIUM = Path("/usr/bin/chromium")
 START = "from esper.scripts.cli import main; main()"
 LOCAL = ("127.0.0.1", "localhost")
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-if not CHROMIUM.exists():
-    pytest.skip(f"there is no {CHROMIUM}", allow_module_level=True)
 
 
 @dataclass
@@ -60,21 +64,25 @@ class Seen:
     foreign: list[str] = field(default_factory=list)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that is served."""
     return tmp_path_factory.mktemp("runs")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(runs: Path) -> Iterator[Server]:
     started = Server.start(runs, "--port", "0")
     yield started
     assert started.stop() == (0, "\nesper: the page is closed; runs go on without it\n")
 
 
-@pytest.fixture(scope="session")
-def browser() -> Iterator[playwright.Browser]:
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM.exists():
+        pytest.skip(f"Chromium is not installed: there is no {CHROMIUM}")
+    playwright.expect.set_options(timeout=20_000)
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -87,11 +95,10 @@ def seen() -> Seen:
 
 
 @pytest.fixture
-def page(browser: playwright.Browser, seen: Seen) -> Iterator[playwright.Page]:
+def page(browser: Browser, seen: Seen) -> Iterator[Page]:
     """A page that must not complain, and must not ask anybody else."""
     opened = browser.new_page(viewport={"width": 1400, "height": 900})
     opened.set_default_timeout(20_000)
-    playwright.expect.set_options(timeout=20_000)
     opened.on("console", lambda said: seen.errors.append(said.text) if said.type == "error" else None)
     opened.on("pageerror", lambda error: seen.errors.append(str(error)))
     opened.on(

@@ -270,6 +270,8 @@ def test_a_query_is_answered_or_refused_below_its_box(page, server, seen):
 
 def test_everything_is_reached_with_keys(page, server):
     open_page(page, server)
+    for name in (LIFE, TRAINING):
+        expect(row_of(page, name)).to_contain_text("finished")
     names = [row.get_attribute("data-name") for row in page.locator("tr[data-run]").all()]
     expect(row_of(page, names[0]).get_by_role("link")).to_be_focused()
 
