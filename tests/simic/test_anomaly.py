@@ -92,7 +92,7 @@ def test_an_explosion_is_written_with_environment_step_head_and_action(
     shaker = shaken_run(monkeypatch, tmp_path / "run", 2, 2)
     first, second = read_rows(tmp_path / "run", UpdateRow)
     assert first.explosion is None
-    assert ("ratio-runaway", 2) in raised(tmp_path / "run")
+    assert ("kl-runaway", 2) in raised(tmp_path / "run")
     found = second.explosion
     assert found is not None
     joint = shaker.changes[2].sum(dim=-1)
@@ -146,7 +146,7 @@ def test_the_rounds_from_an_alert_on_are_written_in_full(
     assert details(run) == detail_of(rollouts, range(2, 5))
     assert {row.episode + 1 for row in read_rows(run, SeedRow)} <= {2, 3, 4}
     told = json.loads((run / "diagnostics" / "round-00002.json").read_text())
-    assert "ratio-runaway" in [alert["rule"] for alert in told["alerts"]]
+    assert "kl-runaway" in [alert["rule"] for alert in told["alerts"]]
     assert told["UpdateRow"]["round"] == 2
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from esper.leyline import NUM_HEADS, head_sizes
+from esper.leyline import NUM_HEADS, NUM_OPS, head_sizes
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.networks.factored_lstm import Decision, Hidden
 
@@ -19,6 +19,7 @@ def decision(number: int) -> Decision:
         actions=mark.long().unsqueeze(1).expand(3, NUM_HEADS),
         log_probs=-mark.unsqueeze(1).expand(3, NUM_HEADS),
         masks=(torch.arange(WIDTH) == number).expand(3, WIDTH),
+        op_probs=mark.unsqueeze(1).expand(3, NUM_OPS) / 4,
         value=mark / 2,
         hidden=hidden_of(float(number)),
     )
@@ -51,6 +52,7 @@ def test_rows_are_environments_and_columns_are_steps() -> None:
     assert torch.equal(
         buffer.masks, (torch.arange(WIDTH) == torch.arange(4).unsqueeze(1)).expand(3, 4, WIDTH)
     )
+    assert torch.equal(buffer.op_probs, ROWS.unsqueeze(-1).expand(3, 4, NUM_OPS) / 4)
     assert torch.equal(buffer.values, ROWS / 2)
     assert torch.equal(buffer.rewards, ROWS + 100)
     assert torch.equal(buffer.next_values, ROWS + 200)

@@ -65,7 +65,7 @@ PLAN = {
 def timeless(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Rows as plain maps without what a clock measured."""
     maps = [{"table": type(row).__name__, **msgspec.structs.asdict(row)} for row in rows]
-    return [{k: v for k, v in row.items() if k not in ("t", "ms", "seconds")} for row in maps]
+    return [{k: v for k, v in row.items() if k not in ("t", "ms", "phase_ms", "seconds")} for row in maps]
 
 
 def rows_of_env(sink: ListSink, env: int) -> list[dict[str, Any]]:

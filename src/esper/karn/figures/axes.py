@@ -30,10 +30,14 @@ def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[fl
     if high <= low:
         return [low]
     step = _round_step((high - low) / max(most, 1), whole=whole)
-    while math.floor(high / step) - math.ceil(low / step) + 1 > most:
+    while len(found := _multiples(step, low, high)) > most:
         step = _round_step(step * 1.01, whole=whole)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [index * step for index in range(first, last + 1)]
+    return [index * step for index in found]
+
+
+def _multiples(step: float, low: float, high: float) -> range:
+    """Which multiples of ``step`` lie within ``low`` to ``high``, rounding errors forgiven."""
+    return range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
 
 
 def _round_step(least: float, *, whole: bool) -> float:
