@@ -1,16 +1,17 @@
-"""A blueprint of your own in a few lines, grown into the weak digits host and set against not growing.
+"""Blueprints of your own in a few lines; one is grown into the weak digits host and set against not growing.
 
     .venv/bin/python examples/own_blueprint.py
 
 A blueprint takes the width of a slot and returns a module that keeps the shape of its input and
 gives exactly zero at birth. Whatever it is, germination checks both; ``check_blueprint`` also looks
-whether every weight of it learns.
+whether every weight of it learns, and on tokens whether none sees a later one.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from esper import check_blueprint, register_blueprint
 from esper.config import run_config
@@ -32,6 +33,24 @@ class Cross(Mirrored):
         )
 
 
+@register_blueprint("remember", topology="tokens")
+class Remember(Mirrored):
+    """What the last three tokens had of each feature, then all features mixed: for text."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(Recent(width), nn.Linear(width, width))
+
+
+class Recent(nn.Conv1d):
+    """Features ``[batch, tokens, width]``, each over the last three tokens."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width, 3, groups=width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return super().forward(F.pad(h.transpose(1, 2), (2, 0))).transpose(1, 2)
+
+
 PLAN = "cross/fast@r0c0:0,cross/fast@r0c1:1,cross/fast@r0c2:2"
 
 
@@ -39,6 +58,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for width in (2, 4, 8):
         check_blueprint("cross", topology="feature_map", width=width)
+    check_blueprint("remember", topology="tokens", width=32)
     common = {"task": "digits_impaired", "rng_seed": 0}
     off = run_cell("off", run_config(decider="off", **common))
     grown = run_cell("cross", run_config(decider="periodic", plan=PLAN, **common))

@@ -1,6 +1,6 @@
 """The hosts of the contract matrix: in segments and wrapped, for feature maps and for tokens.
 
-All but the convolutional built-in one draw random numbers on both sides of their first slot.
+Every one has dropout on both sides of its first slot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from esper.kasmina.hosts import TransformerHost
 from esper.leyline import SlotConfig
 
 CLASSES = 4
-INPUT_SHAPE = (2, 6, 6)
+INPUT_SHAPE = (2, 4, 4)
 VOCABULARY = 8
 TOKENS = 5
 DROPOUT = 0.2
@@ -68,7 +68,7 @@ class ChainHost(SegmentedHost):
         super().__init__()
         self.topology: Topology = "feature_map"
         self.slot_config = SlotConfig.of_count(2)
-        self.feature_shapes = ((width, 6, 6), (width, 3, 3))
+        self.feature_shapes = ((width, 4, 4), (width, 2, 2))
         net = PlainNet(width, norm)
         self.segments = nn.ModuleList([net.stem, nn.Sequential(net.pool, net.body), net.head])
 
@@ -130,7 +130,11 @@ class HostKind(NamedTuple):
 
 
 def _cnn(width: int) -> Host:
-    return CNNHost((width, width), kernel=3, input_shape=INPUT_SHAPE, classes=CLASSES)
+    host = CNNHost((width, width), kernel=3, input_shape=INPUT_SHAPE, classes=CLASSES)
+    for segment in host.segments[:-1]:
+        assert isinstance(segment, nn.Sequential)
+        segment.append(nn.Dropout(DROPOUT))
+    return host
 
 
 def _transformer(width: int) -> Host:

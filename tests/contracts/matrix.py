@@ -2,11 +2,11 @@
 
 A user's own blueprint goes through the same cells in a few lines::
 
-    @pytest.mark.parametrize(("rule", "case"), contract(["my_block"], "feature_map"))
-    def test_my_block_keeps(rule, case):
-        rule(case)
+    @pytest.mark.parametrize("case", contract("feature_map", ["my_block"]))
+    def test_my_block(case):
+        keeps_the_contract(case)
 
-with ``contract`` from tests.contracts.rules.
+with both names from tests.contracts.rules.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.contracts.hosts import CLASSES, HOSTS, INPUT_SHAPE, TOKENS, VOCABULAR
 
 KINDS: tuple[Kind, ...] = ("segmented", "wrapped")
 """The two ways to have slots, for tests that need no more than one host of each."""
-BATCH = 16
+BATCH = 8
 CLIP = 1.0
 SLOT = 0
 """Where the seed goes: host parameters lie on both sides of it."""
@@ -217,6 +217,12 @@ def twin_after(kind: Kind, width: int, steps: int) -> dict[str, Tensor]:
     twin = begin(kind, width)
     twin.train(steps)
     return twin.snapshot()
+
+
+@cache
+def bare_names(kind: Kind, width: int) -> set[str]:
+    """What the same host's tensors are called, with nothing planted."""
+    return set(begin(kind, width).model.state_dict())
 
 
 @cache

@@ -105,11 +105,11 @@ class Overwriting(nn.Sequential):
     [
         (
             Narrow,
-            r"blueprint 'odd' must keep the shape of its input \(2, 4, 6, 6\); it returned \(2, 4, 4, 4\)",
+            r"blueprint 'odd' must keep the shape of its input \(2, 4, 4, 4\); it returned \(2, 4, 2, 2\)",
         ),
         (
             TwoResults,
-            r"blueprint 'odd' must keep the shape of its input \(2, 4, 6, 6\); it returned tuple",
+            r"blueprint 'odd' must keep the shape of its input \(2, 4, 4, 4\); it returned tuple",
         ),
         (
             Undefined,
@@ -126,14 +126,14 @@ class Overwriting(nn.Sequential):
             r" Make it an esper\.kasmina\.Mirrored or start its last linear layer at zero",
         ),
         (LoudExceptOnConstants, "blueprint 'odd' must return a delta of exactly zero at birth"),
-        (TooWide, r"blueprint 'odd' fails on features of shape \(4, 6, 6\): .*expected input"),
+        (TooWide, r"blueprint 'odd' fails on features of shape \(4, 4, 4\): .*expected input"),
         (
             WithoutWeights,
-            r"blueprint 'odd' fails on features of shape \(4, 6, 6\): optimizer got an empty parameter list",
+            r"blueprint 'odd' fails on features of shape \(4, 4, 4\): optimizer got an empty parameter list",
         ),
         (
             needs_even_groups,
-            r"blueprint 'odd' fails on features of shape \(4, 6, 6\): .*must be divisible",
+            r"blueprint 'odd' fails on features of shape \(4, 4, 4\): .*must be divisible",
         ),
     ],
 )

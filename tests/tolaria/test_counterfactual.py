@@ -7,9 +7,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.kasmina import MorphogeneticModel
+from esper.kasmina.hosts import TransformerHost
 from esper.leyline import Blueprint, Stage, Style
-from esper.tolaria.counterfactual import REPLAY_SAMPLES, attribute, measure, outputs_by_prefix
-from esper.tolaria.objective import CLASSIFICATION
+from esper.tolaria import counterfactual
+from esper.tolaria.counterfactual import (
+    REPLAY_SAMPLES,
+    attribute,
+    measure,
+    outputs_by_prefix,
+    samples_at_once,
+)
+from esper.tolaria.objective import CLASSIFICATION, NEXT_TOKEN
 from tests.tolaria.building import (
     boolean_rows,
     cnn,
@@ -39,7 +47,7 @@ def assert_prefix_tree_is_the_plain_forward(model: MorphogeneticModel, slots: tu
     x, _ = digits(40)
     model.eval()
     configurations = every_choice(len(slots))
-    outputs = outputs_by_prefix(model, x, slots, configurations)
+    outputs = list(outputs_by_prefix(model, x, slots, configurations))
     assert len(outputs) == 2 ** len(slots)
     for output, on in zip(outputs, configurations, strict=True):
         off = {slot for slot, flag in zip(slots, on, strict=True) if not flag}
@@ -203,3 +211,50 @@ def test_the_error_bar_agrees_with_a_bootstrap_over_samples() -> None:
         bootstrap = difference[draws].mean(axis=1).std(ddof=1)
         assert bootstrap > 0.0
         assert measured.error[index] == pytest.approx(bootstrap, rel=0.1)
+
+
+# --- a share of the samples at a time --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("features", "outputs"), [(1, 2**18), (3 * 512, 2**18), (2**20, 0), (3 * 512, 0)])
+def test_how_the_work_is_cut_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, features: int, outputs: int
+) -> None:
+    model, optimiser = grown_model(dict(enumerate(SEEDS[:3])), styles=STYLES)
+    practise(model, optimiser, batches=10)
+    x, y = digits(20)
+    whole = measure(model, x, y, (0, 1, 2), CLASSIFICATION)
+    monkeypatch.setattr(counterfactual, "FEATURES_AT_ONCE", features)
+    monkeypatch.setattr(counterfactual, "OUTPUTS_TOGETHER", outputs)
+    cut = measure(model, x, y, (0, 1, 2), CLASSIFICATION)
+    assert cut.scores.tolist() == whole.scores.tolist()
+    assert cut.losses == pytest.approx(whole.losses, rel=1e-6)
+    assert cut.error.tolist() == whole.error.tolist()
+    assert len(set(whole.losses.tolist())) == 8
+
+
+def test_a_share_is_as_large_as_the_features_of_its_widest_place_allow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(counterfactual, "FEATURES_AT_ONCE", 5000)
+    host = cnn((2, 4, 8))
+    assert host.feature_shapes == ((2, 8, 8), (4, 4, 4), (8, 2, 2))
+    assert samples_at_once(host, (0, 1, 2), 8) == 5000 // (4 * 64)  # behind slot 0: 2 × 128, behind 1: 4 × 64
+    assert samples_at_once(host, (2,), 2) == 5000 // 128  # before anything is switched
+    assert samples_at_once(host, (0, 1, 2), 3) == 5000 // (2 * 128)  # three configurations are three at most
+    monkeypatch.setattr(counterfactual, "FEATURES_AT_ONCE", 1)
+    assert samples_at_once(host, (0,), 2) == 1
+
+
+def test_every_configuration_of_a_text_is_its_plain_forward() -> None:
+    host = TransformerHost(vocabulary=16, context=6, width=8, layers=3, heads=2)
+    seeds = {0: Blueprint.LORA, 1: Blueprint.ATTENTION, 2: Blueprint.MLP}
+    model, _ = grown_model(seeds, host=host, styles=STYLES)
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randint(16, (40, 6), generator=generator) for _ in range(2))
+    measured = measure(model, x, y, (0, 1, 2), NEXT_TOKEN)
+    for on, score, loss in zip(every_choice(3), measured.scores, measured.losses, strict=True):
+        plain = plain_output(model, x, {slot for slot in range(3) if not on[slot]})
+        assert score == pytest.approx(NEXT_TOKEN.sample_scores(plain, y).mean().item())
+        assert loss == pytest.approx(NEXT_TOKEN.loss(plain, y).item(), rel=1e-5)
+    assert len(set(measured.losses.tolist())) == 8

@@ -50,7 +50,7 @@ def check_blueprint(
     for style, rng_seed, stage in product(styles, RNG_SEEDS, (Stage.TRAINING, Stage.BLENDING)):
         with TorchStream(rng_seed):
             model, x, y = _planted(index, topology, width, style, rng_seed)
-            dead = _dead_at_the_second_backward(model, x, y, stage)
+            dead = dead_at_the_second_backward(model, x, y, stage)
             if dead:
                 raise BlueprintError(
                     f"blueprint '{name}' is not alive at width {width} ({BLEND_IDS[style]}, {stage.name}):"
@@ -77,6 +77,26 @@ def dead_tensors(slot: SeedSlot, norms: Mapping[str, float]) -> list[str]:
         for name, weight in slot.named_parameters()
         if weight.grad is None or not weight.grad.norm().item() >= relative * norms[name] + absolute
     ]
+
+
+def dead_at_the_second_backward(model: MorphogeneticModel, x: Tensor, y: Tensor, stage: Stage) -> list[str]:
+    """Tensors of the new seed in the first slot that are still dead once it has learned one step."""
+    model.table.stage[0, 0], model.table.alpha[0, 0] = stage, 0.5
+    model.sync()
+    slot = model.slot(0)
+    assert slot.optimiser is not None
+    _backward(model, x, y, stage)
+    slot.optimiser.step()
+    _backward(model, x, y, stage)
+    return dead_tensors(slot, tensor_norms(slot))
+
+
+def _backward(model: MorphogeneticModel, x: Tensor, y: Tensor, stage: Stage) -> None:
+    model.drop_gradients()
+    value = _loss(model(x), y)
+    if stage is Stage.TRAINING:
+        value = shadow_loss(model, 0, y, _loss)
+    value.backward()
 
 
 @torch.no_grad()
@@ -119,22 +139,6 @@ def _planted(
     maps = topology == "feature_map"
     x = torch.randn(_BATCH, *((_INPUT, _LENGTH, _LENGTH) if maps else (_LENGTH, _INPUT)))
     return model, x, torch.randint(_CLASSES, (_BATCH,) if maps else (_BATCH, _LENGTH))
-
-
-def _dead_at_the_second_backward(model: MorphogeneticModel, x: Tensor, y: Tensor, stage: Stage) -> list[str]:
-    model.table.stage[0, 0], model.table.alpha[0, 0] = stage, 0.5
-    model.sync()
-    slot, dead = model.slot(0), []
-    for _ in range(2):
-        model.drop_gradients()
-        value = _loss(model(x), y)
-        if stage is Stage.TRAINING:
-            value = shadow_loss(model, 0, y, _loss)
-        value.backward()
-        dead = dead_tensors(slot, tensor_norms(slot))
-        assert slot.optimiser is not None
-        slot.optimiser.step()
-    return dead
 
 
 def _loss(output: Tensor, target: Tensor) -> Tensor:

@@ -1,24 +1,26 @@
 """What each seed is worth: the validation score with seeds switched on and off.
 
 On a segmented host every distinct prefix is computed once: at a slot that is to be switched, the
-features with and without its seed go on as one batch. Any other host is scored by full forwards
-with one slot off at a time; with batch normalisation every configuration has statistics of its own.
+features with and without its seed go on as one batch, a share of the samples at a time. Any other host
+is scored by full forwards with one slot off at a time; with batch normalisation every configuration has
+statistics of its own.
 Contributions come with a paired error bar: both networks see the same samples, so only the
 difference per sample counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from esper.kasmina.hosts.base import SegmentedHost
+from esper.kasmina.hosts.base import Host, SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import SeedSlot
 from esper.tolaria.calibration import batch_norms, check_calibration, recalibrated
@@ -33,6 +35,11 @@ Order = tuple[int, ...]
 EXACT_LIMIT = 4
 """Up to this many seeds all on/off configurations are scored."""
 SAMPLED_PERMUTATIONS = 8
+FEATURES_AT_ONCE = 2**20
+"""Values that the features of all configurations may have together: more do not stay in the cache."""
+OUTPUTS_TOGETHER = 2**18
+"""Values of features that make one batch of the last segment. More go by configuration: there may be many
+outputs per feature, and memory that the system has to clear first costs as much as the layer."""
 REPLAY_SAMPLES = 512
 """Validation samples used for hosts that must replay their whole forward."""
 
@@ -88,33 +95,57 @@ class Counterfactuals:
 @torch.inference_mode()
 def outputs_by_prefix(
     model: MorphogeneticModel, x: Tensor, slots: Sequence[int], configurations: NDArray[np.bool_]
-) -> Tensor:
-    """Outputs ``[configuration, batch, …]`` of a segmented host; the configurations must be sorted."""
+) -> Iterator[Tensor]:
+    """The output ``[batch, …]`` of every configuration, on a segmented host; they must be sorted."""
     host = model.host
     if not isinstance(host, SegmentedHost):
         raise TypeError(f"a {type(host).__name__} has no segments to share")
     rows = [tuple(row) for row in configurations.tolist()]
     prefixes: list[Prefix] = [()]
-    h = host.segments[0](x)
+    parts = [x]
     for index, weight in enumerate(model.live_alphas):
+        h = host.segments[index](_joined(parts))
+        parts = [h]
         if weight is not None:
             slot = model.slot(index)
             slot.engage(weight)
-            h, prefixes = _branch(slot, h, prefixes, rows) if index in slots else (slot(h), prefixes)
-        h = host.segments[index + 1](h)
-    return h.unflatten(0, (len(prefixes), x.shape[0]))
+            parts, prefixes = _branch(slot, h, prefixes, rows) if index in slots else ([slot(h)], prefixes)
+    yield from _outputs(host.segments[-1], parts, len(prefixes))
 
 
 def _branch(
     slot: SeedSlot, h: Tensor, prefixes: list[Prefix], rows: list[Prefix]
-) -> tuple[Tensor, list[Prefix]]:
+) -> tuple[list[Tensor], list[Prefix]]:
     """The features ``h`` of ``prefixes``, one batch behind the other, with this slot's seed off and on."""
     wanted = sorted({row[: len(prefixes[0]) + 1] for row in rows})
     lit = [prefix[:-1] for prefix in wanted if prefix[-1]]
     off = dict(zip(prefixes, h.chunk(len(prefixes)), strict=True))
     blended = slot(h if lit == prefixes else torch.cat([off[prefix] for prefix in lit]))
     on = dict(zip(lit, blended.chunk(len(lit)), strict=True))
-    return torch.cat([(on if prefix[-1] else off)[prefix[:-1]] for prefix in wanted]), wanted
+    return [(on if prefix[-1] else off)[prefix[:-1]] for prefix in wanted], wanted
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _outputs(segment: nn.Module, parts: list[Tensor], count: int) -> Iterator[Tensor]:
+    """The last segment, for ``count`` configurations in one part or in as many."""
+    if sum(part.numel() for part in parts) <= OUTPUTS_TOGETHER:
+        yield from segment(_joined(parts)).chunk(count)
+    else:
+        for part in parts:
+            for features in part.chunk(count // len(parts)):
+                yield segment(features)
+
+
+def samples_at_once(host: Host, slots: Sequence[int], configurations: int) -> int:
+    """How many samples share one prefix tree over ``slots``, which doubles at each of them at most."""
+    values = [
+        min(configurations, 2 ** sum(slot <= index for slot in slots)) * math.prod(shape)
+        for index, shape in enumerate(host.feature_shapes)
+    ]
+    return max(1, FEATURES_AT_ONCE // max(values))
 
 
 @torch.no_grad()
@@ -124,20 +155,19 @@ def outputs_by_replay(
     slots: Sequence[int],
     configurations: NDArray[np.bool_],
     calibration: Tensor | None = None,
-) -> Tensor:
-    """Outputs ``[configuration, batch, …]`` by one plain forward each, for any host.
+) -> Iterator[Tensor]:
+    """The output ``[batch, …]`` of every configuration by a plain forward each, for any host.
 
     With ``calibration`` inputs every configuration gets batch statistics of its own.
     """
-    outputs = []
     for configuration in configurations:
         alphas = model.live_alphas
         for slot, on in zip(slots, configuration, strict=True):
             if not on:
                 alphas[slot] = None
         with recalibrated(model, calibration, alphas):
-            outputs.append(model(x, alphas))
-    return torch.stack(outputs)
+            output = model(x, alphas)
+        yield output
 
 
 def measure(
@@ -163,17 +193,25 @@ def measure(
     orders = _orders(len(ordered), generator) if model.host.segmented else []
     configurations = _configurations(len(ordered), orders)
     if model.host.segmented and not batch_norms(model):
-        outputs = outputs_by_prefix(model, x, ordered, configurations)
+        share = samples_at_once(model.host, ordered, len(configurations))
+        parts = [
+            _judged(outputs_by_prefix(model, some, ordered, configurations), answers, objective)
+            for some, answers in zip(x.split(share), y.split(share), strict=True)
+        ]
     else:
         if ordered and not model.host.segmented:
             x, y = x[:REPLAY_SAMPLES], y[:REPLAY_SAMPLES]
         outputs = outputs_by_replay(model, x, ordered, configurations, calibration)
+        parts = [_judged(outputs, y, objective)]
     model.train(was_training)
-    scores = torch.stack([objective.sample_scores(output, y) for output in outputs])
-    losses = torch.stack([objective.sample_losses(output, y) for output in outputs])
-    return attribute(
-        ordered, configurations, scores.double().numpy(), losses.double().mean(dim=1).numpy(), orders
-    )
+    scores, losses = torch.cat(parts, dim=-1).double().numpy()
+    return attribute(ordered, configurations, scores, losses.mean(axis=1), orders)
+
+
+def _judged(outputs: Iterable[Tensor], y: Tensor, objective: Objective) -> Tensor:
+    """Scores and losses ``[2, configuration, sample]``; no output is kept for long."""
+    judged = [(objective.sample_scores(output, y), objective.sample_losses(output, y)) for output in outputs]
+    return torch.stack([torch.stack(column) for column in zip(*judged, strict=True)])
 
 
 def _orders(count: int, generator: torch.Generator | None) -> list[Order]:
