@@ -132,6 +132,12 @@ class TrainingConfig(BaseModel):
     lam: float = Field(0.95, ge=0, le=1, description="Lambda of the advantage estimates.")
     entropy_start: float = Field(0.02, ge=0, description="Entropy coefficient of the first round.")
     entropy_end: float = Field(0.002, ge=0, description="Entropy coefficient of the last round.")
+    entropy_floor: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Entropy at which the blueprint and tempo heads are kept open, until the last fifth.",
+    )
     value_coefficient: float = Field(0.5, ge=0, description="Weight of the value loss.")
     value_clip: float | None = Field(
         None, gt=0, description="Clipping of value predictions; none unless given."
@@ -159,6 +165,7 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
         "envs": 16,
         "siblings": 4,
         "rounds": 60,
+        "entropy_floor": 0.1,
         "evaluate_every": 10,
         "evaluate_lives": 24,
     },

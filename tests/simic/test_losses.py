@@ -7,6 +7,7 @@ from torch import Tensor
 from esper.simic.losses import (
     HEAD_ENTROPY_WEIGHTS,
     approximate_kl,
+    closing_penalty,
     entropy_bonus,
     policy_loss,
     value_loss,
@@ -106,6 +107,27 @@ def test_entropy_is_weighted_by_head_and_counts_where_there_was_a_choice() -> No
     choice[0, 0, 0] = choice[0, 0, 2] = choice[0, 1, 7] = True
     # 0.5 · (1.0 + 1.5 + 1.3) / 4
     assert entropy_bonus(entropies, choice, rows=4).item() == pytest.approx(0.475)
+
+
+def test_only_an_open_head_below_the_floor_is_pulled_back() -> None:
+    entropies = torch.full((1, 2, 8), 0.3, requires_grad=True)
+    choice = torch.ones(1, 2, 8, dtype=torch.bool)
+    choice[0, 1, 4] = False
+    penalty = closing_penalty(entropies, choice, floor=0.5, rows=4)
+    # blueprint twice and tempo once lack 0.2 each
+    assert penalty.item() == pytest.approx(0.15)
+    penalty.backward()
+    assert entropies.grad is not None
+    assert entropies.grad[0].nonzero().tolist() == [[0, 2], [0, 4], [1, 2]]
+    assert closing_penalty(entropies, choice, floor=0.3, rows=4).item() == 0.0
+
+
+def test_without_a_floor_a_closed_head_is_left_alone_to_the_bit() -> None:
+    entropies = torch.full((1, 1, 8), -1e-7, requires_grad=True)
+    penalty = closing_penalty(entropies, torch.ones(1, 1, 8, dtype=torch.bool), floor=0.0, rows=1)
+    penalty.backward()
+    assert penalty.item() == 0.0
+    assert entropies.grad is not None and not entropies.grad.any()
 
 
 @pytest.mark.parametrize(

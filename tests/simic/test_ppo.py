@@ -13,7 +13,8 @@ from esper.simic.agent.ppo import (
 )
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training.lifecycle_sandbox import Lifecycle
-from esper.simic.training.sandbox import Memory, Rent
+from esper.simic.training.rollout import ActionStreams, collect
+from esper.simic.training.sandbox import Bandit, Memory, Rent
 from tests.simic.rolling import agent_of, gradients, roll, weights
 
 UNCLIPPED = {"passes": 1, "max_grad_norm": 1e9}
@@ -30,6 +31,7 @@ def test_defaults_are_the_settings_that_the_proofs_use() -> None:
         lam=0.95,
         entropy_start=0.02,
         entropy_end=0.002,
+        entropy_floor=0.0,
         value_coefficient=0.5,
         value_clip=None,
         max_grad_norm=1.0,
@@ -105,6 +107,7 @@ def test_every_head_that_was_read_gets_a_gradient(critic: str, conditioned: bool
         {"lam": 0.5},
         {"entropy_start": 0.5},
         {"entropy_end": 0.5},
+        {"entropy_floor": 1.0},
         {"value_coefficient": 5.0},
         {"value_clip": 0.001},
         {"max_grad_norm": 0.01},
@@ -117,6 +120,27 @@ def test_every_setting_changes_the_update(change: dict[str, float]) -> None:
     base.update(buffer, 0.5)
     other.update(buffer, 0.5)
     assert not torch.equal(weights(base), weights(other))
+
+
+def blueprint_entropy_while_learning(floor: float, rounds: int) -> list[float]:
+    """Of the bandit, which pays for one blueprint alone and so gives every reason to close."""
+    policy, buffer = roll(Bandit, num_envs=16)
+    agent = agent_of(policy, entropy_start=0.0, entropy_end=0.0, entropy_floor=floor)
+    env, streams = Bandit(3, range(16)), ActionStreams(3, range(16))
+    found = []
+    for number in range(rounds):
+        collect(env, agent.policy, streams, buffer)
+        entropy = agent.update(buffer, number / rounds).head_entropy[Head.BLUEPRINT]
+        assert entropy is not None
+        found.append(entropy)
+    return found
+
+
+def test_the_floor_keeps_a_head_open_until_the_last_fifth() -> None:
+    kept, free = (blueprint_entropy_while_learning(floor, 50) for floor in (0.3, 0.0))
+    assert min(free[:40]) < 0.1
+    assert min(kept[:40]) > 0.2
+    assert kept[-1] < 0.1
 
 
 # --- shards ----------------------------------------------------------------------------------------

@@ -11,8 +11,12 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from esper.leyline import Head
+
 HEAD_ENTROPY_WEIGHTS: Final = (1.0, 1.0, 1.5, 1.2, 1.5, 1.2, 1.3, 1.3)
 """Per head, in ``Head`` order: heads that are read rarely need more push to stay open."""
+KEPT_OPEN: Final = (Head.BLUEPRINT, Head.TEMPO)
+"""Heads that decide what grows and how, and are read only where a seed germinates."""
 
 
 class PolicyLoss(NamedTuple):
@@ -68,6 +72,12 @@ def entropy_bonus(entropies: Tensor, has_choice: Tensor, *, rows: int) -> Tensor
     """Weighted entropies ``[env, step, 8]`` of the heads that had a choice."""
     weights = entropies.new_tensor(HEAD_ENTROPY_WEIGHTS)
     return (entropies * has_choice * weights).sum() / rows
+
+
+def closing_penalty(entropies: Tensor, has_choice: Tensor, *, floor: float, rows: int) -> Tensor:
+    """How far the entropies ``[env, step, 8]`` of the heads to keep open lie below ``floor``."""
+    heads = list(KEPT_OPEN)
+    return ((floor - entropies[..., heads].clamp(min=0)).relu() * has_choice[..., heads]).sum() / rows
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:

@@ -33,6 +33,11 @@ from esper.tamiyo.networks.factored_lstm import Evaluation, FactoredRecurrentAct
 
 KL_STOP: Final = 1.5
 """Passes end when the KL divergence exceeds this many times its target."""
+KEEP_OPEN_UNTIL: Final = 0.8
+"""Share of training in which heads are kept from closing; the rest is for making up one's mind."""
+CLOSING_WEIGHT: Final = 2.0
+"""Of the penalty below the entropy floor. A head that has all but made up its mind is pulled by advantages
+of several standard deviations, and 0.5 does not hold it on the bandit."""
 MAX_SKIPPED: Final = 3
 
 
@@ -55,6 +60,8 @@ class PPOSettings:
     """Environments side by side that live the same life but for their decisions."""
     entropy_start: float = 0.02
     entropy_end: float = 0.002
+    entropy_floor: float = 0.0
+    """Entropy below which the blueprint and tempo heads are pulled back, until the last fifth."""
     value_coefficient: float = 0.5
     value_clip: float | None = None
     max_grad_norm: float = 1.0
@@ -134,6 +141,7 @@ class PPOAgent:
             returns=returns,
             free_rows=max(int(free.sum()), 1),
             entropy_weight=linear(settings.entropy_start, settings.entropy_end, progress),
+            entropy_floor=settings.entropy_floor if progress < KEEP_OPEN_UNTIL else 0.0,
         )
         for number in range(settings.passes):
             if not self._one_pass(batch, number, metrics):
@@ -187,7 +195,11 @@ class PPOAgent:
             rows=batch.returns.numel(),
         )
         bonus = losses.entropy_bonus(evaluation.entropies, evaluation.has_choice, rows=batch.free_rows)
-        (policy.loss + settings.value_coefficient * value - batch.entropy_weight * bonus).backward()
+        closing = losses.closing_penalty(
+            evaluation.entropies, evaluation.has_choice, floor=batch.entropy_floor, rows=batch.free_rows
+        )
+        exploration = batch.entropy_weight * bonus - CLOSING_WEIGHT * closing
+        (policy.loss + settings.value_coefficient * value - exploration).backward()
         return ShardResult(
             policy_loss=policy.loss.item(),
             value_loss=value.item(),
@@ -247,6 +259,7 @@ class Batch:
     free_rows: int
     """Rows in which at least one head had a choice: policy and entropy terms are means over these."""
     entropy_weight: float
+    entropy_floor: float
 
 
 @dataclass(frozen=True, slots=True)
