@@ -127,7 +127,8 @@ def test_without_a_floor_a_closed_head_is_left_alone_to_the_bit() -> None:
     penalty = closing_penalty(entropies, torch.ones(1, 1, 8, dtype=torch.bool), floor=0.0, rows=1)
     penalty.backward()
     assert penalty.item() == 0.0
-    assert entropies.grad is not None and not entropies.grad.any()
+    assert entropies.grad is not None
+    assert not entropies.grad.any()
 
 
 @pytest.mark.parametrize(
