@@ -399,11 +399,25 @@ def test_a_query_reads_the_run_and_does_nothing_else(runs, client, tmp_path, que
     assert sorted(tmp_path.iterdir()) == [secret]
 
 
-def test_an_answer_of_a_hundred_megabytes_is_cut_with_a_sentence(client):
+def test_an_answer_of_a_hundred_megabytes_is_refused_with_a_sentence(runs, client):
+    before = files_of(runs)
+
     answer = client.query("life", "SELECT repeat('x', 100000) FROM range(1000)")
 
-    assert len(answer.body) < 5_000_000
-    assert answer.json["note"] == "only the first 39 rows are shown: 4,000,000 bytes are full"
+    assert answer.status == 400
+    assert answer.error == (
+        "the answer is larger than 4 MB; add a LIMIT, name fewer columns, or aggregate with count, avg and"
+        " GROUP BY"
+    )
+    assert files_of(runs) == before
+    assert client.query("life", "SELECT 1").json["rows"] == [["1"]]
+
+
+def test_of_many_rows_the_first_are_shown_and_the_answer_says_so(client):
+    answer = client.query("life", "SELECT * FROM range(1000000000)").json
+
+    assert [row for (row,) in answer["rows"]] == [str(number) for number in range(1000)]
+    assert answer["note"] == "only the first 1,000 rows are shown"
 
 
 def test_a_query_that_takes_too_long_is_ended_with_a_sentence(client, monkeypatch):

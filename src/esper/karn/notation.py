@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
@@ -100,6 +101,18 @@ def clock(seconds: float | None) -> str:
         return UNKNOWN
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def written(value: object) -> str:
+    """A value as JSON writes it, a text without its quotes."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def cell(value: object) -> str:
+    """A value of a query's answer."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.6g}" if isinstance(value, float) else written(value)
 
 
 def sparkline(values: Sequence[float | None], low: float, high: float) -> str:

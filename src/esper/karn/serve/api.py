@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from esper.karn import notation
 from esper.karn.figures import FIGURES, Figure
 from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run, open_run
@@ -25,7 +26,6 @@ from esper.karn.serve.content import (
     NamedPage,
     Page,
     ShownAnswer,
-    cell,
     compared,
     diary_of,
     page_of,
@@ -141,9 +141,8 @@ class Api:
             raise ReadingError(str(error).replace(f"{found.path}/", "")) from None
         finally:
             self._one_query.release()
-        return _json(
-            ShownAnswer(answer.columns, [[cell(value) for value in row] for row in answer.rows], answer.note)
-        )
+        rows = [[notation.cell(value) for value in row] for row in answer.rows]
+        return _json(ShownAnswer(answer.columns, rows, answer.note))
 
     def _ask(self, request: Request, question: Hashable, answer: Callable[[Run], T]) -> T:
         return self._readings.ask(request.path_params["id"], question, answer)

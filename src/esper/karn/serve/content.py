@@ -188,13 +188,6 @@ def diary_of(run: Run, life: LifeKey | None) -> list[ShownNote]:
     ]
 
 
-def cell(value: object) -> str:
-    """A value of a query's answer, for reading."""
-    if value is None:
-        return notation.UNKNOWN
-    return f"{value:.6g}" if isinstance(value, float) else text_of(value)
-
-
 def _shown_life(life: LifeSummary) -> Life:
     group = f"round {life.round}" if life.round is not None else f"life {life.key.episode}"
     return Life(life.key.env, life.key.episode, group, notation.points(life.score))
