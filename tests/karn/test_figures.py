@@ -254,7 +254,7 @@ def texts(picture: Picture) -> list[str]:
 def test_growth_is_labelled_with_its_last_row(drawn):
     for name in ("growth of a life", "growth of a training", "growth of a training (one life)"):
         last = dict(zip(drawn[name].columns, drawn[name].rows[-1], strict=True))
-        assert {f"score {last['median']}", f"twin {last['twin']}", f"{last['parameters']} params"} <= set(
+        assert {f"score {last['score']}", f"twin {last['twin']}", f"{last['parameters']} params"} <= set(
             texts(drawn[name])
         )
 

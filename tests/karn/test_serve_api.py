@@ -192,7 +192,7 @@ def test_a_chart_holds_the_numbers_of_its_figure(client, runs):
     score, twin = shown["chart"]["plots"][0]["lines"]
     assert (score["label"], score["values"]) == ("score", [10.0, *fake_run.SCORES[1:]])
     assert (twin["look"], twin["values"]) == ("ghost", list(fake_run.TWIN_SCORES))
-    at = shown["columns"].index("median")
+    at = shown["columns"].index("score")
     assert score["texts"] == [row[at] for row in shown["rows"]]
     assert shown["chart"]["places"] == [row[0] for row in shown["rows"]]
 

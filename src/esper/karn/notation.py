@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
+from esper.karn.statistics import mean
+
 UNKNOWN: Final = "–"
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _FLOP_UNITS: Final = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
@@ -130,12 +132,7 @@ def condense(values: Sequence[float | None], columns: int) -> list[float | None]
     if len(values) <= columns:
         return list(values)
     edges = [column * len(values) // columns for column in range(columns + 1)]
-    return [_mean(values[start:end]) for start, end in pairwise(edges)]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    return [mean(values[start:end]) for start, end in pairwise(edges)]
 
 
 def trend(
