@@ -331,7 +331,10 @@ def test_lives_that_broke_down_are_counted_and_not_judged(tmp_path: Path) -> Non
     page = page_of(write(tmp_path / "one", broken(1)))
     assert facts(page)["validation, round 3"] == ("45.0", "twin 25.0, +20.0")
     assert "One life of round 3 broke down and is not counted." in sentences(page)
-    assert "the one life of round 3 reached 45.0 on validation, 20.0 points above its twin" in page.one("h1").text
+    assert (
+        "the one life of round 3 reached 45.0 on validation, 20.0 points above its twin"
+        in page.one("h1").text
+    )
     page = page_of(write(tmp_path / "all", broken(0)))
     assert page.one("h1").text == "Every life of round 3 broke down, so there is no result."
 

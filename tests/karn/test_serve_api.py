@@ -10,6 +10,7 @@ from esper.karn.questions.improvement import improvement
 from esper.karn.questions.lives import LifeKey
 from esper.karn.run import open_run
 from esper.karn.serve.charts import chart_of_growth, chart_of_improvement
+from esper.leyline.events import Row
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 from tests.karn.serving import Client, part_of, training, write_run
@@ -297,6 +298,58 @@ def test_a_run_that_is_repaired_is_read_again(tmp_path):
     part_of(run, "epoch").write_bytes(whole)
 
     assert client.ask_run("mine", "/entry").json["state"] == "finished"
+
+
+# --- a run that is resumed --------------------------------------------------------------------------
+
+
+def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(tmp_path):
+    """Round 2 is replaced by another round 2, so that files have the same size, and then there is a third."""
+
+    def rows(number: int, score: float) -> list[Row]:
+        life = [*fake_run.life(episode=number - 1), fake_run.update_row(number)]
+        life[-2].val_score = score
+        return life
+
+    def look() -> tuple[str, str, list[str], str]:
+        entry = client.ask_run("mine", "/entry").json
+        shown = client.ask_run("mine", "/figures/growth").json
+        (version,) = (run["version"] for run in client.ask("/api/runs").json["runs"])
+        scores = [row[shown["columns"].index("score")] for row in shown["rows"]]
+        return (
+            version,
+            entry["score"],
+            scores,
+            client.query("mine", "SELECT count(*) FROM epoch").json["rows"],
+        )
+
+    with RunWriter(tmp_path / "mine", resumable=True, clock=lambda: 1.0) as writer:
+        for row in [fake_run.run_row(rounds=3), *rows(1, 40.5)]:
+            writer.emit(row)
+        writer.flush()
+        with writer.checkpoint() as sizes:
+            kept = dict(sizes)
+        for row in rows(2, 50.5):
+            writer.emit(row)
+        writer.flush()
+        client = Client(tmp_path)
+        before = look()
+    size = part_of(tmp_path / "mine", "episode").stat().st_size
+    with RunWriter(tmp_path / "mine", resume_from=kept, clock=lambda: 1.0) as writer:
+        for row in rows(2, 60.5):
+            writer.emit(row)
+        writer.flush()
+        assert part_of(tmp_path / "mine", "episode").stat().st_size == size
+        between = look()
+        for row in rows(3, 70.5):
+            writer.emit(row)
+        writer.flush()
+        after = look()
+
+    assert before[1:] == ("50.5", ["40.5", "50.5"], [["18"]])
+    assert between[1:] == ("60.5", ["40.5", "60.5"], [["18"]])
+    assert after[1:] == ("70.5", ["40.5", "60.5", "70.5"], [["27"]])
+    assert len({before[0], between[0], after[0]}) == 3
 
 
 # --- paths ----------------------------------------------------------------------------------------
