@@ -311,17 +311,13 @@ def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(tmp_path):
         life[-2].val_score = score
         return life
 
-    def look() -> tuple[str, str, list[str], str]:
+    def look() -> tuple[str, str, list[str], list[list[str]]]:
         entry = client.ask_run("mine", "/entry").json
         shown = client.ask_run("mine", "/figures/growth").json
         (version,) = (run["version"] for run in client.ask("/api/runs").json["runs"])
         scores = [row[shown["columns"].index("score")] for row in shown["rows"]]
-        return (
-            version,
-            entry["score"],
-            scores,
-            client.query("mine", "SELECT count(*) FROM epoch").json["rows"],
-        )
+        epochs = client.query("mine", "SELECT count(*) FROM epoch").json["rows"]
+        return version, entry["score"], scores, epochs
 
     with RunWriter(tmp_path / "mine", resumable=True, clock=lambda: 1.0) as writer:
         for row in [fake_run.run_row(rounds=3), *rows(1, 40.5)]:

@@ -3,12 +3,12 @@
 
 import { el, setText } from "./dom.js";
 
-const LABEL_ROOM = 98;
+const LABEL_ROOM = 116;
 const FONT = "12px system-ui, sans-serif";
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const LOOKS = {
   main: () => ({ stroke: colour("ink"), width: 2 }),
-  ghost: () => ({ stroke: colour("ghost"), width: 2, dash: [2, 4] }),
+  ghost: () => ({ stroke: colour("twin"), width: 2, dash: [3, 3] }),
   steps: () => ({ stroke: colour("ink"), width: 2, paths: uPlot.paths.stepped({ align: 1 }) }),
   dots: () => ({
     stroke: colour("ink"),
