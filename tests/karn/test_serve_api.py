@@ -1,3 +1,4 @@
+import re
 import shutil
 from pathlib import Path
 
@@ -10,9 +11,9 @@ from esper.karn.questions.improvement import improvement
 from esper.karn.questions.lives import LifeKey
 from esper.karn.run import open_run
 from esper.karn.serve.charts import chart_of_growth, chart_of_improvement
-from esper.leyline.events import Row
+from esper.leyline.events import EpisodeRow, EpochRow, Row, UpdateRow
 from esper.nissa.writer import RunWriter
-from tests.karn import fake_run
+from tests.karn import fake_run, made_run
 from tests.karn.serving import Client, part_of, training, write_run
 
 ROUNDS = 3
@@ -298,6 +299,77 @@ def test_a_run_that_is_repaired_is_read_again(tmp_path):
     part_of(run, "epoch").write_bytes(whole)
 
     assert client.ask_run("mine", "/entry").json["state"] == "finished"
+
+
+# --- two runs -------------------------------------------------------------------------------------------
+
+
+SHARED = [figure.key for figure in FIGURES if figure.draw_beside is not None]
+
+
+def axes_of(shown: dict) -> list[tuple[str, ...]]:
+    """The numbers at the axes and the healthy bands, each with its place."""
+    number = r'<text x="([^"]+)" y="([^"]+)" class="dim" text-anchor="(?:end|middle)">(-?[\d.]+k?)</text>'
+    band = r'<rect x="([^"]+)" y="([^"]+)" width="[^"]+" height="([^"]+)" class="inband"/>'
+    return re.findall(number, shown["svg"]) + re.findall(band, shown["svg"])
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Client:
+    """Two trainings of unequal length, of which one scores and is paid more; and one that is damaged."""
+    folder = tmp_path_factory.mktemp("pair")
+    for name, rounds, more in (("short", 3, 0.0), ("long", 7, 30.0)):
+        rows = made_run.training_rows(rounds=rounds, envs=3, horizon=10 + rounds)
+        rows.append(made_run.alert_row("kl_high", round=2))
+        for row in rows:
+            if isinstance(row, EpisodeRow):
+                row.val_score = more + 0.5 * row.val_score
+                row.total_reward += more
+            if isinstance(row, EpochRow):
+                row.val_score, row.twin_score = more + 0.5 * row.val_score, 0.5 * row.twin_score
+            if isinstance(row, UpdateRow):
+                row.approx_kl = (row.approx_kl or 0.0) + more
+                row.phase_ms = {phase: ms * (1 + more) for phase, ms in row.phase_ms.items()}
+                row.reward_terms = {term: (paid or 0.0) - more for term, paid in row.reward_terms.items()}
+        made_run.write(folder / name, rows)
+    damaged = write_run(folder / "damaged")
+    with part_of(damaged, "epoch").open("a") as file:
+        file.write("no row\n")
+    return Client(folder)
+
+
+@pytest.mark.parametrize("key", SHARED)
+def test_figures_beside_each_other_have_the_same_axes(pair, key):
+    short, long = (
+        pair.ask_run(name, f"/figures/{key}?beside={pair.id_of(other)}").json
+        for name, other in (("short", "long"), ("long", "short"))
+    )
+    alone = pair.ask_run("short", f"/figures/{key}").json
+
+    if key == "worth":  # one row per blueprint, so that the axis lies higher or lower
+        short_axes, long_axes = ([(x, text) for x, _, text in axes_of(one)] for one in (short, long))
+        assert short_axes == long_axes != []
+    else:
+        assert axes_of(short) == axes_of(long) != []
+        assert axes_of(short) != axes_of(alone)
+    assert (short["columns"], short["rows"]) == (alone["columns"], alone["rows"])
+    assert short["svg"] != alone["svg"]
+
+
+def test_a_run_beside_one_that_cannot_be_read_is_shown_alone(pair):
+    alone = pair.ask_run("short", "/figures/lanes").json
+    beside = pair.ask_run("short", f"/figures/lanes?beside={pair.id_of('damaged')}")
+
+    assert beside.json == alone
+    other = pair.ask_run("damaged", f"/figures/lanes?beside={pair.id_of('short')}")
+    assert "line 10, is not a row of this table" in other.error
+    assert pair.ask_run("short", "/figures/lanes?beside=nobody").status == 404
+
+
+def test_a_life_beside_a_training_counts_something_else(client):
+    """Epochs and rounds share no axis."""
+    alone = client.ask_run("life", "/figures/choices").json
+    assert client.ask_run("life", f"/figures/choices?beside={client.id_of('nested/training')}").json == alone
 
 
 # --- a run that is resumed --------------------------------------------------------------------------

@@ -30,7 +30,13 @@ class Figure:
     key: str
     question: str
     draw: Callable[[Run, LifeKey | None], Picture | None]
+    draw_beside: Callable[[Run, Run], Picture | None] | None = None
+    """Draws the first run on axes that hold the second one too; None: it has no axes to share."""
 
     def answer(self, run: Run, life: LifeKey | None = None) -> Picture | None:
         """The picture of this run, or of one of its lives; None: it has nothing to show for it."""
         return self.draw(run, life)
+
+    def answer_beside(self, run: Run, other: Run) -> Picture | None:
+        """The picture of this run, to be compared with that of another one."""
+        return self.draw(run, None) if self.draw_beside is None else self.draw_beside(run, other)

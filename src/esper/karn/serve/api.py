@@ -28,6 +28,7 @@ from esper.karn.serve.content import (
     ShownAnswer,
     compared,
     diary_of,
+    figure_beside,
     page_of,
     shown_figure,
 )
@@ -103,9 +104,18 @@ class Api:
         return _json(NamedPage(self._folder.root.name, found.name, page))
 
     def figure(self, request: Request) -> Response:
-        """A figure with its table; null: the run has nothing to show for it."""
+        """A figure with its table, on axes that hold another run too if asked; null: nothing to show."""
         key, life = request.path_params["key"], _life(request)
-        figure = _figure(key)
+        figure, other = _figure(key), request.query_params.get("beside")
+        if other is not None:
+            return _json(
+                self._readings.ask_beside(
+                    request.path_params["id"],
+                    other,
+                    ("figure", key),
+                    lambda run, beside: figure_beside(run, figure, beside),
+                )
+            )
         return _json(self._ask(request, ("figure", key, life), lambda run: shown_figure(run, figure, life)))
 
     def diary(self, request: Request) -> Response:
