@@ -9,7 +9,7 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 const LOOKS = {
   main: () => ({ stroke: colour("ink"), width: 2 }),
   ghost: () => ({ stroke: colour("twin"), width: 2, dash: [3, 3] }),
-  steps: () => ({ stroke: colour("ink"), width: 2, paths: uPlot.paths.stepped({ align: 1 }) }),
+  steps: () => ({ stroke: colour("ink"), width: 2, paths: uPlot.paths.stepped({ align: -1 }) }),
   dots: () => ({
     stroke: colour("ink"),
     width: 0,
@@ -182,7 +182,7 @@ function onePlot(parent, chart, index, ranges, sync, read) {
           size: 26,
           incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000],
         },
-        { ...axis, size: 52, space: 32 },
+        { ...axis, size: 52, space: drawn.height < 100 ? 20 : 32 },
       ],
       series: [
         {},
