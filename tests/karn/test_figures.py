@@ -238,6 +238,7 @@ def test_a_table_that_does_not_fit_its_columns_is_refused():
 
 def test_a_drawing_that_stands_alone_carries_its_style(drawn):
     text = standalone(drawn["lanes of a life"])
+    assert drawn["lanes of a life"]._repr_svg_() == text  # what a notebook asks for
     style = ElementTree.fromstring(text).find(f"{SVG}style")
 
     assert "--stage-fossilized:#009E73" in style.text

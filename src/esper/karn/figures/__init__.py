@@ -10,15 +10,15 @@ from esper.karn.figures.health import health_beside, health_picture
 from esper.karn.figures.improvement import improvement_picture
 from esper.karn.figures.interactions import interactions_picture
 from esper.karn.figures.lanes import lanes_beside, lanes_picture
-from esper.karn.figures.picture import Figure, Picture
+from esper.karn.figures.picture import Figure, Picture, standalone
 from esper.karn.figures.progress import progress_line, progress_picture
 from esper.karn.figures.reward import honesty_beside, honesty_picture, reward_beside, reward_picture
-from esper.karn.figures.standalone import standalone
 from esper.karn.figures.style import STYLE
 from esper.karn.figures.times import times_beside, times_picture
 from esper.karn.figures.verdict import verdict_picture
 from esper.karn.figures.worth import worth_beside, worth_picture
 from esper.karn.questions.lives import LifeKey, LifeSummary, lives
+from esper.leyline.errors import UnknownNameError
 
 FIGURES: Final[tuple[Figure, ...]] = (
     Figure("progress", "Is it alive, and how far?", progress_picture),
@@ -37,6 +37,15 @@ FIGURES: Final[tuple[Figure, ...]] = (
 )
 """In the order of the questions, the last one for after a run."""
 
+
+def figure_named(key: str) -> Figure:
+    """One of them."""
+    for figure in FIGURES:
+        if figure.key == key:
+            return figure
+    raise UnknownNameError("figure", key[:40], [figure.key for figure in FIGURES])
+
+
 __all__ = [
     "FIGURES",
     "STYLE",
@@ -44,6 +53,7 @@ __all__ = [
     "LifeKey",
     "LifeSummary",
     "Picture",
+    "figure_named",
     "improvement_picture",
     "interactions_picture",
     "lives",

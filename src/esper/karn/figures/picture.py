@@ -1,10 +1,15 @@
-"""What an answer looks like: a drawing, the table of the same numbers, and a sentence about both."""
+"""What an answer looks like: a drawing, the table of the same numbers, and a sentence about both.
+
+A drawing that stands alone, as a file or in a notebook, carries its stylesheet and follows light and dark.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from esper.karn.figures.style import STYLE
+from esper.karn.figures.svg import element
 from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run
 
@@ -21,6 +26,16 @@ class Picture:
     def __post_init__(self) -> None:
         if any(len(row) != len(self.columns) for row in self.rows):
             raise ValueError(f"every row of the table needs {len(self.columns)} cells: {self.columns}")
+
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        return standalone(self)
+
+
+def standalone(picture: Picture) -> str:
+    """The text of an SVG file."""
+    opening, mark, rest = picture.svg.partition(">")
+    return opening + mark + element("style", STYLE) + rest
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from esper.karn import notation
-from esper.karn.figures import FIGURES, Figure
+from esper.karn.figures import figure_named
 from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run, open_run
 from esper.karn.serve.content import (
@@ -36,7 +36,7 @@ from esper.karn.serve.entries import Entry, entry_of
 from esper.karn.serve.events import events_response
 from esper.karn.serve.folder import FoundRun, UnknownRunError
 from esper.karn.serve.readings import ReadingError, Readings
-from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.errors import EsperError
 
 MOST_ROWS: Final = 1_000
 MOST_BYTES: Final = 4_000_000
@@ -106,7 +106,7 @@ class Api:
     def figure(self, request: Request) -> Response:
         """A figure with its table, on axes that hold another run too if asked; null: nothing to show."""
         key, life = request.path_params["key"], _life(request)
-        figure, other = _figure(key), request.query_params.get("beside")
+        figure, other = figure_named(key), request.query_params.get("beside")
         if other is not None:
             return _json(
                 self._readings.ask_beside(
@@ -156,13 +156,6 @@ class Api:
 
     def _ask(self, request: Request, question: Hashable, answer: Callable[[Run], T]) -> T:
         return self._readings.ask(request.path_params["id"], question, answer)
-
-
-def _figure(key: str) -> Figure:
-    for figure in FIGURES:
-        if figure.key == key:
-            return figure
-    raise UnknownNameError("figure", key[:40], [figure.key for figure in FIGURES])
 
 
 def _life(request: Request) -> LifeKey | None:
