@@ -209,7 +209,7 @@ def test_a_training_has_a_fan_only_where_lives_lie_side_by_side(runs):
 def test_returns_and_their_evaluations_are_charted(runs):
     found = chart_of_improvement(improvement(open_run(runs / "nested/training")))
 
-    assert [line.label for line in found.plots[0].lines] == ["return"]
+    assert [line.label for line in found.plots[0].lines] == ["median return"]
     assert found.x == [1, 2, 3]
 
 

@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Iterable
 from itertools import chain
 
@@ -174,6 +175,20 @@ def test_a_cut_in_one_table_begins_all_tables_anew(tmp_path):
         kept_rows = [row for row in first if type(row) not in LIVED]
         assert tail.read() == [*kept_rows, *later]
         assert tail.is_anew
+
+
+def test_a_run_that_is_gone_and_another_one_in_its_place_are_begun_anew(tmp_path):
+    tail = Tail(tmp_path / "run")
+    with RunWriter(tmp_path / "run") as writer:
+        emit(writer, decisions(1, 2))
+    assert epochs_of(tail.read()) == [1, 2]
+    shutil.rmtree(tmp_path / "run")
+    assert tail.read() == []
+    assert tail.is_anew
+    with RunWriter(tmp_path / "run") as writer:
+        emit(writer, decisions(3, 4))
+
+    assert epochs_of(tail.read()) == [3, 4]
 
 
 def test_what_a_resumed_run_cut_off_before_it_was_read_is_no_matter(tmp_path):
