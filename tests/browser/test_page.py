@@ -12,6 +12,7 @@ import pytest
 from esper.karn.figures import FIGURES, Picture
 from esper.karn.questions.lives import LifeKey
 from esper.karn.run import open_run
+from esper.leyline.events import EpochRow
 from esper.nissa.writer import RunWriter
 from tests.browser.conftest import Server
 from tests.karn import fake_run
@@ -31,18 +32,19 @@ def written(runs: Path) -> None:
 
 
 @pytest.fixture
-def live(runs: Path, tmp_path: Path) -> Iterator[RunWriter]:
+def live(page, runs: Path, tmp_path: Path) -> Iterator[RunWriter]:
     """A run that has begun."""
     with RunWriter(runs / "live") as writer:
         writer.emit(fake_run.run_row("live"))
         writer.emit(fake_run.epoch_row(0))
         writer.flush()
         yield writer
-    move_away(runs / "live", tmp_path)
+    move_away(page, runs / "live", tmp_path)
 
 
-def move_away(run: Path, place: Path) -> None:
-    """In one step, so that nobody reads half a run."""
+def move_away(page, run: Path, place: Path) -> None:
+    """In one step, so that nobody reads half a run, and when the page asks for nothing of it any more."""
+    page.goto("about:blank")
     run.rename(place / run.name)
 
 
@@ -98,7 +100,7 @@ def test_a_run_appears_in_the_list_and_its_numbers_follow_without_a_reload(page,
         expect(row_of(page, "late")).to_contain_text("22.5")
 
     expect(row_of(page, "late")).to_contain_text("stopped")
-    move_away(runs / "late", tmp_path)
+    (runs / "late").rename(tmp_path / "late")
     expect(row_of(page, "late")).to_have_count(0)
     assert page.evaluate("window.isTheSamePage")
 
@@ -233,6 +235,28 @@ def test_two_runs_stand_side_by_side_on_the_same_axes(page, server):
     assert boxes[0]["x"] + boxes[0]["width"] < boxes[1]["x"]
 
 
+def test_lanes_side_by_side_have_the_same_axes(page, server, runs, tmp_path):
+    """The life scores up to 64 points, the weak one a tenth of that."""
+    rows = list(fake_run.life())
+    for row in rows:
+        if isinstance(row, EpochRow):
+            row.val_score, row.twin_score = 0.1 * row.val_score, 0.1 * (row.twin_score or 0.0)
+    weak = write_run(runs / "weak", rows)
+    open_page(page, server)
+    row_of(page, "weak").get_by_role("button").click()
+    row_of(page, LIFE).get_by_role("button").click()
+    page.get_by_role("button", name="compare", exact=True).click()
+
+    panel(page, "lanes").first.scroll_into_view_if_needed()
+    expect(panel(page, "lanes").locator("svg")).to_have_count(2)
+    left, right = panel(page, "lanes").locator("svg").all()
+    ticks = [side.locator('text.dim[text-anchor="end"]').all_text_contents() for side in (left, right)]
+    assert ticks[0] == ticks[1]
+    assert "60" in ticks[0]
+    assert ">60<" not in picture_of(weak, "lanes").svg
+    move_away(page, weak, tmp_path)
+
+
 def test_a_damaged_run_says_why_and_the_others_are_shown(page, server, runs, tmp_path):
     damaged = write_run(runs / "damaged")
     with part_of(damaged, "epoch").open("a") as file:
@@ -244,7 +268,7 @@ def test_a_damaged_run_says_why_and_the_others_are_shown(page, server, runs, tmp
     expect(row_of(page, LIFE)).to_contain_text("62.0")
     row_of(page, "damaged").get_by_role("link").click()
     expect(page.get_by_role("alert")).to_contain_text("line 10, is not a row of this table")
-    move_away(damaged, tmp_path)
+    move_away(page, damaged, tmp_path)
 
 
 def test_a_query_is_answered_or_refused_below_its_box(page, server, seen):
@@ -261,7 +285,11 @@ def test_a_query_is_answered_or_refused_below_its_box(page, server, seen):
     box.fill("DROP TABLE epoch")
     page.keyboard.press("Control+Enter")
     expect(panel(page, "sql").get_by_role("alert")).to_contain_text("read and never changed")
-    assert len(seen.errors) == 1  # the browser notes that the server refused
+
+    box.fill("SELECT repeat('x', 100000) FROM range(1000)")  # 100 MB
+    page.keyboard.press("Control+Enter")
+    expect(panel(page, "sql").get_by_role("alert")).to_contain_text("larger than 4 MB; add a LIMIT")
+    assert len(seen.errors) == 2  # the browser notes that the server refused
     seen.errors.clear()
 
 

@@ -25,6 +25,7 @@ from esper.karn.query import read_rows
 from esper.leyline.events import EpisodeRow, Row, RunRow, UpdateRow
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli, export_command
+from tests.integration.training import sentence_of
 from tests.karn import fake_run
 from tests.nissa.event_files import points_expected, points_in
 
@@ -215,6 +216,44 @@ def test_a_run_is_followed_to_its_end(
     said = capsys.readouterr()
     assert said.out.splitlines()[-1] == f"rows exported: {rounds} of update, {rounds} of episode; {sentence}"
     assert said.err == ""
+
+
+@pytest.mark.parametrize("end", ["written", "killed", "interrupted"])
+def test_a_run_that_has_not_written_its_own_row_yet_is_waited_for(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    writer = RunWriter(run)
+    looks: list[float] = []
+
+    def go_on(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) < 3:
+            return
+        if end == "interrupted":
+            raise KeyboardInterrupt
+        if end == "written":
+            for row in [fake_run.run_row("mine", rounds=ROUNDS), *rows_of(1)]:
+                writer.emit(row)
+            writer.flush()
+        writer._lock.release()  # as the kernel does when the process dies
+
+    monkeypatch.setattr("time.sleep", go_on)
+    words = ["export", str(run), "--out", str(out), "--follow"]
+    if end == "killed":
+        assert "has not written its own row" in sentence_of(capsys, *words)
+        assert not out.exists()
+    else:
+        cli.main(words)
+        said = capsys.readouterr().out.splitlines()[-1]
+        assert (
+            said
+            == {
+                "written": "rows exported: 1 of update, 1 of episode; the run has stopped before its end",
+                "interrupted": "rows exported: none yet; interrupted",
+            }[end]
+        )
+    assert looks == [export_command.POLL_SECONDS] * 3
 
 
 def test_an_interrupt_ends_following_quietly(tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def test_machines_get_json(run, capsys):
         "columns": ["epoch", "action"],
         "types": ["BIGINT", "BIGINT[]"],
         "rows": [[0, [1, 0, 0, 0, 0, 0, 0, 0]]],
+        "note": "only the first 1 rows are shown",
     }
 
 
@@ -91,6 +92,28 @@ def test_rows_that_are_left_out_are_mentioned_apart_from_the_answer(run, capsys)
     captured = capsys.readouterr()
     assert captured.out == "epoch\n0\n1\n"
     assert captured.err == "esper: only the first 2 rows are shown; --limit sets how many\n"
+
+
+def test_people_get_a_hundred_rows_and_machines_all(run, capsys):
+    words = ["sql", str(run), "SELECT * FROM range(150)"]
+    cli.main(words)
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-1].strip() == "99"
+    assert captured.err == "esper: only the first 100 rows are shown; --limit sets how many\n"
+
+    whole = json.loads(printed(capsys, *words, "--json"))
+    assert whole["rows"] == [[number] for number in range(150)]
+    assert whole["note"] is None
+    assert printed(capsys, *words, "--csv").count("\n") == 151
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--csv"]])
+def test_an_answer_of_a_hundred_megabytes_is_refused(run, capsys, form):
+    query = "SELECT repeat('x', 1000000) FROM range(100)"
+    assert sentence_of(capsys, "sql", str(run), query, *form) == (
+        "esper: the answer is larger than 50 MB; add a LIMIT, name fewer columns, or aggregate with count,"
+        " avg and GROUP BY\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from esper.karn.run import open_run
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from esper.scripts.train_command import watching
-from esper.scripts.watch_command import WatchConfig, paced, pauses, watch
+from esper.scripts.watch_command import POLL_SECONDS, WatchConfig, paced, pauses, watch
 from tests.karn import fake_run, fake_training
 
 ROOT = Path(__file__).parents[2]
@@ -217,6 +217,54 @@ def test_a_mistake_is_answered_with_a_sentence(
     said = capsys.readouterr().err
     assert sentence in said
     assert "Traceback" not in said
+
+
+# --- a run that is resumed between two looks -------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(
+    is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Round 2 is seen with an alert; before the next look the run goes back and lives rounds 2 and 3 anew."""
+    first = RunWriter(tmp_path / "teach", resumable=True)
+    writers, file = [first], io.StringIO()
+    for row in fake_training.course(1):
+        first.emit(row)
+    first.flush()
+    with first.checkpoint() as sizes:
+        kept = dict(sizes)
+    for row in [*fake_training.round_rows(2), fake_training.alert_row("kl_high", 2)]:
+        first.emit(row)
+    first.flush()
+
+    def go_on(seconds: float) -> None:
+        if seconds != POLL_SECONDS:
+            return  # the tail waits for a writer that is at work
+        if len(writers) == 1:
+            first.close()
+            writers.append(RunWriter(tmp_path / "teach", resume_from=kept))
+            for row in [*fake_training.round_rows(2), *fake_training.round_rows(3)]:
+                writers[1].emit(row)
+            writers[1].flush()
+        else:
+            writers[1].close()
+
+    monkeypatch.setattr("time.sleep", go_on)
+    console = Console(file=file, force_terminal=is_terminal, color_system=None, width=80, height=24)
+    watch(open_run(tmp_path / "teach"), WatchConfig(), console)
+
+    if is_terminal:
+        last = file.getvalue().rsplit(" esper", 1)[1]
+        assert "round   3/100" in last
+        assert "alerts  none" in last
+        return
+    shown = [line.split("  ")[0] for line in file.getvalue().splitlines()]
+    assert [line.partition(" in ")[0] for line in shown[:-1]] == [
+        *("round 1/100", "round 2/100", "warning kl_high raised"),
+        *("round 2/100", "round 3/100"),
+    ]
+    assert shown[-1].endswith("has stopped after round 3 of 100")
 
 
 # --- the same view in the process that trains -----------------------------------------------------

@@ -238,6 +238,7 @@ def test_a_table_that_does_not_fit_its_columns_is_refused():
 
 def test_a_drawing_that_stands_alone_carries_its_style(drawn):
     text = standalone(drawn["lanes of a life"])
+    assert drawn["lanes of a life"]._repr_svg_() == text  # what a notebook asks for
     style = ElementTree.fromstring(text).find(f"{SVG}style")
 
     assert "--stage-fossilized:#009E73" in style.text
@@ -254,7 +255,7 @@ def texts(picture: Picture) -> list[str]:
 def test_growth_is_labelled_with_its_last_row(drawn):
     for name in ("growth of a life", "growth of a training", "growth of a training (one life)"):
         last = dict(zip(drawn[name].columns, drawn[name].rows[-1], strict=True))
-        assert {f"score {last['median']}", f"twin {last['twin']}", f"{last['parameters']} params"} <= set(
+        assert {f"score {last['score']}", f"twin {last['twin']}", f"{last['parameters']} params"} <= set(
             texts(drawn[name])
         )
 

@@ -9,7 +9,7 @@ import pytest
 
 from esper.karn.questions.choices import choices
 from esper.karn.questions.differences import ABSENT, differences
-from esper.karn.questions.growth import growth
+from esper.karn.questions.growth import growth, latest
 from esper.karn.questions.heads import heads
 from esper.karn.questions.health import Metric, health
 from esper.karn.questions.improvement import improvement
@@ -164,8 +164,10 @@ def test_growth_of_a_training_is_the_spread_of_its_rounds(training, training_row
         scores = [row.val_score for row in ended]
         spread = (point.low, point.quarter, point.median, point.three_quarters, point.high)
         assert spread == pytest.approx(np.quantile(scores, [0, 0.25, 0.5, 0.75, 1]))
-        assert point.twin == pytest.approx(np.median([row.twin_val_score for row in ended]))
-        assert point.params == np.median([row.params for row in ended])
+        lasted = [row for row in ended if row.ended_by == "horizon"]
+        assert point.score == pytest.approx(np.mean([row.val_score for row in lasted]))
+        assert point.twin == pytest.approx(np.mean([row.twin_val_score for row in lasted]))
+        assert point.params == pytest.approx(np.mean([row.params for row in lasted]))
         assert point.lives == 5
 
 
@@ -173,7 +175,7 @@ def test_growth_of_one_life_is_its_epochs(training, training_rows):
     found = growth(training, LifeKey(2, 1))
     rows = [row for row in of_type(training_rows, EpochRow) if (row.env, row.episode) == (2, 1)]
 
-    assert [(p.place.first, p.median, p.low, p.high, p.twin, p.params) for p in found.points] == [
+    assert [(p.place.first, p.score, p.low, p.high, p.twin, p.params) for p in found.points] == [
         (row.epoch, row.val_score, row.val_score, row.val_score, row.twin_score, row.params) for row in rows
     ]
 
@@ -196,6 +198,9 @@ def test_long_trainings_take_rounds_together(tmp_path):
     assert str(found.points[0].place) == "1–3"
     scores = [row.val_score for row in of_type(rows, EpisodeRow)[:3]]
     assert (found.points[0].low, found.points[0].median) == (min(scores), sorted(scores)[1])
+    assert found.points[0].score == pytest.approx(np.mean(scores))
+    last = latest(run)
+    assert (last.place, last.score) == ((450, 450), of_type(rows, EpisodeRow)[-1].val_score)
     assert found.points[-1].place.last == 450
     kl = next(metric for metric in health(run).metrics if metric.name == "approx_kl")
     assert kl.values[0] == max(row.approx_kl for row in of_type(rows, UpdateRow)[:3])

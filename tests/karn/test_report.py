@@ -112,7 +112,7 @@ def test_tables_under_the_pictures_hold_the_numbers_of_the_rows(grown: Run) -> N
     assert [line["epoch"] for line in shown] == list(rows)
     for line in shown:
         row = rows[line["epoch"]]
-        assert (line["median"], line["twin"]) == (f"{row.val_score:.1f}", f"{row.twin_score:.1f}")
+        assert (line["score"], line["twin"]) == (f"{row.val_score:.1f}", f"{row.twin_score:.1f}")
         assert line["parameters"] == f"{row.params:,}"
     seeds = page.one("section", id="lanes").table
     assert [(line["slot"], line["contribution"], line["parameters"]) for line in seeds] == [
@@ -291,15 +291,16 @@ def training(rounds: int = 3, done: int | None = None) -> Iterator[Row]:
 def test_a_training_is_judged_by_its_best_evaluation_and_its_last_round(tmp_path: Path) -> None:
     """Round 3: scores 45 and 55, leads 20 and 30: error 5, times 12.706. Three rounds of 12.5 s."""
     page = page_of(write(tmp_path / "run", training()))
-    assert page.one("h1").text == "The best policy, that of round 2, scored 44.5 in its evaluation."
-    assert sentences(page)[:3] == [
+    assert page.one("h1").text == (
+        "The best policy, that of round 2, scored 44.5 in its evaluation; the 2 lives of round 3 reached"
+        " 50.0 ± 63.5 on validation, 25.0 ± 63.5 points above their twins that did not grow."
+    )
+    assert sentences(page)[:2] == [
         "Finished: 3 rounds, 6 lives.",
-        "The 2 lives of round 3 reached 50.0 ± 63.5 on validation,"
-        " 25.0 ± 63.5 points above their twins that did not grow.",
         "The 2 lives of round 1 reached 40.0 ± 63.5 on validation,"
         " 15.0 ± 63.5 points above their twins that did not grow.",
     ]
-    assert facts(page)["best evaluation"] == ("44.5", "return +0.75, round 2")
+    assert facts(page)["best evaluation"] == ("44.5", "return +0.75, round 2; no twin recorded")
     assert facts(page)["validation, round 3"] == ("50.0 ± 63.5", "twin 25.0, +25.0 ± 63.5")
 
 
@@ -318,13 +319,36 @@ def test_best_median_and_worst_life_of_a_training_are_shown(tmp_path: Path) -> N
     ]
 
 
+def test_lives_that_broke_down_are_counted_and_not_judged(tmp_path: Path) -> None:
+    def broken(env: int) -> list[Row]:
+        return [
+            msgspec.structs.replace(row, ended_by="governor", val_score=1.0)
+            if isinstance(row, EpisodeRow) and (row.episode, row.env) in ((2, 1), (2, env))
+            else row
+            for row in training()
+        ]
+
+    page = page_of(write(tmp_path / "one", broken(1)))
+    assert facts(page)["validation, round 3"] == ("45.0", "twin 25.0, +20.0")
+    assert "One life of round 3 broke down and is not counted." in sentences(page)
+    assert (
+        "the one life of round 3 reached 45.0 on validation, 20.0 points above its twin"
+        in page.one("h1").text
+    )
+    page = page_of(write(tmp_path / "all", broken(0)))
+    assert page.one("h1").text == "Every life of round 3 broke down, so there is no result."
+
+
 def test_a_training_that_was_not_evaluated_says_what_its_lives_reached(tmp_path: Path) -> None:
     rows = [
         msgspec.structs.replace(row, evaluation_return=None) if isinstance(row, UpdateRow) else row
         for row in training()
     ]
     page = page_of(write(tmp_path / "run", rows))
-    assert page.one("h1").text == "The lives of round 3 reached 50.0 ± 63.5 on validation."
+    assert page.one("h1").text == (
+        "The 2 lives of round 3 reached 50.0 ± 63.5 on validation, 25.0 ± 63.5 points above their twins that"
+        " did not grow."
+    )
     assert "best evaluation" not in facts(page)
 
 
@@ -407,7 +431,8 @@ def _is_end(row: Row) -> bool:
             list(training(4, done=3)),
             "Still running: after round 3 of 4.",
             "Stopped after round 3 of 4.",
-            "The best policy, that of round 2, scored 44.5 in its evaluation.",
+            "The best policy, that of round 2, scored 44.5 in its evaluation; the 2 lives of round 3 reached"
+            " 50.0 ± 63.5 on validation, 25.0 ± 63.5 points above their twins that did not grow.",
         ),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 
 import esper
 from esper.karn import tables
+from esper.karn.query import read_rows
 from esper.karn.run import Progress, open_run
 from esper.leyline import HEAD_NAMES
 from esper.leyline.columns import COLUMNS
@@ -108,6 +109,21 @@ def test_a_relation_outlives_the_run_it_came_from_and_later_queries(run):
     del found
 
     assert relation.fetchall() == [(9,)]
+
+
+@pytest.mark.parametrize(("library", "method"), [("pandas", "df"), ("polars", "pl")])
+def test_a_relation_is_a_frame_where_a_library_for_them_is_installed(run, library, method):
+    frames = pytest.importorskip(library)
+
+    table = getattr(open_run(run).table("epoch"), method)()
+    asked = getattr(open_run(run).sql("SELECT epoch, val_score FROM epoch WHERE epoch < 3"), method)()
+
+    assert isinstance(table, frames.DataFrame)
+    rows = read_rows(run, EpochRow)
+    assert list(table["val_score"]) == [row.val_score for row in rows]
+    assert list(zip(*(asked[name] for name in asked.columns), strict=True)) == [
+        (row.epoch, row.val_score) for row in rows if row.epoch < 3
+    ]
 
 
 def test_an_unknown_table_is_named_with_the_nearest(run):

@@ -1,3 +1,4 @@
+import re
 import shutil
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from esper.karn.questions.improvement import improvement
 from esper.karn.questions.lives import LifeKey
 from esper.karn.run import open_run
 from esper.karn.serve.charts import chart_of_growth, chart_of_improvement
+from esper.leyline.events import EpisodeRow, EpochRow, Row, UpdateRow
 from esper.nissa.writer import RunWriter
-from tests.karn import fake_run
+from tests.karn import fake_run, made_run
 from tests.karn.serving import Client, part_of, training, write_run
 
 ROUNDS = 3
@@ -192,7 +194,7 @@ def test_a_chart_holds_the_numbers_of_its_figure(client, runs):
     score, twin = shown["chart"]["plots"][0]["lines"]
     assert (score["label"], score["values"]) == ("score", [10.0, *fake_run.SCORES[1:]])
     assert (twin["look"], twin["values"]) == ("ghost", list(fake_run.TWIN_SCORES))
-    at = shown["columns"].index("median")
+    at = shown["columns"].index("score")
     assert score["texts"] == [row[at] for row in shown["rows"]]
     assert shown["chart"]["places"] == [row[0] for row in shown["rows"]]
 
@@ -207,7 +209,7 @@ def test_a_training_has_a_fan_only_where_lives_lie_side_by_side(runs):
 def test_returns_and_their_evaluations_are_charted(runs):
     found = chart_of_improvement(improvement(open_run(runs / "nested/training")))
 
-    assert [line.label for line in found.plots[0].lines] == ["return"]
+    assert [line.label for line in found.plots[0].lines] == ["median return"]
     assert found.x == [1, 2, 3]
 
 
@@ -297,6 +299,125 @@ def test_a_run_that_is_repaired_is_read_again(tmp_path):
     part_of(run, "epoch").write_bytes(whole)
 
     assert client.ask_run("mine", "/entry").json["state"] == "finished"
+
+
+# --- two runs -------------------------------------------------------------------------------------------
+
+
+SHARED = [figure.key for figure in FIGURES if figure.draw_beside is not None]
+
+
+def axes_of(shown: dict) -> list[tuple[str, ...]]:
+    """The numbers at the axes and the healthy bands, each with its place."""
+    number = r'<text x="([^"]+)" y="([^"]+)" class="dim" text-anchor="(?:end|middle)">(-?[\d.]+k?)</text>'
+    band = r'<rect x="([^"]+)" y="([^"]+)" width="[^"]+" height="([^"]+)" class="inband"/>'
+    return re.findall(number, shown["svg"]) + re.findall(band, shown["svg"])
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Client:
+    """Two trainings of unequal length, of which one scores and is paid more; and one that is damaged."""
+    folder = tmp_path_factory.mktemp("pair")
+    for name, rounds, more in (("short", 3, 0.0), ("long", 7, 30.0)):
+        rows = made_run.training_rows(rounds=rounds, envs=3, horizon=10 + rounds)
+        rows.append(made_run.alert_row("kl_high", round=2))
+        for row in rows:
+            if isinstance(row, EpisodeRow):
+                row.val_score = more + 0.5 * row.val_score
+                row.total_reward += more
+            if isinstance(row, EpochRow):
+                row.val_score, row.twin_score = more + 0.5 * row.val_score, 0.5 * row.twin_score
+            if isinstance(row, UpdateRow):
+                row.approx_kl = (row.approx_kl or 0.0) + more
+                row.phase_ms = {phase: ms * (1 + more) for phase, ms in row.phase_ms.items()}
+                row.reward_terms = {term: (paid or 0.0) - more for term, paid in row.reward_terms.items()}
+        made_run.write(folder / name, rows)
+    damaged = write_run(folder / "damaged")
+    with part_of(damaged, "epoch").open("a") as file:
+        file.write("no row\n")
+    return Client(folder)
+
+
+@pytest.mark.parametrize("key", SHARED)
+def test_figures_beside_each_other_have_the_same_axes(pair, key):
+    short, long = (
+        pair.ask_run(name, f"/figures/{key}?beside={pair.id_of(other)}").json
+        for name, other in (("short", "long"), ("long", "short"))
+    )
+    alone = pair.ask_run("short", f"/figures/{key}").json
+
+    if key == "worth":  # one row per blueprint, so that the axis lies higher or lower
+        short_axes, long_axes = ([(x, text) for x, _, text in axes_of(one)] for one in (short, long))
+        assert short_axes == long_axes != []
+    else:
+        assert axes_of(short) == axes_of(long) != []
+        assert axes_of(short) != axes_of(alone)
+    assert (short["columns"], short["rows"]) == (alone["columns"], alone["rows"])
+    assert short["svg"] != alone["svg"]
+
+
+def test_a_run_beside_one_that_cannot_be_read_is_shown_alone(pair):
+    alone = pair.ask_run("short", "/figures/lanes").json
+    beside = pair.ask_run("short", f"/figures/lanes?beside={pair.id_of('damaged')}")
+
+    assert beside.json == alone
+    other = pair.ask_run("damaged", f"/figures/lanes?beside={pair.id_of('short')}")
+    assert "line 10, is not a row of this table" in other.error
+    assert pair.ask_run("short", "/figures/lanes?beside=nobody").status == 404
+
+
+def test_a_life_beside_a_training_counts_something_else(client):
+    """Epochs and rounds share no axis."""
+    alone = client.ask_run("life", "/figures/choices").json
+    assert client.ask_run("life", f"/figures/choices?beside={client.id_of('nested/training')}").json == alone
+
+
+# --- a run that is resumed --------------------------------------------------------------------------
+
+
+def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(tmp_path):
+    """Round 2 is replaced by another round 2, so that files have the same size, and then there is a third."""
+
+    def rows(number: int, score: float) -> list[Row]:
+        life = [*fake_run.life(episode=number - 1), fake_run.update_row(number)]
+        life[-2].val_score = score
+        return life
+
+    def look() -> tuple[str, str, list[str], list[list[str]]]:
+        entry = client.ask_run("mine", "/entry").json
+        shown = client.ask_run("mine", "/figures/growth").json
+        (version,) = (run["version"] for run in client.ask("/api/runs").json["runs"])
+        scores = [row[shown["columns"].index("score")] for row in shown["rows"]]
+        epochs = client.query("mine", "SELECT count(*) FROM epoch").json["rows"]
+        return version, entry["score"], scores, epochs
+
+    with RunWriter(tmp_path / "mine", resumable=True, clock=lambda: 1.0) as writer:
+        for row in [fake_run.run_row(rounds=3), *rows(1, 40.5)]:
+            writer.emit(row)
+        writer.flush()
+        with writer.checkpoint() as sizes:
+            kept = dict(sizes)
+        for row in rows(2, 50.5):
+            writer.emit(row)
+        writer.flush()
+        client = Client(tmp_path)
+        before = look()
+    size = part_of(tmp_path / "mine", "episode").stat().st_size
+    with RunWriter(tmp_path / "mine", resume_from=kept, clock=lambda: 1.0) as writer:
+        for row in rows(2, 60.5):
+            writer.emit(row)
+        writer.flush()
+        assert part_of(tmp_path / "mine", "episode").stat().st_size == size
+        between = look()
+        for row in rows(3, 70.5):
+            writer.emit(row)
+        writer.flush()
+        after = look()
+
+    assert before[1:] == ("50.5", ["40.5", "50.5"], [["18"]])
+    assert between[1:] == ("60.5", ["40.5", "60.5"], [["18"]])
+    assert after[1:] == ("70.5", ["40.5", "60.5", "70.5"], [["27"]])
+    assert len({before[0], between[0], after[0]}) == 3
 
 
 # --- paths ----------------------------------------------------------------------------------------
@@ -399,11 +520,25 @@ def test_a_query_reads_the_run_and_does_nothing_else(runs, client, tmp_path, que
     assert sorted(tmp_path.iterdir()) == [secret]
 
 
-def test_an_answer_of_a_hundred_megabytes_is_cut_with_a_sentence(client):
+def test_an_answer_of_a_hundred_megabytes_is_refused_with_a_sentence(runs, client):
+    before = files_of(runs)
+
     answer = client.query("life", "SELECT repeat('x', 100000) FROM range(1000)")
 
-    assert len(answer.body) < 5_000_000
-    assert answer.json["note"] == "only the first 39 rows are shown: 4,000,000 bytes are full"
+    assert answer.status == 400
+    assert answer.error == (
+        "the answer is larger than 4 MB; add a LIMIT, name fewer columns, or aggregate with count, avg and"
+        " GROUP BY"
+    )
+    assert files_of(runs) == before
+    assert client.query("life", "SELECT 1").json["rows"] == [["1"]]
+
+
+def test_of_many_rows_the_first_are_shown_and_the_answer_says_so(client):
+    answer = client.query("life", "SELECT * FROM range(1000000000)").json
+
+    assert [row for (row,) in answer["rows"]] == [str(number) for number in range(1000)]
+    assert answer["note"] == "only the first 1,000 rows are shown"
 
 
 def test_a_query_that_takes_too_long_is_ended_with_a_sentence(client, monkeypatch):

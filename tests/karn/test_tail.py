@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Iterable
 from itertools import chain
 
@@ -139,7 +140,73 @@ def test_a_run_that_is_no_training_is_read_whole(tmp_path):
     assert Tail(tmp_path / "run").read_latest() == rows
 
 
-def test_what_a_resumed_run_writes_in_the_place_of_lost_rows_is_read(tmp_path):
+@pytest.mark.parametrize("later", [(13,), (13, 14, 15, 16)], ids=["shorter", "longer"])
+def test_where_a_resumed_run_has_cut_off_what_was_read_all_is_read_again(tmp_path, later):
+    """The run is resumed between two looks, and its file is shorter or longer than it was."""
+    tail = Tail(tmp_path / "run")
+    with RunWriter(tmp_path / "run", resumable=True) as writer:
+        emit(writer, decisions(1, 2))
+        with writer.checkpoint() as sizes:
+            kept = dict(sizes)
+        emit(writer, decisions(3, 4))
+        assert epochs_of(tail.read()) == [1, 2, 3, 4]
+        assert not tail.is_anew
+    with RunWriter(tmp_path / "run", resume_from=kept) as writer:
+        emit(writer, decisions(*later))
+        assert epochs_of(tail.read()) == [1, 2, *later]
+        assert tail.is_anew
+        emit(writer, decisions(17))
+        assert epochs_of(tail.read()) == [17]
+        assert not tail.is_anew
+
+
+def test_a_cut_in_one_table_begins_all_tables_anew(tmp_path):
+    tail = Tail(tmp_path / "run")
+    with RunWriter(tmp_path / "run", resumable=True) as writer:
+        first = emit(writer, fake_training.course(2))
+        with writer.checkpoint() as sizes:
+            kept = dict(sizes)
+        emit(writer, [fake_training.alert_row("kl_high", 2)])
+        tail.read()
+    with RunWriter(tmp_path / "run", resume_from=kept) as writer:
+        later = emit(writer, fake_training.round_rows(3))
+
+        # Of what was lived, only the last round is read again.
+        kept_rows = [row for row in first if type(row) not in LIVED]
+        assert tail.read() == [*kept_rows, *later]
+        assert tail.is_anew
+
+
+def test_a_run_that_is_gone_and_another_one_in_its_place_are_begun_anew(tmp_path):
+    tail = Tail(tmp_path / "run")
+    with RunWriter(tmp_path / "run") as writer:
+        emit(writer, decisions(1, 2))
+    assert epochs_of(tail.read()) == [1, 2]
+    shutil.rmtree(tmp_path / "run")
+    assert tail.read() == []
+    assert tail.is_anew
+    with RunWriter(tmp_path / "run") as writer:
+        emit(writer, decisions(3, 4))
+
+    assert epochs_of(tail.read()) == [3, 4]
+
+
+def test_what_a_resumed_run_cut_off_before_it_was_read_is_no_matter(tmp_path):
+    tail = Tail(tmp_path / "run")
+    with RunWriter(tmp_path / "run", resumable=True) as writer:
+        emit(writer, decisions(1, 2))
+        with writer.checkpoint() as sizes:
+            kept = dict(sizes)
+        assert epochs_of(tail.read()) == [1, 2]
+        emit(writer, decisions(3, 4))
+    with RunWriter(tmp_path / "run", resume_from=kept) as writer:
+        emit(writer, decisions(13))
+
+        assert epochs_of(tail.read()) == [13]
+        assert not tail.is_anew
+
+
+def test_what_a_resumed_run_writes_later_is_read_once(tmp_path):
     tail = Tail(tmp_path / "run")
     with RunWriter(tmp_path / "run", resumable=True) as writer:
         emit(writer, decisions(1, 2))
@@ -148,13 +215,14 @@ def test_what_a_resumed_run_writes_in_the_place_of_lost_rows_is_read(tmp_path):
         emit(writer, decisions(3, 4))
         assert epochs_of(tail.read()) == [1, 2, 3, 4]
     with RunWriter(tmp_path / "run", resume_from=kept) as writer:
-        assert epochs_of(tail.read()) == []
+        assert epochs_of(tail.read()) == [1, 2]
         emit(writer, decisions(13))
         assert epochs_of(tail.read()) == [13]
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_a_resumed_run_may_have_cut_off_whole_parts(tmp_path):
+@pytest.mark.parametrize("later", [(), (14,), (14, 15, 16), (14, 15, 16, 17, 18, 19, 20)])
+def test_a_resumed_run_may_have_cut_off_whole_parts(tmp_path, later):
     tail = Tail(tmp_path / "run")
     with RunWriter(tmp_path / "run", resumable=True) as writer:
         emit(writer, decisions(1, 2, 3))
@@ -167,9 +235,30 @@ def test_a_resumed_run_may_have_cut_off_whole_parts(tmp_path):
         assert epochs_of(tail.read()) == [1, 2, 3, 4, 5, 6, 7]
     assert kept["decision"][:2] == (1, 0)
     with RunWriter(tmp_path / "run", resume_from=kept) as writer:
-        assert epochs_of(tail.read()) == []
-        emit(writer, decisions(14))
-        assert epochs_of(tail.read()) == [14]
+        emit(writer, decisions(*later))
+        assert epochs_of(tail.read()) == [1, 2, 3, *later]
+        emit(writer, decisions(24))
+        assert epochs_of(tail.read()) == [24]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_closed_part_may_be_cut_too_if_its_checkpoint_was_not_stored(tmp_path):
+    """The tail has gone on to the next part, of which there is no row yet."""
+    tail = Tail(tmp_path / "run")
+    with RunWriter(tmp_path / "run", resumable=True) as writer:
+        emit(writer, decisions(1))
+        with writer.checkpoint() as sizes:
+            kept = dict(sizes)
+        emit(writer, decisions(2, 3))
+        with pytest.raises(OSError, match="full"), writer.checkpoint():
+            raise OSError("the disk is full")
+        emit(writer, decisions(4))
+        assert epochs_of(tail.read()) == [1, 2, 3, 4]
+    (tmp_path / "run/telemetry/decision/part-00001.jsonl").unlink()
+    with RunWriter(tmp_path / "run", resume_from=kept) as writer:
+        emit(writer, decisions(12, 13, 14, 15))
+
+        assert epochs_of(tail.read()) == [1, 12, 13, 14, 15]
 
 
 def test_a_resumed_run_comes_in_the_order_of_its_rounds(tmp_path):

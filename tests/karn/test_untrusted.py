@@ -124,12 +124,20 @@ def test_an_answer_of_exactly_as_many_rows_is_whole(run):
     assert ask(run, "SELECT * FROM range(3)", max_rows=3).note is None
 
 
-def test_an_answer_of_too_many_bytes_is_cut_with_a_note(run):
-    """A row is ["xxxxxxxxxx"]: 14 bytes; 100 bytes hold seven."""
-    found = ask(run, "SELECT repeat('x', 10) FROM range(50)", max_bytes=100)
+def test_an_answer_of_too_many_bytes_is_refused(run):
+    """A row is ["xxxxxxxxxx"]: 14 bytes; 98 bytes hold seven."""
+    query = "SELECT repeat('x', 10) FROM range({})"
+
+    assert len(ask(run, query.format(7), max_bytes=98).rows) == 7
+    with pytest.raises(QueryError, match=r"the answer is larger than 9.8e-05 MB; add a LIMIT, name fewer"):
+        ask(run, query.format(8), max_bytes=98)
+
+
+def test_rows_that_are_left_out_do_not_count_as_bytes(run):
+    found = ask(run, "SELECT repeat('x', 10) FROM range(8)", max_bytes=98, max_rows=7)
 
     assert len(found.rows) == 7
-    assert found.note == "only the first 7 rows are shown: 100 bytes are full"
+    assert found.note == "only the first 7 rows are shown"
 
 
 @pytest.mark.parametrize(

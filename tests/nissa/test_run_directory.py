@@ -1,12 +1,20 @@
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
 
+from esper.config import RunConfig
 from esper.karn.query import read_rows
 from esper.leyline.errors import RunDirectoryError
+from esper.leyline.events import EpisodeRow
+from esper.nissa.part import TablePart
 from esper.nissa.writer import RunWriter
+from esper.runner import run_arm
+from esper.tolaria.tasks import TASKS
 from tests.karn import fake_run
+from tests.tolaria.building import ListSink, tiny_task
 
 
 def make_epochs_end_on_a_full_disk(run):
@@ -93,6 +101,27 @@ def test_a_full_disk_ends_telemetry_with_one_sentence_and_never_raises(tmp_path)
         " the run goes on, its further rows are lost"
     ]
     assert len(read_rows(tmp_path, "run")) == 1
+
+
+def test_a_full_disk_ends_the_telemetry_of_a_run_and_not_the_run(tmp_path, monkeypatch, capsys):
+    """The first row of an epoch finds no room; three lives go on to their end, and are saved."""
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(TASKS, "tiny", tiny_task())
+    write_out = TablePart.write_out
+
+    def full_disk(part: TablePart) -> None:
+        if part.folder.name == "epoch" and part._buffer:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_out(part)
+
+    monkeypatch.setattr(TablePart, "write_out", full_disk)
+    config = RunConfig(episodes=3, steps=2).model_copy(update={"task": "tiny"})
+    sink = ListSink()
+    run_arm(config, "heuristic", tmp_path / "run", views=[sink])
+
+    assert capsys.readouterr().err.count("telemetry stopped: cannot write ") == 1
+    assert sum(isinstance(row, EpisodeRow) for row in sink.rows) == 3
+    assert len(list((tmp_path / "run" / "model").iterdir())) == 3
 
 
 def test_without_somebody_to_warn_the_sentence_goes_to_stderr(tmp_path, capsys):

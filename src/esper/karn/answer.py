@@ -1,4 +1,8 @@
-"""The answer to a query of whoever asks, within limits of rows, bytes, memory and time."""
+"""The answer to a query of whoever asks, within limits of rows, bytes, memory and time.
+
+Rows beyond their limit are left out with a note, since a look at the first ones is what such a query is
+for. Whatever else is too much is refused.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,8 @@ SLACK_MB: Final = 256
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a query may cost."""
 
-    max_rows: int = 1_000
+    max_rows: int | None = 1_000
+    """None: all."""
     max_bytes: int = 1_000_000
     """Of the answer as JSON."""
     seconds: float = 5.0
@@ -40,6 +45,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def too_large(self) -> str:
         return f"the query needs more than {self.memory} MB of memory; ask for less"
+
+    @property
+    def too_long(self) -> str:
+        return (
+            f"the answer is larger than {self.max_bytes / 1e6:g} MB; add a LIMIT, name fewer columns, or"
+            " aggregate with count, avg and GROUP BY"
+        )
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -78,20 +90,17 @@ def answer(run_dir: Path, query: str, limits: Limits, on_timeout: Callable[[], o
 
 
 def _taken(found: duckdb.DuckDBPyConnection, limits: Limits) -> tuple[list[list[Any]], str | None]:
-    """The rows that fit, and why there are not more."""
+    """The first rows, and why there are not more; refuses rows that are too large together."""
     rows: list[list[Any]] = []
     size = 0
     while fetched := found.fetchmany(FETCHED):
         for values in fetched:
-            row = [_plain(value) for value in values]
-            size += len(msgspec.json.encode(row))
             if len(rows) == limits.max_rows:
                 return rows, f"only the first {limits.max_rows:,} rows are shown"
+            row = [_plain(value) for value in values]
+            size += len(msgspec.json.encode(row))
             if size > limits.max_bytes:
-                return (
-                    rows,
-                    f"only the first {len(rows):,} rows are shown: {limits.max_bytes:,} bytes are full",
-                )
+                raise QueryError(limits.too_long)
             rows.append(row)
     return rows, None
 

@@ -13,6 +13,7 @@ from esper.karn.outcome import (
     Result,
     Standing,
     best_evaluation,
+    broken_lives,
     judged_lives,
     lives_of_round,
     result,
@@ -53,7 +54,7 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
     if is_training(run):
         number = round_of(rows[0].episode)
         headline = _trained_headline(evaluation, lives, number)
-        sentences += _course_sentences(run, lives, number)
+        sentences += _course_sentences(run, number)
         facts = [*_evaluation_facts(evaluation), _score_fact(lives, f"validation, round {number}")]
     else:
         headline = _grown_headline(lives)
@@ -101,6 +102,8 @@ def _unfinished(run: Run, reached: Standing) -> str:
             against = "" if lead is None else f", {over(lead)} its twin that does not grow"
             score = notation.points(row.val_score)
             return f"After epoch {row.epoch} of {run.row.horizon} the score is {score}{against}."
+    if is_training(run) and broken_lives(run):
+        return f"Every life of round {reached.rounds} broke down, so there is no result."
     return "No life is finished, so there is no result."
 
 
@@ -112,36 +115,45 @@ def _grown_headline(lives: Result) -> str:
     reached = f"It reached {score_text(lives.val_score)} on validation{many}"
     if lives.lead is None:
         return f"{reached}; no twin is known to compare it with."
-    twin = "their twins that did not grow" if lives.lives > 1 else "its twin that did not grow"
-    return f"{reached}, {over(lives.lead.mean, margin(lives.lead))} {twin}."
+    return f"{reached}, {over(lives.lead.mean, margin(lives.lead))} {_twins(lives)}."
 
 
 def _trained_headline(evaluation: Evaluation | None, lives: Result, number: int) -> str:
+    """The evaluation, whose lives have no twins in the rows, beside the last round, whose lives have."""
     if evaluation is None:
-        return f"The lives of round {number} reached {score_text(lives.val_score)} on validation."
+        return f"The {_round_text(number, lives)}"
     return (
         f"The best policy, that of round {evaluation.round}, scored {notation.points(evaluation.score)}"
-        " in its evaluation."
+        f" in its evaluation; the {_round_text(number, lives)}"
     )
 
 
-def _course_sentences(run: Run, lives: Result, number: int) -> list[str]:
-    """How the lives compare with their twins: in the last round, and in the first for contrast."""
-    sentences = [_round_sentence(number, lives)]
+def _course_sentences(run: Run, number: int) -> list[str]:
+    """The first round for contrast, and what the numbers of the last one leave out."""
+    sentences = []
     first = result(lives_of_round(run, 1)) if number > 1 else None
     if first is not None:
-        sentences.append(_round_sentence(1, first))
+        sentences.append(f"The {_round_text(1, first)}")
+    if broken := broken_lives(run):
+        are = "is" if broken == 1 else "are"
+        lives = _counted(broken, "life", "lives").capitalize()
+        sentences.append(f"{lives} of round {number} broke down and {are} not counted.")
     return sentences
 
 
-def _round_sentence(number: int, lives: Result) -> str:
+def _round_text(number: int, lives: Result) -> str:
+    """How the lives of a round compare with their twins, from the second word of a sentence to its end."""
     reached = (
-        f"The {_counted(lives.lives, 'life', 'lives')} of round {number} reached"
+        f"{_counted(lives.lives, 'life', 'lives')} of round {number} reached"
         f" {score_text(lives.val_score)} on validation"
     )
     if lives.lead is None:
         return f"{reached}; no twins are known."
-    return f"{reached}, {over(lives.lead.mean, margin(lives.lead))} their twins that did not grow."
+    return f"{reached}, {over(lives.lead.mean, margin(lives.lead))} {_twins(lives)}."
+
+
+def _twins(lives: Result) -> str:
+    return "their twins that did not grow" if lives.lives > 1 else "its twin that did not grow"
 
 
 def _cost_sentence(lives: Result) -> str:
@@ -176,7 +188,7 @@ def comparison_text(found: Comparison) -> str:
 def _evaluation_facts(evaluation: Evaluation | None) -> list[Fact]:
     if evaluation is None:
         return []
-    note = f"return {notation.gain(evaluation.mean_return, 2)}, round {evaluation.round}"
+    note = f"return {notation.gain(evaluation.mean_return, 2)}, round {evaluation.round}; no twin recorded"
     return [Fact("best evaluation", notation.points(evaluation.score), note)]
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final, Self
 
 from esper.karn.life_state import LifeState, SlotState
+from esper.karn.lives import HORIZON
+from esper.karn.statistics import mean
 from esper.leyline.events import AlertRow, EpisodeRow, LifeRow, Row, RunRow, UpdateRow, round_of
 
 PACE_ROUNDS: Final = 10
@@ -30,20 +32,19 @@ class RoundState:
     returns: Quartiles
     scores: Quartiles
     twin_score: float | None
-    """Mean of the twins; unknown where none was lived."""
+    """Mean of the twins of the lives that lasted, as the row's score is; unknown where none was lived."""
     refused_share: float | None
     """Decisions that did not come about."""
 
     @classmethod
     def of(cls, row: UpdateRow, lives: Sequence[EpisodeRow]) -> Self:
         """The state of a round of which these lives are finished."""
-        twins = [life.twin_val_score for life in lives if life.twin_val_score is not None]
         decided = sum(sum(life.op_counts) for life in lives)
         return cls(
             row,
             returns=quartiles([life.total_reward for life in lives if life.total_reward is not None]),
             scores=quartiles([life.val_score for life in lives]),
-            twin_score=statistics.fmean(twins) if twins else None,
+            twin_score=mean(life.twin_val_score for life in lives if life.ended_by == HORIZON),
             refused_share=sum(life.refused for life in lives) / decided if decided else None,
         )
 

@@ -38,6 +38,9 @@ class LiveView:
         self._taken = 0
         self._drawn: tuple[tuple[int, ...], Text] | None = None
         """The last screen, and what it was drawn from."""
+        self._logged: set[tuple[type[Row], float]] = set()
+        self._logged_before: set[tuple[type[Row], float]] = set()
+        """Rows of which a log has its lines from before the view began anew, by their table and time."""
         self._live: Live | None = None
         if can_draw(console):
             self._live = Live(
@@ -55,8 +58,21 @@ class LiveView:
                 followed = self._state.take(row, self._clock() - age)
                 self._taken += 1
             if followed and aloud and self._live is None:
-                for line in plain_lines(row, self._state):
-                    self._write(line)
+                self._log(row)
+
+    def begin_anew(self) -> None:
+        """Forget all rows, to take those of a run that went back; a log does not get a line of them again."""
+        with self._lock:
+            self._state = Following(self._state.env)
+        self._logged_before |= self._logged
+
+    def _log(self, row: Row) -> None:
+        key = (type(row), row.t)
+        if key in self._logged_before:
+            return
+        self._logged.add(key)
+        for line in plain_lines(row, self._state):
+            self._write(line)
 
     def _draw(self) -> Text:
         width, height = self._console.size

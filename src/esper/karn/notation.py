@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
+
+from esper.karn.statistics import mean
 
 UNKNOWN: Final = "–"
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
@@ -102,6 +105,18 @@ def clock(seconds: float | None) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
+def written(value: object) -> str:
+    """A value as JSON writes it, a text without its quotes."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def cell(value: object) -> str:
+    """A value of a query's answer."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.6g}" if isinstance(value, float) else written(value)
+
+
 def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
     """One block per value, its height within ``low`` to ``high``; a gap where it is unknown."""
     span = high - low
@@ -117,12 +132,7 @@ def condense(values: Sequence[float | None], columns: int) -> list[float | None]
     if len(values) <= columns:
         return list(values)
     edges = [column * len(values) // columns for column in range(columns + 1)]
-    return [_mean(values[start:end]) for start, end in pairwise(edges)]
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    return [mean(values[start:end]) for start, end in pairwise(edges)]
 
 
 def trend(

@@ -1,7 +1,7 @@
 """What a run came to, in numbers: where it stands, its scores and their cost, and what other runs came to.
 
-A run is judged by its finished lives; a training by those of its last round, since the policy that led
-them is the one it arrived at.
+A run is judged by its finished lives; a training by those of its last round that lasted, since the policy
+that led them is the one it arrived at, and the round's own row counts no others.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from esper.karn.questions.lives import ROUND, LifeKey, is_training
+from esper.karn.questions.lives import LASTED, ROUND, LifeKey, is_training, judged
 from esper.karn.questions.progress import Progress, progress
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
@@ -102,14 +102,21 @@ def standing(run: Run) -> Standing:
 
 
 def judged_lives(run: Run) -> list[EpisodeRow]:
-    """Those that say what a run came to: all that are finished or, of a training, its last round's."""
-    last_round = f"{ROUND} = (SELECT max({ROUND}) FROM episode)"
-    return run.rows(EpisodeRow, last_round if is_training(run) else None)
+    """Those that say what a run came to."""
+    return run.rows(EpisodeRow, judged(run))
 
 
 def lives_of_round(run: Run, number: int) -> list[EpisodeRow]:
-    """The finished lives of one round of a training."""
-    return run.rows(EpisodeRow, f"{ROUND} = ?", [number])
+    """The lives of one round of a training that lasted."""
+    return run.rows(EpisodeRow, f"{LASTED} AND {ROUND} = ?", [number])
+
+
+def broken_lives(run: Run) -> int:
+    """Lives of the last round of a training that broke down."""
+    ((number,),) = run.sql(
+        f"SELECT count(*) FROM episode WHERE NOT {LASTED} AND {ROUND} = (SELECT max({ROUND}) FROM episode)"
+    ).fetchall()
+    return int(number)
 
 
 def result(rows: Sequence[EpisodeRow]) -> Result | None:

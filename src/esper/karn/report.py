@@ -5,7 +5,6 @@ Every number is the outcome's, a figure's, the diary's or a row's; here they onl
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
@@ -323,9 +322,7 @@ def _pairs(values: Mapping[str, Any]) -> Markup:
 
 
 def _value(value: Any) -> str:
-    if value is None:
-        return notation.UNKNOWN
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return notation.UNKNOWN if value is None else notation.written(value)
 
 
 # --- markup ---------------------------------------------------------------------------------------

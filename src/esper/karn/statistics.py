@@ -1,13 +1,18 @@
-"""Means with their intervals, and paired differences: what makes two numbers comparable."""
+"""Means with their intervals, and paired differences: what makes two numbers comparable.
+
+One number that stands for several lives is their mean, on every surface.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 CONFIDENCE = 0.95
+SQL_MEAN: Final = "avg"
+"""``mean`` in SQL."""
 
 
 class Estimate(NamedTuple):
@@ -28,6 +33,12 @@ class Estimate(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.mean:.1f} ± {self.half_width:.1f}"
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
 
 
 def estimate(values: Sequence[float]) -> Estimate:

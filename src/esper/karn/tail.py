@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import duckdb
 import msgspec
@@ -52,6 +52,26 @@ MAX_LOOKS: Final = 10
 _TIES: Final = {kind: place for place, kind in enumerate(FOLLOWED)}
 
 
+class CutError(Exception):
+    """What was read is no longer there: the run was resumed from a checkpoint before it."""
+
+
+class Mark(NamedTuple):
+    """Where reading a part as lines has come to, and the line that ends there.
+
+    Lines hold the time to a millionth of a second, so that no other one looks the same.
+    """
+
+    end: int
+    line: bytes
+
+    def is_in(self, path: Path) -> bool:
+        """Whether the line is still there; raises ``FileNotFoundError`` if the part has become Parquet."""
+        with path.open("rb") as file:
+            file.seek(self.end - len(self.line))
+            return file.read(len(self.line)) == self.line
+
+
 class TableTail:
     """The new rows of one table."""
 
@@ -60,45 +80,40 @@ class TableTail:
         self._row_type = row_type
         self._decoder = msgspec.json.Decoder(row_type)
         self._part = 0
-        self._offset = 0
-        """Bytes of the present part that were read."""
         self._taken = 0
         """Rows of the present part that were read."""
+        self._marks: dict[int, Mark] = {}
+        """Of the parts that were read as lines. Only these can be cut: Parquet is older than a checkpoint."""
 
     def read(self, lives_from: int = 0) -> list[Row]:
-        """What came since the last call; of what was lived, that of the given round and later ones."""
+        """What came since the last call; of what was lived, that of the given round and later ones.
+
+        Raises ``CutError`` if what came before that is not all there.
+        """
         since = lives_from if self._row_type in LIVED else 0
         rows: list[Row] = []
-        while parts := list_parts(self._folder):
-            if self._part not in parts:
-                self._find_place(parts)
-            if self._part not in parts:
-                break  # the last part is closed, and the next one has no row yet
+        while (parts := list_parts(self._folder)) or self._marks:
             try:
+                self._check_marks(parts)
+                if self._part not in parts:
+                    break  # the last part is closed, and the next one has no row yet
                 rows += self._read_part(parts[self._part], since)
             except FileNotFoundError:
                 continue  # it has become Parquet
             if self._part + 1 not in parts and parts[self._part].suffix == ".jsonl":
                 break
-            self._enter(self._part + 1)
+            self._part, self._taken = self._part + 1, 0
         return rows
 
-    def _find_place(self, parts: Mapping[int, Path]) -> None:
-        """Where to read on; a run that is resumed has cut off what followed its checkpoint."""
-        last = max(parts)
-        if parts[last].suffix == ".jsonl":
-            self._enter(last)
-            self._skip(parts[last])
-        else:
-            self._enter(last + 1)
-
-    def _enter(self, part: int) -> None:
-        self._part, self._offset, self._taken = part, 0, 0
-
-    def _skip(self, path: Path) -> None:
-        """Count what is left of a part that was read before it was cut."""
-        content = path.read_bytes()
-        self._offset, self._taken = len(content), content.count(b"\n")
+    def _check_marks(self, parts: Mapping[int, Path]) -> None:
+        self._marks = {
+            number: mark
+            for number, mark in self._marks.items()
+            if number not in parts or parts[number].suffix == ".jsonl"
+        }
+        for number, mark in self._marks.items():
+            if number not in parts or not mark.is_in(parts[number]):
+                raise CutError
 
     def _read_part(self, path: Path, since: int) -> list[Row]:
         if path.suffix == ".parquet":
@@ -108,15 +123,15 @@ class TableTail:
         return [row for row in self._decoded(path, lines) if round_within(row) >= since]
 
     def _new_lines(self, path: Path) -> Sequence[bytes]:
+        start = self._marks[self._part].end if self._part in self._marks else 0
         with path.open("rb") as file:
-            if file.seek(0, 2) < self._offset:
-                self._skip(path)
-            file.seek(self._offset)
+            file.seek(start)
             content = file.read()
         # What follows the last newline is being written just now, or torn.
-        whole = content[: content.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.splitlines()
+        lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
+        if lines:
+            self._marks[self._part] = Mark(start + sum(map(len, lines)), lines[-1])
+        return lines
 
     def _decoded(self, path: Path, lines: Iterable[bytes | str]) -> list[Row]:
         try:
@@ -141,16 +156,28 @@ class Tail:
 
     def __init__(self, directory: Path) -> None:
         self._telemetry = directory / TELEMETRY
-        self._tables = [TableTail(self._telemetry / TABLE_OF[kind], kind) for kind in FOLLOWED]
+        self._tables = self._from_the_start()
+        self.is_anew = False
+        """Whether the last reading began from the start, since the run had cut off what was read before."""
+
+    def _from_the_start(self) -> list[TableTail]:
+        return [TableTail(self._telemetry / TABLE_OF[kind], kind) for kind in FOLLOWED]
 
     def read(self, lives_from: int = 0) -> list[Row]:
         """What came since the last call, as it was emitted; tables that are being written are waited for.
 
-        Decisions, epochs, seeds and transitions of lives before round ``lives_from`` are passed over.
+        Decisions, epochs, seeds and transitions of lives before round ``lives_from`` are passed over. Where
+        a resumed run has cut off what was read, this is what ``read_latest`` of a new tail would give.
         """
         rows: list[Row] = []
+        self.is_anew = False
         for _ in range(MAX_LOOKS):
-            found = [row for table in self._tables for row in table.read(lives_from)]
+            try:
+                found = [row for table in self._tables for row in table.read(lives_from)]
+            except CutError:
+                self.is_anew, self._tables, rows = True, self._from_the_start(), []
+                lives_from = self._last_round()
+                continue
             rows += found
             if not found:
                 break
@@ -159,8 +186,11 @@ class Tail:
 
     def read_latest(self) -> list[Row]:
         """The same, of what was lived the last round of a training only."""
+        return self.read(self._last_round())
+
+    def _last_round(self) -> int:
         updates = TableTail(self._telemetry / TABLE_OF[UpdateRow], UpdateRow).read()
-        return self.read(max((row.round for row in updates if isinstance(row, UpdateRow)), default=0))
+        return max((row.round for row in updates if isinstance(row, UpdateRow)), default=0)
 
     def age(self) -> float:
         """Seconds since something was written."""

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from esper.config import checked
 from esper.karn.run import Run, State, open_run
 from esper.leyline.errors import EsperError
-from esper.leyline.events import Row
+from esper.leyline.events import Row, RunRow
 from esper.nissa.exporters.points import Exporter, ExportError, exported_types, points_of
 from esper.nissa.exporters.tensorboard import TensorBoardExporter
 from esper.nissa.exporters.trackers import trackio_exporter, wandb_exporter
@@ -60,12 +60,13 @@ def export_command(args: Sequence[str]) -> None:
     given, _ = parse_flags(ExportConfig, "esper export RUN", DESCRIPTION, args[1:])
     config = checked(ExportConfig, given)
     run = open_run(args[0])
-    exporter = make_exporter(run, config)
-    print(f"exporting {run.path}; see it with: {exporter.view}", flush=True)
     exported: Counter[str] = Counter()
     ending = ""
     try:
-        with closing(exporter):
+        if config.follow:
+            wait_for_its_row(run)
+        with closing(make_exporter(run, config)) as exporter:
+            print(f"exporting {run.path}; see it with: {exporter.view}", flush=True)
             for state, rows in looks(run, follow=config.follow):
                 for points in (points_of(row, run.row) for row in rows):
                     exporter.take(points)
@@ -78,6 +79,12 @@ def export_command(args: Sequence[str]) -> None:
         raise ExportError(f"the export cannot be written: {error.strerror}") from error
     counts = ", ".join(f"{number} of {table}" for table, number in exported.items()) or "none yet"
     print(f"rows exported: {counts}; {ending}")
+
+
+def wait_for_its_row(run: Run) -> None:
+    """Until the run has written its own row, or nobody is left who could."""
+    while run.state == "running" and not run.rows(RunRow):
+        time.sleep(POLL_SECONDS)
 
 
 def make_exporter(run: Run, config: ExportConfig) -> Exporter:

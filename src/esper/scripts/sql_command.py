@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 from rich import box
 from rich.console import Console
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.config import checked
+from esper.karn import notation
 from esper.karn.answer import Answer, Limits, answer
 from esper.karn.run import open_run
 from esper.leyline.errors import EsperError
@@ -28,7 +30,9 @@ DESCRIPTION = "Ask a run's tables, which docs/metrics.md describes, and the view
 NUMBERS = ("BIGINT", "DOUBLE", "INTEGER", "HUGEINT", "FLOAT", "DECIMAL", "UBIGINT")
 SECONDS = 60.0
 MEMORY_MB = 4_000
-MAX_BYTES = 100_000_000
+MAX_BYTES = 50_000_000
+MAX_LINES = 100
+"""Rows of a table for people, unless they ask for another number."""
 
 
 class SqlConfig(BaseModel):
@@ -36,7 +40,11 @@ class SqlConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    limit: int = Field(100, ge=1, description="Most rows to print.")
+    limit: int | None = Field(
+        None,
+        ge=1,
+        description=f"Most rows to print. Unless given, a table has {MAX_LINES}; JSON and CSV have all.",
+    )
     as_json: bool = Field(False, description="Print columns, types and rows as JSON.")
     as_csv: bool = Field(False, description="Print comma-separated values with a line of names.")
 
@@ -51,7 +59,9 @@ def sql_command(args: Sequence[str]) -> None:
     config = checked(SqlConfig, given)
     if config.as_json and config.as_csv:
         raise EsperError("--json and --csv are two ways to print one answer; choose one of them")
-    limits = Limits(max_rows=config.limit, max_bytes=MAX_BYTES, seconds=SECONDS, memory=MEMORY_MB)
+    is_for_people = not (config.as_json or config.as_csv)
+    most = MAX_LINES if config.limit is None and is_for_people else config.limit
+    limits = Limits(max_rows=most, max_bytes=MAX_BYTES, seconds=SECONDS, memory=MEMORY_MB)
 
     def give_up() -> None:
         print(f"esper: {limits.too_slow}", file=sys.stderr)
@@ -63,7 +73,7 @@ def sql_command(args: Sequence[str]) -> None:
 
 def _print_answer(found: Answer, config: SqlConfig) -> None:
     if config.as_json:
-        print(json.dumps({"columns": found.columns, "types": found.types, "rows": found.rows}))
+        print(json.dumps(msgspec.structs.asdict(found)))
     elif config.as_csv:
         lines = csv.writer(sys.stdout, lineterminator="\n")
         lines.writerow(found.columns)
@@ -84,7 +94,7 @@ def _print_for_people(found: Answer, console: Console) -> None:
     for name, kind in zip(found.columns, found.types, strict=True):
         table.add_column(Text(name), justify="right" if kind.startswith(NUMBERS) else "left")
     for row in found.rows:
-        table.add_row(*(Text(_shown(value)) for value in row))
+        table.add_row(*(Text(notation.cell(value)) for value in row))
     if natural_width(table, console) <= console.width:
         console.print(table)
         return
@@ -92,14 +102,5 @@ def _print_for_people(found: Answer, console: Console) -> None:
         console.rule(Text(f"row {number}"), align="left")
         record = Table.grid(padding=(0, 2))
         for name, value in zip(found.columns, row, strict=True):
-            record.add_row(Text(name), Text(_shown(value)))
+            record.add_row(Text(name), Text(notation.cell(value)))
         console.print(record)
-
-
-def _shown(value: Any) -> str:
-    """A value for reading; unknown is a dash."""
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return str(_flat(value))

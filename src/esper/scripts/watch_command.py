@@ -69,10 +69,13 @@ def watch(run: Run, config: WatchConfig, console: Console) -> None:
             view.recall([row], age=age, aloud=True)
         while not is_over:
             is_over = run.state != "running"  # before reading, so that no last row is missed
-            rows = tail.read()
+            rows, age = tail.read(), 0.0
+            if tail.is_anew:  # the run was resumed from before what is shown
+                view.begin_anew()
+                place, age = Place(config.env), tail.age()
             for row in rows:
                 place.take(row)
-                view.emit(row)
+                view.recall([row], age=age, aloud=True)
             if not (rows or is_over):
                 time.sleep(POLL_SECONDS)
     console.print(f"the run in {run.path} has {run.state} {place}", soft_wrap=True, highlight=False)

@@ -6,7 +6,7 @@ from typing import Final
 
 from esper.karn import notation
 from esper.karn.figures import svg
-from esper.karn.figures.axes import Scale, x_axis
+from esper.karn.figures.axes import Scale, alike, shared_end, x_axis
 from esper.karn.figures.picture import Picture
 from esper.karn.figures.svg import Markup, number
 from esper.karn.questions.alerts import AlertEntry, AlertLine, Alerts, alerts
@@ -23,9 +23,15 @@ def alerts_picture(run: Run, life: LifeKey | None = None) -> Picture:
     return draw_alerts(alerts(run, life))
 
 
-def draw_alerts(found: Alerts) -> Picture:
-    """One row per rule that was ever raised."""
-    x = Scale(0, found.end, _LEFT, _RIGHT)
+def alerts_beside(run: Run, other: Run) -> Picture:
+    """The whole run on an axis that holds another one too."""
+    found = alerts(run)
+    return draw_alerts(found, alike(found, alerts(other)))
+
+
+def draw_alerts(found: Alerts, beside: Alerts | None = None) -> Picture:
+    """One row per rule that was ever raised, on an axis that holds what is beside it too."""
+    x = Scale(0, shared_end(found, beside), _LEFT, _RIGHT)
     bottom = 4 + _ROW * len(found.lines)
     content = [
         x_axis(x, bottom, found.axis, top=0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from esper.karn.figures import svg
 from esper.karn.figures.svg import Markup
@@ -23,6 +24,29 @@ class Scale:
         span = self.high - self.low
         part = (value - self.low) / span if span else 0.5
         return self.start + part * (self.stop - self.start)
+
+
+class OnAxis(Protocol):
+    """Numbers over epochs or rounds."""
+
+    @property
+    def axis(self) -> str: ...
+
+    @property
+    def end(self) -> int: ...
+
+
+N = TypeVar("N", bound=OnAxis)
+
+
+def alike(found: N, other: N | None) -> N | None:
+    """Other numbers that can be shown on the same axes, since they count the same; else None."""
+    return other if other is not None and other.axis == found.axis else None
+
+
+def shared_end(found: OnAxis, beside: OnAxis | None) -> int:
+    """Where the axis of two pictures ends."""
+    return found.end if beside is None else max(found.end, beside.end)
 
 
 def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:

@@ -6,7 +6,7 @@ from typing import Final
 
 from esper.karn import notation
 from esper.karn.figures import svg
-from esper.karn.figures.axes import Scale, x_axis
+from esper.karn.figures.axes import Scale, alike, shared_end, x_axis
 from esper.karn.figures.labels import Label, beside_areas
 from esper.karn.figures.picture import Picture
 from esper.karn.figures.stacks import column, edges, stack
@@ -29,9 +29,15 @@ def choices_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
     return None if found is None else draw_choices(found)
 
 
-def draw_choices(found: Choices) -> Picture:
-    """One column per epoch or round."""
-    x = Scale(0, found.end, _LEFT, _RIGHT)
+def choices_beside(run: Run, other: Run) -> Picture | None:
+    """The whole run on axes that hold another one too."""
+    found = choices(run)
+    return None if found is None else draw_choices(found, alike(found, choices(other)))
+
+
+def draw_choices(found: Choices, beside: Choices | None = None) -> Picture:
+    """One column per epoch or round, on axes that hold what is beside it too."""
+    x = Scale(0, shared_end(found, beside), _LEFT, _RIGHT)
     y = Scale(0, 1, _COLUMNS[1], _COLUMNS[0])
     return Picture(
         svg=svg.drawing(
@@ -44,7 +50,7 @@ def draw_choices(found: Choices) -> Picture:
                 for share in (0.0, 0.5, 1.0)
             ),
             *_draw_columns(found, x, y),
-            _draw_failures(found, x),
+            _draw_failures(found, x, max(_most_failed(found), _most_failed(beside))),
             _draw_labels(found, y),
         ),
         columns=[found.axis, "decisions", *(op_name(op) for op in found.ops), "forced", "failed"],
@@ -114,11 +120,19 @@ def _hatch(point: ChoicePoint, op: OpCount, start: float, x: Scale, y: Scale) ->
     return f"M{number((left + right) / 2)} {number(y(start))}V{number(top)}"
 
 
-def _draw_failures(found: Choices, x: Scale) -> Markup:
-    """The share that failed, as columns of their own scale over the others."""
-    failed = [_part(point, [op.failed for op in point.ops]) for point in found.points]
-    most = max((share for share in failed if share is not None), default=0.0)
-    if not most:
+def _failed(found: Choices) -> list[float | None]:
+    return [_part(point, [op.failed for op in point.ops]) for point in found.points]
+
+
+def _most_failed(found: Choices | None) -> float:
+    shares = [] if found is None else _failed(found)
+    return max((share for share in shares if share is not None), default=0.0)
+
+
+def _draw_failures(found: Choices, x: Scale, most: float) -> Markup:
+    """The share that failed, as columns up to ``most`` over the others."""
+    failed = _failed(found)
+    if not any(failed):
         return Markup("")
     y = Scale(0, most, _FAILED[1], _FAILED[0])
     columns = "".join(

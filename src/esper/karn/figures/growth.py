@@ -36,13 +36,16 @@ def draw_growth(found: Growth) -> Picture:
         svg=svg.drawing(
             _HEIGHT,
             "Score and parameters",
-            f"Median score {notation.points(last.median)} and twin {notation.points(last.twin)}"
-            f" at {found.axis} {last.place}, with {notation.count(round(last.params))} parameters.",
+            f"Score {notation.points(last.score)} and twin {notation.points(last.twin)}"
+            f" at {found.axis} {last.place}, with {notation.count(last.params)} parameters.",
             x_axis(x, _PARAMS[1], found.axis, top=_SCORES[0]),
             _draw_scores(found.points, x),
             _draw_params(found, x),
         ),
-        columns=[found.axis, "lives", "lowest", "25 %", "median", "75 %", "highest", "twin", "parameters"],
+        columns=[
+            *(found.axis, "lives", "lowest", "25 %", "median", "75 %", "highest"),
+            *("score", "twin", "parameters"),
+        ],
         rows=[_cells(point) for point in found.points],
         caption=_caption(found),
     )
@@ -50,11 +53,14 @@ def draw_growth(found: Growth) -> Picture:
 
 def _caption(found: Growth) -> str:
     last = found.points[-1]
-    gain = notation.gain(notation.difference(last.median, last.twin))
-    fan = "Bands: all lives, and their middle half; line: median. " if _has_fan(found.points) else ""
+    gain = notation.gain(notation.difference(last.score, last.twin))
+    fan = ""
+    if _has_fan(found.points):
+        which = " of those that lasted" if found.axis == "round" else ""
+        fan = f"Bands: all lives, and their middle half; line: the mean{which}. "
     return (
         f"{fan}Dotted: the do-nothing twin. At {found.axis} {last.place} the score is"
-        f" {notation.points(last.median)}, {gain} points over the twin, with"
+        f" {notation.points(last.score)}, {gain} points over the twin, with"
         f" {notation.factor(last.params, found.host_params)} the host's {notation.count(found.host_params)}"
         " parameters."
     )
@@ -65,12 +71,12 @@ def _has_fan(points: Sequence[GrowthPoint]) -> bool:
 
 
 def _cells(point: GrowthPoint) -> list[str]:
-    scores = (point.low, point.quarter, point.median, point.three_quarters, point.high, point.twin)
+    spread = (point.low, point.quarter, point.median, point.three_quarters, point.high)
     return [
         str(point.place),
         notation.count(point.lives),
-        *(notation.points(score) for score in scores),
-        notation.count(round(point.params)),
+        *(notation.points(score) for score in (*spread, point.score, point.twin)),
+        notation.count(point.params),
     ]
 
 
@@ -80,10 +86,15 @@ def _draw_scores(points: Sequence[GrowthPoint], x: Scale) -> Markup:
     y = Scale(low, min(high, 100.0), _SCORES[1], _SCORES[0])
     places = [x(point.place.last) for point in points]
     last = points[-1]
-    labels = [Label(f"score {notation.points(last.median)}", y(last.median), "strong halo")]
+    labels = []
+    if last.score is not None:
+        labels.append(Label(f"score {notation.points(last.score)}", y(last.score), "strong halo"))
     if last.twin is not None:
         labels.append(Label(f"twin {notation.points(last.twin)}", y(last.twin), "ghost halo"))
-    twin_line = [None if p.twin is None else (at, y(p.twin)) for at, p in zip(places, points, strict=True)]
+    score_line, twin_line = (
+        [None if value is None else (at, y(value)) for at, value in zip(places, values, strict=True)]
+        for values in ([point.score for point in points], [point.twin for point in points])
+    )
     fan: list[str] = []
     if _has_fan(points):
         outer = svg.fan(places, [y(p.high) for p in points], [y(p.low) for p in points])
@@ -94,25 +105,27 @@ def _draw_scores(points: Sequence[GrowthPoint], x: Scale) -> Markup:
             y_axis(y, _LEFT, _RIGHT),
             *fan,
             svg.curve(twin_line, "twin"),
-            svg.curve([(at, y(p.median)) for at, p in zip(places, points, strict=True)], "line"),
+            svg.curve(score_line, "line"),
             beside_lines(places[-1] + 8, labels),
         ]
     )
 
 
 def _draw_params(found: Growth, x: Scale) -> Markup:
-    """The parameters within each epoch or round."""
-    points = found.points
-    most = max(*(point.params for point in points), found.host_params)
+    """The parameters within each epoch or round, the last known ones where no life lasted."""
+    known = [(point.place, point.params) for point in found.points if point.params is not None]
+    if not known:
+        return Markup("")
+    most = max(*(params for _, params in known), found.host_params)
     y = Scale(0, around([0.0, most], 2)[1], _PARAMS[1], _PARAMS[0])
-    start = x(points[0].place.first - 1)
-    last = points[-1]
-    name = f"{notation.count(round(last.params))} params"
-    line = svg.steps(start, [(x(point.place.last), y(point.params)) for point in points])
+    start = x(known[0][0].first - 1)
+    end, last = known[-1]
+    name = f"{notation.count(last)} params"
+    line = svg.steps(start, [(x(place.last), y(params)) for place, params in known])
     return svg.group(
         [
             y_axis(y, _LEFT, _RIGHT, most=3),
             svg.path(line, "line"),
-            beside_lines(x(last.place.last) + 8, [Label(name, y(last.params), "halo")]),
+            beside_lines(x(end.last) + 8, [Label(name, y(last), "halo")]),
         ]
     )

@@ -27,9 +27,15 @@ def heads_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
     return None if found is None else draw_heads(found)
 
 
-def draw_heads(found: Heads) -> Picture:
-    """One strip per head."""
-    x = Scale(0, found.rounds, _LEFT, _RIGHT)
+def heads_beside(run: Run, other: Run) -> Picture | None:
+    """The training on an axis that holds another one too."""
+    found = heads(run)
+    return None if found is None else draw_heads(found, heads(other))
+
+
+def draw_heads(found: Heads, beside: Heads | None = None) -> Picture:
+    """One strip per head, on an axis that holds what is beside it too."""
+    x = Scale(0, max(one.rounds for one in (found, beside) if one is not None), _LEFT, _RIGHT)
     bottom = _ROW * len(found.names) + 4
     dead = [
         name for name, values in zip(found.names, found.entropy, strict=True) if _is_low(values[-1], found)

@@ -28,9 +28,16 @@ def health_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
     return None if found is None else draw_health(found)
 
 
-def draw_health(found: Health) -> Picture:
-    """One row per metric, all over the same rounds."""
-    x = Scale(0, found.rounds, _LEFT, _RIGHT)
+def health_beside(run: Run, other: Run) -> Picture | None:
+    """The training on axes that hold another one too."""
+    found = health(run)
+    return None if found is None else draw_health(found, health(other))
+
+
+def draw_health(found: Health, beside: Health | None = None) -> Picture:
+    """One row per metric, all over the same rounds, on axes that hold what is beside it too."""
+    x = Scale(0, max(one.rounds for one in (found, beside) if one is not None), _LEFT, _RIGHT)
+    values_beside = {metric.name: metric.values for metric in (beside.metrics if beside else ())}
     bottom = _ROW * len(found.metrics) + 4
     outside = [metric for metric in found.metrics if metric.is_outside(metric.values[-1])]
     return Picture(
@@ -41,7 +48,7 @@ def draw_health(found: Health) -> Picture:
             f" {', '.join(_name(metric) for metric in outside) or 'none'}.",
             x_axis(x, bottom, "round", top=0),
             *(
-                _draw_metric(metric, found.places, x, 4 + _ROW * index)
+                _draw_metric(metric, found.places, x, 4 + _ROW * index, values_beside.get(metric.name, ()))
                 for index, metric in enumerate(found.metrics)
             ),
         ),
@@ -58,8 +65,10 @@ def _name(metric: Metric) -> str:
     return metric.name.replace("_", " ")
 
 
-def _draw_metric(metric: Metric, places: Sequence[Place], x: Scale, top: float) -> Markup:
-    y = Scale(*_range(metric), top + _LINE, top)
+def _draw_metric(
+    metric: Metric, places: Sequence[Place], x: Scale, top: float, beside: Sequence[float | None]
+) -> Markup:
+    y = Scale(*_range(metric, beside), top + _LINE, top)
     at = [
         None if v is None else (x(place.last), y(v)) for place, v in zip(places, metric.values, strict=True)
     ]
@@ -81,9 +90,9 @@ def _draw_metric(metric: Metric, places: Sequence[Place], x: Scale, top: float) 
     )
 
 
-def _range(metric: Metric) -> tuple[float, float]:
-    """All values, and enough of the band that it can be seen."""
-    known = [value for value in metric.values if value is not None]
+def _range(metric: Metric, beside: Sequence[float | None]) -> tuple[float, float]:
+    """All values, those beside it too, and enough of the band that it can be seen."""
+    known = [value for value in (*metric.values, *beside) if value is not None]
     limits = [limit for limit in (metric.low, metric.high) if limit is not None]
     values = [*known, *limits] or [0.0]
     room = 0.3 * (max(values) - min(values)) or abs(values[0]) or 1.0

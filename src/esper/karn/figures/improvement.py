@@ -94,8 +94,9 @@ def _draw_returns(points: Sequence[ImprovementPoint], x: Scale) -> Markup:
     )
     evaluated = [at for at in _line(points, "evaluation_return", x, y) if at is not None]
     labels = [
-        Label(f"return {notation.gain(point.median, 2)}", y(point.median or 0.0), "strong halo")
+        Label(text, y(point.median or 0.0), "strong halo")
         for point in paid[-1:]
+        for text in ("median return", notation.gain(point.median, 2))
     ]
     return svg.group(
         [

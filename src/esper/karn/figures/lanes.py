@@ -5,7 +5,7 @@ Colour is stage, the filled height of a bar is the seed's blend weight alpha.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
@@ -41,10 +41,20 @@ def lanes_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
     return None if found is None else draw_lanes(found, life_name(found.life, trained=is_training(run)))
 
 
-def draw_lanes(found: Lanes, name: str) -> Picture:
-    """The picture of a life that is called ``name``."""
-    left = max(48.0, *(svg.width_of(svg.shorten(lane.slot, _NAME_LETTERS)) + 10 for lane in found.lanes), 0.0)
-    x = Scale(0, found.horizon, left, _RIGHT)
+def lanes_beside(run: Run, other: Run) -> Picture | None:
+    """The default life on axes that hold that of another run too."""
+    found = lanes(run)
+    if found is None:
+        return None
+    return draw_lanes(found, life_name(found.life, trained=is_training(run)), lanes(other))
+
+
+def draw_lanes(found: Lanes, name: str, beside: Lanes | None = None) -> Picture:
+    """The picture of a life that is called ``name``, on axes that hold the life beside it too."""
+    both = [found] if beside is None else [found, beside]
+    names = [svg.shorten(lane.slot, _NAME_LETTERS) for one in both for lane in one.lanes]
+    left = max(48.0, *(svg.width_of(slot) + 10 for slot in names), 0.0)
+    x = Scale(0, max(one.horizon for one in both), left, _RIGHT)
     bottom = _FIRST_LANE + _LANE * len(found.lanes)
     tops = [_FIRST_LANE + _LANE * index for index in range(len(found.lanes))]
     seeds = [seed for lane in found.lanes for seed in lane.seeds]
@@ -54,7 +64,7 @@ def draw_lanes(found: Lanes, name: str) -> Picture:
             f"Slots and score of {name}",
             _describe(found),
             x_axis(x, bottom, "epoch", top=_SCORES[0]),
-            *_draw_scores(found, x),
+            *_draw_scores(found, x, [point for one in both for point in one.scores]),
             *(_draw_lane(lane, x, top) for lane, top in zip(found.lanes, tops, strict=True)),
             _draw_key(found, bottom + 46),
         ),
@@ -118,12 +128,14 @@ def _draw_key(found: Lanes, baseline: float) -> Markup:
 # --- the score ------------------------------------------------------------------------------------
 
 
-def _draw_scores(found: Lanes, x: Scale) -> Iterator[Markup]:
+def _draw_scores(found: Lanes, x: Scale, held: Sequence[ScorePoint]) -> Iterator[Markup]:
+    """The scores of the life, on an axis that holds all of ``held``."""
     points = found.scores
     if not points:
         return
     twins = [point.twin for point in points if point.twin is not None]
-    low, high = around([*(point.score for point in points), *twins], 4, floor=0.0)
+    known = [value for point in held for value in (point.score, point.twin) if value is not None]
+    low, high = around(known, 4, floor=0.0)
     y = Scale(low, min(high, 100.0), _SCORES[1], _SCORES[0])
     twin_line = [None if p.twin is None else (x(p.epoch), y(p.twin)) for p in points]
     score_line = [(x(point.epoch), y(point.score)) for point in points]

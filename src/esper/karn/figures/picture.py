@@ -1,10 +1,15 @@
-"""What an answer looks like: a drawing, the table of the same numbers, and a sentence about both."""
+"""What an answer looks like: a drawing, the table of the same numbers, and a sentence about both.
+
+A drawing that stands alone, as a file or in a notebook, carries its stylesheet and follows light and dark.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from esper.karn.figures.style import STYLE
+from esper.karn.figures.svg import element
 from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run
 
@@ -22,6 +27,16 @@ class Picture:
         if any(len(row) != len(self.columns) for row in self.rows):
             raise ValueError(f"every row of the table needs {len(self.columns)} cells: {self.columns}")
 
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        return standalone(self)
+
+
+def standalone(picture: Picture) -> str:
+    """The text of an SVG file."""
+    opening, mark, rest = picture.svg.partition(">")
+    return opening + mark + element("style", STYLE) + rest
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -30,7 +45,13 @@ class Figure:
     key: str
     question: str
     draw: Callable[[Run, LifeKey | None], Picture | None]
+    draw_beside: Callable[[Run, Run], Picture | None] | None = None
+    """Draws the first run on axes that hold the second one too; None: it has no axes to share."""
 
     def answer(self, run: Run, life: LifeKey | None = None) -> Picture | None:
         """The picture of this run, or of one of its lives; None: it has nothing to show for it."""
         return self.draw(run, life)
+
+    def answer_beside(self, run: Run, other: Run) -> Picture | None:
+        """The picture of this run, to be compared with that of another one."""
+        return self.draw(run, None) if self.draw_beside is None else self.draw_beside(run, other)

@@ -7,14 +7,14 @@ from typing import Final
 
 from esper.karn import notation
 from esper.karn.figures import svg
-from esper.karn.figures.axes import Scale, around, tick_texts, ticks, x_axis, y_axis
+from esper.karn.figures.axes import Scale, alike, around, shared_end, tick_texts, ticks, x_axis, y_axis
 from esper.karn.figures.labels import Label, beside_areas
 from esper.karn.figures.picture import Picture
 from esper.karn.figures.stacks import column, edges, stack
 from esper.karn.figures.style import part_look
 from esper.karn.figures.svg import Markup
 from esper.karn.questions.lives import LifeKey
-from esper.karn.questions.reward import Honesty, PaidLives, Reward, honesty, reward
+from esper.karn.questions.reward import Honesty, PaidLives, Reward, RewardPoint, honesty, reward
 from esper.karn.run import Run
 
 _LEFT: Final = 62.0
@@ -35,13 +35,24 @@ def honesty_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
     return None if found is None else draw_honesty(found)
 
 
-def draw_reward(found: Reward) -> Picture:
-    """One column per round or epoch, and the sum as a line."""
-    x = Scale(0, found.end, _LEFT, _RIGHT)
+def reward_beside(run: Run, other: Run) -> Picture | None:
+    """The terms of the whole run on axes that hold those of another one too."""
+    found = reward(run)
+    return None if found is None else draw_reward(found, alike(found, reward(other)))
+
+
+def honesty_beside(run: Run, other: Run) -> Picture | None:
+    """Return against score on axes that hold the lives of another run too."""
+    found = honesty(run)
+    return None if found is None else draw_honesty(found, honesty(other))
+
+
+def draw_reward(found: Reward, beside: Reward | None = None) -> Picture:
+    """One column per round or epoch, and the sum as a line; the axes hold what is beside it too."""
+    x = Scale(0, shared_end(found, beside), _LEFT, _RIGHT)
     stacks = [stack(point.terms) for point in found.points]
-    reached = [value for segments in stacks for segment in segments for value in segment]
-    totals = [point.total for point in found.points if point.total is not None]
-    y = Scale(*around([0.0, *reached, *totals], 4), _TERMS[1], _TERMS[0])
+    held = [*found.points, *(beside.points if beside else ())]
+    y = Scale(*around([0.0, *_reached(held)], 4), _TERMS[1], _TERMS[0])
     line = [
         None if point.total is None else (sum(edges(point.place, x)) / 2, y(point.total))
         for point in found.points
@@ -84,6 +95,12 @@ def draw_reward(found: Reward) -> Picture:
     )
 
 
+def _reached(points: Sequence[RewardPoint]) -> list[float]:
+    """Edges of the columns, and their sums."""
+    columns = [value for point in points for segment in stack(point.terms) for value in segment]
+    return columns + [point.total for point in points if point.total is not None]
+
+
 def _term_labels(found: Reward, y: Scale) -> Markup:
     last = found.points[-1]
     labels = [
@@ -96,12 +113,13 @@ def _term_labels(found: Reward, y: Scale) -> Markup:
     return beside_areas(_RIGHT + 10, labels, _TERMS[1], _TERMS[0])
 
 
-def draw_honesty(found: Honesty) -> Picture:
-    """A dot per life or, of many lives, per group with similar returns."""
+def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
+    """A dot per life or, of many lives, per group with similar returns; axes hold what is beside it too."""
     groups = found.groups
+    held = [*groups, *(beside.groups if beside else ())]
     right = svg.WIDTH - 26
-    x = Scale(*around([group.median_return for group in groups], 5), _LEFT, right)
-    low, high = around([s for group in groups for s in (group.quarter, group.three_quarters)], 4, floor=0.0)
+    x = Scale(*around([group.median_return for group in held], 5), _LEFT, right)
+    low, high = around([s for group in held for s in (group.quarter, group.three_quarters)], 4, floor=0.0)
     y = Scale(low, min(high, 100.0), _SCATTER[1], _SCATTER[0])
     places = [x(group.median_return) for group in groups]
     spread = "".join(

@@ -27,7 +27,8 @@ font-variant-numeric:tabular-nums}
 .esper .axis{stroke:var(--ghost);stroke-width:1}
 .esper .line{stroke:var(--ink);stroke-width:2;stroke-linecap:round}
 .esper .thin{stroke:var(--ink);stroke-width:1.2;stroke-linecap:round}
-.esper .twin{stroke:var(--ghost);stroke-width:2;stroke-linecap:round;stroke-dasharray:1 4}
+.esper .twin{stroke:var(--twin);stroke-width:2;stroke-linecap:round;stroke-dasharray:1 4;\
+vector-effect:non-scaling-stroke}
 .esper .fan{fill:var(--ink);fill-opacity:.1}
 .esper .fan.inner{fill-opacity:.16}
 .esper .gain{fill:var(--ink);fill-opacity:.07}

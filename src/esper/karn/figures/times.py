@@ -6,7 +6,7 @@ from typing import Final
 
 from esper.karn import notation
 from esper.karn.figures import svg
-from esper.karn.figures.axes import Scale, around, x_axis, y_axis
+from esper.karn.figures.axes import Scale, alike, around, shared_end, x_axis, y_axis
 from esper.karn.figures.labels import Label, beside_areas
 from esper.karn.figures.picture import Picture
 from esper.karn.figures.stacks import column, stack
@@ -26,11 +26,18 @@ def times_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
     return None if found is None else draw_times(found)
 
 
-def draw_times(found: Times) -> Picture:
-    """One column per epoch or round."""
-    longest = max(sum(phase or 0.0 for phase in point.phases) for point in found.points)
+def times_beside(run: Run, other: Run) -> Picture | None:
+    """The whole run on axes that hold another one too."""
+    found = times(run)
+    return None if found is None else draw_times(found, alike(found, times(other)))
+
+
+def draw_times(found: Times, beside: Times | None = None) -> Picture:
+    """One column per epoch or round, on axes that hold what is beside it too."""
+    held = [*found.points, *(beside.points if beside else ())]
+    longest = max(sum(phase or 0.0 for phase in point.phases) for point in held)
     unit, size = ("s", 1000.0) if longest >= 1000 else ("ms", 1.0)
-    x = Scale(0, found.end, _LEFT, _RIGHT)
+    x = Scale(0, shared_end(found, beside), _LEFT, _RIGHT)
     y = Scale(*around([0.0, longest / size], 3), _COLUMNS[1], _COLUMNS[0])
     stacks = [stack([(phase or 0.0) / size for phase in point.phases]) for point in found.points]
     columns = [

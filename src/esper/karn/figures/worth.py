@@ -27,11 +27,17 @@ def worth_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
     return None if found is None else draw_worth(found)
 
 
-def draw_worth(found: Sequence[BlueprintWorth]) -> Picture:
-    """One row per blueprint."""
+def worth_beside(run: Run, other: Run) -> Picture | None:
+    """The whole run on scales that hold another one too."""
+    found = worth(run)
+    return None if found is None else draw_worth(found, worth(other) or ())
+
+
+def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth] = ()) -> Picture:
+    """One row per blueprint, on scales that hold what is beside it too."""
     bottom = _TOP + _ROW * len(found)
-    count = Scale(0, max(one.germinated for one in found), *_FUNNEL)
-    points = _points_scale(found)
+    count = Scale(0, max(one.germinated for one in (*found, *beside)), *_FUNNEL)
+    points = _points_scale([*found, *beside])
     return Picture(
         svg=svg.drawing(
             bottom + 24,

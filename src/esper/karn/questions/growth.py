@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from esper.karn.questions.lives import LifeKey
-from esper.karn.questions.places import AxisName, Place, axis_of
+from esper.karn.questions.lives import LASTED, LifeKey
+from esper.karn.questions.places import Axis, AxisName, Place, axis_of
 from esper.karn.run import Run
+from esper.karn.statistics import SQL_MEAN
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,12 @@ class GrowthPoint:
     median: float
     three_quarters: float
     high: float
+    score: float | None
+    """Mean of the lives; of a training's, of those that lasted. None: none did."""
     twin: float | None
-    """Median of the twins' scores; None: no twin is known."""
-    params: float
-    """Median of the parameters of host and seeds together."""
+    """Mean of the twins' scores in the same lives; None: no twin is known."""
+    params: float | None
+    """Mean of the parameters of host and seeds together, in the same lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +43,33 @@ class Growth:
 def growth(run: Run, life: LifeKey | None = None) -> Growth | None:
     """Of one life or, without one, of the whole run; None: no score is known."""
     axis = axis_of(run, life)
+    points = _points(run, axis, axis.group(axis.place()))
+    if not points:
+        return None
+    return Growth(axis.name, max(axis.end, points[-1].place.last), run.row.host_params, points)
+
+
+def latest(run: Run) -> GrowthPoint | None:
+    """The last epoch or round of a run by itself, however many of them are one point of a long line."""
+    axis = axis_of(run, None)
+    points = _points(run, axis, axis.place())
+    return points[-1] if points else None
+
+
+def _points(run: Run, axis: Axis, together: str) -> tuple[GrowthPoint, ...]:
+    """The lives at all places, those of which ``together`` (SQL) is equal as one point."""
     place = axis.place()
-    table, twin = ("episode", "twin_val_score") if axis.name == "round" else ("epoch", "twin_score")
+    table, twin, judged = "epoch", "twin_score", "true"
+    if axis.name == "round":
+        table, twin, judged = "episode", "twin_val_score", LASTED
+    means = (f"{SQL_MEAN}({column}) FILTER (WHERE {judged})" for column in ("val_score", twin, "params"))
     found = run.sql(
         f"""
         SELECT min({place}), max({place}), count(DISTINCT (env, episode)), min(val_score),
                quantile_cont(val_score, 0.25), median(val_score), quantile_cont(val_score, 0.75),
-               max(val_score), median({twin}), median(params)
-        FROM {table} WHERE {axis.condition} GROUP BY {axis.group(place)} ORDER BY 1
+               max(val_score), {", ".join(means)}
+        FROM {table} WHERE {axis.condition} GROUP BY {together} ORDER BY 1
         """,
         axis.parameters,
     ).fetchall()
-    if not found:
-        return None
-    points = tuple(GrowthPoint(Place(first, last), *values) for first, last, *values in found)
-    return Growth(axis.name, max(axis.end, points[-1].place.last), run.row.host_params, points)
+    return tuple(GrowthPoint(Place(first, last), *values) for first, last, *values in found)

@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from esper.karn.lives import HORIZON
 from esper.karn.run import Run
 from esper.leyline.events import RESTART, round_of
 
 ROUND: Final = f"(episode % {RESTART} + 1)"
 """The round of a training that a life belongs to, as SQL."""
+
+
+LASTED: Final = f"(ended_by = '{HORIZON}')"
+"""Whether a life reached its horizon, as SQL. A round of a training is judged by those that did, as its own
+row judges it; one that broke down was followed at once by a fresh one."""
 
 
 class LifeKey(NamedTuple):
@@ -77,6 +83,11 @@ def lives(run: Run) -> list[LifeSummary]:
         )
         for env, episode, epochs, score, twin, params, reward, ended_by in found
     ]
+
+
+def judged(run: Run) -> str:
+    """Which finished lives say what a run came to, as SQL: all or, of a training, its last round's."""
+    return f"{LASTED} AND {ROUND} = (SELECT max({ROUND}) FROM episode)" if is_training(run) else "true"
 
 
 def default_life(run: Run) -> LifeKey | None:

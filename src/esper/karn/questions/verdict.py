@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from esper.karn.questions.lives import ROUND, is_training
+from esper.karn.questions.lives import judged
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
 from esper.karn.summary import PART_OF_OTHERS
@@ -14,7 +14,7 @@ from esper.karn.summary import PART_OF_OTHERS
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One run of a comparison: its finished lives; of a training, those of its last round."""
+    """One run of a comparison, by the lives that say what it came to."""
 
     name: str
     lives: int
@@ -36,13 +36,12 @@ def verdict(runs: Mapping[str, Run]) -> tuple[Arm, ...]:
 
 
 def _arm(name: str, run: Run) -> Arm | None:
-    last_round = f"{ROUND} = (SELECT max({ROUND}) FROM episode)"
     parts = ", ".join(f"'{purpose}'" for purpose in sorted(PART_OF_OTHERS))
     found = run.sql(
         f"""
         SELECT test_score, val_score, params, flops_per_sample,
                list_sum([entry.value FOR entry IN map_entries(flops) IF entry.key NOT IN ({parts})])
-        FROM episode WHERE {last_round if is_training(run) else "true"}
+        FROM episode WHERE {judged(run)}
         """
     ).fetchall()
     if not found:

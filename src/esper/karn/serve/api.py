@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from esper.karn.figures import FIGURES, Figure
+from esper.karn import notation
+from esper.karn.figures import figure_named
 from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run, open_run
 from esper.karn.serve.content import (
@@ -25,9 +26,9 @@ from esper.karn.serve.content import (
     NamedPage,
     Page,
     ShownAnswer,
-    cell,
     compared,
     diary_of,
+    figure_beside,
     page_of,
     shown_figure,
 )
@@ -35,7 +36,7 @@ from esper.karn.serve.entries import Entry, entry_of
 from esper.karn.serve.events import events_response
 from esper.karn.serve.folder import FoundRun, UnknownRunError
 from esper.karn.serve.readings import ReadingError, Readings
-from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.errors import EsperError
 
 MOST_ROWS: Final = 1_000
 MOST_BYTES: Final = 4_000_000
@@ -103,9 +104,18 @@ class Api:
         return _json(NamedPage(self._folder.root.name, found.name, page))
 
     def figure(self, request: Request) -> Response:
-        """A figure with its table; null: the run has nothing to show for it."""
+        """A figure with its table, on axes that hold another run too if asked; null: nothing to show."""
         key, life = request.path_params["key"], _life(request)
-        figure = _figure(key)
+        figure, other = figure_named(key), request.query_params.get("beside")
+        if other is not None:
+            return _json(
+                self._readings.ask_beside(
+                    request.path_params["id"],
+                    other,
+                    ("figure", key),
+                    lambda run, beside: figure_beside(run, figure, beside),
+                )
+            )
         return _json(self._ask(request, ("figure", key, life), lambda run: shown_figure(run, figure, life)))
 
     def diary(self, request: Request) -> Response:
@@ -141,19 +151,11 @@ class Api:
             raise ReadingError(str(error).replace(f"{found.path}/", "")) from None
         finally:
             self._one_query.release()
-        return _json(
-            ShownAnswer(answer.columns, [[cell(value) for value in row] for row in answer.rows], answer.note)
-        )
+        rows = [[notation.cell(value) for value in row] for row in answer.rows]
+        return _json(ShownAnswer(answer.columns, rows, answer.note))
 
     def _ask(self, request: Request, question: Hashable, answer: Callable[[Run], T]) -> T:
         return self._readings.ask(request.path_params["id"], question, answer)
-
-
-def _figure(key: str) -> Figure:
-    for figure in FIGURES:
-        if figure.key == key:
-            return figure
-    raise UnknownNameError("figure", key[:40], [figure.key for figure in FIGURES])
 
 
 def _life(request: Request) -> LifeKey | None:

@@ -68,7 +68,7 @@ def growth_chart(run: Run, life: LifeKey | None = None) -> Chart | None:
 def chart_of_growth(found: Growth) -> Chart:
     """The chart of these numbers."""
     points = found.points
-    lines = [_line("score", "main", [point.median for point in points], notation.points)]
+    lines = [_line("score", "main", [point.score for point in points], notation.points)]
     if any(point.twin is not None for point in points):
         lines.append(_line("twin", "ghost", [point.twin for point in points], notation.points))
     fans = []
@@ -77,7 +77,7 @@ def chart_of_growth(found: Growth) -> Chart:
             Fan([point.low for point in points], [point.high for point in points], inner=False),
             Fan([p.quarter for p in points], [p.three_quarters for p in points], inner=True),
         ]
-    params = [_line("params", "steps", [point.params for point in points], _whole)]
+    params = [_line("params", "steps", [point.params for point in points], notation.count)]
     return Chart(
         axis=found.axis,
         end=found.end,
@@ -96,7 +96,7 @@ def improvement_chart(run: Run, life: LifeKey | None = None) -> Chart | None:
 def chart_of_improvement(found: Improvement) -> Chart:
     """The chart of these numbers."""
     points = found.points
-    returns = [_line("return", "main", [point.median for point in points], _reward)]
+    returns = [_line("median return", "main", [point.median for point in points], _reward)]
     returns += _evaluated("argmax", [point.evaluation_return for point in points], _reward)
     fan = Fan([p.quarter for p in points], [p.three_quarters for p in points], inner=True)
     scores = [_line("score", "main", [point.score for point in points], notation.points)]
@@ -132,7 +132,3 @@ def _evaluated(label: str, values: Sequence[float | None], text: Callable[[float
 
 def _reward(value: float | None) -> str:
     return notation.gain(value, 2)
-
-
-def _whole(value: float | None) -> str:
-    return notation.count(None if value is None else round(value))

@@ -157,6 +157,17 @@ def shown_figure(run: Run, figure: Figure, life: LifeKey | None) -> ShownFigure 
     return _shown(picture, chart(run, life) if chart else None)
 
 
+def figure_beside(run: Run, figure: Figure, other: Run | None) -> ShownFigure | None:
+    """The figure of a run on axes that hold the other run too; None: that one cannot be read.
+
+    The axes of charts are shared by whoever draws them.
+    """
+    if other is None or figure.key in CHARTS:
+        return shown_figure(run, figure, None)
+    picture = figure.answer_beside(run, other)
+    return None if picture is None else _shown(picture, None)
+
+
 def _shown(picture: Picture, chart: Chart | None) -> ShownFigure:
     return ShownFigure(str(picture.svg), chart, picture.columns, picture.rows, picture.caption)
 
@@ -186,13 +197,6 @@ def diary_of(run: Run, life: LifeKey | None) -> list[ShownNote]:
         )
         for note in diary(run.row, rows_of_life(run, life))
     ]
-
-
-def cell(value: object) -> str:
-    """A value of a query's answer, for reading."""
-    if value is None:
-        return notation.UNKNOWN
-    return f"{value:.6g}" if isinstance(value, float) else text_of(value)
 
 
 def _shown_life(life: LifeSummary) -> Life:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from esper.karn import notation
 from esper.karn.questions.alerts import AlertEntry, Alerts, alerts
-from esper.karn.questions.growth import Growth, GrowthPoint, growth
+from esper.karn.questions.growth import Growth, GrowthPoint, growth, latest
 from esper.karn.questions.progress import Progress, progress
 from esper.karn.run import Run
 from esper.leyline.events import Severity
@@ -58,8 +58,7 @@ class Entry:
 
 def entry_of(run: Run) -> Entry:
     """What is known of a run now."""
-    row, reached, wrong, found = run.row, progress(run), alerts(run), growth(run)
-    last = found.points[-1] if found else None
+    row, reached, wrong, last = run.row, progress(run), alerts(run), latest(run)
     open_ones = [entry for entry in wrong.entries if entry.until is None]
     return Entry(
         state=reached.state,
@@ -70,8 +69,8 @@ def entry_of(run: Run) -> Entry:
         time=notation.clock(reached.seconds),
         left=notation.clock(reached.seconds_left),
         pace=f"{notation.significant(reached.steps_per_second)} steps/s",
-        trend=_trend(found),
-        score=notation.points(last.median if last else None),
+        trend=_trend(growth(run)),
+        score=notation.points(last.score if last else None),
         twin=notation.points(last.twin if last else None),
         lead=notation.gain(_lead(last)),
         params=notation.factor(last.params if last else None, row.host_params),
@@ -82,11 +81,11 @@ def entry_of(run: Run) -> Entry:
 
 
 def _trend(found: Growth | None) -> str:
-    """The medians on a scale from 0, as few as fit."""
-    medians = [point.median for point in found.points] if found else []
-    step = max(math.ceil(len(medians) / TREND), 1)
-    shown = medians[::-1][::step][::-1]  # the last one is among them
-    return notation.sparkline(shown, 0.0, max(shown, default=0.0))
+    """The scores on a scale from 0, as few as fit."""
+    scores = [point.score for point in found.points] if found else []
+    step = max(math.ceil(len(scores) / TREND), 1)
+    shown = scores[::-1][::step][::-1]  # the last one is among them
+    return notation.sparkline(shown, 0.0, max(filter(None, shown), default=0.0))
 
 
 def _progress(reached: Progress) -> str:
@@ -95,7 +94,7 @@ def _progress(reached: Progress) -> str:
 
 
 def _lead(last: GrowthPoint | None) -> float | None:
-    return None if last is None else notation.difference(last.median, last.twin)
+    return None if last is None else notation.difference(last.score, last.twin)
 
 
 def _open_alert(entry: AlertEntry, found: Alerts) -> OpenAlert:

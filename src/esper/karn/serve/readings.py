@@ -48,11 +48,31 @@ class Readings:
         A run that cannot be read gives the same error each time.
         """
         found = self.folder.run(id)
+        return self._remembered((id, question), found.version, lambda: self._work_out(found, answer))
+
+    def ask_beside(
+        self, id: str, other: str, question: Hashable, answer: Callable[[Run, Run | None], T]
+    ) -> T:
+        """The same of a run that is shown beside another one; that is None if it cannot be read."""
+        found, beside = self.folder.run(id), self.folder.run(other)
+
+        def work_out() -> T | ReadingError:
+            if beside.refusal is None:
+                known = self._work_out(found, lambda run: answer(run, self._opened(beside.path)))
+                if not isinstance(known, ReadingError):
+                    return known
+            return self._work_out(found, lambda run: answer(run, None))
+
+        return self._remembered((id, (question, other)), f"{found.version} {beside.version}", work_out)
+
+    def _remembered(
+        self, key: tuple[str, Hashable], version: str, work_out: Callable[[], T | ReadingError]
+    ) -> T:
         with self._lock:
-            version, known = self._answers.get((id, question), (None, None))
-            if version != found.version:
-                known = self._work_out(found, answer)
-                _keep(self._answers, (id, question), (found.version, known), ANSWERS)
+            known_version, known = self._answers.get(key, (None, None))
+            if known_version != version:
+                known = work_out()
+                _keep(self._answers, key, (version, known), ANSWERS)
         if isinstance(known, ReadingError):
             raise ReadingError(str(known))
         return known  # type: ignore[return-value]  # a question always has the same kind of answer

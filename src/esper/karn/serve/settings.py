@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -34,9 +33,7 @@ def provenance(row: RunRow) -> Settings:
 
 def text_of(value: object) -> str:
     """A setting as it would be written."""
-    if isinstance(value, str):
-        return value
-    return "none" if value is None else json.dumps(value, ensure_ascii=False)
+    return "none" if value is None else notation.written(value)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -24,6 +24,8 @@ export const readRun = (id) => ask(of(id));
 export const readEntry = (id) => ask(`${of(id)}/entry`);
 export const readFigure = (id, key, life) =>
   ask(`${of(id)}/figures/${encodeURIComponent(key)}${chosen(life)}`);
+export const readFigureBeside = (id, key, other) =>
+  ask(`${of(id)}/figures/${encodeURIComponent(key)}?beside=${encodeURIComponent(other)}`);
 export const readDiary = (id, life) => ask(`${of(id)}/diary${chosen(life)}`);
 export const readComparison = (left, right) =>
   ask(`/api/comparisons/${encodeURIComponent(left)}/${encodeURIComponent(right)}`);

@@ -3,13 +3,13 @@
 
 import { el, setText } from "./dom.js";
 
-const LABEL_ROOM = 98;
+const LABEL_ROOM = 116;
 const FONT = "12px system-ui, sans-serif";
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const LOOKS = {
   main: () => ({ stroke: colour("ink"), width: 2 }),
-  ghost: () => ({ stroke: colour("ghost"), width: 2, dash: [2, 4] }),
-  steps: () => ({ stroke: colour("ink"), width: 2, paths: uPlot.paths.stepped({ align: 1 }) }),
+  ghost: () => ({ stroke: colour("twin"), width: 2, dash: [3, 3] }),
+  steps: () => ({ stroke: colour("ink"), width: 2, paths: uPlot.paths.stepped({ align: -1 }) }),
   dots: () => ({
     stroke: colour("ink"),
     width: 0,
@@ -182,7 +182,7 @@ function onePlot(parent, chart, index, ranges, sync, read) {
           size: 26,
           incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000],
         },
-        { ...axis, size: 52, space: 32 },
+        { ...axis, size: 52, space: drawn.height < 100 ? 20 : 32 },
       ],
       series: [
         {},

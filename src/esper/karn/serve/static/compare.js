@@ -1,7 +1,7 @@
 // Two runs side by side: headers, what they were configured with differently, and every figure twice.
-// Charts share their axes.
+// What is drawn shares its axes.
 
-import { readComparison, readFigure, readRun } from "./api.js";
+import { readComparison, readFigureBeside, readRun } from "./api.js";
 import { sharedRanges } from "./charts.js";
 import { el, fill, problem, setText, table } from "./dom.js";
 import { figurePanel, panel, toggleTables, upkeep } from "./panels.js";
@@ -94,7 +94,9 @@ function pairOf(sides, load) {
 function figurePair(ids, figure) {
   const sides = ids.map(() => figurePanel(figure));
   return pairOf(sides, async () => {
-    const found = await Promise.allSettled(ids.map((id) => readFigure(id, figure.key, null)));
+    const found = await Promise.allSettled(
+      ids.map((id, at) => readFigureBeside(id, figure.key, ids[1 - at])),
+    );
     const ranges = sharedRanges(found.map((one) => one.value?.chart ?? null));
     found.forEach(({ value, reason }, at) => {
       fill(sides[at].trouble, reason ? problem(reason) : []);

@@ -41,7 +41,7 @@ export function lifeChooser(onChange) {
     const beside = lives.filter((life) => life.episode === chosen.episode);
     options(
       envs,
-      beside.map((life) => [String(life.env), `environment ${life.env} · ${life.score}`]),
+      beside.map((life) => [String(life.env), `env ${life.env} · ${life.score}`]),
       String(chosen.env),
     );
     envs.hidden = lives.every((life) => life.env === lives[0].env);

@@ -1,0 +1,45 @@
+"""The report in a real browser: on a phone and on a desk, by day and by night, from a file and offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from esper.karn.report import render_report
+from esper.karn.run import open_run
+from tests.karn.serving import training, write_run
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    run = write_run(folder / "run", training(3), rounds=3, decider="ppo")
+    file = folder / "report.html"
+    file.write_text(render_report(open_run(run)), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_report_is_read_without_scrolling_sideways_and_asks_for_nothing(browser, report, width, scheme):
+    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    asked, errors = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+
+    page.goto(report.as_uri())
+
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, paper[4:-1].split(", "))) < 120) == (scheme == "dark")
+    # A number in a picture is no smaller than 8 pixels on the phone.
+    heights = page.evaluate(
+        "[...document.querySelectorAll('svg.esper text')].map(one => one.getBoundingClientRect().height)"
+    )
+    assert min(height for height in heights if height) >= 8
+    assert (asked, errors) == ([report.as_uri()], [])
+    page.close()

@@ -1,0 +1,107 @@
+"""One number, one value: what stands for the lives of a round reads the same wherever it is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from esper.karn.conclusion import conclude
+from esper.karn.figures import FIGURES
+from esper.karn.following import Following
+from esper.karn.lines import plain_lines
+from esper.karn.questions.growth import growth
+from esper.karn.questions.improvement import improvement
+from esper.karn.run import open_run
+from esper.karn.runs import overview
+from esper.karn.screen import render
+from esper.karn.serve.entries import entry_of
+from esper.leyline.events import EpisodeRow, Row, UpdateRow
+from esper.nissa.writer import RunWriter
+from tests.karn import fake_training
+
+ROUNDS = 2
+SCORES, TWINS = (20.0, 21.0, 61.0, 9.0), (10.0, 11.0, 33.0, 2.0)
+"""Of the environments in the last round; the life of the last one broke down.
+
+Of the three that lasted, the means are 34 and 18; medians would be 21 and 11, means of all four 27.8 and 14.
+"""
+
+
+def rows() -> list[Row]:
+    made = [fake_training.run_row(rounds=ROUNDS)]
+    for number in range(1, ROUNDS + 1):
+        for row in fake_training.round_rows(number):
+            if number == ROUNDS and isinstance(row, EpisodeRow):
+                row.val_score, row.twin_val_score = SCORES[row.env], TWINS[row.env]
+                row.params = 500 + row.env
+                row.ended_by = "governor" if row.env == 3 else "horizon"
+            if number == ROUNDS and isinstance(row, UpdateRow):
+                row.val_score, row.params, row.broken_lives = 34.0, 501.0, 1
+            made.append(row)
+    return made
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("runs") / "run"
+    with RunWriter(directory) as writer:
+        for row in rows():
+            writer.emit(row)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def followed() -> Following:
+    state = Following()
+    for row in rows():
+        state.take(row, 0.0)
+    return state
+
+
+def test_the_terminal_and_its_log_show_the_mean_of_the_lives_that_lasted(followed: Following) -> None:
+    (line,) = plain_lines(followed.rounds[-1].row, followed)
+    assert "  score 34.0  twin 18.0  params 501  " in line
+
+    screen = render(followed, 80, 23).plain.splitlines()
+    assert [line.split()[:2] for line in screen if line.startswith((" score", " twin", " params"))] == [
+        ["score", "34.0"],
+        ["twin", "18.0"],
+        ["params", "501"],
+    ]
+    assert any("lead +16.0" in line for line in screen)
+
+
+def test_the_page_and_the_list_show_the_same(run: Path) -> None:
+    entry = entry_of(open_run(run))
+    assert (entry.score, entry.twin, entry.lead, entry.params) == ("34.0", "18.0", "+16.0", "×2.00")
+    listed = overview(run)
+    assert (listed.last_score, listed.params) == (34.0, 501.0)
+
+
+def test_the_figures_and_the_report_show_the_same(run: Path) -> None:
+    opened = open_run(run)
+    point = growth(opened).points[-1]
+    assert (point.score, point.twin, point.params) == (34.0, 18.0, 501.0)
+    assert (point.low, point.high, point.lives) == (9.0, 61.0, 4)
+    assert improvement(opened).points[-1].score == 34.0
+    (figure,) = (figure for figure in FIGURES if figure.key == "growth")
+    assert "score 34.0" in figure.answer(opened).svg
+    assert "twin 18.0" in figure.answer(opened).svg
+    fact = next(fact for fact in conclude(opened).facts if fact.name == "validation, round 2")
+    assert fact.value.startswith("34.0 ± ")
+    assert fact.note.startswith("twin 18.0, +16.0 ± ")
+
+
+def test_a_round_of_which_no_life_lasted_has_no_score(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        for row in rows():
+            if isinstance(row, EpisodeRow) and row.episode == ROUNDS - 1:
+                row.ended_by = "governor"
+            writer.emit(row)
+
+    run = open_run(tmp_path / "run")
+    entry = entry_of(run)
+    assert (entry.score, entry.twin, entry.lead, entry.params) == ("–", "–", "–", "–")
+    for figure in FIGURES:
+        figure.answer(run)

@@ -1,0 +1,60 @@
+"""Every fraction lies within 0 to 1 and every score within 0 to 100, in the rows of real runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from esper.config import RunConfig
+from esper.karn.query import read_rows
+from esper.leyline.columns import COLUMNS, TABLE_OF
+from esper.leyline.events import TABLES, UNIT_RANGES, Row
+from esper.runner import run_arm
+from tests.nissa import record
+
+
+def numbers_within(value: object) -> Iterator[float]:
+    inner = value.values() if isinstance(value, dict) else value
+    if isinstance(inner, int | float):
+        yield float(inner)
+    elif inner is not None:
+        for one in inner:  # type: ignore[attr-defined]  # a list, or the values of a map
+            yield from numbers_within(one)
+
+
+def outside(rows: Iterable[Row]) -> tuple[list[tuple[str, str, float]], Counter[str]]:
+    """The numbers that leave the range of their unit, and how many of each unit were looked at."""
+    found, seen = [], Counter[str]()
+    for row in rows:
+        for column in COLUMNS[TABLE_OF[type(row)]]:
+            if column.unit in UNIT_RANGES:
+                low, high = UNIT_RANGES[column.unit]
+                for number in numbers_within(getattr(row, column.name)):
+                    seen[column.unit] += 1
+                    if not low <= number <= high:
+                        found.append((TABLE_OF[type(row)], column.name, number))
+    return found, seen
+
+
+@pytest.mark.parametrize("name", ["converged", "exploding", "flipped", "good", "shaped"])
+def test_a_recorded_training_keeps_to_the_ranges_of_its_units(name: str) -> None:
+    """Those that were broken on purpose too."""
+    found, seen = outside(record.read(name))
+
+    assert found == []
+    assert seen["score" if name != "exploding" else "fraction"] > 20
+
+
+@pytest.mark.parametrize("decider", ["heuristic", "random"])
+def test_all_tables_of_a_run_keep_to_the_ranges_of_their_units(
+    decider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))
+    run = run_arm(RunConfig(decider=decider, steps=10), decider, tmp_path / "run")
+    found, seen = outside(row for table in TABLES for row in read_rows(run, table))
+
+    assert found == []
+    assert min(seen["fraction"], seen["score"]) > 20
