@@ -1,12 +1,12 @@
 """Does the learned policy beat random and the heuristic on lives it has never seen?
 
 Three trainings on digits_impaired, rng seeds 0 to 2. Each is judged by the policy that did best on the
-selection rng seeds: argmax, test split, 200 rng seeds that neither training nor selection has met. Beside
+selection rng seeds: argmax, test split, 100 rng seeds that neither training nor selection has met. Beside
 it stand the controls and the two fixed plans that did best in experiments/008-plans, bare and after rent.
 Two lives under one plan may end forty points apart, so 20 lives, the number asked for, cannot tell a lead of
-two points from luck; they are the first of the 200 and have a table of their own.
+two points from luck; they are the first of the 100 and have a table of their own.
 
-Run with ``.venv/bin/python experiments/005-policy/run.py`` (an hour and a half on two cores, a third of it
+Run with ``.venv/bin/python experiments/005-policy/run.py`` (an hour and a quarter on two cores, a fifth of it
 for judging), or with ``judge`` to judge the trainings that are there. Trainings go to runs/ below this folder
 and are resumed when the script is started again. It rewrites trainings.json, results.json, table.md,
 table-20.md, courses.md and curves.svg.
@@ -35,7 +35,7 @@ HERE = Path(__file__).parent
 TASK = "digits_impaired"
 PRESET = "study"
 RNG_SEEDS = (0, 1, 2)
-LIVES = TEST_SEEDS[:200]
+LIVES = TEST_SEEDS[:100]
 FEW = 20
 RENT = training_config(PRESET, {}, {}).rent
 PLANS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -62,10 +63,7 @@ def teach(
         if exchange.rank() != 0:
             train(trainer)
             return
-        problems: list[str] = []
-        with RunWriter(
-            directory, problems.append, resumable=True, resume_from=sizes, detail=config.detail
-        ) as writer:
+        with RunWriter(directory, resumable=True, resume_from=sizes, detail=config.detail) as writer:
             run = read_rows(directory, RunRow)[0] if sizes else _begin(config, directory, trainer)
             telemetry = Telemetry(run, writer, views)
             if sizes:
@@ -77,26 +75,35 @@ def teach(
             def record(summary: RoundSummary) -> None:
                 telemetry.emit_round(summary.rows, row_of(summary))
                 writer.flush()
-                if problems:  # a checkpoint without its rows would lose them; one before it does not
-                    raise SaveError(problems[0].partition(";")[0])
                 on_round(summary)
+
+            def save_best() -> None:
+                save_policy(trainer.policy, directory / "best")
 
             def save() -> None:
                 with writer.checkpoint() as sizes:
                     save_state(trainer, directory, sizes)
 
-            try:
-                train(
-                    trainer,
-                    record,
-                    on_best=lambda: save_policy(trainer.policy, directory / "best"),
-                    on_checkpoint=save,
-                )
-            except SaveError as error:
-                raise SaveError(
-                    f"{error}; what was saved before is intact: make room, then go on with"
-                    f" esper train --resume {directory}"
-                ) from None
+            train(
+                trainer,
+                record,
+                on_best=lambda: _attempt(save_best, trainer, directory),
+                on_checkpoint=lambda: _attempt(save, trainer, directory),
+            )
+
+
+def _attempt(save: Callable[[], None], trainer: Trainer, directory: Path) -> bool:
+    """Save if that is possible; a full disk ends no training but one of which nothing else is left to do."""
+    try:
+        save()
+    except SaveError as error:
+        intact = f"{error}; what was saved before is intact"
+        if trainer.is_over:
+            resume = f"esper train --resume {directory}"
+            raise SaveError(f"{intact}: make room, then go on with {resume}") from None
+        sys.stderr.write(f"esper: {intact}, and the training goes on\n")
+        return False
+    return True
 
 
 def _begin(config: TrainingConfig, directory: Path, trainer: Trainer) -> RunRow:

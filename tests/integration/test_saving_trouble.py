@@ -1,20 +1,30 @@
-"""Runs that end early, for a full disk or otherwise: what was saved is intact, and can be resumed."""
+"""Runs that end early, and disks that are full: what was saved is intact, and can be resumed."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from esper import run_state
-from esper.nissa.part import TablePart
+from esper.karn.query import read_rows
+from esper.leyline.events import UpdateRow
 from esper.scripts import cli
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.training.vectorized import RoundSummary, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy, seal
 from esper.teaching import teach
-from tests.integration.training import assert_same_end, everything_in, full_disk, sentence_from, tiny
+from tests.integration.training import (
+    assert_same_end,
+    everything_in,
+    files_below,
+    full_disk,
+    sentence_from,
+    tiny,
+)
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -64,38 +74,84 @@ def test_a_run_that_ends_in_the_round_after_a_checkpoint_leaves_that_one_alone(
 # --- a full disk ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        "best/policy.json",
-        "best/policy.safetensors",
-        "checkpoints/round-00002/policy.safetensors",
-        "checkpoints/round-00002/optimiser.safetensors",
-        "checkpoints/round-00002/seal.json",
-        "checkpoints/latest",
-    ],
-)
-def test_a_full_disk_ends_a_run_that_can_be_resumed(
-    file: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
+def without_room(out: Path, file: str, number: int) -> Callable[[RoundSummary], None]:
+    """To be called after every round: from round ``number`` on ``file`` cannot be written, once."""
 
     def fill_the_disk(summary: RoundSummary) -> None:
-        if summary.round == 2:
+        if summary.round == number:
             partial = out / f"{file}.partial"
             partial.parent.mkdir(exist_ok=True)
             partial.symlink_to("/dev/full")  # takes no byte
 
-    said = sentence_from(capsys, lambda: teach(tiny(), out, on_round=fill_the_disk))
+    return fill_the_disk
+
+
+SAVED = [
+    "checkpoints/round-0000{}/policy.safetensors",
+    "checkpoints/round-0000{}/optimiser.safetensors",
+    "checkpoints/round-0000{}/seal.json",
+    "checkpoints/latest",
+]
+
+
+@pytest.mark.parametrize("saved", SAVED)
+def test_a_full_disk_does_not_end_a_training(
+    saved: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, file = tmp_path / "run", saved.format(2)
+    kept = []
+
+    def look(summary: RoundSummary) -> None:
+        if summary.round == 3:
+            kept.append((out / "checkpoints" / "latest").read_text())
+        without_room(out, file, 2)(summary)
+
+    teach(tiny(), out, on_round=look)
+    assert capsys.readouterr().err == (
+        f"esper: '{out / file}' cannot be written: No space left on device; what was saved before is intact,"
+        " and the training goes on\n"
+    )
+    assert kept == ["round-00001"]
+    assert not list(out.rglob("*.partial"))
+    assert_same_end(undisturbed, out)
+
+
+@pytest.mark.parametrize("saved", SAVED)
+def test_a_training_whose_end_cannot_be_saved_can_be_resumed(
+    saved: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, file = tmp_path / "run", saved.format(3)
+    said = sentence_from(capsys, lambda: teach(tiny(), out, on_round=without_room(out, file, 3)))
     assert (
         f"'{out / file}' cannot be written: No space left on device; what was saved before is intact" in said
     )
     assert f"esper train --resume {out}" in said
-    assert (out / "checkpoints" / "latest").read_text() == "round-00001"
+    assert (out / "checkpoints" / "latest").read_text() == "round-00002"
     assert not list(out.rglob("*.partial"))
-    load_policy(out / "best")
     cli.main(["train", "--resume", str(out)])
     assert_same_end(undisturbed, out)
+
+
+@pytest.mark.parametrize("name", ["policy.json", "policy.safetensors"])
+def test_the_best_policy_is_the_best_that_was_saved(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    returns: list[float | None] = []
+
+    def remember(summary: RoundSummary) -> None:
+        returns.append(summary.evaluation_return)
+        without_room(out, f"best/{name}", 2)(summary)
+
+    teach(tiny(), out, on_round=remember)
+    assert f"'{out / 'best' / name}' cannot be written" in capsys.readouterr().err
+    first, second, _ = returns
+    assert first is not None
+    assert second is not None
+    assert second > first
+    progress = json.loads((out / "checkpoints" / "round-00003" / "progress.json").read_text())
+    assert progress["best_return"] == first
+    load_policy(out / "best")
 
 
 def test_a_disk_that_is_full_when_it_is_flushed_is_noticed(
@@ -107,23 +163,47 @@ def test_a_disk_that_is_full_when_it_is_flushed_is_noticed(
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_rows_that_cannot_be_written_end_a_run_that_can_be_resumed(
+def test_rows_that_cannot_be_written_do_not_end_a_training(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    write_out = TablePart.write_out
+    monkeypatch.setattr(os, "write", half_of_round_two(os.write))
+    teach(tiny(), out)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("esper: telemetry stopped: cannot write")
+    assert "(No space left on device); the run goes on, its further rows are lost" in said
+    assert [row.round for row in read_rows(out, UpdateRow)] == [1]
+    assert files_below(out / "checkpoints") == files_below(undisturbed / "checkpoints")
+    assert files_below(out / "best") == files_below(undisturbed / "best")
 
-    def half_of_a_row(part: TablePart) -> None:
-        if part._buffer and b'"round":2' in part._buffer:
-            del part._buffer[20:]
-            write_out(part)
-            full_disk()
-        write_out(part)
+
+def test_a_training_that_lost_rows_goes_on_after_the_last_whole_one(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+
+    def stop(summary: RoundSummary) -> None:
+        if summary.round == 3:
+            raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(TablePart, "write_out", half_of_a_row)
-        said = sentence_from(capsys, lambda: teach(tiny(), out))
-    assert "No space left on device" in said
-    assert f"esper train --resume {out}" in said
+        patch.setattr(os, "write", half_of_round_two(os.write))
+        with pytest.raises(KeyboardInterrupt):
+            teach(tiny(), out, on_round=stop)
     cli.main(["train", "--resume", str(out)])
-    assert_same_end(undisturbed, out)
+    assert [row.round for row in read_rows(out, UpdateRow)] == [1, 3]
+    assert files_below(out / "checkpoints") == files_below(undisturbed / "checkpoints")
+
+
+def half_of_round_two(write: Callable[[int, bytes], int]) -> Callable[[int, bytes], int]:
+    """A disk that is full in the middle of the second round's row."""
+
+    def write_half(file: int, content: bytes) -> int:
+        if len(content) > 20 and content.startswith(b'{"t":') and b'"round":2' in content:
+            return write(file, content[:20])
+        if not content.startswith(b'{"t":') and b'"round":2' in content:
+            full_disk()
+        return write(file, content)
+
+    return write_half

@@ -83,10 +83,11 @@ class TablePart:
         if self._file is None:
             self.folder.mkdir(exist_ok=True)
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        whole = len(self._buffer)
         while self._buffer:
             written = os.write(self._file, self._buffer)
             del self._buffer[:written]
-            self._bytes += written
+        self._bytes += whole  # not before: a row that is torn on a full disk does not count
 
     def cut(self, size: PartSize) -> None:
         """Forget everything on disk beyond ``size`` and go on there; raises ``OSError`` when that fails."""

@@ -200,7 +200,7 @@ RULES: Final = (
         ResourceRow,
         f"less than {limits.DISK_FREE_MB:g} MB are free where the run is written",
         conditions.disk_full,
-        "Make room: when the disk is full, a training stops and a run goes on without telemetry.",
+        "Make room: when the disk is full, a run goes on without telemetry and a training without checkpoints.",
         of_the_machine=True,
     ),
 )

@@ -131,12 +131,15 @@ class RunWriter:
         """How far each table is on disk, to be stored within the context: ``resume_from`` of a later writer.
 
         What was not flushed does not count. Full parts are closed before, and converted if all went well.
+        Where writing has failed, rows end there, and a later writer goes on from there.
         """
-        self._rotate()
+        if not self.failed:
+            self._rotate()
         yield {table: part.size for table, part in self._parts.items()}
-        now = self._clock()
-        self._compact(self._parts)
-        self._busy_seconds += self._clock() - now
+        if not self.failed:
+            now = self._clock()
+            self._compact(self._parts)
+            self._busy_seconds += self._clock() - now
 
     def close(self) -> None:
         """Write what is left and a last resource row; closing twice does nothing."""

@@ -151,6 +151,11 @@ class Trainer:
             siblings=siblings,
         )
 
+    @property
+    def is_over(self) -> bool:
+        """All rounds were run."""
+        return self.round >= self.settings.rounds
+
     # --- a round ------------------------------------------------------------------------------
 
     def run_round(self) -> RoundSummary:
@@ -164,7 +169,7 @@ class Trainer:
         metrics = self.agent.update(buffer, self.round / self.settings.rounds)
         times.append(time.perf_counter())
         self.round += 1
-        due = self.round % self.settings.evaluate_every == 0 or self.round == self.settings.rounds
+        due = self.round % self.settings.evaluate_every == 0 or self.is_over
         evaluation = self.evaluate() if due else None
         times.append(time.perf_counter())
         return RoundSummary(
@@ -257,24 +262,25 @@ class Trainer:
 def train(
     trainer: Trainer,
     on_round: Callable[[RoundSummary], None] = lambda summary: None,
-    on_best: Callable[[], None] = lambda: None,
-    on_checkpoint: Callable[[], None] = lambda: None,
+    on_best: Callable[[], bool] = lambda: True,
+    on_checkpoint: Callable[[], object] = lambda: None,
 ) -> None:
     """Run the rounds that are left; the callbacks record a round, keep the best policy, save the state.
 
-    A run that ends because its updates are not finite saves its state first.
+    A policy is the best one if it was kept. A run that ends because its updates are not finite saves its
+    state first.
     """
-    while trainer.round < trainer.settings.rounds:
+    while not trainer.is_over:
         try:
             summary = trainer.run_round()
         except PolicyDivergedError:
             on_checkpoint()
             raise
         on_round(summary)
-        if summary.evaluation_return is not None and summary.evaluation_return > trainer.best_return:
+        better = summary.evaluation_return is not None and summary.evaluation_return > trainer.best_return
+        if better and on_best():
             trainer.best_return = summary.evaluation_return
-            on_best()
-        if trainer.round % trainer.settings.checkpoint_every == 0 or trainer.round == trainer.settings.rounds:
+        if trainer.round % trainer.settings.checkpoint_every == 0 or trainer.is_over:
             on_checkpoint()
 
 
