@@ -277,9 +277,9 @@ def train(
             on_checkpoint()
             raise
         on_round(summary)
-        better = summary.evaluation_return is not None and summary.evaluation_return > trainer.best_return
-        if better and on_best():
-            trainer.best_return = summary.evaluation_return
+        reached = summary.evaluation_return
+        if reached is not None and reached > trainer.best_return and on_best():
+            trainer.best_return = reached
         if trainer.round % trainer.settings.checkpoint_every == 0 or trainer.is_over:
             on_checkpoint()
 
