@@ -71,6 +71,16 @@ def plant(slot: int, blueprint: Blueprint = Blueprint.CONV_LIGHT, **heads: int) 
     return action(Op.GERMINATE, slot, blueprint=blueprint, **{"tempo": 0, **heads})
 
 
+PLAN = {
+    0: plant(1, Blueprint.CONV_HEAVY),
+    1: plant(0, Blueprint.DEPTHWISE),
+    3: plant(2, Blueprint.NORM),
+    6: action(Op.FOSSILIZE, 1),
+    8: action(Op.PRUNE, 0, alpha_speed=1),
+}
+"""Actions by epoch: one seed becomes permanent, one is ramped out, one is held."""
+
+
 # --- environments ----------------------------------------------------------------------------------
 
 
