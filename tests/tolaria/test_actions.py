@@ -6,26 +6,12 @@ import numpy as np
 import pytest
 
 from esper.kasmina.blueprints import blueprint_named
-from esper.leyline import (
-    Blueprint,
-    Op,
-    Stage,
-)
+from esper.leyline import Blueprint, Op, Stage
 from esper.leyline.errors import InvalidActionError
-from esper.leyline.events import (
-    DecisionRow,
-)
+from esper.leyline.events import DecisionRow
 from esper.leyline.slot_table import IntArray
 from tests.contracts.matrix import registered
-from tests.tolaria.building import (
-    WAIT,
-    action,
-    bits,
-    plant,
-    run,
-    stages_of,
-    started,
-)
+from tests.tolaria.building import WAIT, action, bits, plant, run, stages_of, started
 
 
 @pytest.mark.parametrize(

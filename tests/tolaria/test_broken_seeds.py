@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from esper.leyline import (
-    Blueprint,
-    LifecycleRules,
-    Stage,
-)
-from esper.leyline.events import (
-    EpochRow,
-    TransitionRow,
-)
+from esper.leyline import Blueprint, LifecycleRules, Stage
+from esper.leyline.events import EpochRow, TransitionRow
 from esper.tolaria.env import MorphEnv
-from tests.tolaria.building import (
-    WAIT,
-    ListSink,
-    host_bits,
-    plant,
-    run,
-    stages_of,
-    started,
-    tiny_task,
-)
+from tests.tolaria.building import WAIT, ListSink, bits, host_bits, plant, run, stages_of, started, tiny_task
 
 
 def poison(env: MorphEnv, slot: int, value: float = math.nan) -> None:
@@ -85,6 +70,29 @@ def test_a_broken_blended_seed_costs_one_minibatch_and_is_removed() -> None:
     assert all(torch.isfinite(p).all() for p in env.model.parameters())
     assert math.isfinite(facts.val_loss)
     assert math.isfinite(facts.train_loss)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_blended_seed_that_breaks_leaves_the_host_at_its_last_finite_step(value: float) -> None:
+    env, sink = started(tiny_task(batches_per_epoch=1))
+    run(env, {0: plant(1, Blueprint.CONV_HEAVY), 1: plant(0)}, until=4)
+    assert stages_of(env)[:2] == [Stage.BLENDING, Stage.BLENDING]
+    poison(env, 1, value)
+
+    def trained() -> Any:
+        """What a step of training changes: weights and optimisers of the host and of the seed that stays."""
+        own = env.model.slot(0).optimiser
+        assert own is not None
+        weights = env.model.host.state_dict(), env.model.seed_parameters(0)
+        return bits([*weights, env.optimiser.state_dict()["state"], own.state_dict()["state"]])
+
+    before = trained()
+    env.step(WAIT)
+    assert sink.of(EpochRow)[-1].skipped_batches == 1
+    assert stages_of(env)[:2] == [Stage.BLENDING, Stage.EMBARGOED]
+    assert trained() == before
+    env.step(WAIT)
+    assert trained() != before, "and from there it learns on"
 
 
 def test_a_seed_whose_gradient_overflows_is_blamed_alone() -> None:

@@ -5,25 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.leyline import (
-    LifecycleRules,
-    Stage,
-)
+from esper.leyline import LifecycleRules, Stage
 from esper.leyline.errors import DataError
-from esper.leyline.events import (
-    CounterfactualRow,
-    TransitionRow,
-)
+from esper.leyline.events import CounterfactualRow, TransitionRow
 from esper.tolaria.objective import CLASSIFICATION
-from tests.tolaria.building import (
-    WAIT,
-    plant,
-    run,
-    stages_of,
-    started,
-    stir,
-    tiny_task,
-)
+from tests.tolaria.building import WAIT, plant, run, stages_of, started, stir, tiny_task
 
 
 def test_the_horizon_keeps_held_seeds_and_removes_every_other_live_one() -> None:

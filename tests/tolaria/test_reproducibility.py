@@ -11,27 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from esper.leyline import (
-    EpochFacts,
-    Row,
-)
-from esper.leyline.events import (
-    LifeRow,
-)
+from esper.leyline import EpochFacts, Row
+from esper.leyline.events import LifeRow
 from esper.tolaria import snapshot
 from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector
-from tests.tolaria.building import (
-    PLAN,
-    WAIT,
-    ListSink,
-    bits,
-    host_bits,
-    noisy_task,
-    run,
-    started,
-    tiny_task,
-)
+from tests.tolaria.building import PLAN, WAIT, ListSink, bits, host_bits, noisy_task, run, started, tiny_task
 
 
 def timeless(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from esper.leyline import (
-    NUM_OPS,
-    Stage,
-    is_legal_move,
-)
+from esper.leyline import NUM_OPS, Stage, is_legal_move
 from esper.leyline.events import (
     CounterfactualRow,
     DecisionRow,
@@ -16,15 +12,7 @@ from esper.leyline.events import (
     SeedRow,
     TransitionRow,
 )
-from tests.tolaria.building import (
-    PLAN,
-    SMALL_RULES,
-    WAIT,
-    plant,
-    run,
-    started,
-    tiny_task,
-)
+from tests.tolaria.building import PLAN, SMALL_RULES, WAIT, plant, run, started, tiny_task
 
 
 def test_every_row_is_emitted_and_every_value_is_within_its_range() -> None:

@@ -7,23 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from esper.leyline import (
-    LifecycleRules,
-    Op,
-    Stage,
-)
-from esper.leyline.events import (
-    CounterfactualRow,
-)
+from esper.leyline import LifecycleRules, Op, Stage
+from esper.leyline.events import CounterfactualRow
 from esper.tolaria.env import MorphEnv
-from tests.tolaria.building import (
-    WAIT,
-    action,
-    plant,
-    run,
-    started,
-    tiny_task,
-)
+from tests.tolaria.building import WAIT, action, plant, run, started, tiny_task
 
 
 def test_a_seed_s_life_epoch_by_epoch() -> None:
