@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from esper.leyline import LifecycleRules, Op, Stage
-from esper.leyline.events import CounterfactualRow
+from esper.leyline import AlphaSpeed, AlphaTarget, LifecycleRules, Op, Stage
+from esper.leyline.events import CounterfactualRow, DecisionRow
 from esper.tolaria.env import MorphEnv
-from tests.tolaria.building import WAIT, action, plant, run, started, tiny_task
+from tests.tolaria.building import SMALL_RULES, WAIT, action, plant, run, stages_of, started, tiny_task
 
 
 def test_a_seed_s_life_epoch_by_epoch() -> None:
@@ -38,6 +39,44 @@ def test_a_seed_s_life_epoch_by_epoch() -> None:
         ("HOLDING", 6, 1, 1.0),
         ("HOLDING", 7, 2, 1.0),
     ]
+
+
+def test_alpha_goes_down_and_up_again_by_action() -> None:
+    env, _ = started(tiny_task(horizon=14))
+    half = action(Op.SET_ALPHA_TARGET, 1, alpha_target=AlphaTarget.HALF, alpha_speed=AlphaSpeed.FAST)
+    full = action(Op.SET_ALPHA_TARGET, 1, alpha_target=AlphaTarget.FULL, alpha_speed=AlphaSpeed.INSTANT)
+    run(env, {0: plant(1)}, until=5)
+    assert stages_of(env)[1] == Stage.HOLDING
+    lines = []
+    for chosen in (half, WAIT, WAIT, WAIT, full, WAIT):
+        assert env.step(chosen).last_success
+        lines.append((stages_of(env)[1].name, round(float(env.table.alpha[0, 1]), 3)))
+    # One epoch each at 0.833, 0.667 and 0.5, shown is the alpha of the next; parked; then back at once.
+    assert lines == [
+        ("BLENDING", 0.667),
+        ("BLENDING", 0.5),
+        ("BLENDING", 0.5),
+        ("BLENDING", 0.5),
+        ("HOLDING", 1.0),
+        ("HOLDING", 1.0),
+    ]
+
+
+def test_without_auto_forward_a_seed_moves_by_action_only() -> None:
+    rules = replace(SMALL_RULES, auto_forward=False)
+    env, sink = started(tiny_task(horizon=14, rules=rules))
+    env.step(plant(1))
+    assert stages_of(env)[1] == Stage.GERMINATED
+    env.step(WAIT)
+    assert stages_of(env)[1] == Stage.GERMINATED
+    advance = action(Op.ADVANCE, 1)
+    assert env.step(advance).last_success
+    assert stages_of(env)[1] == Stage.TRAINING
+    assert not env.step(advance).last_success, "one epoch of two"
+    decision = sink.of(DecisionRow)[-1]
+    assert (decision.refused_by, decision.failed_checks) == ("G2", ["epochs"])
+    assert env.step(advance).last_success
+    assert stages_of(env)[1] == Stage.BLENDING
 
 
 def test_reset_validates_the_untrained_host_and_knows_nothing_of_training() -> None:
