@@ -88,7 +88,7 @@ def summary(task: str, mishap: str, lives: list[list[AlertRow]]) -> str:
     raised = [rows for rows in lives if rows]
     first = [rows[0].epoch - WRONG_AFTER for rows in raised] if mishap != "healthy" else []
     kinds = sorted({row.rule for rows in raised for row in rows})
-    answers = sorted({row.answer.split()[0] for rows in raised for row in rows})
+    answers = sorted({row.hint.removeprefix("the governor ").split()[0] for rows in raised for row in rows})
     delay = f"{max(first)}" if first else ""
     columns = (task, mishap, str(len(lives)), str(len(raised)), delay, ", ".join(kinds), ", ".join(answers))
     return f"| {' | '.join(columns)} |"

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from esper.leyline import EpochFacts, LifecycleRules, Op, SlotTable, Stage
 from esper.simic.rewards.books import Books
 from esper.simic.rewards.families import FAMILIES, Bookkeeper, FamilyName, Ledger, Standing, total
-from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.proving import uniform_actions
-from esper.simic.training.rollout import ActionStreams
-from esper.tolaria.env import LifeReport
-from esper.tolaria.tasks.spec import TaskSpec
-from esper.tolaria.twin import live_without_growth
 from tests.leyline.building import env_facts, put
-from tests.tolaria.building import WAIT, IntArray, action, plant, tiny_task
+from tests.simic.lives import (
+    AT_ONCE,
+    BUSY,
+    RENT,
+    SCALE,
+    Watcher,
+    growth,
+    live,
+    lived,
+    state_worth,
+    task_with,
+    twin_scores_again,
+)
+from tests.tolaria.building import WAIT, action, plant
 
 NAMES: tuple[FamilyName, ...] = get_args(FamilyName)
-RENT, SCALE = 0.5, 5.0
-AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
 INCUBATED = LifecycleRules(min_training_epochs=3, min_prune_age=1, embargo_epochs=1)
 
 
@@ -215,124 +217,7 @@ def test_books_of_shards_stand_side_by_side() -> None:
 
 # --- through the real loop -------------------------------------------------------------------------
 
-
-class Life(NamedTuple):
-    """Two environments from their beginning to their commit, every array ``[step, env]``."""
-
-    rewards: NDArray[np.float64]
-    terms: dict[str, NDArray[np.float64]]
-    facts: list[EpochFacts]
-    """The untrained host's first."""
-    tables: list[SlotTable]
-    reports: list[LifeReport]
-
-
-def task_with(rules: LifecycleRules = AT_ONCE, horizon: int = 8, **changes: Any) -> TaskSpec:
-    return tiny_task(rules=rules, horizon=horizon, batches_per_epoch=2, **changes)
-
-
-def growth(task: TaskSpec, family: FamilyName, num_envs: int = 2) -> GrowthEnv:
-    return GrowthEnv(task, rng_seed=3, env_indices=range(num_envs), family=family, rent=RENT, scale=SCALE)
-
-
-class Watcher:
-    """Remembers what a vector of lives measured."""
-
-    def __init__(self, env: GrowthEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.facts: list[EpochFacts] = []
-        self.tables: list[SlotTable] = []
-        vector = env._vector
-        for name in ("reset", "step"):
-            monkeypatch.setattr(vector, name, self._watched(vector, getattr(vector, name)))
-
-    def _watched(self, vector: Any, act: Any) -> Any:
-        def watched(argument: Any) -> EpochFacts:
-            self.facts.append(act(argument))
-            self.tables.append(vector.table.copy())
-            return self.facts[-1]
-
-        return watched
-
-
-def live(env: GrowthEnv, script: Sequence[IntArray] | None, watcher: Watcher, rng_seed: int = 0) -> Life:
-    """One life: ``script`` in the first environment while the other waits, or anything legal in both.
-
-    Without a script the first one never prunes, so that some of its seeds are there to be fossilised.
-    """
-    observation = env.reset()
-    count = len(env.env_indices)
-    streams = ActionStreams(rng_seed, env.env_indices)
-    rewards = []
-    for number in range(env.horizon):
-        if script is None:
-            observation.masks.slot_by_op[0, Op.PRUNE] = False
-            actions = uniform_actions(observation.masks, streams.draw()).numpy()
-        else:
-            actions = np.stack([script[number] if number < len(script) else WAIT, *[WAIT] * (count - 1)])
-        step = env.step(actions)
-        observation = step.observation
-        rewards.append(step.reward)
-    terms = {name: np.array([ledger[name] for ledger in env.books.ledgers]) for name in env.books.ledgers[0]}
-    return Life(np.array(rewards), terms, watcher.facts, watcher.tables, env.reports)
-
-
-def lived(
-    family: FamilyName,
-    monkeypatch: pytest.MonkeyPatch,
-    script: Sequence[IntArray] | None = None,
-    task: TaskSpec | None = None,
-    rng_seed: int = 0,
-) -> Life:
-    env = growth(task or task_with(), family)
-    return live(env, script, Watcher(env, monkeypatch), rng_seed)
-
-
 LONG, SEEDS = 12, (0, 1, 2)
-
-BUSY = [
-    plant(1),
-    plant(0),
-    action(Op.PRUNE, 0),
-    WAIT,
-    action(Op.FOSSILIZE, 1),
-    plant(2),
-    action(Op.PRUNE, 2),
-]
-"""One seed becomes a fossil, two are pruned."""
-
-
-@cache
-def twin_scores_again(horizon: int, env: int) -> tuple[float, ...]:
-    """Of a twin that is lived through once more, whatever the cache on disk says."""
-    return live_without_growth(task_with(horizon=horizon), rng_seed=3, env=env).val_scores
-
-
-def points_won(life: Life, epoch: int) -> list[float]:
-    horizon = len(life.facts) - 1
-    twins = [twin_scores_again(horizon, env)[epoch] for env in range(2)]
-    return (life.facts[epoch].val_score - twins).tolist()
-
-
-def points_contributed(life: Life, epoch: int) -> list[float]:
-    blended = np.isin(life.tables[epoch].stage, (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED))
-    return [
-        sum(value for value in row[counts] if not math.isnan(value))
-        for row, counts in zip(life.tables[epoch].contribution, blended, strict=True)
-    ]
-
-
-def state_worth(family: FamilyName, life: Life, epoch: int) -> dict[str, list[float]]:
-    """What every potential of the family should be worth in points, from what was measured."""
-    facts = life.facts[epoch]
-    rent = [-RENT * params / 10 for params in facts.grown_params]
-    if family == "paired":
-        return {"lead": points_won(life, epoch), "rent": rent}
-    if family == "contribution":
-        return {"contribution": points_contributed(life, epoch), "rent": rent}
-    if family == "loss":
-        return {"loss": (-100 * facts.val_loss / math.log(10)).tolist(), "rent": rent}
-    over = epoch == len(life.facts) - 1
-    return {"score": facts.val_score.tolist() if over else [0.0] * 2, "rent": rent if over else [0.0] * 2}
 
 
 @pytest.mark.parametrize("family", NAMES)
@@ -401,7 +286,7 @@ def test_sparse_pays_the_final_score_less_rent_and_at_the_last_step_only(
 
 def test_the_return_of_loss_is_the_whole_improvement_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     life = lived("loss", monkeypatch, [])
-    won = (life.facts[0].val_loss - life.facts[-1].val_loss) / math.log(10)
+    won = (life.facts[0].val_loss - life.facts[-1].val_loss) / life.guess_losses
     assert life.rewards.sum(axis=0) == pytest.approx(SCALE * won)
     assert (won > 0.0).any(), "a host that is trained improves"
 

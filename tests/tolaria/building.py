@@ -25,7 +25,7 @@ from esper.leyline import (
     Style,
 )
 from esper.leyline.slot_table import IntArray
-from esper.tolaria.data import Splits, split_images
+from esper.tolaria.data import GuardedTest, Samples, Splits, split_images
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.epoch import train_batch
 from esper.tolaria.objective import CLASSIFICATION
@@ -71,6 +71,16 @@ def plant(slot: int, blueprint: Blueprint = Blueprint.CONV_LIGHT, **heads: int) 
     return action(Op.GERMINATE, slot, blueprint=blueprint, **{"tempo": 0, **heads})
 
 
+PLAN = {
+    0: plant(1, Blueprint.CONV_HEAVY),
+    1: plant(0, Blueprint.DEPTHWISE),
+    3: plant(2, Blueprint.NORM),
+    6: action(Op.FOSSILIZE, 1),
+    8: action(Op.PRUNE, 0, alpha_speed=1),
+}
+"""Actions by epoch: one seed becomes permanent, one is ramped out, one is held."""
+
+
 # --- environments ----------------------------------------------------------------------------------
 
 
@@ -89,6 +99,39 @@ def tiny_task(
         task_named("digits_impaired"),
         name="tiny",
         instances=InstanceDistribution(widths=(tuple(widths),), kernels=(kernel,)),
+        rules=rules,
+        **{**few, **changes},
+    )
+
+
+SYMBOLS, TOKENS = 24, 6
+
+
+def load_chains(generator: torch.Generator) -> Splits:
+    """Tokens that each decide the next by one fixed permutation, nine times of ten."""
+    follower = torch.randperm(SYMBOLS, generator=torch.Generator().manual_seed(7))
+
+    def draw(count: int) -> Samples:
+        chain = [torch.randint(SYMBOLS, (count,), generator=generator)]
+        for _ in range(TOKENS):
+            stray = torch.randint(SYMBOLS, (count,), generator=generator)
+            strays = torch.rand(count, generator=generator) < 0.1
+            chain.append(torch.where(strays, stray, follower[chain[-1]]))
+        tokens = torch.stack(chain, dim=1)
+        return Samples(tokens[:, :-1], tokens[:, 1:])
+
+    return Splits(draw(1024), draw(128), GuardedTest(draw(64)))
+
+
+def token_task(
+    widths: Sequence[int] = (4, 4), *, rules: LifecycleRules = SMALL_RULES, **changes: Any
+) -> TaskSpec:
+    """Chains of tokens for a GPT that is too narrow to learn the whole permutation until it grows."""
+    few = {"load": load_chains, "input_shape": (TOKENS,), "classes": SYMBOLS, "batches_per_epoch": 12}
+    return replace(
+        task_named("pycode"),
+        name="chains",
+        instances=InstanceDistribution(widths=(tuple(widths),), learning_rates=(0.03,)),
         rules=rules,
         **{**few, **changes},
     )

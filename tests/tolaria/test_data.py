@@ -1,3 +1,4 @@
+import math
 from itertools import chain
 
 import numpy as np
@@ -72,6 +73,26 @@ def test_the_split_follows_its_generator() -> None:
 def test_a_split_that_leaves_nothing_to_train_on_is_refused() -> None:
     with pytest.raises(DataError, match=r"20 samples cannot give 10 for validation and 10 for test"):
         split_images(*numbered(20), validation=10, test=10, generator=generator())
+
+
+def answering(*answers: int) -> Splits:
+    """Data whose training part has these answers, in two rows."""
+    y = torch.tensor(answers).view(2, -1)
+    samples = Samples(torch.zeros(len(y), 1), y)
+    return Splits(samples, samples, GuardedTest(samples))
+
+
+def test_a_blind_guess_knows_how_often_each_answer_comes() -> None:
+    assert answering(0, 1, 2, 3).guess_loss() == pytest.approx(math.log(4))
+    # Half, a quarter, a quarter: ln 2 / 2 + 2·ln 4 / 4; classes that never come do not count.
+    assert answering(9, 9, 0, 3).guess_loss() == pytest.approx(1.5 * math.log(2))
+
+
+def test_data_with_one_answer_is_refused() -> None:
+    with pytest.raises(
+        DataError, match=r"all 4 answers to train on are 7, so there is nothing to learn; two"
+    ):
+        answering(7, 7, 7, 7).guess_loss()
 
 
 def test_the_test_part_is_locked_until_the_commit_and_read_once() -> None:

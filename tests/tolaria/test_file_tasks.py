@@ -14,7 +14,8 @@ from esper.tolaria.data import digest_of, shifted_and_flipped
 from esper.tolaria.tasks import images
 from esper.tolaria.tasks.images import CIFAR_IMPAIRED, FASHION14_IMPAIRED
 from esper.tolaria.tasks.text import BLOCK, CONTEXT, PYCODE, TEXT, split_text
-from tests.tolaria.readers.building import idx_bytes, random_bytes
+from tests.tolaria.building import bits, host_bits, run, started, tiny_task
+from tests.tolaria.readers.building import CIFAR_NAMES, idx_bytes, image_bytes, random_bytes, write_files
 
 FILES = (
     "train-images-idx3-ubyte",
@@ -98,12 +99,65 @@ def test_images_of_another_size_get_a_sentence(data: Path) -> None:
         FASHION14_IMPAIRED.load(generator())
 
 
+def test_the_package_of_debian_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ESPER_DATA", raising=False)
+    try:
+        train, test = images.fashion()
+    except DataError as error:
+        pytest.skip(str(error))
+    assert train.images.shape == (60_000, 1, 28, 28)
+    assert test.images.shape == (10_000, 1, 28, 28)
+    # The data set is balanced: as many images of every class.
+    assert train.labels.bincount().tolist() == [6000] * 10
+    assert test.labels.bincount().tolist() == [1000] * 10
+
+
+def test_cifar_is_read_from_binary_batches(data: Path) -> None:
+    labels = random_bytes(10_000, below=10)
+    table = np.zeros((10_000, 3073), dtype=np.uint8)
+    table[:, 0], table[:, 1:1025] = labels, labels[:, None]  # red is the label
+    (data / "cifar-10").mkdir()
+    for name in CIFAR_NAMES:
+        table.tofile(data / "cifar-10" / name)
+    splits = CIFAR_IMPAIRED.load(generator())
+    for path in (data / "cifar-10").iterdir():
+        path.unlink()  # 180 megabytes
+    assert (len(splits.train), len(splits.validation)) == (4096, 1024)
+    assert splits.train.x.shape[1:] == (3, 32, 32)
+    red = splits.validation.x[:, 0, 0, 0]
+    by_label = [red[splits.validation.y == label].unique() for label in range(10)]
+    assert all(len(values) == 1 for values in by_label), "images keep their labels"
+    assert torch.cat(by_label).diff().min() > 0.0
+
+
+@pytest.mark.parametrize("classes", [9, 11])
+def test_cifar_from_folders_has_ten_classes(data: Path, classes: int) -> None:
+    pixels = image_bytes(random_bytes(32, 32, 3), "PNG")
+    write_files(
+        data / "cifar-10", {f"{s}/{name:02}/1": pixels for s in ("train", "test") for name in range(classes)}
+    )
+    with pytest.raises(DataError, match=rf"train' has {classes} class folders \(00, 01, .*\); 10 are needed"):
+        CIFAR_IMPAIRED.load(generator())
+
+
 def test_a_missing_cifar_says_what_belongs_where(data: Path) -> None:
     with pytest.raises(DataError, match=r"the data set cifar-10 is missing; .*data_batch_1\.bin"):
         CIFAR_IMPAIRED.load(generator())
 
 
 # --- augmentation ----------------------------------------------------------------------------------
+
+
+def test_what_is_moved_and_mirrored_changes_no_other_draw() -> None:
+    (plain, _), (moved, _), (again, _) = (started(tiny_task(augment=a)) for a in (False, True, True))
+    before = moved.augmenting.get_state()
+    for env in (plain, moved, again):
+        run(env, {}, until=3)
+    assert not torch.equal(moved.augmenting.get_state(), before)
+    assert bits(plain.cursor.state()) == bits(moved.cursor.state()), "the same images in the same order"
+    assert torch.equal(plain.host_stream.get_state(), moved.host_stream.get_state())
+    assert host_bits(plain) != host_bits(moved), "but they were moved"
+    assert host_bits(moved) == host_bits(again)
 
 
 def test_images_are_moved_by_up_to_an_eighth_and_mirrored_by_their_own_stream() -> None:
@@ -160,7 +214,12 @@ def test_a_text_of_one_s_own_is_read_or_asked_for(data: Path) -> None:
     assert bytes(splits.train.x[0].tolist()).decode() in "to be or not to be, that is the question\n" * 3
 
 
-@pytest.mark.parametrize("length", [10, 1000, 20_000])
+@pytest.mark.parametrize("length", [0, CONTEXT, 1000, 25_088])
 def test_a_text_that_is_too_short_gets_a_sentence(length: int) -> None:
-    with pytest.raises(DataError, match=r"window|too short"):
+    # 16 blocks to validate, 32 to test, one to train on, each of 16 windows of 32 bytes; and one byte more.
+    with pytest.raises(DataError, match=rf"a text of {length} bytes is too short.* need at least 25089: put"):
         split_text(b"x" * length, CONTEXT, generator())
+
+
+def test_the_shortest_text_has_one_block_to_train_on() -> None:
+    assert len(split_text(b"x" * 25_089, CONTEXT, generator()).train) == BLOCK

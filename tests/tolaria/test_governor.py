@@ -42,6 +42,18 @@ def test_a_rise_beyond_what_is_usual_is_a_divergence_long_before_a_guess() -> No
     assert alarms([1.0, 0.5, 0.3, 0.2, 0.2, 0.19, 0.18, 0.9, 1.2]) == {8: "divergence"}
 
 
+def test_a_bad_epoch_has_passed_only_when_the_loss_is_what_it_was_before() -> None:
+    # A text model whose learning rate went wrong: worst of the last five good epochs 2.78, limit 3.34.
+    learning = [2.96, 2.78, 2.65, 2.54, 2.47, 2.41]
+    assert alarms([*learning, 4.34, 3.21, 3.17, 3.18], 3.1) == {
+        7: "divergence",
+        8: "divergence",
+        9: "divergence",
+    }
+    assert alarms([*learning, 4.34, 2.77, 2.60, 2.50], 3.1) == {}
+    assert alarms([*learning, 3.21, 3.21], 3.1) == {}, "without a bad epoch before it, it is a large step"
+
+
 def test_what_is_usual_is_this_run_s_own() -> None:
     calm, restless = [0.30, 0.30, 0.31, 0.30, 0.31], [0.3, 0.7, 0.35, 0.75, 0.3]
     rise = [0.9, 0.9]

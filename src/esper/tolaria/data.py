@@ -67,10 +67,15 @@ class Splits:
         return replace(self, train=Samples(self.train.x[:count], self.train.y[:count]))
 
     def guess_loss(self) -> float:
-        """Loss of a guess that knows how often each answer comes, and nothing else."""
-        _, counts = self.train.y.unique(return_counts=True)
-        shares = counts / counts.sum()
-        return -float((shares * shares.log()).sum())
+        """Loss of a guess that knows how often each answer comes, and nothing else: the scale of a loss."""
+        answers = self.train.y.flatten()
+        counts = answers.bincount().double()
+        if counts.count_nonzero() < 2:
+            raise DataError(
+                f"all {len(answers)} answers to train on are {int(answers[0])}, so there is nothing to learn;"
+                " two different ones are the least: put other data there"
+            )
+        return float(torch.special.entr(counts / counts.sum()).sum())
 
 
 class BatchCursor:

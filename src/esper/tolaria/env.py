@@ -115,6 +115,8 @@ class MorphEnv:
         self.cursor = BatchCursor(
             len(self.splits.train), self.task.batch_size, self._streams.generator("batches")
         )
+        self.guess_loss = self.splits.guess_loss()
+        """What the governor and the rewards measure losses by."""
         self.begin_streams()
         self.sampling = self._streams.generator("counterfactual")
         self.augmenting = self._streams.generator("augment")

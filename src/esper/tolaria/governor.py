@@ -60,7 +60,7 @@ class Governor:
 
     def judge(self, loss: float) -> Alarm | None:
         """What the loss of one more epoch says; a good one becomes part of what is usual."""
-        trouble = self.trouble_with(loss)
+        trouble = self.trouble_with(loss) or self._lingering_trouble(loss)
         if trouble is None:
             self._bad_epochs = 0
             self._window.append(loss)
@@ -92,6 +92,11 @@ class Governor:
             return None
         usual = self._usual_limit()
         return Alarm("divergence", loss, usual) if loss > usual else None
+
+    def _lingering_trouble(self, loss: float) -> Alarm | None:
+        """After a bad epoch only a loss as they were before it is good: a wreck finds a rest of its own."""
+        worst = max(self._window, default=math.inf)
+        return Alarm("divergence", loss, worst) if self._bad_epochs and loss > worst else None
 
     def _usual_limit(self) -> float:
         losses = list(self._window)

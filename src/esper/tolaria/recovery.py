@@ -38,7 +38,7 @@ class Recovery:
         """The life begins; with rollback number ``limit`` it ends."""
         self._env = env
         self._limit = limit
-        self._governor = Governor(env.splits.guess_loss())
+        self._governor = Governor(env.guess_loss)
         self.rollbacks = 0
         self.rolled_back = False
         """In the epoch under way."""

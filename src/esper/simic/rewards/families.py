@@ -30,8 +30,8 @@ class Standing(NamedTuple):
     table: SlotTable
     twin_score: Array
     """The do-nothing twin's at the same epoch; NaN for families that need none."""
-    guess_loss: float
-    """Loss of a blind guess."""
+    guess_loss: Array | float
+    """Loss of a blind guess, by the data of each life."""
     rent: Array | float
     """Price of a thousand grown parameters."""
 

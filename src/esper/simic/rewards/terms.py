@@ -34,7 +34,7 @@ def contribution_potential(contribution: Array, counts: Flags) -> Array:
     return np.where(paid, contribution, 0.0).sum(axis=1) / 100.0
 
 
-def loss_potential(loss: Array, guess_loss: float) -> Array:
+def loss_potential(loss: Array, guess_loss: Array | float) -> Array:
     """Falls with the loss, by 1 from a blind guess to none: improvement is paid."""
     return -loss / guess_loss
 

@@ -137,7 +137,8 @@ class GrowthEnv:
         twin = self._twins[np.arange(len(self._indices)), facts.epoch]
         drawn = [env.instance.rent for env in self._vector.envs]
         rent = np.array([self._rent if own is None else own for own in drawn])
-        return Standing(facts, self._vector.table, twin, self._task.guess_loss, rent)
+        guess_loss = np.array([env.guess_loss for env in self._vector.envs])
+        return Standing(facts, self._vector.table, twin, guess_loss, rent)
 
     def _without_twin(self, facts: EpochFacts) -> Standing:
         return self._standing(facts)._replace(twin_score=np.zeros(len(self._indices)))

@@ -4,6 +4,7 @@ A reader gives back the whole data set or raises a ``DataError`` of one sentence
 """
 
 from esper.tolaria.readers.cifar import read_cifar_binary
+from esper.tolaria.readers.files import list_folder, read_bytes
 from esper.tolaria.readers.folders import read_image_folder, read_split_folders
 from esper.tolaria.readers.idx import read_idx, read_labelled_idx
 from esper.tolaria.readers.parts import LabelledImages, Part
@@ -14,6 +15,8 @@ __all__ = [
     "LabelledImages",
     "Part",
     "find_data",
+    "list_folder",
+    "read_bytes",
     "read_cifar_binary",
     "read_idx",
     "read_image_folder",

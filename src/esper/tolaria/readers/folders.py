@@ -13,11 +13,12 @@ from esper.tolaria.readers.parts import LabelledImages, Part
 
 
 def read_image_folder(
-    folder: Path, *, size: tuple[int, int] | None = None, grey: bool = False
+    folder: Path, *, size: tuple[int, int] | None = None, grey: bool = False, classes: int | None = None
 ) -> LabelledImages:
     """All images of all classes, class by class and in the order of file names.
 
     ``size`` is (height, width); without it all images must have one size. RGB, or one channel when ``grey``.
+    ``classes`` is how many there must be, where that is known.
     """
     if size is not None and min(size) < 1:
         raise DataError(
@@ -26,6 +27,12 @@ def read_image_folder(
     class_folders = list_folder(folder, "a folder with one folder of images per class")
     if not class_folders:
         raise DataError(f"'{folder}' has no class folders; put one folder of images per class there")
+    if classes is not None and len(class_folders) != classes:
+        names = ", ".join(path.name for path in class_folders)
+        raise DataError(
+            f"'{folder}' has {len(class_folders)} class folders ({names}); {classes} are needed: add what is"
+            " missing, or take away what does not belong there"
+        )
     planes = bytearray()
     labels: list[int] = []
     first: Pixels | None = None
@@ -43,10 +50,12 @@ def read_image_folder(
 
 
 def read_split_folders(
-    folder: Path, *, size: tuple[int, int] | None = None, grey: bool = False
+    folder: Path, *, size: tuple[int, int] | None = None, grey: bool = False, classes: int | None = None
 ) -> tuple[Part, Part]:
     """Training and test part from ``train`` and ``test`` below ``folder``, with the same classes."""
-    train, test = (read_image_folder(folder / name, size=size, grey=grey) for name in ("train", "test"))
+    train, test = (
+        read_image_folder(folder / name, size=size, grey=grey, classes=classes) for name in ("train", "test")
+    )
     if train.classes != test.classes:
         lone = sorted({*train.classes} ^ {*test.classes})
         raise DataError(

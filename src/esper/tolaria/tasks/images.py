@@ -14,13 +14,21 @@ from torch import Generator
 
 from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Splits, digest_of, normalised
-from esper.tolaria.readers import Part, find_data, read_cifar_binary, read_labelled_idx, read_split_folders
+from esper.tolaria.readers import (
+    Part,
+    find_data,
+    list_folder,
+    read_cifar_binary,
+    read_labelled_idx,
+    read_split_folders,
+)
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec
 
 FASHION_HINT: Final = "install Debian's package dataset-fashion-mnist, or put the four IDX files there"
 CIFAR_HINT: Final = (
     "put the binary batches (data_batch_1.bin …) there, or class folders of images below train and test"
 )
+CIFAR_CLASSES: Final = 10
 
 Parts = tuple[Part, Part]
 """What the data set offers to train on, and to test on."""
@@ -39,7 +47,8 @@ def fashion14() -> Parts:
 def cifar() -> Parts:
     """CIFAR-10 from its binary batches; or, from folders, the same pictures as they were compressed."""
     folder = find_data("cifar-10", CIFAR_HINT)
-    return _read_folders(folder) if (folder / "train").is_dir() else _read_batches(folder)
+    names = {path.name for path in list_folder(folder, "a folder with CIFAR-10")}
+    return _read_folders(folder) if "train" in names else _read_batches(folder)
 
 
 # Kept for the whole process, by folder: every life draws its own samples from them.
@@ -67,7 +76,7 @@ def _read_batches(folder: Path) -> Parts:
 
 @cache
 def _read_folders(folder: Path) -> Parts:
-    return read_split_folders(folder)
+    return read_split_folders(folder, classes=CIFAR_CLASSES)
 
 
 def _loader(
@@ -149,7 +158,7 @@ CIFAR = TaskSpec(
     name="cifar",
     summary="CIFAR-10, up to 16,384 images per life, shifted and mirrored; hosts, slots and rents vary",
     input_shape=(3, 32, 32),
-    classes=10,
+    classes=CIFAR_CLASSES,
     load=_loader(cifar, (3, 32, 32), 16_384, 2048),
     digest=_digest(cifar),
     instances=InstanceDistribution(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -117,11 +116,6 @@ class TaskSpec:
             raise HostError(f"a host needs at least one slot; {count} were asked for")
         widths = tuple((w + w[-1:] * count)[:count] for w in self.instances.widths)
         return replace(self, instances=replace(self.instances, widths=widths))
-
-    @property
-    def guess_loss(self) -> float:
-        """Loss of a blind guess."""
-        return math.log(self.classes)
 
     def build_host(self, instance: Instance) -> Host:
         if self.host == "gpt":

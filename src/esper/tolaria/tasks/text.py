@@ -14,7 +14,7 @@ import torch
 from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.objective import NEXT_TOKEN
-from esper.tolaria.readers import find_data, read_text, windows
+from esper.tolaria.readers import find_data, read_bytes, read_text, windows
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec
 
 VOCABULARY: Final = 256
@@ -51,17 +51,17 @@ MODULES: Final = (
 
 def split_text(content: bytes, context: int, generator: torch.Generator) -> Splits:
     """Windows of ``context`` bytes with their next bytes, in blocks that stay in one part."""
+    held_out = (VALIDATION // BLOCK, TEST // BLOCK)
+    needed = (sum(held_out) + 1) * BLOCK * context + 1
+    if len(content) < needed:
+        raise DataError(
+            f"a text of {len(content)} bytes is too short; in windows of {context} bytes, training,"
+            f" validation and test need at least {needed}: put a longer text there"
+        )
     stream = torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
     inputs, targets = windows(stream, context)
     blocks = len(inputs) // BLOCK
-    held_out = (VALIDATION // BLOCK, TEST // BLOCK)
     train = blocks - sum(held_out)
-    if train < 1:
-        needed = (sum(held_out) + 1) * BLOCK * context + 1
-        raise DataError(
-            f"{len(content)} bytes are too short a text: in windows of {context} bytes, training, validation"
-            f" and test need at least {needed}"
-        )
     x, y = (part[: blocks * BLOCK].unflatten(0, (blocks, BLOCK)) for part in (inputs, targets))
     order = torch.randperm(blocks, generator=generator)
     parts = [
@@ -72,7 +72,7 @@ def split_text(content: bytes, context: int, generator: torch.Generator) -> Spli
 
 @cache
 def _library_source() -> bytes:
-    return b"".join(_source_of(name).read_bytes() for name in MODULES)
+    return b"".join(read_bytes(_source_of(name), f"the source of the module '{name}'") for name in MODULES)
 
 
 def _source_of(name: str) -> Path:

@@ -1,0 +1,106 @@
+"""``contribution`` and ``loss`` on tokens, through the real loop: what is paid is what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import blueprint_named
+from esper.leyline import Blueprint, Op
+from esper.leyline.slot_table import IntArray
+from esper.simic.rewards.families import FamilyName
+from tests.contracts.matrix import registered
+from tests.simic.lives import AT_ONCE, SCALE, Life, lived, state_worth
+from tests.tolaria.building import WAIT, action, plant, token_task
+
+FAMILIES_OF_TOKENS: tuple[FamilyName, ...] = ("contribution", "loss")
+BUSY = [
+    plant(1, Blueprint.MLP),
+    plant(0, Blueprint.ATTENTION),
+    action(Op.PRUNE, 0),
+    WAIT,
+    action(Op.FOSSILIZE, 1),
+    plant(0, Blueprint.LORA),
+]
+"""One seed becomes a fossil, one is pruned, one is held at the horizon or removed by it."""
+HELPFUL = [plant(0, Blueprint.MLP), plant(1, Blueprint.MLP)]
+
+
+class Deceptive(nn.Linear):
+    """Does one thing while it learns, and four times the opposite when it is judged."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        for weight in self.parameters():
+            nn.init.zeros_(weight)
+
+    def forward(self, h: Tensor) -> Tensor:
+        delta = super().forward(h)
+        return delta if self.training else -4.0 * delta
+
+
+def lived_on_tokens(family: FamilyName, script: Sequence[IntArray], monkeypatch: pytest.MonkeyPatch) -> Life:
+    """Eight epochs of two environments; ``script`` in the first, nothing in the other."""
+    return lived(family, monkeypatch, script, token_task(rules=AT_ONCE, horizon=8))
+
+
+def lived_with_harm(family: FamilyName, monkeypatch: pytest.MonkeyPatch) -> Life:
+    """The seed that hurts takes part in the epochs 3, 4 and 5 and is pruned."""
+    with registered("deceptive", Deceptive, "tokens"):
+        blueprint = Blueprint(blueprint_named("deceptive", "tokens").index)
+        script = [WAIT, WAIT, plant(0, blueprint), WAIT, WAIT, action(Op.PRUNE, 0)]
+        return lived_on_tokens(family, script, monkeypatch)
+
+
+@pytest.mark.parametrize("family", FAMILIES_OF_TOKENS)
+def test_every_term_pays_its_own_change_at_every_step(
+    family: FamilyName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = lived_on_tokens(family, BUSY, monkeypatch)
+    assert life.reports[0].refused == 0
+    worth = [state_worth(family, life, epoch) for epoch in range(len(life.facts))]
+    for name in worth[0]:
+        expected = SCALE * np.diff([now[name] for now in worth], axis=0) / 100
+        assert life.terms[name] == pytest.approx(expected, abs=1e-9), name
+        assert (life.terms[name] != 0.0).any(), f"{name} has something to say"
+    assert np.isfinite(life.rewards).all()
+    assert sum(life.terms.values()) == pytest.approx(life.rewards, abs=1e-12)
+    assert np.abs(life.rewards).max() < SCALE, "no step is worth more than all there is to win"
+
+
+def test_a_seed_that_helps_is_paid_what_it_contributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = lived_on_tokens("contribution", HELPFUL, monkeypatch)
+    contributed = np.nansum(life.tables[-1].contribution[0])
+    assert life.terms["contribution"][:, 0].sum() == pytest.approx(SCALE * contributed / 100)
+    assert contributed > 20.0
+    assert (life.terms["contribution"][:, 1] == 0.0).all(), "a life without seeds is paid nothing"
+
+
+def test_a_seed_that_helps_lowers_the_loss_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    grown = lived_on_tokens("loss", HELPFUL, monkeypatch).terms["loss"]
+    alone = lived_on_tokens("loss", [], monkeypatch).terms["loss"]
+    assert (grown[:, 1] == alone[:, 1]).all(), "nothing grows there in either"
+    assert grown[:, 0].sum() > alone[:, 0].sum() > 0.0
+
+
+def test_a_seed_that_hurts_is_charged_and_its_removal_gives_exactly_that_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    life = lived_with_harm("contribution", monkeypatch)
+    harm = [table.contribution[0, 0] for table in life.tables[3:6]]
+    assert max(harm) < -5.0
+    paid = life.terms["contribution"][:, 0]
+    assert paid[2:5].sum() == pytest.approx(SCALE * harm[-1] / 100)
+    assert paid[5] == pytest.approx(-SCALE * harm[-1] / 100)
+    assert life.terms["churn"][:, 0].tolist() == pytest.approx([0, 0, 0, 0, 0, -0.01 * SCALE, 0, 0])
+    assert life.terms["rollback"].sum() == 0.0, "nobody but the decision maker removed it"
+
+
+def test_a_seed_that_hurts_costs_loss_and_its_removal_wins_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    paid = lived_with_harm("loss", monkeypatch).terms["loss"][:, 0]
+    assert (paid[:2] > 0.0).all(), "the host was learning"
+    assert (paid[3:5] < 0.0).all()
+    assert paid[5] > -paid[3:5].sum()

@@ -1,0 +1,54 @@
+"""The heuristic's rotation on both kinds of host: every blueprint gets its turn, and no other is tried."""
+
+import numpy as np
+import pytest
+
+from esper.leyline import OP_GERMINATE, EpochFacts, Head, SlotTable
+from esper.leyline.events import DecisionRow
+from esper.tamiyo import HeuristicController, HeuristicSettings
+from esper.tamiyo.heuristic_settings import default_rotation
+from esper.tolaria.tasks import TaskSpec
+from esper.tolaria.vector import SerialVector
+from tests.contracts.matrix import begin
+from tests.leyline.building import CNN, TRANSFORMER, assert_legal, facts_of, space_of
+from tests.tolaria.building import ListSink, tiny_task, token_task
+
+TASKS = [tiny_task((4,) * 7), token_task((4,) * 7, batches_per_epoch=1)]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=["feature_map", "tokens"])
+def test_seven_slots_are_planted_with_all_seven_blueprints_of_the_host(task: TaskSpec) -> None:
+    sink = ListSink()
+    vector = SerialVector(task, rng_seed=0, sink=sink)
+    facts: EpochFacts = vector.reset()
+    space = vector.action_space
+    heuristic = HeuristicController(space, 1, HeuristicSettings(rotate=True))
+    for _ in range(7):
+        facts = vector.step(heuristic.decide(facts, vector.table))
+    planted = [row for row in sink.of(DecisionRow) if row.action[Head.OP] == OP_GERMINATE]
+    assert all(row.succeeded for row in planted), [row.failed_checks for row in planted]
+    assert [row.action[Head.BLUEPRINT] for row in planted] == list(default_rotation(space))
+    assert sorted(default_rotation(space)) == sorted(space.blueprints)
+    assert len(space.blueprints) == 7
+
+
+@pytest.mark.parametrize("blueprints", [CNN, TRANSFORMER], ids=["feature_map", "tokens"])
+def test_where_every_seed_dies_each_blueprint_is_tried_before_any_comes_again(
+    blueprints: tuple[int, ...],
+) -> None:
+    space = space_of(1, blueprints)
+    heuristic = HeuristicController(space, 1)
+    table = SlotTable.empty(1, 1)  # and stays so: no seed survives its first epoch
+    tried = []
+    for epoch in range(8):
+        action = heuristic.decide(facts_of(epoch), table)
+        assert_legal(action, table, space)
+        tried.append(int(action[0, Head.BLUEPRINT]))
+    assert tried == [*default_rotation(space), tried[0]]
+
+
+def test_what_does_not_fit_the_host_has_no_turn() -> None:
+    space = begin("segmented_tokens", 6).model.action_space
+    names = [space.blueprint_names[index] for index in default_rotation(space)]
+    assert names == ["mlp", "mlp_small", "lora_large", "lora", "norm"], "six is no multiple of four heads"
+    assert np.isin(default_rotation(space), space.blueprints).all()

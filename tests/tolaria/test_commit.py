@@ -1,0 +1,76 @@
+"""The horizon: what becomes of live seeds, and what the final score is of."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from esper.leyline import LifecycleRules, Stage
+from esper.leyline.errors import DataError
+from esper.leyline.events import CounterfactualRow, TransitionRow
+from esper.tolaria.objective import CLASSIFICATION
+from tests.tolaria.building import WAIT, plant, run, stages_of, started, stir, tiny_task
+
+
+def test_the_horizon_keeps_held_seeds_and_removes_every_other_live_one() -> None:
+    env, sink = started(tiny_task((2, 4, 4, 4), horizon=7))
+    # One blends, one is held, one incubates, one was never planted.
+    run(env, {0: plant(1), 3: plant(0)}, until=6)
+    env.step(plant(2))
+    assert stages_of(env) == [Stage.EMBARGOED, Stage.FOSSILIZED, Stage.EMBARGOED, Stage.DORMANT]
+    assert [env.model.slot(i).seed is None for i in range(4)] == [True, False, True, True]
+    last = [row for row in sink.of(TransitionRow) if row.epoch == 7 and row.to_stage != Stage.EMBARGOED]
+    assert [(row.slot, Stage(row.from_stage).name, Stage(row.to_stage).name) for row in last] == [
+        (0, "BLENDING", "PRUNED"),
+        (1, "HOLDING", "FOSSILIZED"),
+        (2, "TRAINING", "PRUNED"),
+    ]
+    assert {row.cause for row in last} == {"mechanical"}
+    assert last[0].reason == "not held at the horizon"
+
+
+def test_a_held_seed_that_fails_its_gate_at_the_horizon_is_removed_and_the_row_says_why() -> None:
+    rules = LifecycleRules(min_training_epochs=2, strict_fossilize=True, min_contribution=100.0)
+    env, sink = started(tiny_task(horizon=6, rules=rules))
+    run(env, {0: plant(1)})
+    assert stages_of(env)[1] == Stage.EMBARGOED
+    [row] = [row for row in sink.of(TransitionRow) if row.to_stage == Stage.PRUNED]
+    assert row.reason == "refused by G5 at the horizon: contribution_lower_bound"
+
+
+def test_the_final_score_is_the_committed_network_s() -> None:
+    env, sink = started(tiny_task(horizon=7))
+    run(env, {0: plant(1), 3: plant(0)}, until=6)
+    stir(env.model.slot(0), scale=1.0)
+    with pytest.raises(DataError, match="before the network was committed"):
+        env.finish()
+    facts = env.step(WAIT)
+    report = env.finish()
+
+    validation = env.splits.validation
+    with torch.no_grad():
+        committed = env.model.eval()(validation.x)
+    right = (committed.argmax(dim=1) == validation.y).float().mean().item()
+    assert report.val_score == facts.val_score == pytest.approx(100.0 * right)
+    assert facts.val_loss == pytest.approx(CLASSIFICATION.loss(committed, validation.y).item())
+    last = [row for row in sink.of(CounterfactualRow) if row.epoch == 7]
+    assert [row.on for row in last] == [[False, False, False], [False, True, False]]
+    assert last[-1].loss == pytest.approx(facts.val_loss), "the rows are the committed network's, once"
+    (removed,) = [row for row in sink.of(TransitionRow) if row.to_stage == Stage.PRUNED]
+    assert removed.slot == 0, "a live seed was in the forward pass until the commit"
+    assert report.val_scores[-1] == report.val_score
+    assert len(report.val_scores) == 8, "the untrained host and seven epochs"
+    assert report.params == facts.params == sum(p.numel() for p in env.model.parameters())
+    assert 0.0 <= report.test_score <= 100.0
+    with pytest.raises(DataError, match="read twice"):
+        env.finish()
+
+
+def test_nothing_but_the_commit_unlocks_the_test_part() -> None:
+    env, _ = started(tiny_task(horizon=3))
+    for _ in range(2):
+        env.step(WAIT)
+        with pytest.raises(DataError, match="before the network was committed"):
+            env.splits.test.read()
+    env.step(WAIT)
+    assert len(env.splits.test.read()) == 48

@@ -1,0 +1,92 @@
+"""Episodes draw their host, its training and its slots from the distribution of the task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from esper.leyline.errors import HostError, SlotError
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.seeding import LifeStreams
+from esper.tolaria.tasks import TASKS
+from esper.tolaria.tasks.spec import InstanceDistribution
+from tests.tolaria.building import tiny_task
+
+VARIED = InstanceDistribution(
+    widths=((2, 4, 4), (4, 4, 8)),
+    kernels=(1, 3),
+    learning_rates=(0.02, 0.05),
+    rents=(0.001, 0.01),
+    data_shares=(0.5, 1.0),
+    vary_slots=True,
+)
+
+
+def generator(rng_seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(rng_seed)
+
+
+def test_every_value_is_drawn_and_nothing_else() -> None:
+    stream = generator()
+    drawn = [VARIED.draw(stream) for _ in range(400)]
+    for name, values in (
+        ("widths", VARIED.widths),
+        ("kernel", VARIED.kernels),
+        ("learning_rate", VARIED.learning_rates),
+        ("rent", VARIED.rents),
+        ("data_share", VARIED.data_shares),
+    ):
+        assert {getattr(instance, name) for instance in drawn} == set(values), name
+    subsets = {instance.enabled for instance in drawn}
+    assert len(subsets) == 7, "every part of three slots but the empty one"
+    assert (False, False, False) not in subsets
+
+
+@pytest.mark.parametrize("name", ["digits_impaired", "fashion14_impaired", "cifar_impaired", "pycode"])
+def test_a_preset_of_one_point_always_gives_that_point(name: str) -> None:
+    instances = TASKS[name].instances
+    assert len({instances.draw(generator(rng_seed)) for rng_seed in range(20)}) == 1
+
+
+@pytest.mark.parametrize("name", ["fashion", "cifar"])
+def test_a_preset_that_varies_gives_many(name: str) -> None:
+    instances = TASKS[name].instances
+    drawn = [instances.draw(generator(rng_seed)) for rng_seed in range(200)]
+    for field in ("widths", "learning_rate", "enabled", "rent", "data_share"):
+        assert len({getattr(instance, field) for instance in drawn}) > 1, field
+
+
+def test_a_life_is_that_of_its_instance() -> None:
+    env = MorphEnv(replace(tiny_task(), instances=VARIED), rng_seed=0)
+    seen = set()
+    for episode in range(12):
+        env.reset(episode)
+        drawn = env.instance
+        assert env.model.host.widths == drawn.widths
+        assert env.optimiser.param_groups[0]["lr"] == drawn.learning_rate
+        assert tuple(env.table.enabled[0]) == drawn.enabled
+        assert len(env.splits.train) == 128 * drawn.data_share
+        assert len(env.splits.validation) == 48
+        seen.add(drawn)
+    assert len(seen) > 6
+    env.reset(3)
+    again = env.instance
+    env.reset(3)
+    assert env.instance == again
+
+
+def test_slots_that_neither_side_enables_get_a_sentence() -> None:
+    task = replace(tiny_task(), instances=replace(VARIED, widths=((2, 4, 4),)))
+    env = MorphEnv(task, rng_seed=0, enabled=(True, False, False))
+    drawn = [task.instances.draw(LifeStreams(0, 0, e).generator("instance")).enabled[0] for e in range(20)]
+    env.reset(drawn.index(True))
+    with pytest.raises(SlotError, match="enables none of the slots that were asked for; ask for all slots"):
+        env.reset(drawn.index(False))
+
+
+def test_hosts_of_two_depths_get_a_sentence() -> None:
+    mixed = InstanceDistribution(widths=((2, 4), (2, 4, 4)))
+    with pytest.raises(HostError, match=r"must have one number of blocks; found \[2, 3\]"):
+        replace(tiny_task(), instances=mixed)

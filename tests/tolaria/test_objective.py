@@ -1,0 +1,31 @@
+"""Losses and scores of both kinds of task, worked out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from esper.tolaria.objective import CLASSIFICATION, NEXT_TOKEN
+
+CERTAIN = math.log(3.0)
+"""Logits (ln 3, 0) give the first of two answers a probability of 3/4."""
+
+
+def test_an_image_scores_a_hundred_where_its_class_is_right() -> None:
+    output = torch.tensor([[CERTAIN, 0.0], [CERTAIN, 0.0], [0.0, CERTAIN]])
+    target = torch.tensor([0, 1, 1])
+    assert CLASSIFICATION.sample_scores(output, target).tolist() == [100.0, 0.0, 100.0]
+    losses = [math.log(4 / 3), math.log(4), math.log(4 / 3)]
+    assert CLASSIFICATION.sample_losses(output, target).tolist() == pytest.approx(losses)
+    assert CLASSIFICATION.loss(output, target).item() == pytest.approx(sum(losses) / 3)
+
+
+def test_a_text_scores_its_share_of_right_tokens() -> None:
+    right, wrong = [CERTAIN, 0.0], [0.0, CERTAIN]
+    output = torch.tensor([[right, right, wrong, right], [wrong, wrong, wrong, right]])
+    target = torch.zeros(2, 4, dtype=torch.long)
+    assert NEXT_TOKEN.sample_scores(output, target).tolist() == [75.0, 25.0]
+    low, high = math.log(4 / 3), math.log(4)
+    losses = [(3 * low + high) / 4, (low + 3 * high) / 4]
+    assert NEXT_TOKEN.sample_losses(output, target).tolist() == pytest.approx(losses)
+    assert NEXT_TOKEN.loss(output, target).item() == pytest.approx(sum(losses) / 2)
