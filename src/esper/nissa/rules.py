@@ -200,7 +200,7 @@ RULES: Final = (
         ResourceRow,
         f"less than {limits.DISK_FREE_MB:g} MB are free where the run is written",
         conditions.disk_full,
-        "Make room: when the disk is full, a run goes on without telemetry and a training without checkpoints.",
+        "Make room: on a full disk a run goes on without telemetry, a training also without checkpoints.",
         of_the_machine=True,
     ),
 )

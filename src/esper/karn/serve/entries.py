@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from esper.karn import notation
+from esper.karn.outcome import judged_lives, result
 from esper.karn.questions.alerts import AlertEntry, Alerts, alerts
-from esper.karn.questions.growth import Growth, GrowthPoint, growth, latest
+from esper.karn.questions.growth import Growth, growth, latest
 from esper.karn.questions.progress import Progress, progress
 from esper.karn.run import Run
 from esper.leyline.events import Severity
@@ -58,7 +59,7 @@ class Entry:
 
 def entry_of(run: Run) -> Entry:
     """What is known of a run now."""
-    row, reached, wrong, last = run.row, progress(run), alerts(run), latest(run)
+    row, reached, wrong, shown = run.row, progress(run), alerts(run), _shown(run)
     open_ones = [entry for entry in wrong.entries if entry.until is None]
     return Entry(
         state=reached.state,
@@ -70,10 +71,10 @@ def entry_of(run: Run) -> Entry:
         left=notation.clock(reached.seconds_left),
         pace=f"{notation.significant(reached.steps_per_second)} steps/s",
         trend=_trend(growth(run)),
-        score=notation.points(last.score if last else None),
-        twin=notation.points(last.twin if last else None),
-        lead=notation.gain(_lead(last)),
-        params=notation.factor(last.params if last else None, row.host_params),
+        score=notation.points(shown.score),
+        twin=notation.points(shown.twin),
+        lead=notation.gain(notation.difference(shown.score, shown.twin)),
+        params=notation.factor(shown.params, row.host_params),
         started=row.started[:16].replace("T", " "),
         counts=dict(Counter(entry.severity for entry in open_ones)),
         alerts=[_open_alert(entry, wrong) for entry in open_ones],
@@ -93,8 +94,22 @@ def _progress(reached: Progress) -> str:
     return f"{reached.unit} {notation.count(reached.done)}{total}"
 
 
-def _lead(last: GrowthPoint | None) -> float | None:
-    return None if last is None else notation.difference(last.score, last.twin)
+class Shown(NamedTuple):
+    """The numbers of a run in one line; None is unknown."""
+
+    score: float | None = None
+    twin: float | None = None
+    params: float | None = None
+
+
+def _shown(run: Run) -> Shown:
+    """Of a run that goes on, its last epoch or round; of one that is over, what its lives came to."""
+    lives = None if run.state == "running" else result(judged_lives(run))
+    if lives is not None:
+        twin = None if lives.twin_score is None else lives.twin_score.mean
+        return Shown(lives.val_score.mean, twin, lives.params.mean)
+    last = latest(run)
+    return Shown() if last is None else Shown(last.score, last.twin, last.params)
 
 
 def _open_alert(entry: AlertEntry, found: Alerts) -> OpenAlert:
