@@ -85,7 +85,7 @@ def table_in(page, key: str) -> list[list[str]]:
 
 def test_a_run_appears_in_the_list_and_its_numbers_follow_without_a_reload(page, server, runs, tmp_path):
     open_page(page, server)
-    expect(row_of(page, LIFE)).to_contain_text("62.0")
+    expect(row_of(page, LIFE)).to_contain_text("61.5")
     expect(page.locator("#connection")).to_have_text("live")
     page.evaluate("window.isTheSamePage = true")
 
@@ -265,7 +265,7 @@ def test_a_damaged_run_says_why_and_the_others_are_shown(page, server, runs, tmp
     open_page(page, server)
 
     expect(row_of(page, "damaged")).to_contain_text("line 10, is not a row of this table")
-    expect(row_of(page, LIFE)).to_contain_text("62.0")
+    expect(row_of(page, LIFE)).to_contain_text("61.5")
     row_of(page, "damaged").get_by_role("link").click()
     expect(page.get_by_role("alert")).to_contain_text("line 10, is not a row of this table")
     move_away(page, damaged, tmp_path)
