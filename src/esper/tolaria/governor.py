@@ -25,6 +25,8 @@ USUAL_SPREADS: Final = 6.0
 """Typical steps from epoch to epoch by which a loss may exceed the worst of the window."""
 USUAL_RISE: Final = 0.15
 """Share of the loss of a blind guess that any loss may rise by."""
+PASSED: Final = 0.5
+"""Share of that allowance within which a loss must be for a bad epoch to have passed."""
 CONFIRMED: Final = 2
 """Bad epochs in a row that make an alarm; a loss that is not finite needs one."""
 
@@ -94,12 +96,15 @@ class Governor:
         return Alarm("divergence", loss, usual) if loss > usual else None
 
     def _lingering_trouble(self, loss: float) -> Alarm | None:
-        """After a bad epoch only a loss as they were before it is good: a wreck finds a rest of its own."""
-        worst = max(self._window, default=math.inf)
-        return Alarm("divergence", loss, worst) if self._bad_epochs and loss > worst else None
+        """After a bad epoch a loss just below the limit is not good yet: a wreck finds a rest of its own."""
+        if not self._bad_epochs or len(self._window) < 2:
+            return None
+        limit = self._usual_limit(PASSED)
+        return Alarm("divergence", loss, limit) if loss > limit else None
 
-    def _usual_limit(self) -> float:
+    def _usual_limit(self, share: float = 1.0) -> float:
+        """The worst of the window and a ``share`` of what a loss may exceed it by."""
         losses = list(self._window)
         steps = [abs(after - before) for before, after in pairwise(losses)]
         slack = max(USUAL_SPREADS * statistics.median(steps), USUAL_RISE * self._guess_loss)
-        return max(losses) + slack
+        return max(losses) + share * slack
