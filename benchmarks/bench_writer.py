@@ -5,17 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bench_round import NUM_ENVS, FlushingWriter, Stopwatch
+from benchmarks.living import NUM_ENVS, FlushingWriter, Lives, Stopwatch
 from benchmarks.measuring import figure
 from esper.leyline.events import Row
 from esper.nissa.writer import RunWriter
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.training import growth
-from esper.simic.training.proving import new_policy
-from esper.simic.training.rollout import ActionStreams, collect
-from esper.tamiyo.networks.factored_lstm import PolicyShape
-from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
-from esper.tolaria.tasks import task_named
 from tests.karn import fake_run
 
 MICROSECONDS_PER_ROW = 10.0
@@ -73,24 +66,14 @@ def bench_the_writer_takes_at_most_one_percent_of_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One life of 16 hosts on digits under an untrained policy, every row written and every epoch flushed."""
-    task = task_named("digits")
-    policy = new_policy(PolicyShape(BASE_SIZE + SLOT_SIZE * task.num_slots, task.num_slots), 0)
-    env = growth.GrowthEnv(task, rng_seed=0, env_indices=range(NUM_ENVS))
-    shape = policy.shape
-    buffer = TamiyoRolloutBuffer(NUM_ENVS, task.horizon, shape.state_dim, shape.num_slots, shape.hidden_dim)
-    monkeypatch.setattr(growth, "twin_scores", lambda *args, **kwargs: [90.0] * (task.horizon + 1))
-    watch = Stopwatch()
+    lives, watch = Lives.prepare(monkeypatch), Stopwatch()
     with FlushingWriter(tmp_path / "run") as writer:
         monkeypatch.setattr(writer, "emit", watch.wrap("writer", writer.emit))
-        for life in env._vector.envs:
-            life.sink = writer
-        began = time.process_time()
-        collect(env, policy, ActionStreams(0, range(NUM_ENVS)), buffer)
-        total = time.process_time() - began
+        total = lives.live(writer)
     share = watch.seconds["writer"] / total
 
     figure(
         f"writer in a life of {NUM_ENVS} hosts on digits",
-        f"{share:.2%} of {1000 * total / task.horizon:.0f} ms a step (limit {SHARE_OF_A_STEP:.0%})",
+        f"{share:.2%} of {1000 * total / lives.horizon:.0f} ms a step (limit {SHARE_OF_A_STEP:.0%})",
     )
     assert share <= SHARE_OF_A_STEP
