@@ -8,7 +8,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
-import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from esper.config import TrainingConfig, checked, read_settings
@@ -47,8 +46,6 @@ def main() -> None:
         if "gloo" not in str(error):
             raise
         raise LostProcessError("another process of the run is gone") from None
-    # Not after a failure: the others would notice it before this process has said why.
-    dist.destroy_process_group()
 
 
 def _meet() -> None:
@@ -67,9 +64,10 @@ def work() -> None:
     folder = os.environ.get(SENTENCES_VARIABLE)
     if folder is None:
         main()
-        return
+        _leave(0)
     try:
         main()
+        _leave(0)
     except LostProcessError:
         _leave(LOST_OTHERS)
     except EsperError as error:
@@ -80,7 +78,7 @@ def work() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End at once: unwinding would tear down threads of gloo that still wait, and abort with a message."""
+    """End at once: to tear down threads of gloo, which may wait for processes that are gone, can abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
