@@ -3,7 +3,7 @@
 Three trainings on digits_impaired, rng seeds 0 to 2. Each is judged by the policy that did best on the
 selection rng seeds: argmax, test split, 100 rng seeds that neither training nor selection has met. Beside
 it stand the controls and the two fixed plans that did best in experiments/008-plans, bare and after rent.
-Two lives under one plan may end forty points apart, so 20 lives, the number asked for, cannot tell a lead of
+Two lives under one plan may end thirty points apart, so 20 lives, the number asked for, cannot tell a lead of
 two points from luck. They are the first of the 100, were seen by earlier studies too, and have a table of
 their own; so have the 80 others, which were not.
 
