@@ -27,7 +27,7 @@ def bench_all_configurations_of_three_seeds(seed: Blueprint, limit: float | None
     model.eval()
     samples = PYCODE.load(stream).validation
     choices = every_choice(3)
-    share = samples_at_once(host, SLOTS, len(choices))
+    share = samples_at_once(host)
 
     @torch.inference_mode()
     def all_on() -> torch.Tensor:

@@ -1,16 +1,16 @@
 """Does the learned policy beat random and the heuristic on lives it has never seen?
 
 Three trainings on digits_impaired, rng seeds 0 to 2. Each is judged by the policy that did best on the
-selection rng seeds: argmax, test split, 100 rng seeds that neither training nor selection has met. Beside
-it stand the controls and the two fixed plans that did best in experiments/008-plans, bare and after rent.
-Two lives under one plan may end thirty points apart, so 20 lives, the number asked for, cannot tell a lead of
-two points from luck. They are the first of the 100, were seen by earlier studies too, and have a table of
-their own; so have the 80 others, which were not.
+selection rng seeds: argmax, test split, 20 rng seeds that neither training nor selection nor an earlier
+judgement has met. Two lives under one plan may end thirty points apart, so every rng seed leads ten lives,
+and its score is their mean: intervals are over 20 independent means. Beside the policies stand the controls
+and the fixed plans that did best in experiments/008-plans, bare and after rent.
 
-Run with ``.venv/bin/python experiments/005-policy/run.py`` (an hour and a quarter on two cores, a fifth of it
-for judging), or with ``judge`` to judge the trainings that are there. Trainings go to runs/ below this folder
-and are resumed when the script is started again. It rewrites trainings.json, results.json, table.md,
-table-20.md, table-other-80.md, courses.md and curves.svg.
+Run with ``.venv/bin/python experiments/005-policy/run.py`` (an hour and three quarters on two cores, two
+fifths of it for judging), or with ``judge`` to judge the trainings that are there. Trainings go to runs/
+below this folder and are resumed when the script is started again. It rewrites trainings.json, results.json,
+table.md, courses.md and curves.svg. The files earlier-*.md are from judging the same policies on other rng
+seeds, one life each (commit 8b27b50).
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from curves import draw_curves
@@ -36,12 +38,14 @@ HERE = Path(__file__).parent
 TASK = "digits_impaired"
 PRESET = "study"
 RNG_SEEDS = (0, 1, 2)
-LIVES = TEST_SEEDS[:100]
-FEW = 20
+UNSEEN = TEST_SEEDS[100:120]
+"""Earlier judgements used the first hundred."""
+LIVES_EACH = 10
 RENT = training_config(PRESET, {}, {}).rent
 PLANS = {
     "3 heavy in 0 1 2": "conv_heavy/fast@r0c0:0,conv_heavy/fast@r0c1:1,conv_heavy/fast@r0c2:2",
     "heavy, heavy, light in 1 0 2": "conv_heavy/fast@r0c1:0,conv_heavy/fast@r0c0:1,conv_light/fast@r0c2:2",
+    "light, heavy, heavy in 2 1 0": "conv_light/fast@r0c2:0,conv_heavy/fast@r0c1:1,conv_heavy/fast@r0c0:2",
 }
 CONTROLS = ("off", "random", "heuristic")
 KEPT = (
@@ -103,22 +107,25 @@ def judge(trainings: Trainings) -> dict[str, list[Cell]]:
         if arm_of(rng_seed) in trainings:
             policy = folder(rng_seed) / "best"
             arms[f"policy, {arm_of(rng_seed)}"] = {"decider": "ppo", "checkpoint": policy}
-    return run_study({arm: {"task": TASK, **own} for arm, own in arms.items()}, LIVES)
+    settings = {arm: {"task": TASK, **own} for arm, own in arms.items()}
+    return run_study(settings, UNSEEN, episodes=LIVES_EACH)
 
 
-def part_of(results: dict[str, list[Cell]], lives: slice) -> dict[str, list[Cell]]:
-    return {arm: cells[lives] for arm, cells in results.items()}
+def means(cells: list[Cell], score: Callable[[Cell], float]) -> list[float]:
+    """One number per rng seed."""
+    scores = [score(cell) for cell in cells]
+    return [fmean(scores[first : first + LIVES_EACH]) for first in range(0, len(scores), LIVES_EACH)]
 
 
 def table(results: dict[str, list[Cell]]) -> str:
-    """Test scores with paired leads, bare and after rent; ± is the 95 % interval."""
+    """Test scores with paired leads, bare and after rent; ± is the 95 % interval over rng seeds."""
     lines = [
         "| decider | test score | above random | above heuristic | parameters"
         " | after rent | after rent, above heuristic |",
         "|---|---|---|---|---|---|---|",
     ]
-    bare = {arm: [cell.test_score for cell in cells] for arm, cells in results.items()}
-    paid = {arm: [cell.after_rent(RENT) for cell in cells] for arm, cells in results.items()}
+    bare = {arm: means(cells, lambda cell: cell.test_score) for arm, cells in results.items()}
+    paid = {arm: means(cells, lambda cell: cell.after_rent(RENT)) for arm, cells in results.items()}
 
     def lead(scores: dict[str, list[float]], arm: str, control: str) -> str:
         return "" if arm == control else str(paired_difference(scores[arm], scores[control]))
@@ -176,13 +183,10 @@ def main() -> None:
     results = judge(trainings)
     cells = [cell.as_dict() for cells in results.values() for cell in cells]
     (HERE / "results.json").write_text(json.dumps(cells) + "\n")
-    first, others = table(part_of(results, slice(FEW))), table(part_of(results, slice(FEW, None)))
     (HERE / "table.md").write_text(table(results))
-    (HERE / f"table-{FEW}.md").write_text(first)
-    (HERE / f"table-other-{len(LIVES) - FEW}.md").write_text(others)
     (HERE / "courses.md").write_text(courses(trainings))
     (HERE / "curves.svg").write_text(draw_curves(trainings, results))
-    print(table(results), first, others, courses(trainings), sep="\n")
+    print(table(results), courses(trainings), sep="\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from esper.tolaria.episode import run_episode
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One life: an arm with one rng seed."""
+    """One life: an arm with one rng seed, which may have several."""
 
     arm: str
     rng_seed: int
@@ -30,6 +30,7 @@ class Cell:
     params: int
     flops: dict[str, int]
     refused: int
+    episode: int = 0
 
     def after_rent(self, rent: float) -> float:
         """Test score less ``rent`` for a thousand grown parameters, in points: what was to be had."""
@@ -39,13 +40,13 @@ class Cell:
         return asdict(self)
 
 
-def run_cell(arm: str, config: RunConfig) -> Cell:
+def run_cell(arm: str, config: RunConfig, episode: int = 0) -> Cell:
     """Run one life and report its committed network."""
     with one_thread():
         vector = build_vector(config, build_task(config))
-        vector.reset(0)
+        vector.reset(episode)
         decider = build_decider(config.decider, config, vector.action_space)
-        (report,) = run_episode(vector, decider)
+        (report,) = run_episode(vector, decider, episode)
     return Cell(
         arm=arm,
         rng_seed=config.rng_seed,
@@ -55,6 +56,7 @@ def run_cell(arm: str, config: RunConfig) -> Cell:
         params=report.params,
         flops=report.flops,
         refused=report.refused,
+        episode=episode,
     )
 
 
@@ -62,20 +64,25 @@ def run_study(
     arms: Mapping[str, Mapping[str, object]],
     rng_seeds: Sequence[int],
     *,
+    episodes: int = 1,
     processes: int = 2,
     on_cell: Callable[[Cell], None] = lambda cell: None,
 ) -> dict[str, list[Cell]]:
-    """Run every arm (settings of a ``RunConfig``) with every rng seed; cells come in seed order."""
+    """Run every arm (settings of a ``RunConfig``) with every rng seed, so many lives of each.
+
+    Cells come in the order of rng seeds, and of their lives.
+    """
+    lives = [(rng_seed, episode) for rng_seed in rng_seeds for episode in range(episodes)]
     jobs = [
-        (arm, run_config(**settings, rng_seed=rng_seed))
+        (arm, run_config(**settings, rng_seed=rng_seed), episode)
         for arm, settings in arms.items()
-        for rng_seed in rng_seeds
+        for rng_seed, episode in lives
     ]
     context = multiprocessing.get_context("spawn")
-    results: dict[tuple[str, int], Cell] = {}
+    results: dict[tuple[str, int, int], Cell] = {}
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        for future in as_completed([pool.submit(run_cell, arm, config) for arm, config in jobs]):
+        for future in as_completed([pool.submit(run_cell, *job) for job in jobs]):
             cell = future.result()
-            results[cell.arm, cell.rng_seed] = cell
+            results[cell.arm, cell.rng_seed, cell.episode] = cell
             on_cell(cell)
-    return {arm: [results[arm, rng_seed] for rng_seed in rng_seeds] for arm in arms}
+    return {arm: [results[arm, *life] for life in lives] for arm in arms}

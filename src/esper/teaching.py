@@ -14,6 +14,7 @@ from esper.config import TrainingConfig
 from esper.karn.query import read_rows
 from esper.leyline.events import RunRow, UpdateRow
 from esper.leyline.protocols import EventSink
+from esper.nissa.journal import RoundJournal
 from esper.nissa.writer import RunWriter
 from esper.run_state import CONFIG_FILE, load_latest, save_state
 from esper.simic.agent.ppo import PPOSettings
@@ -61,9 +62,11 @@ def teach(
         trainer = Trainer(task_of(config), settings_of(config))
         sizes = load_latest(trainer, config, directory) if resume else None
         if exchange.rank() != 0:
+            _keep_journal(trainer, config, directory, began=0.0)
             train(trainer)
             return
         with RunWriter(directory, resumable=True, resume_from=sizes, detail=config.detail) as writer:
+            _keep_journal(trainer, config, directory, began=writer.began)
             run = read_rows(directory, RunRow)[0] if sizes else _begin(config, directory, trainer)
             telemetry = Telemetry(run, writer, views)
             if sizes:
@@ -74,7 +77,7 @@ def teach(
 
             def record(summary: RoundSummary) -> None:
                 telemetry.emit_round(summary.rows, row_of(summary))
-                writer.flush()
+                writer.flush_round(summary.round)
                 on_round(summary)
 
             def save_best() -> None:
@@ -90,6 +93,11 @@ def teach(
                 on_best=lambda: _attempt(save_best, trainer, directory),
                 on_checkpoint=lambda: _attempt(save, trainer, directory),
             )
+
+
+def _keep_journal(trainer: Trainer, config: TrainingConfig, directory: Path, began: float) -> None:
+    """Let this process keep what it lives; ``began`` is asked of the first one, whose writer is ready."""
+    trainer.on_rows = RoundJournal(directory, config.detail, exchange.from_first(began)).take
 
 
 def _attempt(save: Callable[[], None], trainer: Trainer, directory: Path) -> bool:

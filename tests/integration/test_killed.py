@@ -7,12 +7,17 @@ import multiprocessing
 import os
 import shutil
 import signal
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import pytest
 
+from esper.karn.query import read_rows
+from esper.leyline.events import DecisionRow, EpisodeRow, EpochRow, LifeRow, TransitionRow, UpdateRow
+from esper.nissa import journal
 from esper.nissa.part import TablePart
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
@@ -20,7 +25,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import vectorized
 from esper.simic.training.growth import GrowthEnv
 from esper.tamiyo.policy.checkpoint import load_policy
-from tests.integration.training import STEPS, assert_same_end, prepare
+from tests.integration.training import STEPS, TIMES, assert_same_end, prepare
 
 WORDS = ["train", "--task", "tiny", "--reward-family", "loss", "--hidden-dim", "16", "--rng-seed", "4"]
 WORDS += ["--envs", "2", "--rounds", "5", "--passes", "3", "--evaluate-lives", "1"]
@@ -91,11 +96,18 @@ def tear_a_row_and_die(part: TablePart) -> None:
     kill()
 
 
+def tear_lines_and_die(file: int, content: bytearray) -> None:
+    """Half of the bytes reach the journal."""
+    os.write(file, content[: len(content) // 2])
+    kill()
+
+
 def remove_one_file_and_die(folder: Path) -> None:
     sorted(folder.iterdir())[0].unlink()
     kill()
 
 
+HALF_AN_EPOCH = "half way through the rows of an epoch"
 MOMENTS: dict[str, Callable[[], None]] = {
     "before the run's own row": lambda: on_call(RunWriter, "emit", 1),
     "in the first rollout": lambda: on_call(GrowthEnv, "step", 2),
@@ -112,8 +124,16 @@ MOMENTS: dict[str, Callable[[], None]] = {
     ),
     "after rows were written, before their checkpoint": lambda: on_call(RunWriter, "flush", 5, after=True),
     "half way through a row": lambda: on_call(
-        TablePart, "write_out", 4, tear_a_row_and_die, counts=lambda part: part._table == "update"
+        TablePart, "write_out", 4, tear_a_row_and_die, counts=lambda part: part.folder.name == "update"
     ),
+    "before a complete round is added to the tables": lambda: at_file("journals/written.json", number=5),
+    "half way through a round of rows": lambda: on_call(
+        TablePart, "write_out", 4, tear_a_row_and_die, counts=lambda part: part.folder.name == "decision"
+    ),
+    "between the rows of a round and the end of its journals": lambda: on_call(
+        journal, "discard_journals", 3
+    ),
+    HALF_AN_EPOCH: lambda: on_call(journal, "_write_all", 2 * STEPS + 2, tear_lines_and_die),
     "before the better policy's weights": lambda: at_file("best/policy.safetensors", number=2),
     "after the better policy's weights, before their description": lambda: at_file(
         "best/policy.safetensors", number=2, after=True
@@ -126,6 +146,22 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "half way through the pointer": lambda: at_file("checkpoints/latest", number=2, act=cut_in_half_and_die),
     "while the old state is removed": lambda: on_call(shutil, "rmtree", 1, remove_one_file_and_die),
 }
+
+LIVED: dict[str, tuple[int, int]] = {
+    "before the run's own row": (0, 0),
+    "in the first rollout": (0, 1),
+    "half way through the first checkpoint's weights": (2, 0),
+    "in a rollout after a checkpoint": (2, 1),
+    "in an update after a checkpoint, between two passes": (2, STEPS),
+    "during an evaluation": (3, STEPS),
+    "before a complete round is added to the tables": (2, STEPS),
+    "after rows were written, before their checkpoint": (4, 0),
+    "half way through a row": (2, STEPS),
+    "half way through a round of rows": (2, STEPS),
+    "between the rows of a round and the end of its journals": (3, 0),
+    HALF_AN_EPOCH: (2, 1),
+}
+"""At these moments: the rounds that are complete, and the epochs of the next one."""
 
 MOMENTS_OF_RESUMING: dict[str, Callable[[], None]] = {
     "while rows without a checkpoint are cut off": lambda: on_call(TablePart, "cut", 2, after=True),
@@ -160,6 +196,42 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_end(
         load_policy(out / "best")  # whole, if not the newest
     cli.main(["train", "--resume", str(out)])
     assert_same_end(undisturbed, out)
+
+
+@pytest.mark.parametrize("moment", LIVED)
+def test_every_row_of_an_epoch_that_was_over_reads_back_once(
+    moment: str, undisturbed: Path, cache: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    die(cache, moment, [*WORDS, "--out", str(out)])
+    rounds, epochs = LIVED[moment]
+    for kind in (DecisionRow, TransitionRow, EpochRow, EpisodeRow):
+        found, whole = rows_of_lives(out, kind), rows_of_lives(undisturbed, kind)
+        for (env, episode), rows in whole.items():
+            lived = STEPS if episode < rounds else epochs if episode == rounds else 0
+            there = found[env, episode]
+            assert there == rows[: len(there)], "each once, in order"
+            assert len(there) >= sum(is_over(row, lived, kind) for row in rows), "all of them"
+            if moment != HALF_AN_EPOCH:
+                assert len(there) <= sum(row["epoch"] <= lived for row in rows)
+    assert len(read_rows(out, UpdateRow)) == rounds
+
+
+def is_over(row: dict[str, Any], lived: int, kind: type[LifeRow]) -> bool:
+    """Whether a row surely belongs to the first ``lived`` epochs.
+
+    Decisions, and the moves that come of them, are counted by the epochs before.
+    """
+    return bool(row["epoch"] < lived or lived == STEPS or (row["epoch"] == lived and kind is EpochRow))
+
+
+def rows_of_lives(run: Path, kind: type[LifeRow]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """The rows of every life in the order in which they are read, without times."""
+    lives: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    for row in read_rows(run, kind):
+        columns = msgspec.to_builtins(row)
+        lives[row.env, row.episode].append({k: v for k, v in columns.items() if k not in TIMES})
+    return lives
 
 
 @pytest.fixture(scope="module")

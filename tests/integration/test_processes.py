@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from esper.karn.query import read_rows
 from esper.leyline.errors import DivergedError
+from esper.leyline.events import EpochRow
 from esper.scripts import cli
 from esper.scripts.flags import exit_on_user_error
 from esper.simic.training import growth
@@ -103,6 +105,9 @@ def test_a_run_that_loses_a_process_says_so_and_resumes_in_other_numbers(
     assert stop.value.code == 2
     assert capfd.readouterr().err == "esper: process 1 of 3 was ended by SIGKILL\n"
     assert 1 <= len(rows_without_times(out)["update"]) <= 2
+    lived = [(row.episode, row.env, row.epoch) for row in read_rows(out, EpochRow)]
+    assert len(set(lived)) == len(lived)
+    assert {(episode, env, epoch) for episode in (0, 1) for env in range(12) for epoch in (1, 2)} <= set(lived)
     for processes in (1, 2):
         copy = tmp_path / str(processes) / "run"
         shutil.copytree(out, copy)

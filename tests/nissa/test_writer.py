@@ -11,7 +11,7 @@ import pytest
 from esper.karn.query import read_rows
 from esper.leyline.errors import EsperError
 from esper.leyline.events import TABLES, EpochRow, ResourceRow, Row, UpdateRow
-from esper.nissa.part import RowError
+from esper.nissa.encoding import RowError
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 

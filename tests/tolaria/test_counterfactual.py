@@ -216,16 +216,16 @@ def test_the_error_bar_agrees_with_a_bootstrap_over_samples() -> None:
 # --- a share of the samples at a time --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("features", "outputs"), [(1, 2**18), (3 * 512, 2**18), (2**20, 0), (3 * 512, 0)])
+@pytest.mark.parametrize(("features", "batched"), [(1, 2**18), (3 * 512, 2**18), (2**17, 0), (3 * 512, 0)])
 def test_how_the_work_is_cut_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, features: int, outputs: int
+    monkeypatch: pytest.MonkeyPatch, features: int, batched: int
 ) -> None:
     model, optimiser = grown_model(dict(enumerate(SEEDS[:3])), styles=STYLES)
     practise(model, optimiser, batches=10)
     x, y = digits(20)
     whole = measure(model, x, y, (0, 1, 2), CLASSIFICATION)
     monkeypatch.setattr(counterfactual, "FEATURES_AT_ONCE", features)
-    monkeypatch.setattr(counterfactual, "OUTPUTS_TOGETHER", outputs)
+    monkeypatch.setattr(counterfactual, "BATCHED_VALUES", batched)
     cut = measure(model, x, y, (0, 1, 2), CLASSIFICATION)
     assert cut.scores.tolist() == whole.scores.tolist()
     assert cut.losses == pytest.approx(whole.losses, rel=1e-6)
@@ -239,11 +239,9 @@ def test_a_share_is_as_large_as_the_features_of_its_widest_place_allow(
     monkeypatch.setattr(counterfactual, "FEATURES_AT_ONCE", 5000)
     host = cnn((2, 4, 8))
     assert host.feature_shapes == ((2, 8, 8), (4, 4, 4), (8, 2, 2))
-    assert samples_at_once(host, (0, 1, 2), 8) == 5000 // (4 * 64)  # behind slot 0: 2 × 128, behind 1: 4 × 64
-    assert samples_at_once(host, (2,), 2) == 5000 // 128  # before anything is switched
-    assert samples_at_once(host, (0, 1, 2), 3) == 5000 // (2 * 128)  # three configurations are three at most
+    assert samples_at_once(host) == 5000 // 128
     monkeypatch.setattr(counterfactual, "FEATURES_AT_ONCE", 1)
-    assert samples_at_once(host, (0,), 2) == 1
+    assert samples_at_once(host) == 1
 
 
 def test_every_configuration_of_a_text_is_its_plain_forward() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from esper.karn.questions.lives import LASTED, ROUND, LifeKey, is_training, judged
+from esper.karn.questions.lives import LAST_ROUND, LASTED, ROUND, LifeKey, is_training, judged
 from esper.karn.questions.progress import Progress, progress
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
@@ -114,7 +114,7 @@ def lives_of_round(run: Run, number: int) -> list[EpisodeRow]:
 def broken_lives(run: Run) -> int:
     """Lives of the last round of a training that broke down."""
     ((number,),) = run.sql(
-        f"SELECT count(*) FROM episode WHERE NOT {LASTED} AND {ROUND} = (SELECT max({ROUND}) FROM episode)"
+        f"SELECT count(*) FROM episode WHERE NOT {LASTED} AND {ROUND} = {LAST_ROUND}"
     ).fetchall()
     return int(number)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +16,7 @@ from esper.karn.tables import QueryError, Tables, check_statement, sentence_of, 
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import Row, RunRow
-from esper.leyline.run_files import LOCK_FILE, TELEMETRY
+from esper.leyline.run_files import TELEMETRY, is_being_written
 
 R = TypeVar("R", bound=Row)
 State = Literal["running", "finished", "stopped"]
@@ -129,18 +127,3 @@ def _decoded(table: str, row_type: type[R], texts: Sequence[str]) -> list[R]:
         except msgspec.DecodeError as error:
             raise EsperError(f"row {number} of table '{table}' is not one: {error}") from None
     return rows
-
-
-def is_being_written(telemetry: Path) -> bool:
-    """Whether a living writer holds the lock; the kernel takes it from a dead one."""
-    try:
-        file = os.open(telemetry / LOCK_FILE, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(file)
-    return False

@@ -2,7 +2,9 @@
 
 Closed parts are scanned where they lie, as Parquet. What is still JSON lines is copied into memory when a
 query names its table, up to the last whole line, so that no query meets a line that is being written or a
-file that is about to go. The database reads the run's own telemetry and nothing else, and writes nothing.
+file that is about to go. Of a training that was killed, what its journals hold of the round in progress
+stands at the end of each table. The database reads the run's own telemetry and nothing else, and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -18,11 +20,12 @@ from typing import Final
 import duckdb
 import msgspec
 
+from esper.karn.left_behind import LeftBehind, left_behind, lines_of
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import SCHEMA_VERSION, TABLES
 from esper.leyline.factored_actions import HEAD_NAMES
-from esper.leyline.run_files import list_parts
+from esper.leyline.run_files import PartSize, list_parts
 
 DECISIONS: Final = "decisions"
 """The table of decisions with names in the place of indices."""
@@ -69,8 +72,8 @@ class Tables:
         """``memory`` is in MB; without limits the database takes what the machine has."""
         self._telemetry = telemetry.resolve()
         self._connection = _locked_database(self._telemetry, memory, threads)
-        self._stamps: dict[str, Stamp] = {}
-        """Of the JSON lines that were copied, by the name of the copy."""
+        self._stamps: dict[str, tuple[object, ...]] = {}
+        """Of the JSON lines that were copied, by where the copy stands."""
         self._definitions: dict[str, str] = {}
         """The text of every view."""
         self._check_version()
@@ -110,57 +113,81 @@ class Tables:
     def _view_of(self, table: str) -> str:
         for _ in range(LOOKS):
             try:
-                parts = list_parts(self._telemetry / table)
-                sources = list(self._sources(table, parts))
+                left = left_behind(self._telemetry)
+                parts = _counted(list_parts(self._telemetry / table), left.sizes.get(table))
+                sources = list(self._sources(table, parts, left))
             except FileNotFoundError:
                 continue  # it has become Parquet
             except OSError as error:
                 raise EsperError(f"'{error.filename}' cannot be read: {error.strerror}") from None
-            self._forget_copies(table, parts)
+            self._forget_copies(table, sources)
             return " UNION ALL ".join(f"SELECT {_names(table)} FROM {source}" for source in sources)
         raise EsperError(f"the parts in '{self._telemetry / table}' come and go; try again")
 
-    def _sources(self, table: str, parts: dict[int, Path]) -> Iterator[str]:
+    def _sources(self, table: str, parts: dict[int, Path], left: LeftBehind) -> Iterator[str]:
         """What the view reads, in the order of the parts; nothing else than an empty table at first."""
         if not parts:
             yield f"(SELECT {_empty_row(table)} WHERE false)"
+        size = left.sizes.get(table)
         for kind, group in groupby(parts.items(), key=lambda item: item[1].suffix):
             if kind == ".parquet":
                 files = ", ".join(_text(str(path)) for _, path in group)
                 yield f"read_parquet([{files}])"
             else:
                 for number, path in group:
-                    yield _place(self._copy(table, number, path))
+                    counted = size.bytes if size is not None and size.part == number else None
+                    yield self._copy(table, f"{number:05d}", path, counted)
+        if left.journals:
+            yield self._copy_journals(table, left.journals)
 
-    def _copy(self, table: str, number: int, part: Path) -> str:
-        """The whole lines of a part as a table in memory, whose name is returned."""
-        copy = _copy_name(table, number)
+    def _copy(self, table: str, name: str, part: Path, counted: int | None) -> str:
+        """The whole lines of a part as a table in memory, up to so many bytes; where it stands."""
+        place = _place(table, name)
         with part.open("rb") as file:
-            status = os.fstat(file.fileno())
-            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-            if self._stamps.get(copy) == stamp:
-                return copy
-            content = file.read()
-        self._stamps.pop(copy, None)
-        self._connection.execute(f"CREATE OR REPLACE TABLE {_place(copy)} ({_declarations(table)})")
+            stamp = (*_stamp(file.fileno()), counted)
+            if self._stamps.get(place) != stamp:
+                self._fill(place, table, part, file.read() if counted is None else file.read(counted))
+                self._stamps[place] = stamp
+        return place
+
+    def _copy_journals(self, table: str, journals: Sequence[Path]) -> str:
+        """All rows of a table in the journals as a table in memory; where it stands."""
+        place = _place(table, "journals")
+        stamp = tuple(_stamp(journal) for journal in journals)
+        if self._stamps.get(place) != stamp:
+            self._fill(place, table, journals[0].parent, lines_of(table, journals))
+            self._stamps[place] = stamp
+        return place
+
+    def _fill(self, place: str, table: str, origin: Path, content: bytes) -> None:
+        self._stamps.pop(place, None)
+        self._connection.execute(f"CREATE OR REPLACE TABLE {place} ({_declarations(table)})")
         insertion = (
-            f"INSERT INTO {_place(copy)} SELECT unnest(from_json_strict(line, {_structure(table)}))"
+            f"INSERT INTO {place} SELECT unnest(from_json_strict(line, {_structure(table)}))"
             " FROM (SELECT unnest(string_split(?, chr(10))) AS line)"
         )
         try:
             for chunk in _chunks_of_lines(content):
                 self._connection.execute(insertion, [chunk.decode()])
         except (duckdb.Error, UnicodeDecodeError) as error:
-            raise EsperError(_what_is_wrong(part, table, content, error)) from None
-        self._stamps[copy] = stamp
-        return copy
+            raise EsperError(_what_is_wrong(origin, table, content, error)) from None
 
-    def _forget_copies(self, table: str, parts: dict[int, Path]) -> None:
+    def _forget_copies(self, table: str, sources: Collection[str]) -> None:
         """Drop the copies of what is Parquet by now, or was cut off."""
-        kept = {_copy_name(table, number) for number, path in parts.items() if path.suffix == ".jsonl"}
-        for copy in [name for name in self._stamps if name.startswith(f"{table}-") and name not in kept]:
-            self._connection.execute(f"DROP TABLE {_place(copy)}")
-            del self._stamps[copy]
+        own = _place(table, "").rstrip('"')
+        for place in [place for place in self._stamps if place.startswith(own) and place not in sources]:
+            self._connection.execute(f"DROP TABLE {place}")
+            del self._stamps[place]
+
+
+def _counted(parts: dict[int, Path], size: PartSize | None) -> dict[int, Path]:
+    """Without the parts that begin beyond what counts."""
+    return {number: path for number, path in parts.items() if size is None or number <= size.part}
+
+
+def _stamp(file: int | Path) -> Stamp:
+    status = os.stat(file)
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 # --- the database ---------------------------------------------------------------------------------
@@ -185,10 +212,6 @@ def _locked_database(telemetry: Path, memory: int | None, threads: int | None) -
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
-
-
-def _copy_name(table: str, number: int) -> str:
-    return f"{table}-{number:05d}"
 
 
 def _chunks_of_lines(content: bytes) -> Iterator[bytes]:
@@ -222,9 +245,9 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _place(copy: str) -> str:
-    """Copies stand apart, so that a list of tables shows the views alone."""
-    return f"parts.{_quoted(copy)}"
+def _place(table: str, name: str) -> str:
+    """Of a copy. Copies stand apart, so that a list of tables shows the views alone."""
+    return f"parts.{_quoted(f'{table}-{name}')}"
 
 
 def _text(value: str) -> str:

@@ -352,7 +352,7 @@ TABLES: dict[str, type[Row]] = {
     "update": UpdateRow,
     "resource": ResourceRow,
 }
-"""Every table by name; the name is also the file's."""
+"""Every table by name, which is also the file's. They are written in this order: a round after its lives."""
 SCHEMA_VERSION = 2
 
 Detail = Literal["summary", "standard", "full"]

@@ -3,10 +3,15 @@
 ``DIR/telemetry/<table>/part-00000.jsonl, part-00001.jsonl, …``: rows in the order in which they came.
 A part that is closed becomes ``part-NNNNN.parquet``; while both are there they hold the same rows.
 The writer holds a lock on ``DIR/telemetry/writer.lock`` as long as it lives.
+
+A training writes its tables round by round. Until then the rows of a round stand in
+``DIR/telemetry/journals/round-NNNNN-env-NNNN.rows``, one file per shard of environments, each line the
+name of a table, a tab and a row. ``written.json`` beside them says which rounds the tables hold.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 from pathlib import Path
@@ -18,8 +23,11 @@ from esper.leyline.errors import EsperError
 
 TELEMETRY: Final = "telemetry"
 LOCK_FILE: Final = "writer.lock"
+JOURNALS: Final = "journals"
+WRITTEN_FILE: Final = "written.json"
 PartKind = Literal["jsonl", "parquet"]
 _PART: Final = re.compile(r"part-([0-9]{5,})\.(jsonl|parquet)")
+_JOURNAL: Final = re.compile(r"round-([0-9]{5,})-env-[0-9]{4,}\.rows")
 
 
 class PartSize(NamedTuple):
@@ -28,6 +36,14 @@ class PartSize(NamedTuple):
     part: Annotated[int, msgspec.Meta(ge=0)]
     bytes: Annotated[int, msgspec.Meta(ge=0)]
     t: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+class Written(msgspec.Struct):
+    """How far the rounds of a training stand in the tables."""
+
+    round: Annotated[int, msgspec.Meta(ge=1)]
+    sizes: dict[str, PartSize] | None
+    """None: this round does, as all before. Else it is being added behind these sizes."""
 
 
 def part_path(folder: Path, number: int, kind: PartKind) -> Path:
@@ -56,3 +72,44 @@ def list_parts(folder: Path) -> dict[int, Path]:
         missing = next(number for number in range(len(found)) if number not in found)
         raise EsperError(f"'{folder}' is damaged: part {missing} is gone and later ones are there")
     return found
+
+
+def journal_path(telemetry: Path, number: int, env: int) -> Path:
+    """Where the rows of a round are kept that the shard of environments from ``env`` on lives."""
+    return telemetry / JOURNALS / f"round-{number:05d}-env-{env:04d}.rows"
+
+
+def journal_files(telemetry: Path) -> list[tuple[int, Path]]:
+    """All journals with their rounds, in the order of rounds and environments."""
+    folder = telemetry / JOURNALS
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted((int(match[1]), folder / name) for name in names if (match := _JOURNAL.fullmatch(name)))
+
+
+def read_written(telemetry: Path) -> Written | None:
+    """How far the tables were written; None: no round yet, or nothing is trained here."""
+    path = telemetry / JOURNALS / WRITTEN_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Written)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise EsperError(f"'{path}' is damaged: {error}") from None
+
+
+def is_being_written(telemetry: Path) -> bool:
+    """Whether a living writer holds the lock; the kernel takes it from a dead one."""
+    try:
+        file = os.open(telemetry / LOCK_FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False

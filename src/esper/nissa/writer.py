@@ -26,8 +26,10 @@ from esper.leyline.errors import RunDirectoryError
 from esper.leyline.events import TABLES, TABLES_OF_DETAIL, AlertRow, Detail, ResourceRow, Row
 from esper.leyline.run_files import TELEMETRY, PartSize
 from esper.nissa.compaction import CompactionError, Compactor
+from esper.nissa.encoding import RowError
+from esper.nissa.journal import begin_adding, discard_journals, end_adding, forget_journals, tidy_journals
 from esper.nissa.lock import WriterLock
-from esper.nissa.part import RowError, TablePart
+from esper.nissa.part import TablePart
 
 RESOURCE_SECONDS: Final = 10.0
 """Least time between two resource rows."""
@@ -76,10 +78,12 @@ class RunWriter:
         self._resource_due = RESOURCE_SECONDS
         self._clock = clock
         # A resumed run goes on in its own time, or its rows would lie before those that are there.
-        self._began = clock() - max(part.size.t for part in self._parts.values())
+        self.began = clock() - max(part.size.t for part in self._parts.values())
+        """The moment of the clock from which the run counts its time."""
 
     def _cut(self, sizes: Mapping[str, PartSize]) -> None:
         try:
+            forget_journals(self.directory / TELEMETRY)
             for table, part in self._parts.items():
                 part.cut(sizes.get(table, PartSize(0, 0)))
         except OSError as error:
@@ -93,7 +97,7 @@ class RunWriter:
         if not self._accepts():
             return
         now = self._clock()
-        row.t = round(now - self._began, 6)
+        row.t = round(now - self.began, 6)
         table = TABLE_OF.get(type(row))
         if table is None:
             raise RowError(f"{type(row).__name__} belongs to no table of leyline.events.TABLES")
@@ -119,12 +123,29 @@ class RunWriter:
         if not self._accepts():
             return
         now = self._clock()
-        if now - self._began >= self._resource_due:
+        if now - self.began >= self._resource_due:
             self._emit_resource()
         self._write_out()
         if not self._resumable:
             self._compact(self._rotate())
         self._busy_seconds += self._clock() - now
+
+    def flush_round(self, number: int) -> None:
+        """``flush`` of a round that journals hold: a process killed at any moment leaves each row once."""
+        telemetry = self.directory / TELEMETRY
+        if not self._accepts():
+            discard_journals(telemetry, number)
+            return
+        try:
+            begin_adding(telemetry, number, self._sizes())
+            self.flush()
+            if not self.failed:
+                end_adding(telemetry, number)
+        except OSError as error:
+            self._fail(telemetry, error)
+
+    def _sizes(self) -> dict[str, PartSize]:
+        return {table: part.size for table, part in self._parts.items()}
 
     @contextmanager
     def checkpoint(self) -> Iterator[dict[str, PartSize]]:
@@ -135,7 +156,7 @@ class RunWriter:
         """
         if not self.failed:
             self._rotate()
-        yield {table: part.size for table, part in self._parts.items()}
+        yield self._sizes()
         if not self.failed:
             now = self._clock()
             self._compact(self._parts)
@@ -147,6 +168,8 @@ class RunWriter:
             self._emit_resource()
             self._write_out()
             self._close_parts()
+        if not self.failed:
+            tidy_journals(self.directory / TELEMETRY)
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -163,7 +186,7 @@ class RunWriter:
         return self._open
 
     def _emit_resource(self) -> None:
-        self._resource_due = self._clock() - self._began + RESOURCE_SECONDS
+        self._resource_due = self._clock() - self.began + RESOURCE_SECONDS
         try:
             free = shutil.disk_usage(self.directory).free
         except OSError as error:

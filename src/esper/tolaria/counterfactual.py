@@ -1,7 +1,7 @@
 """What each seed is worth: the validation score with seeds switched on and off.
 
 On a segmented host every distinct prefix is computed once: at a slot that is to be switched, the
-features with and without its seed go on as one batch, a share of the samples at a time. Any other host
+features go on with and without its seed, a share of the samples at a time. Any other host
 is scored by full forwards with one slot off at a time; with batch normalisation every configuration has
 statistics of its own.
 Contributions come with a paired error bar: both networks see the same samples, so only the
@@ -35,11 +35,11 @@ Order = tuple[int, ...]
 EXACT_LIMIT = 4
 """Up to this many seeds all on/off configurations are scored."""
 SAMPLED_PERMUTATIONS = 8
-FEATURES_AT_ONCE = 2**20
-"""Values that the features of all configurations may have together: more do not stay in the cache."""
-OUTPUTS_TOGETHER = 2**18
-"""Values of features that make one batch of the last segment. More go by configuration: there may be many
-outputs per feature, and memory that the system has to clear first costs as much as the layer."""
+FEATURES_AT_ONCE = 2**17
+"""Values that the features of one configuration may have: more do not stay in the cache."""
+BATCHED_VALUES = 2**18
+"""Values up to which the features of several configurations go on as one batch: fewer calls of small
+layers. Beyond it a call costs nothing, and copies and memory that the system has to clear first do."""
 REPLAY_SAMPLES = 512
 """Validation samples used for hosts that must replay their whole forward."""
 
@@ -101,51 +101,38 @@ def outputs_by_prefix(
     if not isinstance(host, SegmentedHost):
         raise TypeError(f"a {type(host).__name__} has no segments to share")
     rows = [tuple(row) for row in configurations.tolist()]
-    prefixes: list[Prefix] = [()]
-    parts = [x]
+    features: dict[Prefix, Tensor] = {(): x}
     for index, weight in enumerate(model.live_alphas):
-        h = host.segments[index](_joined(parts))
-        parts = [h]
+        features = dict(_through(host.segments[index], features))
         if weight is not None:
             slot = model.slot(index)
             slot.engage(weight)
-            parts, prefixes = _branch(slot, h, prefixes, rows) if index in slots else ([slot(h)], prefixes)
-    yield from _outputs(host.segments[-1], parts, len(prefixes))
+            features = _branched(slot, features, rows) if index in slots else dict(_through(slot, features))
+    for _, output in _through(host.segments[-1], features):
+        yield output
 
 
-def _branch(
-    slot: SeedSlot, h: Tensor, prefixes: list[Prefix], rows: list[Prefix]
-) -> tuple[list[Tensor], list[Prefix]]:
-    """The features ``h`` of ``prefixes``, one batch behind the other, with this slot's seed off and on."""
-    wanted = sorted({row[: len(prefixes[0]) + 1] for row in rows})
-    lit = [prefix[:-1] for prefix in wanted if prefix[-1]]
-    off = dict(zip(prefixes, h.chunk(len(prefixes)), strict=True))
-    blended = slot(h if lit == prefixes else torch.cat([off[prefix] for prefix in lit]))
-    on = dict(zip(lit, blended.chunk(len(lit)), strict=True))
-    return [(on if prefix[-1] else off)[prefix[:-1]] for prefix in wanted], wanted
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _outputs(segment: nn.Module, parts: list[Tensor], count: int) -> Iterator[Tensor]:
-    """The last segment, for ``count`` configurations in one part or in as many."""
-    if sum(part.numel() for part in parts) <= OUTPUTS_TOGETHER:
-        yield from segment(_joined(parts)).chunk(count)
+def _through(module: nn.Module, features: dict[Prefix, Tensor]) -> Iterator[tuple[Prefix, Tensor]]:
+    """``module`` of every prefix's features: small ones as one batch, large ones one by one."""
+    if len(features) == 1 or sum(h.numel() for h in features.values()) > BATCHED_VALUES:
+        for prefix, h in features.items():
+            yield prefix, module(h)
     else:
-        for part in parts:
-            for features in part.chunk(count // len(parts)):
-                yield segment(features)
+        outputs: Tensor = module(torch.cat(list(features.values())))
+        yield from zip(features, outputs.chunk(len(features)), strict=True)
 
 
-def samples_at_once(host: Host, slots: Sequence[int], configurations: int) -> int:
-    """How many samples share one prefix tree over ``slots``, which doubles at each of them at most."""
-    values = [
-        min(configurations, 2 ** sum(slot <= index for slot in slots)) * math.prod(shape)
-        for index, shape in enumerate(host.feature_shapes)
-    ]
-    return max(1, FEATURES_AT_ONCE // max(values))
+def _branched(slot: SeedSlot, off: dict[Prefix, Tensor], rows: list[Prefix]) -> dict[Prefix, Tensor]:
+    """The features with this slot's seed off and on, as far as one of ``rows`` begins that way."""
+    depth = len(next(iter(off))) + 1
+    wanted = sorted({row[:depth] for row in rows})
+    on = dict(_through(slot, {prefix[:-1]: off[prefix[:-1]] for prefix in wanted if prefix[-1]}))
+    return {prefix: (on if prefix[-1] else off)[prefix[:-1]] for prefix in wanted}
+
+
+def samples_at_once(host: Host) -> int:
+    """How many samples go through the prefix tree together."""
+    return max(1, FEATURES_AT_ONCE // max(map(math.prod, host.feature_shapes)))
 
 
 @torch.no_grad()
@@ -193,7 +180,7 @@ def measure(
     orders = _orders(len(ordered), generator) if model.host.segmented else []
     configurations = _configurations(len(ordered), orders)
     if model.host.segmented and not batch_norms(model):
-        share = samples_at_once(model.host, ordered, len(configurations))
+        share = samples_at_once(model.host)
         parts = [
             _judged(outputs_by_prefix(model, some, ordered, configurations), answers, objective)
             for some, answers in zip(x.split(share), y.split(share), strict=True)

@@ -13,6 +13,8 @@ ROUND: Final = f"(episode % {RESTART} + 1)"
 """The round of a training that a life belongs to, as SQL."""
 
 
+LAST_ROUND: Final = "(SELECT max(round) FROM update)"
+"""The last round of a training that is complete, as SQL; a killed one may have begun another."""
 LASTED: Final = f"(ended_by = '{HORIZON}')"
 """Whether a life reached its horizon, as SQL. A round of a training is judged by those that did, as its own
 row judges it; one that broke down was followed at once by a fresh one."""
@@ -87,7 +89,7 @@ def lives(run: Run) -> list[LifeSummary]:
 
 def judged(run: Run) -> str:
     """Which finished lives say what a run came to, as SQL: all or, of a training, its last round's."""
-    return f"{LASTED} AND {ROUND} = (SELECT max({ROUND}) FROM episode)" if is_training(run) else "true"
+    return f"{LASTED} AND {ROUND} = {LAST_ROUND}" if is_training(run) else "true"
 
 
 def default_life(run: Run) -> LifeKey | None:

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from esper.karn.run import is_being_written
 from esper.karn.runs import find_runs
 from esper.leyline.errors import EsperError
-from esper.leyline.run_files import TELEMETRY
+from esper.leyline.run_files import TELEMETRY, is_being_written
 
 SECONDS_BETWEEN_LOOKS: Final = 1.0
 SHARE_OF_LOOKING: Final = 0.1

@@ -58,3 +58,12 @@ def gather(own: Mapping[int, T]) -> list[T]:
     dist.all_gather_object(everywhere, dict(own))
     merged = {shard: result for part in everywhere for shard, result in part.items()}
     return [merged[shard] for shard in sorted(merged)]
+
+
+def from_first(value: T) -> T:
+    """What process 0 has, in every process; the others wait for it."""
+    if world_size() == 1:
+        return value
+    shared = [value]
+    dist.broadcast_object_list(shared, src=0)
+    return shared[0]

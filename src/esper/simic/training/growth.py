@@ -80,7 +80,7 @@ class GrowthEnv:
         self._episode = episode
         self._twins = np.array([self._twin_scores(row, episode) for row in range(len(self._indices))])
         for recorder in self.recorders:
-            recorder.rows = []
+            recorder.begin()
         facts = self._vector.reset(episode)
         self._observer.reset()
         self._bookkeeper.begin(self._standing(facts))

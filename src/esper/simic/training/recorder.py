@@ -1,4 +1,4 @@
-"""The rows of lives that a policy learns from: kept while they are lived, completed when they are paid."""
+"""The rows of lives that a policy learns from: kept while they are lived, completed as they are paid."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from esper.leyline.events import AlertRow, DecisionRow, EpisodeRow, LifeRow, Row
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.rewards.books import Books
+from esper.simic.rewards.families import Ledger
 from esper.tamiyo.policy.decider import thoughts
 from esper.tolaria.recording import known
 
@@ -18,7 +18,15 @@ class LifeRecorder:
 
     def __init__(self, env: int) -> None:
         self._env = env
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget everything: the environment is reset."""
         self.rows: list[Row] = []
+        self.completed = 0
+        """How many of the rows are complete."""
+        self.born = 0
+        """The step at which the present life began."""
 
     def emit(self, row: Row) -> None:
         if isinstance(row, LifeRow | AlertRow):
@@ -27,27 +35,40 @@ class LifeRecorder:
 
 
 def complete(
-    recorded: Sequence[Sequence[Row]], buffer: TamiyoRolloutBuffer, books: Books, sizes: Sequence[int]
+    recorders: Sequence[LifeRecorder],
+    buffer: TamiyoRolloutBuffer,
+    ledgers: Sequence[Ledger],
+    sizes: Sequence[int],
 ) -> list[Row]:
-    """All rows, one environment after the other, with what was thought of each decision and paid for it."""
+    """The rows of the last step of ``buffer``, one environment after the other.
+
+    A decision is given what was thought of it and paid for it, a life that ended what it was paid in all.
+    """
+    step = buffer.length - 1
+    known_of = thoughts(
+        buffer.masks[:, step],
+        buffer.log_probs[:, step],
+        buffer.op_probs[:, step],
+        buffer.values[:, step],
+        sizes,
+    )
     rows: list[Row] = []
-    for env, lived in enumerate(recorded):
-        known_of = thoughts(
-            buffer.masks[env], buffer.log_probs[env], buffer.op_probs[env], buffer.values[env], sizes
-        )
-        paid = {term: np.array([ledger[term][env] for ledger in books.ledgers]) for term in books.ledgers[0]}
-        step = born = 0
-        for row in lived:
+    for env, (recorder, thought) in enumerate(zip(recorders, known_of, strict=True)):
+        came = recorder.rows[recorder.completed :]
+        for row in came:
             if isinstance(row, DecisionRow):
-                thought = known_of[step]
                 row.masked, row.op_probs = thought.masked, list(map(known, thought.op_probs))
                 row.log_probs, row.value = list(map(known, thought.log_probs)), known(thought.value)
                 row.reward = known(float(buffer.rewards[env, step]))
-                row.reward_terms = {term: known(amounts[step]) for term, amounts in paid.items()}
-                step += 1
+                row.reward_terms = {term: known(amounts[env]) for term, amounts in ledgers[step].items()}
             elif isinstance(row, EpisodeRow):
-                row.total_reward = known(float(buffer.rewards[env, born:step].sum()))
-                row.reward_terms = {term: known(amounts[born:step].sum()) for term, amounts in paid.items()}
-                born = step
-        rows += lived
+                lived = slice(recorder.born, step + 1)
+                row.total_reward = known(float(buffer.rewards[env, lived].sum()))
+                row.reward_terms = {
+                    term: known(np.array([ledger[term][env] for ledger in ledgers[lived]]).sum())
+                    for term in ledgers[step]
+                }
+                recorder.born = step + 1
+        recorder.completed = len(recorder.rows)
+        rows += came
     return rows

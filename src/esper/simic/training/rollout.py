@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -68,6 +68,7 @@ def collect(
     policy: FactoredRecurrentActorCritic,
     streams: ActionStreams,
     buffer: TamiyoRolloutBuffer,
+    after_step: Callable[[], None] = lambda: None,
 ) -> None:
     """Fill ``buffer`` from a fresh episode on; what is cut off at its end is valued by the critic."""
     observation = env.reset()
@@ -84,6 +85,7 @@ def collect(
         step = env.step(decision.actions.numpy())
         ended, terminated = torch.from_numpy(step.ended), torch.from_numpy(step.terminated)
         buffer.add_outcome(torch.from_numpy(step.reward).float(), ended, terminated)
+        after_step()
         observation, fresh = step.observation, ended
     if not step.terminated.all():
         buffer.add_next_value(_sample(policy, observation, hidden, terminated, streams).value)

@@ -128,6 +128,10 @@ class Trainer:
         self.agent = PPOAgent(self.policy, settings.ppo)
         self.round = 0
         self.best_return = -np.inf
+        self.on_rows: Callable[[int, int, Sequence[Row]], None] = lambda number, env, rows: None
+        """Told of the rows of every epoch as they come: the round, the first environment of the shard, rows.
+
+        Each process hears of its own shards; all rows of a round stand in its summary."""
         self._training = self._make_shards(settings.rng_seed, settings.envs, settings.ppo.siblings)
         self._selection = self._make_shards(SELECTION_SEEDS[settings.rng_seed], settings.evaluate_lives, 1)
 
@@ -200,9 +204,13 @@ class Trainer:
         )
         env.seek(self.round)
         streams = ActionStreams(self.settings.rng_seed, env.env_indices, self.round)
-        collect(env, self.policy, streams, buffer)
-        recorded = [recorder.rows for recorder in env.recorders]
-        rows = complete(recorded, buffer, env.books, self.policy.sizes)
+
+        def settle() -> None:
+            rows = complete(env.recorders, buffer, env.books.ledgers, self.policy.sizes)
+            self.on_rows(self.round + 1, env.env_indices[0], rows)
+
+        collect(env, self.policy, streams, buffer, after_step=settle)
+        rows = [row for recorder in env.recorders for row in recorder.rows]
         return ShardRollout(buffer, env.reports, env.books, rows)
 
     def evaluate(self) -> tuple[float, float | None]:

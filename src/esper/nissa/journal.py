@@ -1,0 +1,128 @@
+"""The rows of a training's round while it is lived: what a killed process leaves of it.
+
+The tables take a round when it is complete, one environment after the other, however many processes
+lived it. Until then every process appends its rows to journals, one file per shard of environments,
+after each epoch. A journal that cannot be written is given up without a word: the rows still come into
+the tables, and if those cannot be written, their writer says so.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from esper.leyline.columns import TABLE_OF
+from esper.leyline.events import TABLES, TABLES_OF_DETAIL, Detail, Row
+from esper.leyline.run_files import (
+    JOURNALS,
+    TELEMETRY,
+    WRITTEN_FILE,
+    PartSize,
+    Written,
+    journal_files,
+    journal_path,
+)
+from esper.nissa.encoding import RowEncoder
+
+
+class RoundJournal:
+    """One process's own; the shards that it lives come one after the other."""
+
+    def __init__(
+        self,
+        directory: Path,
+        detail: Detail,
+        began: float,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """``began`` is the moment of ``clock`` from which all processes of the run count its time."""
+        self._telemetry = directory / TELEMETRY
+        self._encoders = {table: RowEncoder(table) for table in TABLES if table in TABLES_OF_DETAIL[detail]}
+        self._began = began
+        self._clock = clock
+        self._path: Path | None = None
+        self._file: int | None = None
+
+    def take(self, number: int, env: int, rows: Sequence[Row]) -> None:
+        """Hand the rows of an epoch of a shard, named by its first environment, to the operating system."""
+        now = round(self._clock() - self._began, 6)
+        lines = bytearray()
+        for row in rows:
+            row.t = now
+            table = TABLE_OF[type(row)]
+            if table in self._encoders:
+                lines += f"{table}\t".encode() + self._encoders[table].line(row)
+        path = journal_path(self._telemetry, number, env)
+        try:
+            if path != self._path:
+                self._open(path)
+            if self._file is not None:
+                _write_all(self._file, lines)
+        except OSError:
+            self.close()
+
+    def _open(self, path: Path) -> None:
+        self.close()
+        self._path = path
+        path.parent.mkdir(exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+
+    def close(self) -> None:
+        """Let go of the file; closing twice does nothing."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            os.close(file)
+
+
+def begin_adding(telemetry: Path, number: int, sizes: Mapping[str, PartSize]) -> None:
+    """Say that a round is being added to the tables behind ``sizes``: until it is, its journals count."""
+    _say(telemetry, Written(number, dict(sizes)))
+
+
+def end_adding(telemetry: Path, number: int) -> None:
+    """Say that the tables hold the round, and remove its journals."""
+    _say(telemetry, Written(number, None))
+    discard_journals(telemetry, number)
+
+
+def discard_journals(telemetry: Path, number: int) -> None:
+    """Remove the journals of one round."""
+    with suppress(OSError):
+        for of_round, path in journal_files(telemetry):
+            if of_round == number:
+                path.unlink()
+
+
+def forget_journals(telemetry: Path) -> None:
+    """Remove every journal; raises ``OSError`` when that fails."""
+    folder = telemetry / JOURNALS
+    if folder.exists():
+        for _, path in journal_files(telemetry):
+            path.unlink()
+        (folder / WRITTEN_FILE).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def tidy_journals(telemetry: Path) -> None:
+    """Leave nothing behind where the tables hold every round."""
+    with suppress(OSError):
+        if not journal_files(telemetry):
+            forget_journals(telemetry)
+
+
+def _say(telemetry: Path, written: Written) -> None:
+    folder = telemetry / JOURNALS
+    folder.mkdir(exist_ok=True)
+    partial = telemetry / f"{WRITTEN_FILE}.partial"
+    partial.write_bytes(msgspec.json.encode(written))
+    os.replace(partial, folder / WRITTEN_FILE)
+
+
+def _write_all(file: int, content: bytearray) -> None:
+    while content:
+        del content[: os.write(file, content)]
