@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.living import NUM_ENVS, FlushingWriter, Lives, Stopwatch
+from benchmarks.living import NUM_ENVS, Lives, Stopwatch
 from benchmarks.measuring import figure
 from esper.simic.training import growth
 from esper.tamiyo.policy.observer import Observer
@@ -37,8 +37,7 @@ def bench_all_but_training_and_validation_takes_at_most_15_percent_of_a_life(
     ):
         monkeypatch.setattr(owner, function, watch.wrap(name, getattr(owner, function)))
 
-    with FlushingWriter(tmp_path / "run") as writer:
-        total = lives.live(writer)
+    total = lives.live(tmp_path / "run", watch)
 
     shares = {name: seconds / total for name, seconds in watch.seconds.items()}
     shares["births, actions and everything else"] = 1.0 - sum(shares.values())

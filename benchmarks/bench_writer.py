@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.living import NUM_ENVS, FlushingWriter, Lives, Stopwatch
+from benchmarks.living import NUM_ENVS, Lives, Stopwatch
 from benchmarks.measuring import figure
 from esper.leyline.events import Row
 from esper.nissa.writer import RunWriter
@@ -65,15 +65,13 @@ def bench_a_decision_costs_at_most_ten_microseconds_with_its_conversion_to_parqu
 def bench_the_writer_takes_at_most_one_percent_of_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One life of 16 hosts on digits under an untrained policy, every row written and every epoch flushed."""
+    """A round of 16 hosts on digits under an untrained policy, every row in a journal and in its table."""
     lives, watch = Lives.prepare(monkeypatch), Stopwatch()
-    with FlushingWriter(tmp_path / "run") as writer:
-        monkeypatch.setattr(writer, "emit", watch.wrap("writer", writer.emit))
-        total = lives.live(writer)
+    total = lives.live(tmp_path / "run", watch)
     share = watch.seconds["writer"] / total
 
     figure(
-        f"writer in a life of {NUM_ENVS} hosts on digits",
+        f"writer in a round of {NUM_ENVS} hosts on digits",
         f"{share:.2%} of {1000 * total / lives.horizon:.0f} ms a step (limit {SHARE_OF_A_STEP:.0%})",
     )
     assert share <= SHARE_OF_A_STEP

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from esper.leyline.events import EpochRow, Row
+from esper.nissa.journal import RoundJournal
 from esper.nissa.writer import RunWriter
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training import growth
 from esper.simic.training.proving import new_policy
+from esper.simic.training.recorder import complete
 from esper.simic.training.rollout import ActionStreams, collect
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
 from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
@@ -39,15 +41,6 @@ class Stopwatch:
         return timed
 
 
-class FlushingWriter(RunWriter):
-    """Hands every epoch of every environment to the operating system, more often than a run does."""
-
-    def emit(self, row: Row) -> None:
-        super().emit(row)
-        if type(row) is EpochRow:
-            self.flush()
-
-
 @dataclass(frozen=True, slots=True)
 class Lives:
     """One rollout, before it is lived; twins are known beforehand."""
@@ -68,10 +61,25 @@ class Lives:
             env, new_policy(shape, 0), TamiyoRolloutBuffer(NUM_ENVS, task.horizon, *sizes), task.horizon
         )
 
-    def live(self, writer: RunWriter) -> float:
-        """From the first step to the last; the CPU seconds of it."""
-        for life in self.env._vector.envs:
-            life.sink = writer
-        began = time.process_time()
-        collect(self.env, self.policy, ActionStreams(0, range(NUM_ENVS)), self.buffer)
-        return time.process_time() - began
+    def live(self, directory: Path, watch: Stopwatch) -> float:
+        """One round as a training lives and writes it, in full; its CPU seconds.
+
+        ``watch`` is told of what it takes to complete the rows and of writing them, to journals and tables.
+        """
+        completed, recorders = watch.wrap("rows", complete), self.env.recorders
+        with RunWriter(directory, resumable=True) as writer:
+            take = watch.wrap("writer", RoundJournal(directory, "full", writer.began).take)
+
+            def settle() -> None:
+                take(1, 0, completed(recorders, self.buffer, self.env.books.ledgers, self.policy.sizes))
+
+            def write() -> None:
+                for recorder in recorders:
+                    for row in recorder.rows:
+                        writer.emit(row)
+                writer.flush_round(1)
+
+            began = time.process_time()
+            collect(self.env, self.policy, ActionStreams(0, range(NUM_ENVS)), self.buffer, settle)
+            watch.wrap("writer", write)()
+            return time.process_time() - began

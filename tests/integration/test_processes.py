@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_a_run_that_loses_a_process_says_so_and_resumes_in_other_numbers(
     assert 1 <= len(rows_without_times(out)["update"]) <= 2
     lived = [(row.episode, row.env, row.epoch) for row in read_rows(out, EpochRow)]
     assert len(set(lived)) == len(lived)
-    assert {(episode, env, epoch) for episode in (0, 1) for env in range(12) for epoch in (1, 2)} <= set(lived)
+    assert set(product((0, 1), range(12), (1, 2))) <= set(lived)
     for processes in (1, 2):
         copy = tmp_path / str(processes) / "run"
         shutil.copytree(out, copy)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
+from torch.distributed import DistNetworkError
 from torch.distributed.rendezvous import rendezvous
 
 from esper.config import TrainingConfig, checked, read_settings
@@ -43,7 +44,7 @@ def main() -> None:
         else:
             teach(config, Path(directory), resume=resume)
     except RuntimeError as error:
-        if "gloo" not in str(error):
+        if "gloo" not in str(error) and not isinstance(error, DistNetworkError):
             raise
         raise LostProcessError("another process of the run is gone") from None
 

@@ -1,0 +1,206 @@
+"""The rows of a round in progress: what a killed training leaves of it, and when readers take it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from esper.karn.query import read_rows
+from esper.karn.run import Run, open_run
+from esper.leyline.errors import EsperError
+from esper.leyline.events import EpochRow, UpdateRow
+from esper.nissa import journal
+from esper.nissa.encoding import RowError
+from esper.nissa.journal import RoundJournal
+from esper.nissa.writer import RunWriter
+from tests.integration.training import full_disk
+from tests.karn import fake_run
+
+
+def lived(run: Path) -> list[tuple[int, int, int]]:
+    return [(row.env, row.episode, row.epoch) for row in read_rows(run, EpochRow)]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def write_round(writer: RunWriter, number: int) -> None:
+    """One environment, one epoch, and the round's own row."""
+    writer.emit(fake_run.epoch_row(1, episode=number - 1))
+    writer.emit(fake_run.update_row(number))
+    writer.flush_round(number)
+
+
+@pytest.fixture
+def killed(out: Path) -> Iterator[RoundJournal]:
+    """The journal of a run of one round whose writer is gone; what it takes belongs to the second."""
+    with RunWriter(out, resumable=True) as writer:
+        write_round(writer, 1)
+        second = RoundJournal(out, "standard", writer.began)
+        second.take(2, 0, [])  # so that the writer finds one when it closes
+    yield second
+    second.close()
+
+
+def test_readers_of_a_run_that_nobody_writes_find_its_rows_behind_the_tables(
+    out: Path, killed: RoundJournal
+) -> None:
+    killed.take(2, 0, [fake_run.epoch_row(1, episode=1), fake_run.epoch_row(1, episode=1, env=1)])
+    killed.take(2, 0, [fake_run.epoch_row(2, episode=1)])
+    killed.take(2, 4, [fake_run.epoch_row(1, episode=1, env=4)])
+    assert lived(out) == [(0, 0, 1), (0, 1, 1), (1, 1, 1), (0, 1, 2), (4, 1, 1)]
+
+
+def test_rows_have_the_time_of_the_run(out: Path) -> None:
+    RunWriter(out, resumable=True).close()
+    kept = RoundJournal(out, "standard", began=100.0, clock=lambda: 107.25)
+    kept.take(1, 0, [fake_run.epoch_row(1)])
+    assert [row.t for row in read_rows(out, EpochRow)] == [7.25]
+
+
+def test_while_a_run_is_written_only_complete_rounds_count(out: Path) -> None:
+    with RunWriter(out, resumable=True) as writer:
+        kept = RoundJournal(out, "standard", writer.began)
+        kept.take(1, 0, [fake_run.epoch_row(1)])
+        assert lived(out) == []
+        write_round(writer, 1)
+        assert lived(out) == [(0, 0, 1)]
+
+
+def test_a_reader_that_stays_sees_when_the_writer_is_gone(out: Path) -> None:
+    writer = RunWriter(out, resumable=True)
+    kept = RoundJournal(out, "standard", writer.began)
+    kept.take(1, 0, [fake_run.epoch_row(1)])
+    run = Run(out)
+    assert run.rows(EpochRow) == []
+    writer.close()
+    assert len(run.rows(EpochRow)) == 1
+    assert len(run.sql("SELECT * FROM epoch").fetchall()) == 1
+
+
+def test_queries_of_strangers_see_them_too(out: Path, killed: RoundJournal) -> None:
+    killed.take(2, 0, [fake_run.epoch_row(1, episode=1)])
+    limits = {"max_rows": 10, "max_bytes": 10_000, "seconds": 20.0, "memory": 200}
+    assert open_run(out).untrusted("SELECT count(*) FROM epoch", **limits).rows == [[2]]  # type: ignore[arg-type]
+
+
+def test_a_torn_line_is_not_there(out: Path, killed: RoundJournal) -> None:
+    killed.take(2, 0, [fake_run.epoch_row(1, episode=1), fake_run.epoch_row(2, episode=1)])
+    [path] = (out / "telemetry" / "journals").glob("*.rows")
+    os.truncate(path, path.stat().st_size - 9)
+    assert lived(out) == [(0, 0, 1), (0, 1, 1)]
+
+
+def test_what_a_level_of_detail_leaves_out_is_not_kept(out: Path) -> None:
+    RunWriter(out, resumable=True).close()
+    kept = RoundJournal(out, "summary", 0.0)
+    kept.take(1, 0, [fake_run.epoch_row(1)])
+    assert lived(out) == []
+
+
+def test_a_row_that_cannot_be_told_truthfully_is_refused(out: Path, killed: RoundJournal) -> None:
+    row = fake_run.epoch_row(1)
+    row.val_loss = float("nan")
+    with pytest.raises(RowError, match="column 'val_loss' of table 'epoch' is nan"):
+        killed.take(2, 0, [row])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("written.json", b'{"round": 0}', r"written.json' is damaged: "),
+        (
+            "round-00002-env-0000.rows",
+            b'epoch\t{"t": "soon"}\n',
+            r"journals, line 1, is not a row of",
+        ),
+    ],
+)
+def test_a_damaged_file_gets_a_sentence(
+    out: Path, killed: RoundJournal, name: str, content: bytes, sentence: str
+) -> None:
+    (out / "telemetry" / "journals" / name).write_bytes(content)
+    with pytest.raises(EsperError, match=sentence):
+        read_rows(out, EpochRow)
+
+
+# --- a round that is being added ------------------------------------------------------------------
+
+
+def add_by_halves(out: Path, *, with_its_own_row: bool) -> None:
+    """As if the process had been killed while it wrote the tables of round 2."""
+    with RunWriter(out, resumable=True) as writer:
+        write_round(writer, 1)
+        kept = RoundJournal(out, "standard", writer.began)
+        kept.take(2, 0, [fake_run.epoch_row(epoch, episode=1) for epoch in (1, 2)])
+        journal.begin_adding(out / "telemetry", 2, writer._sizes())
+        writer.emit(fake_run.epoch_row(1, episode=1))
+        if with_its_own_row:
+            writer.emit(fake_run.epoch_row(2, episode=1))
+            writer.emit(fake_run.update_row(2))
+        writer.flush()
+
+
+def test_half_a_round_in_the_tables_gives_way_to_its_journals(out: Path) -> None:
+    add_by_halves(out, with_its_own_row=False)
+    assert lived(out) == [(0, 0, 1), (0, 1, 1), (0, 1, 2)]
+
+
+def test_a_whole_round_in_the_tables_makes_its_journals_superfluous(out: Path) -> None:
+    add_by_halves(out, with_its_own_row=True)
+    assert lived(out) == [(0, 0, 1), (0, 1, 1), (0, 1, 2)]
+    assert [row.round for row in read_rows(out, UpdateRow)] == [1, 2]
+
+
+# --- what is left in the end ----------------------------------------------------------------------
+
+
+def test_a_run_whose_rounds_are_all_in_the_tables_leaves_no_journal(out: Path) -> None:
+    with RunWriter(out, resumable=True) as writer:
+        kept = RoundJournal(out, "standard", writer.began)
+        kept.take(1, 0, [fake_run.epoch_row(1)])
+        write_round(writer, 1)
+    assert not (out / "telemetry" / "journals").exists()
+
+
+def test_a_resumed_run_begins_without_the_journals_of_the_last_one(out: Path, killed: RoundJournal) -> None:
+    killed.take(2, 0, [fake_run.epoch_row(1, episode=1)])
+    with RunWriter(out, resume_from={}):
+        pass
+    assert lived(out) == []
+    assert not (out / "telemetry" / "journals").exists()
+
+
+def test_a_journal_on_a_full_disk_is_given_up_until_the_next_shard(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    RunWriter(out, resumable=True).close()
+    kept = RoundJournal(out, "standard", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "_write_all", full_disk)
+        kept.take(1, 0, [fake_run.epoch_row(1)])
+    kept.take(1, 0, [fake_run.epoch_row(2)])
+    kept.take(1, 2, [fake_run.epoch_row(1, env=2)])
+    assert lived(out) == [(2, 0, 1)]
+    assert capfd.readouterr().err == ""
+
+
+def test_when_telemetry_has_ended_no_journal_piles_up(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with RunWriter(out, resumable=True) as writer:
+        kept = RoundJournal(out, "standard", writer.began)
+        write_round(writer, 1)
+        kept.take(2, 0, [fake_run.epoch_row(1, episode=1)])
+        monkeypatch.setattr(journal, "_say", full_disk)
+        write_round(writer, 2)
+        for number in (3, 4):
+            kept.take(number, 0, [fake_run.epoch_row(1, episode=number - 1)])
+            write_round(writer, number)
+    assert lived(out) == [(0, 0, 1), (0, 1, 1)], "the round at which it ended is all in its journal"
+    assert capfd.readouterr().err.count("telemetry stopped") == 1
