@@ -55,17 +55,7 @@ def from_scratch(arm: str, seeds: Mapping[int, Blueprint], rng_seed: int) -> Cel
     model.sync()
     while not env.ended:
         env.step(CANONICAL_ACTION)
-    report = env.finish()
-    return Cell(
-        arm=arm,
-        rng_seed=rng_seed,
-        val_score=report.val_score,
-        test_score=report.test_score,
-        host_params=report.host_params,
-        params=report.params,
-        flops=report.flops,
-        refused=report.refused,
-    )
+    return Cell.of(arm, rng_seed, env.finish())
 
 
 def table(results: Mapping[str, Sequence[Cell]]) -> str:

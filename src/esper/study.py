@@ -15,6 +15,7 @@ from typing import Any
 from esper.build import build_decider, build_task, build_vector, one_thread
 from esper.config import RunConfig, run_config
 from esper.simic.rewards.terms import rent_potential
+from esper.tolaria.env import LifeReport
 from esper.tolaria.episode import run_episode
 
 
@@ -32,6 +33,21 @@ class Cell:
     refused: int
     episode: int = 0
 
+    @classmethod
+    def of(cls, arm: str, rng_seed: int, report: LifeReport, episode: int = 0) -> Cell:
+        """What the report of a life says of its committed network."""
+        return cls(
+            arm=arm,
+            rng_seed=rng_seed,
+            val_score=report.val_score,
+            test_score=report.test_score,
+            host_params=report.host_params,
+            params=report.params,
+            flops=report.flops,
+            refused=report.refused,
+            episode=episode,
+        )
+
     def after_rent(self, rent: float) -> float:
         """Test score less ``rent`` for a thousand grown parameters, in points: what was to be had."""
         return self.test_score + 100.0 * float(rent_potential(self.params - self.host_params, rent))
@@ -47,17 +63,7 @@ def run_cell(arm: str, config: RunConfig, episode: int = 0) -> Cell:
         vector.reset(episode)
         decider = build_decider(config.decider, config, vector.action_space)
         (report,) = run_episode(vector, decider, episode)
-    return Cell(
-        arm=arm,
-        rng_seed=config.rng_seed,
-        val_score=report.val_score,
-        test_score=report.test_score,
-        host_params=report.host_params,
-        params=report.params,
-        flops=report.flops,
-        refused=report.refused,
-        episode=episode,
-    )
+    return Cell.of(arm, config.rng_seed, report, episode)
 
 
 def run_study(

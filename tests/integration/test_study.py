@@ -1,0 +1,54 @@
+"""Arms × rng seeds × lives: paired, in order, and the lives that a run of the same rng seed leads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from esper.config import run_config
+from esper.karn.query import read_rows
+from esper.leyline.events import EpisodeRow
+from esper.runner import run_arm
+from esper.study import Cell, run_study
+
+ARMS: dict[str, dict[str, object]] = {
+    "off": {"decider": "off"},
+    "planted": {"decider": "periodic", "plan": "conv_light/fast@r0c1:0"},
+}
+SHORT = {"task": "digits_impaired", "steps": 3}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Cell]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESPER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return run_study({arm: {**SHORT, **own} for arm, own in ARMS.items()}, [4, 3], episodes=2)
+
+
+def test_cells_come_in_the_order_of_rng_seeds_and_of_their_lives(results: dict[str, list[Cell]]) -> None:
+    assert list(results) == list(ARMS)
+    for arm, cells in results.items():
+        assert [(cell.arm, cell.rng_seed, cell.episode) for cell in cells] == [
+            (arm, 4, 0), (arm, 4, 1), (arm, 3, 0), (arm, 3, 1),
+        ]  # fmt: skip
+
+
+def test_every_rng_seed_and_every_life_is_another_one(results: dict[str, list[Cell]]) -> None:
+    assert len({cell.val_score for cell in results["off"]} | {cell.test_score for cell in results["off"]}) > 4
+
+
+def test_a_life_is_that_of_a_run(
+    results: dict[str, list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))
+    config = run_config(**SHORT, **ARMS["planted"], rng_seed=3, episodes=2)
+    run_arm(config, config.decider, tmp_path / "run")
+    lived = [(row.test_score, row.params) for row in read_rows(tmp_path / "run", EpisodeRow)]
+    assert lived == [(cell.test_score, cell.params) for cell in results["planted"][2:]]
+
+
+def test_rent_is_taken_from_what_was_grown_alone() -> None:
+    cell = Cell("a", 0, 80.0, 70.0, host_params=200, params=1_200, flops={}, refused=0)
+    assert cell.after_rent(0.01) == pytest.approx(69.0)
+    assert cell.after_rent(0.0) == 70.0
