@@ -31,9 +31,9 @@ def out(tmp_path: Path) -> Path:
 
 def write_round(writer: RunWriter, number: int) -> None:
     """One environment, one epoch, and the round's own row."""
-    writer.emit(fake_run.epoch_row(1, episode=number - 1))
-    writer.emit(fake_run.update_row(number))
-    writer.flush_round(number)
+    with writer.adding_round(number):
+        writer.emit(fake_run.epoch_row(1, episode=number - 1))
+        writer.emit(fake_run.update_row(number))
 
 
 @pytest.fixture
@@ -155,6 +155,23 @@ def test_a_whole_round_in_the_tables_makes_its_journals_superfluous(out: Path) -
     add_by_halves(out, with_its_own_row=True)
     assert lived(out) == [(0, 0, 1), (0, 1, 1), (0, 1, 2)]
     assert [row.round for row in read_rows(out, UpdateRow)] == [1, 2]
+
+
+@pytest.mark.parametrize("emitted", [0, 1, 2, 3])
+def test_a_training_interrupted_while_it_hands_over_a_round_leaves_each_row_once(
+    out: Path, emitted: int
+) -> None:
+    """The writer closes in good order, and takes what it was given before to the tables."""
+    epochs = [fake_run.epoch_row(epoch, episode=1) for epoch in (1, 2)]
+    with pytest.raises(KeyboardInterrupt), RunWriter(out, resumable=True) as writer:
+        write_round(writer, 1)
+        RoundJournal(out, "standard", writer.began).take(2, 0, epochs)
+        with writer.adding_round(2):
+            for row in [*epochs, fake_run.update_row(2)][:emitted]:
+                writer.emit(row)
+            raise KeyboardInterrupt
+    assert lived(out) == [(0, 0, 1), (0, 1, 1), (0, 1, 2)]
+    assert len(read_rows(out, UpdateRow)) == (2 if emitted == 3 else 1)
 
 
 # --- what is left in the end ----------------------------------------------------------------------

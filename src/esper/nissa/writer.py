@@ -130,19 +130,31 @@ class RunWriter:
             self._compact(self._rotate())
         self._busy_seconds += self._clock() - now
 
-    def flush_round(self, number: int) -> None:
-        """``flush`` of a round that journals hold: a process killed at any moment leaves each row once."""
+    @contextmanager
+    def adding_round(self, number: int) -> Iterator[None]:
+        """``flush`` after the rows of a round that journals hold, which are emitted within the context.
+
+        A process that ends at any moment, on its own or not, leaves each row once.
+        """
         telemetry = self.directory / TELEMETRY
         if not self._accepts():
+            yield
             discard_journals(telemetry, number)
             return
-        try:
+        with self._failing_at(telemetry):
             begin_adding(telemetry, number, self._sizes())
-            self.flush()
-            if not self.failed:
+        yield
+        self.flush()
+        if not self.failed:
+            with self._failing_at(telemetry):
                 end_adding(telemetry, number)
+
+    @contextmanager
+    def _failing_at(self, path: Path) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            self._fail(telemetry, error)
+            self._fail(path, error)
 
     def _sizes(self) -> dict[str, PartSize]:
         return {table: part.size for table, part in self._parts.items()}
