@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from esper.karn.query import read_rows
 from esper.karn.run import Run, open_run
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import EpochRow, UpdateRow
 from esper.nissa import journal
 from esper.nissa.encoding import RowError
 from esper.nissa.journal import RoundJournal
+from esper.nissa.part import TablePart
 from esper.nissa.writer import RunWriter
 from tests.integration.training import full_disk
 from tests.karn import fake_run
@@ -163,10 +165,10 @@ def test_a_training_interrupted_while_it_hands_over_a_round_leaves_each_row_once
 ) -> None:
     """The writer closes in good order, and takes what it was given before to the tables."""
     epochs = [fake_run.epoch_row(epoch, episode=1) for epoch in (1, 2)]
-    with pytest.raises(KeyboardInterrupt), RunWriter(out, resumable=True) as writer:
+    with RunWriter(out, resumable=True) as writer:
         write_round(writer, 1)
         RoundJournal(out, "standard", writer.began).take(2, 0, epochs)
-        with writer.adding_round(2):
+        with suppress(KeyboardInterrupt), writer.adding_round(2):
             for row in [*epochs, fake_run.update_row(2)][:emitted]:
                 writer.emit(row)
             raise KeyboardInterrupt
@@ -191,6 +193,61 @@ def test_a_resumed_run_begins_without_the_journals_of_the_last_one(out: Path, ki
         pass
     assert lived(out) == []
     assert not (out / "telemetry" / "journals").exists()
+
+
+def test_a_run_killed_while_it_resumes_shows_no_half_of_a_round(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_by_halves(out, with_its_own_row=False)
+    monkeypatch.setattr(TablePart, "cut", full_disk)  # as good as a kill before the first table is cut
+    with pytest.raises(RunDirectoryError):
+        RunWriter(out, resume_from={})
+    assert lived(out) == [(0, 0, 1)]
+
+
+def test_a_file_of_somebody_else_among_the_journals_keeps_no_run_from_resuming(
+    out: Path, killed: RoundJournal
+) -> None:
+    (out / "telemetry" / "journals" / ".nfs0001").touch()
+    with RunWriter(out, resume_from={}) as writer:
+        write_round(writer, 1)
+    assert lived(out) == [(0, 0, 1)]
+
+
+def test_a_round_leaves_the_folder_of_the_telemetry_as_it_is(out: Path) -> None:
+    """By it readers that stay know a run from another one in the same place."""
+    with RunWriter(out, resumable=True) as writer:
+        write_round(writer, 1)
+        before = (out / "telemetry").stat().st_ctime_ns
+        RoundJournal(out, "standard", writer.began).take(2, 0, [fake_run.epoch_row(1, episode=1)])
+        write_round(writer, 2)
+        assert (out / "telemetry").stat().st_ctime_ns == before
+
+
+def test_what_was_written_is_on_the_disk_before_it_has_its_name(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut would leave an empty file otherwise."""
+    synced: list[int] = []
+    named: list[int] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file)))
+    monkeypatch.setattr(os, "replace", lambda old, new: (named.append(old.stat().st_ino), replace(old, new)))
+    with RunWriter(out, resumable=True) as writer:
+        write_round(writer, 1)
+    assert len(named) == 2
+    assert synced == named
+
+
+def test_a_disk_that_is_full_at_closing_too_ends_nothing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RunWriter(out, resumable=True).close()
+    kept = RoundJournal(out, "standard", 0.0)
+    kept.take(1, 0, [fake_run.epoch_row(1)])
+    monkeypatch.setattr(journal, "_write_all", full_disk)
+    monkeypatch.setattr(os, "close", full_disk)
+    kept.take(1, 0, [fake_run.epoch_row(2)])
+    monkeypatch.undo()
+    assert lived(out) == [(0, 0, 1)]
 
 
 def test_a_journal_on_a_full_disk_is_given_up_until_the_next_shard(

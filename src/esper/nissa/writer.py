@@ -27,7 +27,14 @@ from esper.leyline.events import TABLES, TABLES_OF_DETAIL, AlertRow, Detail, Res
 from esper.leyline.run_files import TELEMETRY, PartSize
 from esper.nissa.compaction import CompactionError, Compactor
 from esper.nissa.encoding import RowError
-from esper.nissa.journal import begin_adding, discard_journals, end_adding, forget_journals, tidy_journals
+from esper.nissa.journal import (
+    begin_adding,
+    discard_journals,
+    end_adding,
+    forget_journals,
+    forget_written,
+    tidy_journals,
+)
 from esper.nissa.lock import WriterLock
 from esper.nissa.part import TablePart
 
@@ -86,6 +93,8 @@ class RunWriter:
             forget_journals(self.directory / TELEMETRY)
             for table, part in self._parts.items():
                 part.cut(sizes.get(table, PartSize(0, 0)))
+            # Not before: until they are cut, it keeps readers from half a round in the tables.
+            forget_written(self.directory / TELEMETRY)
         except OSError as error:
             self._lock.release()
             raise RunDirectoryError(
