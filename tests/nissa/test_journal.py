@@ -153,6 +153,18 @@ def test_half_a_round_in_the_tables_gives_way_to_its_journals(out: Path) -> None
     assert lived(out) == [(0, 0, 1), (0, 1, 1), (0, 1, 2)]
 
 
+def test_half_a_round_does_not_count_while_the_run_is_written(out: Path) -> None:
+    """Of a writer that is just adding it, or was stopped in it by a full disk."""
+    with RunWriter(out, resumable=True) as writer:
+        write_round(writer, 1)
+        with writer.adding_round(2):
+            writer.emit(fake_run.epoch_row(1, episode=1))
+            writer.flush()
+            assert lived(out) == [(0, 0, 1)]
+            writer.emit(fake_run.update_row(2))
+        assert lived(out) == [(0, 0, 1), (0, 1, 1)]
+
+
 def test_a_whole_round_in_the_tables_makes_its_journals_superfluous(out: Path) -> None:
     add_by_halves(out, with_its_own_row=True)
     assert lived(out) == [(0, 0, 1), (0, 1, 1), (0, 1, 2)]
