@@ -85,6 +85,13 @@ def test_a_reader_that_stays_sees_when_the_writer_is_gone(out: Path) -> None:
     assert len(run.sql("SELECT * FROM epoch").fetchall()) == 1
 
 
+def test_a_reader_that_stays_sees_what_an_outliving_process_adds(out: Path, killed: RoundJournal) -> None:
+    run = Run(out)
+    for epoch in (1, 2):
+        killed.take(2, 0, [fake_run.epoch_row(epoch, episode=1)])
+        assert len(run.rows(EpochRow)) == 1 + epoch
+
+
 def test_queries_of_strangers_see_them_too(out: Path, killed: RoundJournal) -> None:
     killed.take(2, 0, [fake_run.epoch_row(1, episode=1)])
     limits = {"max_rows": 10, "max_bytes": 10_000, "seconds": 20.0, "memory": 200}
@@ -95,7 +102,8 @@ def test_a_torn_line_is_not_there(out: Path, killed: RoundJournal) -> None:
     killed.take(2, 0, [fake_run.epoch_row(1, episode=1), fake_run.epoch_row(2, episode=1)])
     [path] = (out / "telemetry" / "journals").glob("*.rows")
     os.truncate(path, path.stat().st_size - 9)
-    assert lived(out) == [(0, 0, 1), (0, 1, 1)]
+    killed.take(2, 1, [fake_run.epoch_row(1, episode=1, env=1)])
+    assert lived(out) == [(0, 0, 1), (0, 1, 1), (1, 1, 1)]
 
 
 def test_what_a_level_of_detail_leaves_out_is_not_kept(out: Path) -> None:
@@ -155,14 +163,15 @@ def test_half_a_round_in_the_tables_gives_way_to_its_journals(out: Path) -> None
 
 def test_half_a_round_does_not_count_while_the_run_is_written(out: Path) -> None:
     """Of a writer that is just adding it, or was stopped in it by a full disk."""
+    run = Run(out)
     with RunWriter(out, resumable=True) as writer:
         write_round(writer, 1)
         with writer.adding_round(2):
             writer.emit(fake_run.epoch_row(1, episode=1))
             writer.flush()
-            assert lived(out) == [(0, 0, 1)]
+            assert len(run.rows(EpochRow)) == 1
             writer.emit(fake_run.update_row(2))
-        assert lived(out) == [(0, 0, 1), (0, 1, 1)]
+        assert len(run.rows(EpochRow)) == 2
 
 
 def test_a_whole_round_in_the_tables_makes_its_journals_superfluous(out: Path) -> None:
@@ -214,6 +223,13 @@ def test_a_run_killed_while_it_resumes_shows_no_half_of_a_round(
     monkeypatch.setattr(TablePart, "cut", full_disk)  # as good as a kill before the first table is cut
     with pytest.raises(RunDirectoryError):
         RunWriter(out, resume_from={})
+    assert lived(out) == [(0, 0, 1)]
+
+
+def test_a_run_killed_again_in_an_earlier_round_reads_back(out: Path, killed: RoundJournal) -> None:
+    writer = RunWriter(out, resume_from={})
+    RoundJournal(out, "standard", writer.began).take(1, 0, [fake_run.epoch_row(1)])
+    writer._lock.release()  # as the kernel does it for a process that was killed
     assert lived(out) == [(0, 0, 1)]
 
 
@@ -274,6 +290,17 @@ def test_a_journal_on_a_full_disk_is_given_up_until_the_next_shard(
     kept.take(1, 2, [fake_run.epoch_row(1, env=2)])
     assert lived(out) == [(2, 0, 1)]
     assert capfd.readouterr().err == ""
+
+
+def test_half_a_round_without_journals_does_not_count_after_a_full_disk_either(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with RunWriter(out, resumable=True) as writer:
+        write_round(writer, 1)
+        monkeypatch.setattr(writer._parts["update"], "write_out", full_disk)
+        write_round(writer, 2)
+    assert lived(out) == [(0, 0, 1)]
+    assert capfd.readouterr().err.count("telemetry stopped") == 1
 
 
 def test_when_telemetry_has_ended_no_journal_piles_up(
