@@ -74,10 +74,10 @@ class Lives:
                 take(1, 0, completed(recorders, self.buffer, self.env.books.ledgers, self.policy.sizes))
 
             def write() -> None:
-                for recorder in recorders:
-                    for row in recorder.rows:
-                        writer.emit(row)
-                writer.flush_round(1)
+                with writer.adding_round(1):
+                    for recorder in recorders:
+                        for row in recorder.rows:
+                            writer.emit(row)
 
             began = time.process_time()
             collect(self.env, self.policy, ActionStreams(0, range(NUM_ENVS)), self.buffer, settle)

@@ -76,8 +76,8 @@ def teach(
                 writer.flush()
 
             def record(summary: RoundSummary) -> None:
-                telemetry.emit_round(summary.rows, row_of(summary))
-                writer.flush_round(summary.round)
+                with writer.adding_round(summary.round):
+                    telemetry.emit_round(summary.rows, row_of(summary))
                 on_round(summary)
 
             def save_best() -> None:

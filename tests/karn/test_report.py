@@ -425,7 +425,7 @@ def _is_end(row: Row) -> bool:
             [fake_run.run_row(rounds=4)],
             "Still running: no round is done yet.",
             "Stopped before its first round was done.",
-            "No life is finished, so there is no result.",
+            "No round is done, so there is no result.",
         ),
         (
             list(training(4, done=3)),

@@ -16,7 +16,9 @@ from esper.karn.run import open_run
 from esper.karn.runs import overview
 from esper.karn.screen import render
 from esper.karn.serve.entries import entry_of
-from esper.leyline.events import EpisodeRow, Row, UpdateRow
+from esper.karn.tail import round_within
+from esper.leyline.events import EpisodeRow, EpochRow, LifeRow, Row, UpdateRow
+from esper.nissa.journal import RoundJournal
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_training
 
@@ -105,3 +107,48 @@ def test_a_round_of_which_no_life_lasted_has_no_score(tmp_path: Path) -> None:
     assert (entry.score, entry.twin, entry.lead, entry.params) == ("–", "–", "–", "–")
     for figure in FIGURES:
         figure.answer(run)
+
+
+# --- a training that was killed within a round ----------------------------------------------------
+
+
+def killed_within(directory: Path, number: int) -> Path:
+    """All rounds before are complete; of this one, two lives of four are over and a third is under way."""
+    with RunWriter(directory, resumable=True) as writer:
+        writer.emit(fake_training.run_row(rounds=ROUNDS + 1))
+        for row in rows()[1:]:
+            if round_within(row) < number:
+                writer.emit(row)
+        journal = RoundJournal(directory, "standard", writer.began)
+        lived = [row for row in fake_training.round_rows(number) if not isinstance(row, UpdateRow)]
+        journal.take(number, 0, [row for row in lived if isinstance(row, LifeRow) and row.env < 2])
+        third = [row for row in lived if isinstance(row, EpochRow) and row.env == 2]
+        journal.take(number, 2, third[:1])
+    return directory
+
+
+def test_half_a_round_changes_nothing_of_what_a_killed_training_came_to(run: Path, tmp_path: Path) -> None:
+    killed = open_run(killed_within(tmp_path / "run", ROUNDS + 1))
+    assert len(killed.rows(EpisodeRow, f"episode = {ROUNDS}")) == 2
+    assert growth(killed).points == growth(open_run(run)).points
+    assert improvement(killed).points == improvement(open_run(run)).points
+    assert conclude(killed).headline == conclude(open_run(run)).headline
+    entry = entry_of(killed)
+    assert (entry.score, entry.twin, entry.params, entry.progress) == ("34.0", "18.0", "×2.00", "round 2/3")
+    listed = overview(killed.path)
+    assert (listed.last_score, listed.params, listed.progress.done) == (34.0, 501.0, ROUNDS)
+
+
+def test_a_training_killed_within_its_first_round_has_come_to_nothing_yet(tmp_path: Path) -> None:
+    killed = open_run(killed_within(tmp_path / "run", 1))
+    assert len(killed.rows(EpisodeRow)) == 2
+    assert conclude(killed).headline == "No round is done, so there is no result."
+    assert conclude(killed).sentences == ["Stopped before its first round was done."]
+    assert growth(killed) is None
+    assert improvement(killed) is None
+    entry = entry_of(killed)
+    assert (entry.score, entry.twin, entry.params) == ("–", "–", "–")
+    listed = overview(killed.path)
+    assert (listed.best_score, listed.last_score, listed.params) == (None, None, None)
+    for figure in FIGURES:
+        figure.answer(killed)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from esper.karn.query import read_rows
 from esper.karn.run import Run, open_run
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import EpochRow, UpdateRow
 from esper.nissa import journal
 from esper.nissa.encoding import RowError
 from esper.nissa.journal import RoundJournal
+from esper.nissa.part import TablePart
 from esper.nissa.writer import RunWriter
 from tests.integration.training import full_disk
 from tests.karn import fake_run
@@ -31,9 +33,9 @@ def out(tmp_path: Path) -> Path:
 
 def write_round(writer: RunWriter, number: int) -> None:
     """One environment, one epoch, and the round's own row."""
-    writer.emit(fake_run.epoch_row(1, episode=number - 1))
-    writer.emit(fake_run.update_row(number))
-    writer.flush_round(number)
+    with writer.adding_round(number):
+        writer.emit(fake_run.epoch_row(1, episode=number - 1))
+        writer.emit(fake_run.update_row(number))
 
 
 @pytest.fixture
@@ -83,6 +85,13 @@ def test_a_reader_that_stays_sees_when_the_writer_is_gone(out: Path) -> None:
     assert len(run.sql("SELECT * FROM epoch").fetchall()) == 1
 
 
+def test_a_reader_that_stays_sees_what_an_outliving_process_adds(out: Path, killed: RoundJournal) -> None:
+    run = Run(out)
+    for epoch in (1, 2):
+        killed.take(2, 0, [fake_run.epoch_row(epoch, episode=1)])
+        assert len(run.rows(EpochRow)) == 1 + epoch
+
+
 def test_queries_of_strangers_see_them_too(out: Path, killed: RoundJournal) -> None:
     killed.take(2, 0, [fake_run.epoch_row(1, episode=1)])
     limits = {"max_rows": 10, "max_bytes": 10_000, "seconds": 20.0, "memory": 200}
@@ -93,7 +102,8 @@ def test_a_torn_line_is_not_there(out: Path, killed: RoundJournal) -> None:
     killed.take(2, 0, [fake_run.epoch_row(1, episode=1), fake_run.epoch_row(2, episode=1)])
     [path] = (out / "telemetry" / "journals").glob("*.rows")
     os.truncate(path, path.stat().st_size - 9)
-    assert lived(out) == [(0, 0, 1), (0, 1, 1)]
+    killed.take(2, 1, [fake_run.epoch_row(1, episode=1, env=1)])
+    assert lived(out) == [(0, 0, 1), (0, 1, 1), (1, 1, 1)]
 
 
 def test_what_a_level_of_detail_leaves_out_is_not_kept(out: Path) -> None:
@@ -151,10 +161,40 @@ def test_half_a_round_in_the_tables_gives_way_to_its_journals(out: Path) -> None
     assert lived(out) == [(0, 0, 1), (0, 1, 1), (0, 1, 2)]
 
 
+def test_half_a_round_does_not_count_while_the_run_is_written(out: Path) -> None:
+    """Of a writer that is just adding it, or was stopped in it by a full disk."""
+    run = Run(out)
+    with RunWriter(out, resumable=True) as writer:
+        write_round(writer, 1)
+        with writer.adding_round(2):
+            writer.emit(fake_run.epoch_row(1, episode=1))
+            writer.flush()
+            assert len(run.rows(EpochRow)) == 1
+            writer.emit(fake_run.update_row(2))
+        assert len(run.rows(EpochRow)) == 2
+
+
 def test_a_whole_round_in_the_tables_makes_its_journals_superfluous(out: Path) -> None:
     add_by_halves(out, with_its_own_row=True)
     assert lived(out) == [(0, 0, 1), (0, 1, 1), (0, 1, 2)]
     assert [row.round for row in read_rows(out, UpdateRow)] == [1, 2]
+
+
+@pytest.mark.parametrize("emitted", [0, 1, 2, 3])
+def test_a_training_interrupted_while_it_hands_over_a_round_leaves_each_row_once(
+    out: Path, emitted: int
+) -> None:
+    """The writer closes in good order, and takes what it was given before to the tables."""
+    epochs = [fake_run.epoch_row(epoch, episode=1) for epoch in (1, 2)]
+    with RunWriter(out, resumable=True) as writer:
+        write_round(writer, 1)
+        RoundJournal(out, "standard", writer.began).take(2, 0, epochs)
+        with suppress(KeyboardInterrupt), writer.adding_round(2):
+            for row in [*epochs, fake_run.update_row(2)][:emitted]:
+                writer.emit(row)
+            raise KeyboardInterrupt
+    assert lived(out) == [(0, 0, 1), (0, 1, 1), (0, 1, 2)]
+    assert len(read_rows(out, UpdateRow)) == (2 if emitted == 3 else 1)
 
 
 # --- what is left in the end ----------------------------------------------------------------------
@@ -176,6 +216,68 @@ def test_a_resumed_run_begins_without_the_journals_of_the_last_one(out: Path, ki
     assert not (out / "telemetry" / "journals").exists()
 
 
+def test_a_run_killed_while_it_resumes_shows_no_half_of_a_round(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_by_halves(out, with_its_own_row=False)
+    monkeypatch.setattr(TablePart, "cut", full_disk)  # as good as a kill before the first table is cut
+    with pytest.raises(RunDirectoryError):
+        RunWriter(out, resume_from={})
+    assert lived(out) == [(0, 0, 1)]
+
+
+def test_a_run_killed_again_in_an_earlier_round_reads_back(out: Path, killed: RoundJournal) -> None:
+    writer = RunWriter(out, resume_from={})
+    RoundJournal(out, "standard", writer.began).take(1, 0, [fake_run.epoch_row(1)])
+    writer._lock.release()  # as the kernel does it for a process that was killed
+    assert lived(out) == [(0, 0, 1)]
+
+
+def test_a_file_of_somebody_else_among_the_journals_keeps_no_run_from_resuming(
+    out: Path, killed: RoundJournal
+) -> None:
+    (out / "telemetry" / "journals" / ".nfs0001").touch()
+    with RunWriter(out, resume_from={}) as writer:
+        write_round(writer, 1)
+    assert lived(out) == [(0, 0, 1)]
+
+
+def test_a_round_leaves_the_folder_of_the_telemetry_as_it_is(out: Path) -> None:
+    """By it readers that stay know a run from another one in the same place."""
+    with RunWriter(out, resumable=True) as writer:
+        write_round(writer, 1)
+        before = (out / "telemetry").stat().st_ctime_ns
+        RoundJournal(out, "standard", writer.began).take(2, 0, [fake_run.epoch_row(1, episode=1)])
+        write_round(writer, 2)
+        assert (out / "telemetry").stat().st_ctime_ns == before
+
+
+def test_what_was_written_is_on_the_disk_before_it_has_its_name(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut would leave an empty file otherwise."""
+    synced: list[int] = []
+    named: list[int] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file)))
+    monkeypatch.setattr(os, "replace", lambda old, new: (named.append(old.stat().st_ino), replace(old, new)))
+    with RunWriter(out, resumable=True) as writer:
+        write_round(writer, 1)
+    assert len(named) == 2
+    assert synced == named
+
+
+def test_a_disk_that_is_full_at_closing_too_ends_nothing(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    RunWriter(out, resumable=True).close()
+    kept = RoundJournal(out, "standard", 0.0)
+    kept.take(1, 0, [fake_run.epoch_row(1)])
+    monkeypatch.setattr(journal, "_write_all", full_disk)
+    monkeypatch.setattr(os, "close", full_disk)
+    kept.take(1, 0, [fake_run.epoch_row(2)])
+    monkeypatch.undo()
+    assert lived(out) == [(0, 0, 1)]
+
+
 def test_a_journal_on_a_full_disk_is_given_up_until_the_next_shard(
     out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +290,17 @@ def test_a_journal_on_a_full_disk_is_given_up_until_the_next_shard(
     kept.take(1, 2, [fake_run.epoch_row(1, env=2)])
     assert lived(out) == [(2, 0, 1)]
     assert capfd.readouterr().err == ""
+
+
+def test_half_a_round_without_journals_does_not_count_after_a_full_disk_either(
+    out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with RunWriter(out, resumable=True) as writer:
+        write_round(writer, 1)
+        monkeypatch.setattr(writer._parts["update"], "write_out", full_disk)
+        write_round(writer, 2)
+    assert lived(out) == [(0, 0, 1)]
+    assert capfd.readouterr().err.count("telemetry stopped") == 1
 
 
 def test_when_telemetry_has_ended_no_journal_piles_up(

@@ -94,7 +94,11 @@ def _rounds_text(reached: Standing) -> str:
 
 
 def _unfinished(run: Run, reached: Standing) -> str:
-    """What is known before the first life is over."""
+    """What is known before the first life is over, or a life of a training's round lasted."""
+    if is_training(run):
+        if broken_lives(run):
+            return f"Every life of round {reached.rounds} broke down, so there is no result."
+        return "No round is done, so there is no result."
     if reached.life is not None:
         rows = run.rows(EpochRow, "env = ? AND episode = ? AND epoch = ?", [*reached.life, reached.epoch])
         for row in rows:
@@ -102,8 +106,6 @@ def _unfinished(run: Run, reached: Standing) -> str:
             against = "" if lead is None else f", {over(lead)} its twin that does not grow"
             score = notation.points(row.val_score)
             return f"After epoch {row.epoch} of {run.row.horizon} the score is {score}{against}."
-    if is_training(run) and broken_lives(run):
-        return f"Every life of round {reached.rounds} broke down, so there is no result."
     return "No life is finished, so there is no result."
 
 

@@ -12,6 +12,7 @@ from esper.leyline.events import UpdateRow
 from esper.leyline.run_files import PartSize, is_being_written, journal_files, part_path, read_written
 
 ROUNDS: Final = TABLE_OF[UpdateRow]
+BEGIN: Final = PartSize(0, 0)
 EVERYTHING: Final[Mapping[str, PartSize]] = MappingProxyType({})
 
 
@@ -24,16 +25,16 @@ class LeftBehind(NamedTuple):
 
 
 def left_behind(telemetry: Path) -> LeftBehind:
-    """Of a run that nobody writes any more. While one is written, a round counts when it is complete."""
-    if is_being_written(telemetry):
-        return LeftBehind()
+    """Journals count of a run that nobody writes any more. While one is written, only complete rounds do."""
+    is_over = not is_being_written(telemetry)
     first, sizes = 1, EVERYTHING
     if (written := read_written(telemetry)) is not None:
-        if written.sizes is None or _is_added(telemetry, written.sizes[ROUNDS]):
+        if written.sizes is None or _is_added(telemetry, written.sizes.get(ROUNDS, BEGIN)):
             first = written.round + 1
         else:
             first, sizes = written.round, written.sizes
-    return LeftBehind(tuple(path for number, path in journal_files(telemetry) if number >= first), sizes)
+    journals = journal_files(telemetry) if is_over else []
+    return LeftBehind(tuple(path for number, path in journals if number >= first), sizes)
 
 
 def _is_added(telemetry: Path, size: PartSize) -> bool:

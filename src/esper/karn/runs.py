@@ -62,8 +62,8 @@ def _overview(run: Run) -> Overview:
         return Overview(str(run.path), run.state)
     row, progress = run.row, run.progress
     table, key = ("update", "round") if progress.unit == "rounds" else ("episode", "t")
-    if not progress.done:
-        table, key = "epoch", "t"  # the first life or round is under way
+    if table == "episode" and not progress.done:
+        table, key = "epoch", "t"  # the first life is under way
     ((best, last, params),) = run.sql(
         f"SELECT max(val_score), arg_max(val_score, {key}), arg_max(params, {key}) FROM {table}"
     ).fetchall()

@@ -64,7 +64,8 @@ class RoundJournal:
             if self._file is not None:
                 _write_all(self._file, lines)
         except OSError:
-            self.close()
+            with suppress(OSError):  # network file systems report a full disk once more
+                self.close()
 
     def _open(self, path: Path) -> None:
         self.close()
@@ -100,11 +101,16 @@ def discard_journals(telemetry: Path, number: int) -> None:
 
 def forget_journals(telemetry: Path) -> None:
     """Remove every journal; raises ``OSError`` when that fails."""
+    for _, path in journal_files(telemetry):
+        path.unlink()
+
+
+def forget_written(telemetry: Path) -> None:
+    """Remove what says how far the tables are, and the folder; raises ``OSError`` when the first fails."""
     folder = telemetry / JOURNALS
-    if folder.exists():
-        for _, path in journal_files(telemetry):
-            path.unlink()
-        (folder / WRITTEN_FILE).unlink(missing_ok=True)
+    for path in (folder / WRITTEN_FILE, _partial(folder)):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # it may never have been there, or hold files of others
         folder.rmdir()
 
 
@@ -112,15 +118,23 @@ def tidy_journals(telemetry: Path) -> None:
     """Leave nothing behind where the tables hold every round."""
     with suppress(OSError):
         if not journal_files(telemetry):
-            forget_journals(telemetry)
+            forget_written(telemetry)
 
 
 def _say(telemetry: Path, written: Written) -> None:
     folder = telemetry / JOURNALS
     folder.mkdir(exist_ok=True)
-    partial = telemetry / f"{WRITTEN_FILE}.partial"
-    partial.write_bytes(msgspec.json.encode(written))
+    partial = _partial(folder)
+    with partial.open("wb") as file:
+        file.write(msgspec.json.encode(written))
+        file.flush()
+        os.fsync(file.fileno())  # or a power cut may leave it empty, and a run that cannot be read or resumed
     os.replace(partial, folder / WRITTEN_FILE)
+
+
+def _partial(folder: Path) -> Path:
+    """Within the folder of the journals: readers keep what they know of a run while its own is unchanged."""
+    return folder / f"{WRITTEN_FILE}.partial"
 
 
 def _write_all(file: int, content: bytearray) -> None:

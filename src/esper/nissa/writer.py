@@ -27,7 +27,14 @@ from esper.leyline.events import TABLES, TABLES_OF_DETAIL, AlertRow, Detail, Res
 from esper.leyline.run_files import TELEMETRY, PartSize
 from esper.nissa.compaction import CompactionError, Compactor
 from esper.nissa.encoding import RowError
-from esper.nissa.journal import begin_adding, discard_journals, end_adding, forget_journals, tidy_journals
+from esper.nissa.journal import (
+    begin_adding,
+    discard_journals,
+    end_adding,
+    forget_journals,
+    forget_written,
+    tidy_journals,
+)
 from esper.nissa.lock import WriterLock
 from esper.nissa.part import TablePart
 
@@ -86,6 +93,8 @@ class RunWriter:
             forget_journals(self.directory / TELEMETRY)
             for table, part in self._parts.items():
                 part.cut(sizes.get(table, PartSize(0, 0)))
+            # Not before: until they are cut, it keeps readers from half a round in the tables.
+            forget_written(self.directory / TELEMETRY)
         except OSError as error:
             self._lock.release()
             raise RunDirectoryError(
@@ -130,19 +139,31 @@ class RunWriter:
             self._compact(self._rotate())
         self._busy_seconds += self._clock() - now
 
-    def flush_round(self, number: int) -> None:
-        """``flush`` of a round that journals hold: a process killed at any moment leaves each row once."""
+    @contextmanager
+    def adding_round(self, number: int) -> Iterator[None]:
+        """``flush`` after the rows of a round that journals hold, which are emitted within the context.
+
+        A process that ends at any moment, on its own or not, leaves each row once.
+        """
         telemetry = self.directory / TELEMETRY
         if not self._accepts():
+            yield
             discard_journals(telemetry, number)
             return
-        try:
+        with self._failing_at(telemetry):
             begin_adding(telemetry, number, self._sizes())
-            self.flush()
-            if not self.failed:
+        yield
+        self.flush()
+        if not self.failed:
+            with self._failing_at(telemetry):
                 end_adding(telemetry, number)
+
+    @contextmanager
+    def _failing_at(self, path: Path) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            self._fail(telemetry, error)
+            self._fail(path, error)
 
     def _sizes(self) -> dict[str, PartSize]:
         return {table: part.size for table, part in self._parts.items()}

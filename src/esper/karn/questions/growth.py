@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from esper.karn.questions.lives import LASTED, LifeKey
+from esper.karn.questions.lives import IN_A_COMPLETE_ROUND, LASTED, LifeKey
 from esper.karn.questions.places import Axis, AxisName, Place, axis_of
 from esper.karn.run import Run
 from esper.karn.statistics import SQL_MEAN
@@ -59,16 +59,16 @@ def latest(run: Run) -> GrowthPoint | None:
 def _points(run: Run, axis: Axis, together: str) -> tuple[GrowthPoint, ...]:
     """The lives at all places, those of which ``together`` (SQL) is equal as one point."""
     place = axis.place()
-    table, twin, judged = "epoch", "twin_score", "true"
+    table, twin, counted, judged = "epoch", "twin_score", axis.condition, "true"
     if axis.name == "round":
-        table, twin, judged = "episode", "twin_val_score", LASTED
+        table, twin, counted, judged = "episode", "twin_val_score", IN_A_COMPLETE_ROUND, LASTED
     means = (f"{SQL_MEAN}({column}) FILTER (WHERE {judged})" for column in ("val_score", twin, "params"))
     found = run.sql(
         f"""
         SELECT min({place}), max({place}), count(DISTINCT (env, episode)), min(val_score),
                quantile_cont(val_score, 0.25), median(val_score), quantile_cont(val_score, 0.75),
                max(val_score), {", ".join(means)}
-        FROM {table} WHERE {axis.condition} GROUP BY {together} ORDER BY 1
+        FROM {table} WHERE {counted} GROUP BY {together} ORDER BY 1
         """,
         axis.parameters,
     ).fetchall()

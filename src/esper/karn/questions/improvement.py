@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from esper.karn.questions.lives import IN_A_COMPLETE_ROUND
 from esper.karn.questions.places import Place, axis_of
 from esper.karn.run import Run
 
@@ -49,7 +50,7 @@ def improvement(run: Run, references: Mapping[str, float] = NO_REFERENCES) -> Im
         WITH paid AS (
             SELECT {axis.group(axis.place())} AS together, quantile_cont(total_reward, 0.25) AS quarter,
                    median(total_reward) AS middle, quantile_cont(total_reward, 0.75) AS three_quarters
-            FROM episode GROUP BY together),
+            FROM episode WHERE {IN_A_COMPLETE_ROUND} GROUP BY together),
         learned AS (
             SELECT {axis.group("round")} AS together, min(round) AS first, max(round) AS last,
                    avg(val_score) AS score, avg(evaluation_return) AS evaluation_return,

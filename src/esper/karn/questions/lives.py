@@ -12,9 +12,11 @@ from esper.leyline.events import RESTART, round_of
 ROUND: Final = f"(episode % {RESTART} + 1)"
 """The round of a training that a life belongs to, as SQL."""
 
-
 LAST_ROUND: Final = "(SELECT max(round) FROM update)"
 """The last round of a training that is complete, as SQL; a killed one may have begun another."""
+IN_A_COMPLETE_ROUND: Final = f"({ROUND} <= {LAST_ROUND})"
+"""Whether a life of a training belongs to a round that is complete, as SQL. The lives of one that is not
+are those that were lived first, or broke down: they do not stand for their round."""
 LASTED: Final = f"(ended_by = '{HORIZON}')"
 """Whether a life reached its horizon, as SQL. A round of a training is judged by those that did, as its own
 row judges it; one that broke down was followed at once by a fresh one."""

@@ -17,7 +17,7 @@ from typing import Final
 
 from esper.karn.runs import find_runs
 from esper.leyline.errors import EsperError
-from esper.leyline.run_files import TELEMETRY, is_being_written
+from esper.leyline.run_files import JOURNALS, TELEMETRY, is_being_written
 
 SECONDS_BETWEEN_LOOKS: Final = 1.0
 SHARE_OF_LOOKING: Final = 0.1
@@ -33,7 +33,7 @@ class FoundRun:
     """Its place below the folder."""
     path: Path
     version: str
-    """Changes whenever a file of its telemetry does, or its writer comes or goes."""
+    """Changes whenever a file that is read does, or its writer comes or goes."""
     refusal: str | None = None
     """Why it is not read; None: it is."""
 
@@ -87,7 +87,9 @@ def _look_into(telemetry: Path) -> tuple[str, str | None]:
         return "", telemetry.name
     files = sorted(_files(telemetry), key=lambda file: file.path)
     link = next((file.name for file in files if file.is_symlink()), None)
-    return _digest([_stamp(file) for file in files], link or is_being_written(telemetry)), link
+    if written := is_being_written(telemetry):  # then nobody reads journals, which grow with every epoch
+        files = [file for file in files if JOURNALS not in Path(file.path).relative_to(telemetry).parts]
+    return _digest([_stamp(file) for file in files], link or written), link
 
 
 def _files(telemetry: Path) -> Iterator[os.DirEntry[str]]:
