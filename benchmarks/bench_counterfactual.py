@@ -7,8 +7,9 @@ import torch
 
 from benchmarks.measuring import cpu_times, ratio
 from esper.leyline import Blueprint
-from esper.tolaria.counterfactual import measure, outputs_by_prefix
+from esper.tolaria.counterfactual import measure
 from esper.tolaria.objective import CLASSIFICATION
+from esper.tolaria.switching import outputs_by_prefix
 from tests.tolaria.building import cnn, digits, every_choice, grown_model
 
 SLOTS = (0, 1, 2)

@@ -21,11 +21,11 @@ from esper.karn.statistics import estimate
 from esper.leyline import BLUEPRINT_IDS, CANONICAL_ACTION, Head, LifecycleRules, Op, Tempo
 from esper.tolaria import calibration
 from esper.tolaria.actuator import advance, apply_action, tick
-from esper.tolaria.counterfactual import outputs_by_replay
 from esper.tolaria.data import BatchCursor, Splits
 from esper.tolaria.epoch import train_batch
 from esper.tolaria.judgement import record_training
 from esper.tolaria.objective import CLASSIFICATION
+from esper.tolaria.switching import outputs_by_replay
 from esper.tolaria.tasks.digits import load_digits
 
 HERE = Path(__file__).parent
@@ -94,8 +94,8 @@ def contributions(model: MorphogeneticModel, splits: Splits, inputs: Tensor | No
     """Points that the score loses without each seed; with no inputs, statistics as training left them."""
     model.eval()
     x, y = splits.validation.x, splits.validation.y
-    outputs = outputs_by_replay(model, x, SLOTS, CONFIGURATIONS, inputs)
-    scores = [CLASSIFICATION.sample_scores(output, y).mean().item() for output in outputs]
+    answers = outputs_by_replay(model, x, SLOTS, CONFIGURATIONS, inputs)
+    scores = [CLASSIFICATION.sample_scores(output, y).mean().item() for _, _, output in answers]
     return [scores[2] - scores[0], scores[2] - scores[1]]
 
 

@@ -1,3 +1,4 @@
+from collections.abc import Iterable
 from itertools import permutations
 
 import numpy as np
@@ -9,15 +10,10 @@ from torch import Tensor
 from esper.kasmina import MorphogeneticModel
 from esper.kasmina.hosts import TransformerHost
 from esper.leyline import Blueprint, Stage, Style
-from esper.tolaria import counterfactual
-from esper.tolaria.counterfactual import (
-    REPLAY_SAMPLES,
-    attribute,
-    measure,
-    outputs_by_prefix,
-    samples_at_once,
-)
+from esper.tolaria import switching
+from esper.tolaria.counterfactual import REPLAY_SAMPLES, attribute, measure
 from esper.tolaria.objective import CLASSIFICATION, NEXT_TOKEN
+from esper.tolaria.switching import Answers, outputs_by_prefix, samples_at_once
 from tests.tolaria.building import (
     boolean_rows,
     cnn,
@@ -43,12 +39,23 @@ def sample_scores(model: MorphogeneticModel, x: Tensor, y: Tensor, off: set[int]
     return CLASSIFICATION.sample_scores(plain_output(model, x, off), y).double().numpy()
 
 
+def answered(answers: Iterable[Answers], count: int) -> list[Tensor]:
+    """The output of every configuration, put together; every sample is answered once and in order."""
+    parts: list[list[Tensor]] = [[] for _ in range(count)]
+    reached = [0] * count
+    for row, samples, output in answers:
+        assert samples.start == reached[row]
+        assert len(output) == samples.stop - samples.start
+        reached[row] = samples.stop
+        parts[row].append(output)
+    return [torch.cat(part) for part in parts]
+
+
 def assert_prefix_tree_is_the_plain_forward(model: MorphogeneticModel, slots: tuple[int, ...]) -> None:
     x, _ = digits(40)
     model.eval()
     configurations = every_choice(len(slots))
-    outputs = list(outputs_by_prefix(model, x, slots, configurations))
-    assert len(outputs) == 2 ** len(slots)
+    outputs = answered(outputs_by_prefix(model, x, slots, configurations), len(configurations))
     for output, on in zip(outputs, configurations, strict=True):
         off = {slot for slot, flag in zip(slots, on, strict=True) if not flag}
         assert (output - plain_output(model, x, off)).abs().max() <= 1e-6
@@ -216,16 +223,20 @@ def test_the_error_bar_agrees_with_a_bootstrap_over_samples() -> None:
 # --- a share of the samples at a time --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("features", "batched"), [(1, 2**18), (3 * 512, 2**18), (2**17, 0), (3 * 512, 0)])
+@pytest.mark.parametrize(
+    ("features", "batched", "answered"),
+    [(1, 2**18, 1), (3 * 512, 2**18, 1), (2**17, 0, 2**15), (3 * 512, 0, 2 * 32), (2**17, 0, 1)],
+)
 def test_how_the_work_is_cut_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, features: int, batched: int
+    monkeypatch: pytest.MonkeyPatch, features: int, batched: int, answered: int
 ) -> None:
     model, optimiser = grown_model(dict(enumerate(SEEDS[:3])), styles=STYLES)
     practise(model, optimiser, batches=10)
     x, y = digits(20)
     whole = measure(model, x, y, (0, 1, 2), CLASSIFICATION)
-    monkeypatch.setattr(counterfactual, "FEATURES_AT_ONCE", features)
-    monkeypatch.setattr(counterfactual, "BATCHED_VALUES", batched)
+    monkeypatch.setattr(switching, "FEATURES_AT_ONCE", features)
+    monkeypatch.setattr(switching, "BATCHED_VALUES", batched)
+    monkeypatch.setattr(switching, "ANSWERED_AT_ONCE", answered)
     cut = measure(model, x, y, (0, 1, 2), CLASSIFICATION)
     assert cut.scores.tolist() == whole.scores.tolist()
     assert cut.losses == pytest.approx(whole.losses, rel=1e-6)
@@ -233,14 +244,26 @@ def test_how_the_work_is_cut_changes_nothing(
     assert len(set(whole.losses.tolist())) == 8
 
 
+def test_large_features_are_answered_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switching, "FEATURES_AT_ONCE", 12 * 128)
+    monkeypatch.setattr(switching, "BATCHED_VALUES", 12 * 32)
+    monkeypatch.setattr(switching, "ANSWERED_AT_ONCE", 5 * 32)
+    model, _ = grown_model(dict(enumerate(SEEDS[:3])), styles=STYLES)
+    found = list(outputs_by_prefix(model, digits(15)[0], (2,), every_choice(1)))
+    pieces = [(row, samples.start, samples.stop) for row, samples, _ in found]
+    large = [(row, *piece) for row in (0, 1) for piece in ((0, 5), (5, 10), (10, 12))]
+    assert pieces == [*large, (0, 12, 15), (1, 12, 15)], "what is left over is small enough for one batch"
+    assert_prefix_tree_is_the_plain_forward(model, (0, 1, 2))
+
+
 def test_a_share_is_as_large_as_the_features_of_its_widest_place_allow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(counterfactual, "FEATURES_AT_ONCE", 5000)
+    monkeypatch.setattr(switching, "FEATURES_AT_ONCE", 5000)
     host = cnn((2, 4, 8))
     assert host.feature_shapes == ((2, 8, 8), (4, 4, 4), (8, 2, 2))
     assert samples_at_once(host) == 5000 // 128
-    monkeypatch.setattr(counterfactual, "FEATURES_AT_ONCE", 1)
+    monkeypatch.setattr(switching, "FEATURES_AT_ONCE", 1)
     assert samples_at_once(host) == 1
 
 

@@ -1,45 +1,34 @@
 """What each seed is worth: the validation score with seeds switched on and off.
 
-On a segmented host every distinct prefix is computed once: at a slot that is to be switched, the
-features go on with and without its seed, a share of the samples at a time. Any other host
-is scored by full forwards with one slot off at a time; with batch normalisation every configuration has
-statistics of its own.
+Of up to four seeds every configuration is scored, of more of them leave-one-out and some orders; of a
+host without segments leave-one-out, on some of the samples.
 Contributions come with a paired error bar: both networks see the same samples, so only the
 difference per sample counts.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from esper.kasmina.hosts.base import Host, SegmentedHost
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.slot import SeedSlot
-from esper.tolaria.calibration import batch_norms, check_calibration, recalibrated
+from esper.tolaria.calibration import batch_norms, check_calibration
 from esper.tolaria.objective import Objective
+from esper.tolaria.switching import Answers, Prefix, outputs_by_prefix, outputs_by_replay
 
 FloatArray = NDArray[np.float64]
-Prefix = tuple[bool, ...]
-"""Which of the first few measured seeds are on; of all of them: a configuration."""
 Order = tuple[int, ...]
 """The measured seeds in some order."""
 
 EXACT_LIMIT = 4
 """Up to this many seeds all on/off configurations are scored."""
 SAMPLED_PERMUTATIONS = 8
-FEATURES_AT_ONCE = 2**17
-"""Values that the features of one configuration may have: more do not stay in the cache."""
-BATCHED_VALUES = 2**18
-"""Values up to which the features of several configurations go on as one batch: fewer calls of small
-layers. Beyond it a call costs nothing, and copies and memory that the system has to clear first do."""
 REPLAY_SAMPLES = 512
 """Validation samples used for hosts that must replay their whole forward."""
 
@@ -92,71 +81,6 @@ class Counterfactuals:
         return known & (partners > 0)
 
 
-@torch.inference_mode()
-def outputs_by_prefix(
-    model: MorphogeneticModel, x: Tensor, slots: Sequence[int], configurations: NDArray[np.bool_]
-) -> Iterator[Tensor]:
-    """The output ``[batch, …]`` of every configuration, on a segmented host; they must be sorted."""
-    host = model.host
-    if not isinstance(host, SegmentedHost):
-        raise TypeError(f"a {type(host).__name__} has no segments to share")
-    rows = [tuple(row) for row in configurations.tolist()]
-    features: dict[Prefix, Tensor] = {(): x}
-    for index, weight in enumerate(model.live_alphas):
-        features = dict(_through(host.segments[index], features))
-        if weight is not None:
-            slot = model.slot(index)
-            slot.engage(weight)
-            features = _branched(slot, features, rows) if index in slots else dict(_through(slot, features))
-    for _, output in _through(host.segments[-1], features):
-        yield output
-
-
-def _through(module: nn.Module, features: dict[Prefix, Tensor]) -> Iterator[tuple[Prefix, Tensor]]:
-    """``module`` of every prefix's features: small ones as one batch, large ones one by one."""
-    if len(features) == 1 or sum(h.numel() for h in features.values()) > BATCHED_VALUES:
-        for prefix, h in features.items():
-            yield prefix, module(h)
-    else:
-        outputs: Tensor = module(torch.cat(list(features.values())))
-        yield from zip(features, outputs.chunk(len(features)), strict=True)
-
-
-def _branched(slot: SeedSlot, off: dict[Prefix, Tensor], rows: list[Prefix]) -> dict[Prefix, Tensor]:
-    """The features with this slot's seed off and on, as far as one of ``rows`` begins that way."""
-    depth = len(next(iter(off))) + 1
-    wanted = sorted({row[:depth] for row in rows})
-    on = dict(_through(slot, {prefix[:-1]: off[prefix[:-1]] for prefix in wanted if prefix[-1]}))
-    return {prefix: (on if prefix[-1] else off)[prefix[:-1]] for prefix in wanted}
-
-
-def samples_at_once(host: Host) -> int:
-    """How many samples go through the prefix tree together."""
-    return max(1, FEATURES_AT_ONCE // max(map(math.prod, host.feature_shapes)))
-
-
-@torch.no_grad()
-def outputs_by_replay(
-    model: MorphogeneticModel,
-    x: Tensor,
-    slots: Sequence[int],
-    configurations: NDArray[np.bool_],
-    calibration: Tensor | None = None,
-) -> Iterator[Tensor]:
-    """The output ``[batch, …]`` of every configuration by a plain forward each, for any host.
-
-    With ``calibration`` inputs every configuration gets batch statistics of its own.
-    """
-    for configuration in configurations:
-        alphas = model.live_alphas
-        for slot, on in zip(slots, configuration, strict=True):
-            if not on:
-                alphas[slot] = None
-        with recalibrated(model, calibration, alphas):
-            output = model(x, alphas)
-        yield output
-
-
 def measure(
     model: MorphogeneticModel,
     x: Tensor,
@@ -180,25 +104,25 @@ def measure(
     orders = _orders(len(ordered), generator) if model.host.segmented else []
     configurations = _configurations(len(ordered), orders)
     if model.host.segmented and not batch_norms(model):
-        share = samples_at_once(model.host)
-        parts = [
-            _judged(outputs_by_prefix(model, some, ordered, configurations), answers, objective)
-            for some, answers in zip(x.split(share), y.split(share), strict=True)
-        ]
+        answers = outputs_by_prefix(model, x, ordered, configurations)
     else:
         if ordered and not model.host.segmented:
             x, y = x[:REPLAY_SAMPLES], y[:REPLAY_SAMPLES]
-        outputs = outputs_by_replay(model, x, ordered, configurations, calibration)
-        parts = [_judged(outputs, y, objective)]
+        answers = outputs_by_replay(model, x, ordered, configurations, calibration)
+    scores, losses = _judged(answers, y, objective, len(configurations))
     model.train(was_training)
-    scores, losses = torch.cat(parts, dim=-1).double().numpy()
     return attribute(ordered, configurations, scores, losses.mean(axis=1), orders)
 
 
-def _judged(outputs: Iterable[Tensor], y: Tensor, objective: Objective) -> Tensor:
-    """Scores and losses ``[2, configuration, sample]``; no output is kept for long."""
-    judged = [(objective.sample_scores(output, y), objective.sample_losses(output, y)) for output in outputs]
-    return torch.stack([torch.stack(column) for column in zip(*judged, strict=True)])
+def _judged(
+    answers: Iterable[Answers], y: Tensor, objective: Objective, configurations: int
+) -> tuple[FloatArray, FloatArray]:
+    """Scores and losses, each ``[configuration, sample]``; no output is kept for long."""
+    scores, losses = np.empty((2, configurations, len(y)))
+    for row, samples, output in answers:
+        scores[row, samples] = objective.sample_scores(output, y[samples]).double().numpy()
+        losses[row, samples] = objective.sample_losses(output, y[samples]).double().numpy()
+    return scores, losses
 
 
 def _orders(count: int, generator: torch.Generator | None) -> list[Order]:
