@@ -19,9 +19,7 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from curves import draw_curves
@@ -31,7 +29,7 @@ from esper.karn.query import read_rows
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline import HEAD_NAMES
 from esper.leyline.events import UpdateRow
-from esper.study import Cell, run_study
+from esper.study import Cell, means_by_rng_seed, run_study
 from esper.tolaria.seeding import TEST_SEEDS
 
 HERE = Path(__file__).parent
@@ -111,12 +109,6 @@ def judge(trainings: Trainings) -> dict[str, list[Cell]]:
     return run_study(settings, UNSEEN, episodes=LIVES_EACH)
 
 
-def means(cells: list[Cell], score: Callable[[Cell], float]) -> list[float]:
-    """One number per rng seed."""
-    scores = [score(cell) for cell in cells]
-    return [fmean(scores[first : first + LIVES_EACH]) for first in range(0, len(scores), LIVES_EACH)]
-
-
 def table(results: dict[str, list[Cell]]) -> str:
     """Test scores with paired leads, bare and after rent; ± is the 95 % interval over rng seeds."""
     lines = [
@@ -124,8 +116,8 @@ def table(results: dict[str, list[Cell]]) -> str:
         " | after rent | after rent, above heuristic |",
         "|---|---|---|---|---|---|---|",
     ]
-    bare = {arm: means(cells, lambda cell: cell.test_score) for arm, cells in results.items()}
-    paid = {arm: means(cells, lambda cell: cell.after_rent(RENT)) for arm, cells in results.items()}
+    bare = means_by_rng_seed(results, lambda cell: cell.test_score)
+    paid = means_by_rng_seed(results, lambda cell: cell.after_rent(RENT))
 
     def lead(scores: dict[str, list[float]], arm: str, control: str) -> str:
         return "" if arm == control else str(paired_difference(scores[arm], scores[control]))

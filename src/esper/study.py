@@ -10,6 +10,7 @@ import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from esper.build import build_decider, build_task, build_vector, one_thread
@@ -92,3 +93,16 @@ def run_study(
             results[cell.arm, cell.rng_seed, cell.episode] = cell
             on_cell(cell)
     return {arm: [results[arm, *life] for life in lives] for arm in arms}
+
+
+def means_by_rng_seed(
+    results: Mapping[str, Sequence[Cell]], score: Callable[[Cell], float]
+) -> dict[str, list[float]]:
+    """Of every arm one number for each rng seed, the mean over its lives, in the order of the cells."""
+    means: dict[str, list[float]] = {}
+    for arm, cells in results.items():
+        scores: dict[int, list[float]] = {}
+        for cell in cells:
+            scores.setdefault(cell.rng_seed, []).append(score(cell))
+        means[arm] = [fmean(lives) for lives in scores.values()]
+    return means

@@ -10,7 +10,7 @@ from esper.config import run_config
 from esper.karn.query import read_rows
 from esper.leyline.events import EpisodeRow
 from esper.runner import run_arm
-from esper.study import Cell, run_study
+from esper.study import Cell, means_by_rng_seed, run_study
 
 ARMS: dict[str, dict[str, object]] = {
     "off": {"decider": "off"},
@@ -46,6 +46,12 @@ def test_a_life_is_that_of_a_run(
     run_arm(config, config.decider, tmp_path / "run")
     lived = [(row.test_score, row.params) for row in read_rows(tmp_path / "run", EpisodeRow)]
     assert lived == [(cell.test_score, cell.params) for cell in results["planted"][2:]]
+
+
+def test_an_rng_seed_counts_once_with_the_mean_of_its_lives(results: dict[str, list[Cell]]) -> None:
+    first, second, third, fourth = (cell.test_score for cell in results["off"])
+    means = means_by_rng_seed(results, lambda cell: cell.test_score)
+    assert means["off"] == pytest.approx([(first + second) / 2, (third + fourth) / 2])
 
 
 def test_rent_is_taken_from_what_was_grown_alone() -> None:

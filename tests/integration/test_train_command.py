@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from esper.karn.query import read_rows
+from esper.karn.statistics import estimate
 from esper.leyline.events import EpisodeRow, RunRow, UpdateRow
 from esper.scripts import cli, train
+from esper.study import run_study
 from esper.tamiyo.policy.checkpoint import load_policy
+from esper.tolaria.seeding import TEST_SEEDS
 from tests.integration.training import assert_same_end
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -53,6 +56,17 @@ def test_an_evaluation_names_every_control(digits_run: Path, capsys: pytest.Capt
     cli.main(["eval", str(digits_run / "best"), *words])
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("ppo", "heuristic", "random", "off"))
+
+
+def test_an_rng_seed_may_lead_several_lives(digits_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--lives", "2", "--lives-each", "2", "--steps", "2", "--processes", "1"]
+    cli.main(["eval", str(digits_run / "best"), *words])
+    (shown,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("off"))
+    off = {"off": {"task": "digits_impaired", "decider": "off", "steps": 2}}
+    lives = [cell.test_score for cell in run_study(off, TEST_SEEDS[:2], episodes=2, processes=1)["off"]]
+    means = [(lives[0] + lives[1]) / 2, (lives[2] + lives[3]) / 2]
+    assert str(estimate(means)) in shown
+    assert str(estimate(lives)) not in shown
 
 
 def test_rent_is_taken_off_for_what_was_grown_and_off_grows_nothing(

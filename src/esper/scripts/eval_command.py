@@ -14,7 +14,7 @@ from esper.config import TaskName, TrainingConfig, checked
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline.errors import EsperError
 from esper.scripts.flags import parse_flags
-from esper.study import Cell, run_study
+from esper.study import Cell, means_by_rng_seed, run_study
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.seeding import TEST_SEEDS
 
@@ -28,6 +28,11 @@ class EvaluationConfig(BaseModel):
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
     lives: int = Field(20, ge=2, description="Lives per decider, each with its own rng seed.")
+    lives_each: int = Field(
+        1,
+        ge=1,
+        description="So many for every rng seed, which counts with their mean.",
+    )
     steps: int | None = Field(None, ge=1, description="Host epochs per life; the preset's unless given.")
     rent: float = Field(
         TrainingConfig.model_fields["rent"].default,
@@ -52,7 +57,9 @@ def eval_command(args: Sequence[str]) -> None:
         "ppo": {**shared, "decider": "ppo", "checkpoint": checkpoint},
         **{name: {**shared, "decider": name} for name in ("heuristic", "random", "off")},
     }
-    results = run_study(arms, TEST_SEEDS[: config.lives], processes=config.processes)
+    results = run_study(
+        arms, TEST_SEEDS[: config.lives], episodes=config.lives_each, processes=config.processes
+    )
     Console().print(comparison_table(results, config.rent))
 
 
@@ -61,8 +68,8 @@ def comparison_table(results: Mapping[str, Sequence[Cell]], rent: float) -> Tabl
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("decider", "test score", "ppo ahead by", "params", "after rent", "ppo ahead by"):
         table.add_column(heading, justify="left" if heading == "decider" else "right")
-    bare = {arm: [cell.test_score for cell in cells] for arm, cells in results.items()}
-    paid = {arm: [cell.after_rent(rent) for cell in cells] for arm, cells in results.items()}
+    bare = means_by_rng_seed(results, lambda cell: cell.test_score)
+    paid = means_by_rng_seed(results, lambda cell: cell.after_rent(rent))
     for arm, cells in results.items():
         params = sum(cell.params for cell in cells) / len(cells)
         table.add_row(arm, *_standing(bare, arm), f"{params:,.0f}", *_standing(paid, arm))
