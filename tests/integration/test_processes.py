@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from torch.distributed import DistNetworkError
 
 from esper.karn.query import read_rows
 from esper.leyline.errors import DivergedError
@@ -99,6 +100,7 @@ def test_a_run_that_loses_a_process_says_so_and_resumes_in_other_numbers(
     alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "lost" / "run"
+    began = time.monotonic()
     monkeypatch.setenv(MISHAP, "killed")
     with pytest.raises(SystemExit) as stop:
         cli.main([*WORDS, *PAID, "--processes", "3", "--out", str(out)])
@@ -106,7 +108,9 @@ def test_a_run_that_loses_a_process_says_so_and_resumes_in_other_numbers(
     assert stop.value.code == 2
     assert capfd.readouterr().err == "esper: process 1 of 3 was ended by SIGKILL\n"
     assert 1 <= len(rows_without_times(out)["update"]) <= 2
-    lived = [(row.episode, row.env, row.epoch) for row in read_rows(out, EpochRow)]
+    rows = read_rows(out, EpochRow)
+    assert all(0 < row.t < time.monotonic() - began for row in rows), "all processes count the run's own time"
+    lived = [(row.episode, row.env, row.epoch) for row in rows]
     assert len(set(lived)) == len(lived)
     assert set(product((0, 1), range(12), (1, 2))) <= set(lived)
     for processes in (1, 2):
@@ -129,6 +133,29 @@ def test_the_sentence_of_one_worker_is_the_only_one_shown(
     sentence = "the do-nothing twin of environment 4, episode 0 could not be made: for a test"
     assert capfd.readouterr().err == f"esper: {sentence}\n"
     assert not caplog.records, "torchrun's own account"
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [DistNetworkError("Failed to recv, got 0 bytes"), RuntimeError("[gloo] connection closed")],
+)
+def test_a_worker_whose_others_are_gone_says_so(
+    loss: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from esper.scripts import worker  # not above: a worker imports this file before it runs that one
+
+    def lose(*args: object, **options: object) -> None:
+        raise loss
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(worker, "_meet", lambda: None)
+    monkeypatch.setattr(worker, "teach", lose)
+    monkeypatch.setattr(worker.exchange, "rank", lambda: 1)
+    monkeypatch.setattr(
+        sys, "argv", ["worker", str(tmp_path / "config.json"), str(tmp_path / "run"), "start"]
+    )
+    with pytest.raises(worker.LostProcessError, match="another process of the run is gone"):
+        worker.main()
 
 
 # --- processes that do not find one another -------------------------------------------------------

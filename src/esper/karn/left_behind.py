@@ -19,8 +19,8 @@ EVERYTHING: Final[Mapping[str, PartSize]] = MappingProxyType({})
 class LeftBehind(NamedTuple):
     """The journals to be read behind the tables."""
 
-    journals: tuple[Path, ...] = ()
-    sizes: Mapping[str, PartSize] = EVERYTHING
+    journals: tuple[Path, ...]
+    sizes: Mapping[str, PartSize]
     """How far tables count: what is beyond stands in the journals, and whole. Others count to their end."""
 
 

@@ -25,7 +25,7 @@ from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import SCHEMA_VERSION, TABLES
 from esper.leyline.factored_actions import HEAD_NAMES
-from esper.leyline.run_files import PartSize, list_parts
+from esper.leyline.run_files import list_parts
 
 DECISIONS: Final = "decisions"
 """The table of decisions with names in the place of indices."""
@@ -72,8 +72,8 @@ class Tables:
         """``memory`` is in MB; without limits the database takes what the machine has."""
         self._telemetry = telemetry.resolve()
         self._connection = _locked_database(self._telemetry, memory, threads)
-        self._stamps: dict[str, tuple[object, ...]] = {}
-        """Of the JSON lines that were copied, by where the copy stands."""
+        self._stamps: dict[tuple[str, str], tuple[object, ...]] = {}
+        """Of the JSON lines that were copied, by the table and the name of the copy."""
         self._definitions: dict[str, str] = {}
         """The text of every view."""
         self._check_version()
@@ -114,8 +114,7 @@ class Tables:
         for _ in range(LOOKS):
             try:
                 left = left_behind(self._telemetry)
-                parts = _counted(list_parts(self._telemetry / table), left.sizes.get(table))
-                sources = list(self._sources(table, parts, left))
+                sources = list(self._sources(table, list_parts(self._telemetry / table), left))
             except FileNotFoundError:
                 continue  # it has become Parquet
             except OSError as error:
@@ -142,25 +141,25 @@ class Tables:
 
     def _copy(self, table: str, name: str, part: Path, counted: int | None) -> str:
         """The whole lines of a part as a table in memory, up to so many bytes; where it stands."""
-        place = _place(table, name)
         with part.open("rb") as file:
             stamp = (*_stamp(file.fileno()), counted)
-            if self._stamps.get(place) != stamp:
-                self._fill(place, table, part, file.read() if counted is None else file.read(counted))
-                self._stamps[place] = stamp
-        return place
+            if self._stamps.get((table, name)) != stamp:
+                self._fill(table, name, part, file.read() if counted is None else file.read(counted))
+                self._stamps[table, name] = stamp
+        return _place(table, name)
 
     def _copy_journals(self, table: str, journals: Sequence[Path]) -> str:
         """All rows of a table in the journals as a table in memory; where it stands."""
-        place = _place(table, "journals")
+        name = "journals"
         stamp = tuple(_stamp(journal) for journal in journals)
-        if self._stamps.get(place) != stamp:
-            self._fill(place, table, journals[0].parent, lines_of(table, journals))
-            self._stamps[place] = stamp
-        return place
+        if self._stamps.get((table, name)) != stamp:
+            self._fill(table, name, journals[0].parent, lines_of(table, journals))
+            self._stamps[table, name] = stamp
+        return _place(table, name)
 
-    def _fill(self, place: str, table: str, origin: Path, content: bytes) -> None:
-        self._stamps.pop(place, None)
+    def _fill(self, table: str, name: str, origin: Path, content: bytes) -> None:
+        place = _place(table, name)
+        self._stamps.pop((table, name), None)
         self._connection.execute(f"CREATE OR REPLACE TABLE {place} ({_declarations(table)})")
         insertion = (
             f"INSERT INTO {place} SELECT unnest(from_json_strict(line, {_structure(table)}))"
@@ -174,15 +173,11 @@ class Tables:
 
     def _forget_copies(self, table: str, sources: Collection[str]) -> None:
         """Drop the copies of what is Parquet by now, or was cut off."""
-        own = _place(table, "").rstrip('"')
-        for place in [place for place in self._stamps if place.startswith(own) and place not in sources]:
-            self._connection.execute(f"DROP TABLE {place}")
-            del self._stamps[place]
-
-
-def _counted(parts: dict[int, Path], size: PartSize | None) -> dict[int, Path]:
-    """Without the parts that begin beyond what counts."""
-    return {number: path for number, path in parts.items() if size is None or number <= size.part}
+        own = [key for key in self._stamps if key[0] == table]
+        for key in own:
+            if _place(*key) not in sources:
+                self._connection.execute(f"DROP TABLE {_place(*key)}")
+                del self._stamps[key]
 
 
 def _stamp(file: int | Path) -> Stamp:

@@ -71,7 +71,7 @@ class RoundJournal:
         self.close()
         self._path = path
         path.parent.mkdir(exist_ok=True)
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
     def close(self) -> None:
         """Let go of the file; closing twice does nothing."""
