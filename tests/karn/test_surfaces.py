@@ -133,6 +133,9 @@ def test_half_a_round_changes_nothing_of_what_a_killed_training_came_to(run: Pat
     assert growth(killed).points == growth(open_run(run)).points
     assert improvement(killed).points == improvement(open_run(run)).points
     assert conclude(killed).headline == conclude(open_run(run)).headline
+    broken = "One life of round 2 broke down and is not counted."
+    assert broken in conclude(open_run(run)).sentences
+    assert broken in conclude(killed).sentences
     entry = entry_of(killed)
     assert (entry.score, entry.twin, entry.params, entry.progress) == ("34.0", "18.0", "×2.00", "round 2/3")
     listed = overview(killed.path)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from esper.config import TrainingConfig
 from esper.karn.query import read_rows
+from esper.karn.run import open_run
 from esper.leyline import HEAD_NAMES, OP_NAMES, Head
 from esper.leyline.events import (
+    RESTART,
     TABLES,
     TABLES_OF_DETAIL,
     DecisionRow,
@@ -23,6 +27,8 @@ from esper.leyline.events import (
     UpdateRow,
 )
 from esper.teaching import teach
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.tasks import TASKS
 from tests.tolaria.building import tiny_task
 
@@ -58,19 +64,46 @@ def test_every_life_has_its_decisions_epochs_and_end(run: Path) -> None:
         assert found == [(*life, epoch) for life in lives for epoch in range(first, STEPS + first)]
 
 
+def assert_paid_by_its_decisions(run: Path, episode: EpisodeRow) -> None:
+    """A life's return and each of its terms are the sums over its own decisions."""
+    own = "env = ? AND episode = ?"
+    decisions = open_run(run).rows(DecisionRow, own, [episode.env, episode.episode])
+    assert episode.total_reward == pytest.approx(sum(row.reward or 0.0 for row in decisions), abs=1e-5)
+    assert episode.reward_terms is not None
+    for term, amount in episode.reward_terms.items():
+        paid = sum((row.reward_terms or {})[term] or 0.0 for row in decisions)
+        assert amount == pytest.approx(paid, abs=1e-5)
+
+
 def test_a_return_is_what_its_decisions_were_paid_and_a_reward_is_the_sum_of_its_terms(run: Path) -> None:
-    decisions = read_rows(run, DecisionRow)
-    for row in decisions:
+    for row in read_rows(run, DecisionRow):
         assert row.reward_terms is not None
         assert sum(row.reward_terms.values()) == pytest.approx(row.reward, abs=1e-5)  # type: ignore[arg-type]
     episodes = read_rows(run, EpisodeRow)
     for episode in episodes:
-        life = (episode.env, episode.episode)
-        paid = [row.reward for row in decisions if (row.env, row.episode) == life]
-        assert episode.total_reward == pytest.approx(sum(paid), abs=1e-5)  # type: ignore[arg-type]
+        assert_paid_by_its_decisions(run, episode)
     for update in read_rows(run, UpdateRow):
         of_round = [row.total_reward for row in episodes if row.episode == update.round - 1]
         assert update.mean_return == pytest.approx(np.mean(of_round), abs=1e-5)  # type: ignore[arg-type]
+
+
+def test_a_life_that_follows_a_breakdown_is_paid_for_its_own_decisions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = MorphEnv._train
+
+    def fragile(env: MorphEnv) -> EpochTraining:
+        if (env.env, env.episode, env.epoch) in ((1, 0, 2), (1, RESTART, 1)):
+            torch.nn.init.constant_(next(env.model.host.parameters()), math.nan)
+        return train(env)
+
+    monkeypatch.setattr(MorphEnv, "_train", fragile)
+    run = taught(tmp_path / "run", rounds=1, siblings=1)
+    lives = [row for row in read_rows(run, EpisodeRow) if row.env == 1]
+    assert [row.episode for row in lives] == [0, RESTART]
+    for life in lives:
+        assert life.total_reward
+        assert_paid_by_its_decisions(run, life)
 
 
 def test_what_was_chosen_has_the_probability_that_is_written_beside_it(run: Path) -> None:
