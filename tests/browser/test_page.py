@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from esper.karn.figures import FIGURES, Picture
 from esper.karn.questions.lives import LifeKey
 from esper.karn.run import open_run
+from esper.karn.serve.folder import SECONDS_BETWEEN_LOOKS
 from esper.leyline.events import EpochRow
 from esper.nissa.writer import RunWriter
 from tests.browser.conftest import Server
@@ -45,10 +47,11 @@ def live(page, runs: Path, tmp_path: Path) -> Iterator[RunWriter]:
 def move_away(page, run: Path, place: Path) -> None:
     """In one step, so that nobody reads half a run, and when the page asks for nothing of it any more.
 
-    A browser may keep a page that it has left, with requests under way; one that is closed has none.
+    The server looks anew after a while; a page that is opened before that would ask for what is gone.
     """
     page.close()
     run.rename(place / run.name)
+    time.sleep(2 * SECONDS_BETWEEN_LOOKS)
 
 
 def row_of(page, name: str):
