@@ -23,7 +23,7 @@ $(READY): pyproject.toml | $(BIN)/python
 	@touch $@
 
 demo: $(READY) ## grow a host that is too weak for its task, beside its twin that does not grow
-	$(BIN)/esper run --task digits_impaired --decider heuristic --against off --rng-seed 0
+	$(BIN)/esper run --task digits_impaired --controller heuristic --against off --rng-seed 0
 
 test: $(READY) ## the test suite, JOBS processes of one thread each
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore=tests/learning $(ARGS)

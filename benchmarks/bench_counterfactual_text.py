@@ -42,7 +42,7 @@ def bench_all_configurations_of_three_seeds(seed: Blueprint) -> None:
             "8 configurations scored": lambda: measure(model, samples.x, samples.y, SLOTS, NEXT_TOKEN),
         },
         repeats=1,
-        rounds=40,
+        iterations=40,
     )
     title = f"pycode, {seed.name}"
     ratio(title, times, "8 configurations scored", "all-on forward")

@@ -13,22 +13,22 @@ from tests.karn import fake_run, fake_training
 
 MICROSECONDS_PER_STEP = 150.0
 SHARE_OF_TIME_DRAWING = 0.02
-LIVES = 40
-ROUNDS = 5
+EPISODES = 40
+ITERATIONS = 5
 
 
 def _plain_cost(path: Path) -> float:
-    rows = [row for episode in range(LIVES) for row in fake_run.life(episode)]
+    rows = [row for episode in range(EPISODES) for row in fake_run.episode(episode)]
     with path.open("w", encoding="utf-8") as file, LiveView(Console(file=file)) as view:
-        view.emit(fake_run.run_row(episodes=LIVES))
+        view.emit(fake_run.run_row(episodes=EPISODES))
         began = time.process_time()
         for row in rows:
             view.emit(row)
-        return (time.process_time() - began) / (LIVES * fake_run.EPOCHS) * 1e6
+        return (time.process_time() - began) / (EPISODES * fake_run.EPOCHS) * 1e6
 
 
 def bench_plain_lines_cost_at_most_one_percent_of_a_step(tmp_path: Path) -> None:
-    cost = min(_plain_cost(tmp_path / f"{number}.log") for number in range(ROUNDS))
+    cost = min(_plain_cost(tmp_path / f"{number}.log") for number in range(ITERATIONS))
 
     print(f"plain lines: {cost:.0f} µs per step (limit {MICROSECONDS_PER_STEP:.0f})")
     assert cost <= MICROSECONDS_PER_STEP
@@ -37,7 +37,7 @@ def bench_plain_lines_cost_at_most_one_percent_of_a_step(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", ["run", "training"])
 def bench_drawing_takes_at_most_a_fiftieth_of_the_time(tmp_path: Path, kind: str) -> None:
     state = Following()
-    rows = [fake_run.run_row(), *fake_run.life()] if kind == "run" else fake_training.course(100)
+    rows = [fake_run.run_row(), *fake_run.episode()] if kind == "run" else fake_training.course(100)
     for row in rows:
         state.take(row, 0.0)
     with (tmp_path / "screen").open("w", encoding="utf-8") as file:

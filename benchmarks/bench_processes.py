@@ -12,30 +12,30 @@ from esper.karn.query import read_rows
 from esper.leyline.events import UpdateRow
 from esper.tolaria.twin import CACHE_VARIABLE
 
-ENVS, STEPS, ROUNDS = 16, 5, 4
-RUN = f"train --task digits --envs {ENVS} --steps {STEPS} --rounds {ROUNDS} --hidden-dim 64"
-EVALUATION = f"--evaluate-every {ROUNDS} --evaluate-lives 1 --checkpoint-every {ROUNDS}"
+ENVS, STEPS, ITERATIONS = 16, 5, 4
+RUN = f"train --task digits --envs {ENVS} --steps {STEPS} --iterations {ITERATIONS} --hidden-dim 64"
+EVALUATION = f"--evaluate-every {ITERATIONS} --evaluate-episodes 1 --checkpoint-every {ITERATIONS}"
 REPEATS = 2
 LIMIT = 1.7
 
 
 def _seconds(processes: int, directory: Path, cache: Path) -> list[float]:
-    """Wall time of every round but the first, which still warms up, and the last, which also evaluates."""
+    """Wall time of every iteration but the first, which still warms up, and the last, which also evaluates."""
     command = [sys.executable, "-c", "from esper.scripts.cli import main; main()", *RUN.split()]
     command += [*EVALUATION.split(), "--processes", str(processes), "--out", str(directory)]
     environment = {**os.environ, CACHE_VARIABLE: str(cache), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-    rounds = [row.seconds for row in read_rows(directory, UpdateRow)]
-    assert len(rounds) == ROUNDS
-    return rounds[1:-1]
+    iterations = [row.seconds for row in read_rows(directory, UpdateRow)]
+    assert len(iterations) == ITERATIONS
+    return iterations[1:-1]
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two processes need two cores")
 def bench_two_processes_do_at_least_1_7_times_the_work_of_one(tmp_path: Path) -> None:
     """Environment-steps per second by the wall clock: this one needs a quiet machine with two free cores.
 
-    Twins come from a cache that a run beforehand has filled, and rounds are timed by the run itself, so
-    starting up counts for neither. Both do the same rounds, of which each counts at its fastest.
+    Twins come from a cache that a run beforehand has filled, and iterations are timed by the run itself, so
+    starting up counts for neither. Both do the same iterations, of which each counts at its fastest.
     """
     cache = tmp_path / "cache"
     _seconds(2, tmp_path / "first", cache)
@@ -47,7 +47,7 @@ def bench_two_processes_do_at_least_1_7_times_the_work_of_one(tmp_path: Path) ->
     rates = {}
     for processes in (1, 2):
         fastest = map(min, *(runs[processes, number] for number in range(REPEATS)))
-        rates[processes] = ENVS * STEPS * (ROUNDS - 2) / sum(fastest)
+        rates[processes] = ENVS * STEPS * (ITERATIONS - 2) / sum(fastest)
 
     gain = rates[2] / rates[1]
     figure(

@@ -17,7 +17,7 @@ ROWS = 1_000_000
 ROWS_PER_FLUSH = 1_000
 SECONDS = 1.0
 """Of processor time on one thread, imports included; an idle machine takes no longer."""
-ROUNDS = 5
+ITERATIONS = 5
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _seconds(run: Path, query: str) -> tuple[float, float]:
     """Processor and wall seconds of the whole command, the least of some."""
     costs = []
-    for _ in range(ROUNDS):
+    for _ in range(ITERATIONS):
         began, before = time.perf_counter(), os.times()
         words = [sys.executable, "-c", "from esper.scripts.cli import main; main()", "sql", str(run), query]
         subprocess.run(words, stdout=subprocess.DEVNULL, check=True)

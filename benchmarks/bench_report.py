@@ -15,7 +15,7 @@ from esper.leyline.events import EpochRow, Row
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 
-ROUNDS, ENVS = 200, 32
+ITERATIONS, ENVS = 200, 32
 CONFIGURATIONS = 14
 """Counterfactual rows of an epoch."""
 SECONDS = 20.0
@@ -33,8 +33,8 @@ print(json.dumps({"seconds": time.perf_counter() - began, "cpu": used.ru_utime +
 """
 
 
-def _life(number: int, env: int) -> Iterator[Row]:
-    for row in fake_run.life(number):
+def _episode(number: int, env: int) -> Iterator[Row]:
+    for row in fake_run.episode(number):
         yield msgspec.structs.replace(row, env=env)
         if isinstance(row, EpochRow):
             for index in range(CONFIGURATIONS):
@@ -46,10 +46,12 @@ def _life(number: int, env: int) -> Iterator[Row]:
 def _write(directory: Path) -> int:
     written = 0
     with RunWriter(directory) as writer:
-        writer.emit(msgspec.structs.replace(fake_run.run_row("long", "ppo", rounds=ROUNDS), envs=ENVS))
-        for number in range(ROUNDS):
+        writer.emit(
+            msgspec.structs.replace(fake_run.run_row("long", "ppo", iterations=ITERATIONS), envs=ENVS)
+        )
+        for number in range(ITERATIONS):
             for env in range(ENVS):
-                for row in _life(number, env):
+                for row in _episode(number, env):
                     writer.emit(row)
                     written += 1
             writer.emit(fake_run.update_row(number + 1))

@@ -36,7 +36,7 @@ def pass_flops(policy: FactoredRecurrentActorCritic) -> int:
 
 
 def rollout(policy: FactoredRecurrentActorCritic, starts: torch.Tensor) -> TamiyoRolloutBuffer:
-    """Decisions on random tables, paid at random; a life begins at each of ``starts`` ``[env, step]``."""
+    """Decisions on random tables, paid at random; an episode begins at each of ``starts`` ``[env, step]``."""
     played = play(policy, starts)
     buffer = TamiyoRolloutBuffer(
         NUM_ENVS, NUM_STEPS, policy.shape.state_dim, policy.num_slots, policy.shape.hidden_dim
@@ -61,8 +61,8 @@ def bench_a_pass_reaches_two_fifths_of_the_rate_of_a_matrix_product() -> None:
     broken = whole.clone()
     broken[range(NUM_ENVS), 8 + 8 * torch.arange(NUM_ENVS)] = True
     # At a rate of zero every update meets the same network, and none is ended early.
-    agent = PPOAgent(policy, PPOSettings(passes=1, learning_rate=0.0))
-    rollouts = {"whole lives": rollout(policy, whole), "a breakdown in each": rollout(policy, broken)}
+    agent = PPOAgent(policy, PPOSettings(update_epochs=1, learning_rate=0.0))
+    rollouts = {"whole episodes": rollout(policy, whole), "a breakdown in each": rollout(policy, broken)}
     left, right, product = (torch.randn(GEMM_SIZE, GEMM_SIZE) for _ in range(3))
 
     times = cpu_times(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.living import NUM_ENVS, Lives, Stopwatch
+from benchmarks.living import NUM_ENVS, Episodes, Stopwatch
 from benchmarks.measuring import figure
 from esper.leyline.events import Row
 from esper.nissa.writer import RunWriter
@@ -13,15 +13,15 @@ from tests.karn import fake_run
 
 MICROSECONDS_PER_ROW = 10.0
 SHARE_OF_A_STEP = 0.01
-LIVES = 40
-ROUNDS = 5
+EPISODES = 40
+ITERATIONS = 5
 DECISIONS = 100_000
 """Ten parts of them become Parquet."""
 DECISIONS_PER_FLUSH = 800
 
 
 def _rows() -> list[Row]:
-    return [row for episode in range(LIVES) for row in fake_run.life(episode)]
+    return [row for episode in range(EPISODES) for row in fake_run.episode(episode)]
 
 
 def _cost(directory: Path) -> float:
@@ -36,7 +36,7 @@ def _cost(directory: Path) -> float:
 
 
 def bench_a_row_costs_at_most_ten_microseconds(tmp_path: Path) -> None:
-    cost = min(_cost(tmp_path / str(number)) for number in range(ROUNDS))
+    cost = min(_cost(tmp_path / str(number)) for number in range(ITERATIONS))
 
     print(f"writer: {cost:.1f} µs per row, flushes included (limit {MICROSECONDS_PER_ROW:.0f})")
     assert cost <= MICROSECONDS_PER_ROW
@@ -56,7 +56,7 @@ def _cost_of_decisions(directory: Path) -> float:
 
 
 def bench_a_decision_costs_at_most_ten_microseconds_with_its_conversion_to_parquet(tmp_path: Path) -> None:
-    cost = min(_cost_of_decisions(tmp_path / str(number)) for number in range(ROUNDS))
+    cost = min(_cost_of_decisions(tmp_path / str(number)) for number in range(ITERATIONS))
 
     print(f"decisions: {cost:.1f} µs per row, Parquet included (limit {MICROSECONDS_PER_ROW:.0f})")
     assert cost <= MICROSECONDS_PER_ROW
@@ -65,13 +65,13 @@ def bench_a_decision_costs_at_most_ten_microseconds_with_its_conversion_to_parqu
 def bench_the_writer_takes_at_most_one_percent_of_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round of 16 hosts on digits under an untrained policy, every row in a journal and in its table."""
-    lives, watch = Lives.prepare(monkeypatch), Stopwatch()
-    total = lives.live(tmp_path / "run", watch)
+    """An iteration of 16 hosts on digits under an untrained policy, every row in a journal and in its table."""
+    episodes, watch = Episodes.prepare(monkeypatch), Stopwatch()
+    total = episodes.live(tmp_path / "run", watch)
     share = watch.seconds["writer"] / total
 
     figure(
-        f"writer in a round of {NUM_ENVS} hosts on digits",
-        f"{share:.2%} of {1000 * total / lives.horizon:.0f} ms a step (limit {SHARE_OF_A_STEP:.0%})",
+        f"writer in an iteration of {NUM_ENVS} hosts on digits",
+        f"{share:.2%} of {1000 * total / episodes.horizon:.0f} ms a step (limit {SHARE_OF_A_STEP:.0%})",
     )
     assert share <= SHARE_OF_A_STEP

@@ -1,4 +1,4 @@
-"""Lives of sixteen hosts on digits under an untrained policy, every row written: what a step costs."""
+"""Episodes of sixteen hosts on digits under an untrained policy, every row written: what a step costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from esper.nissa.journal import RoundJournal
+from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training import growth
@@ -42,7 +42,7 @@ class Stopwatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Lives:
+class Episodes:
     """One rollout, before it is lived; twins are known beforehand."""
 
     env: growth.GrowthEnv
@@ -51,7 +51,7 @@ class Lives:
     horizon: int
 
     @classmethod
-    def prepare(cls, patch: pytest.MonkeyPatch) -> Lives:
+    def prepare(cls, patch: pytest.MonkeyPatch) -> Episodes:
         task = task_named("digits")
         shape = PolicyShape(BASE_SIZE + SLOT_SIZE * task.num_slots, task.num_slots)
         env = growth.GrowthEnv(task, rng_seed=0, env_indices=range(NUM_ENVS))
@@ -62,19 +62,19 @@ class Lives:
         )
 
     def live(self, directory: Path, watch: Stopwatch) -> float:
-        """One round as a training lives and writes it, in full; its CPU seconds.
+        """One iteration as a training episodes and writes it, in full; its CPU seconds.
 
         ``watch`` is told of what it takes to complete the rows and of writing them, to journals and tables.
         """
         completed, recorders = watch.wrap("rows", complete), self.env.recorders
         with RunWriter(directory, resumable=True) as writer:
-            take = watch.wrap("writer", RoundJournal(directory, "full", writer.began).take)
+            take = watch.wrap("writer", IterationJournal(directory, "full", writer.began).take)
 
             def settle() -> None:
-                take(1, 0, completed(recorders, self.buffer, self.env.books.ledgers, self.policy.sizes))
+                take(1, 0, completed(recorders, self.buffer, self.env.reward_log.ledgers, self.policy.sizes))
 
             def write() -> None:
-                with writer.adding_round(1):
+                with writer.adding_iteration(1):
                     for recorder in recorders:
                         for row in recorder.rows:
                             writer.emit(row)

@@ -6,20 +6,20 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-ROUNDS = 10
+ITERATIONS = 10
 
 
 def cpu_times(
-    calls: Mapping[str, Callable[[], object]], *, repeats: int, rounds: int = ROUNDS
+    calls: Mapping[str, Callable[[], object]], *, repeats: int, iterations: int = ITERATIONS
 ) -> dict[str, float]:
-    """Milliseconds per call of each alternative, the least of ``rounds`` of ``repeats`` calls.
+    """Milliseconds per call of each alternative, the least of ``iterations`` of ``repeats`` calls.
 
-    Every round runs all alternatives, so that whatever slows the machine down slows all of them.
+    Every iteration runs all alternatives, so that whatever slows the machine down slows all of them.
     """
     best = dict.fromkeys(calls, float("inf"))
     for call in calls.values():
         call()
-    for _ in range(rounds):
+    for _ in range(iterations):
         for name, call in calls.items():
             began = time.process_time()
             for _ in range(repeats):

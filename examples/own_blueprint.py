@@ -60,8 +60,8 @@ def main() -> None:
         check_blueprint("cross", topology="feature_map", width=width)
     check_blueprint("remember", topology="tokens", width=32)
     common = {"task": "digits_impaired", "rng_seed": 0}
-    off = run_cell("off", run_config(decider="off", **common))
-    grown = run_cell("cross", run_config(decider="periodic", plan=PLAN, **common))
+    off = run_cell("off", run_config(controller="off", **common))
+    grown = run_cell("cross", run_config(controller="periodic", plan=PLAN, **common))
     for cell in (off, grown):
         print(f"{cell.arm:<6} test {cell.test_score:5.1f}  parameters {cell.params:>5,}")
 

@@ -21,8 +21,8 @@ from esper.tolaria.actuator import Outcome, advance, apply_action, settle, tick
 from esper.tolaria.counterfactual import measure
 from esper.tolaria.data import BatchCursor, Samples
 from esper.tolaria.epoch import BatchFacts, train_batch
-from esper.tolaria.judgement import record_training, record_worth
 from esper.tolaria.objective import CLASSIFICATION
+from esper.tolaria.slot_measurements import record_training, record_worth
 from esper.tolaria.tasks.digits import load_digits
 
 EPOCHS, BATCHES, BATCH_SIZE = 14, 16, 64

@@ -1,4 +1,4 @@
-"""Make docs/images/lanes.svg: what a report shows of one life, from a real run.
+"""Make docs/images/lanes.svg: what a report shows of one episode, from a real run.
 
 python tools/make_lanes.py                 run `esper run --task digits_impaired` and draw it
 python tools/make_lanes.py RUN_DIRECTORY   draw a run that is there already
@@ -40,7 +40,7 @@ def main() -> None:
         )
         picture = lanes.answer(open_run(directory))
     if picture is None:
-        parser.error(f"'{directory}' holds no life to draw")
+        parser.error(f"'{directory}' holds no episode to draw")
     PICTURE.write_text(on_paper(standalone(picture)), encoding="utf-8")
     print(f"{PICTURE.name}: {PICTURE.stat().st_size} bytes")
 

@@ -77,7 +77,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         directory = given or Path(scratch) / "run"
         if given is None:
-            torch.set_num_threads(1)  # as the command does; another number of threads rounds differently
+            torch.set_num_threads(1)  # as the command does; another number of threads iterations differently
             run_arm(run_config(task="digits_impaired"), "heuristic", directory)
         picture = last_screen(directory)
     PICTURE.parent.mkdir(parents=True, exist_ok=True)

@@ -24,13 +24,13 @@ def three(seed: str, *steps: int) -> str:
 
 
 def periodic(plan: str, **settings: object) -> dict[str, object]:
-    return {"decider": "periodic", "plan": plan, **settings}
+    return {"controller": "periodic", "plan": plan, **settings}
 
 
 HEAVY = three("conv_heavy/fast", 0, 1, 2)
 ARMS: dict[str, dict[str, object]] = {
-    "off": {"decider": "off"},
-    "random": {"decider": "random"},
+    "off": {"controller": "off"},
+    "random": {"controller": "random"},
     "periodic: 3 heavy, steps 0-2": periodic(HEAVY),
     "periodic: 3 heavy, standard tempo": periodic(three("conv_heavy", 0, 1, 2)),
     "periodic: 3 heavy, steps 0, 4, 8": periodic(three("conv_heavy/fast", 0, 4, 8)),
@@ -41,9 +41,9 @@ ARMS: dict[str, dict[str, object]] = {
     "periodic: 3 norm, steps 0-2": periodic(three("norm/fast", 0, 1, 2)),
     "periodic: 1 heavy in r0c1, step 0": periodic("conv_heavy/fast@r0c1:0"),
     "periodic: all blueprints in turn, every 3 steps": periodic("every:3"),
-    "heuristic": {"decider": "heuristic"},
-    "heuristic, no incubation": {"decider": "heuristic", "incubation_epochs": 0},
-    "heuristic, straight-through": {"decider": "heuristic", "incubation": "straight_through"},
+    "heuristic": {"controller": "heuristic"},
+    "heuristic, no incubation": {"controller": "heuristic", "incubation_epochs": 0},
+    "heuristic, straight-through": {"controller": "heuristic", "incubation": "straight_through"},
     "3 heavy, no incubation": periodic(HEAVY, incubation_epochs=0),
     "3 heavy, straight-through": periodic(HEAVY, incubation="straight_through"),
 }

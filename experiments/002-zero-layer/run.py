@@ -78,10 +78,10 @@ for name, build in {"conv_heavy": heavy, "conv_light": light}.items():
 def three(blueprint: str) -> dict[str, object]:
     """The same seed in all three slots, at steps 0 to 2."""
     plan = ",".join(f"{blueprint}/fast@r0c{slot}:{slot}" for slot in range(3))
-    return {"decider": "periodic", "plan": plan}
+    return {"controller": "periodic", "plan": plan}
 
 
-ARMS: dict[str, dict[str, object]] = {"off": {"decider": "off"}}
+ARMS: dict[str, dict[str, object]] = {"off": {"controller": "off"}}
 for name in TWO_LAYERS:
     ARMS[f"3 {name}, branches that cancel"] = three(name)
     ARMS[f"3 {name}, last layer at zero"] = three(f"{name}_layer")

@@ -15,7 +15,7 @@ from torch import nn
 
 from esper.karn.statistics import estimate
 from esper.kasmina.hosts import Host
-from esper.leyline import DecisionMaker
+from esper.leyline import Controller
 from esper.tamiyo import OffController, PeriodicController, parse_plan
 from esper.tolaria.episode import run_episode
 from esper.tolaria.seeding import TRAINING_SEEDS
@@ -70,16 +70,16 @@ class Restarted(TaskSpec):
         return host
 
 
-def life(task: TaskSpec, rng_seed: int, grow: bool) -> tuple[float, float]:
-    """The test score of one life, and the share of its host's channels that were dead at the start."""
+def episode(task: TaskSpec, rng_seed: int, grow: bool) -> tuple[float, float]:
+    """The test score of one episode, and the share of its host's channels that were dead at the start."""
     vector = SerialVector(task, rng_seed=rng_seed)
     vector.reset()
     dead = dead_share(vector)
     space = vector.action_space
-    decider: DecisionMaker = (
+    controller: Controller = (
         PeriodicController(space, parse_plan(PLAN, space)) if grow else OffController(space)
     )
-    (report,) = run_episode(vector, decider)
+    (report,) = run_episode(vector, controller)
     return report.test_score, dead
 
 
@@ -100,17 +100,17 @@ def main() -> None:
     preset = task_named("digits_impaired")
     settings = {field.name: getattr(preset, field.name) for field in fields(preset)}
     lines = [
-        f"| initial values | seeds | test score | lives below {STUCK_BELOW:.0f} | dead at the start |",
+        f"| initial values | seeds | test score | episodes below {STUCK_BELOW:.0f} | dead at the start |",
         "|---|---|---|---|---|",
     ]
     for name, start in STARTS.items():
         for grow in (False, True):
-            lives = [life(Restarted(**settings, start=start), rng_seed, grow) for rng_seed in RNG_SEEDS]
-            scores = [score for score, _ in lives]
+            episodes = [episode(Restarted(**settings, start=start), rng_seed, grow) for rng_seed in RNG_SEEDS]
+            scores = [score for score, _ in episodes]
             stuck = sum(score < STUCK_BELOW for score in scores)
-            dead = sum(dead for _, dead in lives) / len(lives)
+            dead = sum(dead for _, dead in episodes) / len(episodes)
             seeds = "3 heavy, steps 0-2" if grow else "none"
-            row = (name, seeds, str(estimate(scores)), f"{stuck} of {len(lives)}", f"{100 * dead:.0f} %")
+            row = (name, seeds, str(estimate(scores)), f"{stuck} of {len(episodes)}", f"{100 * dead:.0f} %")
             lines.append(f"| {' | '.join(row)} |")
             print(lines[-1], [round(score) for score in scores], flush=True)
     (HERE / "table.md").write_text("\n".join(lines) + "\n")

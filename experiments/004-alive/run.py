@@ -1,4 +1,4 @@
-"""Are seeds alive at the second backward under the settings that lives are really trained with?
+"""Are seeds alive at the second backward under the settings that episodes are really trained with?
 
 The contract matrix asks for it on hosts and data of its own, with a mean loss and SGD 0.1 with
 momentum. Here everything is the task's: its host and data, mean loss, SGD 0.05 with momentum. A margin
@@ -67,7 +67,7 @@ def main() -> None:
         how = "incubating" if incubated else "blended"
         row = (task, how, spec.name, BLEND_IDS[style], f"{min(margins):.2g}", f"{dead} of {len(margins)}")
         lines.append(f"| {' | '.join(row)} |")
-    table = "\n".join(lines) + f"\n\n{below} of {len(lines) - 2} cells have a life below the bound.\n"
+    table = "\n".join(lines) + f"\n\n{below} of {len(lines) - 2} cells have an episode below the bound.\n"
     (HERE / "table.md").write_text(table)
     print(table)
 

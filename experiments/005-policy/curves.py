@@ -1,4 +1,4 @@
-"""Every training over its rounds, as a picture: what its policy reached, and how undecided it still was."""
+"""Every training over its iterations, as a picture: what its policy reached, and how undecided it still was."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ DASHES = {"blueprint": "", "tempo": "5 3"}
 
 @dataclass(frozen=True)
 class Panel:
-    """A diagram over rounds; ``top`` and ``height`` are pixels of the picture."""
+    """A diagram over iterations; ``top`` and ``height`` are pixels of the picture."""
 
     title: str
     top: int
     height: int
-    last_round: int
+    last_iteration: int
     highest: float
     ticks: Sequence[float]
 
     def x(self, number: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * number / self.last_round
+        return LEFT + (WIDTH - LEFT - RIGHT) * number / self.last_iteration
 
     def y(self, value: float) -> float:
         return self.top + self.height * (1 - value / self.highest)
@@ -36,8 +36,8 @@ class Panel:
         parts = [f'<text x="{LEFT}" y="{self.top - 10}" font-weight="bold">{self.title}</text>']
         for tick in self.ticks:
             parts += [self.level(tick, "#e3e3e3"), _text(LEFT - 8, self.y(tick) + 4, f"{tick:g}", "end")]
-        rounds = range(0, self.last_round + 1, 10)
-        return parts + [_text(self.x(n), self.top + self.height + 18, str(n), "middle") for n in rounds]
+        iterations = range(0, self.last_iteration + 1, 10)
+        return parts + [_text(self.x(n), self.top + self.height + 18, str(n), "middle") for n in iterations]
 
     def level(self, value: float, colour: str, dash: str = "") -> str:
         return (
@@ -55,9 +55,14 @@ class Panel:
 
 def draw_curves(trainings: dict[str, dict[str, Any]], results: dict[str, list[Cell]]) -> str:
     """Evaluation score with the heuristic's and the bare host's as lines; below it two heads' entropy."""
-    last = max(len(training["rounds"]) for training in trainings.values())
+    last = max(len(training["iterations"]) for training in trainings.values())
     score = Panel(
-        "Validation score of argmax lives on the selection rng seeds", 36, 260, last, 100, range(0, 101, 20)
+        "Validation score of argmax episodes on the selection rng seeds",
+        36,
+        260,
+        last,
+        100,
+        range(0, 101, 20),
     )
     entropy = Panel("Entropy of two heads where they had a choice", 364, 120, last, 1, (0, 0.5, 1))
     parts = [
@@ -65,19 +70,21 @@ def draw_curves(trainings: dict[str, dict[str, Any]], results: dict[str, list[Ce
         ' font-size="12"><rect width="100%" height="100%" fill="white"/>',
         *score.frame(),
         *entropy.frame(),
-        _text(entropy.x(last / 2), 524, "round of 16 lives", "middle"),
+        _text(entropy.x(last / 2), 524, "iteration of 16 episodes", "middle"),
     ]
     for control in ("heuristic", "off"):
         level = sum(cell.val_score for cell in results[control]) / len(results[control])
         parts.append(score.level(level, GREY, "1 3"))
         parts.append(_text(WIDTH - RIGHT + 6, score.y(level) + 4, f"{control}, test rng seeds", colour=GREY))
     for row, ((arm, training), colour) in enumerate(zip(trainings.items(), COLOURS, strict=False)):
-        rounds = training["rounds"]
-        evaluated = [(r["round"], r["evaluation_score"]) for r in rounds if r["evaluation_score"] is not None]
+        iterations = training["iterations"]
+        evaluated = [
+            (r["iteration"], r["evaluation_score"]) for r in iterations if r["evaluation_score"] is not None
+        ]
         parts.append(score.line(evaluated, colour))
         parts.append(_text(WIDTH - RIGHT + 6, 150 + 18 * row, f"training with {arm}", colour=colour))
         for head, dash in DASHES.items():
-            found = [(r["round"], r["head_entropy"][HEAD_NAMES.index(head)]) for r in rounds]
+            found = [(r["iteration"], r["head_entropy"][HEAD_NAMES.index(head)]) for r in iterations]
             parts.append(entropy.line([point for point in found if point[1] is not None], colour, dash))
     for row, (head, dash) in enumerate(DASHES.items()):
         y = entropy.top + 40 + 18 * row

@@ -1,16 +1,16 @@
-"""Does the learned policy beat random and the heuristic on lives it has never seen?
+"""Does the learned policy beat random and the heuristic on episodes it has never seen?
 
 Three trainings on digits_impaired, rng seeds 0 to 2. Each is judged by the policy that did best on the
 selection rng seeds: argmax, test split, 20 rng seeds that neither training nor selection nor an earlier
-judgement has met. Two lives under one plan may end thirty points apart, so every rng seed leads ten lives,
+slot_measurements has met. Two episodes under one plan may end thirty points apart, so every rng seed leads ten episodes,
 and its score is their mean: intervals are over 20 independent means. Beside the policies stand the controls
 and the fixed plans that did best in experiments/008-plans, bare and after rent.
 
 Run with ``.venv/bin/python experiments/005-policy/run.py`` (an hour and three quarters on two cores, two
 fifths of it for judging), or with ``judge`` to judge the trainings that are there. Trainings go to runs/
 below this folder and are resumed when the script is started again. It rewrites trainings.json, results.json,
-table.md, first-lives.md (one life for each rng seed), courses.md and curves.svg. The files earlier-*.md are
-from judging the same policies on other rng seeds, one life each (commit 8b27b50).
+table.md, first-episodes.md (one episode for each rng seed), courses.md and curves.svg. The files earlier-*.md are
+from judging the same policies on other rng seeds, one episode each (commit 8b27b50).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PRESET = "study"
 RNG_SEEDS = (0, 1, 2)
 UNSEEN = TEST_SEEDS[100:120]
 """Earlier judgements used the first hundred."""
-LIVES_EACH = 10
+EPISODES_EACH = 10
 RENT = training_config(PRESET, {}, {}).rent
 PLANS = {
     "3 heavy in 0 1 2": "conv_heavy/fast@r0c0:0,conv_heavy/fast@r0c1:1,conv_heavy/fast@r0c2:2",
@@ -47,7 +47,7 @@ PLANS = {
 }
 CONTROLS = ("off", "random", "heuristic")
 KEPT = (
-    "round",
+    "iteration",
     "mean_return",
     "val_score",
     "explained_variance",
@@ -92,27 +92,27 @@ def train_all(trainings: Trainings, kept: Path) -> None:
         before = trainings.get(arm_of(rng_seed), {}).get("cpu_minutes", 0.0)
         minutes = before + train(rng_seed)
         rows = read_rows(folder(rng_seed), UpdateRow)
-        rounds = [{name: getattr(row, name) for name in KEPT} for row in rows]
-        trainings[arm_of(rng_seed)] = {"cpu_minutes": minutes, "rounds": rounds}
+        iterations = [{name: getattr(row, name) for name in KEPT} for row in rows]
+        trainings[arm_of(rng_seed)] = {"cpu_minutes": minutes, "iterations": iterations}
         kept.write_text(json.dumps(trainings) + "\n")
 
 
 def judge(trainings: Trainings) -> dict[str, list[Cell]]:
     """Every control, every plan and every best policy on the same unseen rng seeds."""
-    arms: dict[str, dict[str, object]] = {name: {"decider": name} for name in CONTROLS}
-    arms |= {name: {"decider": "periodic", "plan": plan} for name, plan in PLANS.items()}
+    arms: dict[str, dict[str, object]] = {name: {"controller": name} for name in CONTROLS}
+    arms |= {name: {"controller": "periodic", "plan": plan} for name, plan in PLANS.items()}
     for rng_seed in RNG_SEEDS:
         if arm_of(rng_seed) in trainings:
             policy = folder(rng_seed) / "best"
-            arms[f"policy, {arm_of(rng_seed)}"] = {"decider": "ppo", "checkpoint": policy}
+            arms[f"policy, {arm_of(rng_seed)}"] = {"controller": "ppo", "checkpoint": policy}
     settings = {arm: {"task": TASK, **own} for arm, own in arms.items()}
-    return run_study(settings, UNSEEN, episodes=LIVES_EACH)
+    return run_study(settings, UNSEEN, episodes=EPISODES_EACH)
 
 
 def table(results: dict[str, list[Cell]]) -> str:
     """Test scores with paired leads, bare and after rent; ± is the 95 % interval over rng seeds."""
     lines = [
-        "| decider | test score | above random | above heuristic | parameters"
+        "| controller | test score | above random | above heuristic | parameters"
         " | after rent | after rent, above heuristic |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -139,7 +139,7 @@ def table(results: dict[str, list[Cell]]) -> str:
 def courses(trainings: Trainings) -> str:
     """What the trainings looked like."""
     lines = [
-        "| training | CPU minutes | best round | explained variance, last 5 rounds"
+        "| training | CPU minutes | best iteration | explained variance, last 5 iterations"
         " | least blueprint entropy before the last fifth | least tempo entropy before the last fifth |",
         "|---|---|---|---|---|---|",
     ]
@@ -148,11 +148,11 @@ def courses(trainings: Trainings) -> str:
 
 
 def _course(training: dict[str, Any]) -> list[str]:
-    rounds = training["rounds"]
-    evaluated = [row for row in rounds if row["evaluation_return"] is not None]
+    iterations = training["iterations"]
+    evaluated = [row for row in iterations if row["evaluation_return"] is not None]
     best = max(evaluated, key=lambda row: row["evaluation_return"])
-    explained = [row["explained_variance"] for row in rounds[-5:]]
-    before_last_fifth = rounds[: len(rounds) * 4 // 5]
+    explained = [row["explained_variance"] for row in iterations[-5:]]
+    before_last_fifth = iterations[: len(iterations) * 4 // 5]
 
     def least(head: str) -> str:
         found = [row["head_entropy"][HEAD_NAMES.index(head)] for row in before_last_fifth]
@@ -160,7 +160,7 @@ def _course(training: dict[str, Any]) -> list[str]:
 
     return [
         f"{training['cpu_minutes']:.0f}",
-        str(best["round"]),
+        str(best["iteration"]),
         f"{sum(explained) / len(explained):.2f}",
         least("blueprint"),
         least("tempo"),
@@ -177,7 +177,7 @@ def main() -> None:
     (HERE / "results.json").write_text(json.dumps(cells) + "\n")
     (HERE / "table.md").write_text(table(results))
     first = {arm: [cell for cell in cells if cell.episode == 0] for arm, cells in results.items()}
-    (HERE / "first-lives.md").write_text(table(first))
+    (HERE / "first-episodes.md").write_text(table(first))
     (HERE / "courses.md").write_text(courses(trainings))
     (HERE / "curves.svg").write_text(draw_curves(trainings, results))
     print(table(results), courses(trainings), sep="\n")

@@ -1,7 +1,7 @@
 """What of the learner is needed where the optimum is known? Every oracle, every variant, three rng seeds.
 
 A share is how much of the way from chance to the optimum a policy covers in environments it has not
-met: 100 is the optimum. All variants have the default hyper-parameters and the same number of rounds.
+met: 100 is the optimum. All variants have the default hyper-parameters and the same number of iterations.
 
 Run with ``.venv/bin/python experiments/006-sandboxes/run.py`` (about twenty minutes on two cores); name
 variants to run only those. It rewrites results.json and table.md beside this file.
@@ -30,7 +30,7 @@ from esper.tamiyo.networks.factored_lstm import PolicyShape
 
 HERE = Path(__file__).parent
 RNG_SEEDS = range(3)
-ROUNDS: dict[OracleClass, int] = {
+ITERATIONS: dict[OracleClass, int] = {
     Bandit: 40,
     Schedule: 60,
     Memory: 100,
@@ -56,7 +56,7 @@ class Variant:
     """A network, and what is done to the learner while it is trained."""
 
     shape: PolicyShape
-    oracles: tuple[OracleClass, ...] = tuple(ROUNDS)
+    oracles: tuple[OracleClass, ...] = tuple(ITERATIONS)
     patched: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
 
 
@@ -84,12 +84,12 @@ def share(variant: str, oracle: OracleClass, rng_seed: int) -> float:
     """One training; needs a process of its own, since it may patch the learner."""
     torch.set_num_threads(1)
     with VARIANTS[variant].patched():
-        return train_on(oracle, rng_seed, ROUNDS[oracle], shape=VARIANTS[variant].shape).share
+        return train_on(oracle, rng_seed, ITERATIONS[oracle], shape=VARIANTS[variant].shape).share
 
 
 def table(results: dict[str, dict[str, list[float]]]) -> str:
     """Mean share and, in brackets, the worst of the three."""
-    names = [oracle.__name__ for oracle in ROUNDS]
+    names = [oracle.__name__ for oracle in ITERATIONS]
     lines = [f"| variant | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for variant, shares in results.items():
         cells = [

@@ -1,7 +1,7 @@
 """What changes for the learner with the number of slots? 1, 3 and 8 of them, the same settings.
 
 Three kinds of numbers: how far the slot head's entropy falls when one slot is preferred a little, how
-often a slot is tried in a round, and what a short training does to the entropy.
+often a slot is tried in an iteration, and what a short training does to the entropy.
 
 Run with ``.venv/bin/python experiments/007-slots/run.py`` (about three minutes on one core); it rewrites
 table.md beside this file.
@@ -15,7 +15,7 @@ import torch
 
 from esper.config import TrainingConfig
 from esper.leyline import Head, Op
-from esper.simic.training.vectorized import RoundSummary, Trainer
+from esper.simic.training.vectorized import IterationSummary, Trainer
 from esper.tamiyo.policy.distributions import MaskedCategorical
 from esper.teaching import settings_of, task_of
 
@@ -24,7 +24,7 @@ COUNTS = (1, 3, 8)
 RNG_SEEDS = range(3)
 PREFERENCE = 1.0
 """Logit by which one slot is ahead of the others: probabilities of e to 1."""
-SETTINGS = {"envs": 8, "rounds": 6, "steps": 8, "evaluate_every": 6, "evaluate_lives": 1}
+SETTINGS = {"envs": 8, "iterations": 6, "steps": 8, "evaluate_every": 6, "evaluate_episodes": 1}
 
 
 def entropy_of_preference(count: int) -> float:
@@ -34,13 +34,13 @@ def entropy_of_preference(count: int) -> float:
     return MaskedCategorical(logits, torch.ones(1, count, dtype=torch.bool)).entropy().item()
 
 
-def train(count: int, rng_seed: int) -> tuple[list[RoundSummary], float]:
-    """The rounds of a short training, and how often one slot was germinated in its first round."""
+def train(count: int, rng_seed: int) -> tuple[list[IterationSummary], float]:
+    """The iterations of a short training, and how often one slot was germinated in its first iteration."""
     config = TrainingConfig(slots=count, rng_seed=rng_seed, **SETTINGS)
     trainer = Trainer(task_of(config), settings_of(config))
-    rounds = [trainer.run_round() for _ in range(config.rounds)]
+    iterations = [trainer.run_iteration() for _ in range(config.iterations)]
     decisions = config.envs * trainer.task.horizon
-    return rounds, decisions * rounds[0].op_shares[Op.GERMINATE] / count
+    return iterations, decisions * iterations[0].op_shares[Op.GERMINATE] / count
 
 
 def mean(values: list[float | None]) -> str:
@@ -51,13 +51,13 @@ def mean(values: list[float | None]) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     lines = [
-        "| slots | entropy, all slots alike | one ahead by 1 | after 6 rounds | gradient norm, slot head"
-        " | germinations per slot in the first round |",
+        "| slots | entropy, all slots alike | one ahead by 1 | after 6 iterations | gradient norm, slot head"
+        " | germinations per slot in the first iteration |",
         "|---|---|---|---|---|---|",
     ]
     for count in COUNTS:
         trainings = [train(count, rng_seed) for rng_seed in RNG_SEEDS]
-        runs = [[summary.metrics for summary in rounds] for rounds, _ in trainings]
+        runs = [[summary.metrics for summary in iterations] for iterations, _ in trainings]
         lines.append(
             f"| {count} | {mean([run[0].head_entropy[Head.SLOT] for run in runs])}"
             f" | {'no choice' if count == 1 else f'{entropy_of_preference(count):.2f}'}"

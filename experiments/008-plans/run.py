@@ -42,7 +42,7 @@ def plan(
         f"{blueprint}/{tempo}/{style}@r0c{slot}:{step}"
         for step, (slot, blueprint, tempo, style) in enumerate(zip(slots, *choices, strict=True))
     ]
-    return {"decider": "periodic", "plan": ",".join(entries)}
+    return {"controller": "periodic", "plan": ",".join(entries)}
 
 
 def named(slots: Sequence[int], *blueprints: str) -> str:
@@ -85,7 +85,7 @@ MIXED = (
     ((2, 1, 0), (DEPTHWISE, HEAVY, HEAVY)),
 )
 ARMS: dict[str, dict[str, object]] = {
-    "heuristic": {"decider": "heuristic"},
+    "heuristic": {"controller": "heuristic"},
     **{f"3 heavy in {' '.join(map(str, slots))}": plan(slots, HEAVY) for slots in ORDERS},
     **{
         f"3 heavy in {' '.join(map(str, slots))}, sigmoid ramp": plan(slots, HEAVY, styles=("sigmoid_add",))

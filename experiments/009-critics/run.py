@@ -1,6 +1,6 @@
 """V(s) or Q(s, op), heads that see the op or do not, siblings or none: how fast does each learn?
 
-digits_impaired, the first 10 of the study's 25 rounds, so that entropy and everything else is the study's,
+digits_impaired, the first 10 of the study's 25 iterations, so that entropy and everything else is the study's,
 with its three rng seeds. The curves of the study itself are read from experiments/005-policy/trainings.json.
 
 Run with ``.venv/bin/python experiments/009-critics/run.py`` (about forty minutes on two cores). It rewrites
@@ -23,13 +23,13 @@ from esper.config import training_config
 from esper.karn.query import read_rows
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline.events import UpdateRow
-from esper.simic.training.vectorized import RoundSummary
+from esper.simic.training.vectorized import IterationSummary
 from esper.teaching import teach
 
 HERE = Path(__file__).parent
 STUDY = HERE.parent / "005-policy" / "trainings.json"
 RNG_SEEDS = (0, 1, 2)
-ROUNDS = 10
+ITERATIONS = 10
 DEFAULT = "the study: V(s), heads see the op, groups of 4 siblings"
 VARIANTS: dict[str, dict[str, object]] = {
     "Q(s, op)": {"critic": "op_value"},
@@ -42,34 +42,34 @@ Course = list[dict[str, Any]]
 
 
 class _EnoughError(Exception):
-    """The last round that is wanted is done."""
+    """The last iteration that is wanted is done."""
 
 
 def train(variant: str, rng_seed: int) -> Course:
-    """The rounds of one training, in a process of its own."""
+    """The iterations of one training, in a process of its own."""
     config = training_config("study", {}, {**VARIANTS[variant], "rng_seed": rng_seed})
 
-    def stop(summary: RoundSummary) -> None:
-        if summary.round == ROUNDS:
+    def stop(summary: IterationSummary) -> None:
+        if summary.iteration == ITERATIONS:
             raise _EnoughError
 
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         with suppress(_EnoughError):
-            teach(config, run, on_round=stop)
+            teach(config, run, on_iteration=stop)
         return [{name: getattr(row, name) for name in KEPT} for row in read_rows(run, UpdateRow)]
 
 
 def study_course(rng_seed: int) -> Course:
-    rounds = json.loads(STUDY.read_text())[f"rng seed {rng_seed}"]["rounds"]
-    return [{name: row[name] for name in KEPT} for row in rounds[:ROUNDS]]
+    iterations = json.loads(STUDY.read_text())[f"rng seed {rng_seed}"]["iterations"]
+    return [{name: row[name] for name in KEPT} for row in iterations[:ITERATIONS]]
 
 
 def table(courses: Mapping[str, Sequence[Course]]) -> str:
     """Means over the rng seeds; ± is the 95 % interval, which three rng seeds leave wide."""
     lines = [
-        "| learner | evaluation score after 5 rounds | after 10 | return per life, rounds 6-10"
-        " | above the study's | explained variance, rounds 6-10 |",
+        "| learner | evaluation score after 5 iterations | after 10 | return per episode, iterations 6-10"
+        " | above the study's | explained variance, iterations 6-10 |",
         "|---|---|---|---|---|---|",
     ]
     earned = {

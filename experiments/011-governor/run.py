@@ -1,6 +1,6 @@
 """Does the governor notice what it should, and nothing else?
 
-Per task 20 healthy lives under the heuristic, in which it must not intervene; and lives that go wrong after
+Per task 20 healthy episodes under the heuristic, in which it must not intervene; and episodes that go wrong after
 their sixth epoch: the learning rate times 30, or the last layer set to zero and kept there. An alarm is in
 time within three epochs.
 
@@ -67,12 +67,12 @@ MISHAPS: dict[str, Callable[[MorphEnv], None] | None] = {
 
 
 def live(task: str, rng_seed: int, mishap: str) -> list[AlertRow]:
-    """The alerts of one life; one that goes wrong is watched for as long as an alarm is in time."""
+    """The alerts of one episode; one that goes wrong is watched for as long as an alarm is in time."""
     torch.set_num_threads(1)
     sink = Alerts()
     vector = SerialVector(task_named(task), rng_seed=rng_seed, sink=sink)
     facts = vector.reset()
-    decider = HeuristicController(vector.action_space, num_envs=1)
+    controller = HeuristicController(vector.action_space, num_envs=1)
     happens = MISHAPS[mishap]
     while not facts.ended.all():
         epoch = int(facts.epoch[0])
@@ -80,23 +80,31 @@ def live(task: str, rng_seed: int, mishap: str) -> list[AlertRow]:
             happens(vector.envs[0])
         if happens is not None and epoch == WRONG_AFTER + IN_TIME:
             break
-        facts = vector.step(decider.decide(facts, vector.table))
+        facts = vector.step(controller.decide(facts, vector.table))
     return sink.rows
 
 
-def summary(task: str, mishap: str, lives: list[list[AlertRow]]) -> str:
-    raised = [rows for rows in lives if rows]
+def summary(task: str, mishap: str, episodes: list[list[AlertRow]]) -> str:
+    raised = [rows for rows in episodes if rows]
     first = [rows[0].epoch - WRONG_AFTER for rows in raised] if mishap != "healthy" else []
     kinds = sorted({row.rule for rows in raised for row in rows})
     answers = sorted({row.hint.removeprefix("the governor ").split()[0] for rows in raised for row in rows})
     delay = f"{max(first)}" if first else ""
-    columns = (task, mishap, str(len(lives)), str(len(raised)), delay, ", ".join(kinds), ", ".join(answers))
+    columns = (
+        task,
+        mishap,
+        str(len(episodes)),
+        str(len(raised)),
+        delay,
+        ", ".join(kinds),
+        ", ".join(answers),
+    )
     return f"| {' | '.join(columns)} |"
 
 
 def main() -> None:
     lines = [
-        "| task | life | lives | with an alarm | epochs until the alarm, at most | what it said"
+        "| task | episode | episodes | with an alarm | epochs until the alarm, at most | what it said"
         " | what was done |",
         "|---|---|---|---|---|---|---|",
     ]

@@ -28,10 +28,10 @@ PLANS = {
 
 def arms_of(task: str) -> dict[str, dict[str, object]]:
     return {
-        "off": {"task": task, "decider": "off"},
-        "random": {"task": task, "decider": "random"},
-        f"periodic: {PLANS[task]}": {"task": task, "decider": "periodic", "plan": PLANS[task]},
-        "heuristic": {"task": task, "decider": "heuristic"},
+        "off": {"task": task, "controller": "off"},
+        "random": {"task": task, "controller": "random"},
+        f"periodic: {PLANS[task]}": {"task": task, "controller": "periodic", "plan": PLANS[task]},
+        "heuristic": {"task": task, "controller": "heuristic"},
     }
 
 

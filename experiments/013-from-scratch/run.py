@@ -43,7 +43,7 @@ def plan(seeds: Mapping[int, Blueprint]) -> str:
 
 
 def from_scratch(arm: str, seeds: Mapping[int, Blueprint], rng_seed: int) -> Cell:
-    """One life in which the seeds are part of the network before it begins."""
+    """One episode in which the seeds are part of the network before it begins."""
     env = MorphEnv(task_named(TASK), rng_seed=rng_seed)
     env.reset(0)
     model, table = env.model, env.table
@@ -73,9 +73,9 @@ def table(results: Mapping[str, Sequence[Cell]]) -> str:
 
 
 def main() -> None:
-    arms: dict[str, dict[str, object]] = {"heuristic": {"task": TASK, "decider": "heuristic"}}
+    arms: dict[str, dict[str, object]] = {"heuristic": {"task": TASK, "controller": "heuristic"}}
     for name, seeds in NETWORKS.items():
-        arms[f"{name}; grown"] = {"task": TASK, "decider": "periodic", "plan": plan(seeds)}
+        arms[f"{name}; grown"] = {"task": TASK, "controller": "periodic", "plan": plan(seeds)}
     results = run_study(arms, RNG_SEEDS)
     with one_thread():
         for name, seeds in NETWORKS.items():

@@ -16,7 +16,7 @@ from esper.leyline import (
     OP_NAMES,
     STAGE_NAMES,
     ActionSpace,
-    DecisionMaker,
+    Controller,
     EventSink,
     SlotConfig,
     UnknownNameError,
@@ -33,14 +33,14 @@ from esper.tamiyo import (
 )
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.checkpoint import load_policy
-from esper.tamiyo.policy.decider import PolicyController
+from esper.tamiyo.policy.controller import PolicyController
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec, task_named
 from esper.tolaria.vector import SerialVector
 
-DeciderFactory = Callable[[ActionSpace, RunConfig], DecisionMaker]
+ControllerFactory = Callable[[ActionSpace, RunConfig], Controller]
 
-DECIDERS: dict[str, DeciderFactory] = {
+CONTROLLERS: dict[str, ControllerFactory] = {
     "heuristic": lambda space, config: HeuristicController(
         space, num_envs=1, settings=HeuristicSettings(rotation=config.rotation)
     ),
@@ -53,7 +53,7 @@ DECIDERS: dict[str, DeciderFactory] = {
 
 def _policy_of(config: RunConfig) -> FactoredRecurrentActorCritic:
     if config.checkpoint is None:
-        raise EsperError("the ppo decider needs a trained policy; name its folder with --checkpoint")
+        raise EsperError("the ppo controller needs a trained policy; name its folder with --checkpoint")
     return load_policy(config.checkpoint)
 
 
@@ -97,18 +97,18 @@ def enabled_slots(config: RunConfig, task: TaskSpec) -> tuple[bool, ...]:
 
 
 def build_vector(config: RunConfig, task: TaskSpec, sink: EventSink | None = None) -> SerialVector:
-    """One environment, ready for its first life."""
+    """One environment, ready for its first episode."""
     return SerialVector(task, rng_seed=config.rng_seed, enabled=enabled_slots(config, task), sink=sink)
 
 
-def build_decider(name: str, config: RunConfig, space: ActionSpace) -> DecisionMaker:
+def build_controller(name: str, config: RunConfig, space: ActionSpace) -> Controller:
     """A decision maker by name."""
-    if name not in DECIDERS:
-        raise UnknownNameError("decider", name, DECIDERS)
-    return DECIDERS[name](space, config)
+    if name not in CONTROLLERS:
+        raise UnknownNameError("controller", name, CONTROLLERS)
+    return CONTROLLERS[name](space, config)
 
 
-def describe_run(config: RunConfig | TrainingConfig, decider: str, name: str, env: MorphEnv) -> RunRow:
+def describe_run(config: RunConfig | TrainingConfig, controller: str, name: str, env: MorphEnv) -> RunRow:
     """The run's own row: what, where, and the names behind every index. Needs an environment after reset."""
     space = env.action_space
     host_params, _ = env.model.count_parameters()
@@ -117,7 +117,7 @@ def describe_run(config: RunConfig | TrainingConfig, decider: str, name: str, en
         name=name,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
         task=config.task,
-        decider=decider,
+        controller=controller,
         rng_seed=config.rng_seed,
         config=config.model_dump(mode="json"),
         data_hash=env.task.digest(),
@@ -132,6 +132,6 @@ def describe_run(config: RunConfig | TrainingConfig, decider: str, name: str, en
         stages=list(STAGE_NAMES),
         head_choices=[list(names) for names in space.choice_names],
         horizon=env.task.horizon,
-        rounds=config.rounds if isinstance(config, TrainingConfig) else None,
+        iterations=config.iterations if isinstance(config, TrainingConfig) else None,
         envs=config.envs if isinstance(config, TrainingConfig) else 1,
     )

@@ -41,10 +41,10 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
-    decider: str = Field("heuristic", description="Who decides: heuristic, random, periodic, off or ppo.")
+    controller: str = Field("heuristic", description="Who decides: heuristic, random, periodic, off or ppo.")
     rng_seed: int = Field(0, ge=0, description="Root of every random stream; same seed, same run.")
-    episodes: int = Field(1, ge=1, description="Host lives, one after the other.")
-    steps: int | None = Field(None, ge=1, description="Host epochs per life; the preset's unless given.")
+    episodes: int = Field(1, ge=1, description="Host episodes, one after the other.")
+    steps: int | None = Field(None, ge=1, description="Host epochs per episode; the preset's unless given.")
     slots: tuple[str, ...] = Field(
         (), description="Slots that may grow: ids such as r0c0 r0c2, or a count; all unless given."
     )
@@ -53,7 +53,7 @@ class RunConfig(BaseModel):
     )
     plan: str = Field(
         "every:1:conv_heavy",
-        description="Schedule of the periodic decider: blueprint@slot:step,… or every:K[:blueprint,…].",
+        description="Schedule of the periodic controller: blueprint@slot:step,… or every:K[:blueprint,…].",
     )
     incubation: Literal["shadow", "straight_through"] = Field(
         "shadow", description="How a seed learns before it is blended in."
@@ -61,25 +61,25 @@ class RunConfig(BaseModel):
     incubation_epochs: int | None = Field(
         None, ge=0, description="Epochs before a seed is blended in; the preset's unless given."
     )
-    checkpoint: Path | None = Field(None, description="Folder of a trained policy, for the ppo decider.")
+    checkpoint: Path | None = Field(None, description="Folder of a trained policy, for the ppo controller.")
     against: tuple[str, ...] = Field(
-        (), description="Control deciders to run with the same rng seed and compare with."
+        (), description="Control controllers to run with the same rng seed and compare with."
     )
-    detail: Detail = Field("full", description="How much is written of every life.")
+    detail: Detail = Field("full", description="How much is written of every episode.")
     out: Path | None = Field(None, description="Run directory; a new one below runs/ unless given.")
     as_json: bool = Field(False, description="Print the result as JSON and nothing else.")
 
     @model_validator(mode="after")
     def _settings_have_an_effect(self) -> RunConfig:
-        deciders = (self.decider, *self.against)
-        if "plan" in self.model_fields_set and "periodic" not in deciders:
-            raise ValueError("plan is read by the periodic decider only; add --decider periodic")
-        if "rotation" in self.model_fields_set and "heuristic" not in deciders:
-            raise ValueError("rotation is read by the heuristic only; add --decider heuristic")
-        if self.checkpoint is not None and "ppo" not in deciders:
-            raise ValueError("checkpoint is read by the ppo decider only; add --decider ppo")
-        if len(set(deciders)) != len(deciders):
-            raise ValueError(f"every decider runs once; found {', '.join(deciders)}")
+        controllers = (self.controller, *self.against)
+        if "plan" in self.model_fields_set and "periodic" not in controllers:
+            raise ValueError("plan is read by the periodic controller only; add --controller periodic")
+        if "rotation" in self.model_fields_set and "heuristic" not in controllers:
+            raise ValueError("rotation is read by the heuristic only; add --controller heuristic")
+        if self.checkpoint is not None and "ppo" not in controllers:
+            raise ValueError("checkpoint is read by the ppo controller only; add --controller ppo")
+        if len(set(controllers)) != len(controllers):
+            raise ValueError(f"every controller runs once; found {', '.join(controllers)}")
         return self
 
 
@@ -90,18 +90,18 @@ class TrainingConfig(BaseModel):
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
     rng_seed: int = Field(0, ge=0, lt=1_000_000, description="Root of every random stream.")
-    envs: int = Field(32, ge=1, description="Environments, one life each per round.")
+    envs: int = Field(32, ge=1, description="Environments, one episode each per iteration.")
     siblings: int = Field(
         1,
         ge=1,
-        description="Environments that live the same life, but for what is decided, and are compared.",
+        description="Environments that live the same episode, but for what is decided, and are compared.",
     )
-    rounds: int = Field(40, ge=1, description="Rounds of lives and one update each.")
-    steps: int | None = Field(None, ge=1, description="Host epochs per life; the preset's unless given.")
+    iterations: int = Field(40, ge=1, description="Iterations of episodes and one update each.")
+    steps: int | None = Field(None, ge=1, description="Host epochs per episode; the preset's unless given.")
     slots: int | None = Field(
         None, ge=1, description="Blocks and so slots of the host; the preset's unless given."
     )
-    vary_slots: bool = Field(False, description="Enable a random part of the slots in every life.")
+    vary_slots: bool = Field(False, description="Enable a random part of the slots in every episode.")
     capacity: int | None = Field(
         None, ge=1, description="Slots that the policy has room for; the host's unless given."
     )
@@ -118,7 +118,7 @@ class TrainingConfig(BaseModel):
         0.01, ge=0, description="Price of a thousand grown parameters, in lead of 100 points."
     )
     reward_scale: float = Field(5.0, gt=0, description="Factor on every reward.")
-    passes: int = Field(6, ge=1, description="Passes over each rollout.")
+    update_epochs: int = Field(6, ge=1, description="Passes over each rollout.")
     learning_rate: float = Field(1e-3, gt=0, description="Of the policy's optimiser.")
     clip: float = Field(0.2, gt=0, lt=1, description="Clipping of the probability ratio.")
     clip_per_head: bool = Field(False, description="Clip head by head instead of the joint ratio.")
@@ -127,11 +127,12 @@ class TrainingConfig(BaseModel):
         None, gt=0, le=1, description="Discount; the reward family's unless given (paired and sparse: 1)."
     )
     horizon_terminates: bool = Field(
-        True, description="A life is worth nothing beyond its horizon; else its end is valued by the critic."
+        True,
+        description="An episode is worth nothing beyond its horizon; else its end is valued by the critic.",
     )
     lam: float = Field(0.95, ge=0, le=1, description="Lambda of the advantage estimates.")
-    entropy_start: float = Field(0.02, ge=0, description="Entropy coefficient of the first round.")
-    entropy_end: float = Field(0.002, ge=0, description="Entropy coefficient of the last round.")
+    entropy_start: float = Field(0.02, ge=0, description="Entropy coefficient of the first iteration.")
+    entropy_end: float = Field(0.002, ge=0, description="Entropy coefficient of the last iteration.")
     entropy_floor: float = Field(
         0.0,
         ge=0,
@@ -143,10 +144,10 @@ class TrainingConfig(BaseModel):
         None, gt=0, description="Clipping of value predictions; none unless given."
     )
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient clip.")
-    evaluate_every: int = Field(5, ge=1, description="Rounds between evaluations on selection rng seeds.")
-    evaluate_lives: int = Field(16, ge=1, description="Lives per evaluation.")
-    checkpoint_every: int = Field(5, ge=1, description="Rounds between checkpoints.")
-    detail: Detail = Field("standard", description="How much is written of every life.")
+    evaluate_every: int = Field(5, ge=1, description="Iterations between evaluations on selection rng seeds.")
+    evaluate_episodes: int = Field(16, ge=1, description="Episodes per evaluation.")
+    checkpoint_every: int = Field(5, ge=1, description="Iterations between checkpoints.")
+    detail: Detail = Field("standard", description="How much is written of every episode.")
 
     @model_validator(mode="after")
     def _siblings_share_out_the_environments(self) -> TrainingConfig:
@@ -159,17 +160,17 @@ class TrainingConfig(BaseModel):
 
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
-    "quick": {"task": "digits_impaired", "envs": 8, "rounds": 10, "evaluate_lives": 8},
+    "quick": {"task": "digits_impaired", "envs": 8, "iterations": 10, "evaluate_episodes": 8},
     "study": {
         "task": "digits_impaired",
         "envs": 16,
         "siblings": 4,
-        "rounds": 60,
+        "iterations": 60,
         "entropy_floor": 0.1,
         "evaluate_every": 10,
-        "evaluate_lives": 24,
+        "evaluate_episodes": 24,
     },
-    "any_slots": {"task": "digits_impaired", "rounds": 80, "capacity": 8, "vary_slots": True},
+    "any_slots": {"task": "digits_impaired", "iterations": 80, "capacity": 8, "vary_slots": True},
 }
 """Trainings by name; each is of one task."""
 

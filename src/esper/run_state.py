@@ -1,6 +1,6 @@
 """The state of a training on disk: saved so that a process killed at any moment leaves one to go on from.
 
-``DIR/checkpoints/round-N`` are whole states and ``DIR/checkpoints/latest`` names the one that counts;
+``DIR/checkpoints/iteration-N`` are whole states and ``DIR/checkpoints/latest`` names the one that counts;
 it is replaced after a state is complete. A state is sealed with digests of its files, and one that
 differs is refused.
 """
@@ -35,18 +35,18 @@ from esper.tamiyo.policy.checkpoint import (
 
 CONFIG_FILE = "config.json"
 POINTER = "latest"
-STATE_NAME: Final = re.compile(r"round-[0-9]{5,}(-again)?")
+STATE_NAME: Final = re.compile(r"iteration-[0-9]{5,}(-again)?")
 STATE_FILES: Final = (POLICY_FILE, SHAPE_FILE, OPTIMISER_FILE, PROGRESS_FILE)
 
 
 class FinishedRunError(EsperError):
-    """A run that has no round left."""
+    """A run that has no iteration left."""
 
 
 class Progress(msgspec.Struct):
     """What is asked of a state's progress file."""
 
-    round: Annotated[int, msgspec.Meta(ge=1)]
+    iteration: Annotated[int, msgspec.Meta(ge=1)]
     best_return: float | None
     skipped_in_a_row: Annotated[int, msgspec.Meta(ge=0)]
     task: str
@@ -59,14 +59,14 @@ class Progress(msgspec.Struct):
 def save_state(trainer: Trainer, directory: Path, sizes: dict[str, PartSize]) -> None:
     """A whole new state beside the old one, then the pointer, then the old one goes."""
     folder = directory / "checkpoints"
-    name = f"round-{trainer.round:05d}"
+    name = f"iteration-{trainer.iteration:05d}"
     if (folder / POINTER).exists() and (folder / POINTER).read_text() == name:
-        name += "-again"  # of a run that ends within the round after a checkpoint
+        name += "-again"  # of a run that ends within the iteration after a checkpoint
     _flush_to_disk(directory / TELEMETRY)
     trainer.save(folder / name, {"telemetry": sizes})
     seal(folder / name, STATE_FILES)
     write_durably(folder / POINTER, name.encode())
-    for old in folder.glob("round-*"):
+    for old in folder.glob("iteration-*"):
         if old.name != name:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -99,9 +99,9 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> di
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"the checkpoint in '{state}' does not fit its run: {reason}") from None
-    if trainer.round >= trainer.settings.rounds:
+    if trainer.iteration >= trainer.settings.iterations:
         raise FinishedRunError(
-            f"the run in '{directory}' has finished its {trainer.settings.rounds} rounds;"
+            f"the run in '{directory}' has finished its {trainer.settings.iterations} iterations;"
             " there is nothing to resume"
         )
     _check_telemetry(progress.telemetry, directory)
@@ -120,8 +120,8 @@ def _check_config(config: TrainingConfig, directory: Path) -> None:
             )
 
 
-def saved_round(directory: Path) -> int:
-    """The round after which a resumed run goes on; 0: it begins again."""
+def saved_iteration(directory: Path) -> int:
+    """The iteration after which a resumed run goes on; 0: it begins again."""
     state = _latest_state(directory / "checkpoints")
     return 0 if state is None else int(state.name.split("-")[1])
 
@@ -130,11 +130,11 @@ def _latest_state(folder: Path) -> Path | None:
     """The state that counts; if the pointer was never written, the newest that is complete."""
     pointer = folder / POINTER
     if not pointer.exists():
-        complete = [seal.parent for seal in folder.glob(f"round-*/{SEAL_FILE}")]
+        complete = [seal.parent for seal in folder.glob(f"iteration-*/{SEAL_FILE}")]
         return max(complete, key=lambda state: state.name, default=None)
     name = read_bytes(pointer).decode(errors="replace").strip()
     if not STATE_NAME.fullmatch(name):
-        raise CheckpointError(f"'{pointer}' must name a state such as round-00005; found {name[:80]!r}")
+        raise CheckpointError(f"'{pointer}' must name a state such as iteration-00005; found {name[:80]!r}")
     return folder / name
 
 
@@ -145,8 +145,8 @@ def _progress_of(state: Path) -> Progress:
         raise CheckpointError(
             f"'{state / PROGRESS_FILE}' is damaged or no checkpoint of this version: {error}"
         ) from None
-    if state.name.removesuffix("-again") != f"round-{progress.round:05d}":
-        raise CheckpointError(f"'{state}' holds the state of round {progress.round}, not of its own")
+    if state.name.removesuffix("-again") != f"iteration-{progress.iteration:05d}":
+        raise CheckpointError(f"'{state}' holds the state of iteration {progress.iteration}, not of its own")
     return progress
 
 

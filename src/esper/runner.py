@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from esper.build import build_decider, build_task, build_vector, describe_run, one_thread
+from esper.build import build_controller, build_task, build_vector, describe_run, one_thread
 from esper.config import RunConfig
 from esper.kasmina.export import save_committed
 from esper.leyline.errors import InterruptedRunError
@@ -13,12 +13,12 @@ from esper.leyline.protocols import EventSink
 from esper.nissa.writer import RunWriter
 from esper.telemetry import Telemetry
 from esper.tolaria.episode import run_episode
-from esper.tolaria.twin import live_without_growth
+from esper.tolaria.twin import run_without_growth
 
 
 def default_directory(config: RunConfig) -> Path:
     """A directory that does not exist yet, named after the run."""
-    return free_directory(f"{config.task}-{config.decider}-seed{config.rng_seed}")
+    return free_directory(f"{config.task}-{config.controller}-seed{config.rng_seed}")
 
 
 def free_directory(name: str, base: Path = Path("runs")) -> Path:
@@ -35,34 +35,36 @@ def check_names(config: RunConfig) -> None:
     task = build_task(config)
     vector = build_vector(config, task)
     vector.reset(0)
-    for name in (config.decider, *config.against):
-        build_decider(name, config, vector.action_space)
+    for name in (config.controller, *config.against):
+        build_controller(name, config, vector.action_space)
 
 
-def run_arm(config: RunConfig, decider_name: str, directory: Path, views: Sequence[EventSink] = ()) -> Path:
+def run_arm(
+    config: RunConfig, controller_name: str, directory: Path, views: Sequence[EventSink] = ()
+) -> Path:
     """Run all episodes of one decision maker; telemetry and networks are written to ``directory``."""
     task = build_task(config)
     with one_thread(), RunWriter(directory, detail=config.detail) as writer:
         vector = build_vector(config, task)
         env = vector.envs[0]
         env.reset(0)
-        decider = build_decider(decider_name, config, vector.action_space)
-        run = describe_run(config, decider_name, directory.name, env)
+        controller = build_controller(controller_name, config, vector.action_space)
+        run = describe_run(config, controller_name, directory.name, env)
         env.sink = Telemetry(run, writer, views)
         env.sink.emit(run)
         writer.flush()
         try:
             for episode in range(config.episodes):
-                if decider_name != "off":
-                    twin = live_without_growth(task, rng_seed=config.rng_seed, episode=episode)
+                if controller_name != "off":
+                    twin = run_without_growth(task, rng_seed=config.rng_seed, episode=episode)
                     env.twin_scores = twin.val_scores
-                run_episode(vector, decider, episode, after_epoch=writer.flush)
+                run_episode(vector, controller, episode, after_epoch=writer.flush)
                 save_committed(env.model, directory / "model" / f"episode-{episode}")
         except KeyboardInterrupt:
             writer.close()
             raise InterruptedRunError(
                 f"interrupted in episode {env.episode}, epoch {env.epoch + 1} of {task.horizon};"
-                f" the {env.epoch} finished epochs of this life and everything before it are readable"
+                f" the {env.epoch} finished epochs of this episode and everything before it are readable"
                 f" in {directory}"
             ) from None
     return directory

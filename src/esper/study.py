@@ -1,4 +1,4 @@
-"""Arms × rng seeds: the same lives under different decision makers and settings, in parallel.
+"""Arms × rng seeds: the same episodes under different decision makers and settings, in parallel.
 
 Every arm runs the same rng seeds, so that differences are paired: initialisation, data split and
 data order of a seed are the same in all arms.
@@ -13,16 +13,16 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from esper.build import build_decider, build_task, build_vector, one_thread
+from esper.build import build_controller, build_task, build_vector, one_thread
 from esper.config import RunConfig, run_config
 from esper.simic.rewards.terms import rent_potential
-from esper.tolaria.env import LifeReport
+from esper.tolaria.env import EpisodeReport
 from esper.tolaria.episode import run_episode
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One life: an arm with one rng seed, which may have several."""
+    """One episode: an arm with one rng seed, which may have several."""
 
     arm: str
     rng_seed: int
@@ -35,8 +35,8 @@ class Cell:
     episode: int = 0
 
     @classmethod
-    def of(cls, arm: str, rng_seed: int, report: LifeReport, episode: int = 0) -> Cell:
-        """What the report of a life says of its committed network."""
+    def of(cls, arm: str, rng_seed: int, report: EpisodeReport, episode: int = 0) -> Cell:
+        """What the report of an episode says of its committed network."""
         return cls(
             arm=arm,
             rng_seed=rng_seed,
@@ -58,12 +58,12 @@ class Cell:
 
 
 def run_cell(arm: str, config: RunConfig, episode: int = 0) -> Cell:
-    """Run one life and report its committed network."""
+    """Run one episode and report its committed network."""
     with one_thread():
         vector = build_vector(config, build_task(config))
         vector.reset(episode)
-        decider = build_decider(config.decider, config, vector.action_space)
-        (report,) = run_episode(vector, decider, episode)
+        controller = build_controller(config.controller, config, vector.action_space)
+        (report,) = run_episode(vector, controller, episode)
     return Cell.of(arm, config.rng_seed, report, episode)
 
 
@@ -75,15 +75,15 @@ def run_study(
     processes: int = 2,
     on_cell: Callable[[Cell], None] = lambda cell: None,
 ) -> dict[str, list[Cell]]:
-    """Run every arm (settings of a ``RunConfig``) with every rng seed, so many lives of each.
+    """Run every arm (settings of a ``RunConfig``) with every rng seed, so many episodes of each.
 
-    Cells come in the order of rng seeds, and of their lives.
+    Cells come in the order of rng seeds, and of their episodes.
     """
-    lives = [(rng_seed, episode) for rng_seed in rng_seeds for episode in range(episodes)]
+    runs = [(rng_seed, episode) for rng_seed in rng_seeds for episode in range(episodes)]
     jobs = [
         (arm, run_config(**settings, rng_seed=rng_seed), episode)
         for arm, settings in arms.items()
-        for rng_seed, episode in lives
+        for rng_seed, episode in runs
     ]
     context = multiprocessing.get_context("spawn")
     results: dict[tuple[str, int, int], Cell] = {}
@@ -92,17 +92,17 @@ def run_study(
             cell = future.result()
             results[cell.arm, cell.rng_seed, cell.episode] = cell
             on_cell(cell)
-    return {arm: [results[arm, *life] for life in lives] for arm in arms}
+    return {arm: [results[arm, *run] for run in runs] for arm in arms}
 
 
 def means_by_rng_seed(
     results: Mapping[str, Sequence[Cell]], score: Callable[[Cell], float]
 ) -> dict[str, list[float]]:
-    """Of every arm one number for each rng seed, the mean over its lives, in the order of the cells."""
+    """Of every arm one number for each rng seed, the mean over its episodes, in the order of the cells."""
     means: dict[str, list[float]] = {}
     for arm, cells in results.items():
         scores: dict[int, list[float]] = {}
         for cell in cells:
             scores.setdefault(cell.rng_seed, []).append(score(cell))
-        means[arm] = [fmean(lives) for lives in scores.values()]
+        means[arm] = [fmean(episodes) for episodes in scores.values()]
     return means

@@ -14,13 +14,13 @@ from esper.config import TrainingConfig
 from esper.karn.query import read_rows
 from esper.leyline.events import RunRow, UpdateRow
 from esper.leyline.protocols import EventSink
-from esper.nissa.journal import RoundJournal
+from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.run_state import CONFIG_FILE, load_latest, save_state
 from esper.simic.agent.ppo import PPOSettings
 from esper.simic.rewards.families import FAMILIES
 from esper.simic.training import exchange
-from esper.simic.training.vectorized import RoundSummary, Trainer, TrainingSettings, train
+from esper.simic.training.vectorized import IterationSummary, Trainer, TrainingSettings, train
 from esper.tamiyo.policy.checkpoint import SaveError, save_policy, write_durably
 from esper.tamiyo.policy.observer import check_capacity
 from esper.telemetry import Telemetry
@@ -55,9 +55,9 @@ def teach(
     *,
     resume: bool = False,
     views: Sequence[EventSink] = (),
-    on_round: Callable[[RoundSummary], None] = lambda summary: None,
+    on_iteration: Callable[[IterationSummary], None] = lambda summary: None,
 ) -> None:
-    """Train to the last round; every process of the run calls this, the first one writes and shows."""
+    """Train to the last iteration; every process of the run calls this, the first one writes and shows."""
     with one_thread():
         trainer = Trainer(task_of(config), settings_of(config))
         sizes = load_latest(trainer, config, directory) if resume else None
@@ -75,10 +75,10 @@ def teach(
                 telemetry.emit(run)
                 writer.flush()
 
-            def record(summary: RoundSummary) -> None:
-                with writer.adding_round(summary.round):
-                    telemetry.emit_round(summary.rows, row_of(summary))
-                on_round(summary)
+            def record(summary: IterationSummary) -> None:
+                with writer.adding_iteration(summary.iteration):
+                    telemetry.emit_iteration(summary.rows, row_of(summary))
+                on_iteration(summary)
 
             def save_best() -> None:
                 save_policy(trainer.policy, directory / "best")
@@ -96,8 +96,8 @@ def teach(
 
 
 def _keep_journal(trainer: Trainer, config: TrainingConfig, directory: Path, began: float) -> None:
-    """Let this process keep what it lives; ``began`` is asked of the first one, whose writer is ready."""
-    trainer.on_rows = RoundJournal(directory, config.detail, exchange.from_first(began)).take
+    """Let this process keep what it episodes; ``began`` is asked of the first one, whose writer is ready."""
+    trainer.on_rows = IterationJournal(directory, config.detail, exchange.from_first(began)).take
 
 
 def _attempt(save: Callable[[], None], trainer: Trainer, directory: Path) -> bool:
@@ -121,8 +121,8 @@ def _begin(config: TrainingConfig, directory: Path, trainer: Trainer) -> RunRow:
     return describe_run(config, "ppo", directory.name, env)
 
 
-def row_of(summary: RoundSummary) -> UpdateRow:
-    """A round as its row of telemetry."""
+def row_of(summary: IterationSummary) -> UpdateRow:
+    """An iteration as its row of telemetry."""
     metrics = summary.metrics
     shared = {name: getattr(metrics, name) for name in UpdateRow.__struct_fields__ if hasattr(metrics, name)}
     own = {name: getattr(summary, name) for name in UpdateRow.__struct_fields__ if hasattr(summary, name)}

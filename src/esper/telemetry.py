@@ -13,14 +13,14 @@ import msgspec
 
 from esper.karn.query import read_rows
 from esper.leyline.events import AlertRow, Detail, EpisodeRow, EpochRow, ResourceRow, Row, RunRow, UpdateRow
-from esper.leyline.limits import DETAIL_EPOCHS, DETAIL_ROUNDS
+from esper.leyline.limits import DETAIL_EPOCHS, DETAIL_ITERATIONS
 from esper.leyline.protocols import EventSink
 from esper.nissa.rules import MACHINE_RULES
 from esper.nissa.watch import Watch
 from esper.nissa.writer import RunWriter
 
 REPLAYED: Final = (EpisodeRow, UpdateRow, ResourceRow)
-"""The rows that rules remember from one round to the next."""
+"""The rows that rules remember from one iteration to the next."""
 
 
 class Telemetry:
@@ -32,7 +32,7 @@ class Telemetry:
         self._watch = Watch(run)
         self._level: Detail = writer.detail
         self._left = 0
-        """How many more epochs or rounds are written in full."""
+        """How many more epochs or iterations are written in full."""
         writer.on_resources = self._judge_resources
 
     def _judge_resources(self, row: ResourceRow) -> None:
@@ -42,21 +42,21 @@ class Telemetry:
                 sink.emit(alert)
 
     def emit(self, row: Row) -> None:
-        """Take one row of a life; what it raises follows it."""
+        """Take one row of an episode; what it raises follows it."""
         alerts = self._watch.take(row)
         self._pass_on([row], alerts, [row, *alerts], DETAIL_EPOCHS, last=isinstance(row, EpochRow))
 
-    def emit_round(self, lived: Sequence[Row], update: UpdateRow) -> None:
-        """Take all rows of a round; an alert about the run lets all of them be written in full.
+    def emit_iteration(self, lived: Sequence[Row], update: UpdateRow) -> None:
+        """Take all rows of an iteration; an alert about the run lets all of them be written in full.
 
-        Not one about a single life: a policy that explores plants many a seed that does not thrive.
+        Not one about a single episode: a policy that explores plants many a seed that does not thrive.
         """
         rows = [*lived, update]
         alerts = [alert for row in rows for alert in self._watch.take(row)]
         grave = [alert for alert in alerts if alert.env is None]
-        for alert in grave:  # lives raise alerts about the run too, and do not know of rounds
-            alert.round = update.round
-        self._pass_on(rows, alerts, grave, DETAIL_ROUNDS, last=True)
+        for alert in grave:  # episodes raise alerts about the run too, and do not know of iterations
+            alert.iteration = update.iteration
+        self._pass_on(rows, alerts, grave, DETAIL_ITERATIONS, last=True)
 
     def _pass_on(
         self, rows: Sequence[Row], alerts: Sequence[AlertRow], grave: Sequence[Row], span: int, *, last: bool
@@ -76,7 +76,7 @@ class Telemetry:
         """One file with the alerts and the row that raised them."""
         first = raised[0]
         where = f"env{first.env}-episode{first.episode}-epoch{first.epoch}"
-        name = where if first.round is None else f"round-{first.round:05d}"
+        name = where if first.iteration is None else f"iteration-{first.iteration:05d}"
         content = {"alerts": raised, type(row).__name__: row}
         self._writer.keep(f"diagnostics/{name}.json", msgspec.json.format(msgspec.json.encode(content)))
 
@@ -85,10 +85,12 @@ class Telemetry:
         for kind in REPLAYED:
             for row in read_rows(directory, kind):
                 self._watch.take(row)
-        rounds = [row.round for row in read_rows(directory, UpdateRow)]
-        raised = [row.round for row in read_rows(directory, AlertRow) if _raises_detail(row) and row.round]
-        if rounds and raised:
-            self._left = max(DETAIL_ROUNDS - 1 - (rounds[-1] - max(raised)), 0)
+        iterations = [row.iteration for row in read_rows(directory, UpdateRow)]
+        raised = [
+            row.iteration for row in read_rows(directory, AlertRow) if _raises_detail(row) and row.iteration
+        ]
+        if iterations and raised:
+            self._left = max(DETAIL_ITERATIONS - 1 - (iterations[-1] - max(raised)), 0)
 
 
 def _raises_detail(alert: AlertRow) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from esper.karn.figures import FIGURES, Picture
-from esper.karn.questions.lives import LifeKey
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import open_run
 from esper.karn.serve.folder import SECONDS_BETWEEN_LOOKS
 from esper.leyline.events import EpochRow
@@ -23,14 +23,14 @@ from tests.karn.serving import part_of, training, write_run
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
 
-LIFE, TRAINING = "life", "deep/training"
+EPISODE, TRAINING = "episode", "deep/training"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def written(runs: Path) -> None:
     """Two runs that are finished."""
-    write_run(runs / LIFE)
-    write_run(runs / TRAINING, training(3), rounds=3, decider="ppo")
+    write_run(runs / EPISODE)
+    write_run(runs / TRAINING, training(3), iterations=3, controller="ppo")
 
 
 @pytest.fixture
@@ -74,9 +74,9 @@ def panel(page, key: str):
     return page.locator(f'[data-panel="{key}"]')
 
 
-def picture_of(run: Path, key: str, life: LifeKey | None = None) -> Picture:
+def picture_of(run: Path, key: str, episode: EpisodeKey | None = None) -> Picture:
     (figure,) = (figure for figure in FIGURES if figure.key == key)
-    picture = figure.answer(open_run(run), life)
+    picture = figure.answer(open_run(run), episode)
     assert picture is not None
     return picture
 
@@ -91,7 +91,7 @@ def table_in(page, key: str) -> list[list[str]]:
 
 def test_a_run_appears_in_the_list_and_its_numbers_follow_without_a_reload(page, server, runs, tmp_path):
     open_page(page, server)
-    expect(row_of(page, LIFE)).to_contain_text("61.5")
+    expect(row_of(page, EPISODE)).to_contain_text("61.5")
     expect(page.locator("#connection")).to_have_text("live")
     page.evaluate("window.isTheSamePage = true")
 
@@ -117,7 +117,7 @@ def test_the_page_of_a_run_follows_it_to_its_end(page, server, live):
     expect(fact(page, "progress")).to_have_text("epoch 0/8")
     expect(panel(page, "growth").locator(".chart-title")).to_contain_text("score 10.0")
 
-    _, *rows = fake_run.life()
+    _, *rows = fake_run.episode()
     half = next(at for at, row in enumerate(rows) if row == fake_run.epoch_row(4)) + 1
     for row in rows[:half]:
         live.emit(row)
@@ -172,15 +172,15 @@ def test_a_page_that_lost_its_server_goes_on_where_that_comes_back(page, seen, t
 # --- what is shown --------------------------------------------------------------------------------
 
 
-def test_lanes_and_their_table_are_those_of_the_chosen_life(page, server, runs):
+def test_lanes_and_their_table_are_those_of_the_chosen_episode(page, server, runs):
     open_page(page, server, TRAINING)
     expect(panel(page, "lanes").locator("svg")).to_be_visible()
     panel(page, "lanes").get_by_role("button", name="table").click()
-    shown = page.get_by_label("which round or life")
+    shown = page.get_by_label("which iteration or episode")
 
-    shown.select_option(label="round 2")
+    shown.select_option(label="iteration 2")
 
-    first = picture_of(runs / TRAINING, "lanes", LifeKey(0, 1))
+    first = picture_of(runs / TRAINING, "lanes", EpisodeKey(0, 1))
     expect(panel(page, "lanes").locator(".caption")).to_have_text(first.caption)
     assert table_in(page, "lanes") == first.rows
     # The lanes hold one bar per stage that a seed went through: the rows say which.
@@ -188,25 +188,25 @@ def test_lanes_and_their_table_are_those_of_the_chosen_life(page, server, runs):
     for stage in ("training", "blending", "holding", "fossilized"):
         expect(drawn.locator(f".{stage}").first).to_be_attached()
     shown.focus()
-    page.keyboard.press("Escape")  # leaves the list of lives, not the page
+    page.keyboard.press("Escape")  # leaves the list of episodes, not the page
     page.keyboard.press("]")
-    later = picture_of(runs / TRAINING, "lanes", LifeKey(0, 2))
+    later = picture_of(runs / TRAINING, "lanes", EpisodeKey(0, 2))
     expect(panel(page, "lanes").locator(".caption")).to_have_text(later.caption)
     assert shown.input_value() == "2"
 
 
 def test_every_figure_has_its_table(page, server, runs):
-    open_page(page, server, LIFE)
+    open_page(page, server, EPISODE)
     expect(panel(page, "growth").locator("canvas").first).to_be_visible()
 
     page.keyboard.press("t")
 
     expect(panel(page, "growth").locator("tbody tr")).to_have_count(9)
-    assert table_in(page, "growth") == picture_of(runs / LIFE, "growth").rows
+    assert table_in(page, "growth") == picture_of(runs / EPISODE, "growth").rows
 
 
 def test_a_chart_is_read_with_the_arrow_keys(page, server):
-    open_page(page, server, LIFE)
+    open_page(page, server, EPISODE)
     readout = panel(page, "growth").locator(".chart-title")
     expect(readout).to_contain_text("epoch 8   score 62.0   twin 22.0")
 
@@ -219,18 +219,18 @@ def test_a_chart_is_read_with_the_arrow_keys(page, server):
 
 def test_two_runs_stand_side_by_side_on_the_same_axes(page, server):
     open_page(page, server)
-    row_of(page, LIFE).get_by_role("button").click()
+    row_of(page, EPISODE).get_by_role("button").click()
     row_of(page, TRAINING).get_by_role("button").click()
 
     page.get_by_role("button", name="compare", exact=True).click()
 
-    expect(page.locator("h1")).to_have_text([LIFE, TRAINING])
-    expect(panel(page, "difference")).to_contain_text("decider")
+    expect(page.locator("h1")).to_have_text([EPISODE, TRAINING])
+    expect(panel(page, "difference")).to_contain_text("controller")
     expect(panel(page, "growth").locator(".chart")).to_have_count(2)
     left, right = panel(page, "growth").all()
     expect(left.locator("canvas").first).to_be_visible()
     expect(right.locator("canvas").first).to_be_visible()
-    # The life goes from 10 to 64 points, the training's rounds all end at 61.5: both show the whole.
+    # The episode goes from 10 to 64 points, the training's iterations all end at 61.5: both show the whole.
     limits = [side.locator(".chart").get_attribute("data-limits") for side in (left, right)]
     assert limits[0] == limits[1]
     low, high = json.loads(limits[0])[0]
@@ -242,15 +242,15 @@ def test_two_runs_stand_side_by_side_on_the_same_axes(page, server):
 
 
 def test_lanes_side_by_side_have_the_same_axes(page, server, runs, tmp_path):
-    """The life scores up to 64 points, the weak one a tenth of that."""
-    rows = list(fake_run.life())
+    """The episode scores up to 64 points, the weak one a tenth of that."""
+    rows = list(fake_run.episode())
     for row in rows:
         if isinstance(row, EpochRow):
             row.val_score, row.twin_score = 0.1 * row.val_score, 0.1 * (row.twin_score or 0.0)
     weak = write_run(runs / "weak", rows)
     open_page(page, server)
     row_of(page, "weak").get_by_role("button").click()
-    row_of(page, LIFE).get_by_role("button").click()
+    row_of(page, EPISODE).get_by_role("button").click()
     page.get_by_role("button", name="compare", exact=True).click()
 
     panel(page, "lanes").first.scroll_into_view_if_needed()
@@ -271,14 +271,14 @@ def test_a_damaged_run_says_why_and_the_others_are_shown(page, server, runs, tmp
     open_page(page, server)
 
     expect(row_of(page, "damaged")).to_contain_text("line 10, is not a row of this table")
-    expect(row_of(page, LIFE)).to_contain_text("61.5")
+    expect(row_of(page, EPISODE)).to_contain_text("61.5")
     row_of(page, "damaged").get_by_role("link").click()
     expect(page.get_by_role("alert")).to_contain_text("line 10, is not a row of this table")
     move_away(page, damaged, tmp_path)
 
 
 def test_a_query_is_answered_or_refused_below_its_box(page, server, seen):
-    open_page(page, server, LIFE)
+    open_page(page, server, EPISODE)
     expect(panel(page, "growth").locator("canvas").first).to_be_visible()
     page.keyboard.press("/")
     box = page.get_by_label("query in SQL")
@@ -304,7 +304,7 @@ def test_a_query_is_answered_or_refused_below_its_box(page, server, seen):
 
 def test_everything_is_reached_with_keys(page, server):
     open_page(page, server)
-    for name in (LIFE, TRAINING):
+    for name in (EPISODE, TRAINING):
         expect(row_of(page, name)).to_contain_text("finished")
     names = [row.get_attribute("data-name") for row in page.locator("tr[data-run]").all()]
     expect(row_of(page, names[0]).get_by_role("link")).to_be_focused()

@@ -16,7 +16,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
-    run = write_run(folder / "run", training(3), rounds=3, decider="ppo")
+    run = write_run(folder / "run", training(3), iterations=3, controller="ppo")
     file = folder / "report.html"
     file.write_text(render_report(open_run(run)), encoding="utf-8")
     return file

@@ -1,7 +1,7 @@
-"""The contract: what a seed owes its host, in every life that it may lead.
+"""The contract: what a seed owes its host, in every episode that it may lead.
 
 ``keeps_the_contract`` takes one cell of the matrix through all of them and raises where a rule is broken.
-A life serves many rules one after the other: building a model costs more than looking at it.
+An episode serves many rules one after the other: building a model costs more than looking at it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ OTHER_RNG_SEEDS: dict[Kind, Sequence[int]] = {
 
 
 @dataclass(slots=True)
-class Life:
+class Episode:
     """A seed, and how many minibatches it has seen."""
 
     case: Case
@@ -78,11 +78,11 @@ class Life:
         return facts
 
 
-# --- the lives --------------------------------------------------------------------------------
+# --- the episodes --------------------------------------------------------------------------------
 
 
 def keeps_the_contract(case: Case, *, alive: bool = True) -> None:
-    """Every rule in one cell; ``alive=False`` for a seed that starts too slowly for the rule of life."""
+    """Every rule in one cell; ``alive=False`` for a seed that starts too slowly for the rule of episode."""
     incubates(case, "shadow", alive=alive)
     incubates(case, "straight_through", alive=alive)
     takes_part(case, alive=alive)
@@ -95,39 +95,39 @@ def keeps_the_contract(case: Case, *, alive: bool = True) -> None:
 def incubates(case: Case, mode: IncubationMode, *, alive: bool = True) -> None:
     """A seed that listens, breaks and is pruned; the host never notices."""
     trial = planted(case, incubation=mode)
-    life = Life(case, trial)
+    episode = Episode(case, trial)
     for stage in (Stage.GERMINATED, Stage.TRAINING):
         trial.place(stage, 0.0)
-        keeps_the_output(life)
+        keeps_the_output(episode)
     born = {name: weight.detach().clone() for name, weight in trial.seed_weights.items()}
-    comes_alive(life, f"incubating, {mode}", demanded=alive)
+    comes_alive(episode, f"incubating, {mode}", demanded=alive)
     if mode == "shadow":
-        continues_from_copies(life)
-    leaves_the_host_alone(life)
-    moved_with_every_weight(life, born)
-    breaks_unnoticed(life)
-    leaves_nothing_behind(life)
-    life.train(1)
-    leaves_the_host_alone(life)
+        continues_from_copies(episode)
+    leaves_the_host_alone(episode)
+    moved_with_every_weight(episode, born)
+    breaks_unnoticed(episode)
+    leaves_nothing_behind(episode)
+    episode.train(1)
+    leaves_the_host_alone(episode)
 
 
 def takes_part(case: Case, *, alive: bool = True) -> None:
     """A seed that is blended from the start, becomes a fossil and is harvested; its like is pruned."""
     trial = planted(case, training_epochs=0)
-    life = Life(case, trial)
+    episode = Episode(case, trial)
     assert trial.model.table.stage[0, SLOT] == Stage.BLENDING
     assert trial.model.table.alpha[0, SLOT] > 0.0
-    keeps_the_output(life)
+    keeps_the_output(episode)
     trial.place(Stage.BLENDING, 0.5)
-    comes_alive(life, "blended", demanded=alive)
-    continues_from_copies(life)
-    lets_the_gradient_pass_upstream(life)
+    comes_alive(episode, "blended", demanded=alive)
+    continues_from_copies(episode)
+    lets_the_gradient_pass_upstream(episode)
     trial.place(Stage.FOSSILIZED, 1.0)
-    is_harvested_as_it_lives(life)
+    is_harvested_as_it_episodes(episode)
     if trial.model.host.topology == "tokens":
-        hides_later_tokens(life)
+        hides_later_tokens(episode)
     trial.place(Stage.HOLDING, 1.0)
-    leaves_nothing_behind(life)
+    leaves_nothing_behind(episode)
 
 
 def learns_while_incubating(case: Case) -> None:
@@ -147,7 +147,7 @@ def learns_while_incubating(case: Case) -> None:
 
 
 def is_alive_however_it_starts(case: Case) -> None:
-    """The rule of life for other initialisations of host and seed, incubating and blended."""
+    """The rule of episode for other initialisations of host and seed, incubating and blended."""
     for rng_seed in OTHER_RNG_SEEDS[case.kind]:
         model = planted(case, rng_seed=rng_seed).model
         born = model.state()
@@ -161,65 +161,65 @@ def is_alive_however_it_starts(case: Case) -> None:
 # --- the rules --------------------------------------------------------------------------------
 
 
-def keeps_the_output(life: Life) -> None:
+def keeps_the_output(episode: Episode) -> None:
     """Bit-identical to the host without the seed, in eval and in train mode."""
-    wanted = twin_outputs(life.case.kind, life.case.width)
-    stage = Stage(int(life.trial.model.table.stage[0, SLOT])).name
-    assert all(map(torch.equal, life.trial.outputs(), wanted)), f"a new seed changes the output in {stage}"
+    wanted = twin_outputs(episode.case.kind, episode.case.width)
+    stage = Stage(int(episode.trial.model.table.stage[0, SLOT])).name
+    assert all(map(torch.equal, episode.trial.outputs(), wanted)), f"a new seed changes the output in {stage}"
 
 
-def comes_alive(life: Life, how: str, *, demanded: bool = True) -> None:
+def comes_alive(episode: Episode, how: str, *, demanded: bool = True) -> None:
     """At the second backward every tensor of seed and gate has a gradient worth the name."""
-    slot = life.trial.model.slot(SLOT)
-    life.train(1)
+    slot = episode.trial.model.slot(SLOT)
+    episode.train(1)
     norms = tensor_norms(slot)
-    life.train(1)
+    episode.train(1)
     dead = dead_tensors(slot, norms)
     assert not (demanded and dead), f"dead ({how}): {', '.join(dead)}"
 
 
-def leaves_the_host_alone(life: Life) -> None:
+def leaves_the_host_alone(episode: Episode) -> None:
     """The host is what it would be had nothing been planted: weights, statistics, optimiser, random state."""
-    assert_same(life.trial.snapshot(), twin_after(life.case.kind, life.case.width, life.trained))
+    assert_same(episode.trial.snapshot(), twin_after(episode.case.kind, episode.case.width, episode.trained))
 
 
-def moved_with_every_weight(life: Life, born: dict[str, Tensor]) -> None:
-    still = [name for name, weight in life.trial.seed_weights.items() if torch.equal(weight, born[name])]
+def moved_with_every_weight(episode: Episode, born: dict[str, Tensor]) -> None:
+    still = [name for name, weight in episode.trial.seed_weights.items() if torch.equal(weight, born[name])]
     assert not still, f"never moved: {', '.join(still)}"
 
 
-def breaks_unnoticed(life: Life) -> None:
+def breaks_unnoticed(episode: Episode) -> None:
     """An incubating seed may break anywhere: the host does not notice, and the seed is reported."""
-    names = list(life.trial.seed_weights)
+    names = list(episode.trial.seed_weights)
     for name, value in ((names[0], math.nan), (names[0], math.inf), (names[-1], math.inf)):
-        weight = life.trial.seed_weights[name]
+        weight = episode.trial.seed_weights[name]
         first = (0,) * weight.ndim
         whole = weight.detach()[first].clone()
         with torch.no_grad():
             weight[first] = value
-        [facts] = life.train(1)
+        [facts] = episode.train(1)
         with torch.no_grad():
             weight[first] = whole
         assert (facts.broken, facts.skipped) == ([SLOT], False), f"{value} in {name}"
-        leaves_the_host_alone(life)
+        leaves_the_host_alone(episode)
 
 
-def leaves_nothing_behind(life: Life) -> None:
+def leaves_nothing_behind(episode: Episode) -> None:
     """After a prune there is no trace of the seed in the model."""
-    model, slot = life.trial.model, life.trial.model.slot(SLOT)
+    model, slot = episode.trial.model, episode.trial.model.slot(SLOT)
     settle(model, lifecycle.prune(model.table, 0, SLOT, model.rules))
-    assert set(model.state_dict()) == bare_names(life.case.kind, life.case.width)
+    assert set(model.state_dict()) == bare_names(episode.case.kind, episode.case.width)
     assert len(list(model.parameters())) == len(model.host_parameters())
     assert (slot.seed, slot.gate, slot.optimiser, slot.features) == (None, None, None, None)
     assert model.seed_parameters(SLOT) == []
     assert (model.incubating, model.blended) == ([], [])
 
 
-def continues_from_copies(life: Life) -> None:
+def continues_from_copies(episode: Episode) -> None:
     """State round trip, and deepcopy or pickle, continue as the original does, bit for bit."""
-    copies = list(_copies(life))
-    [facts] = life.train(1)
-    host, seed = life.trial.snapshot(), life.trial.seed_snapshot()
+    copies = list(_copies(episode))
+    [facts] = episode.train(1)
+    host, seed = episode.trial.snapshot(), episode.trial.seed_snapshot()
     for other in copies:
         [found] = other.train(1)
         assert torch.equal(found.output, facts.output)
@@ -227,18 +227,20 @@ def continues_from_copies(life: Life) -> None:
         assert_same(other.trial.seed_snapshot(), seed)
 
 
-def _copies(life: Life) -> Iterator[Life]:
+def _copies(episode: Episode) -> Iterator[Episode]:
     # A deepcopy of a blended seed is what a harvest begins with.
-    yield copy.deepcopy(life) if life.trial.model.incubating else pickle.loads(pickle.dumps(life))
-    fresh = begin(life.case.kind, life.case.width, rng_seed=1, incubation=life.trial.model.rules.incubation)
-    fresh.model.load_state(life.trial.model.state())
-    fresh.optimiser.load_state_dict(copy.deepcopy(life.trial.optimiser.state_dict()))
-    yield Life(life.case, fresh, life.trained)
+    yield copy.deepcopy(episode) if episode.trial.model.incubating else pickle.loads(pickle.dumps(episode))
+    fresh = begin(
+        episode.case.kind, episode.case.width, rng_seed=1, incubation=episode.trial.model.rules.incubation
+    )
+    fresh.model.load_state(episode.trial.model.state())
+    fresh.optimiser.load_state_dict(copy.deepcopy(episode.trial.optimiser.state_dict()))
+    yield Episode(episode.case, fresh, episode.trained)
 
 
-def lets_the_gradient_pass_upstream(life: Life) -> None:
+def lets_the_gradient_pass_upstream(episode: Episode) -> None:
     """The host before the slot learns at every alpha, in every stage that takes part in the forward."""
-    trial = life.trial
+    trial = episode.trial
     x, y = batch(2, trial.model.host.topology)
     for stage, alpha in (
         (Stage.BLENDING, 0.0),
@@ -250,15 +252,15 @@ def lets_the_gradient_pass_upstream(life: Life) -> None:
         trial.model.zero_grad()
         loss(trial.model(x), y).backward()
         for name, weight in trial.model.host.named_parameters():
-            if name.startswith(HOSTS[life.case.kind].upstream):
+            if name.startswith(HOSTS[episode.case.kind].upstream):
                 assert weight.grad is not None, name
                 norm = weight.grad.norm().item()
                 assert 1e-6 < norm < math.inf, f"{name} at {stage.name} {alpha}: {norm}"
 
 
-def is_harvested_as_it_lives(life: Life) -> None:
+def is_harvested_as_it_episodes(episode: Episode) -> None:
     """The plain module computes what the model computes, and so does its file where there is one."""
-    model = life.trial.model
+    model = episode.trial.model
     x, _ = batch(3, model.host.topology)
     plain = [harvest(model)]
     if isinstance(model.host, CNNHost | TransformerHost):
@@ -279,10 +281,10 @@ def scratch() -> Path:
     return Path(folder.name)
 
 
-def hides_later_tokens(life: Life) -> None:
+def hides_later_tokens(episode: Episode) -> None:
     """No output depends on a later token, not by a bit, once the seed has learned something."""
     x, _ = batch(2, "tokens")
-    assert not sees_later_tokens(life.trial.model.eval(), x)
+    assert not sees_later_tokens(episode.trial.model.eval(), x)
 
 
 # --- the matrix -------------------------------------------------------------------------------

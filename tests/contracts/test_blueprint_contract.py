@@ -92,7 +92,7 @@ def test_a_users_blueprint_with_statistics_and_dropout(case: Case) -> None:
         keeps_the_contract(case, alive=False)
 
 
-def test_the_rule_of_life_finds_a_dead_tensor() -> None:
+def test_the_rule_of_episode_finds_a_dead_tensor() -> None:
     # A bias in front of a batch norm is subtracted again: its gradient is zero by mathematics.
     case = Case("regularised", 0, "segmented", 8)
     dead = pytest.raises(AssertionError, match=r"dead \(incubating, shadow\): seed\.0\.bias")

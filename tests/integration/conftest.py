@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.simic.training.vectorized import RoundSummary
+from esper.simic.training.vectorized import IterationSummary
 from esper.teaching import teach
 from tests.integration.training import prepare, tiny
 
@@ -35,15 +35,15 @@ class StoppedError(Exception):
 
 @pytest.fixture(scope="module")
 def stopped_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with the checkpoint of its second round and the rows of its third."""
+    """A run with the checkpoint of its second iteration and the rows of its third."""
     out = tmp_path_factory.mktemp("stopped") / "run"
 
-    def stop(summary: RoundSummary) -> None:
-        if summary.round == 3:
+    def stop(summary: IterationSummary) -> None:
+        if summary.iteration == 3:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        teach(tiny(), out, on_round=stop)
+        teach(tiny(), out, on_iteration=stop)
     return out
 
 

@@ -16,22 +16,22 @@ from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 
 
-def rows_of(word: str, life: Iterator[Row]) -> Iterator[Row]:
+def rows_of(word: str, episode: Iterator[Row]) -> Iterator[Row]:
     if word == "run":
         yield fake_run.run_row()
     if word in ("wait", "run"):
         return
-    for row in life:
+    for row in episode:
         yield row
         if word == "epoch" and isinstance(row, EpochRow):
             return
 
 
 def main() -> None:
-    life = fake_run.life()
+    episode = fake_run.episode()
     with RunWriter(Path(sys.argv[1])) as writer:
         for line in sys.stdin:
-            for row in rows_of(line.strip(), life):
+            for row in rows_of(line.strip(), episode):
                 writer.emit(row)
             writer.flush()
             sys.stdout.write(line)

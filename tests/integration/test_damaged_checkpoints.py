@@ -43,7 +43,7 @@ def refusal_to_resume(capsys: pytest.CaptureFixture[str], run: Path) -> str:
         ("slots", 2, "slots was None, is 2"),
         ("vary_slots", True, "vary_slots was False, is True"),
         ("rng_seed", 1, "rng_seed was 0, is 1"),
-        ("rounds", 9, "rounds was 3, is 9"),
+        ("iterations", 9, "iterations was 3, is 9"),
     ],
 )
 @pytest.mark.parametrize("with_checkpoint", [True, False])
@@ -92,26 +92,26 @@ def test_the_checkpoint_of_another_run_is_refused(
         "../../outside",
         "../../../../etc",
         "/etc",
-        "round-00002/../../../outside",
-        "round-2",
+        "iteration-00002/../../../outside",
+        "iteration-2",
         "",
-        "round-00002\0",
+        "iteration-00002\0",
     ],
 )
 def test_a_pointer_out_of_the_run_is_refused(
     name: str, stopped: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(stopped / "checkpoints" / "round-00002", stopped.parent / "outside")
+    shutil.copytree(stopped / "checkpoints" / "iteration-00002", stopped.parent / "outside")
     (stopped / "checkpoints" / "latest").write_text(name)
     said = refusal_to_resume(capsys, stopped)
-    assert f"latest' must name a state such as round-00005; found {name!r}" in said
+    assert f"latest' must name a state such as iteration-00005; found {name!r}" in said
 
 
 def test_a_pointer_to_nothing_and_a_lost_pointer(
     undisturbed: Path, stopped: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (stopped / "checkpoints" / "latest").write_text("round-00009")
-    assert "round-00009' holds no checkpoint" in refusal_to_resume(capsys, stopped)
+    (stopped / "checkpoints" / "latest").write_text("iteration-00009")
+    assert "iteration-00009' holds no checkpoint" in refusal_to_resume(capsys, stopped)
     (stopped / "checkpoints" / "latest").unlink()
     cli.main(["train", "--resume", str(stopped)])  # from the newest state that is complete
     assert_same_end(undisturbed, stopped)
@@ -135,7 +135,7 @@ class Explosive:
 def test_a_pickle_in_place_of_a_file_is_not_executed(
     file: str, sealed: bool, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state, mark = stopped / "checkpoints" / "round-00002", tmp_path / "executed"
+    state, mark = stopped / "checkpoints" / "iteration-00002", tmp_path / "executed"
     (state / file).write_bytes(pickle.dumps(Explosive(mark)))
     if sealed:
         seal(state, STATE_FILES)
@@ -151,7 +151,7 @@ def test_a_trained_policy_that_is_a_pickle_is_not_executed(
     best = tmp_path / "best"
     shutil.copytree(undisturbed / "best", best)
     (best / "policy.safetensors").write_bytes(pickle.dumps(Explosive(tmp_path / "executed")))
-    said = sentence_of(capsys, "run", "--task", "tiny", "--decider", "ppo", "--checkpoint", str(best))
+    said = sentence_of(capsys, "run", "--task", "tiny", "--controller", "ppo", "--checkpoint", str(best))
     assert "policy.safetensors" in said
     assert not (tmp_path / "executed").exists()
 
@@ -162,9 +162,9 @@ def test_a_trained_policy_that_is_a_pickle_is_not_executed(
 @pytest.mark.parametrize(
     ("changes", "fragment"),
     [
-        ({"round": -1}, "round"),
-        ({"round": 1.5}, "round"),
-        ({"round": 1}, "holds the state of round 1"),
+        ({"iteration": -1}, "iteration"),
+        ({"iteration": 1.5}, "iteration"),
+        ({"iteration": 1}, "holds the state of iteration 1"),
         ({"best_return": "high"}, "best_return"),
         ({"skipped_in_a_row": None}, "skipped_in_a_row"),
         ({"settings": 3}, "settings"),
@@ -174,13 +174,13 @@ def test_a_trained_policy_that_is_a_pickle_is_not_executed(
         ({"telemetry": {"update": [0, 10**9]}}, "lost rows since the checkpoint: "),
         ({"telemetry": {"update": [2, 0]}}, "lost rows since the checkpoint: 1 of 2 closed parts are left"),
         ({"telemetry": ...}, "missing required field `telemetry`"),
-        ({"round": ...}, "missing required field `round`"),
+        ({"iteration": ...}, "missing required field `iteration`"),
     ],
 )
 def test_progress_that_makes_no_sense_is_refused_even_under_a_good_seal(
     changes: dict[str, Any], fragment: str, stopped: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state = stopped / "checkpoints" / "round-00002"
+    state = stopped / "checkpoints" / "iteration-00002"
     progress = {**json.loads((state / "progress.json").read_text()), **changes}
     kept = {name: value for name, value in progress.items() if value is not ...}
     (state / "progress.json").write_text(json.dumps(kept))
@@ -192,7 +192,7 @@ def test_progress_that_makes_no_sense_is_refused_even_under_a_good_seal(
 def test_an_optimiser_of_something_else_is_refused_even_under_a_good_seal(
     stopped: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    state = stopped / "checkpoints" / "round-00002"
+    state = stopped / "checkpoints" / "iteration-00002"
     (state / "optimiser.safetensors").write_bytes(save_tensors({"heads.exp_avg": torch.zeros(3)}))
     assert "optimiser.safetensors' is not as it was written" in refusal_to_resume(capsys, stopped)
     seal(state, STATE_FILES)
@@ -236,12 +236,12 @@ def damaged(content: bytes, rng: random.Random, *, truncate: bool) -> bytes:
 
 
 def state_of(trainer: Trainer) -> Any:
-    numbers = (trainer.round, trainer.best_return, trainer.agent.skipped_in_a_row)
+    numbers = (trainer.iteration, trainer.best_return, trainer.agent.skipped_in_a_row)
     return bits([numbers, trainer.policy.state_dict(), trainer.agent.optimiser.state_dict()])
 
 
 def forget(trainer: Trainer) -> None:
-    trainer.round, trainer.best_return = -1, -1.0
+    trainer.iteration, trainer.best_return = -1, -1.0
     trainer.agent.optimiser.state.clear()
     with torch.no_grad():
         for parameter in trainer.policy.parameters():

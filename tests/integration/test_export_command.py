@@ -29,7 +29,7 @@ from tests.integration.training import sentence_of
 from tests.karn import fake_run
 from tests.nissa.event_files import points_expected, points_in
 
-ROUNDS = 4
+ITERATIONS = 4
 SECONDS = 60.0
 """Patience for what takes a moment on an idle machine."""
 
@@ -40,15 +40,15 @@ def needs(package: str) -> pytest.MarkDecorator:
 
 
 def rows_of(number: int) -> list[Row]:
-    """What a training writes at the end of a round."""
+    """What a training writes at the end of an iteration."""
     unknown = {"mean_return": None, "evaluation_score": 40.5} if number == 2 else {}
     return [fake_run.episode_row(number - 1), replace(fake_run.update_row(number), **unknown)]
 
 
-def write(directory: Path, rounds: int = ROUNDS) -> Path:
+def write(directory: Path, iterations: int = ITERATIONS) -> Path:
     with RunWriter(directory) as writer:
-        writer.emit(fake_run.run_row("mine", rounds=ROUNDS))
-        for number in range(1, rounds + 1):
+        writer.emit(fake_run.run_row("mine", iterations=ITERATIONS))
+        for number in range(1, iterations + 1):
             for row in rows_of(number):
                 writer.emit(row)
     return directory
@@ -90,7 +90,7 @@ def test_a_finished_run_is_exported_whole(tmp_path: Path, capsys: pytest.Capture
 def test_a_stopped_run_is_exported_as_far_as_it_came(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = write(tmp_path / "run", rounds=2)
+    run = write(tmp_path / "run", iterations=2)
 
     cli.main(["export", str(run), "--out", str(tmp_path / "out"), "--follow"])
 
@@ -156,8 +156,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def exported_rounds(out: Path) -> set[int]:
-    """The rounds that somebody else would find exported now; a record may be half written."""
+def exported_iterations(out: Path) -> set[int]:
+    """The iterations that somebody else would find exported now; a record may be half written."""
     try:
         return {point.step for point in points_in(out) if point.tag.startswith("update/")}
     except (AssertionError, OSError, ValueError, struct.error):
@@ -165,12 +165,12 @@ def exported_rounds(out: Path) -> set[int]:
 
 
 def write_beside(directory: Path, out: Path, end: str) -> None:
-    """A writer that goes on only when the first rounds were exported, and then finishes or is killed."""
+    """A writer that goes on only when the first iterations were exported, and then finishes or is killed."""
     writer = RunWriter(directory)
-    writer.emit(fake_run.run_row("mine", rounds=ROUNDS))
-    for number in range(1, ROUNDS + 1):
+    writer.emit(fake_run.run_row("mine", iterations=ITERATIONS))
+    for number in range(1, ITERATIONS + 1):
         if number == 3:
-            wait_for(lambda: exported_rounds(out) == {1, 2})
+            wait_for(lambda: exported_iterations(out) == {1, 2})
         for row in rows_of(number):
             writer.emit(row)
         writer.flush()
@@ -182,7 +182,7 @@ def write_beside(directory: Path, out: Path, end: str) -> None:
 
 @contextmanager
 def writer_beside(directory: Path, out: Path, end: str) -> Iterator[None]:
-    """Another process writes the run; its first rounds are there."""
+    """Another process writes the run; its first iterations are there."""
     process = multiprocessing.get_context("spawn").Process(target=write_beside, args=(directory, out, end))
     process.start()
     try:
@@ -200,21 +200,24 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("end", "rounds", "sentence"),
+    ("end", "iterations", "sentence"),
     [("finished", 4, "the run has finished"), ("killed", 3, "the run has stopped before its end")],
 )
 def test_a_run_is_followed_to_its_end(
-    end: str, rounds: int, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    end: str, iterations: int, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
 
     with writer_beside(run, out, end):
         cli.main(["export", str(run), "--out", str(out), "--follow"])
 
-    assert exported_rounds(out) == set(range(1, rounds + 1))
+    assert exported_iterations(out) == set(range(1, iterations + 1))
     assert points_in(out) == all_points(run)
     said = capsys.readouterr()
-    assert said.out.splitlines()[-1] == f"rows exported: {rounds} of update, {rounds} of episode; {sentence}"
+    assert (
+        said.out.splitlines()[-1]
+        == f"rows exported: {iterations} of update, {iterations} of episode; {sentence}"
+    )
     assert said.err == ""
 
 
@@ -233,7 +236,7 @@ def test_a_run_that_has_not_written_its_own_row_yet_is_waited_for(
         if end == "interrupted":
             raise KeyboardInterrupt
         if end == "written":
-            for row in [fake_run.run_row("mine", rounds=ROUNDS), *rows_of(1)]:
+            for row in [fake_run.run_row("mine", iterations=ITERATIONS), *rows_of(1)]:
                 writer.emit(row)
             writer.flush()
         writer._lock.release()  # as the kernel does when the process dies
@@ -259,7 +262,7 @@ def test_a_run_that_has_not_written_its_own_row_yet_is_waited_for(
 def test_an_interrupt_ends_following_quietly(tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     with RunWriter(run) as writer:
-        for row in [fake_run.run_row("mine", rounds=ROUNDS), *rows_of(1)]:
+        for row in [fake_run.run_row("mine", iterations=ITERATIONS), *rows_of(1)]:
             writer.emit(row)
         writer.flush()
         export = subprocess.Popen(
@@ -268,7 +271,7 @@ def test_an_interrupt_ends_following_quietly(tmp_path: Path) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-        wait_for(lambda: exported_rounds(out) == {1})
+        wait_for(lambda: exported_iterations(out) == {1})
         export.send_signal(signal.SIGINT)
         said, complaints = export.communicate(timeout=SECONDS)
 
@@ -283,23 +286,23 @@ def test_without_follow_a_running_run_is_exported_once(
 ) -> None:
     run = tmp_path / "run"
     writer = RunWriter(run)
-    for row in [fake_run.run_row("mine", rounds=ROUNDS), *rows_of(1)]:
+    for row in [fake_run.run_row("mine", iterations=ITERATIONS), *rows_of(1)]:
         writer.emit(row)
     writer.flush()
 
     cli.main(["export", str(run)])
     writer.close()
 
-    assert exported_rounds(run / "export" / "tensorboard") == {1}
+    assert exported_iterations(run / "export" / "tensorboard") == {1}
     assert "the run goes on, and --follow would go on with it" in capsys.readouterr().out
 
 
 def test_a_run_that_went_back_to_a_checkpoint_is_not_followed_on(tmp_path: Path) -> None:
-    """Round 2 is written again and a third one too, between two looks."""
+    """Iteration 2 is written again and a third one too, between two looks."""
     run = tmp_path / "run"
     checkpoints = []
     with RunWriter(run, resumable=True) as writer:
-        for row in [fake_run.run_row("mine", rounds=ROUNDS), *rows_of(1)]:
+        for row in [fake_run.run_row("mine", iterations=ITERATIONS), *rows_of(1)]:
             writer.emit(row)
         with writer.checkpoint() as sizes:
             checkpoints.append(sizes)
@@ -330,7 +333,7 @@ def values_of(run: Path) -> list[dict[str, float]]:
     """Per exported row, in order, what a tracker is to be told."""
     told = []
     (own,) = read_rows(run, RunRow)
-    for table, axis, row_type in (("update", "round", UpdateRow), ("episode", "episode", EpisodeRow)):
+    for table, axis, row_type in (("update", "iteration", UpdateRow), ("episode", "episode", EpisodeRow)):
         for row in read_rows(run, row_type):
             values = {f"{table}/{axis}": getattr(row, axis), f"{table}/t": row.t}
             told.append(values | {point.tag: point.value for point in points_expected(own, [row])})
@@ -389,7 +392,7 @@ def test_wandb_keeps_every_number_offline(tmp_path: Path, monkeypatch: pytest.Mo
     records = wandb_records(file)
     assert_same([own_values(record.history) for record in records if record.HasField("history")], run)
     axes = {(record.metric.glob_name, record.metric.step_metric) for record in records}
-    assert axes > {("update/*", "update/round"), ("episode/*", "episode/episode")}
+    assert axes > {("update/*", "update/iteration"), ("episode/*", "episode/episode")}
 
 
 def own_values(history: Any) -> dict[str, float]:

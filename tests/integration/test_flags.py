@@ -39,7 +39,7 @@ def test_a_reader_that_leaves_early_gets_no_traceback(tmp_path: Path) -> None:
             "-c",
             script,
             "run",
-            "--decider",
+            "--controller",
             "off",
             "--steps",
             "2",

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from esper.karn.query import read_rows
-from esper.leyline.events import DecisionRow, EpisodeRow, EpochRow, LifeRow, TransitionRow, UpdateRow
+from esper.leyline.events import DecisionRow, EnvRow, EpisodeRow, EpochRow, TransitionRow, UpdateRow
 from esper.nissa import journal
 from esper.nissa.part import TablePart
 from esper.nissa.writer import RunWriter
@@ -28,10 +28,10 @@ from esper.tamiyo.policy.checkpoint import load_policy
 from tests.integration.training import STEPS, TIMES, assert_same_end, prepare
 
 WORDS = ["train", "--task", "tiny", "--reward-family", "loss", "--hidden-dim", "16", "--rng-seed", "4"]
-WORDS += ["--envs", "2", "--rounds", "5", "--passes", "3", "--evaluate-lives", "1"]
+WORDS += ["--envs", "2", "--iterations", "5", "--update-epochs", "3", "--evaluate-episodes", "1"]
 WORDS += ["--evaluate-every", "2", "--checkpoint-every", "2"]
-"""A checkpoint and an evaluation after the rounds 2, 4 and 5; the policy of round 4 is the best."""
-STEPS_OF_TWO_ROUNDS = 3 * STEPS
+"""A checkpoint and an evaluation after the iterations 2, 4 and 5; the policy of iteration 4 is the best."""
+STEPS_OF_TWO_ITERATIONS = 3 * STEPS
 """With the evaluation that follows them."""
 
 
@@ -112,12 +112,12 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "before the run's own row": lambda: on_call(RunWriter, "emit", 1),
     "in the first rollout": lambda: on_call(GrowthEnv, "step", 2),
     "half way through the first checkpoint's weights": lambda: at_file(
-        "round-00002/policy.safetensors", act=cut_in_half_and_die
+        "iteration-00002/policy.safetensors", act=cut_in_half_and_die
     ),
     "between the first state and the first pointer": lambda: at_file("checkpoints/latest"),
-    "in a rollout after a checkpoint": lambda: on_call(GrowthEnv, "step", STEPS_OF_TWO_ROUNDS + 2),
+    "in a rollout after a checkpoint": lambda: on_call(GrowthEnv, "step", STEPS_OF_TWO_ITERATIONS + 2),
     "in an update after a checkpoint, between two passes": lambda: on_call(
-        PPOAgent, "_one_pass", 3, counts=lambda agent, batch, number, metrics: number == 1
+        PPOAgent, "_update_epoch", 3, counts=lambda agent, batch, number, metrics: number == 1
     ),
     "during an evaluation": lambda: on_call(
         vectorized, "evaluate", 2, lambda *args: on_call(GrowthEnv, "step", 2)
@@ -126,11 +126,11 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "half way through a row": lambda: on_call(
         TablePart, "write_out", 4, tear_a_row_and_die, counts=lambda part: part.folder.name == "update"
     ),
-    "before a complete round is added to the tables": lambda: at_file("journals/written.json", number=5),
-    "half way through a round of rows": lambda: on_call(
+    "before a complete iteration is added to the tables": lambda: at_file("journals/written.json", number=5),
+    "half way through an iteration of rows": lambda: on_call(
         TablePart, "write_out", 4, tear_a_row_and_die, counts=lambda part: part.folder.name == "decision"
     ),
-    "between the rows of a round and the end of its journals": lambda: on_call(
+    "between the rows of an iteration and the end of its journals": lambda: on_call(
         journal, "discard_journals", 3
     ),
     HALF_AN_EPOCH: lambda: on_call(journal, "_write_all", 2 * STEPS + 2, tear_lines_and_die),
@@ -139,10 +139,10 @@ MOMENTS: dict[str, Callable[[], None]] = {
         "best/policy.safetensors", number=2, after=True
     ),
     "half way through the optimiser": lambda: at_file(
-        "round-00004/optimiser.safetensors", act=cut_in_half_and_die
+        "iteration-00004/optimiser.safetensors", act=cut_in_half_and_die
     ),
-    "between optimiser and progress": lambda: at_file("round-00004/progress.json"),
-    "between state and seal": lambda: at_file("round-00004/seal.json"),
+    "between optimiser and progress": lambda: at_file("iteration-00004/progress.json"),
+    "between state and seal": lambda: at_file("iteration-00004/seal.json"),
     "half way through the pointer": lambda: at_file("checkpoints/latest", number=2, act=cut_in_half_and_die),
     "while the old state is removed": lambda: on_call(shutil, "rmtree", 1, remove_one_file_and_die),
 }
@@ -154,14 +154,14 @@ LIVED: dict[str, tuple[int, int]] = {
     "in a rollout after a checkpoint": (2, 1),
     "in an update after a checkpoint, between two passes": (2, STEPS),
     "during an evaluation": (3, STEPS),
-    "before a complete round is added to the tables": (2, STEPS),
+    "before a complete iteration is added to the tables": (2, STEPS),
     "after rows were written, before their checkpoint": (4, 0),
     "half way through a row": (2, STEPS),
-    "half way through a round of rows": (2, STEPS),
-    "between the rows of a round and the end of its journals": (3, 0),
+    "half way through an iteration of rows": (2, STEPS),
+    "between the rows of an iteration and the end of its journals": (3, 0),
     HALF_AN_EPOCH: (2, 1),
 }
-"""At these moments: the rounds that are complete, and the epochs of the next one."""
+"""At these moments: the iterations that are complete, and the epochs of the next one."""
 
 MOMENTS_OF_RESUMING: dict[str, Callable[[], None]] = {
     "while rows without a checkpoint are cut off": lambda: on_call(TablePart, "cut", 2, after=True),
@@ -204,20 +204,20 @@ def test_every_row_of_an_epoch_that_was_over_reads_back_once(
 ) -> None:
     out = tmp_path / "run"
     die(cache, moment, [*WORDS, "--out", str(out)])
-    rounds, epochs = LIVED[moment]
+    iterations, epochs = LIVED[moment]
     for kind in (DecisionRow, TransitionRow, EpochRow, EpisodeRow):
-        found, whole = rows_of_lives(out, kind), rows_of_lives(undisturbed, kind)
+        found, whole = rows_of_episodes(out, kind), rows_of_episodes(undisturbed, kind)
         for (env, episode), rows in whole.items():
-            lived = STEPS if episode < rounds else epochs if episode == rounds else 0
+            lived = STEPS if episode < iterations else epochs if episode == iterations else 0
             there = found[env, episode]
             assert there == rows[: len(there)], "each once, in order"
             assert len(there) >= sum(is_over(row, lived, kind) for row in rows), "all of them"
             if moment != HALF_AN_EPOCH:
                 assert len(there) <= sum(row["epoch"] <= lived for row in rows)
-    assert len(read_rows(out, UpdateRow)) == rounds
+    assert len(read_rows(out, UpdateRow)) == iterations
 
 
-def is_over(row: dict[str, Any], lived: int, kind: type[LifeRow]) -> bool:
+def is_over(row: dict[str, Any], lived: int, kind: type[EnvRow]) -> bool:
     """Whether a row surely belongs to the first ``lived`` epochs.
 
     Decisions, and the moves that come of them, are counted by the epochs before.
@@ -225,13 +225,13 @@ def is_over(row: dict[str, Any], lived: int, kind: type[LifeRow]) -> bool:
     return bool(row["epoch"] < lived or lived == STEPS or (row["epoch"] == lived and kind is EpochRow))
 
 
-def rows_of_lives(run: Path, kind: type[LifeRow]) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    """The rows of every life in the order in which they are read, without times."""
-    lives: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+def rows_of_episodes(run: Path, kind: type[EnvRow]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+    """The rows of every episode in the order in which they are read, without times."""
+    episodes: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for row in read_rows(run, kind):
         columns = msgspec.to_builtins(row)
-        lives[row.env, row.episode].append({k: v for k, v in columns.items() if k not in TIMES})
-    return lives
+        episodes[row.env, row.episode].append({k: v for k, v in columns.items() if k not in TIMES})
+    return episodes
 
 
 @pytest.fixture(scope="module")

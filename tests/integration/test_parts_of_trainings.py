@@ -22,7 +22,7 @@ from esper.teaching import teach
 from tests.integration.training import MACHINE_RULES, TIMES, prepare, sentence_of, tiny
 
 PART_BYTES = 1_000
-"""About two rounds of updates."""
+"""About two iterations of updates."""
 MOMENTS: dict[str, tuple[Any, str]] = {
     "before a checkpoint's parts are converted": (writer_module.RunWriter, "_compact"),
     "before Parquet is written": (compaction.Compactor, "_copy"),
@@ -66,7 +66,7 @@ def run_to_be_killed(cache: Path, moment: str, run: Path) -> None:
         Path.unlink = only_lines  # type: ignore[method-assign, assignment]
     else:
         setattr(owner, name, kill)
-    teach(tiny(rounds=4), run)
+    teach(tiny(iterations=4), run)
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +74,14 @@ def undisturbed_parts(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     out = tmp_path_factory.mktemp("parts") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer_module, "PART_BYTES", PART_BYTES)
-        teach(tiny(rounds=4), out)
+        teach(tiny(iterations=4), out)
     return out
 
 
 def test_the_rows_are_those_of_a_run_without_parts(
     undisturbed_parts: Path, cache: Path, tmp_path: Path
 ) -> None:
-    teach(tiny(rounds=4), tmp_path / "run")
+    teach(tiny(iterations=4), tmp_path / "run")
 
     assert len(list((undisturbed_parts / "telemetry" / "update").glob("*.parquet"))) >= 2
     assert not list((tmp_path / "run" / "telemetry").rglob("*.parquet"))

@@ -25,11 +25,23 @@ from esper.simic.training.vectorized import Trainer
 from tests.integration.training import assert_same_end, prepare, rows_without_times
 
 ROOT = Path(__file__).parents[2]
-WORDS = ["train", "--task", "tiny", "--hidden-dim", "16", "--envs", "12", "--rounds", "3", "--passes", "2"]
-WORDS += ["--evaluate-lives", "5", "--evaluate-every", "2", "--checkpoint-every", "1"]
-"""Six shards of two environments, and three of lives to evaluate with."""
+WORDS = [
+    "train",
+    "--task",
+    "tiny",
+    "--hidden-dim",
+    "16",
+    "--envs",
+    "12",
+    "--iterations",
+    "3",
+    "--update-epochs",
+    "2",
+]
+WORDS += ["--evaluate-episodes", "5", "--evaluate-every", "2", "--checkpoint-every", "1"]
+"""Six shards of two environments, and three of episodes to evaluate with."""
 PAID = ["--reward-family", "loss"]
-"""Every step of a short life brings something, and nothing waits for twins."""
+"""Every step of a short episode brings something, and nothing waits for twins."""
 MISHAP = "ESPER_TEST_MISHAP"
 
 IN_EVERY_WORKER = """
@@ -48,16 +60,16 @@ def prepare_worker() -> None:
         MISHAPS[mishap]()
 
 
-def be_killed_in_the_third_round() -> None:
-    run_round = Trainer.run_round
+def be_killed_in_the_third_iteration() -> None:
+    run_iteration = Trainer.run_iteration
 
     def fatal(trainer: Trainer) -> object:
-        if trainer.round == 2:
+        if trainer.iteration == 2:
             time.sleep(1.0)  # the others are waiting by then
             os.kill(os.getpid(), signal.SIGKILL)
-        return run_round(trainer)
+        return run_iteration(trainer)
 
-    Trainer.run_round = fatal  # type: ignore[method-assign]
+    Trainer.run_iteration = fatal  # type: ignore[method-assign]
 
 
 def find_no_twin() -> None:
@@ -67,7 +79,7 @@ def find_no_twin() -> None:
     growth.twin_scores = broken  # type: ignore[assignment]
 
 
-MISHAPS = {"killed": be_killed_in_the_third_round, "no twin": find_no_twin}
+MISHAPS = {"killed": be_killed_in_the_third_iteration, "no twin": find_no_twin}
 
 
 @pytest.fixture(scope="module", autouse=True)

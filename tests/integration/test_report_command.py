@@ -52,7 +52,7 @@ def test_the_control_is_compared_pair_by_pair(arms: Path, tmp_path: Path) -> Non
     cli.main(["report", str(arms / "heuristic"), "--against", str(arms / "off"), "--out", str(out)])
     (ours,), (theirs,) = (read_rows(arms / arm, EpisodeRow) for arm in ("heuristic", "off"))
     ahead = ours.val_score - theirs.val_score
-    assert f"Against off, in one life begun alike: {ahead:+.1f} points on validation" in shown(out).text
+    assert f"Against off, in one episode begun alike: {ahead:+.1f} points on validation" in shown(out).text
     assert ours.twin_val_score == theirs.val_score
 
 
@@ -70,9 +70,9 @@ def test_the_command_that_is_shown_does_the_same_again(arms: Path, tmp_path: Pat
     "config",
     [
         RunConfig(),
-        run_config(decider="periodic", plan="norm@r0c1:2, norm@r0c0:3", slots=("r0c0", "r0c1"), steps=9),
+        run_config(controller="periodic", plan="norm@r0c1:2, norm@r0c0:3", slots=("r0c0", "r0c1"), steps=9),
         run_config(
-            decider="random", against=("off", "heuristic"), rotation=("norm",), episodes=3, as_json=True
+            controller="random", against=("off", "heuristic"), rotation=("norm",), episodes=3, as_json=True
         ),
     ],
 )
@@ -98,12 +98,12 @@ def test_settings_of_a_run_survive_as_flags(config: RunConfig) -> None:
             "conditioned": False,
             "hold_heads": ["tempo", "style"],
         },
-        {"learning_rate": 3e-4, "gamma": 0.99, "capacity": 5, "reward_family": "sparse", "rounds": 2},
+        {"learning_rate": 3e-4, "gamma": 0.99, "capacity": 5, "reward_family": "sparse", "iterations": 2},
     ],
 )
 def test_settings_of_a_training_survive_as_flags(settings: dict[str, object]) -> None:
     config = checked(TrainingConfig, settings)
-    row = fake_run.run_row(rounds=config.rounds)
+    row = fake_run.run_row(iterations=config.iterations)
     row.config = config.model_dump(mode="json")
     command = reproduction(row)
     assert command is not None
@@ -116,7 +116,7 @@ def test_settings_of_a_training_survive_as_flags(settings: dict[str, object]) ->
 def test_the_command_names_what_matters_even_where_it_is_the_default() -> None:
     row = fake_run.run_row()
     row.config = RunConfig().model_dump(mode="json")
-    assert reproduction(row) == "esper run --task digits_impaired --decider heuristic --rng-seed 0"
+    assert reproduction(row) == "esper run --task digits_impaired --controller heuristic --rng-seed 0"
 
 
 def test_a_run_that_no_command_began_has_none() -> None:

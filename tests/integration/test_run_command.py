@@ -18,7 +18,7 @@ from esper.kasmina import load_committed
 from esper.leyline.events import DecisionRow, EpisodeRow, EpochRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
 from esper.scripts import cli, train
-from esper.tolaria.seeding import LifeStreams
+from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks import task_named
 
 
@@ -46,7 +46,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_table_of_a_run_reads_back(finished: Path) -> None:
     run = finished / "heuristic"
     (row,) = read_rows(run, RunRow)
-    assert (row.task, row.decider, row.rng_seed, row.slots) == (
+    assert (row.task, row.controller, row.rng_seed, row.slots) == (
         "digits_impaired",
         "heuristic",
         0,
@@ -70,7 +70,7 @@ def test_the_twin_in_the_rows_is_the_off_run(finished: Path) -> None:
 def test_the_saved_network_scores_what_the_run_reported(finished: Path) -> None:
     network = load_committed(finished / "heuristic" / "model" / "episode-0").eval()
     task = task_named("digits_impaired")
-    splits = task.load(LifeStreams(0, 0, 0).generator("split"))
+    splits = task.load(EpisodeStreams(0, 0, 0).generator("split"))
     with torch.inference_mode():
         scores = task.objective.sample_scores(network(splits.validation.x), splits.validation.y)
     (episode,) = read_rows(finished / "heuristic", EpisodeRow)
@@ -87,8 +87,10 @@ def test_json_prints_one_document_and_nothing_else(
     assert episode["host_params"] == 174
 
 
-def test_episodes_are_different_lives(tmp_path: Path) -> None:
-    cli.main(["run", "--decider", "off", "--steps", "2", "--episodes", "2", "--out", str(tmp_path / "run")])
+def test_episodes_are_different_episodes(tmp_path: Path) -> None:
+    cli.main(
+        ["run", "--controller", "off", "--steps", "2", "--episodes", "2", "--out", str(tmp_path / "run")]
+    )
     first, second = read_rows(tmp_path / "run", EpisodeRow)
     assert (first.episode, second.episode) == (0, 1)
     assert first.test_score != second.test_score
@@ -113,14 +115,14 @@ def test_each_setting_changes_the_run(tmp_path: Path) -> None:
     base = ["run", "--steps", "7"]
     changes = {
         "task": ["--task", "digits"],
-        "decider": ["--decider", "random"],
+        "controller": ["--controller", "random"],
         "rng_seed": ["--rng-seed", "1"],
         "episodes": ["--episodes", "2"],
         "slots": ["--slots", "1"],
         "rotation": ["--rotation", "norm"],
         "incubation": ["--incubation", "straight_through"],
         "incubation_epochs": ["--incubation-epochs", "0"],
-        "plan": ["--decider", "periodic", "--plan", "norm@r0c1:2"],
+        "plan": ["--controller", "periodic", "--plan", "norm@r0c1:2"],
     }
 
     def rows(name: str, extra: list[str]) -> list[tuple[object, ...]]:
@@ -130,7 +132,7 @@ def test_each_setting_changes_the_run(tmp_path: Path) -> None:
         return [*epochs, *[(r.action, r.succeeded) for r in read_rows(out, DecisionRow)]]
 
     reference = rows("reference", [])
-    periodic = rows("periodic", ["--decider", "periodic"])
+    periodic = rows("periodic", ["--controller", "periodic"])
     for name, extra in changes.items():
         assert rows(name, extra) != (periodic if name == "plan" else reference), name
 
@@ -142,18 +144,18 @@ def test_each_setting_changes_the_run(tmp_path: Path) -> None:
     ("words", "fragments"),
     [
         (["run", "--task", "digit"], ["unknown task 'digit'", "digits"]),
-        (["run", "--decider", "heuristc"], ["unknown decider 'heuristc'", "did you mean heuristic"]),
-        (["run", "--against", "of"], ["unknown decider 'of'", "off"]),
+        (["run", "--controller", "heuristc"], ["unknown controller 'heuristc'", "did you mean heuristic"]),
+        (["run", "--against", "of"], ["unknown controller 'of'", "off"]),
         (["run", "--slots", "r0c9"], ["slot 'r0c9' is not in this model", "r0c0, r0c1, r0c2"]),
         (["run", "--slots", "5"], ["5 slots were asked for", "has 3", "1 to 3 are possible"]),
         (["run", "--rotation", "conv_hevy"], ["unknown blueprint 'conv_hevy'", "did you mean conv_heavy"]),
         (
-            ["run", "--decider", "periodic", "--plan", "conv_hevy@r0c0:0"],
+            ["run", "--controller", "periodic", "--plan", "conv_hevy@r0c0:0"],
             ["unknown blueprint 'conv_hevy'", "did you mean conv_heavy"],
         ),
         (["run", "--steps", "0"], ["steps", "greater than or equal to 1", "found 0"]),
         (["run", "--steps", "0", "--episodes", "-1"], ["steps", "episodes"]),
-        (["run", "--plan", "every:2"], ["plan is read by the periodic decider only"]),
+        (["run", "--plan", "every:2"], ["plan is read by the periodic controller only"]),
         (["rn"], ["unknown command 'rn'", "did you mean run"]),
     ],
 )
@@ -188,7 +190,7 @@ def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = "from esper.scripts.cli import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", command, "run", "--decider", "off", "--steps", "2000", "--out", str(out)],
+        [sys.executable, "-c", command, "run", "--controller", "off", "--steps", "2000", "--out", str(out)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

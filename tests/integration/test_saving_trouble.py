@@ -14,7 +14,7 @@ from esper.karn.query import read_rows
 from esper.leyline.events import UpdateRow
 from esper.scripts import cli
 from esper.simic.agent.ppo import PolicyDivergedError
-from esper.simic.training.vectorized import RoundSummary, Trainer
+from esper.simic.training.vectorized import IterationSummary, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy, seal
 from esper.teaching import teach
 from tests.integration.training import (
@@ -40,21 +40,21 @@ def test_an_interrupted_run_says_how_to_go_on(
     def interrupt(trainer: Trainer) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Trainer, "run_round", interrupt)
+    monkeypatch.setattr(Trainer, "run_iteration", interrupt)
     with pytest.raises(SystemExit) as stop:
         cli.main(["train", "--resume", str(stopped)])
     assert stop.value.code == 130
     assert f"esper train --resume {stopped}" in capsys.readouterr().err
 
 
-def test_a_run_that_ends_in_the_round_after_a_checkpoint_leaves_that_one_alone(
+def test_a_run_that_ends_in_the_iteration_after_a_checkpoint_leaves_that_one_alone(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, run_round, kept = tmp_path / "run", Trainer.run_round, {}
+    out, run_iteration, kept = tmp_path / "run", Trainer.run_iteration, {}
 
-    def diverge(trainer: Trainer) -> RoundSummary:
-        if trainer.round < 2:
-            return run_round(trainer)
+    def diverge(trainer: Trainer) -> IterationSummary:
+        if trainer.iteration < 2:
+            return run_iteration(trainer)
         kept.update(everything_in(out / "checkpoints"))
         raise PolicyDivergedError("three updates in a row")
 
@@ -62,11 +62,11 @@ def test_a_run_that_ends_in_the_round_after_a_checkpoint_leaves_that_one_alone(
         assert everything_in(out / "checkpoints").items() >= kept.items()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "run_round", diverge)
+        patch.setattr(Trainer, "run_iteration", diverge)
         patch.setattr(run_state, "seal", lambda state, names: (check_the_last(), seal(state, names)))
         with pytest.raises(PolicyDivergedError):
             teach(tiny(), out)
-    assert (out / "checkpoints" / "latest").read_text() == "round-00002-again"
+    assert (out / "checkpoints" / "latest").read_text() == "iteration-00002-again"
     cli.main(["train", "--resume", str(out)])
     assert_same_end(undisturbed, out)
 
@@ -74,11 +74,11 @@ def test_a_run_that_ends_in_the_round_after_a_checkpoint_leaves_that_one_alone(
 # --- a full disk ----------------------------------------------------------------------------------
 
 
-def without_room(out: Path, file: str, number: int) -> Callable[[RoundSummary], None]:
-    """To be called after every round: from round ``number`` on ``file`` cannot be written, once."""
+def without_room(out: Path, file: str, number: int) -> Callable[[IterationSummary], None]:
+    """To be called after every iteration: from iteration ``number`` on ``file`` cannot be written, once."""
 
-    def fill_the_disk(summary: RoundSummary) -> None:
-        if summary.round == number:
+    def fill_the_disk(summary: IterationSummary) -> None:
+        if summary.iteration == number:
             partial = out / f"{file}.partial"
             partial.parent.mkdir(exist_ok=True)
             partial.symlink_to("/dev/full")  # takes no byte
@@ -87,9 +87,9 @@ def without_room(out: Path, file: str, number: int) -> Callable[[RoundSummary], 
 
 
 SAVED = [
-    "checkpoints/round-0000{}/policy.safetensors",
-    "checkpoints/round-0000{}/optimiser.safetensors",
-    "checkpoints/round-0000{}/seal.json",
+    "checkpoints/iteration-0000{}/policy.safetensors",
+    "checkpoints/iteration-0000{}/optimiser.safetensors",
+    "checkpoints/iteration-0000{}/seal.json",
     "checkpoints/latest",
 ]
 
@@ -101,17 +101,17 @@ def test_a_full_disk_does_not_end_a_training(
     out, file = tmp_path / "run", saved.format(2)
     kept = []
 
-    def look(summary: RoundSummary) -> None:
-        if summary.round == 3:
+    def look(summary: IterationSummary) -> None:
+        if summary.iteration == 3:
             kept.append((out / "checkpoints" / "latest").read_text())
         without_room(out, file, 2)(summary)
 
-    teach(tiny(), out, on_round=look)
+    teach(tiny(), out, on_iteration=look)
     assert capsys.readouterr().err == (
         f"esper: '{out / file}' cannot be written: No space left on device; what was saved before is intact,"
         " and the training goes on\n"
     )
-    assert kept == ["round-00001"]
+    assert kept == ["iteration-00001"]
     assert not list(out.rglob("*.partial"))
     assert_same_end(undisturbed, out)
 
@@ -121,12 +121,12 @@ def test_a_training_whose_end_cannot_be_saved_can_be_resumed(
     saved: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, file = tmp_path / "run", saved.format(3)
-    said = sentence_from(capsys, lambda: teach(tiny(), out, on_round=without_room(out, file, 3)))
+    said = sentence_from(capsys, lambda: teach(tiny(), out, on_iteration=without_room(out, file, 3)))
     assert (
         f"'{out / file}' cannot be written: No space left on device; what was saved before is intact" in said
     )
     assert f"esper train --resume {out}" in said
-    assert (out / "checkpoints" / "latest").read_text() == "round-00002"
+    assert (out / "checkpoints" / "latest").read_text() == "iteration-00002"
     assert not list(out.rglob("*.partial"))
     cli.main(["train", "--resume", str(out)])
     assert_same_end(undisturbed, out)
@@ -139,17 +139,17 @@ def test_the_best_policy_is_the_best_that_was_saved(
     out = tmp_path / "run"
     returns: list[float | None] = []
 
-    def remember(summary: RoundSummary) -> None:
+    def remember(summary: IterationSummary) -> None:
         returns.append(summary.evaluation_return)
         without_room(out, f"best/{name}", 2)(summary)
 
-    teach(tiny(), out, on_round=remember)
+    teach(tiny(), out, on_iteration=remember)
     assert f"'{out / 'best' / name}' cannot be written" in capsys.readouterr().err
     first, second, _ = returns
     assert first is not None
     assert second is not None
     assert second > first
-    progress = json.loads((out / "checkpoints" / "round-00003" / "progress.json").read_text())
+    progress = json.loads((out / "checkpoints" / "iteration-00003" / "progress.json").read_text())
     assert progress["best_return"] == first
     load_policy(out / "best")
 
@@ -167,13 +167,13 @@ def test_rows_that_cannot_be_written_do_not_end_a_training(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    monkeypatch.setattr(os, "write", half_of_round_two(os.write))
+    monkeypatch.setattr(os, "write", half_of_iteration_two(os.write))
     teach(tiny(), out)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("esper: telemetry stopped: cannot write")
     assert "(No space left on device); the run goes on, its further rows are lost" in said
-    assert [row.round for row in read_rows(out, UpdateRow)] == [1]
+    assert [row.iteration for row in read_rows(out, UpdateRow)] == [1]
     assert files_below(out / "checkpoints") == files_below(undisturbed / "checkpoints")
     assert files_below(out / "best") == files_below(undisturbed / "best")
 
@@ -183,26 +183,26 @@ def test_a_training_that_lost_rows_goes_on_after_the_last_whole_one(
 ) -> None:
     out = tmp_path / "run"
 
-    def stop(summary: RoundSummary) -> None:
-        if summary.round == 3:
+    def stop(summary: IterationSummary) -> None:
+        if summary.iteration == 3:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write", half_of_round_two(os.write))
+        patch.setattr(os, "write", half_of_iteration_two(os.write))
         with pytest.raises(KeyboardInterrupt):
-            teach(tiny(), out, on_round=stop)
+            teach(tiny(), out, on_iteration=stop)
     cli.main(["train", "--resume", str(out)])
-    assert [row.round for row in read_rows(out, UpdateRow)] == [1, 3]
+    assert [row.iteration for row in read_rows(out, UpdateRow)] == [1, 3]
     assert files_below(out / "checkpoints") == files_below(undisturbed / "checkpoints")
 
 
-def half_of_round_two(write: Callable[[int, bytes], int]) -> Callable[[int, bytes], int]:
-    """A disk that is full in the middle of the second round's row."""
+def half_of_iteration_two(write: Callable[[int, bytes], int]) -> Callable[[int, bytes], int]:
+    """A disk that is full in the middle of the second iteration's row."""
 
     def write_half(file: int, content: bytes) -> int:
-        if len(content) > 20 and content.startswith(b'{"t":') and b'"round":2' in content:
+        if len(content) > 20 and content.startswith(b'{"t":') and b'"iteration":2' in content:
             return write(file, content[:20])
-        if not content.startswith(b'{"t":') and b'"round":2' in content:
+        if not content.startswith(b'{"t":') and b'"iteration":2' in content:
             full_disk()
         return write(file, content)
 

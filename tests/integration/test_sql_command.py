@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 def run(tmp_path: Path) -> Path:
     with RunWriter(tmp_path / "runs" / "mine") as writer:
         writer.emit(fake_run.run_row())
-        for row in fake_run.life():
+        for row in fake_run.episode():
             writer.emit(row)
     return tmp_path / "runs" / "mine"
 

@@ -1,4 +1,4 @@
-"""Arms × rng seeds × lives: paired, in order, and the lives that a run of the same rng seed leads."""
+"""Arms × rng seeds × episodes: paired, in order, and the episodes that a run of the same rng seed leads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from esper.runner import run_arm
 from esper.study import Cell, means_by_rng_seed, run_study
 
 ARMS: dict[str, dict[str, object]] = {
-    "off": {"decider": "off"},
-    "planted": {"decider": "periodic", "plan": "conv_light/fast@r0c1:0"},
+    "off": {"controller": "off"},
+    "planted": {"controller": "periodic", "plan": "conv_light/fast@r0c1:0"},
 }
 SHORT = {"task": "digits_impaired", "steps": 3}
 
@@ -26,7 +26,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Cell]]:
         return run_study({arm: {**SHORT, **own} for arm, own in ARMS.items()}, [4, 3], episodes=2)
 
 
-def test_cells_come_in_the_order_of_rng_seeds_and_of_their_lives(results: dict[str, list[Cell]]) -> None:
+def test_cells_come_in_the_order_of_rng_seeds_and_of_their_episodes(results: dict[str, list[Cell]]) -> None:
     assert list(results) == list(ARMS)
     for arm, cells in results.items():
         assert [(cell.arm, cell.rng_seed, cell.episode) for cell in cells] == [
@@ -34,21 +34,21 @@ def test_cells_come_in_the_order_of_rng_seeds_and_of_their_lives(results: dict[s
         ]  # fmt: skip
 
 
-def test_every_rng_seed_and_every_life_is_another_one(results: dict[str, list[Cell]]) -> None:
+def test_every_rng_seed_and_every_episode_is_another_one(results: dict[str, list[Cell]]) -> None:
     assert len({cell.val_score for cell in results["off"]} | {cell.test_score for cell in results["off"]}) > 4
 
 
-def test_a_life_is_that_of_a_run(
+def test_an_episode_is_that_of_a_run(
     results: dict[str, list[Cell]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))
     config = run_config(**SHORT, **ARMS["planted"], rng_seed=3, episodes=2)
-    run_arm(config, config.decider, tmp_path / "run")
+    run_arm(config, config.controller, tmp_path / "run")
     lived = [(row.test_score, row.params) for row in read_rows(tmp_path / "run", EpisodeRow)]
     assert lived == [(cell.test_score, cell.params) for cell in results["planted"][2:]]
 
 
-def test_an_rng_seed_counts_once_with_the_mean_of_its_lives(results: dict[str, list[Cell]]) -> None:
+def test_an_rng_seed_counts_once_with_the_mean_of_its_episodes(results: dict[str, list[Cell]]) -> None:
     first, second, third, fourth = (cell.test_score for cell in results["off"])
     means = means_by_rng_seed(results, lambda cell: cell.test_score)
     assert means["off"] == pytest.approx([(first + second) / 2, (third + fourth) / 2])

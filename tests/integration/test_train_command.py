@@ -19,7 +19,18 @@ from tests.integration.training import assert_same_end
 
 pytestmark = pytest.mark.usefixtures("cache")
 
-DIGITS = ["--envs", "6", "--rounds", "3", "--steps", "3", "--hidden-dim", "16", "--evaluate-lives", "2"]
+DIGITS = [
+    "--envs",
+    "6",
+    "--iterations",
+    "3",
+    "--steps",
+    "3",
+    "--hidden-dim",
+    "16",
+    "--evaluate-episodes",
+    "2",
+]
 DIGITS += ["--evaluate-every", "2", "--checkpoint-every", "1"]
 """Six environments are three shards of two."""
 
@@ -36,43 +47,43 @@ def digits_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_training_run_leaves_rows_a_best_policy_and_its_configuration(digits_run: Path) -> None:
     (run,) = read_rows(digits_run, RunRow)
-    assert (run.decider, run.task) == ("ppo", "digits_impaired")
+    assert (run.controller, run.task) == ("ppo", "digits_impaired")
     rows = read_rows(digits_run, UpdateRow)
-    assert [row.round for row in rows] == [1, 2, 3]
+    assert [row.iteration for row in rows] == [1, 2, 3]
     assert [row.evaluation_score is not None for row in rows] == [False, True, True]
     assert all(row.first_ratio_error < 1e-5 for row in rows)
     assert json.loads((digits_run / "config.json").read_text())["envs"] == 6
     assert load_policy(digits_run / "best").num_slots == 3
 
 
-def test_a_trained_policy_decides_like_any_other_decider(digits_run: Path, tmp_path: Path) -> None:
-    words = ["run", "--decider", "ppo", "--checkpoint", str(digits_run / "best"), "--steps", "3"]
+def test_a_trained_policy_decides_like_any_other_controller(digits_run: Path, tmp_path: Path) -> None:
+    words = ["run", "--controller", "ppo", "--checkpoint", str(digits_run / "best"), "--steps", "3"]
     cli.main([*words, "--out", str(tmp_path / "run")])
     assert len(read_rows(tmp_path / "run", EpisodeRow)) == 1
 
 
 def test_an_evaluation_names_every_control(digits_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--lives", "2", "--steps", "2", "--processes", "1"]
+    words = ["--episodes", "2", "--steps", "2", "--processes", "1"]
     cli.main(["eval", str(digits_run / "best"), *words])
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("ppo", "heuristic", "random", "off"))
 
 
-def test_an_rng_seed_may_lead_several_lives(digits_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--lives", "2", "--lives-each", "2", "--steps", "2", "--processes", "1"]
+def test_an_rng_seed_may_lead_several_episodes(digits_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--episodes", "2", "--episodes-each", "2", "--steps", "2", "--processes", "1"]
     cli.main(["eval", str(digits_run / "best"), *words])
     (shown,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("off"))
-    off = {"off": {"task": "digits_impaired", "decider": "off", "steps": 2}}
-    lives = [cell.test_score for cell in run_study(off, TEST_SEEDS[:2], episodes=2, processes=1)["off"]]
-    means = [(lives[0] + lives[1]) / 2, (lives[2] + lives[3]) / 2]
+    off = {"off": {"task": "digits_impaired", "controller": "off", "steps": 2}}
+    episodes = [cell.test_score for cell in run_study(off, TEST_SEEDS[:2], episodes=2, processes=1)["off"]]
+    means = [(episodes[0] + episodes[1]) / 2, (episodes[2] + episodes[3]) / 2]
     assert str(estimate(means)) in shown
-    assert str(estimate(lives)) not in shown
+    assert str(estimate(episodes)) not in shown
 
 
 def test_rent_is_taken_off_for_what_was_grown_and_off_grows_nothing(
     digits_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--lives", "2", "--steps", "6", "--processes", "1", "--rent", "1"]
+    words = ["--episodes", "2", "--steps", "6", "--processes", "1", "--rent", "1"]
     cli.main(["eval", str(digits_run / "best"), *words])
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
     estimates = {arm: re.findall(r"-?[\d.]+ ±", rows[arm]) for arm in ("heuristic", "off")}
@@ -90,17 +101,17 @@ def test_two_processes_give_the_same_run_bit_for_bit(digits_run: Path, tmp_path:
 def test_the_module_form_trains_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ["--episodes", "1", "--max-epochs", "2", "--seed", "42", "--envs", "2", "--hidden-dim", "16"]
-    train.main(["ppo", *words, "--evaluate-lives", "1"])
+    train.main(["ppo", *words, "--evaluate-episodes", "1"])
     (run,) = (tmp_path / "runs").iterdir()
-    assert [row.round for row in read_rows(run, UpdateRow)] == [1]
+    assert [row.iteration for row in read_rows(run, UpdateRow)] == [1]
 
 
 def test_a_file_gives_settings_and_flags_override_it(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
-    file.write_text("envs = 4\nrounds = 9\nsteps = 2\nhidden_dim = 16\nevaluate_lives = 1\n")
-    cli.main(["train", "--config", str(file), "--rounds", "1", "--out", str(tmp_path / "run")])
+    file.write_text("envs = 4\nrounds = 9\nsteps = 2\nhidden_dim = 16\nevaluate_episodes = 1\n")
+    cli.main(["train", "--config", str(file), "--iterations", "1", "--out", str(tmp_path / "run")])
     kept = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert (kept["envs"], kept["rounds"], kept["hidden_dim"]) == (4, 1, 16)
+    assert (kept["envs"], kept["iterations"], kept["hidden_dim"]) == (4, 1, 16)
 
 
 # --- mistakes -------------------------------------------------------------------------------------
@@ -116,8 +127,8 @@ def test_a_file_gives_settings_and_flags_override_it(tmp_path: Path) -> None:
         (["train", "--slots", "3", "--capacity", "2"], ["room for 2 slots", "a host with 3"]),
         (["train", "--resume", "nowhere"], ["'nowhere' is no training run"]),
         (["eval", "nowhere"], ["'nowhere' holds no checkpoint"]),
-        (["run", "--decider", "ppo"], ["--checkpoint"]),
-        (["run", "--checkpoint", "x"], ["checkpoint is read by the ppo decider only"]),
+        (["run", "--controller", "ppo"], ["--checkpoint"]),
+        (["run", "--checkpoint", "x"], ["checkpoint is read by the ppo controller only"]),
     ],
 )
 def test_a_mistake_gets_a_sentence(

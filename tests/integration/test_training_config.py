@@ -16,7 +16,7 @@ from esper.leyline.errors import UnknownNameError
 from esper.leyline.events import UpdateRow
 from esper.run_state import config_of_run
 from esper.simic.rewards.families import FamilyName
-from esper.simic.training.vectorized import RoundSummary
+from esper.simic.training.vectorized import IterationSummary
 from esper.teaching import teach
 from esper.tolaria.tasks import TASKS
 from tests.integration.training import TIMES
@@ -26,12 +26,12 @@ AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=
 BASE: Mapping[str, Any] = {
     "task": "tiny",
     "envs": 2,
-    "rounds": 2,
+    "iterations": 2,
     "steps": 3,
     "hidden_dim": 16,
-    "passes": 3,
+    "update_epochs": 3,
     "evaluate_every": 2,
-    "evaluate_lives": 1,
+    "evaluate_episodes": 1,
     "checkpoint_every": 2,
 }
 
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
     rows: list[dict[str, Any]]
     checkpoints: list[list[str]]
-    """Those on disk when each round was over."""
+    """Those on disk when each iteration was over."""
     files: list[str]
 
     @property
@@ -70,10 +70,10 @@ def run(directory: Path, settings: Mapping[str, Any]) -> Run:
     config = checked(TrainingConfig, settings)
     checkpoints = []
 
-    def look(summary: RoundSummary) -> None:
-        checkpoints.append(sorted(path.name for path in directory.glob("checkpoints/round-*")))
+    def look(summary: IterationSummary) -> None:
+        checkpoints.append(sorted(path.name for path in directory.glob("checkpoints/iteration-*")))
 
-    teach(config, directory, on_round=look)
+    teach(config, directory, on_iteration=look)
     assert config_of_run(directory) == config
     rows = [
         {name: getattr(row, name) for name in row.__struct_fields__ if name not in TIMES}
@@ -94,7 +94,7 @@ ALTERNATIVES: Mapping[str, Any] = {
     "task": "other",
     "rng_seed": 1,
     "envs": 3,
-    "rounds": 3,
+    "iterations": 3,
     "steps": 2,
     "slots": 2,
     "vary_slots": True,
@@ -107,7 +107,7 @@ ALTERNATIVES: Mapping[str, Any] = {
     "reward_family": "loss",
     "rent": 5.0,
     "reward_scale": 1.0,
-    "passes": 2,
+    "update_epochs": 2,
     "learning_rate": 0.005,
     "clip": 0.001,
     "clip_per_head": True,
@@ -122,20 +122,20 @@ ALTERNATIVES: Mapping[str, Any] = {
     "value_clip": 1e-4,
     "max_grad_norm": 1e-3,
     "evaluate_every": 1,
-    "evaluate_lives": 2,
+    "evaluate_episodes": 2,
     "checkpoint_every": 1,
     "detail": "summary",
 }
 """For every key a value that a run with ``BASE`` must feel."""
 ALONE: Mapping[str, set[str]] = {
     "evaluate_every": {"evaluation_return", "evaluation_score"},
-    "evaluate_lives": {"evaluation_return", "evaluation_score"},
+    "evaluate_episodes": {"evaluation_return", "evaluation_score"},
     "checkpoint_every": {"checkpoints"},
     "detail": {"files"},
 }
 """Keys that must leave the training itself alone, and all that they may change."""
-FIRST_ROUND_SAME = ("rounds", "entropy_end")
-"""Keys that say nothing about the first round."""
+FIRST_ITERATION_SAME = ("iterations", "entropy_end")
+"""Keys that say nothing about the first iteration."""
 
 
 def test_every_key_has_a_value_to_try() -> None:
@@ -153,7 +153,7 @@ def test_flipping_a_key_changes_the_run(key: str, base: Run, tmp_path: Path) -> 
     assert found, f"{key} has no effect"
     if key in ALONE:
         assert found <= ALONE[key]
-    if key in FIRST_ROUND_SAME:
+    if key in FIRST_ITERATION_SAME:
         assert flipped.rows[0] == base.rows[0]
 
 
@@ -163,7 +163,7 @@ def test_flipping_a_key_changes_the_run(key: str, base: Run, tmp_path: Path) -> 
 def test_the_discount_is_the_reward_family_s_unless_given(
     family: FamilyName, gamma: float, tmp_path: Path
 ) -> None:
-    settings = {**BASE, "reward_family": family, "rounds": 1}
+    settings = {**BASE, "reward_family": family, "iterations": 1}
     own = run(tmp_path / "own", settings)
     assert own.differences(run(tmp_path / "same", {**settings, "gamma": gamma})) == set()
     assert own.differences(run(tmp_path / "other", {**settings, "gamma": 0.9}))
@@ -177,7 +177,7 @@ TERMS: Mapping[FamilyName, set[str]] = {
     "loss": {"loss", "rent", "rollback"},
     "sparse": {"score", "rent", "rollback"},
 }
-MAY_BE_UNKNOWN = {"value_return_correlation", "early_stop_pass", "skipped", "explosion"}
+MAY_BE_UNKNOWN = {"value_return_correlation", "early_stop_update_epoch", "skipped", "explosion"}
 
 
 @pytest.mark.parametrize("family", get_args(FamilyName))
@@ -191,7 +191,7 @@ def test_a_policy_trains_under_every_reward_family(family: FamilyName, tmp_path:
         assert sum(row["reward_terms"].values()) == pytest.approx(row["mean_return"], abs=1e-5)
         assert row["reward_variance"] > 0.0
         assert row["first_ratio_error"] < 1e-5
-        assert row["broken_lives"] == 0
+        assert row["broken_episodes"] == 0
 
 
 # --- every mistake is named ------------------------------------------------------------------------
@@ -202,7 +202,7 @@ MISTAKES: Mapping[str, tuple[Any, ...]] = {
     "rng_seed": (-1, 1_000_000, 0.5, "zero"),
     "envs": (0, -4, 2.5, "many", None),
     "siblings": (0, 1.5, None),
-    "rounds": (0, None),
+    "iterations": (0, None),
     "steps": (0, "few"),
     "slots": (0, "r0c0"),
     "vary_slots": ("perhaps", None),
@@ -214,7 +214,7 @@ MISTAKES: Mapping[str, tuple[Any, ...]] = {
     "reward_family": ("pared", None),
     "rent": (-0.1, NAN, INF),
     "reward_scale": (0.0, -1.0, NAN, INF),
-    "passes": (0, 1.5),
+    "update_epochs": (0, 1.5),
     "learning_rate": (0.0, -1e-3, NAN, INF),
     "clip": (0.0, 1.0, NAN),
     "clip_per_head": ("joint",),
@@ -229,7 +229,7 @@ MISTAKES: Mapping[str, tuple[Any, ...]] = {
     "value_clip": (0.0, -1.0, INF),
     "max_grad_norm": (0.0, NAN, INF),
     "evaluate_every": (0,),
-    "evaluate_lives": (0,),
+    "evaluate_episodes": (0,),
     "checkpoint_every": (0,),
     "detail": ("everything",),
 }
@@ -300,8 +300,8 @@ def test_the_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_overridden_by_the_file_and_the_file_by_flags(preset: str) -> None:
     assert training_config(preset, {}, {}).model_dump().items() >= PRESETS[preset].items()
-    config = training_config(preset, {"envs": 12, "rounds": 4}, {"rounds": 5})
-    assert (config.envs, config.rounds) == (12, 5)
+    config = training_config(preset, {"envs": 12, "iterations": 4}, {"iterations": 5})
+    assert (config.envs, config.iterations) == (12, 5)
 
 
 def test_a_preset_of_another_task_is_refused() -> None:

@@ -18,7 +18,7 @@ from esper.tolaria.twin import twin_scores
 from tests.integration.training import full_disk, sentence_from, tiny
 from tests.tolaria.building import tiny_task
 
-LIFE = {"rng_seed": 7, "env": 5, "episode": 3}
+EPISODE = {"rng_seed": 7, "env": 5, "episode": 3}
 
 
 @pytest.mark.usefixtures("cache")
@@ -28,7 +28,7 @@ def test_a_twin_that_cannot_be_made_is_named_with_the_reason(
     def diverge(*args: object, **options: object) -> None:
         raise DivergedError("the host became non-finite")
 
-    monkeypatch.setattr(twin, "live_without_growth", diverge)
+    monkeypatch.setattr(twin, "run_without_growth", diverge)
     config = tiny(reward_family="paired", rng_seed=3)
     said = sentence_from(capsys, lambda: teach(config, tmp_path / "run"))
     assert (
@@ -57,11 +57,11 @@ def test_a_damaged_twin_in_the_cache_is_made_again(
 ) -> None:
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
     task = tiny_task(horizon=2)
-    scores = twin_scores(task, **LIFE)
+    scores = twin_scores(task, **EPISODE)
     (file,) = (tmp_path / "twins").iterdir()
     kept = file.read_text()
     file.write_text(spoil(kept))
-    assert twin_scores(task, **LIFE) == scores
+    assert twin_scores(task, **EPISODE) == scores
     assert file.read_text() == kept, "and kept again"
 
 
@@ -73,9 +73,9 @@ def cached(scores: list[Any]) -> str:
 def test_a_twin_in_the_cache_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
     task = tiny_task(horizon=2)
-    scores = twin_scores(task, **LIFE)
-    monkeypatch.setattr(twin, "live_without_growth", lambda *args, **options: pytest.fail("made again"))
-    assert twin_scores(task, **LIFE) == scores
+    scores = twin_scores(task, **EPISODE)
+    monkeypatch.setattr(twin, "run_without_growth", lambda *args, **options: pytest.fail("made again"))
+    assert twin_scores(task, **EPISODE) == scores
 
 
 def test_a_cache_that_cannot_be_written_only_costs_time(
@@ -83,11 +83,11 @@ def test_a_cache_that_cannot_be_written_only_costs_time(
 ) -> None:
     task = tiny_task(horizon=2)
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "good"))
-    scores = twin_scores(task, **LIFE)
+    scores = twin_scores(task, **EPISODE)
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "file"))
-    assert twin_scores(task, **LIFE) == scores
+    assert twin_scores(task, **EPISODE) == scores
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "full"))
     monkeypatch.setattr(os, "replace", full_disk)
-    assert twin_scores(task, **LIFE) == scores
+    assert twin_scores(task, **EPISODE) == scores
     assert not list((tmp_path / "full" / "twins").iterdir())

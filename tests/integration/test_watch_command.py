@@ -92,8 +92,8 @@ def test_a_run_is_followed_from_its_first_row_to_its_last(writer: Process, watch
 
     code, out, err = watcher.end()
     assert (code, err) == (0, "")
-    *_, life, last = out.splitlines()
-    assert life.startswith("life 0 ended (horizon)")
+    *_, episode, last = out.splitlines()
+    assert episode.startswith("episode 0 ended (horizon)")
     assert last.endswith("run has finished after epoch 8 of 8")
 
 
@@ -150,22 +150,28 @@ def test_the_last_screen_of_a_training_is_shown_at_once(training: Path) -> None:
     sent = watched(training, speed=0)
 
     last = sent.rsplit(" esper", 1)[1]
-    assert "round   3/100" in last
-    assert "0:00:37" in last, "three rounds of 12.5 s, however long ago"
-    assert " slots   best of round 3: environment 3, return +0.21, score 24.5, twin 18.0" in last
-    assert last.splitlines()[-1].endswith("teach has stopped after round 3 of 100")
+    assert "iteration   3/100" in last
+    assert "0:00:37" in last, "three iterations of 12.5 s, however long ago"
+    assert " slots   best of iteration 3: environment 3, return +0.21, score 24.5, twin 18.0" in last
+    assert last.splitlines()[-1].endswith("teach has stopped after iteration 3 of 100")
 
 
 def test_one_environment_can_be_chosen(training: Path) -> None:
-    assert " slots   round 3: environment 1, " in watched(training, speed=0, env=1)
+    assert " slots   iteration 3: environment 1, " in watched(training, speed=0, env=1)
 
 
-def test_a_log_gets_one_line_per_round_at_once(training: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_gets_one_line_per_iteration_at_once(
+    training: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cli.main(["watch", str(training)])
 
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[:-1]] == ["round 1/100", "round 2/100", "round 3/100"]
-    assert lines[-1].endswith("has stopped after round 3 of 100")
+    assert [line.split("  ")[0] for line in lines[:-1]] == [
+        "iteration 1/100",
+        "iteration 2/100",
+        "iteration 3/100",
+    ]
+    assert lines[-1].endswith("has stopped after iteration 3 of 100")
 
 
 def test_a_replay_takes_ten_seconds_on_a_terminal(training: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +232,7 @@ def test_a_mistake_is_answered_with_a_sentence(
 def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(
     is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Round 2 is seen with an alert; before the next look the run goes back and lives rounds 2 and 3 anew."""
+    """Iteration 2 is seen with an alert; before the next look the run goes back and episodes iterations 2 and 3 anew."""
     first = RunWriter(tmp_path / "teach", resumable=True)
     writers, file = [first], io.StringIO()
     for row in fake_training.course(1):
@@ -234,7 +240,7 @@ def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(
     first.flush()
     with first.checkpoint() as sizes:
         kept = dict(sizes)
-    for row in [*fake_training.round_rows(2), fake_training.alert_row("kl_high", 2)]:
+    for row in [*fake_training.iteration_rows(2), fake_training.alert_row("kl_high", 2)]:
         first.emit(row)
     first.flush()
 
@@ -244,7 +250,7 @@ def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(
         if len(writers) == 1:
             first.close()
             writers.append(RunWriter(tmp_path / "teach", resume_from=kept))
-            for row in [*fake_training.round_rows(2), *fake_training.round_rows(3)]:
+            for row in [*fake_training.iteration_rows(2), *fake_training.iteration_rows(3)]:
                 writers[1].emit(row)
             writers[1].flush()
         else:
@@ -256,36 +262,36 @@ def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(
 
     if is_terminal:
         last = file.getvalue().rsplit(" esper", 1)[1]
-        assert "round   3/100" in last
+        assert "iteration   3/100" in last
         assert "alerts  none" in last
         return
     shown = [line.split("  ")[0] for line in file.getvalue().splitlines()]
     assert [line.partition(" in ")[0] for line in shown[:-1]] == [
-        *("round 1/100", "round 2/100", "warning kl_high raised"),
-        *("round 2/100", "round 3/100"),
+        *("iteration 1/100", "iteration 2/100", "warning kl_high raised"),
+        *("iteration 2/100", "iteration 3/100"),
     ]
-    assert shown[-1].endswith("has stopped after round 3 of 100")
+    assert shown[-1].endswith("has stopped after iteration 3 of 100")
 
 
 # --- the same view in the process that trains -----------------------------------------------------
 
 
-def test_a_resumed_training_begins_with_the_rounds_that_count(
+def test_a_resumed_training_begins_with_the_iterations_that_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with RunWriter(tmp_path / "teach") as writer:
         for row in fake_training.course(5):
             writer.emit(row)
     (tmp_path / "teach/checkpoints").mkdir()
-    (tmp_path / "teach/checkpoints/latest").write_text("round-00003-again")
+    (tmp_path / "teach/checkpoints/latest").write_text("iteration-00003-again")
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
     monkeypatch.setattr("esper.scripts.train_command.Console", lambda: console)
     with watching(tmp_path / "teach", resume=True):
         pass
 
-    assert "round   3/100" in file.getvalue()
-    assert "best 23.0 in round 3" in file.getvalue()
+    assert "iteration   3/100" in file.getvalue()
+    assert "best 23.0 in iteration 3" in file.getvalue()
 
 
 def test_a_training_that_was_killed_before_its_first_checkpoint_begins_anew(
@@ -300,4 +306,4 @@ def test_a_training_that_was_killed_before_its_first_checkpoint_begins_anew(
     with watching(tmp_path / "teach", resume=True):
         pass
 
-    assert "round   0/100" in file.getvalue()
+    assert "iteration   0/100" in file.getvalue()

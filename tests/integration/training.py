@@ -24,15 +24,15 @@ from esper.tolaria.tasks import TASKS
 from tests.tolaria.building import tiny_task
 
 STEPS = 2
-"""Of a life of the tiny task."""
+"""Of an episode of the tiny task."""
 TIMES = {"t", "seconds", "ms", "phase_ms", "started", "git_revision"}
 """What differs between two runs of the same thing."""
 
 
 def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
-    """A task of short lives; of its policies each is better than the one before, but for the last.
+    """A task of short episodes; of its policies each is better than the one before, but for the last.
 
-    An alert in round 2 lets some rounds be written in full.
+    An alert in iteration 2 lets some iterations be written in full.
     """
     patch = patch or pytest.MonkeyPatch()
     at_once = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
@@ -44,16 +44,16 @@ def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
         value, score = evaluate(trainer)
         if trainer.task.name != "tiny":
             return value, score
-        return value + trainer.round * (trainer.round < trainer.settings.rounds), score
+        return value + trainer.iteration * (trainer.iteration < trainer.settings.iterations), score
 
     patch.setattr(Trainer, "evaluate", eventful)
     take = Watch.take
 
     def worried(watch: Watch, row: Row) -> list[AlertRow]:
         found = take(watch, row)
-        if isinstance(row, UpdateRow) and row.round == 2 and watch._past.run.task == "tiny":
+        if isinstance(row, UpdateRow) and row.iteration == 2 and watch._past.run.task == "tiny":
             alert = {"rule": "test", "event": "raised", "severity": "warning", "scope": "run", "hint": ""}
-            found.append(AlertRow(**alert, value=None, limit=None, round=2))
+            found.append(AlertRow(**alert, value=None, limit=None, iteration=2))
         return found
 
     patch.setattr(Watch, "take", worried)
@@ -65,11 +65,11 @@ def tiny(**changes: Any) -> TrainingConfig:
         "task": "tiny",
         "reward_family": "loss",
         "envs": 2,
-        "rounds": 3,
+        "iterations": 3,
         "hidden_dim": 16,
-        "passes": 2,
+        "update_epochs": 2,
         "evaluate_every": 1,
-        "evaluate_lives": 1,
+        "evaluate_episodes": 1,
         "checkpoint_every": 1,
         "detail": "summary",
     }

@@ -83,17 +83,17 @@ ACTIONS = {1: Op.GERMINATE, 2: Op.GERMINATE, 6: Op.FOSSILIZE, 7: Op.GERMINATE, 8
 
 
 def run_row(
-    name: str = "demo", decider: str = "heuristic", *, episodes: int = 1, rounds: int | None = None
+    name: str = "demo", controller: str = "heuristic", *, episodes: int = 1, iterations: int | None = None
 ) -> RunRow:
     return RunRow(
         schema_version=SCHEMA_VERSION,
         name=name,
         started="2030-01-01T00:00:00Z",
         task="digits_impaired",
-        decider=decider,
+        controller=controller,
         rng_seed=0,
         data_hash="0" * 64,
-        config={"episodes": episodes} if rounds is None else {"rounds": rounds},
+        config={"episodes": episodes} if iterations is None else {"iterations": iterations},
         git_revision=None,
         versions={"python": "3.11"},
         hardware={"processors": 2},
@@ -105,13 +105,13 @@ def run_row(
         stages=list(STAGE_NAMES),
         head_choices=HEAD_CHOICES,
         horizon=EPOCHS,
-        rounds=rounds,
+        iterations=iterations,
         envs=1,
     )
 
 
 def epoch_row(epoch: int, episode: int = 0, env: int = 0) -> EpochRow:
-    grown = sum(SEED_PARAMS[seed] for seed, life in STAGES_OF_SEED.items() if epoch in life)
+    grown = sum(SEED_PARAMS[seed] for seed, episode in STAGES_OF_SEED.items() if epoch in episode)
     return EpochRow(
         env=env,
         episode=episode,
@@ -266,16 +266,16 @@ def resource_row() -> ResourceRow:
 
 
 def update_row(number: int) -> UpdateRow:
-    """A round in which one head was never read and nothing was evaluated."""
+    """An iteration in which one head was never read and nothing was evaluated."""
     return UpdateRow(
-        round=number,
+        iteration=number,
         mean_return=0.5,
         reward_terms={"lead": 0.75, "rent": -0.25, "rollback": 0.0},
         reward_variance=0.02,
         reward_variance_unpaired=0.04,
         val_score=40.0 + number,
         params=800.5,
-        broken_lives=0,
+        broken_episodes=0,
         op_shares=[0.5, 0.25, 0.0, 0.125, 0.125, 0.0],
         policy_loss=-0.01,
         value_loss=0.2,
@@ -291,7 +291,7 @@ def update_row(number: int) -> UpdateRow:
         ratio_max=1.5,
         ratio_min=0.5,
         first_ratio_error=1e-7,
-        early_stop_pass=None,
+        early_stop_update_epoch=None,
         grad_norm=0.7,
         head_grad_norm=[0.1] * 8,
         forced_share=0.25,
@@ -319,8 +319,8 @@ def one_row_of_each_table() -> dict[str, Row]:
     }
 
 
-def life(episode: int = 0) -> Iterator[Row]:
-    """The rows of one whole life in the order in which they happen."""
+def episode(episode: int = 0) -> Iterator[Row]:
+    """The rows of one whole episode in the order in which they happen."""
     yield epoch_row(0, episode)
     for epoch in range(1, EPOCHS + 1):
         yield decision_row(epoch - 1, episode)

@@ -1,7 +1,7 @@
-"""A small made-up training: rounds of lives of ``fake_run``, worked out by formula rather than trained.
+"""A small made-up training: iterations of episodes of ``fake_run``, worked out by formula rather than trained.
 
-Returns rise from round to round and differ between environments; the last round has what a screen must
-show well: numbers outside their bands, heads that were never read, a life that broke down, and alerts.
+Returns rise from iteration to iteration and differ between environments; the last iteration has what a screen must
+show well: numbers outside their bands, heads that were never read, an episode that broke down, and alerts.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Literal
 from esper.leyline.events import (
     RESTART,
     AlertRow,
+    EnvRow,
     EpisodeRow,
-    LifeRow,
     Row,
     RunRow,
     SeedRow,
@@ -22,19 +22,19 @@ from esper.leyline.events import (
 )
 from tests.karn import fake_run
 
-ROUNDS = 100
+ITERATIONS = 100
 ENVS = 4
 
 
-def run_row(*, slots: int = 3, rounds: int = ROUNDS, envs: int = ENVS) -> RunRow:
-    row = fake_run.run_row("teach", "ppo", rounds=rounds)
+def run_row(*, slots: int = 3, iterations: int = ITERATIONS, envs: int = ENVS) -> RunRow:
+    row = fake_run.run_row("teach", "ppo", iterations=iterations)
     row.slots = [f"r0c{column}" for column in range(slots)]
     row.envs = envs
     return row
 
 
 def episode_row(number: int, env: int) -> EpisodeRow:
-    """The end of a life in round ``number``: 0.02 more return per round, 0.1 more per environment."""
+    """The end of an episode in iteration ``number``: 0.02 more return per iteration, 0.1 more per environment."""
     row = fake_run.episode_row(number - 1)
     row.env = env
     row.val_score, row.twin_val_score = 20 + 0.5 * number + env, 15.0 + env
@@ -56,10 +56,10 @@ def update_row(number: int) -> UpdateRow:
 
 
 def troubled(row: UpdateRow) -> UpdateRow:
-    """The same round with numbers outside their bands and others that are unknown."""
+    """The same iteration with numbers outside their bands and others that are unknown."""
     row.approx_kl, row.clip_fraction, row.grad_norm = 0.0812, 0.95, 140.0
     row.explained_variance, row.value_nrmse = -0.25, None
-    row.ratio_max, row.broken_lives, row.forced_share = 7.5, 1, 0.72
+    row.ratio_max, row.broken_episodes, row.forced_share = 7.5, 1, 0.72
     row.head_entropy[4] = 0.04
     return row
 
@@ -80,14 +80,14 @@ def alert_row(
         value=value,
         limit=None if value is None else 0.06,
         hint="Lower learning_rate.",
-        round=number,
+        iteration=number,
     )
 
 
-def life(number: int, env: int, *, slots: int = 3) -> Iterator[LifeRow]:
-    """One life of ``fake_run`` in an environment of round ``number``, as far as a host has its slots."""
-    for row in fake_run.life(number - 1):
-        assert isinstance(row, LifeRow)
+def episode(number: int, env: int, *, slots: int = 3) -> Iterator[EnvRow]:
+    """One episode of ``fake_run`` in an environment of iteration ``number``, as far as a host has its slots."""
+    for row in fake_run.episode(number - 1):
+        assert isinstance(row, EnvRow)
         if isinstance(row, EpisodeRow):
             yield episode_row(number, env)
         elif not isinstance(row, SeedRow | TransitionRow) or row.slot < slots:
@@ -95,15 +95,15 @@ def life(number: int, env: int, *, slots: int = 3) -> Iterator[LifeRow]:
             yield row
 
 
-def broken_life(number: int, env: int) -> Iterator[LifeRow]:
-    """A life that broke down after three epochs, and the beginning of the one that followed it."""
-    for row in life(number, env):
+def broken_episode(number: int, env: int) -> Iterator[EnvRow]:
+    """An episode that broke down after three epochs, and the beginning of the one that followed it."""
+    for row in episode(number, env):
         if row.epoch <= 3:
             yield row
     end = episode_row(number, env)
     end.epoch, end.ended_by, end.val_score, end.total_reward = 3, "governor", 9.5, -0.5
     yield end
-    for row in life(number, env):
+    for row in episode(number, env):
         if row.epoch <= 2 and not isinstance(row, EpisodeRow):
             row.episode += RESTART
             yield row
@@ -114,43 +114,47 @@ def without_seeds(rows: Iterable[Row]) -> Iterator[Row]:
     return (row for row in rows if not isinstance(row, SeedRow))
 
 
-def round_rows(number: int, *, slots: int = 3) -> Iterator[Row]:
-    """All rows of a round, as a training hands them over."""
+def iteration_rows(number: int, *, slots: int = 3) -> Iterator[Row]:
+    """All rows of an iteration, as a training hands them over."""
     for env in range(ENVS):
-        yield from life(number, env, slots=slots)
+        yield from episode(number, env, slots=slots)
     yield update_row(number)
 
 
-def ends_of_round(number: int) -> Iterator[Row]:
-    """A round as a summary keeps it."""
+def ends_of_iteration(number: int) -> Iterator[Row]:
+    """An iteration as a summary keeps it."""
     for env in range(ENVS):
         yield episode_row(number, env)
     yield update_row(number)
 
 
-def course(rounds: int, *, slots: int = 3, seeds: bool = True) -> Iterator[Row]:
-    """A training after so many rounds; only the last one with its lives."""
+def course(iterations: int, *, slots: int = 3, seeds: bool = True) -> Iterator[Row]:
+    """A training after so many iterations; only the last one with its episodes."""
     yield run_row(slots=slots)
-    for number in range(1, rounds):
-        yield from ends_of_round(number)
-    last = round_rows(rounds, slots=slots)
+    for number in range(1, iterations):
+        yield from ends_of_iteration(number)
+    last = iteration_rows(iterations, slots=slots)
     yield from last if seeds else without_seeds(last)
 
 
-def troubled_course(rounds: int, *, slots: int = 3) -> Iterator[Row]:
-    """The same with trouble in the last round."""
+def troubled_course(iterations: int, *, slots: int = 3) -> Iterator[Row]:
+    """The same with trouble in the last iteration."""
     yield run_row(slots=slots)
-    for number in range(1, rounds):
-        yield from ends_of_round(number)
-        if number == rounds - 3:
+    for number in range(1, iterations):
+        yield from ends_of_iteration(number)
+        if number == iterations - 3:
             yield alert_row("value-error", number, value=1.25)
     for env in range(ENVS):
-        yield from life(rounds, env) if env != 1 else broken_life(rounds, env)
+        yield from episode(iterations, env) if env != 1 else broken_episode(iterations, env)
     collapse = fake_run.alert_row()
-    collapse.severity, collapse.scope, collapse.hint = "error", "environment 1", "the governor ended the life"
-    collapse.env, collapse.episode, collapse.epoch = 1, rounds - 1, 3
+    collapse.severity, collapse.scope, collapse.hint = (
+        "error",
+        "environment 1",
+        "the governor ended the episode",
+    )
+    collapse.env, collapse.episode, collapse.epoch = 1, iterations - 1, 3
     yield collapse
-    yield troubled(update_row(rounds))
-    yield alert_row("value-error", rounds, "cleared", value=0.75)
-    yield alert_row("kl", rounds)
-    yield alert_row("non-finite-update", rounds, value=None, severity="error")
+    yield troubled(update_row(iterations))
+    yield alert_row("value-error", iterations, "cleared", value=0.75)
+    yield alert_row("kl", iterations)
+    yield alert_row("non-finite-update", iterations, value=None, severity="error")

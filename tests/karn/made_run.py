@@ -1,4 +1,4 @@
-"""Runs that were made up: lives in which seeds germinate, blend and end by dice, as the rows of a real run.
+"""Runs that were made up: episodes in which seeds germinate, blend and end by dice, as the rows of a real run.
 
 Every number in them is a row's own, so that a test can compute what a view must say from the rows alone.
 """
@@ -45,8 +45,8 @@ class _Slot:
 
 
 @dataclass
-class Life:
-    """One life: the rows it wrote and the state it is in."""
+class Episode:
+    """One episode: the rows it wrote and the state it is in."""
 
     env: int
     episode: int
@@ -239,7 +239,7 @@ class Life:
         )
 
     def live(self, epochs: int | None = None) -> list[Row]:
-        """All rows; ``epochs``: those of a life that goes on."""
+        """All rows; ``epochs``: those of an episode that goes on."""
         for epoch in range(self.horizon if epochs is None else epochs):
             self._decide(epoch)
             self._tick(epoch + 1)
@@ -254,7 +254,7 @@ def run_row(
     horizon: int = 20,
     slots: Sequence[str] = ("r0c0", "r0c1", "r0c2"),
     envs: int = 1,
-    rounds: int | None = None,
+    iterations: int | None = None,
 ) -> RunRow:
     """The run's own row."""
     return RunRow(
@@ -262,9 +262,9 @@ def run_row(
         name="made",
         started="2030-01-01T00:00:00+00:00",
         task="digits_impaired",
-        decider="heuristic" if rounds is None else "ppo",
+        controller="heuristic" if iterations is None else "ppo",
         rng_seed=0,
-        config={"episodes": 1, "nested": {"rate": 0.5}} if rounds is None else {"rounds": rounds},
+        config={"episodes": 1, "nested": {"rate": 0.5}} if iterations is None else {"iterations": iterations},
         data_hash="0" * 64,
         git_revision=None,
         versions={"python": "3.11"},
@@ -277,30 +277,30 @@ def run_row(
         stages=list(STAGE_NAMES),
         head_choices=[[] for _ in HEAD_NAMES],
         horizon=horizon,
-        rounds=rounds,
+        iterations=iterations,
         envs=envs,
     )
 
 
-def update_row(number: int, lives: Sequence[EpisodeRow], dice: random.Random) -> UpdateRow:
-    """The update after the lives of a round; the heads ``style`` and ``tempo`` lose their choice."""
-    returns = [life.total_reward or 0.0 for life in lives]
-    chosen = [sum(life.op_counts[op] for life in lives) for op in range(len(OP_NAMES))]
+def update_row(number: int, episodes: Sequence[EpisodeRow], dice: random.Random) -> UpdateRow:
+    """The update after the episodes of an iteration; the heads ``style`` and ``tempo`` lose their choice."""
+    returns = [episode.total_reward or 0.0 for episode in episodes]
+    chosen = [sum(episode.op_counts[op] for episode in episodes) for op in range(len(OP_NAMES))]
     entropy = [
         max(1.0 - 0.004 * number * index + dice.gauss(0, 0.02), 0.0) for index in range(len(HEAD_NAMES))
     ]
     return UpdateRow(
-        round=number,
+        iteration=number,
         mean_return=sum(returns) / len(returns),
         reward_terms={
-            name: sum((life.reward_terms or {}).get(name) or 0.0 for life in lives) / len(lives)
+            name: sum((episode.reward_terms or {}).get(name) or 0.0 for episode in episodes) / len(episodes)
             for name in ("lead", "rent")
         },
         reward_variance=0.1,
         reward_variance_unpaired=None,
-        val_score=sum(life.val_score for life in lives) / len(lives),
-        params=sum(life.params for life in lives) / len(lives),
-        broken_lives=0,
+        val_score=sum(episode.val_score for episode in episodes) / len(episodes),
+        params=sum(episode.params for episode in episodes) / len(episodes),
+        broken_episodes=0,
         op_shares=[count / sum(chosen) for count in chosen],
         policy_loss=dice.gauss(0, 0.1),
         value_loss=abs(dice.gauss(0.2, 0.1)),
@@ -318,7 +318,7 @@ def update_row(number: int, lives: Sequence[EpisodeRow], dice: random.Random) ->
         ratio_max=2.0,
         ratio_min=0.4,
         first_ratio_error=1e-7,
-        early_stop_pass=None,
+        early_stop_update_epoch=None,
         grad_norm=abs(dice.gauss(1, 0.3)),
         head_grad_norm=[0.1] * len(HEAD_NAMES),
         forced_share=0.1,
@@ -348,27 +348,27 @@ def run_rows(
     names = [f"r0c{index}" for index in range(slots)]
     rows: list[Row] = [run_row(horizon=horizon, slots=names)]
     for episode in range(episodes):
-        rows += Life(0, episode, slots, horizon, random.Random(f"{seed}-{episode}"), full).live()
+        rows += Episode(0, episode, slots, horizon, random.Random(f"{seed}-{episode}"), full).live()
     return rows
 
 
 def training_rows(
-    *, rounds: int = 3, envs: int = 4, horizon: int = 20, slots: int = 3, full: bool = True, seed: int = 0
+    *, iterations: int = 3, envs: int = 4, horizon: int = 20, slots: int = 3, full: bool = True, seed: int = 0
 ) -> list[Row]:
     """A training."""
     names = [f"r0c{index}" for index in range(slots)]
-    rows: list[Row] = [run_row(horizon=horizon, slots=names, envs=envs, rounds=rounds)]
-    for number in range(1, rounds + 1):
+    rows: list[Row] = [run_row(horizon=horizon, slots=names, envs=envs, iterations=iterations)]
+    for number in range(1, iterations + 1):
         dice = random.Random(f"{seed}-{number}")
         lived = [
-            Life(
+            Episode(
                 env, number - 1, slots, horizon, random.Random(f"{seed}-{number}-{env}"), full, rewarded=True
             )
             for env in range(envs)
         ]
-        for life in lived:
-            rows += life.live()
-        ended = [row for life in lived for row in life.rows if isinstance(row, EpisodeRow)]
+        for episode in lived:
+            rows += episode.live()
+        ended = [row for episode in lived for row in episode.rows if isinstance(row, EpisodeRow)]
         rows.append(update_row(number, ended, dice))
     return rows
 

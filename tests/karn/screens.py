@@ -18,10 +18,10 @@ SMALL, LARGE = (80, 24), (200, 60)
 
 
 def run_after(epoch: int, *, episode: int = 0) -> Iterator[Row]:
-    """A run followed until the given epoch of the given life ended."""
+    """A run followed until the given epoch of the given episode ended."""
     yield fake_run.run_row(episodes=episode + 1)
     for number in range(episode + 1):
-        for row in fake_run.life(number):
+        for row in fake_run.episode(number):
             yield row
             if isinstance(row, EpochRow) and (number, row.epoch) == (episode, epoch):
                 return
@@ -29,7 +29,7 @@ def run_after(epoch: int, *, episode: int = 0) -> Iterator[Row]:
 
 def finished_run() -> Iterator[Row]:
     yield fake_run.run_row()
-    yield from fake_run.life()
+    yield from fake_run.episode()
     yield fake_run.alert_row()
 
 
@@ -48,7 +48,7 @@ CASES: dict[str, tuple[Callable[[], Iterable[Row]], tuple[int, int]]] = {
     "run-without-seed-rows-and-twin": (bare_run, SMALL),
     "run-finished-with-alert": (finished_run, SMALL),
     "run-finished-with-alert-large": (finished_run, LARGE),
-    "training-before-its-first-round": (lambda: [fake_training.run_row()], SMALL),
+    "training-before-its-first-iteration": (lambda: [fake_training.run_row()], SMALL),
     "training": (lambda: fake_training.course(42), SMALL),
     "training-large": (lambda: fake_training.course(42), LARGE),
     "training-without-seed-rows": (lambda: fake_training.course(42, seeds=False), SMALL),

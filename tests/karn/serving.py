@@ -23,18 +23,18 @@ LOCAL = Access("127.0.0.1", 8377, token=None)
 
 
 def write_run(directory: Path, rows: Iterable[Row] | None = None, **columns: Any) -> Path:
-    """A run that is not written any more; of one life unless other rows are given."""
+    """A run that is not written any more; of one episode unless other rows are given."""
     with RunWriter(directory) as writer:
         writer.emit(fake_run.run_row(**columns))
-        for row in fake_run.life() if rows is None else rows:
+        for row in fake_run.episode() if rows is None else rows:
             writer.emit(row)
     return directory
 
 
-def training(rounds: int) -> Iterable[Row]:
+def training(iterations: int) -> Iterable[Row]:
     """The rows of a training with one environment."""
-    for number in range(1, rounds + 1):
-        yield from fake_run.life(episode=number - 1)
+    for number in range(1, iterations + 1):
+        yield from fake_run.episode(episode=number - 1)
         yield fake_run.update_row(number)
 
 

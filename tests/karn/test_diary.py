@@ -1,4 +1,4 @@
-"""A life in words: each sentence is worked out by hand from rows that are few enough to be read."""
+"""An episode in words: each sentence is worked out by hand from rows that are few enough to be read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from esper.karn.diary import diary, thought
+from esper.karn.diary import diary, policy_output
 from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Blueprint, Op, Stage
 from esper.leyline.events import (
     AlertRow,
@@ -19,14 +19,14 @@ from esper.leyline.events import (
     TransitionRow,
 )
 
-LIFE: dict[str, Any] = {"env": 3, "episode": 7}
+EPISODE: dict[str, Any] = {"env": 3, "episode": 7}
 SLOTS = ["r0c0", "r0c1", "r0c2"]
 RUN = RunRow(
     schema_version=2,
     name="demo",
     started="2030-01-01T00:00:00+00:00",
     task="digits",
-    decider="ppo",
+    controller="ppo",
     rng_seed=0,
     config={},
     data_hash="",
@@ -50,7 +50,7 @@ RUN = RunRow(
         ["linear", "cosine"],
     ],
     horizon=20,
-    rounds=9,
+    iterations=9,
     envs=4,
 )
 
@@ -65,7 +65,7 @@ def decision(epoch: int, op: Op, slot: int = 0, **columns: Any) -> DecisionRow:
         "refused_by": None,
         "failed_checks": [],
     }
-    return DecisionRow(**LIFE, epoch=epoch, **(row | columns))
+    return DecisionRow(**EPISODE, epoch=epoch, **(row | columns))
 
 
 def move(epoch: int, origin: Stage, target: Stage, **columns: Any) -> TransitionRow:
@@ -81,7 +81,7 @@ def move(epoch: int, origin: Stage, target: Stage, **columns: Any) -> Transition
         "contribution": None,
         "age": 0,
     }
-    return TransitionRow(**LIFE, epoch=epoch, from_stage=origin, to_stage=target, **(row | columns))
+    return TransitionRow(**EPISODE, epoch=epoch, from_stage=origin, to_stage=target, **(row | columns))
 
 
 def germination(epoch: int = 4, **columns: Any) -> TransitionRow:
@@ -91,7 +91,7 @@ def germination(epoch: int = 4, **columns: Any) -> TransitionRow:
 
 def measured(epoch: int, contribution: float | None, error: float | None) -> SeedRow:
     return SeedRow(
-        **LIFE,
+        **EPISODE,
         epoch=epoch,
         slot=1,
         seed=0,
@@ -129,7 +129,7 @@ def ended(**columns: Any) -> EpisodeRow:
         "ended_by": "horizon",
         "seconds": 1.0,
     }
-    return EpisodeRow(**LIFE, **(row | columns))
+    return EpisodeRow(**EPISODE, **(row | columns))
 
 
 def sentences(*rows: Row) -> list[str]:
@@ -270,13 +270,13 @@ def test_an_intervention_of_the_governor_is_told_and_its_clearing_is_not() -> No
 def test_the_end_stands_last(twin: float | None, against: str) -> None:
     rows = (ended(twin_val_score=twin), germination(4), move(20, Stage.HOLDING, Stage.FOSSILIZED))
     assert sentences(*rows)[-1] == (
-        f"epoch 20: the horizon ended the life: 61.5 on validation{against}, 60.2 on test, 1,398 parameters"
+        f"epoch 20: the horizon ended the episode: 61.5 on validation{against}, 60.2 on test, 1,398 parameters"
     )
 
 
-def test_a_life_in_which_nothing_happened_has_nothing_to_tell() -> None:
+def test_an_episode_in_which_nothing_happened_has_nothing_to_tell() -> None:
     epoch = EpochRow(
-        **LIFE,
+        **EPISODE,
         epoch=1,
         train_loss=None,
         train_score=None,
@@ -304,4 +304,4 @@ def test_a_life_in_which_nothing_happened_has_nothing_to_tell() -> None:
     ],
 )
 def test_a_thought_says_only_what_is_known(probabilities: list[float | None] | None, words: str) -> None:
-    assert thought(decision(1, Op.GERMINATE, op_probs=probabilities), RUN) == words
+    assert policy_output(decision(1, Op.GERMINATE, op_probs=probabilities), RUN) == words

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from esper.karn.figures import FIGURES, LifeKey, Picture, improvement_picture, standalone, verdict_picture
+from esper.karn.figures import FIGURES, EpisodeKey, Picture, improvement_picture, standalone, verdict_picture
 from esper.karn.figures.svg import LETTER, WIDTH
 from esper.karn.questions.lanes import lanes
 from esper.karn.run import Run, open_run
@@ -23,20 +23,20 @@ HOSTILE = '<script>alert("1")</script>&'
 
 def rows_of_alerts() -> list[Row]:
     return [
-        alert_row("entropy", scope="op", round=1),
-        alert_row("entropy", "cleared", scope="op", round=2),
-        alert_row("a_rule_with_quite_a_long_name", round=2),
+        alert_row("entropy", scope="op", iteration=1),
+        alert_row("entropy", "cleared", scope="op", iteration=2),
+        alert_row("a_rule_with_quite_a_long_name", iteration=2),
         alert_row("collapse", env=0, episode=0, epoch=3),
     ]
 
 
-def life_in_progress() -> list[Row]:
-    return [made_run.run_row(), *made_run.Life(0, 0, 3, 20, random.Random(5)).live(epochs=9)]
+def episode_in_progress() -> list[Row]:
+    return [made_run.run_row(), *made_run.Episode(0, 0, 3, 20, random.Random(5)).live(epochs=9)]
 
 
 def unknowns() -> list[Row]:
     """A training in which everything that may be unknown is unknown."""
-    rows = made_run.training_rows(rounds=2, envs=2, horizon=4, full=False)
+    rows = made_run.training_rows(iterations=2, envs=2, horizon=4, full=False)
     for row in rows:
         if isinstance(row, EpochRow):
             row.twin_score = None
@@ -52,17 +52,17 @@ ROWS = {
     "nothing": lambda: [made_run.run_row()],
     "one epoch": lambda: made_run.run_rows(horizon=1, slots=1),
     "no seeds": lambda: [row for row in made_run.run_rows(horizon=4) if isinstance(row, EpochRow | RunRow)],
-    "a life": made_run.run_rows,
-    "a life in progress": life_in_progress,
+    "an episode": made_run.run_rows,
+    "an episode in progress": episode_in_progress,
     "eight slots": lambda: made_run.run_rows(slots=8, horizon=200, seed=1),
-    "several lives": lambda: made_run.run_rows(episodes=5),
-    "one round": lambda: made_run.training_rows(rounds=1, envs=2, full=False),
-    "a training": lambda: [*made_run.training_rows(rounds=4, envs=6), *rows_of_alerts()],
-    "a long training": lambda: made_run.training_rows(rounds=210, envs=2, horizon=4),
+    "several episodes": lambda: made_run.run_rows(episodes=5),
+    "one iteration": lambda: made_run.training_rows(iterations=1, envs=2, full=False),
+    "a training": lambda: [*made_run.training_rows(iterations=4, envs=6), *rows_of_alerts()],
+    "a long training": lambda: made_run.training_rows(iterations=210, envs=2, horizon=4),
     "unknowns": unknowns,
 }
-LIVES = {"a training": LifeKey(1, 2), "several lives": LifeKey(0, 3)}
-"""Those of which one life is drawn too."""
+EPISODES = {"a training": EpisodeKey(1, 2), "several episodes": EpisodeKey(0, 3)}
+"""Those of which one episode is drawn too."""
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +76,10 @@ def runs(tmp_path_factory) -> dict[str, Run]:
 def pictures(runs: dict[str, Run]) -> Iterator[tuple[str, Picture]]:
     """Every picture of every run, named."""
     for (name, run), figure in itertools.product(runs.items(), FIGURES):
-        for life in [None, *([LIVES[name]] if name in LIVES else [])]:
-            picture = figure.answer(run, life)
+        for episode in [None, *([EPISODES[name]] if name in EPISODES else [])]:
+            picture = figure.answer(run, episode)
             if picture is not None:
-                yield f"{figure.key} of {name}{' (one life)' if life else ''}", picture
+                yield f"{figure.key} of {name}{' (one episode)' if episode else ''}", picture
     yield "verdict", verdict_picture(runs)
 
 
@@ -211,16 +211,16 @@ def test_a_run_of_which_nothing_is_known_has_progress_and_no_alerts(runs):
 
 
 def test_names_are_shown_and_never_obeyed(tmp_path):
-    rows = made_run.training_rows(rounds=2, envs=2, horizon=12)
+    rows = made_run.training_rows(iterations=2, envs=2, horizon=12)
     first = rows[0]
     first.slots = [HOSTILE, 'a"b', "c'd"]
     first.blueprints = [f"{HOSTILE}{index}" for index in range(13)]
-    first.task = first.decider = HOSTILE
+    first.task = first.controller = HOSTILE
     for row in rows:
         if isinstance(row, UpdateRow):
             row.phase_ms = {HOSTILE: 1.0}
             row.reward_terms = {HOSTILE: 1.0}
-    hostile = [alert_row(HOSTILE, scope=HOSTILE, round=1), alert_row("bell\x07", round=1)]
+    hostile = [alert_row(HOSTILE, scope=HOSTILE, iteration=1), alert_row("bell\x07", iteration=1)]
     run = open_run(made_run.write(tmp_path / "run", [*rows, *hostile]))
     answers = {figure.key: figure.answer(run) for figure in FIGURES}
 
@@ -237,8 +237,8 @@ def test_a_table_that_does_not_fit_its_columns_is_refused():
 
 
 def test_a_drawing_that_stands_alone_carries_its_style(drawn):
-    text = standalone(drawn["lanes of a life"])
-    assert drawn["lanes of a life"]._repr_svg_() == text  # what a notebook asks for
+    text = standalone(drawn["lanes of an episode"])
+    assert drawn["lanes of an episode"]._repr_svg_() == text  # what a notebook asks for
     style = ElementTree.fromstring(text).find(f"{SVG}style")
 
     assert "--stage-fossilized:#009E73" in style.text
@@ -253,7 +253,7 @@ def texts(picture: Picture) -> list[str]:
 
 
 def test_growth_is_labelled_with_its_last_row(drawn):
-    for name in ("growth of a life", "growth of a training", "growth of a training (one life)"):
+    for name in ("growth of an episode", "growth of a training", "growth of a training (one episode)"):
         last = dict(zip(drawn[name].columns, drawn[name].rows[-1], strict=True))
         assert {f"score {last['score']}", f"twin {last['twin']}", f"{last['parameters']} params"} <= set(
             texts(drawn[name])
@@ -261,7 +261,7 @@ def test_growth_is_labelled_with_its_last_row(drawn):
 
 
 def test_lanes_are_labelled_with_what_the_table_says(drawn):
-    picture = drawn["lanes of a life"]
+    picture = drawn["lanes of an episode"]
     shown = texts(picture)
     kept = [row for row in picture.rows if row[4].startswith("fossilized")]
 
@@ -282,7 +282,7 @@ def test_worth_is_labelled_with_what_the_table_says(drawn):
 
 
 def test_health_shows_the_limit_beside_a_value_outside(tmp_path):
-    rows = made_run.training_rows(rounds=1, envs=1, horizon=2)
+    rows = made_run.training_rows(iterations=1, envs=1, horizon=2)
     for row in rows:
         if isinstance(row, UpdateRow):
             row.approx_kl, row.explained_variance, row.clip_fraction = 0.5, 0.1, 0.2
@@ -396,7 +396,7 @@ def test_where_alpha_was_not_recorded_bars_are_full(tmp_path):
 
 
 def test_every_move_that_matters_has_its_mark(drawn, runs):
-    for name in ("a life", "eight slots", "a training"):
+    for name in ("an episode", "eight slots", "a training"):
         found = lanes(runs[name])
         marks = [mark for lane in found.lanes for mark in lane.marks]
         root = ElementTree.fromstring(drawn[f"lanes of {name}"].svg)

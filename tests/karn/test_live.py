@@ -11,7 +11,7 @@ from esper.leyline.events import AlertRow, EpochRow, Row
 from tests.karn import fake_run, fake_training
 
 LOG = """\
-run demo: task digits_impaired, decider heuristic, rng seed 0, host of 250 parameters, slots r0c0 r0c1 r0c2
+run demo: task digits_impaired, controller heuristic, rng seed 0, host of 250 parameters, slots r0c0 r0c1 r0c2
 stages: . dormant, G germinated, T training, B blending, H holding, F fossilized, E embargoed, R resetting
 epoch 0/8  loss      –  score  10.0  twin  10.0  params 250 ×1.00  slots ...
 after epoch 0: r0c0 conv_light germinated
@@ -31,13 +31,13 @@ after epoch 6: r0c2 norm germinated
 epoch 7/8  loss  0.357  score  64.1  twin  22.0  params 438 ×1.75  slots FRT
 epoch 8/8  loss  0.312  score  62.0  twin  22.0  params 438 ×1.75  slots F.T
 after epoch 8: r0c2 norm pruned: horizon
-life 0 ended (horizon) after 0:00:12: validation 61.5, test 60.2, twin 22.0, params 398 ×1.59
+episode 0 ended (horizon) after 0:00:12: validation 61.5, test 60.2, twin 22.0, params 398 ×1.59
 """
 
 
 def shown(console: Console, rows: Iterable[Row] | None = None, env: int | None = None) -> None:
     with LiveView(console, env=env) as view:
-        for row in rows or chain([fake_run.run_row()], fake_run.life()):
+        for row in rows or chain([fake_run.run_row()], fake_run.episode()):
             view.emit(row)
 
 
@@ -61,12 +61,14 @@ def test_a_dumb_terminal_gets_plain_lines():
     assert file.getvalue() == LOG
 
 
-def test_later_lives_say_which_one_they_are():
-    lines = logged(chain([fake_run.run_row()], fake_run.life(0), fake_run.life(1)))
+def test_later_episodes_say_which_one_they_are():
+    lines = logged(chain([fake_run.run_row()], fake_run.episode(0), fake_run.episode(1)))
 
     assert lines[: len(LOG.splitlines())] == LOG.splitlines()
-    assert lines[21] == "life 1  epoch 0/8  loss      –  score  10.0  twin  10.0  params 250 ×1.00  slots ..."
-    assert lines[22] == "life 1  after epoch 0: r0c0 conv_light germinated"
+    assert (
+        lines[21] == "episode 1  epoch 0/8  loss      –  score  10.0  twin  10.0  params 250 ×1.00  slots ..."
+    )
+    assert lines[22] == "episode 1  after epoch 0: r0c0 conv_light germinated"
 
 
 def test_an_unknown_twin_is_a_dash():
@@ -112,10 +114,10 @@ def test_one_environment_is_followed():
 
 
 def test_a_view_does_not_change_the_rows():
-    rows = [fake_run.run_row(), *fake_run.life()]
+    rows = [fake_run.run_row(), *fake_run.episode()]
     shown(Console(file=io.StringIO()), rows)
 
-    assert rows == [fake_run.run_row(), *fake_run.life()]
+    assert rows == [fake_run.run_row(), *fake_run.episode()]
     assert all(row.t == 0.0 for row in rows if isinstance(row, EpochRow))
 
 
@@ -132,32 +134,32 @@ def governor_alert(value: float | None, limit: float | None) -> AlertRow:
 )
 def test_an_alert_of_a_run_is_one_line(value: float | None, limit: float | None, found: str) -> None:
     assert logged([fake_run.run_row(), governor_alert(value, limit)])[2:] == [
-        f"error collapse raised in life 1, epoch 7 (environment 0): {found}; the governor rolled back"
+        f"error collapse raised in episode 1, epoch 7 (environment 0): {found}; the governor rolled back"
     ]
 
 
 TRAINING_LOG = """\
-round 1/100  left 0:20:37  return +0.02  score 22.0  twin 16.5  params 410  kl 0.005  ev +0.90  entropy 1.50\
+iteration 1/100  left 0:20:37  return +0.02  score 22.0  twin 16.5  params 410  kl 0.005  ev +0.90  entropy 1.50\
   wait 50 % germ 25 % prune 12 % foss 12 %
-round 2/100  left 0:20:25  return +0.04  score 22.5  twin 16.5  params 420  kl 0.006  ev +0.89  entropy 1.50\
+iteration 2/100  left 0:20:25  return +0.04  score 22.5  twin 16.5  params 420  kl 0.006  ev +0.89  entropy 1.50\
   wait 50 % germ 25 % prune 12 % foss 12 %
-warning kl raised in round 2 (policy): found 0.0812, limit 0.06; Lower learning_rate.
-warning kl cleared in round 3 (policy): found 0.01, limit 0.06
+warning kl raised in iteration 2 (policy): found 0.0812, limit 0.06; Lower learning_rate.
+warning kl cleared in iteration 3 (policy): found 0.01, limit 0.06
 """
 
 
-def test_a_training_logs_exactly_one_line_per_round_and_one_per_alert():
+def test_a_training_logs_exactly_one_line_per_iteration_and_one_per_alert():
     rows = chain(
         [fake_training.run_row()],
-        fake_training.round_rows(1),
-        fake_training.round_rows(2),
+        fake_training.iteration_rows(1),
+        fake_training.iteration_rows(2),
         [fake_training.alert_row("kl", 2), fake_training.alert_row("kl", 3, "cleared", value=0.01)],
     )
 
     assert "\n".join(logged(rows)) + "\n" == TRAINING_LOG
 
 
-def test_a_round_says_what_was_evaluated_and_what_was_left_out():
+def test_an_iteration_says_what_was_evaluated_and_what_was_left_out():
     row = fake_training.update_row(10)
     row.skipped = "reward of environment 1 at step 2 is nan"
     (line,) = logged([fake_training.run_row(), row])
@@ -165,7 +167,7 @@ def test_a_round_says_what_was_evaluated_and_what_was_left_out():
     assert "  | argmax return +0.30, score 35.0  | update left out: reward of environment 1 at" in line
 
 
-def test_what_is_unknown_of_a_round_is_never_a_number():
+def test_what_is_unknown_of_an_iteration_is_never_a_number():
     row = fake_training.update_row(1)
     row.mean_return = row.val_score = row.params = row.explained_variance = row.entropy = None
     (line,) = logged([fake_training.run_row(), row])
@@ -178,15 +180,15 @@ def test_what_is_recalled_is_known_but_not_said():
     file = io.StringIO()
     with LiveView(Console(file=file), clock=lambda: 100.0) as view:
         view.recall(fake_training.course(3))
-        for row in fake_training.round_rows(4):
+        for row in fake_training.iteration_rows(4):
             view.emit(row)
 
     (line,) = file.getvalue().splitlines()
-    assert line.startswith("round 4/100  left 0:20:00  ")
+    assert line.startswith("iteration 4/100  left 0:20:00  ")
 
 
 def test_the_time_since_old_rows_counts_as_elapsed():
-    # 3 rounds of 12.5 s, and the last one ended 30 s ago.
+    # 3 iterations of 12.5 s, and the last one ended 30 s ago.
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
     with LiveView(console, clock=lambda: 1000.0) as view:

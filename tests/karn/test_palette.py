@@ -28,7 +28,7 @@ def test_colours_are_of_the_colour_blind_safe_set():
     assert {look.colour for look in LOOKS.values()} <= OKABE_ITO
 
 
-def test_stages_in_which_a_seed_lives_or_ends_differ_in_colour():
+def test_stages_in_which_a_seed_episodes_or_ends_differ_in_colour():
     stages = (
         Stage.GERMINATED,
         Stage.TRAINING,

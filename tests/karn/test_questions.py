@@ -9,15 +9,21 @@ import pytest
 
 from esper.karn.questions.choices import choices
 from esper.karn.questions.differences import ABSENT, differences
+from esper.karn.questions.episodes import (
+    EpisodeKey,
+    default_episode,
+    episode_name,
+    episodes,
+    notable_episodes,
+)
 from esper.karn.questions.growth import growth, latest
 from esper.karn.questions.heads import heads
 from esper.karn.questions.health import Metric, health
 from esper.karn.questions.improvement import improvement
 from esper.karn.questions.interactions import interactions
-from esper.karn.questions.lives import LifeKey, default_life, life_name, lives, notable_lives
 from esper.karn.questions.places import MOST_POINTS
 from esper.karn.questions.progress import progress
-from esper.karn.questions.reward import GROUPS, MOST_LIVES, honesty, reward
+from esper.karn.questions.reward import GROUPS, MOST_EPISODES, honesty, reward
 from esper.karn.questions.times import times
 from esper.karn.questions.verdict import verdict
 from esper.karn.questions.worth import worth
@@ -44,7 +50,7 @@ def of_type(rows, row_type):
     return [row for row in rows if isinstance(row, row_type)]
 
 
-def rounds_of(episodes: Sequence[EpisodeRow]) -> dict[int, list[EpisodeRow]]:
+def iterations_of(episodes: Sequence[EpisodeRow]) -> dict[int, list[EpisodeRow]]:
     found: dict[int, list[EpisodeRow]] = {}
     for row in episodes:
         found.setdefault(row.episode + 1, []).append(row)
@@ -53,7 +59,7 @@ def rounds_of(episodes: Sequence[EpisodeRow]) -> dict[int, list[EpisodeRow]]:
 
 @pytest.fixture(scope="module")
 def training_rows() -> list[Row]:
-    return made_run.training_rows(rounds=3, envs=5, horizon=12)
+    return made_run.training_rows(iterations=3, envs=5, horizon=12)
 
 
 @pytest.fixture(scope="module")
@@ -61,75 +67,79 @@ def training(training_rows, tmp_path_factory) -> Run:
     return opened(tmp_path_factory.mktemp("training"), training_rows)
 
 
-# --- lives ----------------------------------------------------------------------------------------
+# --- episodes ----------------------------------------------------------------------------------------
 
 
-def test_lives_are_listed_by_round_and_environment(training, training_rows):
-    found = lives(training)
+def test_episodes_are_listed_by_iteration_and_environment(training, training_rows):
+    found = episodes(training)
 
-    assert [life.key for life in found] == [LifeKey(env, episode) for episode in range(3) for env in range(5)]
-    assert [life.round for life in found] == [1] * 5 + [2] * 5 + [3] * 5
+    assert [episode.key for episode in found] == [
+        EpisodeKey(env, episode) for episode in range(3) for env in range(5)
+    ]
+    assert [episode.iteration for episode in found] == [1] * 5 + [2] * 5 + [3] * 5
     scores = {(row.env, row.episode): row.val_score for row in of_type(training_rows, EpisodeRow)}
-    assert all(life.score == scores[life.key] for life in found)
+    assert all(episode.score == scores[episode.key] for episode in found)
 
 
-def test_a_life_that_goes_on_is_listed_with_what_is_known(tmp_path):
-    rows = made_run.Life(0, 0, 3, 20, random.Random(1)).live(epochs=4)
-    (life,) = lives(opened(tmp_path, [made_run.run_row(), *rows]))
+def test_an_episode_that_goes_on_is_listed_with_what_is_known(tmp_path):
+    rows = made_run.Episode(0, 0, 3, 20, random.Random(1)).live(epochs=4)
+    (episode,) = episodes(opened(tmp_path, [made_run.run_row(), *rows]))
 
     last = of_type(rows, EpochRow)[-1]
-    assert (life.epochs, life.score, life.params) == (4, last.val_score, last.params)
-    assert (life.total_reward, life.ended_by) == (None, None)
+    assert (episode.epochs, episode.score, episode.params) == (4, last.val_score, last.params)
+    assert (episode.total_reward, episode.ended_by) == (None, None)
 
 
-def test_the_default_life_is_the_best_of_a_training_and_the_last_of_a_run(training, training_rows, tmp_path):
+def test_the_default_episode_is_the_best_of_a_training_and_the_last_of_a_run(
+    training, training_rows, tmp_path
+):
     best = max(of_type(training_rows, EpisodeRow), key=lambda row: row.val_score)
 
-    assert default_life(training) == (best.env, best.episode)
-    assert default_life(opened(tmp_path, made_run.run_rows(episodes=3, horizon=3))) == LifeKey(0, 2)
+    assert default_episode(training) == (best.env, best.episode)
+    assert default_episode(opened(tmp_path, made_run.run_rows(episodes=3, horizon=3))) == EpisodeKey(0, 2)
 
 
-def test_best_median_and_worst_life_are_found(training, training_rows):
+def test_best_median_and_worst_episode_are_found(training, training_rows):
     ranked = sorted(of_type(training_rows, EpisodeRow), key=lambda row: row.val_score)
 
-    assert notable_lives(training) == {
+    assert notable_episodes(training) == {
         "best": (ranked[14].env, ranked[14].episode),
         "median": (ranked[7].env, ranked[7].episode),
         "worst": (ranked[0].env, ranked[0].episode),
     }
 
 
-def test_of_two_lives_one_is_best_and_one_is_worst(tmp_path):
+def test_of_two_episodes_one_is_best_and_one_is_worst(tmp_path):
     run = opened(tmp_path, made_run.run_rows(episodes=2, horizon=3))
 
-    assert set(notable_lives(run).values()) == {LifeKey(0, 0), LifeKey(0, 1)}
+    assert set(notable_episodes(run).values()) == {EpisodeKey(0, 0), EpisodeKey(0, 1)}
 
 
-def test_a_life_after_a_breakdown_belongs_to_its_round(tmp_path):
-    rows = made_run.training_rows(rounds=2, envs=2, horizon=3)
+def test_an_episode_after_a_breakdown_belongs_to_its_iteration(tmp_path):
+    rows = made_run.training_rows(iterations=2, envs=2, horizon=3)
     for row in rows:
         if getattr(row, "env", None) == 1 and getattr(row, "episode", None) == 1:
             row.episode += 1_000_000
     run = opened(tmp_path, rows)
 
-    assert [life.round for life in lives(run)] == [1, 1, 2, 2]
-    assert [point.lives for point in growth(run).points] == [2, 2]
-    assert life_name(LifeKey(1, 1_000_001), trained=True) == "round 2, environment 1, restart 1"
+    assert [episode.iteration for episode in episodes(run)] == [1, 1, 2, 2]
+    assert [point.episodes for point in growth(run).points] == [2, 2]
+    assert episode_name(EpisodeKey(1, 1_000_001), trained=True) == "iteration 2, environment 1, restart 1"
 
 
 # --- progress -------------------------------------------------------------------------------------
 
 
-def test_a_training_counts_rounds_and_a_run_counts_epochs(training, tmp_path):
+def test_a_training_counts_iterations_and_a_run_counts_epochs(training, tmp_path):
     trained = progress(training)
     lived = progress(opened(tmp_path, made_run.run_rows(horizon=7)))
 
-    assert (trained.unit, trained.done, trained.total, trained.state) == ("round", 3, 3, "finished")
+    assert (trained.unit, trained.done, trained.total, trained.state) == ("iteration", 3, 3, "finished")
     assert (lived.unit, lived.done, lived.total, lived.share) == ("epoch", 7, 7, 1.0)
 
 
 def test_a_run_that_stopped_has_no_time_left_and_a_living_one_has(tmp_path):
-    rows = [made_run.run_row(), *made_run.Life(0, 0, 3, 20, random.Random(1)).live(epochs=5)]
+    rows = [made_run.run_row(), *made_run.Episode(0, 0, 3, 20, random.Random(1)).live(epochs=5)]
     run = opened(tmp_path, rows)
     last = of_type(rows, EpochRow)[-1].t
 
@@ -154,12 +164,12 @@ def test_a_run_without_rows_is_at_its_begin(tmp_path):
 # --- growth ---------------------------------------------------------------------------------------
 
 
-def test_growth_of_a_training_is_the_spread_of_its_rounds(training, training_rows):
+def test_growth_of_a_training_is_the_spread_of_its_iterations(training, training_rows):
     found = growth(training)
 
-    assert (found.axis, found.end) == ("round", 3)
+    assert (found.axis, found.end) == ("iteration", 3)
     for point, ended in zip(
-        found.points, rounds_of(of_type(training_rows, EpisodeRow)).values(), strict=True
+        found.points, iterations_of(of_type(training_rows, EpisodeRow)).values(), strict=True
     ):
         scores = [row.val_score for row in ended]
         spread = (point.low, point.quarter, point.median, point.three_quarters, point.high)
@@ -168,11 +178,11 @@ def test_growth_of_a_training_is_the_spread_of_its_rounds(training, training_row
         assert point.score == pytest.approx(np.mean([row.val_score for row in lasted]))
         assert point.twin == pytest.approx(np.mean([row.twin_val_score for row in lasted]))
         assert point.params == pytest.approx(np.mean([row.params for row in lasted]))
-        assert point.lives == 5
+        assert point.episodes == 5
 
 
-def test_growth_of_one_life_is_its_epochs(training, training_rows):
-    found = growth(training, LifeKey(2, 1))
+def test_growth_of_one_episode_is_its_epochs(training, training_rows):
+    found = growth(training, EpisodeKey(2, 1))
     rows = [row for row in of_type(training_rows, EpochRow) if (row.env, row.episode) == (2, 1)]
 
     assert [(p.place.first, p.score, p.low, p.high, p.twin, p.params) for p in found.points] == [
@@ -188,8 +198,8 @@ def test_growth_without_a_twin_has_no_ghost(tmp_path):
     assert [point.twin for point in growth(opened(tmp_path, rows)).points] == [None] * 3
 
 
-def test_long_trainings_take_rounds_together(tmp_path):
-    rows = made_run.training_rows(rounds=450, envs=1, horizon=1, slots=1)
+def test_long_trainings_take_iterations_together(tmp_path):
+    rows = made_run.training_rows(iterations=450, envs=1, horizon=1, slots=1)
     run = opened(tmp_path, rows)
 
     found = growth(run)
@@ -271,7 +281,7 @@ def test_a_single_seed_has_the_error_of_its_measurement(tmp_path):
 
 
 def test_without_seed_rows_worth_knows_no_parameters(tmp_path):
-    rows = made_run.training_rows(rounds=1, envs=4, full=False)
+    rows = made_run.training_rows(iterations=1, envs=4, full=False)
     for one in worth(opened(tmp_path, rows)):
         assert one.params is one.per_thousand is one.per_thousand_error is None
 
@@ -289,7 +299,7 @@ def test_improvement_is_the_spread_of_returns(training, training_rows):
 
     assert found.references == {"random": 21.0}
     for point, ended, update in zip(
-        found.points, rounds_of(of_type(training_rows, EpisodeRow)).values(), updates, strict=True
+        found.points, iterations_of(of_type(training_rows, EpisodeRow)).values(), updates, strict=True
     ):
         paid = [row.total_reward for row in ended]
         assert (point.quarter, point.median, point.three_quarters) == pytest.approx(
@@ -325,12 +335,12 @@ def test_a_head_without_a_choice_is_unknown_and_not_dead(training, training_rows
     found = heads(training)
     updates = of_type(training_rows, UpdateRow)
 
-    assert found.entropy[found.names.index("style")][2] is None  # the third round
+    assert found.entropy[found.names.index("style")][2] is None  # the third iteration
     assert [list(row) for row in zip(*found.entropy, strict=True)] == [row.head_entropy for row in updates]
 
 
 def test_an_update_that_was_left_out_has_no_entropies(tmp_path):
-    rows = made_run.training_rows(rounds=1, envs=1, horizon=2)
+    rows = made_run.training_rows(iterations=1, envs=1, horizon=2)
     of_type(rows, UpdateRow)[0].head_entropy = []
 
     assert set(heads(opened(tmp_path, rows)).entropy) == {(None,)}
@@ -348,16 +358,16 @@ def test_choices_count_every_decision(training, training_rows):
         assert sum(point.share(op.chosen) for op in point.ops) == pytest.approx(1.0)
 
 
-def test_choices_of_a_life_stand_at_the_epoch_that_they_are_about(training, training_rows):
-    found = choices(training, LifeKey(1, 0))
+def test_choices_of_an_episode_stand_at_the_epoch_that_they_are_about(training, training_rows):
+    found = choices(training, EpisodeKey(1, 0))
     rows = [row for row in of_type(training_rows, DecisionRow) if (row.env, row.episode) == (1, 0)]
 
     assert [point.place.first for point in found.points] == [row.epoch + 1 for row in rows]
     assert [[op.chosen for op in point.ops].index(1) for point in found.points] == [r.action[0] for r in rows]
 
 
-def test_without_decisions_lives_know_the_ops_and_nothing_more(tmp_path):
-    rows = made_run.training_rows(rounds=2, envs=3, horizon=4)
+def test_without_decisions_episodes_know_the_ops_and_nothing_more(tmp_path):
+    rows = made_run.training_rows(iterations=2, envs=3, horizon=4)
     counts = of_type(rows, EpisodeRow)[:3]
     found = choices(opened(tmp_path, [row for row in rows if not isinstance(row, DecisionRow)]))
 
@@ -369,7 +379,7 @@ def test_without_decisions_lives_know_the_ops_and_nothing_more(tmp_path):
 # --- reward ---------------------------------------------------------------------------------------
 
 
-def test_the_terms_of_a_round_are_those_of_its_update(training, training_rows):
+def test_the_terms_of_an_iteration_are_those_of_its_update(training, training_rows):
     found = reward(training)
 
     for point, update in zip(found.points, of_type(training_rows, UpdateRow), strict=True):
@@ -377,8 +387,8 @@ def test_the_terms_of_a_round_are_those_of_its_update(training, training_rows):
         assert sum(point.terms) == pytest.approx(point.total)
 
 
-def test_the_terms_of_a_life_are_those_of_its_decisions(training, training_rows):
-    found = reward(training, LifeKey(0, 0))
+def test_the_terms_of_an_episode_are_those_of_its_decisions(training, training_rows):
+    found = reward(training, EpisodeKey(0, 0))
     rows = [row for row in of_type(training_rows, DecisionRow) if (row.env, row.episode) == (0, 0)]
 
     assert found.axis == "epoch"
@@ -387,8 +397,8 @@ def test_the_terms_of_a_life_are_those_of_its_decisions(training, training_rows)
     ]
 
 
-def paid_lives(tmp_path: Path, pairs: Sequence[tuple[float, float]]) -> Run:
-    rows = made_run.training_rows(rounds=1, envs=len(pairs), horizon=1, slots=1)
+def paid_episodes(tmp_path: Path, pairs: Sequence[tuple[float, float]]) -> Run:
+    rows = made_run.training_rows(iterations=1, envs=len(pairs), horizon=1, slots=1)
     for row, (paid, score) in zip(of_type(rows, EpisodeRow), pairs, strict=True):
         row.total_reward, row.val_score = paid, score
     return opened(tmp_path, rows)
@@ -406,19 +416,19 @@ def paid_lives(tmp_path: Path, pairs: Sequence[tuple[float, float]]) -> Run:
     ],
 )
 def test_rank_correlation(tmp_path, pairs, expected):
-    found = honesty(paid_lives(tmp_path, pairs))
+    found = honesty(paid_episodes(tmp_path, pairs))
 
     assert found.rank_correlation == (None if expected is None else pytest.approx(expected))
     assert [(group.median_return, group.median) for group in found.groups] == sorted(pairs)
 
 
-def test_many_lives_are_taken_together_by_their_return(tmp_path):
-    pairs = [(0.01 * index, float(index % 90)) for index in range(MOST_LIVES + 40)]
-    found = honesty(paid_lives(tmp_path, pairs))
+def test_many_episodes_are_taken_together_by_their_return(tmp_path):
+    pairs = [(0.01 * index, float(index % 90)) for index in range(MOST_EPISODES + 40)]
+    found = honesty(paid_episodes(tmp_path, pairs))
 
-    assert (len(found.groups), found.lives) == (GROUPS, 200)
-    assert sum(group.lives for group in found.groups) == 200
-    assert found.groups[0].lives == 5
+    assert (len(found.groups), found.episodes) == (GROUPS, 200)
+    assert sum(group.episodes for group in found.groups) == 200
+    assert found.groups[0].episodes == 5
     assert found.groups[0].median == 2.0
     assert all(one.high <= other.low for one, other in zip(found.groups, found.groups[1:], strict=False))
 
@@ -427,10 +437,10 @@ def test_many_lives_are_taken_together_by_their_return(tmp_path):
 
 
 def test_times_are_those_of_updates_or_epochs(training, training_rows):
-    by_round, by_epoch = times(training), times(training, LifeKey(3, 2))
+    by_iteration, by_epoch = times(training), times(training, EpisodeKey(3, 2))
 
-    assert by_round.phases == ("rollout", "update", "evaluation")
-    assert [dict(zip(by_round.phases, point.phases, strict=True)) for point in by_round.points] == [
+    assert by_iteration.phases == ("rollout", "update", "evaluation")
+    assert [dict(zip(by_iteration.phases, point.phases, strict=True)) for point in by_iteration.points] == [
         row.phase_ms for row in of_type(training_rows, UpdateRow)
     ]
     rows = [row for row in of_type(training_rows, EpochRow) if (row.env, row.episode) == (3, 2)]
@@ -457,7 +467,7 @@ def test_interactions_of_the_last_epoch(tmp_path):
             (True, True, True): 60.0,
         }
     )
-    rows = [made_run.run_row(horizon=5), *made_run.Life(0, 0, 3, 5, random.Random(0), full=False).live()]
+    rows = [made_run.run_row(horizon=5), *made_run.Episode(0, 0, 3, 5, random.Random(0), full=False).live()]
     found = interactions(opened(tmp_path, [*rows, *earlier, *last]))
 
     assert (found.epoch, found.slots, found.score) == (5, ("r0c0", "r0c2"), 60.0)
@@ -467,20 +477,20 @@ def test_interactions_of_the_last_epoch(tmp_path):
 
 def test_an_interaction_that_was_not_scored_is_unknown(tmp_path):
     last = configurations({(True, False, True): 1.0, (False, True, True): 2.0, (True, True, True): 5.0})
-    rows = [made_run.run_row(horizon=5), *made_run.Life(0, 0, 3, 5, random.Random(0), full=False).live()]
+    rows = [made_run.run_row(horizon=5), *made_run.Episode(0, 0, 3, 5, random.Random(0), full=False).live()]
     found = interactions(opened(tmp_path, [*rows, *last]))
 
     assert found.matrix == ((3.0, None), (None, 4.0))
 
 
-def test_a_verdict_counts_each_operation_once_and_a_training_by_its_last_round(
+def test_a_verdict_counts_each_operation_once_and_a_training_by_its_last_iteration(
     training, training_rows, tmp_path
 ):
     single = opened(tmp_path, made_run.run_rows(horizon=3))
     trained, lived = verdict({"policy": training, "single": single})
     last = [row for row in of_type(training_rows, EpisodeRow) if row.episode == 2]
 
-    assert (trained.name, trained.lives, lived.lives) == ("policy", 5, 1)
+    assert (trained.name, trained.episodes, lived.episodes) == ("policy", 5, 1)
     assert trained.test_score.mean == pytest.approx(np.mean([row.test_score for row in last]))
     assert trained.test_score.half_width > 0
     assert np.isnan(lived.test_score.half_width)
@@ -488,7 +498,7 @@ def test_a_verdict_counts_each_operation_once_and_a_training_by_its_last_round(
     assert trained.flops == np.mean([3_000_000 * row.params for row in last])
 
 
-def test_an_arm_without_a_finished_life_is_left_out(tmp_path):
+def test_an_arm_without_a_finished_episode_is_left_out(tmp_path):
     assert verdict({"empty": opened(tmp_path, [made_run.run_row()])}) == ()
 
 

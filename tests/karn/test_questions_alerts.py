@@ -2,20 +2,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from esper.karn.questions.alerts import MOST_ENTRIES, Alerts, AlertSpan, alerts
-from esper.karn.questions.lives import LifeKey
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import open_run
 from esper.leyline.events import Row
 from tests.karn import made_run
 from tests.karn.made_run import alert_row
 
 
-def alerts_of(tmp_path: Path, rows: Sequence[Row], *, rounds: int | None = 20) -> Alerts:
-    first = made_run.run_row(rounds=rounds, horizon=10)
+def alerts_of(tmp_path: Path, rows: Sequence[Row], *, iterations: int | None = 20) -> Alerts:
+    first = made_run.run_row(iterations=iterations, horizon=10)
     return alerts(open_run(made_run.write(tmp_path / "run", [first, *rows])))
 
 
 def test_an_alert_lasts_from_raised_to_cleared(tmp_path):
-    found = alerts_of(tmp_path, [alert_row("kl", round=3), alert_row("kl", "cleared", round=7)])
+    found = alerts_of(tmp_path, [alert_row("kl", iteration=3), alert_row("kl", "cleared", iteration=7)])
 
     assert found.lines[0].spans == (AlertSpan(3, 7),)
     assert (found.entries[0].since, found.entries[0].until, found.open) == (3, 7, 0)
@@ -23,7 +23,8 @@ def test_an_alert_lasts_from_raised_to_cleared(tmp_path):
 
 def test_an_alert_that_was_not_cleared_is_open(tmp_path):
     found = alerts_of(
-        tmp_path, [alert_row("kl", round=3), alert_row("kl", "cleared", round=7), alert_row("kl", round=9)]
+        tmp_path,
+        [alert_row("kl", iteration=3), alert_row("kl", "cleared", iteration=7), alert_row("kl", iteration=9)],
     )
 
     assert found.lines[0].spans == (AlertSpan(3, 7), AlertSpan(9, None))
@@ -31,7 +32,7 @@ def test_an_alert_that_was_not_cleared_is_open(tmp_path):
     assert found.open == 1
 
 
-def test_an_alert_about_a_life_ends_with_its_round(tmp_path):
+def test_an_alert_about_an_episode_ends_with_its_iteration(tmp_path):
     found = alerts_of(tmp_path, [alert_row("collapse", env=2, episode=4, epoch=9)])
 
     assert found.lines[0].spans == (AlertSpan(5, 5),)
@@ -40,10 +41,10 @@ def test_an_alert_about_a_life_ends_with_its_round(tmp_path):
 
 def test_scopes_are_told_apart_and_share_the_line_of_their_rule(tmp_path):
     rows = [
-        alert_row("entropy", scope="op", round=2),
-        alert_row("entropy", scope="slot", round=4),
-        alert_row("entropy", "cleared", scope="op", round=6),
-        alert_row("entropy", "cleared", scope="slot", round=9),
+        alert_row("entropy", scope="op", iteration=2),
+        alert_row("entropy", scope="slot", iteration=4),
+        alert_row("entropy", "cleared", scope="op", iteration=6),
+        alert_row("entropy", "cleared", scope="slot", iteration=9),
     ]
     found = alerts_of(tmp_path, rows)
 
@@ -57,47 +58,47 @@ def test_scopes_are_told_apart_and_share_the_line_of_their_rule(tmp_path):
 
 def test_spans_that_touch_are_one_and_neighbours_are_two(tmp_path):
     rows = [
-        alert_row("entropy", scope="op", round=2),
-        alert_row("entropy", "cleared", scope="op", round=6),
-        alert_row("entropy", scope="slot", round=6),
-        alert_row("entropy", "cleared", scope="slot", round=9),
-        alert_row("entropy", scope="style", round=10),
+        alert_row("entropy", scope="op", iteration=2),
+        alert_row("entropy", "cleared", scope="op", iteration=6),
+        alert_row("entropy", scope="slot", iteration=6),
+        alert_row("entropy", "cleared", scope="slot", iteration=9),
+        alert_row("entropy", scope="style", iteration=10),
     ]
 
     assert alerts_of(tmp_path, rows).lines[0].spans == (AlertSpan(2, 9), AlertSpan(10, None))
 
 
 def test_in_a_run_alerts_stand_at_their_epochs(tmp_path):
-    found = alerts_of(tmp_path, [alert_row("collapse", env=0, episode=0, epoch=4)], rounds=None)
+    found = alerts_of(tmp_path, [alert_row("collapse", env=0, episode=0, epoch=4)], iterations=None)
 
     assert (found.axis, found.lines[0].spans) == ("epoch", (AlertSpan(4, None),))
 
 
-def test_an_alert_about_neither_round_nor_life_stands_where_the_run_was(tmp_path):
-    rows = made_run.training_rows(rounds=3, envs=1, horizon=2)
+def test_an_alert_about_neither_iteration_nor_episode_stands_where_the_run_was(tmp_path):
+    rows = made_run.training_rows(iterations=3, envs=1, horizon=2)
     found = alerts(open_run(made_run.write(tmp_path / "run", [*rows, alert_row("disk")])))
 
     assert found.lines[0].spans == (AlertSpan(3, None),)
 
 
 def test_the_worst_severity_is_a_rules(tmp_path):
-    mild, bad = alert_row("kl", round=1), alert_row("kl", round=2)
+    mild, bad = alert_row("kl", iteration=1), alert_row("kl", iteration=2)
     bad.severity = "error"
 
     assert alerts_of(tmp_path, [mild, bad]).lines[0].severity == "error"
 
 
-def test_alerts_of_another_life_are_left_out(tmp_path):
-    rows = [alert_row("collapse", env=1, episode=4, epoch=9), alert_row("kl", round=1)]
-    first = made_run.run_row(rounds=20)
+def test_alerts_of_another_episode_are_left_out(tmp_path):
+    rows = [alert_row("collapse", env=1, episode=4, epoch=9), alert_row("kl", iteration=1)]
+    first = made_run.run_row(iterations=20)
     run = open_run(made_run.write(tmp_path / "run", [first, *rows]))
 
-    assert [line.rule for line in alerts(run, LifeKey(1, 4)).lines] == ["collapse"]
-    assert alerts(run, LifeKey(0, 4)).lines == ()
+    assert [line.rule for line in alerts(run, EpisodeKey(1, 4)).lines] == ["collapse"]
+    assert alerts(run, EpisodeKey(0, 4)).lines == ()
 
 
 def test_a_long_list_is_cut_and_says_so(tmp_path):
-    rows = [alert_row("kl", scope=f"thing {index}", round=1) for index in range(MOST_ENTRIES + 7)]
+    rows = [alert_row("kl", scope=f"thing {index}", iteration=1) for index in range(MOST_ENTRIES + 7)]
     found = alerts_of(tmp_path, rows)
 
     assert (len(found.entries), found.left_out, found.lines[0].times) == (MOST_ENTRIES, 7, MOST_ENTRIES + 7)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.lanes import MARKED, Lanes, end_of, lanes
-from esper.karn.questions.lives import LifeKey
 from esper.karn.run import open_run
 from esper.leyline import Stage
 from esper.leyline.events import EpochRow, Row, SeedRow, TransitionRow
@@ -82,8 +82,8 @@ def test_a_seed_carries_its_last_measurement(tmp_path):
         )
 
 
-def test_a_life_that_goes_on_ends_where_it_is(tmp_path):
-    rows = [made_run.run_row(), *made_run.Life(0, 0, 3, 20, random.Random(5)).live(epochs=9)]
+def test_an_episode_that_goes_on_ends_where_it_is(tmp_path):
+    rows = [made_run.run_row(), *made_run.Episode(0, 0, 3, 20, random.Random(5)).live(epochs=9)]
     found = lanes_of(tmp_path / "run", rows)
 
     assert (found.epoch, found.horizon) == (9, 20)
@@ -101,6 +101,6 @@ def test_without_epoch_rows_the_lanes_are_there_and_the_score_is_not(tmp_path):
     assert any(lane.spans for lane in found.lanes)
 
 
-@pytest.mark.parametrize("life", [None, LifeKey(0, 7)])
-def test_a_life_of_which_nothing_is_known_has_no_lanes(tmp_path, life):
-    assert lanes(open_run(made_run.write(tmp_path / "run", [made_run.run_row()])), life) is None
+@pytest.mark.parametrize("episode", [None, EpisodeKey(0, 7)])
+def test_an_episode_of_which_nothing_is_known_has_no_lanes(tmp_path, episode):
+    assert lanes(open_run(made_run.write(tmp_path / "run", [made_run.run_row()])), episode) is None

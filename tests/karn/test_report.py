@@ -52,10 +52,10 @@ def pairs(section: Node) -> dict[str, str]:
 
 @pytest.fixture
 def grown(tmp_path: Path) -> Run:
-    return write(tmp_path / "grown", [fake_run.run_row(), *fake_run.life()])
+    return write(tmp_path / "grown", [fake_run.run_row(), *fake_run.episode()])
 
 
-# --- one life -------------------------------------------------------------------------------------
+# --- one episode -------------------------------------------------------------------------------------
 
 
 def test_the_answer_of_a_run_comes_first_and_is_that_of_its_row(grown: Run) -> None:
@@ -65,21 +65,21 @@ def test_the_answer_of_a_run_comes_first_and_is_that_of_its_row(grown: Run) -> N
         "It reached 61.5 on validation, 39.5 points above its twin that did not grow."
     )
     assert sentences(page) == [
-        "Finished: one life of 8 epochs.",
+        "Finished: one episode of 8 epochs.",
         "The cost: ×1.59 the host's parameters (250 → 398), ×12 its compute for a prediction,"
-        " 4.00 GFLOP and 12.5 s for a whole life.",
+        " 4.00 GFLOP and 12.5 s for a whole episode.",
     ]
     assert facts(page) == {
         "validation": ("61.5", "twin 22.0, +39.5"),
         "test": ("60.2", "read once, at the end"),
         "parameters": ("×1.59", "250 → 398"),
         "compute for a prediction": ("×12", "2.00 kFLOP → 25.0 kFLOP"),
-        "compute of a life": ("4.00 GFLOP", "training and measuring"),
-        "time": ("0:01:30", "12.5 s a life"),
+        "compute of an episode": ("4.00 GFLOP", "training and measuring"),
+        "time": ("0:01:30", "12.5 s an episode"),
     }
 
 
-def test_a_life_below_its_twin_is_said_to_be_below(tmp_path: Path) -> None:
+def test_an_episode_below_its_twin_is_said_to_be_below(tmp_path: Path) -> None:
     row = msgspec.structs.replace(fake_run.episode_row(), val_score=20.5)
     page = page_of(write(tmp_path / "run", [fake_run.run_row(), row]))
     assert (
@@ -94,13 +94,13 @@ def test_without_a_twin_nothing_is_compared(tmp_path: Path) -> None:
     assert facts(page)["validation"] == ("61.5", "no twin")
 
 
-def test_several_lives_are_given_as_means_with_intervals(tmp_path: Path) -> None:
+def test_several_episodes_are_given_as_means_with_intervals(tmp_path: Path) -> None:
     """61.5 and 63.5: mean 62.5, error 1, quantile 12.7. Leads 39.5 and 43.5: mean 41.5, error 2."""
     better = msgspec.structs.replace(fake_run.episode_row(1), val_score=63.5, twin_val_score=20.0)
-    rows = [fake_run.run_row(episodes=2), *fake_run.life(), better]
+    rows = [fake_run.run_row(episodes=2), *fake_run.episode(), better]
     page = page_of(write(tmp_path / "run", rows))
     assert page.one("h1").text == (
-        "It reached 62.5 ± 12.7 on validation in the mean of 2 lives,"
+        "It reached 62.5 ± 12.7 on validation in the mean of 2 episodes,"
         " 41.5 ± 25.4 points above their twins that did not grow."
     )
 
@@ -144,24 +144,24 @@ def test_the_diary_tells_the_seeds_and_what_was_refused(grown: Run) -> None:
     ) in told
     assert "epoch 7 FOSSILIZE in r0c0 was refused by G5" in told
     assert told[-1] == (
-        "epoch 8 the horizon ended the life: 61.5 on validation (+39.5 against the twin),"
+        "epoch 8 the horizon ended the episode: 61.5 on validation (+39.5 against the twin),"
         " 60.2 on test, 398 parameters"
     )
 
 
 def test_without_seed_rows_contributions_are_unknown(tmp_path: Path) -> None:
-    rows = [row for row in fake_run.life() if not isinstance(row, SeedRow)]
+    rows = [row for row in fake_run.episode() if not isinstance(row, SeedRow)]
     page = page_of(write(tmp_path / "run", [fake_run.run_row(), *rows]))
     told = [item.text for item in page.one("section", id="diary").all("li")]
     assert told[0] == "epoch 0 ◆ conv_light germinated in r0c0; contribution –; fossilized at 5"
     assert {line["contribution"] for line in page.one("section", id="lanes").table} == {"–"}
 
 
-def test_of_many_lives_some_are_told_and_the_rest_counted(tmp_path: Path) -> None:
-    rows = [fake_run.run_row(episodes=12), *(row for n in range(12) for row in fake_run.life(n))]
+def test_of_many_episodes_some_are_told_and_the_rest_counted(tmp_path: Path) -> None:
+    rows = [fake_run.run_row(episodes=12), *(row for n in range(12) for row in fake_run.episode(n))]
     section = page_of(write(tmp_path / "run", rows)).one("section", id="diary")
-    assert [heading.text for heading in section.all("h3")] == [f"Life {n}" for n in range(10)]
-    assert "2 more lives are not told here." in section.text
+    assert [heading.text for heading in section.all("h3")] == [f"Episode {n}" for n in range(10)]
+    assert "2 more episodes are not told here." in section.text
 
 
 def test_configuration_and_environment_are_whole(tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_what_the_same_numbers_need_is_said(tmp_path: Path, revision: str | None
 
 
 def control(directory: Path, **changes: Any) -> Run:
-    """A run of one life that reached 22.0 and 21.25 with the bare host and 1.5 GFLOP."""
-    life = msgspec.structs.replace(
+    """A run of one episode that reached 22.0 and 21.25 with the bare host and 1.5 GFLOP."""
+    episode = msgspec.structs.replace(
         fake_run.episode_row(),
         val_score=22.0,
         test_score=21.25,
@@ -211,13 +211,13 @@ def control(directory: Path, **changes: Any) -> Run:
         flops={"forward": 500_000_000, "backward": 1_000_000_000},
     )
     row = msgspec.structs.replace(fake_run.run_row(directory.name, "off"), **changes)
-    return write(directory, [row, life])
+    return write(directory, [row, episode])
 
 
-def test_lives_that_began_alike_are_compared_pair_by_pair(grown: Run, tmp_path: Path) -> None:
+def test_episodes_that_began_alike_are_compared_pair_by_pair(grown: Run, tmp_path: Path) -> None:
     page = page_of(grown, control(tmp_path / "off"))
     assert sentences(page)[-1] == (
-        "Against off, in one life begun alike: +39.5 points on validation, +39.0 on test."
+        "Against off, in one episode begun alike: +39.5 points on validation, +39.0 on test."
     )
     section = page.one("section", id="comparison")
     shown, *_ = section.all("tbody")
@@ -226,13 +226,13 @@ def test_lives_that_began_alike_are_compared_pair_by_pair(grown: Run, tmp_path: 
         ["demo (heuristic, rng seed 0)", "1", "61.5", "", "60.2", "", "398", "4.00 GFLOP"],
         ["off (off, rng seed 0)", "1", "22.0", "+39.5", "21.2", "+39.0", "250", "1.50 GFLOP"],
     ]
-    assert facts(page)["compute of a life"] == ("4.00 GFLOP", "×2.67 that of off")
+    assert facts(page)["compute of an episode"] == ("4.00 GFLOP", "×2.67 that of off")
     assert [[line["arm"], line["validation"], line["test"]] for line in section.one("figure").table] == [
         ["demo", "61.5", "60.2"],
         ["off", "22.0", "21.2"],
     ]
     assert section.one("details", id="differences").table == [
-        {"setting": "decider", "demo": "heuristic", "off": "off"}
+        {"setting": "controller", "demo": "heuristic", "off": "off"}
     ]
 
 
@@ -252,31 +252,31 @@ def test_two_runs_of_one_name_are_told_apart(grown: Run) -> None:
         ({"config": {"episodes": 1, "siblings": 4}}, "their siblings differ: 1 here, 4 there"),
     ],
 )
-def test_other_lives_are_not_paired_and_the_reason_is_given(
+def test_other_episodes_are_not_paired_and_the_reason_is_given(
     grown: Run, tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     page = page_of(grown, control(tmp_path / "off", **changes))
     assert sentences(page)[-1] == (
-        f"Against off (22.0 on validation): lives cannot be paired, since {reason}."
+        f"Against off (22.0 on validation): episodes cannot be paired, since {reason}."
     )
 
 
-def test_a_control_without_a_finished_life_is_no_control_yet(grown: Run, tmp_path: Path) -> None:
+def test_a_control_without_a_finished_episode_is_no_control_yet(grown: Run, tmp_path: Path) -> None:
     other = write(tmp_path / "off", [fake_run.run_row("off", "off")])
     assert sentences(page_of(grown, other))[-1] == (
-        "Against off: it has no finished life. Stopped before its first epoch was done."
+        "Against off: it has no finished episode. Stopped before its first epoch was done."
     )
 
 
 # --- trainings ------------------------------------------------------------------------------------
 
 
-def training(rounds: int = 3, done: int | None = None) -> Iterator[Row]:
-    """Two environments. Scores 30 + 5 · round and 10 more; twins 25; evaluations in rounds 1 and 2."""
-    yield msgspec.structs.replace(fake_run.run_row("taught", "ppo", rounds=rounds), envs=2)
-    for number in range(1, (rounds if done is None else done) + 1):
+def training(iterations: int = 3, done: int | None = None) -> Iterator[Row]:
+    """Two environments. Scores 30 + 5 · iteration and 10 more; twins 25; evaluations in iterations 1 and 2."""
+    yield msgspec.structs.replace(fake_run.run_row("taught", "ppo", iterations=iterations), envs=2)
+    for number in range(1, (iterations if done is None else done) + 1):
         for env in range(2):
-            for row in fake_run.life(number - 1):
+            for row in fake_run.episode(number - 1):
                 changes: dict[str, Any] = {"env": env}
                 if isinstance(row, EpisodeRow):
                     score = 30.0 + 5 * number + 10 * env
@@ -288,38 +288,38 @@ def training(rounds: int = 3, done: int | None = None) -> Iterator[Row]:
         )
 
 
-def test_a_training_is_judged_by_its_best_evaluation_and_its_last_round(tmp_path: Path) -> None:
-    """Round 3: scores 45 and 55, leads 20 and 30: error 5, times 12.706. Three rounds of 12.5 s."""
+def test_a_training_is_judged_by_its_best_evaluation_and_its_last_iteration(tmp_path: Path) -> None:
+    """Iteration 3: scores 45 and 55, leads 20 and 30: error 5, times 12.706. Three iterations of 12.5 s."""
     page = page_of(write(tmp_path / "run", training()))
     assert page.one("h1").text == (
-        "The best policy, that of round 2, scored 44.5 in its evaluation; the 2 lives of round 3 reached"
+        "The best policy, that of iteration 2, scored 44.5 in its evaluation; the 2 episodes of iteration 3 reached"
         " 50.0 ± 63.5 on validation, 25.0 ± 63.5 points above their twins that did not grow."
     )
     assert sentences(page)[:2] == [
-        "Finished: 3 rounds, 6 lives.",
-        "The 2 lives of round 1 reached 40.0 ± 63.5 on validation,"
+        "Finished: 3 iterations, 6 episodes.",
+        "The 2 episodes of iteration 1 reached 40.0 ± 63.5 on validation,"
         " 15.0 ± 63.5 points above their twins that did not grow.",
     ]
-    assert facts(page)["best evaluation"] == ("44.5", "return +0.75, round 2; no twin recorded")
-    assert facts(page)["validation, round 3"] == ("50.0 ± 63.5", "twin 25.0, +25.0 ± 63.5")
+    assert facts(page)["best evaluation"] == ("44.5", "return +0.75, iteration 2; no twin recorded")
+    assert facts(page)["validation, iteration 3"] == ("50.0 ± 63.5", "twin 25.0, +25.0 ± 63.5")
 
 
-def test_best_median_and_worst_life_of_a_training_are_shown(tmp_path: Path) -> None:
-    """Scores of rounds 1 to 3: 35 and 45, 40 and 50, 45 and 55; the fourth of six is the later 45."""
+def test_best_median_and_worst_episode_of_a_training_are_shown(tmp_path: Path) -> None:
+    """Scores of iterations 1 to 3: 35 and 45, 40 and 50, 45 and 55; the fourth of six is the later 45."""
     page = page_of(write(tmp_path / "run", training()))
     section = page.one("section", id="lanes")
     assert [heading.text for heading in section.all("h3")] == [
-        "Best life: round 3, environment 1, score 55.0, twin 25.0",
-        "Median life: round 3, environment 0, score 45.0, twin 25.0",
-        "Worst life: round 1, environment 0, score 35.0, twin 25.0",
+        "Best episode: iteration 3, environment 1, score 55.0, twin 25.0",
+        "Median episode: iteration 3, environment 0, score 45.0, twin 25.0",
+        "Worst episode: iteration 1, environment 0, score 35.0, twin 25.0",
     ]
     assert len(list(section.all("svg"))) == 3
     assert [heading.text for heading in page.one("section", id="diary").all("h3")] == [
-        "Best life: round 3, environment 1, score 55.0, twin 25.0"
+        "Best episode: iteration 3, environment 1, score 55.0, twin 25.0"
     ]
 
 
-def test_lives_that_broke_down_are_counted_and_not_judged(tmp_path: Path) -> None:
+def test_episodes_that_broke_down_are_counted_and_not_judged(tmp_path: Path) -> None:
     def broken(env: int) -> list[Row]:
         return [
             msgspec.structs.replace(row, ended_by="governor", val_score=1.0)
@@ -329,24 +329,24 @@ def test_lives_that_broke_down_are_counted_and_not_judged(tmp_path: Path) -> Non
         ]
 
     page = page_of(write(tmp_path / "one", broken(1)))
-    assert facts(page)["validation, round 3"] == ("45.0", "twin 25.0, +20.0")
-    assert "One life of round 3 broke down and is not counted." in sentences(page)
+    assert facts(page)["validation, iteration 3"] == ("45.0", "twin 25.0, +20.0")
+    assert "One episode of iteration 3 broke down and is not counted." in sentences(page)
     assert (
-        "the one life of round 3 reached 45.0 on validation, 20.0 points above its twin"
+        "the one episode of iteration 3 reached 45.0 on validation, 20.0 points above its twin"
         in page.one("h1").text
     )
     page = page_of(write(tmp_path / "all", broken(0)))
-    assert page.one("h1").text == "Every life of round 3 broke down, so there is no result."
+    assert page.one("h1").text == "Every episode of iteration 3 broke down, so there is no result."
 
 
-def test_a_training_that_was_not_evaluated_says_what_its_lives_reached(tmp_path: Path) -> None:
+def test_a_training_that_was_not_evaluated_says_what_its_episodes_reached(tmp_path: Path) -> None:
     rows = [
         msgspec.structs.replace(row, evaluation_return=None) if isinstance(row, UpdateRow) else row
         for row in training()
     ]
     page = page_of(write(tmp_path / "run", rows))
     assert page.one("h1").text == (
-        "The 2 lives of round 3 reached 50.0 ± 63.5 on validation, 25.0 ± 63.5 points above their twins that"
+        "The 2 episodes of iteration 3 reached 50.0 ± 63.5 on validation, 25.0 ± 63.5 points above their twins that"
         " did not grow."
     )
     assert "best evaluation" not in facts(page)
@@ -376,7 +376,7 @@ def test_that_nothing_is_wrong_is_said_once(grown: Run) -> None:
 
 @contextmanager
 def being_written(run: Run) -> Iterator[None]:
-    """As while a writer lives."""
+    """As while a writer episodes."""
     file = os.open(run.path / TELEMETRY / LOCK_FILE, os.O_RDWR | os.O_CREAT)
     fcntl.flock(file, fcntl.LOCK_EX)
     try:
@@ -386,8 +386,10 @@ def being_written(run: Run) -> Iterator[None]:
 
 
 def until(epoch: int, episode: int = 0) -> list[Row]:
-    """A life that ends without a word after an epoch."""
-    return [row for row in fake_run.life(episode) if getattr(row, "epoch", 0) <= epoch and not _is_end(row)]
+    """An episode that ends without a word after an epoch."""
+    return [
+        row for row in fake_run.episode(episode) if getattr(row, "epoch", 0) <= epoch and not _is_end(row)
+    ]
 
 
 def _is_end(row: Row) -> bool:
@@ -401,37 +403,37 @@ def _is_end(row: Row) -> bool:
             [fake_run.run_row()],
             "Still running: no epoch is done yet.",
             "Stopped before its first epoch was done.",
-            "No life is finished, so there is no result.",
+            "No episode is finished, so there is no result.",
         ),
         (
             [fake_run.run_row(), *until(5)],
-            "Still running: after epoch 5 of 8 in life 1 of 1.",
-            "Stopped after epoch 5 of 8 in life 1 of 1.",
+            "Still running: after epoch 5 of 8 in episode 1 of 1.",
+            "Stopped after epoch 5 of 8 in episode 1 of 1.",
             "After epoch 5 of 8 the score is 47.5, 28.0 points above its twin that does not grow.",
         ),
         (
-            [fake_run.run_row(episodes=3), *fake_run.life(), *until(2, episode=1)],
-            "Still running: after epoch 2 of 8 in life 2 of 3.",
-            "Stopped after epoch 2 of 8 in life 2 of 3.",
+            [fake_run.run_row(episodes=3), *fake_run.episode(), *until(2, episode=1)],
+            "Still running: after epoch 2 of 8 in episode 2 of 3.",
+            "Stopped after epoch 2 of 8 in episode 2 of 3.",
             "It reached 61.5 on validation, 39.5 points above its twin that did not grow.",
         ),
         (
-            [fake_run.run_row(episodes=3), *fake_run.life()],
-            "Still running: after life 1 of 3.",
-            "Stopped after life 1 of 3.",
+            [fake_run.run_row(episodes=3), *fake_run.episode()],
+            "Still running: after episode 1 of 3.",
+            "Stopped after episode 1 of 3.",
             "It reached 61.5 on validation, 39.5 points above its twin that did not grow.",
         ),
         (
-            [fake_run.run_row(rounds=4)],
-            "Still running: no round is done yet.",
-            "Stopped before its first round was done.",
-            "No round is done, so there is no result.",
+            [fake_run.run_row(iterations=4)],
+            "Still running: no iteration is done yet.",
+            "Stopped before its first iteration was done.",
+            "No iteration is done, so there is no result.",
         ),
         (
             list(training(4, done=3)),
-            "Still running: after round 3 of 4.",
-            "Stopped after round 3 of 4.",
-            "The best policy, that of round 2, scored 44.5 in its evaluation; the 2 lives of round 3 reached"
+            "Still running: after iteration 3 of 4.",
+            "Stopped after iteration 3 of 4.",
+            "The best policy, that of iteration 2, scored 44.5 in its evaluation; the 2 episodes of iteration 3 reached"
             " 50.0 ± 63.5 on validation, 25.0 ± 63.5 points above their twins that did not grow.",
         ),
     ],
@@ -449,7 +451,7 @@ def test_a_run_that_is_not_whole_says_so(
         assert page.one(class_="state").text == "running"
 
 
-def test_a_life_killed_within_its_measurements_is_shown_without_them(tmp_path: Path) -> None:
+def test_an_episode_killed_within_its_measurements_is_shown_without_them(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [fake_run.run_row(), *until(5), fake_run.counterfactual_row(5)])
     assert not list(page_of(run).all("section", id="interactions"))
 
@@ -460,7 +462,7 @@ def test_a_life_killed_within_its_measurements_is_shown_without_them(tmp_path: P
 def test_names_are_escaped_wherever_they_come_from(tmp_path: Path) -> None:
     evil = "<script>alert(\"x\")</script><b onclick='x'>&amp;"
     row: RunRow = msgspec.structs.replace(
-        fake_run.run_row(name=evil, decider=evil),
+        fake_run.run_row(name=evil, controller=evil),
         task=evil,
         slots=[evil, "r0c1", "r0c2"],
         blueprints=[evil] * 13,
@@ -471,7 +473,7 @@ def test_names_are_escaped_wherever_they_come_from(tmp_path: Path) -> None:
         git_revision=evil,
     )
     alert: AlertRow = msgspec.structs.replace(fake_run.alert_row(evil), hint=evil, scope=evil)
-    run = write(tmp_path / "run", [row, *fake_run.life(), alert])
+    run = write(tmp_path / "run", [row, *fake_run.episode(), alert])
     text = render_report(run, [run], reproduction=evil)
     page = read_page(text)
     assert not list(page.all("script"))
@@ -514,12 +516,12 @@ def test_numbers_of_a_training_are_those_of_its_updates(tmp_path: Path) -> None:
     page = page_of(run)
     updates = run.rows(UpdateRow)
     heads = page.one("section", id="heads").table
-    assert [line["round"] for line in heads] == [str(row.round) for row in updates]
+    assert [line["iteration"] for line in heads] == [str(row.iteration) for row in updates]
     for line, row in zip(heads, updates, strict=True):
         for name, entropy in zip(run.row.heads, row.head_entropy, strict=True):
             assert line[name] == ("–" if entropy is None else f"{entropy:.2f}")
-    rounds = page.one("section", id="improvement").table
-    assert [line["evaluation score"] for line in rounds] == ["41.0", "44.5", "–"]
+    iterations = page.one("section", id="improvement").table
+    assert [line["evaluation score"] for line in iterations] == ["41.0", "44.5", "–"]
 
 
 def test_scores_and_shares_keep_to_their_ranges(tmp_path: Path) -> None:
@@ -534,13 +536,13 @@ def test_scores_and_shares_keep_to_their_ranges(tmp_path: Path) -> None:
                     if cell != "–" and name in scores and section.attributes["id"] != "improvement":
                         assert 0 <= float(cell.split()[0]) <= 100, (section.attributes, name, cell)
                         seen["scores"] += 1
-                    if cell != "–" and section.attributes["id"] == "heads" and name != "round":
+                    if cell != "–" and section.attributes["id"] == "heads" and name != "iteration":
                         assert 0 <= float(cell) <= 1, (name, cell)
                         seen["fractions"] += 1
     assert seen["scores"] >= 3 * 6
     assert seen["fractions"] == 3 * 6
 
 
-def test_two_hundred_rounds_stay_below_500_kilobytes(tmp_path: Path) -> None:
+def test_two_hundred_iterations_stay_below_500_kilobytes(tmp_path: Path) -> None:
     run = write(tmp_path / "run", training(200))
     assert len(render_report(run).encode()) < 500_000

@@ -24,10 +24,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    """A finished run of one life and one decision of a policy."""
+    """A finished run of one episode and one decision of a policy."""
     with RunWriter(tmp_path / "run") as writer:
         writer.emit(fake_run.run_row())
-        for row in fake_run.life():
+        for row in fake_run.episode():
             writer.emit(row)
         writer.emit(fake_run.policy_decision_row(8))
     return tmp_path / "run"
@@ -220,7 +220,7 @@ def test_decisions_have_the_names_that_the_runs_own_row_gives_them(run):
 
 
 def test_names_follow_the_order_of_the_heads_in_the_runs_own_row(tmp_path):
-    """A run of two heads the other way round: index 0 is the slot, index 1 the op."""
+    """A run of two heads the other way iteration: index 0 is the slot, index 1 the op."""
     row = fake_run.run_row()
     row.heads, row.head_choices = ["slot", "op"], [["left", "right"], ["STAY", "GO"]]
     decision = fake_run.policy_decision_row(0)
@@ -268,13 +268,13 @@ def test_rows_that_were_cut_off_are_gone(tmp_path):
             pass
         writer.emit(fake_run.update_row(2))
     found = open_run(tmp_path)
-    assert [row.round for row in found.rows(UpdateRow)] == [1, 2]
+    assert [row.iteration for row in found.rows(UpdateRow)] == [1, 2]
 
     with RunWriter(tmp_path, resume_from=sizes) as writer:
-        assert [row.round for row in found.rows(UpdateRow)] == [1]
+        assert [row.iteration for row in found.rows(UpdateRow)] == [1]
         writer.emit(fake_run.update_row(3))
         writer.flush()
-        assert [row.round for row in found.rows(UpdateRow)] == [1, 3]
+        assert [row.iteration for row in found.rows(UpdateRow)] == [1, 3]
 
 
 def test_a_line_that_is_being_written_is_not_there_yet(run):
@@ -323,7 +323,7 @@ def test_a_line_that_is_no_text_is_named(run):
 # --- state ----------------------------------------------------------------------------------------
 
 
-def test_a_run_of_which_a_life_is_missing_has_stopped(tmp_path):
+def test_a_run_of_which_an_episode_is_missing_has_stopped(tmp_path):
     with RunWriter(tmp_path) as writer:
         writer.emit(fake_run.run_row(episodes=2))
         writer.emit(fake_run.episode_row(0))
@@ -334,20 +334,20 @@ def test_a_run_of_which_a_life_is_missing_has_stopped(tmp_path):
     assert open_run(tmp_path).progress == Progress("episodes", 1, 2)
 
 
-def test_a_run_with_all_its_lives_is_finished(run):
+def test_a_run_with_all_its_episodes_is_finished(run):
     assert open_run(run).state == "finished"
     assert open_run(run).progress == Progress("episodes", 1, 1)
 
 
-@pytest.mark.parametrize(("rounds", "state"), [(2, "finished"), (3, "stopped")])
-def test_a_training_is_finished_with_its_last_round(tmp_path, rounds, state):
+@pytest.mark.parametrize(("iterations", "state"), [(2, "finished"), (3, "stopped")])
+def test_a_training_is_finished_with_its_last_iteration(tmp_path, iterations, state):
     with RunWriter(tmp_path) as writer:
-        writer.emit(fake_run.run_row(rounds=rounds))
+        writer.emit(fake_run.run_row(iterations=iterations))
         writer.emit(fake_run.update_row(1))
         writer.emit(fake_run.update_row(2))
 
     assert open_run(tmp_path).state == state
-    assert open_run(tmp_path).progress == Progress("rounds", 2, rounds)
+    assert open_run(tmp_path).progress == Progress("iterations", 2, iterations)
 
 
 def test_a_run_killed_before_its_own_row_has_stopped_and_says_so(tmp_path):

@@ -11,18 +11,18 @@ from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 
 
-def make_life(directory: Path, *, epochs: int = fake_run.EPOCHS) -> None:
+def make_episode(directory: Path, *, epochs: int = fake_run.EPOCHS) -> None:
     with RunWriter(directory) as writer:
         writer.emit(fake_run.run_row(episodes=2))
-        for row in fake_run.life():
+        for row in fake_run.episode():
             if getattr(row, "epoch", 0) <= epochs and not (epochs < 8 and type(row).__name__ == "EpisodeRow"):
                 writer.emit(row)
 
 
 def make_training(directory: Path) -> None:
-    """Three rounds, the second one with the best score, the last one without any."""
+    """Three iterations, the second one with the best score, the last one without any."""
     with RunWriter(directory) as writer:
-        writer.emit(fake_run.run_row(decider="ppo", rounds=3))
+        writer.emit(fake_run.run_row(controller="ppo", iterations=3))
         for number, score in ((1, 40.0), (2, 61.04), (3, None)):
             row = fake_run.update_row(number)
             row.val_score, row.params = score, 800.0 + number
@@ -48,14 +48,14 @@ def test_a_missing_folder_is_a_sentence(tmp_path):
         list(find_runs(tmp_path / "nowhere"))
 
 
-def test_a_run_is_seen_by_its_lives(tmp_path):
-    make_life(tmp_path)
+def test_a_run_is_seen_by_its_episodes(tmp_path):
+    make_episode(tmp_path)
 
     assert overview(tmp_path) == Overview(
         path=str(tmp_path),
         state="stopped",
         task="digits_impaired",
-        decider="heuristic",
+        controller="heuristic",
         rng_seed=0,
         started="2030-01-01T00:00:00Z",
         progress=Progress("episodes", 1, 2),
@@ -65,9 +65,9 @@ def test_a_run_is_seen_by_its_lives(tmp_path):
     )
 
 
-def test_a_run_in_its_first_life_is_seen_by_its_epochs(tmp_path):
+def test_a_run_in_its_first_episode_is_seen_by_its_epochs(tmp_path):
     """Scores on the way: 10, 14, 22.5, 30; after epoch 3 the host of 250 has seeds of 148 and 1200."""
-    make_life(tmp_path, epochs=3)
+    make_episode(tmp_path, epochs=3)
 
     found = overview(tmp_path)
 
@@ -75,12 +75,12 @@ def test_a_run_in_its_first_life_is_seen_by_its_epochs(tmp_path):
     assert found.progress == Progress("episodes", 0, 2)
 
 
-def test_a_training_is_seen_by_its_rounds_and_unknown_scores_are_passed_over(tmp_path):
+def test_a_training_is_seen_by_its_iterations_and_unknown_scores_are_passed_over(tmp_path):
     make_training(tmp_path)
 
     found = overview(tmp_path)
 
-    assert (found.state, found.progress) == ("finished", Progress("rounds", 3, 3))
+    assert (found.state, found.progress) == ("finished", Progress("iterations", 3, 3))
     assert (found.best_score, found.last_score, found.params) == (61.04, 61.04, 803.0)
 
 
@@ -91,7 +91,7 @@ def test_a_run_without_its_own_row_is_listed_with_what_is_known(tmp_path):
 
 
 def test_a_damaged_run_says_why(tmp_path):
-    make_life(tmp_path)
+    make_episode(tmp_path)
     part = tmp_path / "telemetry" / "run" / "part-00000.jsonl"
     part.write_bytes(b"{}\n")
 
@@ -110,7 +110,7 @@ def test_the_list_shows_unknown_as_a_dash():
         Overview(
             "runs/b", "finished", None, "digits", "ppo", 7, "2030-01-01T12:34:56Z", None, 61.04, 0.0, 1234.6
         ),
-        Overview("runs/c", "running", progress=Progress("rounds", 3, None)),
+        Overview("runs/c", "running", progress=Progress("iterations", 3, None)),
     ]
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(table_of(overviews))
@@ -130,11 +130,11 @@ def test_the_list_shows_unknown_as_a_dash():
         "2030-01-01",
         "12:34",
     ]
-    assert c == ["runs/c", *"––––––", "3/–", "rounds", "running", "–"]
+    assert c == ["runs/c", *"––––––", "3/–", "iterations", "running", "–"]
 
 
 def test_machines_get_the_same_without_dashes():
-    found = as_json(Overview("runs/c", "running", task="digits", progress=Progress("rounds", 3, 9)))
+    found = as_json(Overview("runs/c", "running", task="digits", progress=Progress("iterations", 3, 9)))
 
-    assert (found["unit"], found["done"], found["planned"]) == ("rounds", 3, 9)
+    assert (found["unit"], found["done"], found["planned"]) == ("iterations", 3, 9)
     assert (found["task"], found["best_score"], found["problem"]) == ("digits", None, None)

@@ -24,7 +24,7 @@ def test_a_screen_is_the_one_that_was_looked_at(case):
     "case",
     [
         "run-finished-with-alert",
-        "training-before-its-first-round",
+        "training-before-its-first-iteration",
         "training-in-trouble-large",
         "training-in-trouble-eight-slots",
     ],
@@ -54,7 +54,7 @@ def test_a_higher_screen_says_everything_that_a_lower_one_says(case):
     labels = [{line[1:9].strip() for line in drawn(state, 80, height).split("\n")} for height in (18, 24, 60)]
 
     assert labels[0] <= labels[1] <= labels[2]
-    assert "lives" in labels[2] - labels[1]
+    assert "episodes" in labels[2] - labels[1]
 
 
 def styles_at(text: Text, found: str) -> str:
@@ -99,11 +99,11 @@ def test_before_the_run_there_is_a_header_alone():
     assert drawn(Following(), 80, 24) == " esper  waiting for the run to begin"
 
 
-def test_a_later_life_starts_afresh_and_is_numbered():
+def test_a_later_episode_starts_afresh_and_is_numbered():
     first = drawn(state_of(run_after(6)), 80, 24).split("\n")
     later = drawn(state_of(run_after(6, episode=1)), 80, 24).split("\n")
 
-    assert "  life 1  epoch 6/8" in later[0]
+    assert "  episode 1  epoch 6/8" in later[0]
     assert later[1:] == first[1:]
 
 
@@ -168,14 +168,14 @@ def test_an_update_that_was_left_out_is_told():
 def test_the_chosen_environment_is_shown_instead_of_the_best():
     lines = drawn(state_of(fake_training.course(42), env=1), 80, 24)
 
-    assert " slots   round 42: environment 1, return +0.79, score 42.0, twin 16.0" in lines
+    assert " slots   iteration 42: environment 1, return +0.79, score 42.0, twin 16.0" in lines
 
 
 def test_the_same_alert_again_is_counted_and_not_repeated():
     rows = [fake_training.run_row(), *(fake_training.alert_row("kl", number) for number in (1, 2, 3))]
     alerts = [line for line in drawn(state_of(rows), 80, 24).split("\n") if "kl" in line]
 
-    assert alerts == [" alerts  ▲ kl  policy  found 0.0812, limit 0.06  round 3, 3 times  Lower learni…"]
+    assert alerts == [" alerts  ▲ kl  policy  found 0.0812, limit 0.06  iteration 3, 3 times  Lower learni…"]
 
 
 def test_contribution_is_known_from_a_move_where_no_seed_rows_are_written():

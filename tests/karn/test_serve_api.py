@@ -6,9 +6,9 @@ import pytest
 
 from esper.karn.answer import Answer
 from esper.karn.figures import FIGURES
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.growth import growth
 from esper.karn.questions.improvement import improvement
-from esper.karn.questions.lives import LifeKey
 from esper.karn.run import open_run
 from esper.karn.serve.charts import chart_of_growth, chart_of_improvement
 from esper.leyline.events import EpisodeRow, EpochRow, Row, UpdateRow
@@ -16,15 +16,15 @@ from esper.nissa.writer import RunWriter
 from tests.karn import fake_run, made_run
 from tests.karn.serving import Client, part_of, training, write_run
 
-ROUNDS = 3
+ITERATIONS = 3
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """A life, a training, and a run that is damaged."""
+    """An episode, a training, and a run that is damaged."""
     folder = tmp_path_factory.mktemp("runs")
-    write_run(folder / "life")
-    write_run(folder / "nested" / "training", training(ROUNDS), rounds=ROUNDS, decider="ppo")
+    write_run(folder / "episode")
+    write_run(folder / "nested" / "training", training(ITERATIONS), iterations=ITERATIONS, controller="ppo")
     damaged = write_run(folder / "damaged")
     with part_of(damaged, "epoch").open("a") as file:
         file.write("no row\n")
@@ -43,29 +43,29 @@ def test_the_list_names_every_run_without_reading_any(client, runs):
     listed = client.ask("/api/runs").json
 
     assert listed["folder"] == runs.name
-    assert [run["name"] for run in listed["runs"]] == ["damaged", "life", "nested/training"]
+    assert [run["name"] for run in listed["runs"]] == ["damaged", "episode", "nested/training"]
 
 
 def test_an_entry_says_what_the_questions_answer(client):
-    entry = client.ask_run("life", "/entry").json
+    entry = client.ask_run("episode", "/entry").json
 
     assert (entry["state"], entry["error"]) == ("finished", None)
-    assert (entry["task"], entry["decider"]) == ("digits_impaired", "heuristic")
-    # The network that the made-up life left behind, as `esper runs` has it; its last epoch was at 62.0.
+    assert (entry["task"], entry["controller"]) == ("digits_impaired", "heuristic")
+    # The network that the made-up episode left behind, as `esper runs` has it; its last epoch was at 62.0.
     assert (entry["score"], entry["twin"], entry["lead"]) == ("61.5", "22.0", "+39.5")
     assert entry["params"] == "×1.59"
     assert (entry["progress"], entry["share"]) == ("epoch 8/8", 1.0)
     assert entry["trend"] == "▂▃▃▄▅▆▇██"
 
 
-def test_a_training_counts_rounds(client):
+def test_a_training_counts_iterations(client):
     entry = client.ask_run("nested/training", "/entry").json
 
-    assert (entry["progress"], entry["decider"]) == ("round 3/3", "ppo")
+    assert (entry["progress"], entry["controller"]) == ("iteration 3/3", "ppo")
 
 
 def test_alerts_that_hold_are_counted_and_told(tmp_path):
-    rows = [*fake_run.life(), fake_run.alert_row("collapse"), fake_run.alert_row("slow")]
+    rows = [*fake_run.episode(), fake_run.alert_row("collapse"), fake_run.alert_row("slow")]
     write_run(tmp_path / "mine", [*rows, fake_run.alert_row("slow", "cleared")])
 
     entry = Client(tmp_path).ask_run("mine", "/entry").json
@@ -80,18 +80,18 @@ def test_a_page_has_everything_but_the_figures(client):
     found = client.ask_run("nested/training").json
     page = found["page"]
 
-    assert (found["name"], page["entry"]["decider"]) == ("nested/training", "ppo")
+    assert (found["name"], page["entry"]["controller"]) == ("nested/training", "ppo")
     assert [figure["key"] for figure in page["figures"]] == [
         figure.key for figure in FIGURES if figure.key != "progress"
     ]
-    assert [figure["key"] for figure in page["figures"] if figure["of_life"]] == ["lanes"]
-    assert [(life["env"], life["episode"], life["group"]) for life in page["lives"]] == [
-        (0, 0, "round 1"),
-        (0, 1, "round 2"),
-        (0, 2, "round 3"),
+    assert [figure["key"] for figure in page["figures"] if figure["of_episode"]] == ["lanes"]
+    assert [(episode["env"], episode["episode"], episode["group"]) for episode in page["episodes"]] == [
+        (0, 0, "iteration 1"),
+        (0, 1, "iteration 2"),
+        (0, 2, "iteration 3"),
     ]
-    assert page["life"] in [{"env": 0, "episode": episode} for episode in range(3)]
-    assert ["rounds", "3"] in page["config"]
+    assert page["episode"] in [{"env": 0, "episode": episode} for episode in range(3)]
+    assert ["iterations", "3"] in page["config"]
     assert ["git revision", "–"] in page["provenance"]
     assert "val_score" in dict(page["tables"])["epoch"]
 
@@ -104,7 +104,7 @@ def test_a_run_that_began_a_moment_ago_says_that_nothing_is_known(tmp_path):
         entry = client.ask_run("mine", "/entry").json
 
         assert (entry["state"], entry["score"], entry["lead"], entry["trend"]) == ("running", "–", "–", "")
-        assert client.ask_run("mine").json["page"]["lives"] == []
+        assert client.ask_run("mine").json["page"]["episodes"] == []
         assert client.ask_run("mine", "/diary").json == []
         for figure in FIGURES:
             assert client.ask_run("mine", f"/figures/{figure.key}").status == 200
@@ -125,14 +125,14 @@ def test_new_rows_are_seen_at_the_next_question(tmp_path):
 
 
 def test_a_run_that_takes_the_place_of_another_is_read_as_its_own(tmp_path):
-    write_run(tmp_path / "mine", decider="first")
+    write_run(tmp_path / "mine", controller="first")
     client = Client(tmp_path)
-    assert client.ask_run("mine", "/entry").json["decider"] == "first"
+    assert client.ask_run("mine", "/entry").json["controller"] == "first"
 
     shutil.rmtree(tmp_path / "mine")
-    write_run(tmp_path / "mine", decider="second")
+    write_run(tmp_path / "mine", controller="second")
 
-    assert client.ask_run("mine", "/entry").json["decider"] == "second"
+    assert client.ask_run("mine", "/entry").json["controller"] == "second"
 
 
 def test_a_run_that_was_moved_away_is_gone(tmp_path):
@@ -147,11 +147,11 @@ def test_a_run_that_was_moved_away_is_gone(tmp_path):
     assert answer.error == f"there is no run '{id}' in this folder; it may have been moved away"
 
 
-# --- figures, lives, diaries ----------------------------------------------------------------------
+# --- figures, episodes, diaries ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.key)
-@pytest.mark.parametrize("name", ["life", "nested/training"])
+@pytest.mark.parametrize("name", ["episode", "nested/training"])
 def test_a_figure_is_the_picture_of_the_run(client, runs, figure, name):
     shown = client.ask_run(name, f"/figures/{figure.key}").json
     picture = figure.answer(open_run(runs / name))
@@ -163,33 +163,33 @@ def test_a_figure_is_the_picture_of_the_run(client, runs, figure, name):
         assert (shown["columns"], shown["rows"]) == (picture.columns, picture.rows)
 
 
-def test_a_chosen_life_is_shown(client, runs):
+def test_a_chosen_episode_is_shown(client, runs):
     (lanes,) = [figure for figure in FIGURES if figure.key == "lanes"]
     shown = client.ask_run("nested/training", "/figures/lanes?env=0&episode=1").json
 
-    assert shown["svg"] == lanes.answer(open_run(runs / "nested/training"), LifeKey(0, 1)).svg
-    assert shown["caption"].startswith("Round 2")
+    assert shown["svg"] == lanes.answer(open_run(runs / "nested/training"), EpisodeKey(0, 1)).svg
+    assert shown["caption"].startswith("Iteration 2")
 
 
 @pytest.mark.parametrize(
-    "life", ["env=0", "episode=1", "env=x&episode=0", "env=1.5&episode=0", "env=&episode="]
+    "episode", ["env=0", "episode=1", "env=x&episode=0", "env=1.5&episode=0", "env=&episode="]
 )
-def test_a_life_that_is_none_is_a_sentence(client, life):
-    answer = client.ask_run("life", f"/figures/lanes?{life}")
+def test_an_episode_that_is_none_is_a_sentence(client, episode):
+    answer = client.ask_run("episode", f"/figures/lanes?{episode}")
 
     assert answer.status == 400
-    assert answer.error == "a life is named by two whole numbers, such as ?env=0&episode=3"
+    assert answer.error == "an episode is named by two whole numbers, such as ?env=0&episode=3"
 
 
 def test_an_unknown_figure_is_named_with_the_nearest(client):
-    answer = client.ask_run("life", "/figures/lane")
+    answer = client.ask_run("episode", "/figures/lane")
 
     assert answer.status == 400
     assert answer.error.startswith("unknown figure 'lane'; did you mean lanes?")
 
 
 def test_a_chart_holds_the_numbers_of_its_figure(client, runs):
-    shown = client.ask_run("life", "/figures/growth").json
+    shown = client.ask_run("episode", "/figures/growth").json
 
     score, twin = shown["chart"]["plots"][0]["lines"]
     assert (score["label"], score["values"]) == ("score", [10.0, *fake_run.SCORES[1:]])
@@ -199,10 +199,10 @@ def test_a_chart_holds_the_numbers_of_its_figure(client, runs):
     assert shown["chart"]["places"] == [row[0] for row in shown["rows"]]
 
 
-def test_a_training_has_a_fan_only_where_lives_lie_side_by_side(runs):
+def test_a_training_has_a_fan_only_where_episodes_lie_side_by_side(runs):
     found = chart_of_growth(growth(open_run(runs / "nested/training")))
 
-    assert (found.axis, found.end, found.x) == ("round", 3, [1, 2, 3])
+    assert (found.axis, found.end, found.x) == ("iteration", 3, [1, 2, 3])
     assert found.plots[0].fans == []
 
 
@@ -213,8 +213,8 @@ def test_returns_and_their_evaluations_are_charted(runs):
     assert found.x == [1, 2, 3]
 
 
-def test_a_diary_tells_the_life(client):
-    notes = client.ask_run("life", "/diary?env=0&episode=0").json
+def test_a_diary_tells_the_episode(client):
+    notes = client.ask_run("episode", "/diary?env=0&episode=0").json
 
     kept = next(note for note in notes if note["stage"] == "fossilized")
     assert (kept["epoch"], kept["glyph"]) == (0, "◆")
@@ -226,18 +226,18 @@ def test_a_diary_tells_the_life(client):
 
 def test_two_runs_are_compared_by_setting_and_by_score(tmp_path):
     write_run(tmp_path / "one")
-    write_run(tmp_path / "two", decider="off")
+    write_run(tmp_path / "two", controller="off")
     client = Client(tmp_path)
 
     found = client.ask(f"/api/comparisons/{client.id_of('one')}/{client.id_of('two')}").json
 
-    assert ["decider", "heuristic", "off"] in found["differences"]
+    assert ["controller", "heuristic", "off"] in found["differences"]
     assert [row[0] for row in found["verdict"]["rows"]] == ["one", "two"]
     assert found["sentence"]
 
 
 def test_a_comparison_with_a_damaged_run_says_which_one_it_is(client):
-    answer = client.ask(f"/api/comparisons/{client.id_of('life')}/{client.id_of('damaged')}")
+    answer = client.ask(f"/api/comparisons/{client.id_of('episode')}/{client.id_of('damaged')}")
 
     assert answer.status == 400
     assert answer.error.startswith("'damaged' cannot be read: telemetry/epoch/part-00000.jsonl, line 10,")
@@ -258,7 +258,7 @@ def test_a_damaged_run_has_an_error_and_the_others_work(client):
     assert page["name"] == "damaged"
     assert page["page"]["entry"]["error"].startswith(sentence)
     assert client.ask_run("damaged", "/figures/growth").error.startswith(sentence)
-    assert client.ask_run("life", "/entry").json["error"] is None
+    assert client.ask_run("episode", "/entry").json["error"] is None
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_no_content_of_a_file_breaks_the_page(tmp_path, table, damage):
 def test_rows_that_contradict_each_other_break_only_what_they_are_shown_in(tmp_path, caplog):
     row = fake_run.transition_row(1, 0, fake_run.D, fake_run.G, "policy", "germinated")
     row.to_stage = 77
-    write_run(tmp_path / "mine", [*fake_run.life(), row])
+    write_run(tmp_path / "mine", [*fake_run.episode(), row])
     client = Client(tmp_path)
 
     answer = client.ask_run("mine", "/figures/lanes")
@@ -318,9 +318,9 @@ def axes_of(shown: dict) -> list[tuple[str, ...]]:
 def pair(tmp_path_factory) -> Client:
     """Two trainings of unequal length, of which one scores and is paid more; and one that is damaged."""
     folder = tmp_path_factory.mktemp("pair")
-    for name, rounds, more in (("short", 3, 0.0), ("long", 7, 30.0)):
-        rows = made_run.training_rows(rounds=rounds, envs=3, horizon=10 + rounds)
-        rows.append(made_run.alert_row("kl_high", round=2))
+    for name, iterations, more in (("short", 3, 0.0), ("long", 7, 30.0)):
+        rows = made_run.training_rows(iterations=iterations, envs=3, horizon=10 + iterations)
+        rows.append(made_run.alert_row("kl_high", iteration=2))
         for row in rows:
             if isinstance(row, EpisodeRow):
                 row.val_score = more + 0.5 * row.val_score
@@ -366,22 +366,24 @@ def test_a_run_beside_one_that_cannot_be_read_is_shown_alone(pair):
     assert pair.ask_run("short", "/figures/lanes?beside=nobody").status == 404
 
 
-def test_a_life_beside_a_training_counts_something_else(client):
-    """Epochs and rounds share no axis."""
-    alone = client.ask_run("life", "/figures/choices").json
-    assert client.ask_run("life", f"/figures/choices?beside={client.id_of('nested/training')}").json == alone
+def test_an_episode_beside_a_training_counts_something_else(client):
+    """Epochs and iterations share no axis."""
+    alone = client.ask_run("episode", "/figures/choices").json
+    assert (
+        client.ask_run("episode", f"/figures/choices?beside={client.id_of('nested/training')}").json == alone
+    )
 
 
 # --- a run that is resumed --------------------------------------------------------------------------
 
 
 def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(tmp_path):
-    """Round 2 is replaced by another round 2, so that files have the same size, and then there is a third."""
+    """Iteration 2 is replaced by another iteration 2, so that files have the same size, and then there is a third."""
 
     def rows(number: int, score: float) -> list[Row]:
-        life = [*fake_run.life(episode=number - 1), fake_run.update_row(number)]
-        life[-2].val_score = score
-        return life
+        episode = [*fake_run.episode(episode=number - 1), fake_run.update_row(number)]
+        episode[-2].val_score = score
+        return episode
 
     def look() -> tuple[str, str, list[str], list[list[str]]]:
         entry = client.ask_run("mine", "/entry").json
@@ -392,7 +394,7 @@ def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(tmp_path):
         return version, entry["score"], scores, epochs
 
     with RunWriter(tmp_path / "mine", resumable=True, clock=lambda: 1.0) as writer:
-        for row in [fake_run.run_row(rounds=3), *rows(1, 40.5)]:
+        for row in [fake_run.run_row(iterations=3), *rows(1, 40.5)]:
             writer.emit(row)
         writer.flush()
         with writer.checkpoint() as sizes:
@@ -438,8 +440,8 @@ def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(tmp_path):
         "/api/runs/%2e%2e",
         "/api/runs/%2e%2e%2flife",
         "/api/runs/..%2f..%2fetc/entry",
-        "/api/runs/life",
-        "/api/runs/life/entry",
+        "/api/runs/episode",
+        "/api/runs/episode/entry",
         "/api/runs/%2fetc%2fpasswd/entry",
         "/api/runs/nested%2ftraining/entry",
         "/api/runs/%00/entry",
@@ -456,7 +458,7 @@ def test_no_path_leads_out_of_what_is_served(client, target):
 
 
 def test_a_link_out_of_the_folder_shows_nothing_of_what_it_leads_to(tmp_path):
-    outside = write_run(tmp_path / "outside", decider="secret")
+    outside = write_run(tmp_path / "outside", controller="secret")
     inside = write_run(tmp_path / "runs" / "mine")
     shutil.rmtree(inside / "telemetry" / "run")
     (inside / "telemetry" / "run").symlink_to(outside / "telemetry" / "run")
@@ -479,7 +481,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 def test_a_query_is_answered_in_texts(client):
     answer = client.query(
-        "life", "SELECT epoch, val_score, NULL AS nothing, [1, 2] AS list FROM epoch WHERE epoch = 2"
+        "episode", "SELECT epoch, val_score, NULL AS nothing, [1, 2] AS list FROM epoch WHERE epoch = 2"
     )
 
     assert answer.json == {
@@ -510,7 +512,7 @@ def test_a_query_reads_the_run_and_does_nothing_else(runs, client, tmp_path, que
     secret = tmp_path / "secret.csv"
     secret.write_text("a\nhidden\n")
 
-    answer = client.query("life", query.format(out=tmp_path / "out", secret=secret))
+    answer = client.query("episode", query.format(out=tmp_path / "out", secret=secret))
 
     assert answer.status == 400
     assert len(answer.error) > 20
@@ -523,7 +525,7 @@ def test_a_query_reads_the_run_and_does_nothing_else(runs, client, tmp_path, que
 def test_an_answer_of_a_hundred_megabytes_is_refused_with_a_sentence(runs, client):
     before = files_of(runs)
 
-    answer = client.query("life", "SELECT repeat('x', 100000) FROM range(1000)")
+    answer = client.query("episode", "SELECT repeat('x', 100000) FROM range(1000)")
 
     assert answer.status == 400
     assert answer.error == (
@@ -531,11 +533,11 @@ def test_an_answer_of_a_hundred_megabytes_is_refused_with_a_sentence(runs, clien
         " GROUP BY"
     )
     assert files_of(runs) == before
-    assert client.query("life", "SELECT 1").json["rows"] == [["1"]]
+    assert client.query("episode", "SELECT 1").json["rows"] == [["1"]]
 
 
 def test_of_many_rows_the_first_are_shown_and_the_answer_says_so(client):
-    answer = client.query("life", "SELECT * FROM range(1000000000)").json
+    answer = client.query("episode", "SELECT * FROM range(1000000000)").json
 
     assert [row for (row,) in answer["rows"]] == [str(number) for number in range(1000)]
     assert answer["note"] == "only the first 1,000 rows are shown"
@@ -544,7 +546,7 @@ def test_of_many_rows_the_first_are_shown_and_the_answer_says_so(client):
 def test_a_query_that_takes_too_long_is_ended_with_a_sentence(client, monkeypatch):
     monkeypatch.setattr("esper.karn.serve.api.MOST_SECONDS", 0.5)
 
-    answer = client.query("life", "SELECT count(*) FROM range(1000000) a, range(1000000) b")
+    answer = client.query("episode", "SELECT count(*) FROM range(1000000) a, range(1000000) b")
 
     assert answer.status == 400
     assert answer.error == "the query took longer than 0.5 s; ask for less"
@@ -555,12 +557,12 @@ def test_one_query_at_a_time_is_worked_on(client, monkeypatch):
 
     class Busy:
         def untrusted(self, query: str, **limits: object) -> Answer:
-            within.append(client.query("life", "SELECT 2").error)
+            within.append(client.query("episode", "SELECT 2").error)
             return Answer(columns=["1"], types=["INTEGER"], rows=[[1]], note=None)
 
     monkeypatch.setattr("esper.karn.serve.api.open_run", lambda path: Busy())
-    first = client.query("life", "SELECT 1").json
-    second = client.query("life", "SELECT 1").json
+    first = client.query("episode", "SELECT 1").json
+    second = client.query("episode", "SELECT 1").json
 
     assert within == ["another query is running; wait for its answer"] * 2
     assert first["rows"] == second["rows"] == [["1"]]
@@ -584,14 +586,14 @@ def test_one_query_at_a_time_is_worked_on(client, monkeypatch):
     ],
 )
 def test_what_is_not_a_query_in_json_is_a_sentence(client, headers, body, sentence):
-    answer = client.ask(f"/api/runs/{client.id_of('life')}/sql", "POST", headers, body)
+    answer = client.ask(f"/api/runs/{client.id_of('episode')}/sql", "POST", headers, body)
 
     assert answer.status == 400
     assert answer.error.startswith(sentence)
 
 
 def test_a_query_is_never_asked_by_get(client):
-    assert client.ask_run("life", "/sql?query=SELECT+1").status == 405
+    assert client.ask_run("episode", "/sql?query=SELECT+1").status == 405
 
 
 def test_a_query_of_a_damaged_run_says_why_it_cannot_be_answered(client):

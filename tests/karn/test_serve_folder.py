@@ -5,7 +5,7 @@ import pytest
 
 from esper.karn.serve.folder import RunFolder, UnknownRunError
 from esper.leyline.errors import EsperError
-from esper.nissa.journal import RoundJournal
+from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 from tests.karn.serving import part_of, write_run
@@ -128,7 +128,7 @@ def test_a_version_changes_when_the_writer_goes_without_a_word(tmp_path):
 def test_journals_change_a_version_once_they_are_read(tmp_path):
     """Else a page about a training would be worked out anew with every epoch, and show the same."""
     with RunWriter(tmp_path / "mine", resumable=True) as writer:
-        journal = RoundJournal(tmp_path / "mine", "standard", writer.began)
+        journal = IterationJournal(tmp_path / "mine", "standard", writer.began)
         alive = version(tmp_path)
         journal.take(1, 0, [fake_run.epoch_row(1)])
         assert version(tmp_path) == alive
@@ -139,7 +139,7 @@ def test_journals_change_a_version_once_they_are_read(tmp_path):
 
 def test_a_link_among_the_journals_of_a_living_run_is_refused(tmp_path):
     with RunWriter(tmp_path / "mine", resumable=True) as writer:
-        RoundJournal(tmp_path / "mine", "standard", writer.began).take(1, 0, [fake_run.epoch_row(1)])
+        IterationJournal(tmp_path / "mine", "standard", writer.began).take(1, 0, [fake_run.epoch_row(1)])
         (tmp_path / "mine" / "telemetry" / "journals" / "link").symlink_to(tmp_path)
         (run,) = RunFolder(tmp_path).runs().values()
         assert "holds a link, 'link'" in (run.refusal or "")

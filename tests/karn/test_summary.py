@@ -10,11 +10,11 @@ from tests.karn import fake_run
 
 
 def seeds(episode: int = 0) -> list[SeedRow]:
-    return [row for row in fake_run.life(episode) if isinstance(row, SeedRow)]
+    return [row for row in fake_run.episode(episode) if isinstance(row, SeedRow)]
 
 
 def transitions(episode: int = 0) -> list[TransitionRow]:
-    return [row for row in fake_run.life(episode) if isinstance(row, TransitionRow)]
+    return [row for row in fake_run.episode(episode) if isinstance(row, TransitionRow)]
 
 
 def control() -> EpisodeRow:
@@ -42,7 +42,7 @@ training    4.00 GFLOP
               400 MFLOP  counterfactual
               250 MFLOP  of which pruned seeds
 
-slot seed        born life       fate                params contribution Shapley
+slot seed        born episode       fate                params contribution Shapley
 ────────────────────────────────────────────────────────────────────────────────
 r0c0 conv_light     0 T2 B2 H1 F fossilized             148  +21.9 ± 0.8   +20.5
      linear_add                  at 5
@@ -59,13 +59,13 @@ heuristic  61.5 (+39.5)  60.2 (+38.8)  398 (×1.59)  4.00 GFLOP (×2.67)
 off                22.0          21.5          250          1.50 GFLOP"""
 
 
-def test_a_life_is_told_in_80_columns():
+def test_an_episode_is_told_in_80_columns():
     shown = text_of(episode_summary(fake_run.run_row(), fake_run.episode_row(), seeds(), transitions()))
 
     assert shown == SUMMARY
 
 
-def test_rows_of_other_lives_are_passed_over():
+def test_rows_of_other_episodes_are_passed_over():
     later = seeds(1)
     for row in later:
         row.contribution, row.params = 99.0, 9
@@ -89,7 +89,7 @@ def test_the_longest_names_still_fit_80_columns():
         assert whole in shown
 
 
-def test_a_life_without_seeds_says_so():
+def test_an_episode_without_seeds_says_so():
     shown = text_of(episode_summary(fake_run.run_row(), control(), [], []))
 
     assert shown.endswith("no seed germinated")
@@ -123,7 +123,7 @@ def test_a_seed_that_left_in_the_epoch_of_its_first_measurement_shows_it():
     assert (result["seeds"][2]["contribution"], result["seeds"][2]["contribution_error"]) == (1.5, None)
 
 
-def test_a_seed_whose_life_was_cut_short_is_alive():
+def test_a_seed_whose_episode_was_cut_short_is_alive():
     unfinished = [row for row in transitions() if row.to_stage not in (Stage.PRUNED, Stage.FOSSILIZED)]
     result = as_json(fake_run.run_row(), fake_run.episode_row(), seeds(), unfinished)
 

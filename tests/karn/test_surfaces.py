@@ -1,4 +1,4 @@
-"""One number, one value: what stands for the lives of a round reads the same wherever it is shown."""
+"""One number, one value: what stands for the episodes of an iteration reads the same wherever it is shown."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from esper.karn.run import open_run
 from esper.karn.runs import overview
 from esper.karn.screen import render
 from esper.karn.serve.entries import entry_of
-from esper.karn.tail import round_within
-from esper.leyline.events import EpisodeRow, EpochRow, LifeRow, Row, UpdateRow
-from esper.nissa.journal import RoundJournal
+from esper.karn.tail import iteration_within
+from esper.leyline.events import EnvRow, EpisodeRow, EpochRow, Row, UpdateRow
+from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_training
 
-ROUNDS = 2
+ITERATIONS = 2
 SCORES, TWINS = (20.0, 21.0, 61.0, 9.0), (10.0, 11.0, 33.0, 2.0)
-"""Of the environments in the last round; the life of the last one broke down.
+"""Of the environments in the last iteration; the episode of the last one broke down.
 
 Of the three that lasted, the means are 34 and 18; medians would be 21 and 11, means of all four 27.8 and 14.
 """
 
 
 def rows() -> list[Row]:
-    made = [fake_training.run_row(rounds=ROUNDS)]
-    for number in range(1, ROUNDS + 1):
-        for row in fake_training.round_rows(number):
-            if number == ROUNDS and isinstance(row, EpisodeRow):
+    made = [fake_training.run_row(iterations=ITERATIONS)]
+    for number in range(1, ITERATIONS + 1):
+        for row in fake_training.iteration_rows(number):
+            if number == ITERATIONS and isinstance(row, EpisodeRow):
                 row.val_score, row.twin_val_score = SCORES[row.env], TWINS[row.env]
                 row.params = 500 + row.env
                 row.ended_by = "governor" if row.env == 3 else "horizon"
-            if number == ROUNDS and isinstance(row, UpdateRow):
-                row.val_score, row.params, row.broken_lives = 34.0, 501.0, 1
+            if number == ITERATIONS and isinstance(row, UpdateRow):
+                row.val_score, row.params, row.broken_episodes = 34.0, 501.0, 1
             made.append(row)
     return made
 
@@ -61,8 +61,8 @@ def followed() -> Following:
     return state
 
 
-def test_the_terminal_and_its_log_show_the_mean_of_the_lives_that_lasted(followed: Following) -> None:
-    (line,) = plain_lines(followed.rounds[-1].row, followed)
+def test_the_terminal_and_its_log_show_the_mean_of_the_episodes_that_lasted(followed: Following) -> None:
+    (line,) = plain_lines(followed.iterations[-1].row, followed)
     assert "  score 34.0  twin 18.0  params 501  " in line
 
     screen = render(followed, 80, 23).plain.splitlines()
@@ -85,20 +85,20 @@ def test_the_figures_and_the_report_show_the_same(run: Path) -> None:
     opened = open_run(run)
     point = growth(opened).points[-1]
     assert (point.score, point.twin, point.params) == (34.0, 18.0, 501.0)
-    assert (point.low, point.high, point.lives) == (9.0, 61.0, 4)
+    assert (point.low, point.high, point.episodes) == (9.0, 61.0, 4)
     assert improvement(opened).points[-1].score == 34.0
     (figure,) = (figure for figure in FIGURES if figure.key == "growth")
     assert "score 34.0" in figure.answer(opened).svg
     assert "twin 18.0" in figure.answer(opened).svg
-    fact = next(fact for fact in conclude(opened).facts if fact.name == "validation, round 2")
+    fact = next(fact for fact in conclude(opened).facts if fact.name == "validation, iteration 2")
     assert fact.value.startswith("34.0 ± ")
     assert fact.note.startswith("twin 18.0, +16.0 ± ")
 
 
-def test_a_round_of_which_no_life_lasted_has_no_score(tmp_path: Path) -> None:
+def test_an_iteration_of_which_no_episode_lasted_has_no_score(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run") as writer:
         for row in rows():
-            if isinstance(row, EpisodeRow) and row.episode == ROUNDS - 1:
+            if isinstance(row, EpisodeRow) and row.episode == ITERATIONS - 1:
                 row.ended_by = "governor"
             writer.emit(row)
 
@@ -109,44 +109,51 @@ def test_a_round_of_which_no_life_lasted_has_no_score(tmp_path: Path) -> None:
         figure.answer(run)
 
 
-# --- a training that was killed within a round ----------------------------------------------------
+# --- a training that was killed within an iteration ----------------------------------------------------
 
 
 def killed_within(directory: Path, number: int) -> Path:
-    """All rounds before are complete; of this one, two lives of four are over and a third is under way."""
+    """All iterations before are complete; of this one, two episodes of four are over and a third is under way."""
     with RunWriter(directory, resumable=True) as writer:
-        writer.emit(fake_training.run_row(rounds=ROUNDS + 1))
+        writer.emit(fake_training.run_row(iterations=ITERATIONS + 1))
         for row in rows()[1:]:
-            if round_within(row) < number:
+            if iteration_within(row) < number:
                 writer.emit(row)
-        journal = RoundJournal(directory, "standard", writer.began)
-        lived = [row for row in fake_training.round_rows(number) if not isinstance(row, UpdateRow)]
-        journal.take(number, 0, [row for row in lived if isinstance(row, LifeRow) and row.env < 2])
+        journal = IterationJournal(directory, "standard", writer.began)
+        lived = [row for row in fake_training.iteration_rows(number) if not isinstance(row, UpdateRow)]
+        journal.take(number, 0, [row for row in lived if isinstance(row, EnvRow) and row.env < 2])
         third = [row for row in lived if isinstance(row, EpochRow) and row.env == 2]
         journal.take(number, 2, third[:1])
     return directory
 
 
-def test_half_a_round_changes_nothing_of_what_a_killed_training_came_to(run: Path, tmp_path: Path) -> None:
-    killed = open_run(killed_within(tmp_path / "run", ROUNDS + 1))
-    assert len(killed.rows(EpisodeRow, f"episode = {ROUNDS}")) == 2
+def test_half_an_iteration_changes_nothing_of_what_a_killed_training_came_to(
+    run: Path, tmp_path: Path
+) -> None:
+    killed = open_run(killed_within(tmp_path / "run", ITERATIONS + 1))
+    assert len(killed.rows(EpisodeRow, f"episode = {ITERATIONS}")) == 2
     assert growth(killed).points == growth(open_run(run)).points
     assert improvement(killed).points == improvement(open_run(run)).points
     assert conclude(killed).headline == conclude(open_run(run)).headline
-    broken = "One life of round 2 broke down and is not counted."
+    broken = "One episode of iteration 2 broke down and is not counted."
     assert broken in conclude(open_run(run)).sentences
     assert broken in conclude(killed).sentences
     entry = entry_of(killed)
-    assert (entry.score, entry.twin, entry.params, entry.progress) == ("34.0", "18.0", "×2.00", "round 2/3")
+    assert (entry.score, entry.twin, entry.params, entry.progress) == (
+        "34.0",
+        "18.0",
+        "×2.00",
+        "iteration 2/3",
+    )
     listed = overview(killed.path)
-    assert (listed.last_score, listed.params, listed.progress.done) == (34.0, 501.0, ROUNDS)
+    assert (listed.last_score, listed.params, listed.progress.done) == (34.0, 501.0, ITERATIONS)
 
 
-def test_a_training_killed_within_its_first_round_has_come_to_nothing_yet(tmp_path: Path) -> None:
+def test_a_training_killed_within_its_first_iteration_has_come_to_nothing_yet(tmp_path: Path) -> None:
     killed = open_run(killed_within(tmp_path / "run", 1))
     assert len(killed.rows(EpisodeRow)) == 2
-    assert conclude(killed).headline == "No round is done, so there is no result."
-    assert conclude(killed).sentences == ["Stopped before its first round was done."]
+    assert conclude(killed).headline == "No iteration is done, so there is no result."
+    assert conclude(killed).sentences == ["Stopped before its first iteration was done."]
     assert growth(killed) is None
     assert improvement(killed) is None
     entry = entry_of(killed)

@@ -32,12 +32,12 @@ def epochs_of(rows: Iterable[Row]) -> list[int]:
 
 def test_rows_come_in_the_order_in_which_they_were_emitted(tmp_path):
     with RunWriter(tmp_path / "run") as writer:
-        rows = emit(writer, chain([fake_run.run_row()], fake_run.life(), [fake_run.counterfactual_row(3)]))
+        rows = emit(writer, chain([fake_run.run_row()], fake_run.episode(), [fake_run.counterfactual_row(3)]))
 
     assert Tail(tmp_path / "run").read() == rows
 
 
-def test_a_round_comes_in_the_order_in_which_it_was_emitted(tmp_path):
+def test_an_iteration_comes_in_the_order_in_which_it_was_emitted(tmp_path):
     with RunWriter(tmp_path / "run") as writer:
         rows = emit(writer, fake_training.troubled_course(3))
 
@@ -48,10 +48,10 @@ def test_every_row_comes_once(tmp_path):
     with RunWriter(tmp_path / "run") as writer:
         tail = Tail(tmp_path / "run")
         assert tail.read() == []
-        first = emit(writer, [fake_run.run_row(), *fake_run.life(0)])
+        first = emit(writer, [fake_run.run_row(), *fake_run.episode(0)])
         assert tail.read() == first
         assert tail.read() == []
-        second = emit(writer, fake_run.life(1))
+        second = emit(writer, fake_run.episode(1))
         assert tail.read() == second
 
 
@@ -121,9 +121,9 @@ def test_rows_of_every_table_are_the_same_from_parquet(tmp_path):
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_a_view_that_begins_late_gets_the_lives_of_the_last_round_only(tmp_path, compacted):
+def test_a_view_that_begins_late_gets_the_episodes_of_the_last_iteration_only(tmp_path, compacted):
     with RunWriter(tmp_path / "run") as writer:
-        rows = emit(writer, chain([fake_training.run_row()], *map(fake_training.round_rows, (1, 2, 3))))
+        rows = emit(writer, chain([fake_training.run_row()], *map(fake_training.iteration_rows, (1, 2, 3))))
     if compacted:
         for table in ("decision", "epoch", "seed", "transition", "update"):
             Compactor().compact(tmp_path / "run/telemetry" / table, table, 1)
@@ -135,7 +135,7 @@ def test_a_view_that_begins_late_gets_the_lives_of_the_last_round_only(tmp_path,
 
 def test_a_run_that_is_no_training_is_read_whole(tmp_path):
     with RunWriter(tmp_path / "run") as writer:
-        rows = emit(writer, chain([fake_run.run_row()], fake_run.life(0), fake_run.life(1)))
+        rows = emit(writer, chain([fake_run.run_row()], fake_run.episode(0), fake_run.episode(1)))
 
     assert Tail(tmp_path / "run").read_latest() == rows
 
@@ -169,9 +169,9 @@ def test_a_cut_in_one_table_begins_all_tables_anew(tmp_path):
         emit(writer, [fake_training.alert_row("kl_high", 2)])
         tail.read()
     with RunWriter(tmp_path / "run", resume_from=kept) as writer:
-        later = emit(writer, fake_training.round_rows(3))
+        later = emit(writer, fake_training.iteration_rows(3))
 
-        # Of what was lived, only the last round is read again.
+        # Of what was lived, only the last iteration is read again.
         kept_rows = [row for row in first if type(row) not in LIVED]
         assert tail.read() == [*kept_rows, *later]
         assert tail.is_anew
@@ -261,13 +261,13 @@ def test_a_closed_part_may_be_cut_too_if_its_checkpoint_was_not_stored(tmp_path)
         assert epochs_of(tail.read()) == [1, 12, 13, 14, 15]
 
 
-def test_a_resumed_run_comes_in_the_order_of_its_rounds(tmp_path):
+def test_a_resumed_run_comes_in_the_order_of_its_iterations(tmp_path):
     with RunWriter(tmp_path / "run", resumable=True) as writer:
         rows = emit(writer, fake_training.course(1))
         with writer.checkpoint() as sizes:
             kept = dict(sizes)
     with RunWriter(tmp_path / "run", resume_from=kept) as writer:
-        rows += emit(writer, fake_training.round_rows(2))
+        rows += emit(writer, fake_training.iteration_rows(2))
 
     assert Tail(tmp_path / "run").read() == rows
 
@@ -284,7 +284,7 @@ def test_a_line_that_is_no_row_is_named(tmp_path):
 
 def test_reading_leaves_the_directory_as_it_was(tmp_path):
     with RunWriter(tmp_path / "run") as writer:
-        emit(writer, [fake_run.run_row(), *fake_run.life()])
+        emit(writer, [fake_run.run_row(), *fake_run.episode()])
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     Tail(tmp_path / "run").read()
 

@@ -16,7 +16,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("runs") / "run"
     with RunWriter(directory) as writer:
         writer.emit(fake_run.run_row())
-        for row in fake_run.life():
+        for row in fake_run.episode():
             writer.emit(row)
     Compactor().compact(directory / "telemetry" / "epoch", "epoch", 1)
     (directory.parent / "secret.csv").write_text("key,value\n1,2\n")

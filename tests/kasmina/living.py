@@ -1,4 +1,4 @@
-"""Seeds taken through their life by the path that an environment takes."""
+"""Seeds taken through their episode by the path that an environment takes."""
 
 from __future__ import annotations
 

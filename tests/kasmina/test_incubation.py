@@ -197,7 +197,7 @@ def test_dropout_of_an_incubating_seed_leaves_the_host_alone(
 def test_an_incubating_seed_does_not_change_its_neighbours_draws(kind: Kind) -> None:
     """A blended seed with dropout downstream runs in the shadow pass as well."""
 
-    def life(with_neighbour: bool) -> Trial:
+    def episode(with_neighbour: bool) -> Trial:
         trial = begin(kind, 4, training_epochs=0)
         germinate(trial.model, "dropping", 0, slot=1)
         trial.model.rules = begin(kind, 4).model.rules
@@ -208,7 +208,7 @@ def test_an_incubating_seed_does_not_change_its_neighbours_draws(kind: Kind) -> 
         return trial
 
     with registered("dropping", Dropping):
-        accompanied, alone = life(True), life(False)
+        accompanied, alone = episode(True), episode(False)
     assert_same(accompanied.snapshot(), alone.snapshot())
     found, wanted = (t.model.slot(1) for t in (accompanied, alone))
     assert_same(found.state_dict(), wanted.state_dict())

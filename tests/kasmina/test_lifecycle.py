@@ -19,7 +19,7 @@ def B(alpha: float) -> Epoch:  # noqa: N802  read as a column of stages
     return "BLENDING", pytest.approx(alpha)
 
 
-class Life:
+class Episode:
     """One slot and its rules; ``run`` gives stage and alpha of the epochs as they are trained."""
 
     def __init__(self, rules: LifecycleRules = RULES, seed: Germination = FAST) -> None:
@@ -61,12 +61,12 @@ class Life:
 
 
 def test_a_seed_incubates_ramps_and_is_held() -> None:
-    assert Life().run(7) == [T, T, B(1 / 3), B(2 / 3), B(1.0), H, H]
+    assert Episode().run(7) == [T, T, B(1 / 3), B(2 / 3), B(1.0), H, H]
 
 
 def test_without_incubation_the_first_epoch_blends() -> None:
     rules = LifecycleRules(min_training_epochs=0)
-    assert Life(rules).run(4) == [B(1 / 3), B(2 / 3), B(1.0), H]
+    assert Episode(rules).run(4) == [B(1 / 3), B(2 / 3), B(1.0), H]
 
 
 @pytest.mark.parametrize(
@@ -74,46 +74,46 @@ def test_without_incubation_the_first_epoch_blends() -> None:
     [(3, [1 / 3, 2 / 3, 1.0]), (5, [0.2, 0.4, 0.6, 0.8, 1.0]), (8, [i / 8 for i in range(1, 9)])],
 )
 def test_the_tempo_is_the_length_of_the_first_ramp(ramp_epochs: int, alphas: list[float]) -> None:
-    life = Life(seed=FAST._replace(ramp_epochs=ramp_epochs))
-    assert life.run(3 + ramp_epochs) == [T, T, *map(B, alphas), H]
+    episode = Episode(seed=FAST._replace(ramp_epochs=ramp_epochs))
+    assert episode.run(3 + ramp_epochs) == [T, T, *map(B, alphas), H]
 
 
 def test_the_style_is_the_curve_of_the_first_ramp() -> None:
     # sigmoid of steepness 12 at 1/3: (σ(−2) − σ(−6)) / (σ(6) − σ(−6)) = 0.116731 / 0.995055
-    life = Life(seed=FAST._replace(style=Style.SIGMOID_ADD))
-    assert life.run(6) == [T, T, B(0.1173104), B(0.8826896), B(1.0), H]
+    episode = Episode(seed=FAST._replace(style=Style.SIGMOID_ADD))
+    assert episode.run(6) == [T, T, B(0.1173104), B(0.8826896), B(1.0), H]
 
 
 def test_a_partial_target_parks_in_blending_and_is_never_held() -> None:
-    life = Life(seed=FAST._replace(target=0.5))
-    assert life.run(12) == [T, T, B(1 / 6), B(1 / 3), *[B(0.5)] * 8]
-    assert Stage.HOLDING not in {move.target for move in life.moves}
+    episode = Episode(seed=FAST._replace(target=0.5))
+    assert episode.run(12) == [T, T, B(1 / 6), B(1 / 3), *[B(0.5)] * 8]
+    assert Stage.HOLDING not in {move.target for move in episode.moves}
 
 
 def test_a_parked_seed_is_sent_on_to_full_alpha_and_held() -> None:
-    life = Life(seed=FAST._replace(target=0.7))
-    life.run(6)
-    life.send(1.0, epochs=3)
-    assert life.run(4) == [B(0.8), B(0.9), B(1.0), H]
+    episode = Episode(seed=FAST._replace(target=0.7))
+    episode.run(6)
+    episode.send(1.0, epochs=3)
+    assert episode.run(4) == [B(0.8), B(0.9), B(1.0), H]
 
 
 def test_a_held_seed_is_sent_down_and_blends_again() -> None:
-    life = Life()
-    life.run(6)
-    life.send(0.5, epochs=5)
-    assert life.run(7) == [B(0.9), B(0.8), B(0.7), B(0.6), B(0.5), B(0.5), B(0.5)]
-    life.send(1.0, epochs=0)
-    assert life.run(2) == [B(1.0), H], "INSTANT is there at once, held after an epoch"
+    episode = Episode()
+    episode.run(6)
+    episode.send(0.5, epochs=5)
+    assert episode.run(7) == [B(0.9), B(0.8), B(0.7), B(0.6), B(0.5), B(0.5), B(0.5)]
+    episode.send(1.0, epochs=0)
+    assert episode.run(2) == [B(1.0), H], "INSTANT is there at once, held after an epoch"
 
 
 @pytest.mark.parametrize("epochs", [0, 3, 5, 8])
 def test_a_target_where_alpha_is_already_starts_no_ramp(epochs: int) -> None:
-    life = Life()
-    life.run(6)
-    life.send(1.0, epochs=epochs)
-    assert life.run(2) == [H, H]
-    assert not life.table.ramping.any()
-    parked = Life(seed=FAST._replace(target=0.5))
+    episode = Episode()
+    episode.run(6)
+    episode.send(1.0, epochs=epochs)
+    assert episode.run(2) == [H, H]
+    assert not episode.table.ramping.any()
+    parked = Episode(seed=FAST._replace(target=0.5))
     parked.run(6)
     parked.send(0.5, epochs=epochs)
     assert not parked.table.ramping.any()
@@ -121,97 +121,97 @@ def test_a_target_where_alpha_is_already_starts_no_ramp(epochs: int) -> None:
 
 @pytest.mark.parametrize("age", [0, 1, 3, 4, 6])
 def test_an_instant_prune_leaves_the_slot_embargoed_plus_one(age: int) -> None:
-    life = Life()
-    life.run(age)
-    life.prune()
-    assert life.run(5) == [E, E, R, D, D]
+    episode = Episode()
+    episode.run(age)
+    episode.prune()
+    assert episode.run(5) == [E, E, R, D, D]
 
 
 def test_a_prune_by_ramp_goes_down_to_zero_first() -> None:
-    life = Life()
-    life.run(6)
-    life.prune(epochs=3)
-    assert life.table.leaving[0, 0]
-    assert life.run(8) == [B(2 / 3), B(1 / 3), B(0.0), E, E, R, D, D]
+    episode = Episode()
+    episode.run(6)
+    episode.prune(epochs=3)
+    assert episode.table.leaving[0, 0]
+    assert episode.run(8) == [B(2 / 3), B(1 / 3), B(0.0), E, E, R, D, D]
 
 
 def test_a_prune_in_mid_ramp_starts_from_where_alpha_is() -> None:
-    life = Life(seed=FAST._replace(ramp_epochs=8))
-    assert life.run(5) == [T, T, B(1 / 8), B(2 / 8), B(3 / 8)]
-    life.prune(epochs=5)  # alpha has moved on to 1/2 for the epoch to come
-    assert life.run(6) == [B(0.4), B(0.3), B(0.2), B(0.1), B(0.0), E]
+    episode = Episode(seed=FAST._replace(ramp_epochs=8))
+    assert episode.run(5) == [T, T, B(1 / 8), B(2 / 8), B(3 / 8)]
+    episode.prune(epochs=5)  # alpha has moved on to 1/2 for the epoch to come
+    assert episode.run(6) == [B(0.4), B(0.3), B(0.2), B(0.1), B(0.0), E]
 
 
 def test_an_incubating_seed_has_no_ramp_to_go_down() -> None:
-    life = Life()
-    life.run(1)
-    life.prune(epochs=8)
-    assert life.run(4) == [E, E, R, D]
+    episode = Episode()
+    episode.run(1)
+    episode.prune(epochs=8)
+    assert episode.run(4) == [E, E, R, D]
 
 
 @pytest.mark.parametrize("embargo", [0, 1, 2, 5])
 def test_the_embargo_is_as_configured_plus_one_by_action_and_mechanically(embargo: int) -> None:
     rules = LifecycleRules(min_training_epochs=0, embargo_epochs=embargo)
-    by_action = Life(rules)
+    by_action = Episode(rules)
     by_action.run(2)
     by_action.prune()
-    by_ramp = Life(rules)
+    by_ramp = Episode(rules)
     by_ramp.run(5)
     by_ramp.prune(epochs=3)
     assert by_ramp.run(3)[-1] == B(0.0)
-    for life in (by_action, by_ramp):
-        closed = [stage for stage, _ in life.run(10) if stage != "DORMANT"]
+    for episode in (by_action, by_ramp):
+        closed = [stage for stage, _ in episode.run(10) if stage != "DORMANT"]
         assert closed == ["EMBARGOED"] * embargo + ["RESETTING"]
 
 
 def test_a_fossil_stays_for_good() -> None:
-    life = Life()
-    life.run(6)
-    life.fossilize()
-    assert life.run(9) == [("FOSSILIZED", 1.0)] * 9
+    episode = Episode()
+    episode.run(6)
+    episode.fossilize()
+    assert episode.run(9) == [("FOSSILIZED", 1.0)] * 9
 
 
 def test_without_auto_forward_every_stage_waits_for_advance() -> None:
     rules = LifecycleRules(min_training_epochs=2, auto_forward=False)
-    life = Life(rules)
-    assert life.run(2) == [("GERMINATED", 0.0)] * 2
-    assert life.advance()
-    assert not life.advance(), "G2: not incubated at all"
-    assert life.run(3) == [T, T, T]
-    assert life.advance()
-    assert not life.advance(), "G3: still on its way"
-    assert life.run(5) == [B(1 / 3), B(2 / 3), B(1.0), B(1.0), B(1.0)]
-    assert life.advance()
-    assert life.run(1) == [H]
-    assert [move.cause for move in life.moves] == ["policy"] * 4
+    episode = Episode(rules)
+    assert episode.run(2) == [("GERMINATED", 0.0)] * 2
+    assert episode.advance()
+    assert not episode.advance(), "G2: not incubated at all"
+    assert episode.run(3) == [T, T, T]
+    assert episode.advance()
+    assert not episode.advance(), "G3: still on its way"
+    assert episode.run(5) == [B(1 / 3), B(2 / 3), B(1.0), B(1.0), B(1.0)]
+    assert episode.advance()
+    assert episode.run(1) == [H]
+    assert [move.cause for move in episode.moves] == ["policy"] * 4
 
 
 def test_incubation_goes_on_until_the_gradients_are_healthy() -> None:
-    life = Life()
+    episode = Episode()
     for _ in range(4):
-        lifecycle.tick(life.table, 0)
-        assert lifecycle.advance(life.table, 0, RULES) == [], "never measured"
-    assert life.run(1) == [T]
-    assert life.run(1) == [B(1 / 3)]
+        lifecycle.tick(episode.table, 0)
+        assert lifecycle.advance(episode.table, 0, RULES) == [], "never measured"
+    assert episode.run(1) == [T]
+    assert episode.run(1) == [B(1 / 3)]
 
 
 # --- moves and counters ---------------------------------------------------------------------------
 
 
 def test_every_legal_move_has_a_story() -> None:
-    held = Life()
+    held = Episode()
     held.run(6)
     held.send(0.5, epochs=0)
     held.run(1)
     held.prune(epochs=3)
     held.run(8)
-    fossil = Life()
+    fossil = Episode()
     fossil.run(6)
     fossil.fossilize()
     seen = held.moves + fossil.moves
     manual = LifecycleRules(min_training_epochs=2, embargo_epochs=0, auto_forward=False)
     for rules, epochs in ((manual, 0), (RULES, 1), (RULES, 6)):
-        pruned = Life(rules)
+        pruned = Episode(rules)
         pruned.run(epochs)
         pruned.prune()
         seen += pruned.moves
@@ -220,7 +220,7 @@ def test_every_legal_move_has_a_story() -> None:
     assert told == legal - {(Stage.UNKNOWN, Stage.DORMANT)}
 
 
-VERBS: dict[str, tuple[Callable[[Life], None], set[Stage]]] = {
+VERBS: dict[str, tuple[Callable[[Episode], None], set[Stage]]] = {
     "germinate": (lambda s: lifecycle.germinate(s.table, 0, 0, FAST, RULES), {Stage.DORMANT}),
     "fossilize": (lambda s: s.fossilize(), {Stage.HOLDING}),
     "prune": (
@@ -239,34 +239,34 @@ VERBS: dict[str, tuple[Callable[[Life], None], set[Stage]]] = {
 @pytest.mark.parametrize("verb", VERBS)
 def test_what_the_transition_table_lacks_is_refused_and_changes_nothing(verb: str, stage: Stage) -> None:
     act, allowed = VERBS[verb]
-    life = Life()
-    life.table.stage[0, 0] = stage
-    life.table.alpha[0, 0] = life.table.in_forward[0, 0]
-    before = life.table.copy()
+    episode = Episode()
+    episode.table.stage[0, 0] = stage
+    episode.table.alpha[0, 0] = episode.table.in_forward[0, 0]
+    before = episode.table.copy()
     if stage in allowed:
-        act(life)
+        act(episode)
         return
     with pytest.raises(IllegalMoveError, match=rf"slot 0 of environment 0 .*{stage.name}"):
-        act(life)
-    for name, array in life.table.arrays().items():
+        act(episode)
+    for name, array in episode.table.arrays().items():
         np.testing.assert_array_equal(array, before.arrays()[name], err_msg=name)
 
 
 def test_a_refused_fossil_names_its_gate() -> None:
-    life = Life()
-    life.run(6)
+    episode = Episode()
+    episode.run(6)
     refused = gates.GateVerdict("G5", (), ("contribution_measured",))
     with pytest.raises(IllegalMoveError, match=r"refused by G5: \('contribution_measured',\)"):
-        lifecycle.fossilize(life.table, 0, 0, refused)
-    assert life.table.stage[0, 0] == Stage.HOLDING
+        lifecycle.fossilize(episode.table, 0, 0, refused)
+    assert episode.table.stage[0, 0] == Stage.HOLDING
 
 
 def test_moves_say_who_where_and_why() -> None:
-    life = Life(seed=FAST._replace(seed_id=4, blueprint=7))
-    life.run(6)
-    life.table.record_contribution(0, 0, 2.5, 0.5)
-    life.prune()
-    assert [(m.origin.name, m.target.name, m.cause) for m in life.moves] == [
+    episode = Episode(seed=FAST._replace(seed_id=4, blueprint=7))
+    episode.run(6)
+    episode.table.record_contribution(0, 0, 2.5, 0.5)
+    episode.prune()
+    assert [(m.origin.name, m.target.name, m.cause) for m in episode.moves] == [
         ("DORMANT", "GERMINATED", "policy"),
         ("GERMINATED", "TRAINING", "mechanical"),
         ("TRAINING", "BLENDING", "mechanical"),
@@ -274,7 +274,7 @@ def test_moves_say_who_where_and_why() -> None:
         ("HOLDING", "PRUNED", "policy"),
         ("PRUNED", "EMBARGOED", "mechanical"),
     ]
-    pruned = life.moves[4]
+    pruned = episode.moves[4]
     assert pruned == StageMove(
         env=0,
         slot=0,
@@ -288,7 +288,7 @@ def test_moves_say_who_where_and_why() -> None:
         age=6,
         contribution=2.5,
     )
-    verdicts = [move.verdict.gate if move.verdict else None for move in life.moves]
+    verdicts = [move.verdict.gate if move.verdict else None for move in episode.moves]
     assert verdicts == [None, "G1", "G2", "G3", None, None]
 
 
@@ -301,9 +301,9 @@ def test_every_counter_ticks_once_per_epoch_and_starts_anew_with_the_stage() -> 
     assert table.epochs_in_stage.tolist() == [[2, 2, 2, 2]]
     assert table.age.tolist() == [[2, 2, 0, 0]], "only a seed ages"
     assert table.epochs_since_measured.tolist() == [[-1, 5, -1, -1]], "never measured stays never"
-    life = Life()
-    life.run(3)
-    assert (life.table.age[0, 0], life.table.epochs_in_stage[0, 0]) == (3, 1)
+    episode = Episode()
+    episode.run(3)
+    assert (episode.table.age[0, 0], episode.table.epochs_in_stage[0, 0]) == (3, 1)
 
 
 def test_slots_and_environments_move_independently() -> None:
@@ -317,11 +317,11 @@ def test_slots_and_environments_move_independently() -> None:
 
 
 def test_a_pruned_slot_keeps_nothing_of_its_seed() -> None:
-    life = Life()
-    life.run(6)
-    life.table.record_contribution(0, 0, 2.0, 1.0)
-    life.prune()
-    life.run(3)
+    episode = Episode()
+    episode.run(6)
+    episode.table.record_contribution(0, 0, 2.0, 1.0)
+    episode.prune()
+    episode.run(3)
     blank = SlotTable.empty(1, 1)
-    for name, array in life.table.arrays().items():
+    for name, array in episode.table.arrays().items():
         np.testing.assert_array_equal(array, blank.arrays()[name], err_msg=name)

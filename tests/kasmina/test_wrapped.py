@@ -125,7 +125,7 @@ def test_empty_slots_of_a_segmented_host_dispatch_no_operation() -> None:
     assert operations(MorphogeneticModel(host), x, y) == operations(chain, x, y)
 
 
-# --- a life on an awkward module ----------------------------------------------------------------------
+# --- an episode on an awkward module ----------------------------------------------------------------------
 
 
 @kinds
@@ -161,7 +161,7 @@ def test_straight_through_incubation_works_there_too(kind: str) -> None:
 
 
 @kinds
-def test_slots_hook_in_once_for_the_whole_life(kind: str) -> None:
+def test_slots_hook_in_once_for_the_whole_episode(kind: str) -> None:
     trial = wrap(kind)
     host = trial.model.host
     assert isinstance(host, WrappedHost)

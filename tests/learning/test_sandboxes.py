@@ -12,7 +12,7 @@ RNG_SEEDS = range(3)
 
 SLOW = pytest.mark.slow
 REQUIRED = [
-    # oracle, rounds at most, share of the way from chance to the optimum
+    # oracle, iterations at most, share of the way from chance to the optimum
     (Bandit, 40, 0.95),
     (Schedule, 60, 0.95),
     (Rent, 60, 0.95),
@@ -25,9 +25,11 @@ REQUIRED = [
 
 
 @pytest.mark.parametrize("rng_seed", RNG_SEEDS)
-@pytest.mark.parametrize(("oracle", "rounds", "share"), REQUIRED)
-def test_the_policy_finds_the_optimum(oracle: OracleClass, rounds: int, share: float, rng_seed: int) -> None:
-    trial = train_on(oracle, rng_seed, rounds)
+@pytest.mark.parametrize(("oracle", "iterations", "share"), REQUIRED)
+def test_the_policy_finds_the_optimum(
+    oracle: OracleClass, iterations: int, share: float, rng_seed: int
+) -> None:
+    trial = train_on(oracle, rng_seed, iterations)
     assert trial.share >= share, trial
 
 

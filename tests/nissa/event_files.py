@@ -57,17 +57,17 @@ def points_expected(run: RunRow, rows: list[Any]) -> list[Point]:
 def _points(run: RunRow, row: Row) -> Iterator[Point]:
     fields = msgspec.to_builtins(row)
     wall_time = datetime.fromisoformat(run.started).timestamp() + fields.pop("t")
-    table, step, life = "update", fields.pop("round", None), ""
+    table, step, episode = "update", fields.pop("iteration", None), ""
     if isinstance(row, EpochRow):
         table, step = "epoch", fields.pop("epoch")
-        life = f"/env{fields.pop('env')}-life{fields.pop('episode')}"
+        episode = f"/env{fields.pop('env')}-episode{fields.pop('episode')}"
     elif isinstance(row, EpisodeRow):
         restarts, step = divmod(fields.pop("episode"), 1_000_000)
-        table, life = "episode", f"/env{fields.pop('env')}" + (f"-restart{restarts}" if restarts else "")
+        table, episode = "episode", f"/env{fields.pop('env')}" + (f"-restart{restarts}" if restarts else "")
     for column, content in fields.items():
         for entry, value in _entries(run, column, content).items():
             if isinstance(value, int | float):
-                tag = f"{table}/{column}/{entry}".rstrip("/") + life
+                tag = f"{table}/{column}/{entry}".rstrip("/") + episode
                 yield Point(tag, step, wall_time, float(np.float32(value)))
 
 

@@ -57,7 +57,7 @@ class Recipe:
 
 
 SMALL: Final = MappingProxyType(
-    {"envs": 4, "rounds": 6, "evaluate_every": 100, "evaluate_lives": 2, "detail": "summary"}
+    {"envs": 4, "iterations": 6, "evaluate_every": 100, "evaluate_episodes": 2, "detail": "summary"}
 )
 RECIPES: Final[Mapping[str, Recipe]] = {
     "good": Recipe(
@@ -65,9 +65,9 @@ RECIPES: Final[Mapping[str, Recipe]] = {
             **SMALL,
             "envs": 8,
             "siblings": 4,
-            "rounds": 16,
+            "iterations": 16,
             "evaluate_every": 8,
-            "evaluate_lives": 4,
+            "evaluate_episodes": 4,
             "rng_seed": 1,
         },
         (RunRow, EpisodeRow, UpdateRow),

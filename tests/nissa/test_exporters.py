@@ -27,13 +27,13 @@ from tests.karn import fake_run
 from tests.nissa.event_files import events_in, points_expected, points_in
 
 RUN = fake_run.run_row()
-TRAINING = fake_run.run_row(rounds=3)
+TRAINING = fake_run.run_row(iterations=3)
 RESTARTED = 2_000_001
-"""The third life of environment 0 in round 2: the two before it broke down."""
+"""The third episode of environment 0 in iteration 2: the two before it broke down."""
 
 
 def training_rows() -> list[Row]:
-    """Three rounds; of the second one hardly anything is known."""
+    """Three iterations; of the second one hardly anything is known."""
     unknown = replace(
         fake_run.update_row(2),
         mean_return=None,
@@ -54,9 +54,9 @@ def training_rows() -> list[Row]:
     ]
 
 
-def two_lives() -> list[Row]:
+def two_episodes() -> list[Row]:
     run = fake_run.run_row(episodes=2)
-    return [run, *fake_run.life(0), *fake_run.life(1)]
+    return [run, *fake_run.episode(0), *fake_run.episode(1)]
 
 
 def write(directory: Path, rows: list[Row]) -> Path:
@@ -85,19 +85,19 @@ def export(directory: Path, out: Path) -> tuple[RunRow, list[Row]]:
 def test_numbers_of_lists_and_maps_are_named_and_unknown_ones_are_left_out() -> None:
     points = points_of(replace(training_rows()[3], t=7.5), TRAINING)
 
-    assert (points.table, points.axis, points.step, points.t) == ("update", "round", 2, 7.5)
+    assert (points.table, points.axis, points.step, points.t) == ("update", "iteration", 2, 7.5)
     assert points.values["update/op_shares/GERMINATE"] == 0.25
     assert points.values["update/head_grad_norm/blueprint"] == 0.1
     assert points.values["update/reward_terms/rent"] == -0.5
     assert points.values["update/phase_ms/rollout"] == 9000.0
-    assert points.values["update/broken_lives"] == 0  # known to be 0
+    assert points.values["update/broken_episodes"] == 0  # known to be 0
     absent = {
         "mean_return",
         "reward_terms/lead",
         "head_entropy/op",
-        "early_stop_pass",
+        "early_stop_update_epoch",
         "skipped",
-        "round",
+        "iteration",
         "t",
     }
     assert not {f"update/{name}" for name in absent} & set(points.values)
@@ -110,15 +110,15 @@ def test_of_a_map_of_anything_the_numbers_are_taken() -> None:
     assert found == {"update/explosion/env": 1, "update/explosion/step": 2, "update/explosion/ratio": 7.5}
 
 
-def test_lives_are_told_apart_by_their_tags() -> None:
+def test_episodes_are_told_apart_by_their_tags() -> None:
     epoch = points_of(fake_run.epoch_row(3, episode=1, env=4), RUN)
     episode = points_of(replace(fake_run.episode_row(5), env=2), RUN)
 
-    assert (epoch.step, epoch.values["epoch/val_score/env4-life1"]) == (3, 30.0)
+    assert (epoch.step, epoch.values["epoch/val_score/env4-episode1"]) == (3, 30.0)
     assert (episode.step, episode.values["episode/val_score/env2"]) == (5, 61.5)
 
 
-def test_a_life_after_a_breakdown_stands_at_its_round() -> None:
+def test_an_episode_after_a_breakdown_stands_at_its_iteration() -> None:
     points = points_of(fake_run.episode_row(RESTARTED), TRAINING)
 
     assert (points.step, points.values["episode/val_score/env0-restart2"]) == (1, 61.5)
@@ -159,7 +159,7 @@ def test_the_checksum_is_castagnoli() -> None:
     assert crc32c(b"123456789") == 0xE3069283  # the check value that every table of checksums lists
 
 
-@pytest.mark.parametrize("rows", [training_rows(), two_lives()], ids=["training", "run"])
+@pytest.mark.parametrize("rows", [training_rows(), two_episodes()], ids=["training", "run"])
 def test_every_number_of_every_row_is_in_the_file_and_nothing_else(rows: list[Row], tmp_path: Path) -> None:
     run, exported = export(write(tmp_path / "run", rows), tmp_path / "out")
 
@@ -170,7 +170,7 @@ def test_every_number_of_every_row_is_in_the_file_and_nothing_else(rows: list[Ro
     assert found == points_expected(run, exported)
 
 
-@pytest.mark.parametrize("rows", [training_rows(), two_lives()], ids=["training", "run"])
+@pytest.mark.parametrize("rows", [training_rows(), two_episodes()], ids=["training", "run"])
 def test_tensorboard_shows_every_point(rows: list[Row], tmp_path: Path) -> None:
     """Tables with axes of their own in one file, as TensorBoard loads them."""
     run, exported = export(write(tmp_path / "run", rows), tmp_path / "out")
@@ -295,9 +295,9 @@ def test_what_a_tracker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     exporter.take(points)
     exporter.close()
 
-    assert tracker.logged == [({"update/round": 2, "update/t": 7.5, **points.values}, 2)]
+    assert tracker.logged == [({"update/iteration": 2, "update/t": 7.5, **points.values}, 2)]
     assert (tracker.settings["project"], tracker.settings["name"]) == ("growth", "demo")
-    assert tracker.settings["config"]["rounds"] == 3
+    assert tracker.settings["config"]["iterations"] == 3
 
 
 def test_a_tracker_that_only_warns_of_its_losses_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -344,7 +344,7 @@ def test_time_goes_on_where_a_resumed_run_left_off(tmp_path):
 # --- one writer at a time -------------------------------------------------------------------------
 
 
-def test_a_second_writer_is_refused_as_long_as_the_first_lives(tmp_path):
+def test_a_second_writer_is_refused_as_long_as_the_first_episodes(tmp_path):
     with RunWriter(tmp_path, resumable=True) as writer:
         write_epochs(writer, 0)
         with writer.checkpoint() as sizes:
@@ -378,7 +378,7 @@ def test_readers_that_look_at_the_lock_keep_no_writer_out(tmp_path):
         reader.kill()
 
 
-def test_a_run_is_running_while_its_writer_lives(tmp_path):
+def test_a_run_is_running_while_its_writer_episodes(tmp_path):
     with RunWriter(tmp_path) as writer:
         writer.emit(fake_run.run_row())
         writer.flush()

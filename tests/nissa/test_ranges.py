@@ -48,12 +48,12 @@ def test_a_recorded_training_keeps_to_the_ranges_of_its_units(name: str) -> None
     assert seen["score" if name != "exploding" else "fraction"] > 20
 
 
-@pytest.mark.parametrize("decider", ["heuristic", "random"])
+@pytest.mark.parametrize("controller", ["heuristic", "random"])
 def test_all_tables_of_a_run_keep_to_the_ranges_of_their_units(
-    decider: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    controller: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))
-    run = run_arm(RunConfig(decider=decider, steps=10), decider, tmp_path / "run")
+    run = run_arm(RunConfig(controller=controller, steps=10), controller, tmp_path / "run")
     found, seen = outside(row for table in TABLES for row in read_rows(run, table))
 
     assert found == []

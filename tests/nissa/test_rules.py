@@ -31,7 +31,7 @@ from esper.nissa.writer import RunWriter
 from esper.simic.rewards.families import FAMILIES
 from esper.simic.training import vectorized
 from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.vectorized import RoundSummary, Trainer
+from esper.simic.training.vectorized import IterationSummary, Trainer
 from esper.tamiyo.policy import action_masks
 from esper.teaching import teach
 from esper.telemetry import Telemetry
@@ -55,7 +55,14 @@ def tiny_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 
 def train(folder: Path, **settings: Any) -> list[Row]:
     """A short training; every row and every alert, in order."""
-    few = {"envs": 2, "rounds": 5, "steps": 3, "hidden_dim": 16, "evaluate_lives": 1, "evaluate_every": 100}
+    few = {
+        "envs": 2,
+        "iterations": 5,
+        "steps": 3,
+        "hidden_dim": 16,
+        "evaluate_episodes": 1,
+        "evaluate_every": 100,
+    }
     sink = ListSink()
     config = TrainingConfig(**{"task": "tiny", "detail": "summary", **few, **settings})
     teach(config, folder / "run", views=[sink])
@@ -70,9 +77,9 @@ def raised(rows: Iterable[Row]) -> list[tuple[str, str]]:
     ]
 
 
-def rounds_of(rows: Iterable[Row], rule: str, event: str = "raised") -> list[int | None]:
+def iterations_of(rows: Iterable[Row], rule: str, event: str = "raised") -> list[int | None]:
     return [
-        row.round for row in rows if isinstance(row, AlertRow) and row.rule == rule and row.event == event
+        row.iteration for row in rows if isinstance(row, AlertRow) and row.rule == rule and row.event == event
     ]
 
 
@@ -93,12 +100,12 @@ def test_the_good_trainings_show_what_rules_must_bear() -> None:
     assert max(u.clip_fraction for u in updates) > 0.6
     assert sum(u.explosion is not None for u in updates) >= 5
     assert max(u.approx_kl or 0.0 for u in updates) > 1.9 * limits.DEFAULT_TARGET_KL
-    lives = [row for row in record.read("good") if isinstance(row, EpisodeRow)]
-    assert len(lives) >= 90
-    assert all(life.total_reward is not None for life in lives)
+    episodes = [row for row in record.read("good") if isinstance(row, EpisodeRow)]
+    assert len(episodes) >= 90
+    assert all(episode.total_reward is not None for episode in episodes)
 
 
-def test_a_life_that_goes_well_raises_no_alert() -> None:
+def test_an_episode_that_goes_well_raises_no_alert() -> None:
     env, sink = started(tiny_task((8, 8, 8), kernel=3, horizon=10, batches_per_epoch=6))
     run(env, {0: plant(1), 2: plant(0)})
     env.finish()
@@ -128,28 +135,28 @@ def test_a_learning_rate_fifty_times_too_large_is_noticed_at_once(
         alert for alert in replay(record.read("exploding")) if (alert.rule, alert.scope) == (rule, scope)
     ]
     assert found[0].event == "raised"
-    assert found[0].round == wrong_since + DELAY[rule] - 1
+    assert found[0].iteration == wrong_since + DELAY[rule] - 1
 
 
-def test_a_flipped_reward_is_noticed_with_the_twentieth_life() -> None:
+def test_a_flipped_reward_is_noticed_with_the_twentieth_episode() -> None:
     *earlier, last = list(record.read("flipped"))[: 1 + DELAY["pays-for-worse"]]
     assert raised(replay(earlier)) == []
     assert raised(replay([*earlier, last])) == [("pays-for-worse", "run")]
 
 
-def test_a_reward_that_is_mostly_shaping_is_noticed_with_the_twentieth_life() -> None:
+def test_a_reward_that_is_mostly_shaping_is_noticed_with_the_twentieth_episode() -> None:
     *earlier, last = list(record.read("shaped"))[: 1 + DELAY["shaping"]]
     assert raised(replay(earlier)) == []
     assert ("shaping", "run") in raised(replay([*earlier, last]))
 
 
 def test_the_alerts_of_a_training_are_those_of_its_replay(tmp_path: Path) -> None:
-    rows = train(tmp_path, learning_rate=0.3, rounds=3)
-    assert rounds_of(rows, "ratio")[0] == 1
-    assert rounds_of(rows, "kl-runaway")[0] == 1
+    rows = train(tmp_path, learning_rate=0.3, iterations=3)
+    assert iterations_of(rows, "ratio")[0] == 1
+    assert iterations_of(rows, "kl-runaway")[0] == 1
 
     def essence(alerts: Iterable[Row]) -> list[tuple[Any, ...]]:
-        return [(a.event, a.rule, a.scope, a.value, a.round) for a in alerts if isinstance(a, AlertRow)]
+        return [(a.event, a.rule, a.scope, a.value, a.iteration) for a in alerts if isinstance(a, AlertRow)]
 
     assert essence(replay(rows)) == essence(rows)
 
@@ -158,7 +165,7 @@ Rewards = NDArray[np.float64]
 
 
 def judged(change: Callable[[Rewards], Rewards], number: int | None = None) -> Callable[..., Rewards]:
-    """``GrowthEnv._judge``, with other rewards in one round or in all."""
+    """``GrowthEnv._judge``, with other rewards in one iteration or in all."""
     judge = GrowthEnv._judge
 
     def changed(env: GrowthEnv, *arguments: Any) -> Rewards:
@@ -168,47 +175,47 @@ def judged(change: Callable[[Rewards], Rewards], number: int | None = None) -> C
     return changed
 
 
-def test_a_reward_that_is_not_a_number_is_noticed_in_its_round(
+def test_a_reward_that_is_not_a_number_is_noticed_in_its_iteration(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(GrowthEnv, "_judge", judged(lambda reward: reward * math.nan, 2))
-    rows = train(tmp_path, rounds=3)
-    assert rounds_of(rows, "non-finite-update") == [2]
-    assert rounds_of(rows, "non-finite-update", "cleared") == [3]
+    rows = train(tmp_path, iterations=3)
+    assert iterations_of(rows, "non-finite-update") == [2]
+    assert iterations_of(rows, "non-finite-update", "cleared") == [3]
 
 
-def test_a_reward_out_of_all_proportion_is_noticed_in_its_round(
+def test_a_reward_out_of_all_proportion_is_noticed_in_its_iteration(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(GrowthEnv, "_judge", judged(lambda reward: reward + 1e4, 3))
-    rows = train(tmp_path, rounds=4)
-    assert rounds_of(rows, "gradient-jump")[0] == 3
+    rows = train(tmp_path, iterations=4)
+    assert iterations_of(rows, "gradient-jump")[0] == 3
 
 
 def test_a_critic_that_learns_nothing_is_noticed_within_ten_updates(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(GrowthEnv, "_judge", judged(lambda reward: reward + 1))
-    rows = train(tmp_path, value_coefficient=0.0, steps=2, rounds=DELAY["value-error"])
-    assert rounds_of(rows, "value-error") == [DELAY["value-error"]]
+    rows = train(tmp_path, value_coefficient=0.0, steps=2, iterations=DELAY["value-error"])
+    assert iterations_of(rows, "value-error") == [DELAY["value-error"]]
 
 
 def test_a_head_that_is_stuck_is_noticed_within_three_updates(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    stuck_since, run_round = 2, Trainer.run_round
+    stuck_since, run_iteration = 2, Trainer.run_iteration
 
-    def stick(trainer: Trainer) -> RoundSummary:
-        if trainer.round == stuck_since - 1:
+    def stick(trainer: Trainer) -> IterationSummary:
+        if trainer.iteration == stuck_since - 1:
             *_, last = (m for m in trainer.policy.heads["op"].modules() if isinstance(m, torch.nn.Linear))
             with torch.no_grad():
                 last.bias[Op.GERMINATE] += 1e4
-        return run_round(trainer)
+        return run_iteration(trainer)
 
-    monkeypatch.setattr(Trainer, "run_round", stick)
-    rows = train(tmp_path, rounds=4)
+    monkeypatch.setattr(Trainer, "run_iteration", stick)
+    rows = train(tmp_path, iterations=4)
     assert ("head-collapse", "head op") in raised(rows)
-    assert rounds_of(rows, "head-collapse")[0] == stuck_since + DELAY["head-collapse"] - 1
+    assert iterations_of(rows, "head-collapse")[0] == stuck_since + DELAY["head-collapse"] - 1
 
 
 def test_a_policy_that_may_do_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -219,8 +226,8 @@ def test_a_policy_that_may_do_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(action_masks, "legal_slots_by_op", only_wait)
     rows = train(tmp_path)
-    assert rounds_of(rows, "forced-share") == [DELAY["forced-share"]]
-    assert rounds_of(rows, "idle") == [DELAY["idle"]]
+    assert iterations_of(rows, "forced-share") == [DELAY["forced-share"]]
+    assert iterations_of(rows, "idle") == [DELAY["idle"]]
 
 
 def test_rollouts_that_become_slow_are_noticed_within_five_updates(
@@ -230,13 +237,13 @@ def test_rollouts_that_become_slow_are_noticed_within_five_updates(
 
     def timed(env: GrowthEnv, actions: Any) -> Any:
         nonlocal now
-        now += 1.0 if env._episode < limits.USUAL_ROUNDS else 1.5
+        now += 1.0 if env._episode < limits.USUAL_ITERATIONS else 1.5
         return step(env, actions)
 
     monkeypatch.setattr(GrowthEnv, "step", timed)
     monkeypatch.setattr(vectorized, "time", SimpleNamespace(perf_counter=lambda: now))
-    rows = train(tmp_path, envs=1, steps=1, rounds=limits.USUAL_ROUNDS + 5)
-    assert rounds_of(rows, "slow") == [limits.USUAL_ROUNDS + DELAY["slow"]]
+    rows = train(tmp_path, envs=1, steps=1, iterations=limits.USUAL_ITERATIONS + 5)
+    assert iterations_of(rows, "slow") == [limits.USUAL_ITERATIONS + DELAY["slow"]]
 
 
 def test_a_disk_that_fills_up_is_noticed_with_the_next_resource_row(
@@ -258,7 +265,7 @@ def test_a_disk_that_fills_up_is_noticed_with_the_next_resource_row(
     assert view.of(AlertRow) == written
 
 
-# --- broken lives -----------------------------------------------------------------------------------
+# --- broken episodes -----------------------------------------------------------------------------------
 
 
 def alerts_of(sink: ListSink) -> list[AlertRow]:
@@ -359,4 +366,4 @@ def test_the_reference_names_every_rule_with_its_delay() -> None:
         line.startswith("| `kl` | warning | `update` | the divergence is above 2 times") for line in named
     )
     delays: Sequence[str] = [line.split(" | ")[4] for line in named[: len(RULES)]]
-    assert {"within 1 update", "within 5 updates", "within 20 lives", "within 2 epochs"} <= set(delays)
+    assert {"within 1 update", "within 5 updates", "within 20 episodes", "within 2 epochs"} <= set(delays)

@@ -104,7 +104,7 @@ def test_a_full_disk_ends_telemetry_with_one_sentence_and_never_raises(tmp_path)
 
 
 def test_a_full_disk_ends_the_telemetry_of_a_run_and_not_the_run(tmp_path, monkeypatch, capsys):
-    """The first row of an epoch finds no room; three lives go on to their end, and are saved."""
+    """The first row of an epoch finds no room; three episodes go on to their end, and are saved."""
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(TASKS, "tiny", tiny_task())
     write_out = TablePart.write_out

@@ -111,7 +111,7 @@ def test_a_band_of_two_edges_is_carried_and_shown():
         ("decision", "reward_terms", "MAP(VARCHAR, DOUBLE)"),
         ("transition", "cause", "VARCHAR"),
         ("update", "explosion", "JSON"),
-        ("update", "early_stop_pass", "BIGINT"),
+        ("update", "early_stop_update_epoch", "BIGINT"),
     ],
 )
 def test_every_column_has_one_type_in_sql(table, column, sql_type):

@@ -22,7 +22,7 @@ BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def run_row(**changes: Any) -> RunRow:
-    return msgspec.structs.replace(fake_run.run_row(rounds=20), config=CONFIG, **changes)
+    return msgspec.structs.replace(fake_run.run_row(iterations=20), config=CONFIG, **changes)
 
 
 def update(number: int = 1, **changes: Any) -> UpdateRow:
@@ -119,13 +119,13 @@ def test_an_alert_says_what_was_found_and_what_to_do() -> None:
         value=None,
         limit=None,
         hint=BY_NAME["non-finite-update"].hint,
-        round=7,
+        iteration=7,
     )
     watch = Watch(run_row())
     [high] = [a for a in watch.take(update(8, approx_kl=0.15)) if a.rule == "kl-runaway"]
-    assert (high.severity, high.value, high.limit, high.round, high.env) == ("error", 0.15, 0.1, 8, None)
+    assert (high.severity, high.value, high.limit, high.iteration, high.env) == ("error", 0.15, 0.1, 8, None)
     [low] = [a for a in watch.take(update(9, approx_kl=0.01)) if a.event == "cleared"]
-    assert (low.rule, low.severity, low.value, low.round, low.hint) == (
+    assert (low.rule, low.severity, low.value, low.iteration, low.hint) == (
         "kl-runaway",
         "error",
         0.01,
@@ -228,7 +228,7 @@ def test_a_gradient_is_compared_with_the_mean_of_the_updates_before_it() -> None
     assert told(Watch(run_row()), rows) == [(4, "raised", "gradient-jump", "run")]
 
 
-def test_rollouts_are_slow_against_the_median_of_the_rounds_before_them() -> None:
+def test_rollouts_are_slow_against_the_median_of_the_iterations_before_them() -> None:
     spans = [*[7.0] * 20, 900.0, *[10.1] * 3, 9.9, *[10.1] * 5, 9.9]  # the median stays 7, and 7 / 0.7 is 10
     rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
     assert told(Watch(run_row()), rows) == [
@@ -243,11 +243,11 @@ def test_nothing_is_slow_before_it_is_known_what_is_usual() -> None:
     assert told(Watch(run_row()), rows) == []
 
 
-# --- lives ------------------------------------------------------------------------------------------
+# --- episodes ------------------------------------------------------------------------------------------
 
 
-def lives(pay: Callable[[int], float], count: int = 20, **changes: Any) -> list[EpisodeRow]:
-    """Lives that lead their twin by 0, 1, 2 … points, in a stirred order; where it is weak they are too."""
+def episodes(pay: Callable[[int], float], count: int = 20, **changes: Any) -> list[EpisodeRow]:
+    """Episodes that lead their twin by 0, 1, 2 … points, in a stirred order; where it is weak they are too."""
     leads = [7 * number % count for number in range(count)]
     return [
         episode(n, val_score=60.0 - lead, twin_val_score=60.0 - 2 * lead, total_reward=pay(lead), **changes)
@@ -255,31 +255,31 @@ def lives(pay: Callable[[int], float], count: int = 20, **changes: Any) -> list[
     ]
 
 
-def test_a_reward_that_pays_for_worse_networks_is_found_with_the_twentieth_life() -> None:
-    assert told(Watch(run_row()), lives(lambda lead: -lead)) == [(20, "raised", "pays-for-worse", "run")]
-    assert told(Watch(run_row()), lives(lambda lead: lead)) == []
-    assert told(Watch(run_row()), lives(lambda lead: 1.0)) == [], "equal returns say nothing"
-    assert told(Watch(run_row()), lives(lambda lead: 1 - 1e-9 * lead)) == [], "nor does rounding"
+def test_a_reward_that_pays_for_worse_networks_is_found_with_the_twentieth_episode() -> None:
+    assert told(Watch(run_row()), episodes(lambda lead: -lead)) == [(20, "raised", "pays-for-worse", "run")]
+    assert told(Watch(run_row()), episodes(lambda lead: lead)) == []
+    assert told(Watch(run_row()), episodes(lambda lead: 1.0)) == [], "equal returns say nothing"
+    assert told(Watch(run_row()), episodes(lambda lead: 1 - 1e-9 * lead)) == [], "nor does rounding"
 
 
-def test_a_sign_that_flips_later_is_found_within_twenty_lives() -> None:
-    rows = [*lives(lambda lead: lead), *lives(lambda lead: -lead), *lives(lambda lead: lead)]
+def test_a_sign_that_flips_later_is_found_within_twenty_episodes() -> None:
+    rows = [*episodes(lambda lead: lead), *episodes(lambda lead: -lead), *episodes(lambda lead: lead)]
     (raised, _, _, _), (cleared, event, _, _) = told(Watch(run_row()), rows)
     assert 20 < raised <= 40 < cleared <= 60
     assert event == "cleared"
 
 
 def test_the_score_itself_is_compared_where_there_is_no_twin() -> None:
-    rows = lives(lambda lead: lead)  # more for what ended lower
+    rows = episodes(lambda lead: lead)  # more for what ended lower
     for row in rows:
         row.twin_val_score = None
     assert [rule for _, _, rule, _ in told(Watch(run_row()), rows)] == ["pays-for-worse"]
 
 
-def test_lives_that_nobody_paid_for_are_not_compared() -> None:
-    unpaid = [msgspec.structs.replace(row, total_reward=None) for row in lives(lambda lead: -lead)]
+def test_episodes_that_nobody_paid_for_are_not_compared() -> None:
+    unpaid = [msgspec.structs.replace(row, total_reward=None) for row in episodes(lambda lead: -lead)]
     assert told(Watch(run_row()), unpaid) == []
-    mixed = [row for pair in zip(lives(lambda lead: -lead), unpaid, strict=True) for row in pair]
+    mixed = [row for pair in zip(episodes(lambda lead: -lead), unpaid, strict=True) for row in pair]
     assert told(Watch(run_row()), mixed) == [(39, "raised", "pays-for-worse", "run")], (
         "the 20th that was paid"
     )
@@ -306,7 +306,7 @@ def test_the_rank_correlation(a: list[float], b: list[float], expected: float | 
 def test_shaping_is_compared_with_all_that_was_paid_whatever_its_sign(
     churn: float, expected: list[tuple[int, str, str, str]]
 ) -> None:
-    rows = lives(lambda lead: 1.0)
+    rows = episodes(lambda lead: 1.0)
     for number, row in enumerate(rows):
         sign = 1 if number % 2 else -1
         row.reward_terms = {"contribution": 0.4 * sign, "rent": -0.1, "rollback": None, "churn": churn}
@@ -340,7 +340,7 @@ def test_what_cannot_be_removed_any_more_is_not_dead() -> None:
 def test_a_seed_hurts_when_it_does_so_beyond_its_error_bar(contribution: float, wrong: bool) -> None:
     rows = [seed(epoch, contribution=contribution) for epoch in (4, 5, 6)]
     expected = [(2, "raised", "harmful-seed", HERE)] if wrong else []
-    assert told(Watch(run_row(rounds=None)), rows) == expected
+    assert told(Watch(run_row(iterations=None)), rows) == expected
 
 
 @pytest.mark.parametrize(
@@ -357,25 +357,25 @@ def test_a_seed_hurts_where_it_could_be_removed_and_was_just_measured(
     changes: dict[str, Any], wrong: bool
 ) -> None:
     rows = [seed(epoch, **{"contribution": -9.0, **changes}) for epoch in (4, 5, 6)]
-    assert bool(told(Watch(run_row(rounds=None)), rows)) == wrong
+    assert bool(told(Watch(run_row(iterations=None)), rows)) == wrong
 
 
 def test_a_seed_does_not_hurt_while_its_alpha_moves() -> None:
     rows = [seed(n, contribution=-9.0, stage=Stage.BLENDING, alpha=0.1 * n) for n in (4, 5, 6)]
-    assert told(Watch(run_row(rounds=None)), rows) == []
+    assert told(Watch(run_row(iterations=None)), rows) == []
 
 
 def test_the_rest_of_one_seed_is_not_that_of_its_successor() -> None:
     harm = {"contribution": -9.0, "stage": Stage.BLENDING, "alpha": 0.5}
     rows = [seed(4, seed=1, **harm), seed(5, seed=2, **harm), seed(6, seed=2, **harm)]
-    assert told(Watch(run_row(rounds=None)), rows) == [], "at rest since epoch 6, once"
-    assert told(Watch(run_row(rounds=None)), [*rows, seed(7, seed=2, **harm)]) == [
+    assert told(Watch(run_row(iterations=None)), rows) == [], "at rest since epoch 6, once"
+    assert told(Watch(run_row(iterations=None)), [*rows, seed(7, seed=2, **harm)]) == [
         (4, "raised", "harmful-seed", HERE)
     ]
 
 
 def test_a_policy_in_training_may_hold_what_hurts() -> None:
-    assert told(Watch(run_row(rounds=20)), [seed(n, contribution=-9.0) for n in (4, 5, 6)]) == []
+    assert told(Watch(run_row(iterations=20)), [seed(n, contribution=-9.0) for n in (4, 5, 6)]) == []
 
 
 def test_seeds_of_other_slots_and_environments_are_told_apart() -> None:
@@ -403,7 +403,7 @@ def test_an_alert_about_a_seed_is_over_when_the_seed_is_gone() -> None:
     assert told(watch, dying((8,), seed=9)) == [], "its successor begins anew"
 
 
-def test_an_alert_about_a_seed_is_over_when_its_life_is() -> None:
+def test_an_alert_about_a_seed_is_over_when_its_episode_is() -> None:
     watch = Watch(run_row())
     end = episode(0, env=3)
     [*_, cleared] = [alert for row in [*dying((4, 5)), end] for alert in watch.take(row)]
@@ -432,7 +432,7 @@ def intervention(**changes: Any) -> AlertRow:
     )
 
 
-def test_an_intervention_is_not_repeated_and_is_over_when_the_life_is() -> None:
+def test_an_intervention_is_not_repeated_and_is_over_when_the_episode_is() -> None:
     watch, alert = Watch(run_row()), intervention()
     as_it_was = msgspec.structs.replace(alert)
     assert watch.take(alert) == []
@@ -453,8 +453,8 @@ def test_an_intervention_outlives_the_seed_of_another_slot() -> None:
 # --- replaying --------------------------------------------------------------------------------------
 
 
-def eventful_round(number: int) -> list[Row]:
-    """Two lives and an update; what goes wrong differs from round to round."""
+def eventful_iteration(number: int) -> list[Row]:
+    """Two episodes and an update; what goes wrong differs from iteration to iteration."""
     sign = -1 if 10 <= number < 30 else 1
     ended: list[Row] = [
         episode(number, env=env, val_score=30.0 + (7 * number + 3 * env) % 20, total_reward=0.0)
@@ -474,9 +474,9 @@ def eventful_round(number: int) -> list[Row]:
 
 
 def test_the_watch_of_a_resumed_run_goes_on_as_if_nothing_had_been() -> None:
-    rounds = [eventful_round(number) for number in range(1, 41)]
+    iterations = [eventful_iteration(number) for number in range(1, 41)]
     whole = Watch(run_row())
-    expected = [whole.take(row) for rows in rounds for row in rows]
+    expected = [whole.take(row) for rows in iterations for row in rows]
     assert {alert.rule for alerts in expected for alert in alerts} == {
         "kl-runaway",
         "value-error",
@@ -487,12 +487,12 @@ def test_the_watch_of_a_resumed_run_goes_on_as_if_nothing_had_been() -> None:
     }
     for stop in (3, 14, 27):
         resumed = Watch(run_row())
-        earlier = [row for rows in rounds[:stop] for row in rows]
+        earlier = [row for rows in iterations[:stop] for row in rows]
         for kind in (EpisodeRow, UpdateRow):  # table by table, as they are read back
             for row in earlier:
                 if isinstance(row, kind):
                     resumed.take(row)
-        assert [resumed.take(row) for rows in rounds[stop:] for row in rows] == expected[len(earlier) :]
+        assert [resumed.take(row) for rows in iterations[stop:] for row in rows] == expected[len(earlier) :]
 
 
 def test_a_replay_finds_the_same_alerts_whether_they_were_recorded_or_not() -> None:

@@ -48,7 +48,7 @@ def test_a_resumed_writer_cuts_off_what_came_after_the_stored_sizes(tmp_path):
     with RunWriter(tmp_path, resume_from=sizes) as writer:
         writer.emit(fake_run.update_row(7))
 
-    assert [row.round for row in read_rows(tmp_path, UpdateRow)] == [1, 7]
+    assert [row.iteration for row in read_rows(tmp_path, UpdateRow)] == [1, 7]
 
 
 def test_a_resumed_run_goes_on_in_its_own_time(tmp_path):

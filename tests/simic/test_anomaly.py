@@ -16,11 +16,11 @@ from esper.config import TrainingConfig
 from esper.karn.query import read_rows
 from esper.leyline import HEAD_NAMES, EpochFacts
 from esper.leyline.events import AlertRow, DecisionRow, SeedRow, UpdateRow
-from esper.leyline.limits import DETAIL_ROUNDS
+from esper.leyline.limits import DETAIL_ITERATIONS
 from esper.simic.agent.ppo import PolicyDivergedError, PPOAgent, UpdateMetrics
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.vectorized import RoundSummary, Trainer
+from esper.simic.training.vectorized import IterationSummary, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.teaching import settings_of, task_of, teach
 from esper.tolaria.tasks import TASKS
@@ -38,28 +38,35 @@ def tiny_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 
 def config(**settings: Any) -> TrainingConfig:
     """Small, and written in summary: decisions are on disk only where an alert asked for them."""
-    few = {"envs": ENVS, "rounds": 2, "steps": STEPS, "hidden_dim": 16, "evaluate_lives": 1, "passes": 2}
+    few = {
+        "envs": ENVS,
+        "iterations": 2,
+        "steps": STEPS,
+        "hidden_dim": 16,
+        "evaluate_episodes": 1,
+        "update_epochs": 2,
+    }
     return TrainingConfig(**{"task": "tiny", "detail": "summary", **few, **settings})
 
 
 def raised(run: Path) -> list[tuple[str, int | None]]:
-    return [(row.rule, row.round) for row in read_rows(run, AlertRow) if row.event == "raised"]
+    return [(row.rule, row.iteration) for row in read_rows(run, AlertRow) if row.event == "raised"]
 
 
 # --- an explosion ends on disk ---------------------------------------------------------------------
 
 
 class Shaker:
-    """Moves the policy's weights between rollout and update in some rounds, and keeps all rollouts."""
+    """Moves the policy's weights between rollout and update in some iterations, and keeps all rollouts."""
 
-    def __init__(self, rounds: int, *shaken: int) -> None:
+    def __init__(self, iterations: int, *shaken: int) -> None:
         self.rollouts: dict[int, TamiyoRolloutBuffer] = {}
         self.changes: dict[int, Tensor] = {}
         """Of every head's log-probability by the shaking, ``[env, step, 8]``."""
         update = PPOAgent.update
 
         def shaking(agent: PPOAgent, buffer: TamiyoRolloutBuffer, progress: float) -> UpdateMetrics:
-            number = round(progress * rounds) + 1
+            number = round(progress * iterations) + 1
             self.rollouts[number] = TamiyoRolloutBuffer.join([buffer])
             if number in shaken:
                 before = [p.detach().clone() for p in agent.policy.parameters()]
@@ -78,11 +85,11 @@ class Shaker:
 
 
 def shaken_run(
-    monkeypatch: pytest.MonkeyPatch, out: Path, rounds: int, *shaken: int, **settings: Any
+    monkeypatch: pytest.MonkeyPatch, out: Path, iterations: int, *shaken: int, **settings: Any
 ) -> Shaker:
-    shaker = Shaker(rounds, *shaken)
+    shaker = Shaker(iterations, *shaken)
     monkeypatch.setattr(PPOAgent, "update", shaker.update)
-    teach(config(rounds=rounds, **settings), out)
+    teach(config(iterations=iterations, **settings), out)
     return shaker
 
 
@@ -106,10 +113,10 @@ def test_an_explosion_is_written_with_environment_step_head_and_action(
     assert found["new_log_prob"] - old == pytest.approx(shaker.changes[2][env, step, head].item(), rel=1e-4)
 
 
-def detail_of(rollouts: dict[int, TamiyoRolloutBuffer], rounds: range) -> list[dict[str, Any]]:
+def detail_of(rollouts: dict[int, TamiyoRolloutBuffer], iterations: range) -> list[dict[str, Any]]:
     return [
         {
-            "round": number,
+            "iteration": number,
             "env": env,
             "step": step,
             "action": rollouts[number].actions[env, step].tolist(),
@@ -118,7 +125,7 @@ def detail_of(rollouts: dict[int, TamiyoRolloutBuffer], rounds: range) -> list[d
             "value": rollouts[number].values[env, step].item(),
             "reward": rollouts[number].rewards[env, step].item(),
         }
-        for number in rounds
+        for number in iterations
         for env in range(len(rollouts[number].rewards))
         for step in range(STEPS)
     ]
@@ -127,7 +134,7 @@ def detail_of(rollouts: dict[int, TamiyoRolloutBuffer], rounds: range) -> list[d
 def details(run: Path) -> list[dict[str, Any]]:
     return [
         {
-            "round": row.episode + 1,
+            "iteration": row.episode + 1,
             "env": row.env,
             "step": row.epoch,
             **{name: getattr(row, name) for name in ("action", "log_probs", "op_probs", "value", "reward")},
@@ -136,18 +143,18 @@ def details(run: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_the_rounds_from_an_alert_on_are_written_in_full(
+def test_the_iterations_from_an_alert_on_are_written_in_full(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     rollouts = shaken_run(monkeypatch, run, 6, 2).rollouts
-    assert DETAIL_ROUNDS == 3
+    assert DETAIL_ITERATIONS == 3
     assert {number for _, number in raised(run)} == {2}
     assert details(run) == detail_of(rollouts, range(2, 5))
     assert {row.episode + 1 for row in read_rows(run, SeedRow)} <= {2, 3, 4}
-    told = json.loads((run / "diagnostics" / "round-00002.json").read_text())
+    told = json.loads((run / "diagnostics" / "iteration-00002.json").read_text())
     assert "kl-runaway" in [alert["rule"] for alert in told["alerts"]]
-    assert told["UpdateRow"]["round"] == 2
+    assert told["UpdateRow"]["iteration"] == 2
 
 
 def test_another_alert_keeps_the_detail_going(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -175,9 +182,9 @@ class StoppedError(Exception):
     """The power goes out."""
 
 
-def stop_after(number: int) -> Callable[[RoundSummary], None]:
-    def stop(summary: RoundSummary) -> None:
-        if summary.round == number:
+def stop_after(number: int) -> Callable[[IterationSummary], None]:
+    def stop(summary: IterationSummary) -> None:
+        if summary.iteration == number:
             raise StoppedError
 
     return stop
@@ -190,17 +197,17 @@ def test_a_resumed_run_writes_the_same_detail(
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     shaken_run(monkeypatch, whole, 6, 2, checkpoint_every=1)
     with pytest.raises(StoppedError):
-        teach(config(rounds=6, checkpoint_every=1), parted, on_round=stop_after(stopped_after))
-    teach(config(rounds=6, checkpoint_every=1), parted, resume=True)
+        teach(config(iterations=6, checkpoint_every=1), parted, on_iteration=stop_after(stopped_after))
+    teach(config(iterations=6, checkpoint_every=1), parted, resume=True)
     assert details(parted) == details(whole)
-    assert len(details(whole)) == DETAIL_ROUNDS * ENVS * STEPS
+    assert len(details(whole)) == DETAIL_ITERATIONS * ENVS * STEPS
 
 
 # --- what is not finite ----------------------------------------------------------------------------
 
 
 def break_rewards(monkeypatch: pytest.MonkeyPatch, broken: Callable[[int], bool]) -> None:
-    """In some rounds, one term of environment 1 is not a number from its second step on."""
+    """In some iterations, one term of environment 1 is not a number from its second step on."""
     judge = GrowthEnv._judge
 
     def judging(env: GrowthEnv, facts: EpochFacts) -> Any:
@@ -208,7 +215,7 @@ def break_rewards(monkeypatch: pytest.MonkeyPatch, broken: Callable[[int], bool]
         if 1 in env.env_indices and broken(env._episode + 1):  # which no evaluation has
             row = env.env_indices.index(1)
             if facts.epoch[row] > 1:
-                env.books.ledgers[-1]["lead"][row] = reward[row] = math.nan
+                env.reward_log.ledgers[-1]["lead"][row] = reward[row] = math.nan
         return reward
 
     monkeypatch.setattr(GrowthEnv, "_judge", judging)
@@ -218,7 +225,7 @@ def test_a_broken_reward_is_written_as_unknown_with_the_reason_and_the_run_goes_
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     break_rewards(monkeypatch, lambda number: number == 2)
-    teach(config(rounds=3), tmp_path / "run")
+    teach(config(iterations=3), tmp_path / "run")
     rows = read_rows(tmp_path / "run", UpdateRow)
     assert [row.skipped for row in rows] == [None, "reward of environment 1 at step 1 is nan", None]
     assert ("non-finite-update", 2) in raised(tmp_path / "run")
@@ -240,7 +247,7 @@ def test_a_ratio_that_is_not_finite_is_written_as_unknown(
         return update(agent, buffer, progress)
 
     monkeypatch.setattr(PPOAgent, "update", breaking)
-    teach(config(rounds=1), tmp_path / "run")
+    teach(config(iterations=1), tmp_path / "run")
     [row] = read_rows(tmp_path / "run", UpdateRow)
     assert (row.ratio_max, row.approx_kl, row.first_ratio_error) == (None, None, None)
     assert row.explosion is not None
@@ -257,12 +264,12 @@ def test_three_broken_updates_in_a_row_end_the_run_and_leave_a_checkpoint_to_res
     with monkeypatch.context() as broken:
         break_rewards(broken, lambda number: number > 1)
         with pytest.raises(PolicyDivergedError, match="reward of environment 1 at step 1 is nan"):
-            teach(config(rounds=6), run)
+            teach(config(iterations=6), run)
     assert [row.skipped is None for row in read_rows(run, UpdateRow)] == [True, False, False]
-    assert (run / "checkpoints" / "latest").read_text() == "round-00003"
-    teach(config(rounds=6), run, resume=True)
+    assert (run / "checkpoints" / "latest").read_text() == "iteration-00003"
+    teach(config(iterations=6), run, resume=True)
     rows = read_rows(run, UpdateRow)
-    assert [row.round for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row.iteration for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [row.skipped is None for row in rows] == [True, False, False, True, True, True]
 
 
@@ -274,19 +281,19 @@ def test_a_resumed_run_that_is_still_broken_ends_at_once_and_can_be_resumed_agai
         break_rewards(broken, lambda number: True)
         for resume in (False, True):
             with pytest.raises(PolicyDivergedError):
-                teach(config(rounds=4), run, resume=resume)
+                teach(config(iterations=4), run, resume=resume)
     assert len(read_rows(run, UpdateRow)) == 2
-    teach(config(rounds=4), run, resume=True)
-    assert [row.round for row in read_rows(run, UpdateRow)] == [1, 2, 3, 4]
+    teach(config(iterations=4), run, resume=True)
+    assert [row.iteration for row in read_rows(run, UpdateRow)] == [1, 2, 3, 4]
 
 
 def test_the_state_that_is_left_is_the_one_before_the_broken_updates(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     break_rewards(monkeypatch, lambda number: True)
-    settings = config(rounds=4)
+    settings = config(iterations=4)
     with pytest.raises(PolicyDivergedError):
         teach(settings, tmp_path / "run")
-    kept = load_policy(tmp_path / "run" / "checkpoints" / "round-00002").state_dict()
+    kept = load_policy(tmp_path / "run" / "checkpoints" / "iteration-00002").state_dict()
     untrained = Trainer(task_of(settings), settings_of(settings)).policy.state_dict()
     assert all(torch.equal(kept[name], untrained[name]) for name in untrained)

@@ -1,4 +1,4 @@
-"""Hosts that break down in the middle of a life, and everything that goes on without them."""
+"""Hosts that break down in the middle of an episode, and everything that goes on without them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def growth(task: TaskSpec, num_envs: int = 3, family: FamilyName = "paired", **s
 
 
 def break_down(env: GrowthEnv | SerialVector, row: int, steps: Collection[int]) -> None:
-    """Let one environment's host break down in the given steps, counted over all its lives."""
+    """Let one environment's host break down in the given steps, counted over all its episodes."""
     vector = env._vector if isinstance(env, GrowthEnv) else env
     victim, number = vector.envs[row], count()
     train = victim._train
@@ -100,7 +100,7 @@ def column(steps: Sequence[Step], name: str, row: int) -> list[Any]:
     return [getattr(step, name)[row].item() for step in steps]
 
 
-# --- one life ends, with its price -----------------------------------------------------------------
+# --- one episode ends, with its price -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", NAMES)
@@ -115,7 +115,7 @@ def test_a_breakdown_costs_all_that_was_won_and_the_penalty_in_the_step_that_cau
     assert sum(rewards[:4]) == pytest.approx(-PENALTY - churn, abs=1e-9)
     assert column(steps, "ended", 1) == column(steps, "terminated", 1)
     assert column(steps, "ended", 1) == [False, False, False, True, False, False]
-    paid = [ledger["rollback"].tolist() for ledger in env.books.ledgers]
+    paid = [ledger["rollback"].tolist() for ledger in env.reward_log.ledgers]
     assert paid == [[0.0, -PENALTY if step == 3 else 0.0, 0.0] for step in range(HORIZON)]
 
 
@@ -134,13 +134,13 @@ def test_the_rewards_of_a_rollout_with_breakdowns_are_still_the_sums_of_their_le
     break_down(env, 0, {1})
     break_down(env, 2, {2, 4})
     steps = live(env)
-    sums = [np.sum(list(ledger.values()), axis=0) for ledger in env.books.ledgers]
+    sums = [np.sum(list(ledger.values()), axis=0) for ledger in env.reward_log.ledgers]
     assert np.array(sums) == pytest.approx(np.array([step.reward for step in steps]), abs=1e-12)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("family", NAMES)
-def test_a_host_with_a_poisoned_weight_ends_its_own_life_alone(
+def test_a_host_with_a_poisoned_weight_ends_its_own_episode_alone(
     value: float, family: FamilyName, task: TaskSpec
 ) -> None:
     env = growth(task, family=family)
@@ -158,13 +158,13 @@ def test_a_host_with_a_poisoned_weight_ends_its_own_life_alone(
     assert all(p.isfinite().all() for p in env._vector.envs[1].model.parameters()), "a fresh host"
 
 
-def test_a_breakdown_in_the_last_epoch_is_no_life_that_reached_its_horizon(task: TaskSpec) -> None:
+def test_a_breakdown_in_the_last_epoch_is_no_episode_that_reached_its_horizon(task: TaskSpec) -> None:
     env = growth(task)
     break_down(env, 1, {HORIZON - 1})
     steps = live(env)
     assert column(steps, "ended", 1) == [False] * 5 + [True]
     assert sum(column(steps, "reward", 1)) == pytest.approx(-PENALTY, abs=1e-9)
-    assert (len(env.reports), env.books.broken_lives) == (2, 1)
+    assert (len(env.reports), env.reward_log.broken_episodes) == (2, 1)
 
 
 def test_a_breakdown_terminates_even_where_the_horizon_only_cuts_off(task: TaskSpec) -> None:
@@ -179,20 +179,20 @@ def test_a_prune_that_was_caught_in_a_breakdown_is_not_charged_as_well(task: Tas
     env = growth(task, family="contribution")
     break_down(env, 1, {2})
     live(env)
-    assert [ledger["churn"].tolist() for ledger in env.books.ledgers][2] == [
+    assert [ledger["churn"].tolist() for ledger in env.reward_log.ledgers][2] == [
         -0.01 * SCALE,
         0.0,
         -0.01 * SCALE,
     ]
 
 
-def test_the_reports_are_those_of_lives_that_reached_the_horizon(task: TaskSpec) -> None:
+def test_the_reports_are_those_of_episodes_that_reached_the_horizon(task: TaskSpec) -> None:
     whole, broken = growth(task), growth(task)
     break_down(broken, 1, {2})
     live(whole)
     live(broken)
     assert broken.reports == [whole.reports[0], whole.reports[2]]
-    assert (whole.books.broken_lives, broken.books.broken_lives) == (0, 1)
+    assert (whole.reward_log.broken_episodes, broken.reward_log.broken_episodes) == (0, 1)
 
 
 def test_every_breakdown_counts_and_the_next_rollout_counts_anew(task: TaskSpec) -> None:
@@ -200,9 +200,9 @@ def test_every_breakdown_counts_and_the_next_rollout_counts_anew(task: TaskSpec)
     break_down(env, 0, {1})
     break_down(env, 2, {0, 3, 4})
     live(env)
-    assert (env.books.broken_lives, len(env.reports)) == (4, 1)
+    assert (env.reward_log.broken_episodes, len(env.reports)) == (4, 1)
     live(env)
-    assert (env.books.broken_lives, len(env.reports)) == (0, 3)
+    assert (env.reward_log.broken_episodes, len(env.reports)) == (0, 3)
 
 
 # --- the others do not notice ----------------------------------------------------------------------
@@ -235,10 +235,10 @@ def test_the_facts_of_a_breakdown_are_those_of_the_last_good_state_and_the_end(t
         assert getattr(after, name)[1] == getattr(untrained, name)[1]
 
 
-# --- a fresh life ----------------------------------------------------------------------------------
+# --- a fresh episode ----------------------------------------------------------------------------------
 
 
-def test_a_fresh_life_is_seen_at_once(task: TaskSpec) -> None:
+def test_a_fresh_episode_is_seen_at_once(task: TaskSpec) -> None:
     env, fresh = growth(task), growth(task)
     break_down(env, 1, {3})
     seen = live(env)[3].observation
@@ -251,7 +251,7 @@ def test_a_fresh_life_is_seen_at_once(task: TaskSpec) -> None:
 
 
 @pytest.mark.parametrize("family", NAMES)
-def test_a_fresh_life_is_lived_and_paid_like_any_other_of_its_number(
+def test_a_fresh_episode_is_lived_and_paid_like_any_other_of_its_number(
     family: FamilyName, task: TaskSpec
 ) -> None:
     env, alone = growth(task, family=family), growth(task, family=family)
@@ -265,7 +265,7 @@ def test_a_fresh_life_is_lived_and_paid_like_any_other_of_its_number(
     assert (env._vector.table.stage[1] != Stage.DORMANT).sum() == 2
 
 
-def test_a_fresh_life_is_compared_with_its_own_twin() -> None:
+def test_a_fresh_episode_is_compared_with_its_own_twin() -> None:
     env = growth(tiny_task(horizon=HORIZON, batches_per_epoch=8))
     break_down(env, 1, {0, 1})
     rewards = column(live(env, {}), "reward", 1)
@@ -279,7 +279,7 @@ def test_what_would_be_paid_without_a_twin_is_forfeited_and_begun_anew_as_well()
     env = growth(tiny_task(horizon=HORIZON, batches_per_epoch=8))
     break_down(env, 0, {2})
     live(env, {})
-    unpaired = np.array(env.books.unpaired)[:, 0]
+    unpaired = np.array(env.reward_log.unpaired)[:, 0]
     assert abs(unpaired[:2].sum()) > 1e-3
     assert unpaired[:3].sum() == pytest.approx(-PENALTY)
     fresh = env._vector.envs[0].val_scores
@@ -290,43 +290,43 @@ def test_what_would_be_paid_without_a_twin_is_forfeited_and_begun_anew_as_well()
 # --- what the policy learns from it ----------------------------------------------------------------
 
 
-class Lives(GrowthEnv):
-    """Life after life: when a horizon's steps are over, every environment begins its next one."""
+class Episodes(GrowthEnv):
+    """Episode after episode: when a horizon's steps are over, every environment begins its next one."""
 
-    lives, steps_taken = 1, 0
+    episodes, steps_taken = 1, 0
     seen: Observation
     """What the last step led to."""
 
     def step(self, actions: NDArray[np.int64]) -> Step:
         step = super().step(actions)
         self.steps_taken += 1
-        if self.steps_taken % self.horizon == 0 and self.steps_taken < self.lives * self.horizon:
+        if self.steps_taken % self.horizon == 0 and self.steps_taken < self.episodes * self.horizon:
             over = np.ones_like(step.ended)
             step = Step(self.reset(), step.reward, over, over)
         self.seen = step.observation
         return step
 
 
-def rolled(policy: FactoredRecurrentActorCritic, env: Lives) -> TamiyoRolloutBuffer:
-    """A rollout of sampled decisions, as many lives long as the environment is asked for."""
+def rolled(policy: FactoredRecurrentActorCritic, env: Episodes) -> TamiyoRolloutBuffer:
+    """A rollout of sampled decisions, as many episodes long as the environment is asked for."""
     shape, envs = policy.shape, env.env_indices
     buffer = TamiyoRolloutBuffer(
-        len(envs), env.lives * HORIZON, shape.state_dim, shape.num_slots, shape.hidden_dim
+        len(envs), env.episodes * HORIZON, shape.state_dim, shape.num_slots, shape.hidden_dim
     )
     collect(env, policy, ActionStreams(0, envs), buffer)
     return buffer
 
 
-def lives_of(task: TaskSpec, num_envs: int = 3) -> Lives:
-    return Lives(task, rng_seed=3, env_indices=range(num_envs), scale=SCALE)
+def episodes_of(task: TaskSpec, num_envs: int = 3) -> Episodes:
+    return Episodes(task, rng_seed=3, env_indices=range(num_envs), scale=SCALE)
 
 
 def no_memory(policy: FactoredRecurrentActorCritic) -> tuple[Tensor, Tensor]:
     return policy.get_initial_hidden(1)
 
 
-def test_a_fresh_life_begins_without_memories(task: TaskSpec) -> None:
-    env, policy = lives_of(task), new_policy(TINY, 0)
+def test_a_fresh_episode_begins_without_memories(task: TaskSpec) -> None:
+    env, policy = episodes_of(task), new_policy(TINY, 0)
     break_down(env, 1, {2})
     buffer = rolled(policy, env)
     assert buffer.fresh[1].tolist() == [True, False, False, True, False, False]
@@ -342,7 +342,7 @@ def test_a_fresh_life_begins_without_memories(task: TaskSpec) -> None:
 def value_beyond(
     policy: FactoredRecurrentActorCritic, buffer: TamiyoRolloutBuffer, seen: Observation
 ) -> float:
-    """What the critic expects of the second environment after the rollout, its life being three steps old."""
+    """What the critic expects of the second environment after the rollout, its episode being three steps old."""
     with torch.no_grad():
         _, memory = policy.encode(buffer.state[1:2, 3:], buffer.blueprint_indices[1:2, 3:], no_memory(policy))
         return policy.get_value(seen.features[1:2], seen.blueprint_indices[1:2], memory).item()
@@ -351,7 +351,7 @@ def value_beyond(
 def advantages_by_hand(
     rewards: Sequence[float], values: Sequence[float], beyond: float, decay: float, gamma: float
 ) -> list[float]:
-    """Of one life, or of a piece of one that goes on to be worth ``beyond``."""
+    """Of one episode, or of a piece of one that goes on to be worth ``beyond``."""
     after, running, found = beyond, 0.0, []
     for reward, value in zip(reversed(rewards), reversed(values), strict=True):
         running = reward + gamma * after - value + decay * running
@@ -360,11 +360,11 @@ def advantages_by_hand(
     return found[::-1]
 
 
-def test_a_broken_life_is_worth_nothing_beyond_and_the_one_after_it_what_the_critic_expects(
+def test_a_broken_episode_is_worth_nothing_beyond_and_the_one_after_it_what_the_critic_expects(
     task: TaskSpec,
 ) -> None:
     gamma, lam = 0.9, 0.8
-    env, policy = lives_of(task), new_policy(TINY, 0)
+    env, policy = episodes_of(task), new_policy(TINY, 0)
     break_down(env, 1, {2})
     buffer = rolled(policy, env)
     rewards, values = buffer.rewards.tolist(), buffer.values.tolist()
@@ -387,7 +387,7 @@ def test_a_broken_life_is_worth_nothing_beyond_and_the_one_after_it_what_the_cri
         lam=lam,
     )
     assert found.numpy() == pytest.approx(np.array(expected), abs=1e-5)
-    metrics = agent_of(policy, gamma=gamma, lam=lam, passes=1).update(buffer, 0.0)
+    metrics = agent_of(policy, gamma=gamma, lam=lam, update_epochs=1).update(buffer, 0.0)
     returns = torch.tensor(expected) + buffer.values
     assert metrics.explained_variance == pytest.approx(explained_variance(buffer.values, returns), abs=1e-4)
 
@@ -398,8 +398,8 @@ def test_rollout_and_update_agree_over_horizons_and_breakdowns(
     critic: str, conditioned: bool, task: TaskSpec
 ) -> None:
     policy = new_policy(replace(TINY, critic=critic, conditioned=conditioned), 0)
-    env = lives_of(task, 4)
-    env.lives = 2
+    env = episodes_of(task, 4)
+    env.episodes = 2
     break_down(env, 1, {2, 3, 8})
     break_down(env, 2, {0})
     break_down(env, 3, {HORIZON - 1, 2 * HORIZON - 1})
@@ -414,7 +414,7 @@ def test_rollout_and_update_agree_over_horizons_and_breakdowns(
 
 def test_the_others_decide_and_are_paid_the_same_bit_for_bit(task: TaskSpec) -> None:
     policy = new_policy(TINY, 0)
-    whole, broken = lives_of(task), lives_of(task)
+    whole, broken = episodes_of(task), episodes_of(task)
     break_down(broken, 1, {2})
     one, other = rolled(policy, whole), rolled(policy, broken)
     for name in ("state", "actions", "log_probs", "values", "rewards", "ended", "terminated", "fresh"):
@@ -426,23 +426,25 @@ def test_the_others_decide_and_are_paid_the_same_bit_for_bit(task: TaskSpec) -> 
 # --- evaluation and training -----------------------------------------------------------------------
 
 
-def test_an_evaluation_counts_a_broken_life_and_not_the_one_after_it(task: TaskSpec) -> None:
+def test_an_evaluation_counts_a_broken_episode_and_not_the_one_after_it(task: TaskSpec) -> None:
     policy = new_policy(TINY, 0)
     whole, broken = growth(task, family="loss"), growth(task, family="loss")
     break_down(broken, 1, {2})
     expected, found = evaluate(whole, policy), evaluate(broken, policy)
     assert found[1] == pytest.approx(-PENALTY, abs=1e-9)
-    assert abs(sum(ledger["loss"][1] for ledger in broken.books.ledgers)) > 1e-3, "the next life was paid"
+    assert abs(sum(ledger["loss"][1] for ledger in broken.reward_log.ledgers)) > 1e-3, (
+        "the next episode was paid"
+    )
     assert found[[0, 2]].tolist() == expected[[0, 2]].tolist()
     assert len(broken.reports) == 2
 
 
 def trainer_of(task: TaskSpec, **settings: Any) -> Trainer:
-    few = {"envs": 2, "rounds": 2, "hidden_dim": 16, "evaluate_lives": 2, "evaluate_every": 1}
-    return Trainer(task, TrainingSettings(**{**few, **settings}, ppo=PPOSettings(passes=1)))
+    few = {"envs": 2, "iterations": 2, "hidden_dim": 16, "evaluate_episodes": 2, "evaluate_every": 1}
+    return Trainer(task, TrainingSettings(**{**few, **settings}, ppo=PPOSettings(update_epochs=1)))
 
 
-def test_a_trainer_evaluates_the_lives_that_lasted(task: TaskSpec) -> None:
+def test_a_trainer_evaluates_the_episodes_that_lasted(task: TaskSpec) -> None:
     trainer, undisturbed = trainer_of(task), trainer_of(task)
     break_down(trainer._selection[0], 0, {1})
     mean_return, score = trainer.evaluate()
@@ -454,24 +456,24 @@ def test_a_trainer_evaluates_the_lives_that_lasted(task: TaskSpec) -> None:
     assert math.isfinite(mean_return)
 
 
-def test_a_score_is_unknown_where_every_life_broke_down(task: TaskSpec) -> None:
+def test_a_score_is_unknown_where_every_episode_broke_down(task: TaskSpec) -> None:
     trainer = trainer_of(task)
     for env in (trainer._selection[0], trainer._training[0]):
         break_down(env, 0, {1})
         break_down(env, 1, {2})
-    summary = trainer.run_round()
+    summary = trainer.run_iteration()
     assert summary.evaluation_return == pytest.approx(-PENALTY, abs=1e-9)
     assert (summary.evaluation_score, summary.val_score, summary.params) == (None, None, None)
-    assert summary.broken_lives == 2
+    assert summary.broken_episodes == 2
     assert summary.metrics.skipped is None
     assert summary.metrics.first_ratio_error < 1e-5
 
 
-def test_a_round_with_a_breakdown_names_it_and_the_next_one_does_not(task: TaskSpec) -> None:
+def test_an_iteration_with_a_breakdown_names_it_and_the_next_one_does_not(task: TaskSpec) -> None:
     trainer = trainer_of(task)
     break_down(trainer._training[0], 1, {2})
-    first, second = trainer.run_round(), trainer.run_round()
-    assert (first.broken_lives, second.broken_lives) == (1, 0)
+    first, second = trainer.run_iteration(), trainer.run_iteration()
+    assert (first.broken_episodes, second.broken_episodes) == (1, 0)
     assert first.reward_terms["rollback"] == pytest.approx(-PENALTY / 2)
     assert second.reward_terms["rollback"] == 0.0
     assert sum(first.reward_terms.values()) == pytest.approx(first.mean_return, abs=1e-5)

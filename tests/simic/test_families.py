@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from esper.leyline import EpochFacts, LifecycleRules, Op, SlotTable, Stage
-from esper.simic.rewards.books import Books
-from esper.simic.rewards.families import FAMILIES, Bookkeeper, FamilyName, Ledger, Standing, total
+from esper.simic.rewards.families import FAMILIES, FamilyName, Ledger, RewardFunction, Standing, total
+from esper.simic.rewards.reward_log import RewardLog
 from tests.leyline.building import env_facts, put
-from tests.simic.lives import (
+from tests.simic.episodes import (
     AT_ONCE,
     BUSY,
     RENT,
@@ -51,9 +51,9 @@ def standing(*, twin: float = 0.0, table: SlotTable = TABLE, price: float = 0.0,
 
 def judged(family: FamilyName, *standings: Standing, scale: float = 1.0) -> list[dict[str, float]]:
     """The ledgers of every standing after the first, as plain numbers."""
-    bookkeeper = Bookkeeper(FAMILIES[family], scale)
-    bookkeeper.begin(standings[0])
-    ledgers = [bookkeeper.judge(now) for now in standings[1:]]
+    reward_function = RewardFunction(FAMILIES[family], scale)
+    reward_function.begin(standings[0])
+    ledgers = [reward_function.judge(now) for now in standings[1:]]
     return [{name: float(value[0]) for name, value in ledger.items()} for ledger in ledgers]
 
 
@@ -132,7 +132,7 @@ def test_no_other_family_charges_for_a_prune(family: FamilyName) -> None:
     assert judged(family, standing(), standing()) == judged(family, standing(), standing(last_op=Op.PRUNE))
 
 
-def test_a_life_that_breaks_down_loses_what_it_had_won_and_pays_the_penalty() -> None:
+def test_an_episode_that_breaks_down_loses_what_it_had_won_and_pays_the_penalty() -> None:
     found = judged(
         "paired",
         standing(val_score=10.0, twin=10.0, price=0.1),
@@ -146,7 +146,7 @@ def test_a_life_that_breaks_down_loses_what_it_had_won_and_pays_the_penalty() ->
     ]
 
 
-def test_a_sparse_life_that_breaks_down_is_paid_no_score() -> None:
+def test_a_sparse_episode_that_breaks_down_is_paid_no_score() -> None:
     [found] = judged(
         "sparse", standing(), standing(val_score=90.0, grown_params=99, ended=True, rolled_back=True)
     )
@@ -159,20 +159,20 @@ def two(first: float, second: float, **facts: Any) -> Standing:
     return Standing(EpochFacts.stack(rows), SlotTable.empty(2, 3), np.zeros(2), 2.0, 0.0)
 
 
-def test_a_life_that_begins_again_owes_nothing_and_its_neighbour_goes_on() -> None:
-    bookkeeper = Bookkeeper(FAMILIES["paired"], 1.0)
-    bookkeeper.begin(two(10.0, 20.0))
-    bookkeeper.judge(two(40.0, 30.0))
-    bookkeeper.begin_again(1, two(99.0, 5.0))
-    assert bookkeeper.judge(two(41.0, 8.0))["lead"].tolist() == pytest.approx([0.01, 0.03])
+def test_an_episode_that_begins_again_owes_nothing_and_its_neighbour_goes_on() -> None:
+    reward_function = RewardFunction(FAMILIES["paired"], 1.0)
+    reward_function.begin(two(10.0, 20.0))
+    reward_function.judge(two(40.0, 30.0))
+    reward_function.begin_again(1, two(99.0, 5.0))
+    assert reward_function.judge(two(41.0, 8.0))["lead"].tolist() == pytest.approx([0.01, 0.03])
 
 
-def test_a_second_breakdown_forfeits_what_the_second_life_had_won() -> None:
-    bookkeeper = Bookkeeper(FAMILIES["paired"], 1.0)
-    bookkeeper.begin(two(10.0, 20.0))
-    bookkeeper.begin_again(1, two(10.0, 5.0))
-    bookkeeper.judge(two(10.0, 9.0))
-    broken = bookkeeper.judge(two(10.0, 9.0, ended=True, rolled_back=True))
+def test_a_second_breakdown_forfeits_what_the_second_episode_had_won() -> None:
+    reward_function = RewardFunction(FAMILIES["paired"], 1.0)
+    reward_function.begin(two(10.0, 20.0))
+    reward_function.begin_again(1, two(10.0, 5.0))
+    reward_function.judge(two(10.0, 9.0))
+    broken = reward_function.judge(two(10.0, 9.0, ended=True, rolled_back=True))
     assert broken["lead"].tolist() == pytest.approx([0.0, -0.04])
 
 
@@ -186,7 +186,7 @@ def test_families_discount_as_their_returns_are_meant() -> None:
     assert [name for name, family in FAMILIES.items() if family.needs_twin] == ["paired"]
 
 
-# --- books -----------------------------------------------------------------------------------------
+# --- reward_log -----------------------------------------------------------------------------------------
 
 
 def ledger(*pairs: tuple[float, float]) -> Ledger:
@@ -195,24 +195,24 @@ def ledger(*pairs: tuple[float, float]) -> Ledger:
 
 
 def test_books_name_what_every_term_paid_an_environment() -> None:
-    books = Books([ledger((1.0, -0.5), (3.0, 0.0)), ledger((0.0, 0.5), (4.0, -1.0))])
-    assert books.paid() == {"lead": 4.0, "rent": -0.5}
+    reward_log = RewardLog([ledger((1.0, -0.5), (3.0, 0.0)), ledger((0.0, 0.5), (4.0, -1.0))])
+    assert reward_log.paid() == {"lead": 4.0, "rent": -0.5}
     # rewards 0.5, 3, 0.5, 3: half a range of 2.5 from their mean
-    assert books.variance() == pytest.approx(1.5625)
+    assert reward_log.variance() == pytest.approx(1.5625)
 
 
 def test_the_variance_without_a_twin_is_unknown_where_there_is_no_twin() -> None:
-    assert Books([ledger((1.0, 0.0))]).variance_unpaired() is None
-    assert Books([ledger((1.0, 0.0))], [np.array([1.0, 5.0])]).variance_unpaired() == 4.0
+    assert RewardLog([ledger((1.0, 0.0))]).variance_unpaired() is None
+    assert RewardLog([ledger((1.0, 0.0))], [np.array([1.0, 5.0])]).variance_unpaired() == 4.0
 
 
 def test_books_of_shards_stand_side_by_side() -> None:
-    one = Books([ledger((1.0, 0.0), (2.0, 0.0))], [np.array([1.0, 2.0])], broken_lives=1)
-    other = Books([ledger((3.0, -1.0))], [np.array([3.0])], broken_lives=2)
-    joined = Books.join([one, other])
+    one = RewardLog([ledger((1.0, 0.0), (2.0, 0.0))], [np.array([1.0, 2.0])], broken_episodes=1)
+    other = RewardLog([ledger((3.0, -1.0))], [np.array([3.0])], broken_episodes=2)
+    joined = RewardLog.join([one, other])
     assert [values.tolist() for values in joined.ledgers[0].values()] == [[1.0, 2.0, 3.0], [0.0, 0.0, -1.0]]
     assert [values.tolist() for values in joined.unpaired] == [[1.0, 2.0, 3.0]]
-    assert joined.broken_lives == 3
+    assert joined.broken_episodes == 3
 
 
 # --- through the real loop -------------------------------------------------------------------------
@@ -221,31 +221,31 @@ LONG, SEEDS = 12, (0, 1, 2)
 
 
 @pytest.mark.parametrize("family", NAMES)
-def test_the_ledger_sums_to_the_reward_on_every_step_of_a_busy_life(
+def test_the_ledger_sums_to_the_reward_on_every_step_of_a_busy_episode(
     family: FamilyName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    life = lived(family, monkeypatch, BUSY)
-    stages = {int(stage) for table in life.tables for stage in table.stage.flat}
+    episode = lived(family, monkeypatch, BUSY)
+    stages = {int(stage) for table in episode.tables for stage in table.stage.flat}
     assert {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.RESETTING} <= stages
-    assert sum(life.terms.values()) == pytest.approx(life.rewards, abs=1e-12)
-    assert (life.terms["rollback"] == 0.0).all()
-    charged = [name for name, values in life.terms.items() if (values != 0.0).any()]
-    assert set(charged) == set(life.terms) - {"rollback"}, "every other term has something to say"
+    assert sum(episode.terms.values()) == pytest.approx(episode.rewards, abs=1e-12)
+    assert (episode.terms["rollback"] == 0.0).all()
+    charged = [name for name, values in episode.terms.items() if (values != 0.0).any()]
+    assert set(charged) == set(episode.terms) - {"rollback"}, "every other term has something to say"
 
 
 @pytest.mark.parametrize("family", NAMES)
 @pytest.mark.parametrize("rng_seed", SEEDS)
-def test_every_potential_telescopes_over_a_life_of_any_legal_actions(
+def test_every_potential_telescopes_over_an_episode_of_any_legal_actions(
     family: FamilyName, rng_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    life = lived(family, monkeypatch, task=task_with(horizon=LONG), rng_seed=rng_seed)
-    begin, end = state_worth(family, life, 0), state_worth(family, life, len(life.facts) - 1)
+    episode = lived(family, monkeypatch, task=task_with(horizon=LONG), rng_seed=rng_seed)
+    begin, end = state_worth(family, episode, 0), state_worth(family, episode, len(episode.facts) - 1)
     for name in begin:
         expected = SCALE * (np.array(end[name]) - np.array(begin[name])) / 100
-        assert life.terms[name].sum(axis=0) == pytest.approx(expected, abs=1e-9), name
+        assert episode.terms[name].sum(axis=0) == pytest.approx(expected, abs=1e-9), name
 
 
-def test_random_lives_grow_prune_and_fossilise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_episodes_grow_prune_and_fossilise(monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_with(horizon=LONG)
     reports = [r for seed in SEEDS for r in lived("sparse", monkeypatch, task=task, rng_seed=seed).reports]
     counts = np.sum([report.op_counts for report in reports], axis=0)
@@ -256,45 +256,47 @@ def test_random_lives_grow_prune_and_fossilise(monkeypatch: pytest.MonkeyPatch) 
 def test_every_potential_pays_its_own_change_at_every_single_step(
     family: FamilyName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    life = lived(family, monkeypatch, BUSY)
-    worth = [state_worth(family, life, epoch) for epoch in range(len(life.facts))]
+    episode = lived(family, monkeypatch, BUSY)
+    worth = [state_worth(family, episode, epoch) for epoch in range(len(episode.facts))]
     for name in worth[0]:
         expected = SCALE * np.diff([now[name] for now in worth], axis=0) / 100
-        assert life.terms[name] == pytest.approx(expected, abs=1e-9), name
+        assert episode.terms[name] == pytest.approx(expected, abs=1e-9), name
 
 
 def test_the_return_of_paired_is_the_final_paired_score_of_the_committed_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    life = lived("paired", monkeypatch, BUSY)
-    for env, report in enumerate(life.reports):
+    episode = lived("paired", monkeypatch, BUSY)
+    for env, report in enumerate(episode.reports):
         lead = (report.val_score - twin_scores_again(8, env)[-1]) / 100
         rent = RENT * (report.params - report.host_params) / 1000
-        assert life.rewards[:, env].sum() == pytest.approx(SCALE * (lead - rent), abs=1e-9)
-    assert life.reports[0].params > life.reports[0].host_params
+        assert episode.rewards[:, env].sum() == pytest.approx(SCALE * (lead - rent), abs=1e-9)
+    assert episode.reports[0].params > episode.reports[0].host_params
 
 
 def test_sparse_pays_the_final_score_less_rent_and_at_the_last_step_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    life = lived("sparse", monkeypatch, BUSY)
-    assert (life.rewards[:-1] == 0.0).all()
-    expected = [SCALE * (r.val_score / 100 - RENT * (r.params - r.host_params) / 1000) for r in life.reports]
-    assert life.rewards[-1].tolist() == pytest.approx(expected)
-    assert life.reports[0].params > life.reports[0].host_params
+    episode = lived("sparse", monkeypatch, BUSY)
+    assert (episode.rewards[:-1] == 0.0).all()
+    expected = [
+        SCALE * (r.val_score / 100 - RENT * (r.params - r.host_params) / 1000) for r in episode.reports
+    ]
+    assert episode.rewards[-1].tolist() == pytest.approx(expected)
+    assert episode.reports[0].params > episode.reports[0].host_params
 
 
 def test_the_return_of_loss_is_the_whole_improvement_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    life = lived("loss", monkeypatch, [])
-    won = (life.facts[0].val_loss - life.facts[-1].val_loss) / life.guess_losses
-    assert life.rewards.sum(axis=0) == pytest.approx(SCALE * won)
+    episode = lived("loss", monkeypatch, [])
+    won = (episode.facts[0].val_loss - episode.facts[-1].val_loss) / episode.guess_losses
+    assert episode.rewards.sum(axis=0) == pytest.approx(SCALE * won)
     assert (won > 0.0).any(), "a host that is trained improves"
 
 
 def test_contribution_never_pays_what_the_host_learns_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    life = lived("contribution", monkeypatch, [])
-    assert life.rewards.tolist() == [[0.0, 0.0]] * 8
-    assert all(len(set(report.val_scores)) > 1 for report in life.reports), "while the score changes"
+    episode = lived("contribution", monkeypatch, [])
+    assert episode.rewards.tolist() == [[0.0, 0.0]] * 8
+    assert all(len(set(report.val_scores)) > 1 for report in episode.reports), "while the score changes"
 
 
 @pytest.mark.parametrize(
@@ -321,17 +323,17 @@ def test_only_paired_knows_its_variance_without_the_twin(monkeypatch: pytest.Mon
     for family in NAMES:
         env = growth(task_with(), family)
         live(env, BUSY, Watcher(env, monkeypatch))
-        assert (env.books.variance_unpaired() is not None) == (family == "paired")
+        assert (env.reward_log.variance_unpaired() is not None) == (family == "paired")
 
 
 def test_without_its_twin_paired_would_pay_the_host_s_own_drift(monkeypatch: pytest.MonkeyPatch) -> None:
     env = growth(task_with(), "paired")
-    life = live(env, [], Watcher(env, monkeypatch))
-    assert (life.rewards == 0.0).all()
-    drift = np.diff([facts.val_score for facts in life.facts], axis=0)
-    assert np.array(env.books.unpaired) == pytest.approx(SCALE * drift / 100)
-    assert env.books.variance_unpaired() == pytest.approx(np.var(SCALE * drift / 100))
-    assert (env.books.variance(), env.books.broken_lives) == (0.0, 0)
+    episode = live(env, [], Watcher(env, monkeypatch))
+    assert (episode.rewards == 0.0).all()
+    drift = np.diff([facts.val_score for facts in episode.facts], axis=0)
+    assert np.array(env.reward_log.unpaired) == pytest.approx(SCALE * drift / 100)
+    assert env.reward_log.variance_unpaired() == pytest.approx(np.var(SCALE * drift / 100))
+    assert (env.reward_log.variance(), env.reward_log.broken_episodes) == (0.0, 0)
 
 
 def test_the_reward_is_a_sum_of_terms() -> None:

@@ -12,9 +12,9 @@ from esper.simic.rewards.families import FamilyName
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.proving import new_policy
 from esper.simic.training.rollout import ActionStreams, collect
-from esper.tolaria.env import LifeReport
+from esper.tolaria.env import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
-from esper.tolaria.twin import live_without_growth
+from esper.tolaria.twin import run_without_growth
 from tests.simic.rolling import TINY
 from tests.tolaria.building import WAIT, action, plant, tiny_task
 
@@ -38,14 +38,14 @@ def growth(task: TaskSpec, num_envs: int = 2) -> GrowthEnv:
 
 
 def live(env: GrowthEnv, script: Iterator[IntArray]) -> np.ndarray:
-    """Rewards ``[step, env]`` of one life of two environments, the second of which only waits."""
+    """Rewards ``[step, env]`` of one episode of two environments, the second of which only waits."""
     env.reset()
     return np.array([env.step(np.stack([row, WAIT])).reward for row in script])
 
 
-def final_potential(task: TaskSpec, report: LifeReport, env: int, episode: int) -> float:
+def final_potential(task: TaskSpec, report: EpisodeReport, env: int, episode: int) -> float:
     """What the committed network won over a twin that is lived through again, less its rent."""
-    twin = live_without_growth(task, rng_seed=3, env=env, episode=episode)
+    twin = run_without_growth(task, rng_seed=3, env=env, episode=episode)
     return (report.val_score - twin.val_score) / 100 - RENT * (report.params - report.host_params) / 1000
 
 
@@ -64,7 +64,7 @@ def test_doing_nothing_earns_exactly_nothing(task: TaskSpec) -> None:
     assert live(env, iter([plant(1), WAIT, WAIT, WAIT]))[:, 1].tolist() == [0.0] * 4
 
 
-def test_a_new_life_owes_nothing_to_the_last(task: TaskSpec) -> None:
+def test_a_new_episode_owes_nothing_to_the_last(task: TaskSpec) -> None:
     env = growth(task)
     grown = live(env, iter([plant(1), WAIT, WAIT, WAIT]))
     assert abs(grown[:, 0].sum()) > 1e-3
@@ -81,7 +81,7 @@ def test_rent_is_charged_at_once_and_returned_with_the_seed(task: TaskSpec) -> N
     assert rewards[0, 0] < 0.0 < rewards[1, 0]
 
 
-def test_rewards_telescope_through_the_real_loop_in_every_life(task: TaskSpec) -> None:
+def test_rewards_telescope_through_the_real_loop_in_every_episode(task: TaskSpec) -> None:
     env, policy, streams = growth(task, 4), new_policy(TINY, 0), ActionStreams(0, range(4))
     buffer = TamiyoRolloutBuffer(4, task.horizon, TINY.state_dim, TINY.num_slots, TINY.hidden_dim)
     for episode in range(2):
@@ -95,7 +95,7 @@ def test_rewards_telescope_through_the_real_loop_in_every_life(task: TaskSpec) -
         assert buffer.rewards.abs().max() > 1e-3
 
 
-def test_every_reset_begins_the_next_life_and_a_life_can_be_sought(task: TaskSpec) -> None:
+def test_every_reset_begins_the_next_episode_and_an_episode_can_be_sought(task: TaskSpec) -> None:
     env = growth(task)
     first, second = env.reset().features.clone(), env.reset().features.clone()
     assert not torch.equal(first, second)
@@ -104,7 +104,7 @@ def test_every_reset_begins_the_next_life_and_a_life_can_be_sought(task: TaskSpe
     assert torch.equal(env.begin(1).features, second)
 
 
-def test_a_life_begins_as_if_a_wait_had_succeeded(task: TaskSpec) -> None:
+def test_an_episode_begins_as_if_a_wait_had_succeeded(task: TaskSpec) -> None:
     features = growth(task).reset().features
     assert features[:, 24:31].tolist() == [[1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]] * 2
     assert features[:, 0].tolist() == [0.0, 0.0]
@@ -124,13 +124,13 @@ def test_a_policy_sees_the_slots_of_its_own_environment(task: TaskSpec) -> None:
 
 
 @pytest.mark.parametrize("terminates", [True, False])
-def test_a_horizon_ends_a_life_and_terminates_it_only_if_told_to(task: TaskSpec, terminates: bool) -> None:
+def test_a_horizon_ends_an_episode_and_terminates_it_only_if_told_to(task: TaskSpec, terminates: bool) -> None:
     env = GrowthEnv(task, rng_seed=3, env_indices=range(2), horizon_terminates=terminates)
     env.reset()
     steps = [env.step(np.stack([WAIT, WAIT])) for _ in range(4)]
     assert [step.ended.tolist() for step in steps] == [[False] * 2] * 3 + [[True] * 2]
     assert [step.terminated.tolist() for step in steps] == [[False] * 2] * 3 + [[terminates] * 2]
-    assert steps[-1].observation.features[:, 0].tolist() == [1.0, 1.0], "the end of this life is shown"
+    assert steps[-1].observation.features[:, 0].tolist() == [1.0, 1.0], "the end of this episode is shown"
     assert len(env.reports) == 2
 
 
@@ -142,8 +142,8 @@ def test_twins_are_lived_only_for_a_family_that_compares_with_them(
 ) -> None:
     asked = []
 
-    def counted(task: TaskSpec, **life: int) -> list[float]:
-        asked.append(life)
+    def counted(task: TaskSpec, **episode: int) -> list[float]:
+        asked.append(episode)
         return [0.0] * (task.horizon + 1)
 
     monkeypatch.setattr("esper.simic.training.growth.twin_scores", counted)
@@ -151,20 +151,20 @@ def test_twins_are_lived_only_for_a_family_that_compares_with_them(
     assert asked == [{"rng_seed": 3, "env": env, "episode": 5} for env in (4, 7)][:lived]
 
 
-def test_the_books_of_a_life_are_closed_when_the_next_begins(task: TaskSpec) -> None:
+def test_the_books_of_an_episode_are_closed_when_the_next_begins(task: TaskSpec) -> None:
     env = growth(task)
     live(env, iter([plant(1), WAIT, WAIT, WAIT]))
-    assert len(env.books.ledgers) == len(env.books.unpaired) == 4
+    assert len(env.reward_log.ledgers) == len(env.reward_log.unpaired) == 4
     env.reset()
-    assert (env.books.ledgers, env.books.unpaired, env.reports) == ([], [], [])
+    assert (env.reward_log.ledgers, env.reward_log.unpaired, env.reports) == ([], [], [])
 
 
-def test_siblings_live_the_same_life_until_they_decide_differently(task: TaskSpec) -> None:
+def test_siblings_live_the_same_episode_until_they_decide_differently(task: TaskSpec) -> None:
     env = GrowthEnv(task, rng_seed=3, env_indices=range(4), siblings=2)
     born = env.reset().features
     assert torch.equal(born[0], born[1])
     assert torch.equal(born[2], born[3])
-    assert not torch.equal(born[0], born[2]), "another life"
+    assert not torch.equal(born[0], born[2]), "another episode"
     first = env.step(np.stack([plant(1), plant(1), WAIT, plant(1)]))
     assert torch.equal(first.observation.features[0], first.observation.features[1])
     assert first.reward[0] == first.reward[1] != 0
@@ -172,7 +172,7 @@ def test_siblings_live_the_same_life_until_they_decide_differently(task: TaskSpe
     assert first.reward[2] != first.reward[3]
 
 
-def test_a_sibling_s_life_is_the_one_of_the_group(task: TaskSpec) -> None:
+def test_a_sibling_s_episode_is_the_one_of_the_group(task: TaskSpec) -> None:
     siblings = GrowthEnv(task, rng_seed=3, env_indices=(2, 3), siblings=2)
     alone = GrowthEnv(task, rng_seed=3, env_indices=(1,))
     siblings.reset()

@@ -17,12 +17,12 @@ from esper.simic.training.rollout import ActionStreams, collect
 from esper.simic.training.sandbox import Bandit, Memory, Rent
 from tests.simic.rolling import agent_of, gradients, roll, weights
 
-UNCLIPPED = {"passes": 1, "max_grad_norm": 1e9}
+UNCLIPPED = {"update_epochs": 1, "max_grad_norm": 1e9}
 
 
 def test_defaults_are_the_settings_that_the_proofs_use() -> None:
     assert PPOSettings() == PPOSettings(
-        passes=6,
+        update_epochs=6,
         learning_rate=1e-3,
         clip=0.2,
         clip_per_head=False,
@@ -75,7 +75,7 @@ def test_the_advantage_of_a_forced_step_moves_nothing() -> None:
 def test_the_reported_policy_loss_is_about_free_steps_only() -> None:
     # In the first pass every ratio is 1 and the mean normalised advantage of the free rows is 0.
     policy, buffer = roll(Memory, num_envs=8)
-    metrics = agent_of(policy, passes=1).update(buffer, 0.0)
+    metrics = agent_of(policy, update_epochs=1).update(buffer, 0.0)
     assert metrics.policy_loss == pytest.approx(0.0, abs=1e-5)
 
 
@@ -99,7 +99,7 @@ def test_every_head_that_was_read_gets_a_gradient(critic: str, conditioned: bool
     "change",
     [
         {"learning_rate": 2e-3},
-        {"passes": 3},
+        {"update_epochs": 3},
         {"clip": 0.01},
         {"clip_per_head": True},
         {"target_kl": 1e-6},
@@ -122,15 +122,15 @@ def test_every_setting_changes_the_update(change: dict[str, float]) -> None:
     assert not torch.equal(weights(base), weights(other))
 
 
-def blueprint_entropy_while_learning(floor: float, rounds: int) -> list[float]:
+def blueprint_entropy_while_learning(floor: float, iterations: int) -> list[float]:
     """Of the bandit, which pays for one blueprint alone and so gives every reason to close."""
     policy, buffer = roll(Bandit, num_envs=16)
     agent = agent_of(policy, entropy_start=0.0, entropy_end=0.0, entropy_floor=floor)
     env, streams = Bandit(3, range(16)), ActionStreams(3, range(16))
     found = []
-    for number in range(rounds):
+    for number in range(iterations):
         collect(env, agent.policy, streams, buffer)
-        entropy = agent.update(buffer, number / rounds).head_entropy[Head.BLUEPRINT]
+        entropy = agent.update(buffer, number / iterations).head_entropy[Head.BLUEPRINT]
         assert entropy is not None
         found.append(entropy)
     return found
@@ -205,21 +205,21 @@ def test_a_shard_may_be_larger_than_the_rollout(envs_per_backward: int) -> None:
 @pytest.mark.parametrize(("rate", "target"), [(0.1, 1e-6), (1e-3, 1e-3), (1e-3, 4e-3)])
 def test_too_large_a_change_is_noticed_before_another_step(rate: float, target: float) -> None:
     policy, buffer = roll(Lifecycle, num_envs=8)
-    stopped = agent_of(policy, passes=6, learning_rate=rate, target_kl=target)
+    stopped = agent_of(policy, update_epochs=6, learning_rate=rate, target_kl=target)
     metrics = stopped.update(buffer, 0.0)
-    stop = metrics.early_stop_pass
+    stop = metrics.early_stop_update_epoch
     assert stop is not None
     assert (stop == 1) if rate == 0.1 else (1 < stop < 6)
     assert metrics.approx_kl > 1.5 * target, "what is reported is what stopped it"
     exact = agent_of(policy, passes=stop, learning_rate=rate, target_kl=1e9)
-    assert exact.update(buffer, 0.0).early_stop_pass is None
+    assert exact.update(buffer, 0.0).early_stop_update_epoch is None
     assert torch.equal(weights(stopped), weights(exact)), "exactly that many steps were taken"
 
 
 def test_the_first_pass_always_steps() -> None:
     policy, buffer = roll(Rent)
     agent = agent_of(policy, target_kl=-1.0)
-    assert agent.update(buffer, 0.0).early_stop_pass == 1
+    assert agent.update(buffer, 0.0).early_stop_update_epoch == 1
     assert not torch.equal(weights(agent), weights(agent_of(policy)))
 
 
@@ -254,7 +254,7 @@ def test_numbers_of_an_update_are_consistent() -> None:
 def test_the_clip_fraction_counts_free_steps_beyond_the_clip() -> None:
     policy, buffer = roll(Memory, num_envs=4)
     buffer.log_probs[:3, 50, Head.SLOT] -= 0.5  # ratio e^0.5 = 1.65 in three of four free rows
-    metrics = agent_of(policy, passes=1).update(buffer, 0.0)
+    metrics = agent_of(policy, update_epochs=1).update(buffer, 0.0)
     assert metrics.clip_fraction == pytest.approx(0.75)
     assert metrics.ratio_max == pytest.approx(1.6487, abs=1e-3)
     assert metrics.first_ratio_error == pytest.approx(0.6487, abs=1e-3)
@@ -262,7 +262,7 @@ def test_the_clip_fraction_counts_free_steps_beyond_the_clip() -> None:
 
 def test_gradient_norms_are_those_before_clipping() -> None:
     policy, buffer = roll(Lifecycle, num_envs=8)
-    free, tight = (agent_of(policy, passes=1, max_grad_norm=limit) for limit in (1e9, 1e-3))
+    free, tight = (agent_of(policy, update_epochs=1, max_grad_norm=limit) for limit in (1e9, 1e-3))
     loose_metrics, tight_metrics = free.update(buffer, 0.0), tight.update(buffer, 0.0)
     assert loose_metrics.grad_norm == pytest.approx(gradients(free).norm().item(), rel=1e-5)
     assert tight_metrics.grad_norm == loose_metrics.grad_norm
@@ -279,7 +279,7 @@ def test_a_ratio_that_explodes_names_its_row_and_head(change: float) -> None:
     chose = buffer.log_probs[..., Head.BLUEPRINT] < 0.0
     env, step = chose.nonzero()[-1].tolist()
     buffer.log_probs[env, step, Head.BLUEPRINT] += change
-    metrics = agent_of(policy, passes=1).update(buffer, 0.0)
+    metrics = agent_of(policy, update_epochs=1).update(buffer, 0.0)
     found = metrics.explosion
     assert found is not None
     assert (found.env, found.step, found.head) == (env, step, "blueprint")
@@ -291,7 +291,7 @@ def test_a_ratio_that_explodes_names_its_row_and_head(change: float) -> None:
 def test_an_explosion_that_ends_the_passes_is_still_reported() -> None:
     policy, buffer = roll(Lifecycle, num_envs=6)
     metrics = agent_of(policy, learning_rate=0.3).update(buffer, 0.0)
-    assert metrics.early_stop_pass == 1
+    assert metrics.early_stop_update_epoch == 1
     assert metrics.explosion is not None
     assert metrics.explosion.head in HEAD_NAMES
     assert metrics.ratio_max > 5.0 or metrics.ratio_min < 0.1

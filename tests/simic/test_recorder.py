@@ -1,4 +1,4 @@
-"""The rows of lives that a policy learned from."""
+"""The rows of episodes that a policy learned from."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.tasks import TASKS
 from tests.tolaria.building import tiny_task
 
-ENVS, STEPS, ROUNDS = 4, 5, 2
+ENVS, STEPS, ITERATIONS = 4, 5, 2
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def tiny_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 
 
 def taught(out: Path, **settings: Any) -> Path:
-    few = {"envs": ENVS, "rounds": ROUNDS, "steps": STEPS, "hidden_dim": 16, "evaluate_lives": 1}
+    few = {"envs": ENVS, "iterations": ITERATIONS, "steps": STEPS, "hidden_dim": 16, "evaluate_episodes": 1}
     teach(TrainingConfig(**{"task": "tiny", "siblings": 2, **few, **settings}), out)
     return out
 
@@ -56,16 +56,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return taught(base / "run", detail="full")
 
 
-def test_every_life_has_its_decisions_epochs_and_end(run: Path) -> None:
-    lives = [(env, number) for number in range(ROUNDS) for env in range(ENVS)]
-    assert [(row.env, row.episode) for row in read_rows(run, EpisodeRow)] == lives
+def test_every_episode_has_its_decisions_epochs_and_end(run: Path) -> None:
+    episodes = [(env, number) for number in range(ITERATIONS) for env in range(ENVS)]
+    assert [(row.env, row.episode) for row in read_rows(run, EpisodeRow)] == episodes
     for kind, first in ((DecisionRow, 0), (EpochRow, 1)):
         found = [(row.env, row.episode, row.epoch) for row in read_rows(run, kind)]
-        assert found == [(*life, epoch) for life in lives for epoch in range(first, STEPS + first)]
+        assert found == [(*episode, epoch) for episode in episodes for epoch in range(first, STEPS + first)]
 
 
 def assert_paid_by_its_decisions(run: Path, episode: EpisodeRow) -> None:
-    """A life's return and each of its terms are the sums over its own decisions."""
+    """An episode's return and each of its terms are the sums over its own decisions."""
     own = "env = ? AND episode = ?"
     decisions = open_run(run).rows(DecisionRow, own, [episode.env, episode.episode])
     assert episode.total_reward == pytest.approx(sum(row.reward or 0.0 for row in decisions), abs=1e-5)
@@ -83,11 +83,11 @@ def test_a_return_is_what_its_decisions_were_paid_and_a_reward_is_the_sum_of_its
     for episode in episodes:
         assert_paid_by_its_decisions(run, episode)
     for update in read_rows(run, UpdateRow):
-        of_round = [row.total_reward for row in episodes if row.episode == update.round - 1]
-        assert update.mean_return == pytest.approx(np.mean(of_round), abs=1e-5)  # type: ignore[arg-type]
+        of_iteration = [row.total_reward for row in episodes if row.episode == update.iteration - 1]
+        assert update.mean_return == pytest.approx(np.mean(of_iteration), abs=1e-5)  # type: ignore[arg-type]
 
 
-def test_a_life_that_follows_a_breakdown_is_paid_for_its_own_decisions(
+def test_an_episode_that_follows_a_breakdown_is_paid_for_its_own_decisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = MorphEnv._train
@@ -98,12 +98,12 @@ def test_a_life_that_follows_a_breakdown_is_paid_for_its_own_decisions(
         return train(env)
 
     monkeypatch.setattr(MorphEnv, "_train", fragile)
-    run = taught(tmp_path / "run", rounds=1, siblings=1)
-    lives = [row for row in read_rows(run, EpisodeRow) if row.env == 1]
-    assert [row.episode for row in lives] == [0, RESTART]
-    for life in lives:
-        assert life.total_reward
-        assert_paid_by_its_decisions(run, life)
+    run = taught(tmp_path / "run", iterations=1, siblings=1)
+    episodes = [row for row in read_rows(run, EpisodeRow) if row.env == 1]
+    assert [row.episode for row in episodes] == [0, RESTART]
+    for episode in episodes:
+        assert episode.total_reward
+        assert_paid_by_its_decisions(run, episode)
 
 
 def test_what_was_chosen_has_the_probability_that_is_written_beside_it(run: Path) -> None:
@@ -117,7 +117,7 @@ def test_what_was_chosen_has_the_probability_that_is_written_beside_it(run: Path
     assert any(row.masked is not None and not all(row.masked) for row in rows)
 
 
-def test_siblings_live_the_same_life_but_for_their_decisions(run: Path) -> None:
+def test_siblings_live_the_same_episode_but_for_their_decisions(run: Path) -> None:
     twins = {(row.env, row.episode): row.twin_val_score for row in read_rows(run, EpisodeRow)}
     assert twins[0, 0] == twins[1, 0]
     assert twins[2, 0] == twins[3, 0]
@@ -131,19 +131,19 @@ def test_the_run_names_every_choice_of_every_head(run: Path) -> None:
     assert row.head_choices[Head.SLOT] == row.slots
     assert row.head_choices[Head.BLUEPRINT] == row.blueprints
     assert [len(names) for names in row.head_choices[Head.STYLE :]] == [4, 3, 3, 4, 5]
-    assert (row.rounds, row.envs, row.horizon) == (ROUNDS, ENVS, STEPS)
+    assert (row.iterations, row.envs, row.horizon) == (ITERATIONS, ENVS, STEPS)
 
 
 @pytest.mark.parametrize("detail", ["summary", "standard", "full"])
 def test_a_level_of_detail_writes_its_tables_and_no_others(detail: Detail, tmp_path: Path) -> None:
-    directory = taught(tmp_path / "run", detail=detail, rounds=1)
+    directory = taught(tmp_path / "run", detail=detail, iterations=1)
     written = {folder.name for folder in (directory / "telemetry").iterdir() if folder.is_dir()}
     assert written <= TABLES_OF_DETAIL[detail]
     assert TABLES_OF_DETAIL[detail] - written <= {"alert"}
     assert TABLES_OF_DETAIL["full"] == set(TABLES)
 
 
-def test_transitions_of_a_life_belong_to_its_environment(run: Path) -> None:
+def test_transitions_of_an_episode_belong_to_its_environment(run: Path) -> None:
     moves = read_rows(run, TransitionRow)
     assert {row.env for row in moves} <= set(range(ENVS))
     germinated = {(row.env, row.episode) for row in moves if row.cause == "policy"}

@@ -44,7 +44,7 @@ def test_a_loss_is_measured_in_blind_guesses_and_its_improvement_is_positive() -
     assert (after - before).tolist() == pytest.approx([1.0, 0.3 / 2.302585], abs=1e-6)
 
 
-def test_only_a_finished_life_is_worth_its_score() -> None:
+def test_only_a_finished_episode_is_worth_its_score() -> None:
     assert final_potential(np.array([80.0, 80.0]), np.array([True, False])).tolist() == [0.8, 0.0]
 
 

@@ -90,7 +90,7 @@ def value_seen_at_the_end(
 
 @pytest.mark.parametrize("terminates", [True, False])
 @pytest.mark.parametrize("critic", ["state_value", "op_value"])
-def test_a_horizon_that_only_cuts_off_is_valued_by_the_critic_with_the_memory_of_the_life(
+def test_a_horizon_that_only_cuts_off_is_valued_by_the_critic_with_the_memory_of_the_episode(
     terminates: bool, critic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path))

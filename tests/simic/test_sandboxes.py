@@ -40,7 +40,7 @@ def test_whoever_knows_the_secret_reaches_the_optimum_exactly(oracle: OracleClas
 
 
 @pytest.mark.parametrize("oracle", [Lifecycle, Scaffold])
-def test_noise_moves_single_lives_but_not_the_mean(oracle: OracleClass) -> None:
+def test_noise_moves_single_episodes_but_not_the_mean(oracle: OracleClass) -> None:
     # Rewards telescope, so a return carries one error of 2 points: 5 · 2/100 = 0.1.
     returns = follow(oracle(0, range(300)), SCRIPTS[oracle])
     assert returns.mean() == pytest.approx(oracle.optimum, abs=3 * 0.1 / 300**0.5)
@@ -49,7 +49,7 @@ def test_noise_moves_single_lives_but_not_the_mean(oracle: OracleClass) -> None:
 
 @pytest.mark.usefixtures("silence")
 @pytest.mark.parametrize("oracle", ORACLES)
-def test_no_random_life_beats_the_optimum(oracle: OracleClass) -> None:
+def test_no_random_episode_beats_the_optimum(oracle: OracleClass) -> None:
     env, streams = oracle(1, range(300)), ActionStreams(1, range(300))
     masks, returns = env.reset().masks, np.zeros(300)
     for _ in range(env.horizon):
@@ -72,7 +72,7 @@ def test_chance_is_far_below_the_optimum(oracle: OracleClass) -> None:
         (Scaffold, 1.4984),  # 5 · (0.30 − 0.00032)
     ],
 )
-def test_the_optimum_of_a_life_literally(oracle: OracleClass, optimum: float) -> None:
+def test_the_optimum_of_an_episode_literally(oracle: OracleClass, optimum: float) -> None:
     assert oracle.optimum == pytest.approx(optimum)
 
 
@@ -182,7 +182,7 @@ def test_distractors_pay_only_for_the_slot_that_is_shown() -> None:
     assert env.step(rows).reward.tolist() == [1.0, 0.0, 0.0]
 
 
-# --- lives -----------------------------------------------------------------------------------------
+# --- episodes -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("silence")
@@ -243,7 +243,7 @@ def test_a_building_needs_its_scaffold_while_it_incubates_and_not_after(
     assert follow(Scaffold(0, [0]), script) == pytest.approx([expected])
 
 
-def test_lives_go_through_the_real_stages() -> None:
+def test_episodes_go_through_the_real_stages() -> None:
     env = Lifecycle(0, [0])
     env.reset()
     seen = []

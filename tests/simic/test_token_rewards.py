@@ -13,7 +13,7 @@ from esper.leyline import Blueprint, Op
 from esper.leyline.slot_table import IntArray
 from esper.simic.rewards.families import FamilyName
 from tests.contracts.matrix import registered
-from tests.simic.lives import AT_ONCE, SCALE, Life, lived, state_worth
+from tests.simic.episodes import AT_ONCE, SCALE, Episode, lived, state_worth
 from tests.tolaria.building import WAIT, action, plant, token_task
 
 FAMILIES_OF_TOKENS: tuple[FamilyName, ...] = ("contribution", "loss")
@@ -42,12 +42,14 @@ class Deceptive(nn.Linear):
         return delta if self.training else -4.0 * delta
 
 
-def lived_on_tokens(family: FamilyName, script: Sequence[IntArray], monkeypatch: pytest.MonkeyPatch) -> Life:
+def lived_on_tokens(
+    family: FamilyName, script: Sequence[IntArray], monkeypatch: pytest.MonkeyPatch
+) -> Episode:
     """Eight epochs of two environments; ``script`` in the first, nothing in the other."""
     return lived(family, monkeypatch, script, token_task(rules=AT_ONCE, horizon=8))
 
 
-def lived_with_harm(family: FamilyName, monkeypatch: pytest.MonkeyPatch) -> Life:
+def lived_with_harm(family: FamilyName, monkeypatch: pytest.MonkeyPatch) -> Episode:
     """The seed that hurts takes part in the epochs 3, 4 and 5 and is pruned."""
     with registered("deceptive", Deceptive, "tokens"):
         blueprint = Blueprint(blueprint_named("deceptive", "tokens").index)
@@ -59,24 +61,24 @@ def lived_with_harm(family: FamilyName, monkeypatch: pytest.MonkeyPatch) -> Life
 def test_every_term_pays_its_own_change_at_every_step(
     family: FamilyName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    life = lived_on_tokens(family, BUSY, monkeypatch)
-    assert life.reports[0].refused == 0
-    worth = [state_worth(family, life, epoch) for epoch in range(len(life.facts))]
+    episode = lived_on_tokens(family, BUSY, monkeypatch)
+    assert episode.reports[0].refused == 0
+    worth = [state_worth(family, episode, epoch) for epoch in range(len(episode.facts))]
     for name in worth[0]:
         expected = SCALE * np.diff([now[name] for now in worth], axis=0) / 100
-        assert life.terms[name] == pytest.approx(expected, abs=1e-9), name
-        assert (life.terms[name] != 0.0).any(), f"{name} has something to say"
-    assert np.isfinite(life.rewards).all()
-    assert sum(life.terms.values()) == pytest.approx(life.rewards, abs=1e-12)
-    assert np.abs(life.rewards).max() < SCALE, "no step is worth more than all there is to win"
+        assert episode.terms[name] == pytest.approx(expected, abs=1e-9), name
+        assert (episode.terms[name] != 0.0).any(), f"{name} has something to say"
+    assert np.isfinite(episode.rewards).all()
+    assert sum(episode.terms.values()) == pytest.approx(episode.rewards, abs=1e-12)
+    assert np.abs(episode.rewards).max() < SCALE, "no step is worth more than all there is to win"
 
 
 def test_a_seed_that_helps_is_paid_what_it_contributes(monkeypatch: pytest.MonkeyPatch) -> None:
-    life = lived_on_tokens("contribution", HELPFUL, monkeypatch)
-    contributed = np.nansum(life.tables[-1].contribution[0])
-    assert life.terms["contribution"][:, 0].sum() == pytest.approx(SCALE * contributed / 100)
+    episode = lived_on_tokens("contribution", HELPFUL, monkeypatch)
+    contributed = np.nansum(episode.tables[-1].contribution[0])
+    assert episode.terms["contribution"][:, 0].sum() == pytest.approx(SCALE * contributed / 100)
     assert contributed > 20.0
-    assert (life.terms["contribution"][:, 1] == 0.0).all(), "a life without seeds is paid nothing"
+    assert (episode.terms["contribution"][:, 1] == 0.0).all(), "an episode without seeds is paid nothing"
 
 
 def test_a_seed_that_helps_lowers_the_loss_further(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,14 +91,14 @@ def test_a_seed_that_helps_lowers_the_loss_further(monkeypatch: pytest.MonkeyPat
 def test_a_seed_that_hurts_is_charged_and_its_removal_gives_exactly_that_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    life = lived_with_harm("contribution", monkeypatch)
-    harm = [table.contribution[0, 0] for table in life.tables[3:6]]
+    episode = lived_with_harm("contribution", monkeypatch)
+    harm = [table.contribution[0, 0] for table in episode.tables[3:6]]
     assert max(harm) < -5.0
-    paid = life.terms["contribution"][:, 0]
+    paid = episode.terms["contribution"][:, 0]
     assert paid[2:5].sum() == pytest.approx(SCALE * harm[-1] / 100)
     assert paid[5] == pytest.approx(-SCALE * harm[-1] / 100)
-    assert life.terms["churn"][:, 0].tolist() == pytest.approx([0, 0, 0, 0, 0, -0.01 * SCALE, 0, 0])
-    assert life.terms["rollback"].sum() == 0.0, "nobody but the decision maker removed it"
+    assert episode.terms["churn"][:, 0].tolist() == pytest.approx([0, 0, 0, 0, 0, -0.01 * SCALE, 0, 0])
+    assert episode.terms["rollback"].sum() == 0.0, "nobody but the decision maker removed it"
 
 
 def test_a_seed_that_hurts_costs_loss_and_its_removal_wins_it_back(monkeypatch: pytest.MonkeyPatch) -> None:

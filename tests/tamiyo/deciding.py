@@ -1,4 +1,4 @@
-"""One decision of a fresh heuristic, and a small life for what it remembers."""
+"""One decision of a fresh heuristic, and a small episode for what it remembers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def held(contribution: float, error: float = 1.0, **columns: Any) -> SlotTable:
     return table
 
 
-class Life:
+class Episode:
     """Eight slots in which what the controller plants comes about; a norm sits in slot 0."""
 
     def __init__(self, **settings: Any) -> None:

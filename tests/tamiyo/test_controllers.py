@@ -12,7 +12,7 @@ from esper.leyline import (
     OP_PRUNE,
     OP_SET_ALPHA_TARGET,
     OP_WAIT,
-    DecisionMaker,
+    Controller,
     EpochFacts,
     EsperError,
     Head,
@@ -162,7 +162,7 @@ def test_periodic_moves_seeds_on_where_nothing_else_does() -> None:
     assert controller.decide(facts_of(1), table)[0, :2].tolist() == [OP_ADVANCE, 1]
 
 
-def everyone(num_slots: int, num_envs: int, **rules: object) -> list[DecisionMaker]:
+def everyone(num_slots: int, num_envs: int, **rules: object) -> list[Controller]:
     space = space_of(num_slots, **rules)
     eager = HeuristicSettings(patience=0, judge_epochs=0, stuck_epochs=1, rotate=True)
     return [
@@ -177,7 +177,7 @@ def everyone(num_slots: int, num_envs: int, **rules: object) -> list[DecisionMak
 
 def test_all_are_decision_makers_and_are_recorded_by_name() -> None:
     makers = everyone(3, 1)
-    assert all(isinstance(maker, DecisionMaker) for maker in makers)
+    assert all(isinstance(maker, Controller) for maker in makers)
     assert [maker.name for maker in makers] == ["off", "random", *["periodic"] * 2, *["heuristic"] * 2]
 
 

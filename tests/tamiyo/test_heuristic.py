@@ -15,7 +15,7 @@ from esper.leyline import (
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.heuristic import judge
 from tests.leyline.building import env_facts, facts_of, put, space_of
-from tests.tamiyo.deciding import HELD, Life, decide, held
+from tests.tamiyo.deciding import HELD, Episode, decide, held
 
 
 def test_what_contributes_for_sure_is_fossilized() -> None:
@@ -91,52 +91,52 @@ def test_without_auto_forward_the_heuristic_moves_seeds_on() -> None:
 
 
 def test_penalties_add_up() -> None:
-    life = Life(penalty_steps=2)
-    put(life.table, 1, Stage.TRAINING, blueprint=3)
-    life.plant(0)
-    life.lose(0)
-    life.lose(1)
-    assert [life.plant(epoch) for epoch in range(1, 6)] == [7, 7, 7, 7, 3]
+    episode = Episode(penalty_steps=2)
+    put(episode.table, 1, Stage.TRAINING, blueprint=3)
+    episode.plant(0)
+    episode.lose(0)
+    episode.lose(1)
+    assert [episode.plant(epoch) for epoch in range(1, 6)] == [7, 7, 7, 7, 3]
 
 
 def test_a_seed_on_its_way_out_counts_once() -> None:
-    life = Life(penalty_steps=2)
-    put(life.table, 0, Stage.BLENDING, alpha=1.0, ramp_epochs=3)
-    life.plant(0)
-    life.table.leaving[0, 0] = True
-    assert life.plant(1) == 7
-    life.lose(0)
-    assert [life.plant(2), life.plant(3)] == [7, 3]
+    episode = Episode(penalty_steps=2)
+    put(episode.table, 0, Stage.BLENDING, alpha=1.0, ramp_epochs=3)
+    episode.plant(0)
+    episode.table.leaving[0, 0] = True
+    assert episode.plant(1) == 7
+    episode.lose(0)
+    assert [episode.plant(2), episode.plant(3)] == [7, 3]
 
 
 def test_a_germination_that_does_not_come_about_is_not_tried_for_ever() -> None:
-    life = Life()
-    before = life.table.copy()
-    assert life.plant(0) == 3
-    life.table.assign(before)
-    assert life.plant(1) == 7
+    episode = Episode()
+    before = episode.table.copy()
+    assert episode.plant(0) == 3
+    episode.table.assign(before)
+    assert episode.plant(1) == 7
 
 
 def test_a_fossil_is_no_loss() -> None:
-    life = Life()
-    life.plant(0)
-    life.table.stage[0, 0] = Stage.FOSSILIZED
-    assert life.plant(1) == 3
+    episode = Episode()
+    episode.plant(0)
+    episode.table.stage[0, 0] = Stage.FOSSILIZED
+    assert episode.plant(1) == 3
 
 
 @pytest.mark.parametrize("restart", ["reset", "epoch 0"])
 @pytest.mark.parametrize("remembered", ["a loss", "a turn", "a seed"])
-def test_a_new_life_remembers_nothing(restart: str, remembered: str) -> None:
-    life = Life(rotate=remembered == "a turn")
-    life.plant(0)
+def test_a_new_episode_remembers_nothing(restart: str, remembered: str) -> None:
+    episode = Episode(rotate=remembered == "a turn")
+    episode.plant(0)
     if remembered == "a loss":
-        life.lose(0)
-        life.plant(1)
+        episode.lose(0)
+        episode.plant(1)
     if restart == "reset":
-        life.controller.reset(1)
+        episode.controller.reset(1)
     for slot in range(8):
-        life.table.clear(0, slot)
-    assert life.plant(0 if restart == "epoch 0" else 1) == 3, "the first of the rotation"
+        episode.table.clear(0, slot)
+    assert episode.plant(0 if restart == "epoch 0" else 1) == 3, "the first of the rotation"
 
 
 def test_reset_forgets_the_plateau() -> None:
@@ -167,5 +167,5 @@ def test_environments_do_not_mix() -> None:
     assert first[:, Head.OP].tolist() == [OP_WAIT, OP_FOSSILIZE]
     table.clear(0, 0)
     table.clear(1, 0)
-    facts = EpochFacts.stack([env_facts(1), env_facts(0)])  # the second began a new life
+    facts = EpochFacts.stack([env_facts(1), env_facts(0)])  # the second began a new episode
     assert controller.decide(facts, table)[:, Head.BLUEPRINT].tolist() == [7, 3]

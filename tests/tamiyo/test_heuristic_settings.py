@@ -21,7 +21,7 @@ from esper.leyline import (
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.heuristic_settings import default_rotation
 from tests.leyline.building import TRANSFORMER, facts_of, put, space_of
-from tests.tamiyo.deciding import Life, decide, held
+from tests.tamiyo.deciding import Episode, decide, held
 
 
 def test_setting_patience() -> None:
@@ -58,7 +58,7 @@ def test_a_users_blueprint_does_not_change_the_order_of_the_others() -> None:
 
 
 def test_setting_rotate() -> None:
-    stay, turn = Life(), Life(rotate=True)
+    stay, turn = Episode(), Episode(rotate=True)
     assert [stay.plant(epoch) for epoch in range(3)] == [3, 3, 3]
     assert turn.plant(0) == 3
     turn.table.enabled[...] = False  # a step that plants nothing is no turn
@@ -69,10 +69,10 @@ def test_setting_rotate() -> None:
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, [3, 3, 3, 3]), (2, [7, 7, 3, 3]), (3, [7, 7, 7, 3])])
 def test_setting_penalty_steps(steps: int, expected: list[int]) -> None:
-    life = Life(penalty_steps=steps)
-    life.plant(0)
-    life.lose(0)
-    assert [life.plant(epoch) for epoch in range(1, 5)] == expected
+    episode = Episode(penalty_steps=steps)
+    episode.plant(0)
+    episode.lose(0)
+    assert [episode.plant(epoch) for epoch in range(1, 5)] == expected
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def noisy_task(**changes: Any) -> TaskSpec:
 
 
 def started(task: TaskSpec | None = None, **arguments: Any) -> tuple[MorphEnv, ListSink]:
-    """An environment at the beginning of its first life, and what it emits."""
+    """An environment at the beginning of its first episode, and what it emits."""
     sink = ListSink()
     env = MorphEnv(task or tiny_task(), **{"rng_seed": 0, "sink": sink, **arguments})
     env.reset()
@@ -235,7 +235,7 @@ def wrapped_model() -> MorphogeneticModel:
 
 
 def set_stage(model: MorphogeneticModel, slot: int, stage: Stage, alpha: float = 1.0) -> None:
-    """Put a seed where a whole life would have brought it; alpha counts where it is blended."""
+    """Put a seed where a whole episode would have brought it; alpha counts where it is blended."""
     table = model.table
     table.stage[0, slot] = stage
     table.ramp_elapsed[0, slot] = table.ramp_epochs[0, slot]

@@ -49,7 +49,7 @@ def test_a_gate_refuses_by_name() -> None:
     assert stages_of(env) == [Stage.DORMANT] * 3
 
 
-def test_a_blueprint_that_a_slot_is_too_narrow_for_is_refused_and_the_life_goes_on() -> None:
+def test_a_blueprint_that_a_slot_is_too_narrow_for_is_refused_and_the_episode_goes_on() -> None:
     # Slots of the tiny host are 2, 4 and 4 wide.
     light = blueprint_named("conv_light", "feature_map").build
     with registered("fours", light, multiple_of=4):
@@ -87,4 +87,4 @@ def test_a_disabled_slot_never_germinates() -> None:
     assert [row.refused_by for row in sink.of(DecisionRow)] == ["legality"] * 3 + [None]
     assert stages_of(env) == [Stage.DORMANT, Stage.TRAINING, Stage.DORMANT]
     env.reset(1)
-    assert env.table.enabled.tolist() == [[False, True, True]], "the next life keeps it disabled"
+    assert env.table.enabled.tolist() == [[False, True, True]], "the next episode keeps it disabled"

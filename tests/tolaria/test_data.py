@@ -102,7 +102,7 @@ def test_the_test_part_is_locked_until_the_commit_and_read_once() -> None:
         guarded.read()
     guarded.unlock()
     assert guarded.read() is samples
-    with pytest.raises(EsperError, match="the test split was read twice in one life"):
+    with pytest.raises(EsperError, match="the test split was read twice in one episode"):
         guarded.read()
 
 

@@ -53,7 +53,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_life_draws_its_own_images_at_half_the_resolution(data: Path, packed: bool) -> None:
+def test_an_episode_draws_its_own_images_at_half_the_resolution(data: Path, packed: bool) -> None:
     write_fashion(data / "fashion-mnist", packed=packed)
     splits = FASHION14_IMPAIRED.load(generator())
     splits.test.unlock()

@@ -189,9 +189,9 @@ def test_a_validation_of_many_seeds_by_sampled_orders_is_booked_as_it_is_counted
     assert meter.ledger.total == counted.get_total_flops()
 
 
-def test_a_life_is_booked_as_it_is_counted_while_it_runs() -> None:
+def test_an_episode_is_booked_as_it_is_counted_while_it_runs() -> None:
     env, _ = started(tiny_task(horizon=9))
-    # Germination runs the new seed once more to count it, which is no part of the life.
+    # Germination runs the new seed once more to count it, which is no part of the episode.
     for step in (plant(0, HEAVY), plant(2, DEPTHWISE)):
         env.step(step)
     before = env.meter.ledger.total

@@ -9,7 +9,7 @@ import torch
 
 from esper.leyline.errors import HostError, SlotError
 from esper.tolaria.env import MorphEnv
-from esper.tolaria.seeding import LifeStreams
+from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks import TASKS
 from esper.tolaria.tasks.spec import InstanceDistribution
 from tests.tolaria.building import tiny_task
@@ -58,7 +58,7 @@ def test_a_preset_that_varies_gives_many(name: str) -> None:
         assert len({getattr(instance, field) for instance in drawn}) > 1, field
 
 
-def test_a_life_is_that_of_its_instance() -> None:
+def test_an_episode_is_that_of_its_instance() -> None:
     env = MorphEnv(replace(tiny_task(), instances=VARIED), rng_seed=0)
     seen = set()
     for episode in range(12):
@@ -80,7 +80,7 @@ def test_a_life_is_that_of_its_instance() -> None:
 def test_slots_that_neither_side_enables_get_a_sentence() -> None:
     task = replace(tiny_task(), instances=replace(VARIED, widths=((2, 4, 4),)))
     env = MorphEnv(task, rng_seed=0, enabled=(True, False, False))
-    drawn = [task.instances.draw(LifeStreams(0, 0, e).generator("instance")).enabled[0] for e in range(20)]
+    drawn = [task.instances.draw(EpisodeStreams(0, 0, e).generator("instance")).enabled[0] for e in range(20)]
     env.reset(drawn.index(True))
     with pytest.raises(SlotError, match="enables none of the slots that were asked for; ask for all slots"):
         env.reset(drawn.index(False))

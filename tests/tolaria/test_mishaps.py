@@ -1,6 +1,6 @@
-"""Lives on the real digits that go wrong are noticed within three epochs, and healthy ones left alone.
+"""Episodes on the real digits that go wrong are noticed within three epochs, and healthy ones left alone.
 
-The same for every task, with more lives: experiments/011-governor.
+The same for every task, with more episodes: experiments/011-governor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def forgetful(env: MorphEnv) -> None:
 
 @pytest.mark.parametrize("rng_seed", [0, 1])
 @pytest.mark.parametrize(("mishap", "kinds"), [(fast, {"divergence", "collapse"}), (forgetful, {"collapse"})])
-def test_a_life_that_goes_wrong_is_noticed_in_time(
+def test_an_episode_that_goes_wrong_is_noticed_in_time(
     mishap: Callable[[MorphEnv], None], kinds: set[str], rng_seed: int
 ) -> None:
     env, sink = started(task_named("digits"), rng_seed=rng_seed)
@@ -50,7 +50,7 @@ def test_a_life_that_goes_wrong_is_noticed_in_time(
 
 
 @pytest.mark.parametrize("task", ["digits", "digits_impaired"])
-def test_a_healthy_life_is_left_alone(task: str) -> None:
+def test_a_healthy_episode_is_left_alone(task: str) -> None:
     env, sink = started(task_named(task))
     report = run(env, PLAN).finish()
     assert sink.of(AlertRow) == []

@@ -1,4 +1,4 @@
-"""Random lives: whatever is chosen, the lifecycle, the counters and the model keep their promises."""
+"""Random episodes: whatever is chosen, the lifecycle, the counters and the model keep their promises."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def random_legal(rng: np.random.Generator, env: MorphEnv) -> IntArray:
     return action
 
 
-class WatchedLife:
+class WatchedEpisode:
     """One environment; every step is compared with the table as it was before."""
 
     def __init__(self, num_slots: int, rules: LifecycleRules, rng_seed: int) -> None:
@@ -183,49 +183,49 @@ class WatchedLife:
             assert not table.live.any()
 
 
-def random_life(num_slots: int, rules_name: str, name: str, legal_share: float) -> WatchedLife:
+def random_episode(num_slots: int, rules_name: str, name: str, legal_share: float) -> WatchedEpisode:
     rng = np.random.default_rng(derive_seed(0, name, num_slots, rules_name))
-    life = WatchedLife(num_slots, RULES[rules_name], rng_seed=int(rng.integers(1000)))
-    while not life.env.ended:
+    episode = WatchedEpisode(num_slots, RULES[rules_name], rng_seed=int(rng.integers(1000)))
+    while not episode.env.ended:
         biased = rng.random() < legal_share
-        life.step(random_legal(rng, life.env) if biased else random_indices(rng, num_slots))
-    return life
+        episode.step(random_legal(rng, episode.env) if biased else random_indices(rng, num_slots))
+    return episode
 
 
 @pytest.mark.parametrize("rules_name", RULES)
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 4, 5, 8])
-def test_a_life_of_mostly_legal_actions_keeps_every_promise(num_slots: int, rules_name: str) -> None:
-    life = random_life(num_slots, rules_name, "biased", legal_share=0.8)
-    assert sum(life.succeeded.values()) + sum(life.refused.values()) == HORIZON
+def test_an_episode_of_mostly_legal_actions_keeps_every_promise(num_slots: int, rules_name: str) -> None:
+    episode = random_episode(num_slots, rules_name, "biased", legal_share=0.8)
+    assert sum(episode.succeeded.values()) + sum(episode.refused.values()) == HORIZON
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 4, 5, 8])
-def test_a_life_of_arbitrary_indices_keeps_every_promise(num_slots: int) -> None:
-    life = random_life(num_slots, "no incubation, no embargo", "arbitrary", legal_share=0.0)
-    assert life.refused["legality"] > 0
+def test_an_episode_of_arbitrary_indices_keeps_every_promise(num_slots: int) -> None:
+    episode = random_episode(num_slots, "no incubation, no embargo", "arbitrary", legal_share=0.0)
+    assert episode.refused["legality"] > 0
 
 
-def test_random_lives_try_every_op_and_meet_every_gate() -> None:
+def test_random_episodes_try_every_op_and_meet_every_gate() -> None:
     succeeded: Counter[int] = Counter()
     refused: Counter[str] = Counter()
     for name in ("first", "second"):
         for rules_name in ("moved by hand", "strict", "short watch"):
-            life = random_life(4, rules_name, name, legal_share=0.9)
-            succeeded += life.succeeded
-            refused += life.refused
+            episode = random_episode(4, rules_name, name, legal_share=0.9)
+            succeeded += episode.succeeded
+            refused += episode.refused
     assert set(succeeded) == set(range(NUM_OPS))
     assert set(refused) >= {"legality", "G0", "G2", "G3", "G5"}
 
 
 def test_the_watch_itself_notices_a_counter_that_ticks_twice() -> None:
-    life = WatchedLife(2, SMALL_RULES, rng_seed=0)
-    life.step(plant(0))
-    before = life.env.before_batch
+    episode = WatchedEpisode(2, SMALL_RULES, rng_seed=0)
+    episode.step(plant(0))
+    before = episode.env.before_batch
 
     def tick_again(number: int) -> None:
         before(number)
-        life.env.table.age[0, 0] += 1
+        episode.env.table.age[0, 0] += 1
 
-    life.env.before_batch = tick_again  # type: ignore[method-assign]
+    episode.env.before_batch = tick_again  # type: ignore[method-assign]
     with pytest.raises(AssertionError):
-        life.step(WAIT)
+        episode.step(WAIT)

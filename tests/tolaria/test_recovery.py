@@ -1,4 +1,4 @@
-"""A life that goes wrong: the guilty seed goes, or the last good state comes back."""
+"""An episode that goes wrong: the guilty seed goes, or the last good state comes back."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_broken_fossil_means_a_rollback() -> None:
     assert env.model.is_finite(1)
 
 
-def test_the_third_rollback_ends_the_life_with_the_last_good_network() -> None:
+def test_the_third_rollback_ends_the_episode_with_the_last_good_network() -> None:
     env, sink = started(tiny_task(horizon=12))
     for number in (1, 2, 3):
         assert not env.ended
@@ -124,11 +124,11 @@ def test_the_third_rollback_ends_the_life_with_the_last_good_network() -> None:
     [episode] = sink.of(EpisodeRow)
     assert (episode.ended_by, episode.rollbacks, episode.epoch) == ("governor", 3, 3)
     assert math.isfinite(report.test_score)
-    with pytest.raises(RuntimeError, match="life has ended"):
+    with pytest.raises(RuntimeError, match="episode has ended"):
         env.step(WAIT)
 
 
-def test_a_healthy_life_ends_by_its_horizon() -> None:
+def test_a_healthy_episode_ends_by_its_horizon() -> None:
     env, sink = started(tiny_task(horizon=3))
     run(env, {})
     assert not env.finish().cut_short

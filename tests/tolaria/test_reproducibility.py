@@ -1,4 +1,4 @@
-"""The same names give the same life, bit for bit, and no life reaches into another."""
+"""The same names give the same episode, bit for bit, and no episode reaches into another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from esper.leyline import EpochFacts, Row
-from esper.leyline.events import LifeRow
+from esper.leyline.events import EnvRow
 from esper.tolaria import snapshot
 from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector
@@ -26,21 +26,21 @@ def timeless(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def rows_of_env(sink: ListSink, env: int) -> list[dict[str, Any]]:
-    return timeless([row for row in sink.rows if isinstance(row, LifeRow) and row.env == env])
+    return timeless([row for row in sink.rows if isinstance(row, EnvRow) and row.env == env])
 
 
 @pytest.mark.parametrize("make_task", [tiny_task, noisy_task])
 def test_the_same_rng_seed_gives_the_same_run_bit_for_bit(make_task: Callable[..., TaskSpec]) -> None:
-    lives = []
+    episodes = []
     for _ in range(2):
         env, sink = started(make_task(horizon=12))
         facts = [bits(asdict(env.step(PLAN.get(epoch, WAIT)))) for epoch in range(12)]
         torch.rand(7)  # whatever others draw from the global generator in between
-        lives.append((facts, bits(snapshot.take(env)), bits(asdict(env.finish())), timeless(sink.rows)))
-    assert lives[0] == lives[1]
+        episodes.append((facts, bits(snapshot.take(env)), bits(asdict(env.finish())), timeless(sink.rows)))
+    assert episodes[0] == episodes[1]
 
 
-def test_a_life_draws_nothing_from_the_global_generator() -> None:
+def test_an_episode_draws_nothing_from_the_global_generator() -> None:
     before = torch.get_rng_state()
     env, _ = started(noisy_task(horizon=8))
     run(env, PLAN).finish()
@@ -48,13 +48,13 @@ def test_a_life_draws_nothing_from_the_global_generator() -> None:
 
 
 @pytest.mark.parametrize("change", [{"rng_seed": 1}, {"env": 1}])
-def test_another_rng_seed_or_environment_is_another_life(change: dict[str, int]) -> None:
+def test_another_rng_seed_or_environment_is_another_episode(change: dict[str, int]) -> None:
     env, _ = started()
     other, _ = started(**change)
     assert host_bits(env) != host_bits(other)
 
 
-def test_another_episode_is_another_life_and_a_repeated_one_the_same() -> None:
+def test_another_episode_is_another_episode_and_a_repeated_one_the_same() -> None:
     env, _ = started()
     first = host_bits(run(env, PLAN, until=5))
     env.reset(1)
@@ -79,7 +79,7 @@ def facts_of_row(history: list[EpochFacts], row: int) -> Any:
     return bits([{name: values[row] for name, values in asdict(facts).items()} for facts in history])
 
 
-def life_of(vector: SerialVector, sink: ListSink, history: list[EpochFacts], env: int) -> Any:
+def episode_of(vector: SerialVector, sink: ListSink, history: list[EpochFacts], env: int) -> Any:
     row = [e.env for e in vector.envs].index(env)
     return bits(snapshot.take(vector.envs[row])), facts_of_row(history, row), rows_of_env(sink, env)
 
@@ -87,11 +87,11 @@ def life_of(vector: SerialVector, sink: ListSink, history: list[EpochFacts], env
 def test_the_growth_of_one_environment_changes_nothing_in_another() -> None:
     bare = run_vector(range(5), growing=[])
     grown = run_vector(range(5), growing=[3])
-    assert life_of(*bare, env=4) == life_of(*grown, env=4)
-    assert life_of(*bare, env=3) != life_of(*grown, env=3)
+    assert episode_of(*bare, env=4) == episode_of(*grown, env=4)
+    assert episode_of(*bare, env=3) != episode_of(*grown, env=3)
 
 
 def test_the_number_of_environments_changes_nothing_in_any_of_them() -> None:
     among_five = run_vector(range(5), growing=[1, 2, 4])
     alone = run_vector([2], growing=[2])
-    assert life_of(*among_five, env=2) == life_of(*alone, env=2)
+    assert episode_of(*among_five, env=2) == episode_of(*alone, env=2)

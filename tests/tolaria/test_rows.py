@@ -1,4 +1,4 @@
-"""The rows that a life emits."""
+"""The rows that an episode emits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from esper.leyline import NUM_OPS, Stage, is_legal_move
 from esper.leyline.events import (
     CounterfactualRow,
     DecisionRow,
+    EnvRow,
     EpisodeRow,
     EpochRow,
-    LifeRow,
     SeedRow,
     TransitionRow,
 )
@@ -21,7 +21,7 @@ def test_every_row_is_emitted_and_every_value_is_within_its_range() -> None:
     report = env.finish()
     kinds = {type(row) for row in sink.rows}
     assert kinds == {EpochRow, SeedRow, TransitionRow, DecisionRow, CounterfactualRow, EpisodeRow}
-    assert all(0 <= row.epoch <= 12 and (row.env, row.episode) == (0, 0) for row in sink.of(LifeRow))
+    assert all(0 <= row.epoch <= 12 and (row.env, row.episode) == (0, 0) for row in sink.of(EnvRow))
 
     epochs = sink.of(EpochRow)
     assert [row.epoch for row in epochs] == list(range(1, 13))

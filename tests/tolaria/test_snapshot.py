@@ -75,7 +75,7 @@ def test_a_snapshot_can_be_restored_more_than_once() -> None:
     )
 
 
-@pytest.mark.parametrize("begun", [False, True], ids=["never reset", "in another life"])
+@pytest.mark.parametrize("begun", [False, True], ids=["never reset", "in another episode"])
 def test_a_new_environment_continues_where_the_old_one_was(begun: bool) -> None:
     env = mid_blend()
     kept = through_a_file(snapshot.take(env))
@@ -88,7 +88,7 @@ def test_a_new_environment_continues_where_the_old_one_was(begun: bool) -> None:
     assert five_more(other) == first
 
 
-def test_the_rest_of_a_life_is_the_same_up_to_the_test_score() -> None:
+def test_the_rest_of_an_episode_is_the_same_up_to_the_test_score() -> None:
     env = mid_blend(tiny_task(horizon=11))
     kept = snapshot.take(env)
     first = bits(asdict(run(env, {}).finish()))

@@ -1,4 +1,4 @@
-"""One step of a life: what happens in which order, and on which clock."""
+"""One step of an episode: what happens in which order, and on which clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from esper.tolaria.env import MorphEnv
 from tests.tolaria.building import SMALL_RULES, WAIT, action, plant, run, stages_of, started, tiny_task
 
 
-def test_a_seed_s_life_epoch_by_epoch() -> None:
+def test_a_seed_s_episode_epoch_by_epoch() -> None:
     env, _ = started(tiny_task(horizon=12))
     lines = []
     for epoch in range(7):
@@ -94,7 +94,7 @@ def test_reset_validates_the_untrained_host_and_knows_nothing_of_training() -> N
 def test_a_step_after_the_horizon_is_refused() -> None:
     env, _ = started(tiny_task(horizon=2))
     run(env, {})
-    with pytest.raises(RuntimeError, match=r"this life has ended; call reset\(\)"):
+    with pytest.raises(RuntimeError, match=r"this episode has ended; call reset\(\)"):
         env.step(WAIT)
 
 
@@ -118,7 +118,7 @@ def test_a_seed_s_rate_follows_its_own_clock_while_it_incubates(incubation: str)
     rules = LifecycleRules(min_training_epochs=9, incubation=incubation)  # type: ignore[arg-type]
     env, _ = started(tiny_task(horizon=8, batches_per_epoch=2, rules=rules))
     run(env, {4: plant(0)}, until=6)
-    # Second minibatch of the sixth epoch: (5.5 − 4) / (8 − 4) of the seed's life.
+    # Second minibatch of the sixth epoch: (5.5 − 4) / (8 − 4) of the seed's episode.
     rate = 0.05 * 0.5 * (1.0 + math.cos(math.pi * 1.5 / 4.0))
     assert env.model.slot(0).optimiser.param_groups[0]["lr"] == pytest.approx(rate)  # type: ignore[union-attr]
 

@@ -2,7 +2,7 @@ import numpy as np
 
 from esper.leyline import Stage
 from esper.tolaria.episode import run_episode
-from esper.tolaria.twin import live_without_growth
+from esper.tolaria.twin import run_without_growth
 from esper.tolaria.vector import SerialVector
 from tests.tolaria.building import WAIT, host_bits, plant, run, started, tiny_task
 
@@ -25,16 +25,16 @@ class Waiting:
         return np.tile(WAIT, (table.num_envs, 1))
 
 
-def test_the_twin_is_the_life_in_which_nobody_acts() -> None:
+def test_the_twin_is_the_episode_in_which_nobody_acts() -> None:
     vector = SerialVector(TASK, rng_seed=4, env_indices=[0, 3])
-    decider = Waiting()
-    reports = run_episode(vector, decider, episode=2)
-    assert decider.asked == [[epoch, epoch] for epoch in range(6)], "asked once before each epoch"
+    controller = Waiting()
+    reports = run_episode(vector, controller, episode=2)
+    assert controller.asked == [[epoch, epoch] for epoch in range(6)], "asked once before each epoch"
     for env, report in zip((0, 3), reports, strict=True):
-        assert live_without_growth(TASK, rng_seed=4, env=env, episode=2) == report
+        assert run_without_growth(TASK, rng_seed=4, env=env, episode=2) == report
 
 
-def test_the_twin_shares_host_and_data_with_a_life_that_grows() -> None:
+def test_the_twin_shares_host_and_data_with_an_episode_that_grows() -> None:
     grown, _ = started(TASK)
     idle, _ = started(TASK)
     # Two epochs of incubation do not touch the host; what follows does.
@@ -42,13 +42,13 @@ def test_the_twin_shares_host_and_data_with_a_life_that_grows() -> None:
         assert (host_bits(grown) == host_bits(idle)) == shared
         run(grown, {0: plant(1)}, until=epoch + 1)
         run(idle, {}, until=epoch + 1)
-    twin = live_without_growth(TASK, rng_seed=0)
+    twin = run_without_growth(TASK, rng_seed=0)
     assert twin.val_scores[0] == grown.val_scores[0], "the same untrained host on the same validation part"
     assert list(twin.val_scores[:4]) == idle.val_scores[:4]
 
 
 def test_the_twin_spends_nothing_on_seeds() -> None:
-    flops = live_without_growth(TASK, rng_seed=0).flops
+    flops = run_without_growth(TASK, rng_seed=0).flops
     assert [name for name, spent in flops.items() if spent] == ["forward", "backward", "validation"]
 
 

@@ -1,6 +1,6 @@
 """The growth of one host in words: a sentence per seed, and per decision or intervention beside that.
 
-A pure function of the rows of one life, for report, page and terminal alike. A seed's whole story
+A pure function of the rows of one episode, for report, page and terminal alike. A seed's whole story
 stands where it germinates; what is unknown reads "–".
 """
 
@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 from esper.karn import notation
-from esper.karn.lives import SeedLife, seed_lives
+from esper.karn.episodes import SeedHistory, seed_histories
 from esper.leyline.events import (
     AlertRow,
     DecisionRow,
+    EnvRow,
     EpisodeRow,
-    LifeRow,
     Row,
     RunRow,
     SeedRow,
@@ -55,13 +55,13 @@ class Note(NamedTuple):
 
 
 def diary(run: RunRow, rows: Iterable[Row]) -> list[Note]:
-    """What happened in one life, in order; ``rows`` are those of this life, of any tables."""
+    """What happened in one episode, in order; ``rows`` are those of this episode, of any tables."""
     kept = list(rows)
-    last = max((row for row in kept if isinstance(row, LifeRow)), key=_lateness, default=None)
+    last = max((row for row in kept if isinstance(row, EnvRow)), key=_lateness, default=None)
     if last is None:
         return []
     decisions = _of(kept, DecisionRow)
-    seeds = seed_lives(run, last, _of(kept, SeedRow), _of(kept, TransitionRow))
+    seeds = seed_histories(run, last, _of(kept, SeedRow), _of(kept, TransitionRow))
     told = {id(row) for seed in seeds for row in _decisions_of(seed, decisions, run)}
     notes = [_seed_note(seed, decisions, run) for seed in seeds]
     notes += [
@@ -78,11 +78,11 @@ def _of(rows: Sequence[Row], kind: type[R]) -> list[R]:
     return [row for row in rows if isinstance(row, kind)]
 
 
-def _lateness(row: LifeRow) -> tuple[int, bool]:
+def _lateness(row: EnvRow) -> tuple[int, bool]:
     return row.epoch, isinstance(row, EpisodeRow)
 
 
-def _decisions_of(seed: SeedLife, decisions: Sequence[DecisionRow], run: RunRow) -> list[DecisionRow]:
+def _decisions_of(seed: SeedHistory, decisions: Sequence[DecisionRow], run: RunRow) -> list[DecisionRow]:
     """Those that its own sentence tells: its germination, and the end that was decided for it."""
     told = [(seed.germinated_at, Op.GERMINATE)]
     if seed.fate in _FATES and seed.cause == "policy":
@@ -96,12 +96,14 @@ def _decisions_of(seed: SeedLife, decisions: Sequence[DecisionRow], run: RunRow)
     ]
 
 
-def _seed_note(seed: SeedLife, decisions: Sequence[DecisionRow], run: RunRow) -> Note:
-    thoughts = {row.action[Head.OP]: thought(row, run) for row in _decisions_of(seed, decisions, run)}
+def _seed_note(seed: SeedHistory, decisions: Sequence[DecisionRow], run: RunRow) -> Note:
+    policy_outputs = {
+        row.action[Head.OP]: policy_output(row, run) for row in _decisions_of(seed, decisions, run)
+    }
     contribution = notation.gain_with_error(seed.contribution, seed.contribution_error)
     unit = "" if seed.contribution is None else " points"
     text = (
-        f"{seed.blueprint} germinated in {seed.slot}{thoughts.get(Op.GERMINATE, '')};"
+        f"{seed.blueprint} germinated in {seed.slot}{policy_outputs.get(Op.GERMINATE, '')};"
         f" contribution {contribution}{unit}; "
     )
     if seed.fate == "alive":
@@ -112,11 +114,11 @@ def _seed_note(seed: SeedLife, decisions: Sequence[DecisionRow], run: RunRow) ->
     op, stage = _FATES[seed.fate]
     by = f" by the {seed.cause}" if seed.cause in ("governor", "user") else ""
     why = f": {seed.reason}" if seed.reason else ""
-    text += f"{seed.fate}{by} at {seed.fate_epoch}{thoughts.get(op, '')}{why}"
+    text += f"{seed.fate}{by} at {seed.fate_epoch}{policy_outputs.get(op, '')}{why}"
     return Note(seed.germinated_at, text, stage)
 
 
-def _decision_note(row: DecisionRow, seeds: Sequence[SeedLife], run: RunRow) -> Note:
+def _decision_note(row: DecisionRow, seeds: Sequence[SeedHistory], run: RunRow) -> Note:
     op = row.action[Head.OP]
     slot = run.slots[row.action[Head.SLOT]]
     choices = ", ".join(
@@ -133,10 +135,10 @@ def _decision_note(row: DecisionRow, seeds: Sequence[SeedLife], run: RunRow) -> 
         holder = next((s for s in reversed(seeds) if s.slot == slot and s.germinated_at <= row.epoch), None)
         who = f"{holder.blueprint} in {slot}" if holder else slot
         text = f"{who} {_DEEDS[Op(op)]}" + (f": {choices}" if choices else "")
-    return Note(row.epoch, text + thought(row, run), None)
+    return Note(row.epoch, text + policy_output(row, run), None)
 
 
-def thought(row: DecisionRow, run: RunRow) -> str:
+def policy_output(row: DecisionRow, run: RunRow) -> str:
     """How sure the policy was of its op, and of which other it was surest; empty where no policy decided."""
     if row.op_probs is None:
         return ""
@@ -169,7 +171,7 @@ def _end_note(row: EpisodeRow) -> Note:
     against = "" if lead is None else f" ({notation.gain(lead)} against the twin)"
     return Note(
         row.epoch,
-        f"the {row.ended_by} ended the life: {notation.points(row.val_score)} on validation{against},"
+        f"the {row.ended_by} ended the episode: {notation.points(row.val_score)} on validation{against},"
         f" {notation.points(row.test_score)} on test, {notation.count(row.params)} parameters",
         None,
     )

@@ -1,4 +1,4 @@
-"""What a training that was killed left of a round: its journals, which no table has taken in."""
+"""What a training that was killed left of an iteration: its journals, which no table has taken in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import UpdateRow
 from esper.leyline.run_files import PartSize, is_being_written, journal_files, part_path, read_written
 
-ROUNDS: Final = TABLE_OF[UpdateRow]
+ITERATIONS: Final = TABLE_OF[UpdateRow]
 BEGIN: Final = PartSize(0, 0)
 EVERYTHING: Final[Mapping[str, PartSize]] = MappingProxyType({})
 
@@ -25,22 +25,22 @@ class LeftBehind(NamedTuple):
 
 
 def left_behind(telemetry: Path) -> LeftBehind:
-    """Journals count of a run that nobody writes any more. While one is written, only complete rounds do."""
+    """Journals count of a run that nobody writes any more. While one is written, only complete iterations do."""
     is_over = not is_being_written(telemetry)
     first, sizes = 1, EVERYTHING
     if (written := read_written(telemetry)) is not None:
-        if written.sizes is None or _is_added(telemetry, written.sizes.get(ROUNDS, BEGIN)):
-            first = written.round + 1
+        if written.sizes is None or _is_added(telemetry, written.sizes.get(ITERATIONS, BEGIN)):
+            first = written.iteration + 1
         else:
-            first, sizes = written.round, written.sizes
+            first, sizes = written.iteration, written.sizes
     journals = journal_files(telemetry) if is_over else []
     return LeftBehind(tuple(path for number, path in journals if number >= first), sizes)
 
 
 def _is_added(telemetry: Path, size: PartSize) -> bool:
-    """Whether the round's own row is in its table: it is written after everything that was lived."""
+    """Whether the iteration's own row is in its table: it is written after everything that was lived."""
     try:
-        with part_path(telemetry / ROUNDS, size.part, "jsonl").open("rb") as file:
+        with part_path(telemetry / ITERATIONS, size.part, "jsonl").open("rb") as file:
             file.seek(size.bytes)
             return b"\n" in file.read()
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """A run as plain lines, for logs and pipes.
 
-A run: one per epoch, per stage change that matters and per life. A training: one per round. Alerts: one
+A run: one per epoch, per stage change that matters and per episode. A training: one per iteration. Alerts: one
 each, in both.
 """
 
@@ -11,19 +11,19 @@ from types import MappingProxyType
 from typing import Final
 
 from esper.karn import notation
-from esper.karn.following import Following, RoundState
-from esper.karn.life_state import LifeState
+from esper.karn.episode_state import EpisodeState
+from esper.karn.following import Following, IterationState
 from esper.karn.palette import LOOKS
 from esper.leyline.events import (
     AlertRow,
+    EnvRow,
     EpisodeRow,
     EpochRow,
-    LifeRow,
     Row,
     RunRow,
     TransitionRow,
     UpdateRow,
-    round_of,
+    iteration_of,
 )
 from esper.leyline.factored_actions import Op
 from esper.leyline.stages import Stage
@@ -64,14 +64,14 @@ def describe(row: TransitionRow, run: RunRow) -> str:
 
 def alert_place(row: AlertRow, run: RunRow) -> str:
     """When it happened, in what the run counts."""
-    if row.round is not None:
-        return f"round {row.round}"
+    if row.iteration is not None:
+        return f"iteration {row.iteration}"
     if row.episode is None:
         return ""
-    parts = [f"life {row.episode}" if row.episode else ""]
-    if run.rounds is not None:
+    parts = [f"episode {row.episode}" if row.episode else ""]
+    if run.iterations is not None:
         environment = f"environment {row.env}"
-        parts = [f"round {round_of(row.episode)}", "" if row.scope == environment else environment]
+        parts = [f"iteration {iteration_of(row.episode)}", "" if row.scope == environment else environment]
     if row.epoch is not None:
         parts.append(f"epoch {row.epoch}")
     return ", ".join(filter(None, parts))
@@ -91,9 +91,9 @@ def plain_lines(row: Row, state: Following) -> list[str]:
         case AlertRow():
             return [alert_line(row, state.run)]
         case UpdateRow():
-            return [_round_line(state.rounds[-1], state)]
-        case LifeRow() if state.life is not None and not state.is_training:
-            return _life_lines(row, state.run, state.life)
+            return [_iteration_line(state.iterations[-1], state)]
+        case EnvRow() if state.episode is not None and not state.is_training:
+            return _episode_lines(row, state.run, state.episode)
         case RunRow() if not state.is_training:
             return [_run_line(row), _legend()]
     return []
@@ -107,10 +107,10 @@ def alert_line(row: AlertRow, run: RunRow) -> str:
     return f"{line}; {row.hint}" if row.hint and row.event == "raised" else line
 
 
-def _life_lines(row: LifeRow, run: RunRow, life: LifeState) -> list[str]:
+def _episode_lines(row: EnvRow, run: RunRow, episode: EpisodeState) -> list[str]:
     match row:
         case EpochRow():
-            return [_epoch_line(row, run, life)]
+            return [_epoch_line(row, run, episode)]
         case TransitionRow() if Stage(row.to_stage) in VERBS:
             return [f"{_prefix(row)}after epoch {row.epoch}: {describe(row, run)}"]
         case EpisodeRow():
@@ -118,10 +118,10 @@ def _life_lines(row: LifeRow, run: RunRow, life: LifeState) -> list[str]:
     return []
 
 
-def _round_line(past: RoundState, state: Following) -> str:
-    row, rounds = past.row, state.run.rounds if state.run else None
+def _iteration_line(past: IterationState, state: Following) -> str:
+    row, iterations = past.row, state.run.iterations if state.run else None
     parts = [
-        f"round {row.round}/{notation.count(rounds)}",
+        f"iteration {row.iteration}/{notation.count(iterations)}",
         f"left {notation.clock(state.left)}",
         f"return {notation.gain(row.mean_return, 2)}",
         f"score {notation.points(row.val_score)}",
@@ -149,7 +149,7 @@ def _ops(row: UpdateRow, run: RunRow | None) -> str:
 
 def _run_line(run: RunRow) -> str:
     return (
-        f"run {run.name}: task {run.task}, decider {run.decider}, rng seed {run.rng_seed},"
+        f"run {run.name}: task {run.task}, controller {run.controller}, rng seed {run.rng_seed},"
         f" host of {notation.count(run.host_params)} parameters, slots {' '.join(run.slots)}"
     )
 
@@ -162,7 +162,7 @@ def _legend() -> str:
     )
 
 
-def _epoch_line(row: EpochRow, run: RunRow, life: LifeState) -> str:
+def _epoch_line(row: EpochRow, run: RunRow, episode: EpisodeState) -> str:
     host_params = row.params - row.grown_params
     parts = [
         f"{_prefix(row)}epoch {row.epoch:>{len(str(run.horizon))}}/{run.horizon}",
@@ -170,20 +170,20 @@ def _epoch_line(row: EpochRow, run: RunRow, life: LifeState) -> str:
         f"score {notation.points(row.val_score):>5}",
         f"twin {notation.points(row.twin_score):>5}",
         f"params {notation.count(row.params)} {notation.factor(row.params, host_params)}",
-        "slots " + "".join(LOOKS[slot.stage].letter for slot in life.slots),
+        "slots " + "".join(LOOKS[slot.stage].letter for slot in episode.slots),
     ]
     return "  ".join(parts)
 
 
 def _end_line(row: EpisodeRow) -> str:
     return (
-        f"life {row.episode} ended ({row.ended_by}) after {notation.clock(row.seconds)}:"
+        f"episode {row.episode} ended ({row.ended_by}) after {notation.clock(row.seconds)}:"
         f" validation {notation.points(row.val_score)}, test {notation.points(row.test_score)},"
         f" twin {notation.points(row.twin_val_score)},"
         f" params {notation.count(row.params)} {notation.factor(row.params, row.host_params)}"
     )
 
 
-def _prefix(row: LifeRow) -> str:
-    """Which life, where there is more than one."""
-    return f"life {row.episode}  " if row.episode else ""
+def _prefix(row: EnvRow) -> str:
+    """Which episode, where there is more than one."""
+    return f"episode {row.episode}  " if row.episode else ""

@@ -30,7 +30,7 @@ class LiveView:
     def __init__(
         self, console: Console, *, env: int | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Show the lives of environment ``env`` on ``console``; None: the best of a training's round."""
+        """Show the episodes of environment ``env`` on ``console``; None: the best of a training's iteration."""
         self._console = console
         self._clock = clock
         self._state = Following(env)

@@ -1,7 +1,7 @@
 """What a run came to, in numbers: where it stands, its scores and their cost, and what other runs came to.
 
-A run is judged by its finished lives; a training by those of its last round that lasted, since the policy
-that led them is the one it arrived at, and the round's own row counts no others.
+A run is judged by its finished episodes; a training by those of its last iteration that lasted, since the policy
+that led them is the one it arrived at, and the iteration's own row counts no others.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from esper.karn.questions.lives import LAST_ROUND, LASTED, ROUND, LifeKey, is_training, judged
+from esper.karn.questions.episodes import ITERATION, LAST_ITERATION, LASTED, EpisodeKey, is_training, judged
 from esper.karn.questions.progress import Progress, progress
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
@@ -22,13 +22,13 @@ class Standing:
     """Where a run is, or where it ended; None is unknown, or does not apply."""
 
     progress: Progress
-    rounds: int | None
-    """Rounds that are done; None where nothing is trained."""
-    lives: int
+    iterations: int | None
+    """Iterations that are done; None where nothing is trained."""
+    episodes: int
     """Finished ones."""
-    planned_lives: int | None
-    life: LifeKey | None
-    """The life that is not finished, if rows of one are known."""
+    planned_episodes: int | None
+    episode: EpisodeKey | None
+    """The episode that is not finished, if rows of one are known."""
     epoch: int | None
     """Its finished epochs."""
     horizon: int
@@ -36,41 +36,41 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Finished lives together: means with their intervals, each of one life."""
+    """Finished episodes together: means with their intervals, each of one episode."""
 
-    lives: int
+    episodes: int
     val_score: Estimate
     test_score: Estimate
     twin_score: Estimate | None
-    """None: none of these lives has a twin."""
+    """None: none of these episodes has a twin."""
     lead: Estimate | None
-    """Validation score over that of the twin, life by life."""
+    """Validation score over that of the twin, episode by episode."""
     params: Estimate
     host_params: Estimate
     flops_per_sample: Estimate
     host_flops_per_sample: Estimate
     flops: Estimate
-    """All compute of a life."""
+    """All compute of an episode."""
     seconds: Estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Argmax lives of a policy on rng seeds kept for its selection."""
+    """Argmax episodes of a policy on rng seeds kept for its selection."""
 
-    round: int
+    iteration: int
     mean_return: float
     score: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Another run, and the differences of lives that both led from the same random streams."""
+    """Another run, and the differences of episodes that both led from the same random streams."""
 
     run: Run
     standing: Standing
     result: Result | None
-    """None: it has no finished life."""
+    """None: it has no finished episode."""
     pairs: int
     val_score: Estimate | None
     """How far the run lies above the other one, pair by pair; None without pairs."""
@@ -81,7 +81,7 @@ class Comparison:
 
 def standing(run: Run) -> Standing:
     """Where the run is, from its rows."""
-    ((lives,),) = run.sql("SELECT count(*) FROM episode").fetchall()
+    ((episodes,),) = run.sql("SELECT count(*) FROM episode").fetchall()
     going = run.sql(
         """
         SELECT env, episode, max(epoch) FROM epoch ANTI JOIN episode USING (env, episode)
@@ -89,38 +89,38 @@ def standing(run: Run) -> Standing:
         """
     ).fetchall()
     reached, trained = progress(run), is_training(run)
-    episodes = run.row.config.get("episodes")
+    planned = run.row.config.get("episodes")
     return Standing(
         progress=reached,
-        rounds=reached.done if trained else None,
-        lives=lives,
-        planned_lives=episodes if isinstance(episodes, int) and not trained else None,
-        life=LifeKey(going[0][0], going[0][1]) if going else None,
+        iterations=reached.done if trained else None,
+        episodes=episodes,
+        planned_episodes=planned if isinstance(planned, int) and not trained else None,
+        episode=EpisodeKey(going[0][0], going[0][1]) if going else None,
         epoch=going[0][2] if going else None,
         horizon=run.row.horizon,
     )
 
 
-def judged_lives(run: Run) -> list[EpisodeRow]:
+def judged_episodes(run: Run) -> list[EpisodeRow]:
     """Those that say what a run came to."""
     return run.rows(EpisodeRow, judged(run))
 
 
-def lives_of_round(run: Run, number: int) -> list[EpisodeRow]:
-    """The lives of one round of a training that lasted."""
-    return run.rows(EpisodeRow, f"{LASTED} AND {ROUND} = ?", [number])
+def episodes_of_iteration(run: Run, number: int) -> list[EpisodeRow]:
+    """The episodes of one iteration of a training that lasted."""
+    return run.rows(EpisodeRow, f"{LASTED} AND {ITERATION} = ?", [number])
 
 
-def broken_lives(run: Run) -> int:
-    """Lives of the last round of a training that broke down."""
+def broken_episodes(run: Run) -> int:
+    """Episodes of the last iteration of a training that broke down."""
     ((number,),) = run.sql(
-        f"SELECT count(*) FROM episode WHERE NOT {LASTED} AND {ROUND} = {LAST_ROUND}"
+        f"SELECT count(*) FROM episode WHERE NOT {LASTED} AND {ITERATION} = {LAST_ITERATION}"
     ).fetchall()
     return int(number)
 
 
 def result(rows: Sequence[EpisodeRow]) -> Result | None:
-    """What these lives came to; None if there are none."""
+    """What these episodes came to; None if there are none."""
     if not rows:
         return None
     twins = [(row.val_score, row.twin_val_score) for row in rows if row.twin_val_score is not None]
@@ -129,7 +129,7 @@ def result(rows: Sequence[EpisodeRow]) -> Result | None:
         return estimate([value(row) for row in rows])
 
     return Result(
-        lives=len(rows),
+        episodes=len(rows),
         val_score=mean(lambda row: row.val_score),
         test_score=mean(lambda row: row.test_score),
         twin_score=estimate([twin for _, twin in twins]) if twins else None,
@@ -149,19 +149,19 @@ def best_evaluation(run: Run) -> Evaluation | None:
     best = max(rows, key=lambda row: row.evaluation_return or 0.0, default=None)
     if best is None or best.evaluation_return is None:
         return None
-    return Evaluation(best.round, best.evaluation_return, best.evaluation_score)
+    return Evaluation(best.iteration, best.evaluation_return, best.evaluation_score)
 
 
 def compare(run: Run, other: Run) -> Comparison:
-    """The run against another one; lives are paired where both began them alike."""
-    ours, theirs = judged_lives(run), judged_lives(other)
+    """The run against another one; episodes are paired where both began them alike."""
+    ours, theirs = judged_episodes(run), judged_episodes(other)
     unpaired = _difference_of_origin(run, other)
-    control = {LifeKey(row.env, row.episode): row for row in theirs}
-    pairs = [(row, control[key]) for row in ours if (key := LifeKey(row.env, row.episode)) in control]
+    control = {EpisodeKey(row.env, row.episode): row for row in theirs}
+    pairs = [(row, control[key]) for row in ours if (key := EpisodeKey(row.env, row.episode)) in control]
     if unpaired is not None:
         pairs = []
     elif not pairs:
-        unpaired = "they have no finished life in common"
+        unpaired = "they have no finished episode in common"
     return Comparison(
         run=other,
         standing=standing(other),
@@ -174,7 +174,7 @@ def compare(run: Run, other: Run) -> Comparison:
 
 
 def _difference_of_origin(run: Run, other: Run) -> str | None:
-    """What keeps lives of two runs from beginning alike; None: nothing does."""
+    """What keeps episodes of two runs from beginning alike; None: nothing does."""
     origins = (
         ("tasks", run.row.task, other.row.task),
         ("data", run.row.data_hash[:8], other.row.data_hash[:8]),

@@ -16,10 +16,17 @@ from esper.karn.conclusion import Conclusion, conclude, gain_text, score_text
 from esper.karn.diary import Note, diary
 from esper.karn.figures import FIGURES, STYLE, Figure, Picture, verdict_picture
 from esper.karn.figures.svg import Markup, element
-from esper.karn.outcome import Comparison, Result, compare, judged_lives, result
+from esper.karn.outcome import Comparison, Result, compare, judged_episodes, result
 from esper.karn.palette import LOOKS, stage_variable
 from esper.karn.questions.differences import differences
-from esper.karn.questions.lives import LifeKey, default_life, is_training, life_name, lives, notable_lives
+from esper.karn.questions.episodes import (
+    EpisodeKey,
+    default_episode,
+    episode_name,
+    episodes,
+    is_training,
+    notable_episodes,
+)
 from esper.karn.run import Run
 from esper.leyline.events import (
     AlertRow,
@@ -33,14 +40,14 @@ from esper.leyline.events import (
 )
 
 MOST_DIARIES: Final = 10
-"""Lives of a run that are told; a training tells its best, median and worst."""
-PER_LIFE: Final = "lanes"
-"""The figure that shows one life."""
+"""Episodes of a run that are told; a training tells its best, median and worst."""
+PER_EPISODE: Final = "lanes"
+"""The figure that shows one episode."""
 ALERTS: Final = "alerts"
 """The figure whose table says what to do, and is open at once."""
 _NUMBER: Final = re.compile(r"[<+-]?×?\d[\d,.:e+-]*( ± [\d.]+)?( (%|s|ms|[kMGTPE]?FLOP))?|–")
 _THOUGHT: Final = re.compile(r"(\(policy [^)]*\))")
-_THIS_LIFE: Final = "env = ? AND episode = ?"
+_THIS_EPISODE: Final = "env = ? AND episode = ?"
 
 
 def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | None = None) -> str:
@@ -60,7 +67,7 @@ def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | Non
     ]
     template = Template(files("esper.karn").joinpath("report.html").read_text(encoding="utf-8"))
     return template.substitute(
-        title=tag("span", f"{run.row.name}: {run.row.task}, {run.row.decider}")[6:-7],
+        title=tag("span", f"{run.row.name}: {run.row.task}, {run.row.controller}")[6:-7],
         style=STYLE,
         glyphs="".join(f".glyph.{s.name.lower()}{{color:var({stage_variable(s)})}}" for s in LOOKS),
         content="\n".join(content),
@@ -94,7 +101,7 @@ def _opening(run: Run, found: Conclusion) -> Iterator[Markup]:
         "header",
         tag("strong", row.name),
         tag("span", row.task),
-        tag("span", row.decider),
+        tag("span", row.controller),
         tag("span", f"rng seed {row.rng_seed}"),
         tag("span", row.started.replace("T", " ").replace("+00:00", " UTC")),
         tag("span", run.state, class_="state"),
@@ -113,14 +120,23 @@ def _fact(name: str, value: str, note: str) -> Markup:
 def _comparison_section(run: Run, comparisons: Sequence[Comparison]) -> Iterator[Section]:
     if not comparisons:
         return
-    columns = ["run", "lives", "validation", "ahead", "test", "ahead", "parameters", "compute of a life"]
-    rows = [_arm_cells(run, result(judged_lives(run)), "", "")]
+    columns = [
+        "run",
+        "episodes",
+        "validation",
+        "ahead",
+        "test",
+        "ahead",
+        "parameters",
+        "compute of an episode",
+    ]
+    rows = [_arm_cells(run, result(judged_episodes(run)), "", "")]
     for other in comparisons:
         ahead = (notation.UNKNOWN if d is None else gain_text(d) for d in (other.val_score, other.test_score))
         rows.append(_arm_cells(other.run, other.result, *ahead))
     note = (
-        "Means of the lives each run is judged by; ± is half of a 95 % interval. Ahead: this run minus the"
-        " other one, over lives that began alike."
+        "Means of the episodes each run is judged by; ± is half of a 95 % interval. Ahead: this run minus the"
+        " other one, over episodes that began alike."
     )
     arms = arm_names([run, *(other.run for other in comparisons)])
     picture = verdict_picture(arms)
@@ -160,12 +176,12 @@ def _differences(arms: Mapping[str, Run]) -> Markup:
 
 def _arm_cells(run: Run, found: Result | None, val_ahead: str, test_ahead: str) -> list[str]:
     row = run.row
-    origin = f"{row.name} ({row.decider}, rng seed {row.rng_seed})"
+    origin = f"{row.name} ({row.controller}, rng seed {row.rng_seed})"
     if found is None:
         return [origin, "0", *[notation.UNKNOWN] * 6]
     return [
         origin,
-        notation.count(found.lives),
+        notation.count(found.episodes),
         score_text(found.val_score),
         val_ahead,
         score_text(found.test_score),
@@ -181,7 +197,7 @@ def _arm_cells(run: Run, found: Result | None, val_ahead: str, test_ahead: str) 
 def _figure_sections(run: Run) -> Iterator[Section]:
     silent = []
     for figure in FIGURES:
-        shown = _life_pictures(run, figure) if figure.key == PER_LIFE else _run_picture(run, figure)
+        shown = _episode_pictures(run, figure) if figure.key == PER_EPISODE else _run_picture(run, figure)
         if shown:
             yield Section(figure.key, figure.question, shown)
         else:
@@ -196,28 +212,30 @@ def _run_picture(run: Run, figure: Figure) -> list[Markup]:
     return [] if picture is None else [_shown(picture, is_open=figure.key == ALERTS)]
 
 
-def _life_pictures(run: Run, figure: Figure) -> list[Markup]:
-    """Of the life that stands for the run or, in a training, of its best, median and worst."""
+def _episode_pictures(run: Run, figure: Figure) -> list[Markup]:
+    """Of the episode that stands for the run or, in a training, of its best, median and worst."""
     shown: list[Markup] = []
-    for title, life in chosen_lives(run):
-        picture = figure.answer(run, life)
+    for title, episode in chosen_episodes(run):
+        picture = figure.answer(run, episode)
         if picture is not None:
             shown += [tag("h3", title) if title else Markup(""), _shown(picture)]
     return shown
 
 
-def chosen_lives(run: Run) -> list[tuple[str, LifeKey]]:
-    """The lives to show, each with a heading unless it is the only one."""
+def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
+    """The episodes to show, each with a heading unless it is the only one."""
     if not is_training(run):
-        key = default_life(run)
+        key = default_episode(run)
         return [] if key is None else [("", key)]
-    names = {key: name for name, key in reversed(notable_lives(run).items())}
+    names = {key: name for name, key in reversed(notable_episodes(run).items())}
     rows = {
-        LifeKey(row.env, row.episode): row for key in names for row in run.rows(EpisodeRow, _THIS_LIFE, key)
+        EpisodeKey(row.env, row.episode): row
+        for key in names
+        for row in run.rows(EpisodeRow, _THIS_EPISODE, key)
     }
     return [
         (
-            f"{name.capitalize()} life: {life_name(key, trained=True)}, score"
+            f"{name.capitalize()} episode: {episode_name(key, trained=True)}, score"
             f" {notation.points(rows[key].val_score)}, twin {notation.points(rows[key].twin_val_score)}",
             key,
         )
@@ -246,28 +264,28 @@ def _shown(picture: Picture, *, is_open: bool = False) -> Markup:
 
 def _diary_section(run: Run) -> Iterator[Section]:
     if is_training(run):
-        told = chosen_lives(run)[:1]
+        told = chosen_episodes(run)[:1]
         left = 0
     else:
-        keys = [life.key for life in lives(run)]
-        told = [(life_name(key, trained=False).capitalize(), key) for key in keys[:MOST_DIARIES]]
+        keys = [episode.key for episode in episodes(run)]
+        told = [(episode_name(key, trained=False).capitalize(), key) for key in keys[:MOST_DIARIES]]
         left = len(keys) - len(told)
     if not told:
         return
     parts = []
     for title, key in told:
-        notes = diary(run.row, rows_of_life(run, key))
+        notes = diary(run.row, rows_of_episode(run, key))
         heading = tag("h3", title) if len(told) > 1 or is_training(run) else Markup("")
         parts += [heading, _notes(notes) if notes else tag("p", "Nothing grew.", class_="aside")]
     if left:
-        parts.append(tag("p", f"{left} more lives are not told here.", class_="aside"))
+        parts.append(tag("p", f"{left} more episodes are not told here.", class_="aside"))
     yield Section("diary", "What happened, in words", parts)
 
 
-def rows_of_life(run: Run, life: LifeKey) -> list[Row]:
+def rows_of_episode(run: Run, episode: EpisodeKey) -> list[Row]:
     """What a diary is written from."""
     kinds: tuple[type[Row], ...] = (EpochRow, DecisionRow, TransitionRow, SeedRow, AlertRow, EpisodeRow)
-    return [row for kind in kinds for row in run.rows(kind, _THIS_LIFE, life)]
+    return [row for kind in kinds for row in run.rows(kind, _THIS_EPISODE, episode)]
 
 
 def _notes(notes: Sequence[Note]) -> Markup:
@@ -280,7 +298,7 @@ def _note(note: Note) -> Markup:
         name = note.stage.name.lower()
         glyph = tag("span", LOOKS[note.stage].glyph, class_=f"glyph {name}", title=name)
     parts = (
-        tag("span", part, class_="thought") if _THOUGHT.fullmatch(part) else part
+        tag("span", part, class_="policy_output") if _THOUGHT.fullmatch(part) else part
         for part in _THOUGHT.split(note.text)
     )
     return tag("li", tag("span", f"epoch {note.epoch}", class_="epoch"), glyph, tag("span", *parts))

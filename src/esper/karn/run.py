@@ -25,7 +25,7 @@ State = Literal["running", "finished", "stopped"]
 class Progress(NamedTuple):
     """How far a run has come."""
 
-    unit: Literal["rounds", "episodes"]
+    unit: Literal["iterations", "episodes"]
     done: int
     planned: int | None
     """None: the run's own row does not say."""
@@ -62,8 +62,8 @@ class Run:
     def progress(self) -> Progress:
         """How much of what the run's own row plans is written."""
         row = self.row
-        if row.rounds is not None:
-            return Progress("rounds", self._number("SELECT max(round) FROM update"), row.rounds)
+        if row.iterations is not None:
+            return Progress("iterations", self._number("SELECT max(iteration) FROM update"), row.iterations)
         episodes = row.config.get("episodes")
         planned = None if episodes is None else episodes * row.envs
         return Progress("episodes", self._number("SELECT count(*) FROM episode"), planned)

@@ -29,7 +29,7 @@ class Overview:
     problem: str | None = None
     """Why it is damaged."""
     task: str | None = None
-    decider: str | None = None
+    controller: str | None = None
     rng_seed: int | None = None
     started: str | None = None
     progress: Progress | None = None
@@ -61,9 +61,9 @@ def _overview(run: Run) -> Overview:
     if not run.rows(RunRow):
         return Overview(str(run.path), run.state)
     row, progress = run.row, run.progress
-    table, key = ("update", "round") if progress.unit == "rounds" else ("episode", "t")
+    table, key = ("update", "iteration") if progress.unit == "iterations" else ("episode", "t")
     if table == "episode" and not progress.done:
-        table, key = "epoch", "t"  # the first life is under way
+        table, key = "epoch", "t"  # the first episode is under way
     ((best, last, params),) = run.sql(
         f"SELECT max(val_score), arg_max(val_score, {key}), arg_max(params, {key}) FROM {table}"
     ).fetchall()
@@ -71,7 +71,7 @@ def _overview(run: Run) -> Overview:
         path=str(run.path),
         state=run.state,
         task=row.task,
-        decider=row.decider,
+        controller=row.controller,
         rng_seed=row.rng_seed,
         started=row.started,
         progress=progress,
@@ -88,7 +88,7 @@ def table_of(overviews: Sequence[Overview]) -> Table:
     for heading in (
         "run",
         "task",
-        "decider",
+        "controller",
         "rng seed",
         "best",
         "last",
@@ -106,7 +106,7 @@ def table_of(overviews: Sequence[Overview]) -> Table:
 def _cells(run: Overview) -> Iterator[str | None]:
     yield run.path
     yield run.task
-    yield run.decider
+    yield run.controller
     yield None if run.rng_seed is None else str(run.rng_seed)
     yield None if run.best_score is None else f"{run.best_score:.1f}"
     yield None if run.last_score is None else f"{run.last_score:.1f}"
@@ -129,7 +129,7 @@ def as_json(run: Overview) -> dict[str, Any]:
         "state": run.state,
         "problem": run.problem,
         "task": run.task,
-        "decider": run.decider,
+        "controller": run.controller,
         "rng_seed": run.rng_seed,
         "started": run.started,
         "unit": None if progress is None else progress.unit,

@@ -12,7 +12,7 @@ from typing import Final
 from rich.text import Text
 
 from esper.karn.following import Following
-from esper.karn.sections import lanes, life, lives, policy, progress
+from esper.karn.sections import episode, episodes, lanes, policy, progress
 from esper.karn.sections.frame import alerts, header
 from esper.karn.sections.layout import GAP, Section, beside, stack
 from esper.leyline.events import RunRow
@@ -42,7 +42,7 @@ def _body(state: Following, run: RunRow, width: int, height: int) -> list[Text]:
         left, right, below = _sections(state, run, width, width)
         return stack([*left, *right, *below, wrong], height)
     # A run has more to say of its slots, a training of its policy.
-    column = width - GAP - OF_POLICY if run.rounds is None else (width - GAP) // 2
+    column = width - GAP - OF_POLICY if run.iterations is None else (width - GAP) // 2
     left, right, below = _sections(state, run, column, width - GAP - column)
     room = max(height - wrong.least - 1, 0)
     both = beside(stack([*left, *below], room), stack(right, room), column)
@@ -51,33 +51,35 @@ def _body(state: Following, run: RunRow, width: int, height: int) -> list[Text]:
 
 def _sections(state: Following, run: RunRow, left: int, right: int) -> Columns:
     """All sections, for a left column and a right one of so many columns."""
-    return _of_run(state, run, left, right) if run.rounds is None else _of_training(state, run, left, right)
+    return (
+        _of_run(state, run, left, right) if run.iterations is None else _of_training(state, run, left, right)
+    )
 
 
 def _of_run(state: Following, run: RunRow, left: int, right: int) -> Columns:
-    shown = state.life
+    shown = state.episode
     return (
-        [life.scores(run, shown, left), lanes.slots(run, shown, left)],
+        [episode.scores(run, shown, left), lanes.slots(run, shown, left)],
         [
-            life.thoughts(run, shown, right),
-            life.ops(run, shown, right),
-            life.events(run, shown),
-            life.phases(shown, right),
+            episode.policy_outputs(run, shown, right),
+            episode.ops(run, shown, right),
+            episode.events(run, shown),
+            episode.phases(shown, right),
         ],
-        [life.course(run, shown, left)],
+        [episode.course(run, shown, left)],
     )
 
 
 def _of_training(state: Following, run: RunRow, left: int, right: int) -> Columns:
-    shown = state.life
+    shown = state.episode
     return (
-        [progress.progress(state, run, left), lanes.slots(run, shown, left, lives.life_title(state))],
+        [progress.progress(state, run, left), lanes.slots(run, shown, left, episodes.episode_title(state))],
         [
             policy.policy(state, right),
             policy.entropies(state, run, right),
             policy.ops(state, run, right),
             policy.rewards(state, right),
-            lives.phases(state, right),
+            episodes.phases(state, right),
         ],
-        [lives.lives(state, run, left), life.events(run, shown), progress.fan(state, left)],
+        [episodes.episodes(state, run, left), episode.events(run, shown), progress.fan(state, left)],
     )

@@ -1,6 +1,6 @@
 """Means with their intervals, and paired differences: what makes two numbers comparable.
 
-One number that stands for several lives is their mean, on every surface.
+One number that stands for several episodes is their mean, on every surface.
 """
 
 from __future__ import annotations

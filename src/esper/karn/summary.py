@@ -1,4 +1,4 @@
-"""The end of a run on one screen: what a life came to, its seeds, and arms side by side.
+"""The end of a run on one screen: what an episode came to, its seeds, and arms side by side.
 
 Everything is a pure function of rows; the tables fit 80 columns.
 """
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.lives import HORIZON, SeedLife, seed_lives
+from esper.karn.episodes import HORIZON, SeedHistory, seed_histories
 from esper.karn.palette import LOOKS
 from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
@@ -36,12 +36,12 @@ def total_flops(flops: Mapping[str, int]) -> int:
 def episode_summary(
     run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedRow], transitions: Sequence[TransitionRow]
 ) -> RenderableType:
-    """One life: its scores, parameters and compute, and a table of its seeds."""
-    lives = seed_lives(run, episode, seeds, transitions)
-    title = Text(f"{run.task} · {run.decider} · rng seed {run.rng_seed}", style="bold")
+    """One episode: its scores, parameters and compute, and a table of its seeds."""
+    episodes = seed_histories(run, episode, seeds, transitions)
+    title = Text(f"{run.task} · {run.controller} · rng seed {run.rng_seed}", style="bold")
     title.append(f"   {episode.epoch} epochs in {notation.clock(episode.seconds)}", style="not bold")
     return Group(
-        title, _facts(episode), Text(""), _seed_table(lives) if lives else Text("no seed germinated")
+        title, _facts(episode), Text(""), _seed_table(episodes) if episodes else Text("no seed germinated")
     )
 
 
@@ -75,37 +75,37 @@ def _facts(episode: EpisodeRow) -> Table:
     return facts
 
 
-def _seed_table(lives: Sequence[SeedLife]) -> Table:
+def _seed_table(episodes: Sequence[SeedHistory]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
     # Only a seed's course and fate are wrapped where room is short.
     table.add_column("slot", no_wrap=True)
     table.add_column("seed", no_wrap=True)
     table.add_column("born", justify="right", no_wrap=True)
-    table.add_column("life")
+    table.add_column("episode")
     table.add_column("fate")
     for heading in ("params", "contribution", "Shapley"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for life in lives:
+    for episode in episodes:
         table.add_row(
-            life.slot,
-            f"{life.blueprint}\n{life.style or notation.UNKNOWN}",
-            str(life.germinated_at),
-            life.course,
-            _fate_text(life),
-            notation.count(life.params),
-            notation.gain_with_error(life.contribution, life.contribution_error),
-            notation.gain(life.shapley),
+            episode.slot,
+            f"{episode.blueprint}\n{episode.style or notation.UNKNOWN}",
+            str(episode.germinated_at),
+            episode.course,
+            _fate_text(episode),
+            notation.count(episode.params),
+            notation.gain_with_error(episode.contribution, episode.contribution_error),
+            notation.gain(episode.shapley),
         )
     return table
 
 
-def _fate_text(life: SeedLife) -> Text:
+def _fate_text(episode: SeedHistory) -> Text:
     """Two lines, like the seed's name and style beside it."""
-    stage = _FATE_STAGE.get(life.fate)
-    fate = Text(life.fate.replace(" ", "\n", 1), style=LOOKS[stage].colour if stage else "")
-    if life.fate in ("fossilized", "pruned"):
-        fate.append(f"\nat {life.fate_epoch}", style="default")
-    return fate.append(f": {life.reason}", style="default") if life.reason else fate
+    stage = _FATE_STAGE.get(episode.fate)
+    fate = Text(episode.fate.replace(" ", "\n", 1), style=LOOKS[stage].colour if stage else "")
+    if episode.fate in ("fossilized", "pruned"):
+        fate.append(f"\nat {episode.fate_epoch}", style="default")
+    return fate.append(f": {episode.reason}", style="default") if episode.reason else fate
 
 
 def comparison(arms: Sequence[tuple[str, EpisodeRow]]) -> Table:
@@ -149,7 +149,7 @@ def as_json(
     return {
         "run": run.name,
         "task": run.task,
-        "decider": run.decider,
+        "controller": run.controller,
         "rng_seed": run.rng_seed,
         "env": episode.env,
         "episode": episode.episode,
@@ -169,25 +169,25 @@ def as_json(
         "flops": dict(episode.flops),
         "ops": dict(zip(run.ops, episode.op_counts, strict=True)),
         "refused": episode.refused,
-        "seeds": [_seed_json(life) for life in seed_lives(run, episode, seeds, transitions)],
+        "seeds": [_seed_json(episode) for episode in seed_histories(run, episode, seeds, transitions)],
     }
 
 
-def _seed_json(life: SeedLife) -> dict[str, Any]:
+def _seed_json(episode: SeedHistory) -> dict[str, Any]:
     return {
-        "slot": life.slot,
-        "blueprint": life.blueprint,
-        "style": life.style,
-        "germinated_at": life.germinated_at,
-        "stages": [{"stage": stage.name, "epochs": epochs} for stage, epochs in life.stages],
-        "fate": life.fate,
-        "fate_epoch": life.fate_epoch,
-        "cause": life.cause,
-        "reason": life.reason,
-        "params": life.params,
-        "contribution": life.contribution,
-        "contribution_error": life.contribution_error,
-        "shapley": life.shapley,
+        "slot": episode.slot,
+        "blueprint": episode.blueprint,
+        "style": episode.style,
+        "germinated_at": episode.germinated_at,
+        "stages": [{"stage": stage.name, "epochs": epochs} for stage, epochs in episode.stages],
+        "fate": episode.fate,
+        "fate_epoch": episode.fate_epoch,
+        "cause": episode.cause,
+        "reason": episode.reason,
+        "params": episode.params,
+        "contribution": episode.contribution,
+        "contribution_error": episode.contribution_error,
+        "shapley": episode.shapley,
     }
 
 

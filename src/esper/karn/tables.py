@@ -2,7 +2,7 @@
 
 Closed parts are scanned where they lie, as Parquet. What is still JSON lines is copied into memory when a
 query names its table, up to the last whole line, so that no query meets a line that is being written or a
-file that is about to go. Of a training that was killed, what its journals hold of the round in progress
+file that is about to go. Of a training that was killed, what its journals hold of the iteration in progress
 stands at the end of each table. The database reads the run's own telemetry and nothing else, and writes
 nothing.
 """

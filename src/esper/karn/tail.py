@@ -21,15 +21,15 @@ from esper.leyline.events import (
     RESTART,
     AlertRow,
     DecisionRow,
+    EnvRow,
     EpisodeRow,
     EpochRow,
-    LifeRow,
     Row,
     RunRow,
     SeedRow,
     TransitionRow,
     UpdateRow,
-    round_of,
+    iteration_of,
 )
 from esper.leyline.run_files import TELEMETRY, list_parts
 
@@ -45,7 +45,7 @@ FOLLOWED: Final[tuple[type[Row], ...]] = (
 )
 """The rows that a view takes, in the order of those that were emitted in the same moment."""
 LIVED: Final = frozenset({DecisionRow, TransitionRow, EpochRow, SeedRow})
-"""Of these only a life that is shown needs any."""
+"""Of these only an episode that is shown needs any."""
 SETTLE_SECONDS: Final = 0.02
 """Longer than a writer needs to write out all its tables."""
 MAX_LOOKS: Final = 10
@@ -85,12 +85,12 @@ class TableTail:
         self._marks: dict[int, Mark] = {}
         """Of the parts that were read as lines. Only these can be cut: Parquet is older than a checkpoint."""
 
-    def read(self, lives_from: int = 0) -> list[Row]:
-        """What came since the last call; of what was lived, that of the given round and later ones.
+    def read(self, episodes_from: int = 0) -> list[Row]:
+        """What came since the last call; of what was lived, that of the given iteration and later ones.
 
         Raises ``CutError`` if what came before that is not all there.
         """
-        since = lives_from if self._row_type in LIVED else 0
+        since = episodes_from if self._row_type in LIVED else 0
         rows: list[Row] = []
         while (parts := list_parts(self._folder)) or self._marks:
             try:
@@ -120,7 +120,7 @@ class TableTail:
             return self._decoded(path, _parquet_lines(path, self._taken, since))
         lines = self._new_lines(path)
         self._taken += len(lines)
-        return [row for row in self._decoded(path, lines) if round_within(row) >= since]
+        return [row for row in self._decoded(path, lines) if iteration_within(row) >= since]
 
     def _new_lines(self, path: Path) -> Sequence[bytes]:
         start = self._marks[self._part].end if self._part in self._marks else 0
@@ -141,7 +141,7 @@ class TableTail:
 
 
 def _parquet_lines(path: Path, taken: int, since: int) -> list[str]:
-    """The rows after the first ``taken`` ones, as JSON, of lives from round ``since`` on."""
+    """The rows after the first ``taken`` ones, as JSON, of episodes from iteration ``since`` on."""
     lived = f"episode % {RESTART} + 1 >= {since}" if since else "true"
     query = (
         f"SELECT to_json(part) FROM (SELECT * EXCLUDE file_row_number"
@@ -163,20 +163,20 @@ class Tail:
     def _from_the_start(self) -> list[TableTail]:
         return [TableTail(self._telemetry / TABLE_OF[kind], kind) for kind in FOLLOWED]
 
-    def read(self, lives_from: int = 0) -> list[Row]:
+    def read(self, episodes_from: int = 0) -> list[Row]:
         """What came since the last call, as it was emitted; tables that are being written are waited for.
 
-        Decisions, epochs, seeds and transitions of lives before round ``lives_from`` are passed over. Where
+        Decisions, epochs, seeds and transitions of episodes before iteration ``episodes_from`` are passed over. Where
         a resumed run has cut off what was read, this is what ``read_latest`` of a new tail would give.
         """
         rows: list[Row] = []
         self.is_anew = False
         for _ in range(MAX_LOOKS):
             try:
-                found = [row for table in self._tables for row in table.read(lives_from)]
+                found = [row for table in self._tables for row in table.read(episodes_from)]
             except CutError:
                 self.is_anew, self._tables, rows = True, self._from_the_start(), []
-                lives_from = self._last_round()
+                episodes_from = self._last_iteration()
                 continue
             rows += found
             if not found:
@@ -185,12 +185,12 @@ class Tail:
         return sorted(rows, key=lambda row: (row.t, _TIES[type(row)]))
 
     def read_latest(self) -> list[Row]:
-        """The same, of what was lived the last round of a training only."""
-        return self.read(self._last_round())
+        """The same, of what was lived the last iteration of a training only."""
+        return self.read(self._last_iteration())
 
-    def _last_round(self) -> int:
+    def _last_iteration(self) -> int:
         updates = TableTail(self._telemetry / TABLE_OF[UpdateRow], UpdateRow).read()
-        return max((row.round for row in updates if isinstance(row, UpdateRow)), default=0)
+        return max((row.iteration for row in updates if isinstance(row, UpdateRow)), default=0)
 
     def age(self) -> float:
         """Seconds since something was written."""
@@ -198,15 +198,15 @@ class Tail:
         return max(time.time() - max(changes), 0.0) if changes else 0.0
 
 
-def round_within(row: Row) -> float:
-    """The round that a row belongs to, 0 for the run's own; infinite for what belongs to none."""
+def iteration_within(row: Row) -> float:
+    """The iteration that a row belongs to, 0 for the run's own; infinite for what belongs to none."""
     match row:
         case UpdateRow():
-            return row.round
-        case AlertRow(round=int(number)):
+            return row.iteration
+        case AlertRow(iteration=int(number)):
             return number
-        case LifeRow() | AlertRow(episode=int()):
-            return round_of(row.episode or 0)
+        case EnvRow() | AlertRow(episode=int()):
+            return iteration_of(row.episode or 0)
         case RunRow():
             return 0
     return math.inf

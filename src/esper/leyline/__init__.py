@@ -54,7 +54,7 @@ from esper.leyline.factored_actions import (
     heads_read,
 )
 from esper.leyline.legality import legal_slots_by_op
-from esper.leyline.protocols import DecisionMaker, EventSink
+from esper.leyline.protocols import Controller, EventSink
 from esper.leyline.reports import SeedStateReport, report_slot, report_slots
 from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.signals import EnvFacts, EpochFacts, TrainingSignals
@@ -119,7 +119,7 @@ __all__ = [
     "AlphaTarget",
     "BlendOperator",
     "Blueprint",
-    "DecisionMaker",
+    "Controller",
     "EnvFacts",
     "EpochFacts",
     "EsperError",

@@ -72,20 +72,20 @@ class Row(msgspec.Struct, kw_only=True):
     t: Annotated[float, Column("s", "Seconds since the run began, stamped by the writer.")] = 0.0
 
 
-class LifeRow(Row, kw_only=True):
-    """Common to what happens within a host's life."""
+class EnvRow(Row, kw_only=True):
+    """Common to what happens within a host's episode."""
 
     env: Annotated[int, Column("index", "Environment within the run.")]
-    episode: Annotated[int, Column("index", "Host life within the environment.")]
+    episode: Annotated[int, Column("index", "Host episode within the environment.")]
     epoch: Annotated[int, Column("epoch", "Host epochs finished so far; 0 is the untrained host.")]
 
 
 RESTART: Final = 1_000_000
-"""In a training, the life that follows a breakdown within the same round has its number raised by this."""
+"""In a training, the episode that follows a breakdown within the same iteration has its number raised by this."""
 
 
-def round_of(episode: int) -> int:
-    """The round of a training in which life ``episode`` is lived."""
+def iteration_of(episode: int) -> int:
+    """The iteration of a training in which episode ``episode`` is lived."""
     return episode % RESTART + 1
 
 
@@ -96,7 +96,7 @@ class RunRow(Row, kw_only=True):
     name: Annotated[str, Column("name", "Name of the run, its directory's unless told otherwise.")]
     started: Annotated[str, Column("UTC", "Wall-clock time at which the run began, ISO 8601.")]
     task: Annotated[str, Column("name", "Task preset.")]
-    decider: Annotated[str, Column("name", "Decision maker.")]
+    controller: Annotated[str, Column("name", "Decision maker.")]
     rng_seed: Annotated[int, Column("seed", "Root of every random stream.")]
     config: Annotated[dict[str, Any], Column("map", "The whole configuration.")]
     data_hash: Annotated[str, Column("hash", "Of the task's data, before it is split.")]
@@ -112,12 +112,14 @@ class RunRow(Row, kw_only=True):
     head_choices: Annotated[
         list[list[str]], Column("names", "Per head, the names of its choices in index order.")
     ]
-    horizon: Annotated[int, Column("epoch", "Epochs of a whole life.")]
-    rounds: Annotated[int | None, Column("round", "Rounds of a training; null: nothing is trained here.")]
+    horizon: Annotated[int, Column("epoch", "Epochs of a whole episode.")]
+    iterations: Annotated[
+        int | None, Column("iteration", "Iterations of a training; null: nothing is trained here.")
+    ]
     envs: Annotated[int, Column("count", "Environments side by side.")]
 
 
-class EpochRow(LifeRow, kw_only=True):
+class EpochRow(EnvRow, kw_only=True):
     """One per environment and epoch."""
 
     train_loss: Annotated[float | None, Column("nats", "Mean training loss over the epoch.")]
@@ -134,11 +136,11 @@ class EpochRow(LifeRow, kw_only=True):
     phase_ms: Annotated[dict[str, float], Column("ms", "Of which act, train, measure and the rest.")]
 
 
-class SeedRow(LifeRow, kw_only=True):
+class SeedRow(EnvRow, kw_only=True):
     """One per seed and epoch, from germination to removal."""
 
     slot: Annotated[int, Column("index", "Slot of the seed.")]
-    seed: Annotated[int, Column("index", "Serial number of the seed within its life.")]
+    seed: Annotated[int, Column("index", "Serial number of the seed within its episode.")]
     blueprint: Annotated[int, Column("index", "Blueprint of the seed.")]
     style: Annotated[int, Column("index", "Blend style.")]
     stage: Annotated[int, Column("index", "Stage after the epoch's mechanical moves.")]
@@ -156,7 +158,7 @@ class SeedRow(LifeRow, kw_only=True):
     params: Annotated[int, Column("count", "Parameters of the seed.")]
 
 
-class TransitionRow(LifeRow, kw_only=True):
+class TransitionRow(EnvRow, kw_only=True):
     """One per stage change."""
 
     slot: Annotated[int, Column("index", "Slot of the seed.")]
@@ -173,7 +175,7 @@ class TransitionRow(LifeRow, kw_only=True):
     age: Annotated[int, Column("epoch", "Epochs since germination.")]
 
 
-class DecisionRow(LifeRow, kw_only=True):
+class DecisionRow(EnvRow, kw_only=True):
     """One per environment and step: what was chosen before the epoch, and whether it came about.
 
     What only a policy knows is null for every other decision maker, and rewards are known in trainings.
@@ -197,7 +199,7 @@ class DecisionRow(LifeRow, kw_only=True):
     )
 
 
-class CounterfactualRow(LifeRow, kw_only=True):
+class CounterfactualRow(EnvRow, kw_only=True):
     """One per on/off configuration that was scored."""
 
     on: Annotated[list[bool], Column("flags", "Which slots were on, in slot order.")]
@@ -216,13 +218,13 @@ class AlertRow(Row, kw_only=True):
     limit: Annotated[float | None, Column("any", "What it must not pass; null: it must be finite.")]
     hint: Annotated[str, Column("text", "What to do, or what was done about it.")]
     env: Annotated[int | None, Column("index", "Environment; null: not of one.")] = None
-    episode: Annotated[int | None, Column("index", "Host life; null: not of one.")] = None
-    epoch: Annotated[int | None, Column("epoch", "Host epochs finished; null: not within a life.")] = None
-    round: Annotated[int | None, Column("round", "Round of training; null: not of one.")] = None
+    episode: Annotated[int | None, Column("index", "Host episode; null: not of one.")] = None
+    epoch: Annotated[int | None, Column("epoch", "Host epochs finished; null: not within an episode.")] = None
+    iteration: Annotated[int | None, Column("iteration", "Iteration of training; null: not of one.")] = None
 
 
-class EpisodeRow(LifeRow, kw_only=True):
-    """One per host life, written after the horizon's commit."""
+class EpisodeRow(EnvRow, kw_only=True):
+    """One per host episode, written after the horizon's commit."""
 
     val_score: Annotated[float, Column("score", "Validation score of the committed network.")]
     test_score: Annotated[float, Column("score", "Test score of the committed network, read once.")]
@@ -232,12 +234,12 @@ class EpisodeRow(LifeRow, kw_only=True):
     params: Annotated[int, Column("count", "Parameters of the committed network.")]
     host_flops_per_sample: Annotated[int, Column("FLOP", "One forward pass of the bare host.")]
     flops_per_sample: Annotated[int, Column("FLOP", "One forward pass of the committed network.")]
-    flops: Annotated[dict[str, int], Column("FLOP", "Counted compute of the whole life by purpose.")]
+    flops: Annotated[dict[str, int], Column("FLOP", "Counted compute of the whole episode by purpose.")]
     op_counts: Annotated[list[int], Column("count", "How often each op was chosen.")]
     refused: Annotated[int, Column("count", "Actions that did not come about.")]
     rollbacks: Annotated[int, Column("count", "Returns to an earlier state.")]
-    ended_by: Annotated[str, Column("name", "Why the life ended: horizon, or governor.")]
-    seconds: Annotated[float, Column("s", "Time of the whole life.")]
+    ended_by: Annotated[str, Column("name", "Why the episode ended: horizon, or governor.")]
+    seconds: Annotated[float, Column("s", "Time of the whole episode.")]
     total_reward: Annotated[
         float | None, Column("reward", "Undiscounted return; null: nothing was rewarded.")
     ] = None
@@ -247,12 +249,12 @@ class EpisodeRow(LifeRow, kw_only=True):
 
 
 class UpdateRow(Row, kw_only=True):
-    """One per round of training: the lives it collected and what the policy learned from them.
+    """One per iteration of training: the episodes it collected and what the policy learned from them.
 
     A number that is not finite is null.
     """
 
-    round: Annotated[int, Column("round", "Rounds finished, this one included.")]
+    iteration: Annotated[int, Column("iteration", "Iterations finished, this one included.")]
     mean_return: Annotated[float | None, Column("reward", "Mean undiscounted return of the environments.")]
     reward_terms: Annotated[
         dict[str, float | None], Column("reward", "What each term paid of the mean return.")
@@ -263,7 +265,7 @@ class UpdateRow(Row, kw_only=True):
     ]
     val_score: Annotated[float | None, Column("score", "Mean validation score of the committed networks.")]
     params: Annotated[float | None, Column("count", "Mean parameters of the committed networks.")]
-    broken_lives: Annotated[int, Column("count", "Lives that a breakdown of their host ended.", high=0)]
+    broken_episodes: Annotated[int, Column("count", "Episodes that a breakdown of their host ended.", high=0)]
     op_shares: Annotated[list[float], Column("fraction", "Share of each op among all decisions.")]
     policy_loss: Annotated[float | None, Column("loss", "Clipped surrogate of the last pass.")]
     value_loss: Annotated[float | None, Column("loss", "Half the squared error of the last pass.")]
@@ -306,7 +308,9 @@ class UpdateRow(Row, kw_only=True):
     first_ratio_error: Annotated[
         float | None, Column("ratio", "Largest distance from 1 in the first pass.", high=1e-4)
     ]
-    early_stop_pass: Annotated[int | None, Column("pass", "Pass that the divergence stopped; null: none.")]
+    early_stop_update_epoch: Annotated[
+        int | None, Column("pass", "Pass that the divergence stopped; null: none.")
+    ]
     grad_norm: Annotated[
         float,
         Column(
@@ -323,9 +327,9 @@ class UpdateRow(Row, kw_only=True):
     explosion: Annotated[
         dict[str, Any] | None, Column("map", "Row, head and action whose ratio left its range; null: none.")
     ]
-    evaluation_return: Annotated[float | None, Column("reward", "Argmax lives on selection rng seeds.")]
+    evaluation_return: Annotated[float | None, Column("reward", "Argmax episodes on selection rng seeds.")]
     evaluation_score: Annotated[float | None, Column("score", "Their validation score.")]
-    seconds: Annotated[float, Column("s", "Time of the round.")]
+    seconds: Annotated[float, Column("s", "Time of the iteration.")]
     phase_ms: Annotated[dict[str, float], Column("ms", "Of which rollout, update and evaluation.")]
 
 
@@ -352,7 +356,7 @@ TABLES: dict[str, type[Row]] = {
     "update": UpdateRow,
     "resource": ResourceRow,
 }
-"""Every table by name, which is also the file's. They are written in this order: a round after its lives."""
+"""Every table by name, which is also the file's. They are written in this order: an iteration after its episodes."""
 SCHEMA_VERSION = 2
 
 Detail = Literal["summary", "standard", "full"]

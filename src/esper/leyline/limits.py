@@ -16,7 +16,7 @@ PLATEAU_GAIN: Final = 0.5
 STABLE_LOSS_GAIN: Final = (-0.05, 0.03)
 """Relative loss gain per epoch of a host that has settled (open interval)."""
 STABLE_EPOCHS: Final = 3
-"""Consecutive settled epochs after which a host counts as stabilised for the rest of its life."""
+"""Consecutive settled epochs after which a host counts as stabilised for the rest of its episode."""
 
 RATIO_RANGE: Final = (0.1, 5.0)
 """New over old probability of a decision; a ratio outside is an explosion and is traced to its row."""
@@ -24,10 +24,10 @@ HEAD_ENTROPY_COLLAPSED: Final = 0.1
 """Entropy, 1 for uniform, below which a head that had a choice no longer explores."""
 POLICY_GRADIENT_EXPLODING: Final = 100.0
 """Norm of the policy's gradient before clipping."""
-DETAIL_ROUNDS: Final = 3
-"""Rounds that are written in full from an alert on, its own included."""
+DETAIL_ITERATIONS: Final = 3
+"""Iterations that are written in full from an alert on, its own included."""
 DETAIL_EPOCHS: Final = 5
-"""The same in epochs, for a life that is not part of a training."""
+"""The same in epochs, for an episode that is not part of a training."""
 
 CONFIDENCE_Z: Final = 1.96
 """Standard errors of a two-sided 95 % interval."""
@@ -63,12 +63,12 @@ WAIT_SHARE: Final = 0.95
 SHAPING_SHARE: Final = 0.5
 """Share of shaping in what is paid; beyond, a policy is paid for the way more than for the goal."""
 CORRELATED_EPISODES: Final = 20
-"""Lives over which return and score are compared."""
+"""Episodes over which return and score are compared."""
 RANK_CORRELATION: Final = -0.45
 """Lowest rank correlation that 20 unrelated pairs show by chance in all but 2.5 % of the cases."""
 SLOWDOWN: Final = 0.7
 """Share of the usual throughput."""
-USUAL_ROUNDS: Final = 5
-"""Rounds after which it is known what throughput is usual."""
+USUAL_ITERATIONS: Final = 5
+"""Iterations after which it is known what throughput is usual."""
 DISK_FREE_MB: Final = 500.0
 """Room that a run needs to finish what it is writing."""

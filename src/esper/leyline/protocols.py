@@ -11,7 +11,7 @@ from esper.leyline.signals import EpochFacts
 from esper.leyline.slot_table import SlotTable
 
 
-class Thought(NamedTuple):
+class PolicyOutput(NamedTuple):
     """What a policy knew of one decision, as its row of telemetry takes it."""
 
     masked: list[bool]
@@ -31,7 +31,7 @@ class EventSink(Protocol):
 
 
 @runtime_checkable
-class DecisionMaker(Protocol):
+class Controller(Protocol):
     """Chooses one action per environment and step; all of them use the same environment."""
 
     @property
@@ -39,16 +39,16 @@ class DecisionMaker(Protocol):
         """Name under which the run is recorded."""
 
     def reset(self, episode: int) -> None:
-        """Forget everything: a new life begins in every environment."""
+        """Forget everything: a new episode begins in every environment."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> IntArray:
         """Actions ``[env, 8]`` for the coming epoch, after the facts of the last one."""
 
 
 @runtime_checkable
-class ThinkingDecisionMaker(DecisionMaker, Protocol):
+class ThinkingDecisionMaker(Controller, Protocol):
     """A decision maker that can say how sure it was."""
 
     @property
-    def thoughts(self) -> Sequence[Thought]:
+    def policy_outputs(self) -> Sequence[PolicyOutput]:
         """One per environment, of the last decision."""

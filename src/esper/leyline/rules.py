@@ -1,4 +1,4 @@
-"""The numbers that govern a slot's life, chosen once per run."""
+"""The numbers that govern a slot's episode, chosen once per run."""
 
 from __future__ import annotations
 

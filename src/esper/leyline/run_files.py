@@ -2,11 +2,11 @@
 
 ``DIR/telemetry/<table>/part-00000.jsonl, part-00001.jsonl, …``: rows in the order in which they came.
 A part that is closed becomes ``part-NNNNN.parquet``; while both are there they hold the same rows.
-The writer holds a lock on ``DIR/telemetry/writer.lock`` as long as it lives.
+The writer holds a lock on ``DIR/telemetry/writer.lock`` as long as it episodes.
 
-A training writes its tables round by round. Until then the rows of a round stand in
-``DIR/telemetry/journals/round-NNNNN-env-NNNN.rows``, one file per shard of environments, each line the
-name of a table, a tab and a row. ``written.json`` beside them says which rounds the tables hold.
+A training writes its tables iteration by iteration. Until then the rows of an iteration stand in
+``DIR/telemetry/journals/iteration-NNNNN-env-NNNN.rows``, one file per shard of environments, each line the
+name of a table, a tab and a row. ``written.json`` beside them says which iterations the tables hold.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ JOURNALS: Final = "journals"
 WRITTEN_FILE: Final = "written.json"
 PartKind = Literal["jsonl", "parquet"]
 _PART: Final = re.compile(r"part-([0-9]{5,})\.(jsonl|parquet)")
-_JOURNAL: Final = re.compile(r"round-([0-9]{5,})-env-[0-9]{4,}\.rows")
+_JOURNAL: Final = re.compile(r"iteration-([0-9]{5,})-env-[0-9]{4,}\.rows")
 
 
 class PartSize(NamedTuple):
@@ -39,11 +39,11 @@ class PartSize(NamedTuple):
 
 
 class Written(msgspec.Struct):
-    """How far the rounds of a training stand in the tables."""
+    """How far the iterations of a training stand in the tables."""
 
-    round: Annotated[int, msgspec.Meta(ge=1)]
+    iteration: Annotated[int, msgspec.Meta(ge=1)]
     sizes: dict[str, PartSize] | None
-    """None: this round does, as all before. Else it is being added behind these sizes."""
+    """None: this iteration does, as all before. Else it is being added behind these sizes."""
 
 
 def part_path(folder: Path, number: int, kind: PartKind) -> Path:
@@ -75,12 +75,12 @@ def list_parts(folder: Path) -> dict[int, Path]:
 
 
 def journal_path(telemetry: Path, number: int, env: int) -> Path:
-    """Where the rows of a round are kept that the shard of environments from ``env`` on lives."""
-    return telemetry / JOURNALS / f"round-{number:05d}-env-{env:04d}.rows"
+    """Where the rows of an iteration are kept that the shard of environments from ``env`` on episodes."""
+    return telemetry / JOURNALS / f"iteration-{number:05d}-env-{env:04d}.rows"
 
 
 def journal_files(telemetry: Path) -> list[tuple[int, Path]]:
-    """All journals with their rounds, in the order of rounds and environments."""
+    """All journals with their iterations, in the order of iterations and environments."""
     folder = telemetry / JOURNALS
     try:
         names = os.listdir(folder)
@@ -90,7 +90,7 @@ def journal_files(telemetry: Path) -> list[tuple[int, Path]]:
 
 
 def read_written(telemetry: Path) -> Written | None:
-    """How far the tables were written; None: no round yet, or nothing is trained here."""
+    """How far the tables were written; None: no iteration yet, or nothing is trained here."""
     path = telemetry / JOURNALS / WRITTEN_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=Written)

@@ -155,25 +155,25 @@ def gradient_jump(row: UpdateRow, past: Past) -> Iterator[Reading]:
 
 
 def slow(row: UpdateRow, past: Past) -> Iterator[Reading]:
-    """Only rollouts are alike from round to round; evaluations are not due in all of them."""
+    """Only rollouts are alike from iteration to iteration; evaluations are not due in all of them."""
     spans = [update.phase_ms["rollout"] for update in past.updates if "rollout" in update.phase_ms]
-    if len(spans) >= limits.USUAL_ROUNDS and "rollout" in row.phase_ms:
+    if len(spans) >= limits.USUAL_ITERATIONS and "rollout" in row.phase_ms:
         yield above(RUN, row.phase_ms["rollout"], statistics.median(spans) / limits.SLOWDOWN)
 
 
-# --- lives ----------------------------------------------------------------------------------------
+# --- episodes ----------------------------------------------------------------------------------------
 
 
 def pays_for_worse(row: EpisodeRow, past: Past) -> Iterator[Reading]:
-    lives = _window(row, past)
-    returns = [life.total_reward for life in lives if life.total_reward is not None]
-    correlation = rank_correlation(_rounded(returns), _rounded(map(_gain, lives)))
+    episodes = _window(row, past)
+    returns = [episode.total_reward for episode in episodes if episode.total_reward is not None]
+    correlation = rank_correlation(_rounded(returns), _rounded(map(_gain, episodes)))
     if correlation is not None:
         yield below(RUN, correlation, limits.RANK_CORRELATION)
 
 
 def shaping(row: EpisodeRow, past: Past) -> Iterator[Reading]:
-    paid = [term for life in _window(row, past) for term in (life.reward_terms or {}).items()]
+    paid = [term for episode in _window(row, past) for term in (episode.reward_terms or {}).items()]
     total = sum(abs(amount) for _, amount in paid if amount is not None)
     if total > 0:
         extra = sum(abs(amount) for name, amount in paid if amount is not None and name not in RESULT_TERMS)
@@ -181,18 +181,18 @@ def shaping(row: EpisodeRow, past: Past) -> Iterator[Reading]:
 
 
 def _window(row: EpisodeRow, past: Past) -> list[EpisodeRow]:
-    """The last lives that were paid, this one last; none while they are too few."""
+    """The last episodes that were paid, this one last; none while they are too few."""
     full = row.total_reward is not None and len(past.episodes) == past.episodes.maxlen
     return [*past.episodes, row] if full else []
 
 
-def _gain(life: EpisodeRow) -> float:
+def _gain(episode: EpisodeRow) -> float:
     """What growth is for: the final score, against the twin's where that is known."""
-    return life.val_score - (life.twin_val_score or 0.0)
+    return episode.val_score - (episode.twin_val_score or 0.0)
 
 
 def _rounded(values: Iterable[float]) -> list[float]:
-    """Without the dust of floating point, which would rank lives that are equal."""
+    """Without the dust of floating point, which would rank episodes that are equal."""
     return [round(value, 6) for value in values]
 
 
@@ -226,7 +226,7 @@ def harmful(row: SeedRow, past: Past) -> Iterator[Reading]:
 
     And not in trainings: a policy that explores must be allowed to hold what hurts, and pays for it.
     """
-    if past.run.rounds is not None:
+    if past.run.iterations is not None:
         return
     if row.freshness == 1.0 and row.contribution is not None and row.contribution_error is not None:
         limit = -limits.CONFIDENCE_Z * row.contribution_error

@@ -1,6 +1,6 @@
-"""The rows of a training's round while it is lived: what a killed process leaves of it.
+"""The rows of a training's iteration while it is lived: what a killed process leaves of it.
 
-The tables take a round when it is complete, one environment after the other, however many processes
+The tables take an iteration when it is complete, one environment after the other, however many processes
 lived it. Until then every process appends its rows to journals, one file per shard of environments,
 after each epoch. A journal that cannot be written is given up without a word: the rows still come into
 the tables, and if those cannot be written, their writer says so.
@@ -30,8 +30,8 @@ from esper.leyline.run_files import (
 from esper.nissa.encoding import RowEncoder
 
 
-class RoundJournal:
-    """One process's own; the shards that it lives come one after the other."""
+class IterationJournal:
+    """One process's own; the shards that it episodes come one after the other."""
 
     def __init__(
         self,
@@ -81,21 +81,21 @@ class RoundJournal:
 
 
 def begin_adding(telemetry: Path, number: int, sizes: Mapping[str, PartSize]) -> None:
-    """Say that a round is being added to the tables behind ``sizes``: until it is, its journals count."""
+    """Say that an iteration is being added to the tables behind ``sizes``: until it is, its journals count."""
     _say(telemetry, Written(number, dict(sizes)))
 
 
 def end_adding(telemetry: Path, number: int) -> None:
-    """Say that the tables hold the round, and remove its journals."""
+    """Say that the tables hold the iteration, and remove its journals."""
     _say(telemetry, Written(number, None))
     discard_journals(telemetry, number)
 
 
 def discard_journals(telemetry: Path, number: int) -> None:
-    """Remove the journals of one round."""
+    """Remove the journals of one iteration."""
     with suppress(OSError):
-        for of_round, path in journal_files(telemetry):
-            if of_round == number:
+        for of_iteration, path in journal_files(telemetry):
+            if of_iteration == number:
                 path.unlink()
 
 
@@ -115,7 +115,7 @@ def forget_written(telemetry: Path) -> None:
 
 
 def tidy_journals(telemetry: Path) -> None:
-    """Leave nothing behind where the tables hold every round."""
+    """Leave nothing behind where the tables hold every iteration."""
     with suppress(OSError):
         if not journal_files(telemetry):
             forget_written(telemetry)

@@ -91,7 +91,7 @@ RULES: Final = (
         UpdateRow,
         f"the ratio is clipped in more than {limits.CLIP_SHARE:.0%} of the rows that had a choice",
         conditions.update_above("clip_fraction", limits.CLIP_SHARE),
-        "Most rows no longer pull at the policy; lower learning_rate or passes.",
+        "Most rows no longer pull at the policy; lower learning_rate or update_epochs.",
         times=2,
     ),
     Rule(
@@ -122,7 +122,7 @@ RULES: Final = (
         UpdateRow,
         f"the gradient before clipping is above {limits.GRADIENT_JUMP:g} times the mean of earlier updates",
         conditions.gradient_jump,
-        "Look for an outlier among the round's rewards; lower reward_scale or learning_rate.",
+        "Look for an outlier among the iteration's rewards; lower reward_scale or learning_rate.",
     ),
     Rule(
         "forced-share",
@@ -130,7 +130,7 @@ RULES: Final = (
         UpdateRow,
         f"more than {limits.FORCED_SHARE:.0%} of the decisions had no choice, and {_NOT_LEARNED}",
         conditions.forced,
-        "Little is left to learn from; give a life more slots or fewer steps.",
+        "Little is left to learn from; give an episode more slots or fewer steps.",
         times=3,
     ),
     Rule(
@@ -147,8 +147,8 @@ RULES: Final = (
         "slow",
         "warning",
         UpdateRow,
-        f"throughput of the rollout is below {limits.SLOWDOWN:.0%} of the median of all earlier rounds,"
-        f" known after {limits.USUAL_ROUNDS}",
+        f"throughput of the rollout is below {limits.SLOWDOWN:.0%} of the median of all earlier iterations,"
+        f" known after {limits.USUAL_ITERATIONS}",
         conditions.slow,
         "Look for another process on this machine, or for memory that swaps.",
         times=5,
@@ -216,7 +216,7 @@ GOVERNOR_RULES: Final[Mapping[str, str]] = MappingProxyType(
 """Alerts that the engine raises itself, since it acts on them at once."""
 
 _ROW_NAMES: Final[Mapping[type[Row], str]] = MappingProxyType(
-    {UpdateRow: "update", EpisodeRow: "life", SeedRow: "epoch", ResourceRow: "resource row"}
+    {UpdateRow: "update", EpisodeRow: "episode", SeedRow: "epoch", ResourceRow: "resource row"}
 )
 
 
@@ -250,7 +250,7 @@ def _markdown_lines() -> Iterator[str]:
     yield "## Interventions of the governor"
     yield ""
     yield "The engine raises these errors itself, in the epoch in which it undoes or prunes something; the"
-    yield "hint says what was done. They are cleared when the life ends."
+    yield "hint says what was done. They are cleared when the episode ends."
     yield ""
     yield "| rule | raised when |"
     yield "|---|---|"
@@ -261,7 +261,7 @@ def _markdown_lines() -> Iterator[str]:
 def promise(rule: Rule) -> str:
     """The delay in words."""
     unit = _ROW_NAMES[rule.table]
-    plural = unit.removesuffix("fe") + "ves" if unit == "life" else unit + "s"
+    plural = unit.removesuffix("fe") + "ves" if unit == "episode" else unit + "s"
     return f"within {rule.delay} {unit if rule.delay == 1 else plural}"
 
 

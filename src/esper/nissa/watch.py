@@ -1,7 +1,7 @@
 """Evaluates the alert rules on a run's rows: raised once when a condition begins, cleared once when it ends.
 
 What it says is a function of the rows that it was given. No rule sees rows of two tables, so those of
-finished rounds may be given again table by table.
+finished iterations may be given again table by table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Course:
     """The alert, until it is cleared."""
     env: int | None = None
     slot: int | None = None
-    """Where the thing lives, if it is part of a life and ends with it."""
+    """Where the thing episodes, if it is part of an episode and ends with it."""
 
 
 class Watch:
@@ -87,7 +87,7 @@ class Watch:
         self._courses[row.rule, row.scope] = _Course(raised=row, env=row.env)
 
     def _end_of(self, row: EpisodeRow | TransitionRow, slot: int | None) -> list[AlertRow]:
-        """What was about the life that ended, or about the seed that is gone, is over."""
+        """What was about the episode that ended, or about the seed that is gone, is over."""
         ended = [
             key
             for key, course in self._courses.items()
@@ -104,10 +104,10 @@ def _cleared(raised: AlertRow, **changed: Any) -> AlertRow:
 
 
 def _when(row: Row) -> dict[str, int]:
-    """The columns of an alert that say when, and in which life if it is about one."""
+    """The columns of an alert that say when, and in which episode if it is about one."""
     match row:
         case UpdateRow():
-            return {"round": row.round}
+            return {"iteration": row.iteration}
         case SeedRow():
             return {"env": row.env, "episode": row.episode, "epoch": row.epoch}
     return {}

@@ -93,7 +93,7 @@ class RunWriter:
             forget_journals(self.directory / TELEMETRY)
             for table, part in self._parts.items():
                 part.cut(sizes.get(table, PartSize(0, 0)))
-            # Not before: until they are cut, it keeps readers from half a round in the tables.
+            # Not before: until they are cut, it keeps readers from half an iteration in the tables.
             forget_written(self.directory / TELEMETRY)
         except OSError as error:
             self._lock.release()
@@ -140,8 +140,8 @@ class RunWriter:
         self._busy_seconds += self._clock() - now
 
     @contextmanager
-    def adding_round(self, number: int) -> Iterator[None]:
-        """``flush`` after the rows of a round that journals hold, which are emitted within the context.
+    def adding_iteration(self, number: int) -> Iterator[None]:
+        """``flush`` after the rows of an iteration that journals hold, which are emitted within the context.
 
         A process that ends at any moment, on its own or not, leaves each row once.
         """

@@ -27,20 +27,20 @@ class EvaluationConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
-    lives: int = Field(20, ge=2, description="Lives per decider, each with its own rng seed.")
-    lives_each: int = Field(
+    episodes: int = Field(20, ge=2, description="Episodes per controller, each with its own rng seed.")
+    episodes_each: int = Field(
         1,
         ge=1,
         description="So many for every rng seed, which counts with their mean.",
     )
-    steps: int | None = Field(None, ge=1, description="Host epochs per life; the preset's unless given.")
+    steps: int | None = Field(None, ge=1, description="Host epochs per episode; the preset's unless given.")
     rent: float = Field(
         TrainingConfig.model_fields["rent"].default,
         ge=0,
         allow_inf_nan=False,
         description="Price of a thousand grown parameters, in lead of 100 points.",
     )
-    processes: int = Field(2, ge=1, description="Processes that share the lives.")
+    processes: int = Field(2, ge=1, description="Processes that share the episodes.")
 
 
 def eval_command(args: Sequence[str]) -> None:
@@ -54,11 +54,11 @@ def eval_command(args: Sequence[str]) -> None:
     load_policy(checkpoint)
     shared = {"task": config.task, "steps": config.steps}
     arms: dict[str, dict[str, object]] = {
-        "ppo": {**shared, "decider": "ppo", "checkpoint": checkpoint},
-        **{name: {**shared, "decider": name} for name in ("heuristic", "random", "off")},
+        "ppo": {**shared, "controller": "ppo", "checkpoint": checkpoint},
+        **{name: {**shared, "controller": name} for name in ("heuristic", "random", "off")},
     }
     results = run_study(
-        arms, TEST_SEEDS[: config.lives], episodes=config.lives_each, processes=config.processes
+        arms, TEST_SEEDS[: config.episodes], episodes=config.episodes_each, processes=config.processes
     )
     Console().print(comparison_table(results, config.rent))
 
@@ -66,8 +66,8 @@ def eval_command(args: Sequence[str]) -> None:
 def comparison_table(results: Mapping[str, Sequence[Cell]], rent: float) -> Table:
     """Test scores, bare and after rent, with 95 % intervals and the policy's paired leads."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("decider", "test score", "ppo ahead by", "params", "after rent", "ppo ahead by"):
-        table.add_column(heading, justify="left" if heading == "decider" else "right")
+    for heading in ("controller", "test score", "ppo ahead by", "params", "after rent", "ppo ahead by"):
+        table.add_column(heading, justify="left" if heading == "controller" else "right")
     bare = means_by_rng_seed(results, lambda cell: cell.test_score)
     paid = means_by_rng_seed(results, lambda cell: cell.after_rent(rent))
     for arm, cells in results.items():

@@ -20,7 +20,7 @@ DESCRIPTION = "Show what a run came to, in one HTML file that needs nothing else
 FILE_NAME = "report.html"
 _NO_SETTING = ("out", "as_json")
 """Where and how a result is shown; it is the same without them, and a new run needs a new directory."""
-_ALWAYS = ("task", "decider", "rng_seed")
+_ALWAYS = ("task", "controller", "rng_seed")
 """Said even where they are the default."""
 
 
@@ -59,8 +59,8 @@ def reproduction(row: RunRow) -> str | None:
     """The command that does the same again in a new directory; None if no command began this run."""
     if "task" not in row.config:
         return None
-    kind: type[BaseModel] = RunConfig if row.rounds is None else TrainingConfig
-    words = ["esper", "run" if row.rounds is None else "train"]
+    kind: type[BaseModel] = RunConfig if row.iterations is None else TrainingConfig
+    words = ["esper", "run" if row.iterations is None else "train"]
     for name, value in row.config.items():
         if name in _ALWAYS or (name not in _NO_SETTING and value != _default(kind, name)):
             words += _flag(name, value)

@@ -25,25 +25,25 @@ def run_command(args: Sequence[str]) -> None:
 
 
 def run(config: RunConfig) -> None:
-    """Run the decider and its controls, then print what came of it."""
+    """Run the controller and its controls, then print what came of it."""
     check_names(config)
     base = config.out or default_directory(config)
     console = Console()
     arms: dict[str, Path] = {}
-    for decider in (config.decider, *config.against):
-        directory = base / decider if config.against else base
-        arms[decider] = _run_shown(config, decider, directory, console)
+    for controller in (config.controller, *config.against):
+        directory = base / controller if config.against else base
+        arms[controller] = _run_shown(config, controller, directory, console)
     if config.as_json:
         print(json.dumps(_result(arms), indent=2))
     else:
         _print_tables(arms, console)
 
 
-def _run_shown(config: RunConfig, decider: str, directory: Path, console: Console) -> Path:
+def _run_shown(config: RunConfig, controller: str, directory: Path, console: Console) -> Path:
     if config.as_json:
-        return run_arm(config, decider, directory)
+        return run_arm(config, controller, directory)
     with LiveView(console) as view:
-        return run_arm(config, decider, directory, [view])
+        return run_arm(config, controller, directory, [view])
 
 
 def _print_tables(arms: dict[str, Path], console: Console) -> None:
@@ -53,7 +53,7 @@ def _print_tables(arms: dict[str, Path], console: Console) -> None:
             console.print()
             console.print(summary.episode_summary(run, episode, seeds, transitions))
     if len(arms) > 1:
-        last = [(decider, _rows(directory)[1][-1]) for decider, directory in arms.items()]
+        last = [(controller, _rows(directory)[1][-1]) for controller, directory in arms.items()]
         console.print()
         console.print(summary.comparison(last))
     console.print()
@@ -63,9 +63,9 @@ def _print_tables(arms: dict[str, Path], console: Console) -> None:
 
 def _result(arms: dict[str, Path]) -> dict[str, object]:
     result: dict[str, object] = {}
-    for decider, directory in arms.items():
+    for controller, directory in arms.items():
         run, episodes, seeds, transitions = _rows(directory)
-        result[decider] = {
+        result[controller] = {
             "directory": str(directory),
             "episodes": [summary.as_json(run, e, seeds, transitions) for e in episodes],
         }

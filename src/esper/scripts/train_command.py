@@ -15,9 +15,9 @@ from rich.console import Console
 
 from esper.config import PRESETS, ConfigError, TrainingConfig, read_settings, training_config
 from esper.karn.live import LiveView
-from esper.karn.tail import Tail, round_within
+from esper.karn.tail import Tail, iteration_within
 from esper.leyline.errors import EsperError, InterruptedRunError
-from esper.run_state import config_of_run, saved_round
+from esper.run_state import config_of_run, saved_iteration
 from esper.runner import free_directory
 from esper.scripts.flags import Flag, parse_flags
 from esper.simic.agent.ppo import shards
@@ -86,8 +86,8 @@ def watching(directory: Path, *, resume: bool) -> LiveView:
     """Shows a training on standard output; one that is resumed with what counts of its past."""
     view = LiveView(Console())
     if resume:
-        last = saved_round(directory)
-        view.recall(row for row in Tail(directory).read(lives_from=last) if round_within(row) <= last)
+        last = saved_iteration(directory)
+        view.recall(row for row in Tail(directory).read(episodes_from=last) if iteration_within(row) <= last)
     return view
 
 

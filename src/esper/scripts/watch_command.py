@@ -30,7 +30,9 @@ class WatchConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     env: int | None = Field(
-        None, ge=0, description="Environment whose lives are shown; of a training the best one unless given."
+        None,
+        ge=0,
+        description="Environment whose episodes are shown; of a training the best one unless given.",
     )
     speed: float | None = Field(
         None,
@@ -94,8 +96,8 @@ class Place:
         if isinstance(row, RunRow):
             self._begin(row)
         elif isinstance(row, UpdateRow):
-            self._done = row.round
-        elif isinstance(row, EpochRow) and self._run is not None and self._run.rounds is None:
+            self._done = row.iteration
+        elif isinstance(row, EpochRow) and self._run is not None and self._run.iterations is None:
             self._done = row.epoch
 
     def _begin(self, run: RunRow) -> None:
@@ -108,8 +110,8 @@ class Place:
     def __str__(self) -> str:
         if self._run is None:
             return "before it recorded anything"
-        if self._run.rounds is not None:
-            return f"after round {self._done} of {self._run.rounds}"
+        if self._run.iterations is not None:
+            return f"after iteration {self._done} of {self._run.iterations}"
         return f"after epoch {self._done} of {self._run.horizon}"
 
 

@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _meet() -> None:
-    """Find the other processes; the limit holds here only, since a round may well take longer."""
+    """Find the other processes; the limit holds here only, since an iteration may well take longer."""
     seconds = float(os.environ.get(ARRIVAL_VARIABLE, ARRIVAL_SECONDS))
     try:
         store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))

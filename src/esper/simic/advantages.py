@@ -37,7 +37,7 @@ def gae(
 def against_siblings(advantages: Tensor, siblings: int) -> Tensor:
     """What each environment did better than its siblings in the same step, all tensors ``[env, step]``.
 
-    Siblings stand side by side, ``siblings`` of them, and live the same life but for their decisions. What
+    Siblings stand side by side, ``siblings`` of them, and live the same episode but for their decisions. What
     they share, such as an unlucky initialisation, says nothing about a decision; the mean of the others
     does not depend on one's own decision, so leaving it out biases nothing.
     """

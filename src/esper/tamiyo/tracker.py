@@ -17,7 +17,7 @@ from esper.leyline.slot_table import BoolArray, IntArray
 class SignalTracker:
     """Makes ``TrainingSignals`` of ``EpochFacts``, one update per epoch, all environments at once.
 
-    An environment whose facts say epoch 0 begins a new life: its trends restart, and those of its
+    An environment whose facts say epoch 0 begins a new episode: its trends restart, and those of its
     neighbours do not.
     """
 

@@ -42,7 +42,7 @@ class GuardedTest:
         if not self._unlocked:
             raise DataError("the test split was read before the network was committed at its horizon")
         if self._read:
-            raise DataError("the test split was read twice in one life; it is read once, after the commit")
+            raise DataError("the test split was read twice in one episode; it is read once, after the commit")
         self._read = True
         return self._samples
 
@@ -55,7 +55,7 @@ class GuardedTest:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """One life's data."""
+    """One episode's data."""
 
     train: Samples
     validation: Samples

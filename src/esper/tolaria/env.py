@@ -20,19 +20,19 @@ from esper.leyline.errors import DivergedError, SlotError
 from esper.leyline.events import Row, StageMove
 from esper.leyline.factored_actions import NUM_OPS, OP_WAIT, Head, IntArray, canonicalise, check_actions
 from esper.leyline.legality import legal_slots_by_op
-from esper.leyline.protocols import EventSink, Thought
+from esper.leyline.protocols import EventSink, PolicyOutput
 from esper.leyline.rules import ActionSpace
 from esper.leyline.signals import EnvFacts
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
-from esper.tolaria import actuator, judgement, recording
+from esper.tolaria import actuator, recording, slot_measurements
 from esper.tolaria.calibration import recalibrate
 from esper.tolaria.counterfactual import Counterfactuals, measure
 from esper.tolaria.data import BatchCursor, shifted_and_flipped
 from esper.tolaria.epoch import EpochTraining, train_epoch
 from esper.tolaria.flops import FlopMeter
 from esper.tolaria.recovery import ROLLBACK_LIMIT, Recovery
-from esper.tolaria.seeding import LifeStreams
+from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import Instance, TaskSpec
 
 
@@ -44,8 +44,8 @@ class DiscardSink:
 
 
 @dataclass(frozen=True, slots=True)
-class LifeReport:
-    """What a finished life came to; all scores are of the committed network."""
+class EpisodeReport:
+    """What a finished episode came to; all scores are of the committed network."""
 
     val_score: float
     test_score: float
@@ -62,11 +62,11 @@ class LifeReport:
     """Validation score after every epoch, the untrained host's first."""
     rollbacks: int
     cut_short: bool
-    """Too many rollbacks ended the life before its horizon."""
+    """Too many rollbacks ended the episode before its horizon."""
 
 
 class MorphEnv:
-    """A host life after host life, each from streams named by (run, environment, episode)."""
+    """An episode after host episode, each from streams named by (run, environment, episode)."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class MorphEnv:
     ) -> None:
         """``table`` is this environment's row of a shared table; ``enabled`` defaults to all slots.
 
-        A life ends early with rollback number ``rollback_limit``.
+        An episode ends early with rollback number ``rollback_limit``.
         """
         self.task = task
         self.rng_seed = rng_seed
@@ -91,17 +91,17 @@ class MorphEnv:
         self.sink: EventSink = sink if sink is not None else DiscardSink()
         self.twin_scores: Sequence[float] | None = None
         """The do-nothing twin's validation score by epoch, where it is known."""
-        self.thought: Thought | None = None
+        self.policy_output: PolicyOutput | None = None
         """What is known of the coming decision, where its maker says so."""
         self.episode = -1
         self._rollback_limit = rollback_limit
 
-    # --- a new life ---------------------------------------------------------------------------
+    # --- a new episode ---------------------------------------------------------------------------
 
     def reset(self, episode: int = 0) -> EnvFacts:
-        """Begin life ``episode``: build, split, and validate the untrained host."""
+        """Begin episode ``episode``: build, split, and validate the untrained host."""
         self.episode = episode
-        self._streams = LifeStreams(self.rng_seed, self.env, episode)
+        self._streams = EpisodeStreams(self.rng_seed, self.env, episode)
         instance = self.task.instances.draw(self._streams.generator("instance"))
         self.instance = instance
         self.splits = self.task.load(self._streams.generator("split")).with_less_to_train(instance.data_share)
@@ -182,7 +182,7 @@ class MorphEnv:
 
     def _refuse_after_the_end(self) -> None:
         if self.ended:
-            raise RuntimeError("this life has ended; call reset() for the next one")
+            raise RuntimeError("this episode has ended; call reset() for the next one")
 
     def _act(self, action: IntArray) -> tuple[int, bool]:
         check_actions(action[None], 1, self.table.num_slots)
@@ -217,7 +217,7 @@ class MorphEnv:
             )
         actuator.tick(self.model)
         self.epoch += 1
-        judgement.record_training(self.table, trained)
+        slot_measurements.record_training(self.table, trained)
         return trained
 
     def before_batch(self, number: int) -> None:
@@ -248,7 +248,7 @@ class MorphEnv:
         )
         self.meter.validated(len(validation), result.slots, result.configurations)
         self.val_scores[self.epoch :] = [result.score]
-        judgement.record_worth(self.table, result)
+        slot_measurements.record_worth(self.table, result)
         return result
 
     def _is_old_fossil(self, slot: int) -> bool:
@@ -314,7 +314,7 @@ class MorphEnv:
             rolled_back=self.recovery.rolled_back,
         )
 
-    def finish(self) -> LifeReport:
+    def finish(self) -> EpisodeReport:
         """Read the test split, once, and report the committed network."""
         samples = self.splits.test.read()
         self.model.eval()
@@ -322,7 +322,7 @@ class MorphEnv:
             scores = self.task.objective.sample_scores(self.model(samples.x), samples.y)
         host, grown = self.model.count_parameters()
         host_flops, flops = self.meter.per_sample()
-        report = LifeReport(
+        report = EpisodeReport(
             val_score=self.val_scores[-1],
             test_score=scores.mean().item(),
             best_val_score=max(self.val_scores),

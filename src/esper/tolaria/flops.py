@@ -137,7 +137,7 @@ class _SeedPart(nn.Module):
 
 @dataclass(slots=True)
 class FlopLedger:
-    """Compute of one life by purpose; ``pruned_seeds`` is the part of it spent on removed seeds."""
+    """Compute of one episode by purpose; ``pruned_seeds`` is the part of it spent on removed seeds."""
 
     forward: int = 0
     backward: int = 0
@@ -156,7 +156,7 @@ class FlopLedger:
 
 @dataclass
 class FlopMeter:
-    """Counts the parts of one model and books what each epoch spent."""
+    """Counts the parts of one model and reward_log what each epoch spent."""
 
     model: MorphogeneticModel
     sample: Tensor

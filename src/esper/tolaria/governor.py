@@ -1,6 +1,6 @@
-"""Watches one life for signs of a breakdown, by what this life itself has shown so far.
+"""Watches one episode for signs of a breakdown, by what this episode itself has shown so far.
 
-No loss is bad by itself: a weak host lives at the loss of a blind guess and is healthy. What counts is
+No loss is bad by itself: a weak episodes at the loss of a blind guess and is healthy. What counts is
 a fall from what was reached, beyond the ups and downs of the epochs before it, that does not pass.
 """
 

@@ -29,7 +29,7 @@ from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.governor import Alarm
 
 if TYPE_CHECKING:
-    from esper.tolaria.env import LifeReport, MorphEnv
+    from esper.tolaria.env import EpisodeReport, MorphEnv
 
 
 def known(value: float) -> float | None:
@@ -42,7 +42,7 @@ def emit_decision(
 ) -> None:
     """The decision row of the coming epoch; ``action [1, 8]`` is canonical."""
     others = np.delete(legal[0].any(axis=1), OP_WAIT)
-    thought = {} if env.thought is None else env.thought._asdict()
+    policy_output = {} if env.policy_output is None else env.policy_output._asdict()
     env.sink.emit(
         DecisionRow(
             env=env.env,
@@ -54,7 +54,7 @@ def emit_decision(
             succeeded=outcome.succeeded,
             refused_by=outcome.refused_by,
             failed_checks=list(outcome.failed_checks),
-            **thought,
+            **policy_output,
         )
     )
 
@@ -177,7 +177,7 @@ def emit_alert(env: MorphEnv, alarm: Alarm, answer: str) -> None:
     )
 
 
-def emit_episode(env: MorphEnv, report: LifeReport, seconds: float) -> None:
+def emit_episode(env: MorphEnv, report: EpisodeReport, seconds: float) -> None:
     """The episode row, after the commit."""
     env.sink.emit(
         EpisodeRow(

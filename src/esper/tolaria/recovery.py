@@ -1,4 +1,4 @@
-"""What a life does when an epoch went wrong: remove the guilty seed, or return to the last good state.
+"""What an episode does when an epoch went wrong: remove the guilty seed, or return to the last good state.
 
 A rollback brings back weights, optimisers and topology. Time and data go on, and the random streams
 begin anew under the number of the rollback, so the same failure is not met again.
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 SNAPSHOT_EVERY: Final = 3
 """Good epochs between snapshots; a fossilisation takes one too."""
 ROLLBACK_LIMIT: Final = 3
-"""The rollback that ends a life, unless told otherwise."""
+"""The rollback that ends an episode, unless told otherwise."""
 
 
 class Recovery:
-    """Watches over one life of an environment."""
+    """Watches over one episode of an environment."""
 
     def __init__(self, env: MorphEnv, limit: int) -> None:
-        """The life begins; with rollback number ``limit`` it ends."""
+        """The episode begins; with rollback number ``limit`` it ends."""
         self._env = env
         self._limit = limit
         self._governor = Governor(env.guess_loss)

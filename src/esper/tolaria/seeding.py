@@ -1,4 +1,4 @@
-"""Named random streams of one environment's life: nothing that happens in one reaches another."""
+"""Named random streams of one environment's episode: nothing that happens in one reaches another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEST_SEEDS: Final = range(2_000_000, 3_000_000)
 
 
 @dataclass(frozen=True, slots=True)
-class LifeStreams:
+class EpisodeStreams:
     """The streams of (run, environment, episode); each is named by its purpose."""
 
     rng_seed: int

@@ -1,6 +1,6 @@
 """The do-nothing twin: the same host, data and random streams with every slot left empty.
 
-Its scores are needed for every life that is compared with it and never change, so they are kept on
+Its scores are needed for every episode that is compared with it and never change, so they are kept on
 disk under everything that determines them. A cache that cannot be read or written only costs time.
 """
 
@@ -22,14 +22,14 @@ import torch
 
 from esper.leyline.errors import DivergedError
 from esper.leyline.factored_actions import CANONICAL_ACTION
-from esper.tolaria.env import LifeReport, MorphEnv
+from esper.tolaria.env import EpisodeReport, MorphEnv
 from esper.tolaria.tasks.spec import TaskSpec
 
 CACHE_VARIABLE = "ESPER_CACHE"
 
 
-def live_without_growth(task: TaskSpec, *, rng_seed: int, env: int = 0, episode: int = 0) -> LifeReport:
-    """The report of a life in which nobody ever acts."""
+def run_without_growth(task: TaskSpec, *, rng_seed: int, env: int = 0, episode: int = 0) -> EpisodeReport:
+    """The report of an episode in which nobody ever acts."""
     twin = MorphEnv(task, rng_seed=rng_seed, env=env)
     twin.reset(episode)
     action = np.array(CANONICAL_ACTION)
@@ -45,7 +45,7 @@ def twin_scores(task: TaskSpec, *, rng_seed: int, env: int = 0, episode: int = 0
     if kept is not None:
         return kept
     try:
-        report = live_without_growth(task, rng_seed=rng_seed, env=env, episode=episode)
+        report = run_without_growth(task, rng_seed=rng_seed, env=env, episode=episode)
         if report.cut_short:
             raise DivergedError(f"its host broke down {report.rollbacks} times; lower the learning rate")
     except DivergedError as error:
@@ -108,7 +108,7 @@ def _task_key(task: TaskSpec) -> str:
 
 @cache
 def _code_digest() -> str:
-    """A digest of the source that a seedless life runs through."""
+    """A digest of the source that a seedless episode runs through."""
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for folder in ("kasmina", "leyline", "tolaria"):

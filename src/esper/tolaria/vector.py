@@ -9,7 +9,7 @@ from esper.leyline.protocols import EventSink
 from esper.leyline.rules import ActionSpace
 from esper.leyline.signals import EpochFacts
 from esper.leyline.slot_table import SlotTable
-from esper.tolaria.env import LifeReport, MorphEnv
+from esper.tolaria.env import EpisodeReport, MorphEnv
 from esper.tolaria.recovery import ROLLBACK_LIMIT
 from esper.tolaria.tasks.spec import TaskSpec
 
@@ -48,7 +48,7 @@ class SerialVector:
         return self.envs[0].action_space
 
     def reset(self, episode: int = 0) -> EpochFacts:
-        """Begin life ``episode`` in every environment."""
+        """Begin episode ``episode`` in every environment."""
         return EpochFacts.stack([env.reset(episode) for env in self.envs])
 
     def step(self, actions: IntArray) -> EpochFacts:
@@ -56,6 +56,6 @@ class SerialVector:
         check_actions(actions, len(self.envs), self.table.num_slots)
         return EpochFacts.stack([env.step(row) for env, row in zip(self.envs, actions, strict=True)])
 
-    def finish(self) -> list[LifeReport]:
+    def finish(self) -> list[EpisodeReport]:
         """The reports of the committed networks."""
         return [env.finish() for env in self.envs]

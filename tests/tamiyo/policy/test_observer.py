@@ -17,12 +17,12 @@ from tests.tamiyo.policy.deciding import policy_of
 ENVS = 5
 
 
-def random_lives(rng_seed: int, num_slots: int) -> SlotTable:
+def random_episodes(rng_seed: int, num_slots: int) -> SlotTable:
     return random_table(np.random.default_rng(rng_seed), ENVS, num_slots)
 
 
 def test_a_model_of_the_policys_own_size_is_shown_as_it_is() -> None:
-    table, space = random_lives(0, 3), space_of(3, auto_forward=False)
+    table, space = random_episodes(0, 3), space_of(3, auto_forward=False)
     facts = facts_of(4, num_envs=ENVS)
     seen = Observer(ENVS, 3, 3).observe(facts, table, space)
     features, blueprints = batch_obs_to_features(SignalTracker(ENVS).update(facts), table, space.slot_config)
@@ -36,7 +36,7 @@ def test_absent_slots_read_as_empty_and_nothing_is_legal_in_them(
     rng_seed: int, sizes: tuple[int, int]
 ) -> None:
     slots, capacity = sizes
-    table, space = random_lives(rng_seed, slots), space_of(slots, auto_forward=False)
+    table, space = random_episodes(rng_seed, slots), space_of(slots, auto_forward=False)
     facts = facts_of(4, num_envs=ENVS)
     narrow = Observer(ENVS, slots, slots).observe(facts, table, space)
     wide = Observer(ENVS, slots, capacity).observe(facts, table, space)
@@ -57,7 +57,7 @@ SHARES = ("slot_use", "share_")
 
 
 def test_shares_count_the_slots_that_the_policy_has_room_for() -> None:
-    table, facts = random_lives(1, 3), facts_of(4, num_envs=ENVS)
+    table, facts = random_episodes(1, 3), facts_of(4, num_envs=ENVS)
     column = feature_names(3).index("slot_use")
     shares = [
         Observer(ENVS, 3, capacity).observe(facts, table, space_of(3)).features[:, column]
@@ -69,7 +69,7 @@ def test_shares_count_the_slots_that_the_policy_has_room_for() -> None:
 
 @given(st.integers(0, 10_000), st.sampled_from([1, 2, 3, 5]))
 def test_no_decision_names_an_absent_slot(rng_seed: int, slots: int) -> None:
-    table, space = random_lives(rng_seed, slots), space_of(slots, auto_forward=False)
+    table, space = random_episodes(rng_seed, slots), space_of(slots, auto_forward=False)
     policy = POLICY_FOR_EIGHT
     seen = Observer(ENVS, slots, 8).observe(facts_of(4, num_envs=ENVS), table, space)
     with torch.no_grad():
@@ -95,7 +95,7 @@ POLICY_FOR_EIGHT = policy_of(8)
 def test_a_wide_observation_holds_nothing_of_the_table_before() -> None:
     space, observer = space_of(3, auto_forward=False), Observer(ENVS, 3, 8)
     for step in range(4):
-        table, facts = random_lives(step, 3), facts_of(step, num_envs=ENVS)
+        table, facts = random_episodes(step, 3), facts_of(step, num_envs=ENVS)
         seen, fresh = observer.observe(facts, table, space), Observer(ENVS, 3, 8).observe(facts, table, space)
         assert torch.equal(seen.features[:, BASE_SIZE:], fresh.features[:, BASE_SIZE:])
         assert torch.equal(seen.blueprint_indices, fresh.blueprint_indices)
@@ -104,16 +104,16 @@ def test_a_wide_observation_holds_nothing_of_the_table_before() -> None:
 
 def test_an_observation_is_not_overwritten_by_the_next() -> None:
     space, observer = space_of(3, auto_forward=False), Observer(ENVS, 3, 8)
-    first = observer.observe(facts_of(0, num_envs=ENVS), random_lives(0, 3), space)
+    first = observer.observe(facts_of(0, num_envs=ENVS), random_episodes(0, 3), space)
     kept = first.features.clone(), first.blueprint_indices.clone(), first.masks.slot_by_op.clone()
-    observer.observe(facts_of(1, num_envs=ENVS), random_lives(1, 3), space)
+    observer.observe(facts_of(1, num_envs=ENVS), random_episodes(1, 3), space)
     assert torch.equal(first.features, kept[0])
     assert torch.equal(first.blueprint_indices, kept[1])
     assert torch.equal(first.masks.slot_by_op, kept[2])
 
 
 def test_after_a_reset_nothing_is_remembered() -> None:
-    table, space, observer = random_lives(0, 3), space_of(3), Observer(ENVS, 3, 8)
+    table, space, observer = random_episodes(0, 3), space_of(3), Observer(ENVS, 3, 8)
     fresh = observer.observe(facts_of(3, loss=1.0, num_envs=ENVS), table, space).features
     observer.observe(facts_of(4, loss=9.0, num_envs=ENVS), table, space)
     later = observer.observe(facts_of(3, loss=1.0, num_envs=ENVS), table, space).features

@@ -17,7 +17,7 @@ from esper.karn.figures.style import STYLE
 from esper.karn.figures.times import times_beside, times_picture
 from esper.karn.figures.verdict import verdict_picture
 from esper.karn.figures.worth import worth_beside, worth_picture
-from esper.karn.questions.lives import LifeKey, LifeSummary, lives
+from esper.karn.questions.episodes import EpisodeKey, EpisodeSummary, episodes
 from esper.leyline.errors import UnknownNameError
 
 FIGURES: Final[tuple[Figure, ...]] = (
@@ -49,14 +49,14 @@ def figure_named(key: str) -> Figure:
 __all__ = [
     "FIGURES",
     "STYLE",
+    "EpisodeKey",
+    "EpisodeSummary",
     "Figure",
-    "LifeKey",
-    "LifeSummary",
     "Picture",
+    "episodes",
     "figure_named",
     "improvement_picture",
     "interactions_picture",
-    "lives",
     "progress_line",
     "standalone",
     "verdict_picture",

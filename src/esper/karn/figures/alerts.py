@@ -10,7 +10,7 @@ from esper.karn.figures.axes import Scale, alike, shared_end, x_axis
 from esper.karn.figures.picture import Picture
 from esper.karn.figures.svg import Markup, number
 from esper.karn.questions.alerts import AlertEntry, AlertLine, Alerts, alerts
-from esper.karn.questions.lives import LifeKey
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import Run
 
 _LEFT: Final = 190.0
@@ -18,9 +18,9 @@ _RIGHT: Final = svg.WIDTH - 86
 _ROW: Final = 26.0
 
 
-def alerts_picture(run: Run, life: LifeKey | None = None) -> Picture:
-    """The answer of one life or of the whole run; that nothing is wrong is an answer too."""
-    return draw_alerts(alerts(run, life))
+def alerts_picture(run: Run, episode: EpisodeKey | None = None) -> Picture:
+    """The answer of one episode or of the whole run; that nothing is wrong is an answer too."""
+    return draw_alerts(alerts(run, episode))
 
 
 def alerts_beside(run: Run, other: Run) -> Picture:

@@ -27,7 +27,7 @@ class Scale:
 
 
 class OnAxis(Protocol):
-    """Numbers over epochs or rounds."""
+    """Numbers over epochs or iterations."""
 
     @property
     def axis(self) -> str: ...
@@ -50,7 +50,7 @@ def shared_end(found: OnAxis, beside: OnAxis | None) -> int:
 
 
 def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
-    """At most ``most`` round values within ``low`` to ``high``; ``whole``: none but integers."""
+    """At most ``most`` iteration values within ``low`` to ``high``; ``whole``: none but integers."""
     if high <= low:
         return [low]
     step = _round_step((high - low) / max(most, 1), whole=whole)
@@ -73,7 +73,7 @@ def _round_step(least: float, *, whole: bool) -> float:
 
 
 def around(values: Sequence[float], most: int, floor: float | None = None) -> tuple[float, float]:
-    """A range with round ends that holds the values; ``floor`` belongs to it where they come near it."""
+    """A range with iteration ends that holds the values; ``floor`` belongs to it where they come near it."""
     low, high = min(values), max(values)
     if floor is not None and (high <= low or low - floor < 0.8 * (high - floor)):
         low = min(floor, low)

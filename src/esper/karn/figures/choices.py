@@ -13,7 +13,7 @@ from esper.karn.figures.stacks import column, edges, stack
 from esper.karn.figures.svg import Markup, number
 from esper.karn.palette import OP_STAGES
 from esper.karn.questions.choices import ChoicePoint, Choices, OpCount, choices
-from esper.karn.questions.lives import LifeKey
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import Run
 from esper.leyline.stages import Stage
 
@@ -23,9 +23,9 @@ _FAILED: Final = (4.0, 20.0)
 _COLUMNS: Final = (30.0, 200.0)
 
 
-def choices_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
-    """The answer of one life or of the whole run."""
-    found = choices(run, life)
+def choices_picture(run: Run, episode: EpisodeKey | None = None) -> Picture | None:
+    """The answer of one episode or of the whole run."""
+    found = choices(run, episode)
     return None if found is None else draw_choices(found)
 
 
@@ -36,7 +36,7 @@ def choices_beside(run: Run, other: Run) -> Picture | None:
 
 
 def draw_choices(found: Choices, beside: Choices | None = None) -> Picture:
-    """One column per epoch or round, on axes that hold what is beside it too."""
+    """One column per epoch or iteration, on axes that hold what is beside it too."""
     x = Scale(0, shared_end(found, beside), _LEFT, _RIGHT)
     y = Scale(0, 1, _COLUMNS[1], _COLUMNS[0])
     return Picture(

@@ -11,8 +11,8 @@ from esper.karn.figures.axes import Scale, around, x_axis, y_axis
 from esper.karn.figures.labels import Label, beside_lines
 from esper.karn.figures.picture import Picture
 from esper.karn.figures.svg import Markup
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.growth import Growth, GrowthPoint, growth
-from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run
 
 _LEFT: Final = 48.0
@@ -22,9 +22,9 @@ _PARAMS: Final = (212.0, 272.0)
 _HEIGHT: Final = 298.0
 
 
-def growth_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
-    """The answer of one life or of the whole run."""
-    found = growth(run, life)
+def growth_picture(run: Run, episode: EpisodeKey | None = None) -> Picture | None:
+    """The answer of one episode or of the whole run."""
+    found = growth(run, episode)
     return None if found is None else draw_growth(found)
 
 
@@ -43,7 +43,7 @@ def draw_growth(found: Growth) -> Picture:
             _draw_params(found, x),
         ),
         columns=[
-            *(found.axis, "lives", "lowest", "25 %", "median", "75 %", "highest"),
+            *(found.axis, "episodes", "lowest", "25 %", "median", "75 %", "highest"),
             *("score", "twin", "parameters"),
         ],
         rows=[_cells(point) for point in found.points],
@@ -56,8 +56,8 @@ def _caption(found: Growth) -> str:
     gain = notation.gain(notation.difference(last.score, last.twin))
     fan = ""
     if _has_fan(found.points):
-        which = " of those that lasted" if found.axis == "round" else ""
-        fan = f"Bands: all lives, and their middle half; line: the mean{which}. "
+        which = " of those that lasted" if found.axis == "iteration" else ""
+        fan = f"Bands: all episodes, and their middle half; line: the mean{which}. "
     return (
         f"{fan}Dotted: the do-nothing twin. At {found.axis} {last.place} the score is"
         f" {notation.points(last.score)}, {gain} points over the twin, with"
@@ -74,7 +74,7 @@ def _cells(point: GrowthPoint) -> list[str]:
     spread = (point.low, point.quarter, point.median, point.three_quarters, point.high)
     return [
         str(point.place),
-        notation.count(point.lives),
+        notation.count(point.episodes),
         *(notation.points(score) for score in (*spread, point.score, point.twin)),
         notation.count(point.params),
     ]
@@ -112,7 +112,7 @@ def _draw_scores(points: Sequence[GrowthPoint], x: Scale) -> Markup:
 
 
 def _draw_params(found: Growth, x: Scale) -> Markup:
-    """The parameters within each epoch or round, the last known ones where no life lasted."""
+    """The parameters within each epoch or iteration, the last known ones where no episode lasted."""
     known = [(point.place, point.params) for point in found.points if point.params is not None]
     if not known:
         return Markup("")

@@ -1,4 +1,4 @@
-"""Is a head dead: a strip per head over the rounds, the darker the more open its choice."""
+"""Is a head dead: a strip per head over the iterations, the darker the more open its choice."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from esper.karn.figures.picture import Picture
 from esper.karn.figures.stacks import edges
 from esper.karn.figures.style import shade_look
 from esper.karn.figures.svg import Markup, number
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.heads import Heads, heads
-from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run
 
 _LEFT: Final = 132.0
@@ -21,8 +21,8 @@ _ROW: Final = 28.0
 _STRIP: Final = 20.0
 
 
-def heads_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
-    """The answer of the whole training, whichever life is looked at."""
+def heads_picture(run: Run, episode: EpisodeKey | None = None) -> Picture | None:
+    """The answer of the whole training, whichever episode is looked at."""
     found = heads(run)
     return None if found is None else draw_heads(found)
 
@@ -35,7 +35,7 @@ def heads_beside(run: Run, other: Run) -> Picture | None:
 
 def draw_heads(found: Heads, beside: Heads | None = None) -> Picture:
     """One strip per head, on an axis that holds what is beside it too."""
-    x = Scale(0, max(one.rounds for one in (found, beside) if one is not None), _LEFT, _RIGHT)
+    x = Scale(0, max(one.iterations for one in (found, beside) if one is not None), _LEFT, _RIGHT)
     bottom = _ROW * len(found.names) + 4
     dead = [
         name for name, values in zip(found.names, found.entropy, strict=True) if _is_low(values[-1], found)
@@ -44,11 +44,11 @@ def draw_heads(found: Heads, beside: Heads | None = None) -> Picture:
         svg=svg.drawing(
             bottom + 26,
             "Entropy of the heads",
-            f"Below their limit in round {found.places[-1]}: {', '.join(dead) or 'none'}.",
-            x_axis(x, bottom, "round"),
+            f"Below their limit in iteration {found.places[-1]}: {', '.join(dead) or 'none'}.",
+            x_axis(x, bottom, "iteration"),
             *(_draw_head(found, index, x) for index in range(len(found.names))),
         ),
-        columns=["round", *found.names],
+        columns=["iteration", *found.names],
         rows=[
             [str(place), *(notation.points(values[index], 2) for values in found.entropy)]
             for index, place in enumerate(found.places)

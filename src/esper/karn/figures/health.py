@@ -10,8 +10,8 @@ from esper.karn.figures import svg
 from esper.karn.figures.axes import Scale, x_axis
 from esper.karn.figures.picture import Picture
 from esper.karn.figures.svg import Markup
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.health import Health, Metric, health
-from esper.karn.questions.lives import LifeKey
 from esper.karn.questions.places import Place
 from esper.karn.run import Run
 
@@ -22,8 +22,8 @@ _LINE: Final = 28.0
 """Height of a line; the rest of its row is the gap."""
 
 
-def health_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
-    """The answer of the whole training, whichever life is looked at."""
+def health_picture(run: Run, episode: EpisodeKey | None = None) -> Picture | None:
+    """The answer of the whole training, whichever episode is looked at."""
     found = health(run)
     return None if found is None else draw_health(found)
 
@@ -35,8 +35,8 @@ def health_beside(run: Run, other: Run) -> Picture | None:
 
 
 def draw_health(found: Health, beside: Health | None = None) -> Picture:
-    """One row per metric, all over the same rounds, on axes that hold what is beside it too."""
-    x = Scale(0, max(one.rounds for one in (found, beside) if one is not None), _LEFT, _RIGHT)
+    """One row per metric, all over the same iterations, on axes that hold what is beside it too."""
+    x = Scale(0, max(one.iterations for one in (found, beside) if one is not None), _LEFT, _RIGHT)
     values_beside = {metric.name: metric.values for metric in (beside.metrics if beside else ())}
     bottom = _ROW * len(found.metrics) + 4
     outside = [metric for metric in found.metrics if metric.is_outside(metric.values[-1])]
@@ -44,15 +44,15 @@ def draw_health(found: Health, beside: Health | None = None) -> Picture:
         svg=svg.drawing(
             bottom + 26,
             "Metrics of the updates",
-            f"Outside their bands in round {found.places[-1]}:"
+            f"Outside their bands in iteration {found.places[-1]}:"
             f" {', '.join(_name(metric) for metric in outside) or 'none'}.",
-            x_axis(x, bottom, "round", top=0),
+            x_axis(x, bottom, "iteration", top=0),
             *(
                 _draw_metric(metric, found.places, x, 4 + _ROW * index, values_beside.get(metric.name, ()))
                 for index, metric in enumerate(found.metrics)
             ),
         ),
-        columns=["round", *(metric.name for metric in found.metrics)],
+        columns=["iteration", *(metric.name for metric in found.metrics)],
         rows=[
             [str(place), *(notation.significant(metric.values[index]) for metric in found.metrics)]
             for index, place in enumerate(found.places)

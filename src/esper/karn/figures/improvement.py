@@ -1,4 +1,4 @@
-"""Is the controller improving: returns of every round above, scores with those of others below."""
+"""Is the controller improving: returns of every iteration above, scores with those of others below."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from esper.karn.figures.axes import Scale, around, x_axis, y_axis
 from esper.karn.figures.labels import Label, beside_lines
 from esper.karn.figures.picture import Picture
 from esper.karn.figures.svg import Markup, Point
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.improvement import NO_REFERENCES, Improvement, ImprovementPoint, improvement
-from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run
 
 _LEFT: Final = 62.0
@@ -23,28 +23,28 @@ _HEIGHT: Final = 328.0
 
 
 def improvement_picture(
-    run: Run, life: LifeKey | None = None, references: Mapping[str, float] = NO_REFERENCES
+    run: Run, episode: EpisodeKey | None = None, references: Mapping[str, float] = NO_REFERENCES
 ) -> Picture | None:
-    """The answer of the whole training, whichever life is looked at, beside scores of others."""
+    """The answer of the whole training, whichever episode is looked at, beside scores of others."""
     found = improvement(run, references)
     return None if found is None else draw_improvement(found)
 
 
 def draw_improvement(found: Improvement) -> Picture:
-    """The picture of these rounds."""
-    x = Scale(0, found.rounds, _LEFT, _RIGHT)
+    """The picture of these iterations."""
+    x = Scale(0, found.iterations, _LEFT, _RIGHT)
     last = found.points[-1]
     return Picture(
         svg=svg.drawing(
             _HEIGHT,
-            "Return and score per round",
+            "Return and score per iteration",
             f"Median return {notation.gain(last.median, 2)}, mean score {notation.points(last.score)}"
-            f" in round {last.place}.",
-            x_axis(x, _SCORES[1], "round", top=_RETURNS[0]),
+            f" in iteration {last.place}.",
+            x_axis(x, _SCORES[1], "iteration", top=_RETURNS[0]),
             _draw_returns(found.points, x),
             _draw_scores(found, x),
         ),
-        columns=["round", "25 %", "median", "75 %", "score", "evaluation return", "evaluation score"],
+        columns=["iteration", "25 %", "median", "75 %", "score", "evaluation return", "evaluation score"],
         rows=[_cells(point) for point in found.points],
         caption=_caption(found),
     )
@@ -64,8 +64,8 @@ def _cells(point: ImprovementPoint) -> list[str]:
 def _caption(found: Improvement) -> str:
     others = ", ".join(f"{name} {notation.points(score)}" for name, score in found.references.items())
     return (
-        "Above: return of a round's lives, median and middle half; below: their mean score."
-        " Dots: argmax lives on selection rng seeds."
+        "Above: return of an iteration's episodes, median and middle half; below: their mean score."
+        " Dots: argmax episodes on selection rng seeds."
         + (f" For comparison, scores of {others}." if others else "")
     )
 

@@ -9,8 +9,8 @@ from esper.karn.figures import svg
 from esper.karn.figures.picture import Picture
 from esper.karn.figures.style import shade_look
 from esper.karn.figures.svg import Markup
+from esper.karn.questions.episodes import EpisodeKey, episode_name, is_training
 from esper.karn.questions.interactions import Interactions, interactions
-from esper.karn.questions.lives import LifeKey, is_training, life_name
 from esper.karn.run import Run
 
 _LEFT: Final = 100.0
@@ -21,12 +21,12 @@ _PALEST: Final = 0.4
 """The darkest cell, so that the number on it stays readable."""
 
 
-def interactions_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
-    """The answer of one life; without one, of the run's default life."""
-    found = interactions(run, life)
+def interactions_picture(run: Run, episode: EpisodeKey | None = None) -> Picture | None:
+    """The answer of one episode; without one, of the run's default episode."""
+    found = interactions(run, episode)
     if found is None:
         return None
-    return draw_interactions(found, life_name(found.life, trained=is_training(run)))
+    return draw_interactions(found, episode_name(found.episode, trained=is_training(run)))
 
 
 def draw_interactions(found: Interactions, name: str) -> Picture:

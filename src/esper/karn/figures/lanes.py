@@ -1,4 +1,4 @@
-"""What the network looks like: swim-lanes of the slots under the score of one life, on one axis.
+"""What the network looks like: swim-lanes of the slots under the score of one episode, on one axis.
 
 Colour is stage, the filled height of a bar is the seed's blend weight alpha.
 """
@@ -10,16 +10,16 @@ from itertools import groupby
 from typing import Final
 
 from esper.karn import notation
+from esper.karn.episodes import SeedHistory
 from esper.karn.figures import svg
 from esper.karn.figures.axes import Scale, around, x_axis, y_axis
 from esper.karn.figures.labels import Label, beside_lines
 from esper.karn.figures.marks import element_of, mark
 from esper.karn.figures.picture import Picture
 from esper.karn.figures.svg import Markup
-from esper.karn.lives import SeedLife
 from esper.karn.palette import LOOKS
+from esper.karn.questions.episodes import EpisodeKey, episode_name, is_training
 from esper.karn.questions.lanes import Lane, Lanes, Mark, ScorePoint, Span, end_of, lanes
-from esper.karn.questions.lives import LifeKey, is_training, life_name
 from esper.karn.run import Run
 from esper.leyline.stages import COOLING_STAGES, Stage
 
@@ -35,22 +35,22 @@ _MOST_GUIDES: Final = 16
 """More lines up to the score would hide it."""
 
 
-def lanes_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
-    """The answer of one life; without one, of the run's default life."""
-    found = lanes(run, life)
-    return None if found is None else draw_lanes(found, life_name(found.life, trained=is_training(run)))
+def lanes_picture(run: Run, episode: EpisodeKey | None = None) -> Picture | None:
+    """The answer of one episode; without one, of the run's default episode."""
+    found = lanes(run, episode)
+    return None if found is None else draw_lanes(found, episode_name(found.episode, trained=is_training(run)))
 
 
 def lanes_beside(run: Run, other: Run) -> Picture | None:
-    """The default life on axes that hold that of another run too."""
+    """The default episode on axes that hold that of another run too."""
     found = lanes(run)
     if found is None:
         return None
-    return draw_lanes(found, life_name(found.life, trained=is_training(run)), lanes(other))
+    return draw_lanes(found, episode_name(found.episode, trained=is_training(run)), lanes(other))
 
 
 def draw_lanes(found: Lanes, name: str, beside: Lanes | None = None) -> Picture:
-    """The picture of a life that is called ``name``, on axes that hold the life beside it too."""
+    """The picture of an episode that is called ``name``, on axes that hold the episode beside it too."""
     both = [found] if beside is None else [found, beside]
     names = [svg.shorten(lane.slot, _NAME_LETTERS) for one in both for lane in one.lanes]
     left = max(48.0, *(svg.width_of(slot) + 10 for slot in names), 0.0)
@@ -74,7 +74,7 @@ def draw_lanes(found: Lanes, name: str, beside: Lanes | None = None) -> Picture:
     )
 
 
-def _cells(seed: SeedLife) -> list[str]:
+def _cells(seed: SeedHistory) -> list[str]:
     fate = seed.fate if seed.fate == "alive" else f"{seed.fate} after {seed.fate_epoch}"
     return [
         seed.slot,
@@ -129,7 +129,7 @@ def _draw_key(found: Lanes, baseline: float) -> Markup:
 
 
 def _draw_scores(found: Lanes, x: Scale, held: Sequence[ScorePoint]) -> Iterator[Markup]:
-    """The scores of the life, on an axis that holds all of ``held``."""
+    """The scores of the episode, on an axis that holds all of ``held``."""
     points = found.scores
     if not points:
         return

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from esper.karn.figures.style import STYLE
 from esper.karn.figures.svg import element
-from esper.karn.questions.lives import LifeKey
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import Run
 
 
@@ -44,13 +44,13 @@ class Figure:
 
     key: str
     question: str
-    draw: Callable[[Run, LifeKey | None], Picture | None]
+    draw: Callable[[Run, EpisodeKey | None], Picture | None]
     draw_beside: Callable[[Run, Run], Picture | None] | None = None
     """Draws the first run on axes that hold the second one too; None: it has no axes to share."""
 
-    def answer(self, run: Run, life: LifeKey | None = None) -> Picture | None:
-        """The picture of this run, or of one of its lives; None: it has nothing to show for it."""
-        return self.draw(run, life)
+    def answer(self, run: Run, episode: EpisodeKey | None = None) -> Picture | None:
+        """The picture of this run, or of one of its episodes; None: it has nothing to show for it."""
+        return self.draw(run, episode)
 
     def answer_beside(self, run: Run, other: Run) -> Picture | None:
         """The picture of this run, to be compared with that of another one."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from esper.karn import notation
 from esper.karn.figures import svg
 from esper.karn.figures.picture import Picture
-from esper.karn.questions.lives import LifeKey
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.progress import Progress, progress
 from esper.karn.run import Run
 
 
-def progress_picture(run: Run, life: LifeKey | None = None) -> Picture:
-    """The answer of the whole run, whichever life is looked at."""
+def progress_picture(run: Run, episode: EpisodeKey | None = None) -> Picture:
+    """The answer of the whole run, whichever episode is looked at."""
     return draw_progress(progress(run))
 
 
@@ -19,7 +19,7 @@ def progress_line(found: Progress) -> str:
     """The header line of every view."""
     total = "" if found.total is None else f"/{notation.count(found.total)}"
     parts = [
-        f"{found.task} · {found.decider}",
+        f"{found.task} · {found.controller}",
         found.state,
         f"{found.unit} {notation.count(found.done)}{total}",
         notation.clock(found.seconds),
@@ -39,12 +39,12 @@ def draw_progress(found: Progress) -> Picture:
     line = progress_line(found)
     return Picture(
         svg=svg.drawing(30, "Progress", line, *bar),
-        columns=["run", "task", "decider", "state", found.unit, "of", "time", "left", "steps/s"],
+        columns=["run", "task", "controller", "state", found.unit, "of", "time", "left", "steps/s"],
         rows=[
             [
                 found.name,
                 found.task,
-                found.decider,
+                found.controller,
                 found.state,
                 notation.count(found.done),
                 notation.count(found.total),

@@ -1,4 +1,4 @@
-"""Is the reward honest: its terms as stacked columns, and the return of lives against their final score."""
+"""Is the reward honest: its terms as stacked columns, and the return of episodes against their final score."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from esper.karn.figures.picture import Picture
 from esper.karn.figures.stacks import column, edges, stack
 from esper.karn.figures.style import part_look
 from esper.karn.figures.svg import Markup
-from esper.karn.questions.lives import LifeKey
-from esper.karn.questions.reward import Honesty, PaidLives, Reward, RewardPoint, honesty, reward
+from esper.karn.questions.episodes import EpisodeKey
+from esper.karn.questions.reward import Honesty, PaidEpisodes, Reward, RewardPoint, honesty, reward
 from esper.karn.run import Run
 
 _LEFT: Final = 62.0
@@ -23,14 +23,14 @@ _TERMS: Final = (14.0, 194.0)
 _SCATTER: Final = (14.0, 224.0)
 
 
-def reward_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
-    """The terms of one life or of the whole run."""
-    found = reward(run, life)
+def reward_picture(run: Run, episode: EpisodeKey | None = None) -> Picture | None:
+    """The terms of one episode or of the whole run."""
+    found = reward(run, episode)
     return None if found is None else draw_reward(found)
 
 
-def honesty_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
-    """Return against score over the whole run, whichever life is looked at."""
+def honesty_picture(run: Run, episode: EpisodeKey | None = None) -> Picture | None:
+    """Return against score over the whole run, whichever episode is looked at."""
     found = honesty(run)
     return None if found is None else draw_honesty(found)
 
@@ -42,13 +42,13 @@ def reward_beside(run: Run, other: Run) -> Picture | None:
 
 
 def honesty_beside(run: Run, other: Run) -> Picture | None:
-    """Return against score on axes that hold the lives of another run too."""
+    """Return against score on axes that hold the episodes of another run too."""
     found = honesty(run)
     return None if found is None else draw_honesty(found, honesty(other))
 
 
 def draw_reward(found: Reward, beside: Reward | None = None) -> Picture:
-    """One column per round or epoch, and the sum as a line; the axes hold what is beside it too."""
+    """One column per iteration or epoch, and the sum as a line; the axes hold what is beside it too."""
     x = Scale(0, shared_end(found, beside), _LEFT, _RIGHT)
     stacks = [stack(point.terms) for point in found.points]
     held = [*found.points, *(beside.points if beside else ())]
@@ -82,7 +82,7 @@ def draw_reward(found: Reward, beside: Reward | None = None) -> Picture:
             svg.curve(line, "thin"),
             _term_labels(found, y),
         ),
-        columns=[found.axis, *found.terms, "return" if found.axis == "round" else "reward"],
+        columns=[found.axis, *found.terms, "return" if found.axis == "iteration" else "reward"],
         rows=[
             [
                 str(point.place),
@@ -91,7 +91,7 @@ def draw_reward(found: Reward, beside: Reward | None = None) -> Picture:
             ]
             for point in found.points
         ],
-        caption=f"What each term paid per {'life' if found.axis == 'round' else 'epoch'}; line: their sum.",
+        caption=f"What each term paid per {'episode' if found.axis == 'iteration' else 'epoch'}; line: their sum.",
     )
 
 
@@ -114,7 +114,7 @@ def _term_labels(found: Reward, y: Scale) -> Markup:
 
 
 def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
-    """A dot per life or, of many lives, per group with similar returns; axes hold what is beside it too."""
+    """A dot per episode or, of many episodes, per group with similar returns; axes hold what is beside it too."""
     groups = found.groups
     held = [*groups, *(beside.groups if beside else ())]
     right = svg.WIDTH - 26
@@ -125,7 +125,7 @@ def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
     spread = "".join(
         f"M{svg.number(at)} {svg.number(y(group.quarter))}V{svg.number(y(group.three_quarters))}"
         for group, at in zip(groups, places, strict=True)
-        if group.lives > 1
+        if group.episodes > 1
     )
     dots = svg.dots((at, y(group.median)) for group, at in zip(groups, places, strict=True))
     correlation = f"rank correlation {notation.gain(found.rank_correlation, 2)}"
@@ -133,7 +133,7 @@ def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
         svg=svg.drawing(
             _SCATTER[1] + 46,
             "Return against final score",
-            f"{correlation} over {found.lives} lives",
+            f"{correlation} over {found.episodes} episodes",
             y_axis(y, _LEFT, right),
             _return_axis(x),
             svg.text(_LEFT + 6, _SCATTER[0] + 10, "score", "dim halo"),
@@ -141,27 +141,27 @@ def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
             svg.path(dots, "dot faint"),
             svg.text(right, _SCATTER[1] - 8, correlation, "strong halo", "end"),
         ),
-        columns=["lives", "return", "score 25 %", "score median", "score 75 %"],
+        columns=["episodes", "return", "score 25 %", "score median", "score 75 %"],
         rows=[_cells(group) for group in groups],
         caption=_caption(found),
     )
 
 
 def _caption(found: Honesty) -> str:
-    count = notation.count(found.lives)
-    if all(group.lives == 1 for group in found.groups):
-        return f"One dot per life, {count} in all."
+    count = notation.count(found.episodes)
+    if all(group.episodes == 1 for group in found.groups):
+        return f"One dot per episode, {count} in all."
     return (
-        f"{count} lives in {len(found.groups)} groups of similar return:"
+        f"{count} episodes in {len(found.groups)} groups of similar return:"
         " median and middle half of their scores."
     )
 
 
-def _cells(group: PaidLives) -> list[str]:
+def _cells(group: PaidEpisodes) -> list[str]:
     low, high = notation.gain(group.low, 2), notation.gain(group.high, 2)
     return [
-        notation.count(group.lives),
-        low if group.lives == 1 else f"{low} to {high}",
+        notation.count(group.episodes),
+        low if group.episodes == 1 else f"{low} to {high}",
         *(notation.points(score) for score in (group.quarter, group.median, group.three_quarters)),
     ]
 

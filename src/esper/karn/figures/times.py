@@ -1,4 +1,4 @@
-"""Where the time goes: the phases of every round or epoch as stacked columns."""
+"""Where the time goes: the phases of every iteration or epoch as stacked columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from esper.karn.figures.labels import Label, beside_areas
 from esper.karn.figures.picture import Picture
 from esper.karn.figures.stacks import column, stack
 from esper.karn.figures.style import part_look
-from esper.karn.questions.lives import LifeKey
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.times import Times, times
 from esper.karn.run import Run
 
@@ -20,9 +20,9 @@ _RIGHT: Final = svg.WIDTH - 190
 _COLUMNS: Final = (24.0, 164.0)
 
 
-def times_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
-    """The answer of one life or of the whole run."""
-    found = times(run, life)
+def times_picture(run: Run, episode: EpisodeKey | None = None) -> Picture | None:
+    """The answer of one episode or of the whole run."""
+    found = times(run, episode)
     return None if found is None else draw_times(found)
 
 
@@ -33,7 +33,7 @@ def times_beside(run: Run, other: Run) -> Picture | None:
 
 
 def draw_times(found: Times, beside: Times | None = None) -> Picture:
-    """One column per epoch or round, on axes that hold what is beside it too."""
+    """One column per epoch or iteration, on axes that hold what is beside it too."""
     held = [*found.points, *(beside.points if beside else ())]
     longest = max(sum(phase or 0.0 for phase in point.phases) for point in held)
     unit, size = ("s", 1000.0) if longest >= 1000 else ("ms", 1.0)

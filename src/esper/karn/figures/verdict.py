@@ -24,7 +24,7 @@ _TOP: Final = 14.0
 
 
 def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
-    """The answer of several runs; None: none of them has a finished life."""
+    """The answer of several runs; None: none of them has a finished episode."""
     arms = verdict(runs)
     return draw_verdict(arms) if arms else None
 
@@ -37,11 +37,11 @@ def draw_verdict(arms: Sequence[Arm]) -> Picture:
             "Score against parameters and compute",
             "; ".join(f"{arm.name} {_score(arm.test_score)}" for arm in arms),
             _draw_panel(arms, lambda arm: arm.params, "parameters", _TOP),
-            _draw_panel(arms, lambda arm: arm.flops, "FLOP of a life", _TOP + _STEP),
+            _draw_panel(arms, lambda arm: arm.flops, "FLOP of an episode", _TOP + _STEP),
         ),
-        columns=["arm", "lives", "test", "validation", "parameters", "compute of a life", "inference"],
+        columns=["arm", "episodes", "test", "validation", "parameters", "compute of an episode", "inference"],
         rows=[_cells(arm) for arm in arms],
-        caption="Test score of the committed networks, with 95 % intervals where there are several lives.",
+        caption="Test score of the committed networks, with 95 % intervals where there are several episodes.",
     )
 
 
@@ -52,7 +52,7 @@ def _score(score: Estimate) -> str:
 def _cells(arm: Arm) -> list[str]:
     return [
         arm.name,
-        notation.count(arm.lives),
+        notation.count(arm.episodes),
         _score(arm.test_score),
         _score(arm.val_score),
         notation.count(round(arm.params)),

@@ -10,7 +10,7 @@ from esper.karn.figures import svg
 from esper.karn.figures.axes import Scale, around, tick_texts, ticks
 from esper.karn.figures.picture import Picture
 from esper.karn.figures.svg import Markup
-from esper.karn.questions.lives import LifeKey
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.worth import BlueprintWorth, worth
 from esper.karn.run import Run
 from esper.leyline.stages import Stage
@@ -21,9 +21,9 @@ _FUNNEL: Final = (0.0, 326.0)
 _POINTS: Final = (352.0, 492.0)
 
 
-def worth_picture(run: Run, life: LifeKey | None = None) -> Picture | None:
-    """The answer of one life or of the whole run."""
-    found = worth(run, life)
+def worth_picture(run: Run, episode: EpisodeKey | None = None) -> Picture | None:
+    """The answer of one episode or of the whole run."""
+    found = worth(run, episode)
     return None if found is None else draw_worth(found)
 
 

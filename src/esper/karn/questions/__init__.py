@@ -1,21 +1,21 @@
 """What a run can be asked: pure functions from its rows to numbers, the source of every view."""
 
+from esper.karn.questions.episodes import EpisodeKey, EpisodeSummary, default_episode, episode_name, episodes
 from esper.karn.questions.growth import Growth, GrowthPoint, growth
 from esper.karn.questions.lanes import Lane, Lanes, Mark, Span, lanes
-from esper.karn.questions.lives import LifeKey, LifeSummary, default_life, life_name, lives
 
 __all__ = [
+    "EpisodeKey",
+    "EpisodeSummary",
     "Growth",
     "GrowthPoint",
     "Lane",
     "Lanes",
-    "LifeKey",
-    "LifeSummary",
     "Mark",
     "Span",
-    "default_life",
+    "default_episode",
+    "episode_name",
+    "episodes",
     "growth",
     "lanes",
-    "life_name",
-    "lives",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from esper.karn.questions.lives import LifeKey
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.places import Axis, AxisName, axis_of
 from esper.karn.run import Run
 from esper.leyline.events import RESTART, Severity
@@ -54,7 +54,7 @@ class AlertEntry:
 
 @dataclass(frozen=True, slots=True)
 class Alerts:
-    """All alerts of a run, or of one life."""
+    """All alerts of a run, or of one episode."""
 
     axis: AxisName
     end: int
@@ -70,9 +70,9 @@ class Alerts:
         return sum(any(span.end is None for span in line.spans) for line in self.lines)
 
 
-def alerts(run: Run, life: LifeKey | None = None) -> Alerts:
-    """Of one life or, without one, of the whole run."""
-    axis = axis_of(run, life)
+def alerts(run: Run, episode: EpisodeKey | None = None) -> Alerts:
+    """Of one episode or, without one, of the whole run."""
+    axis = axis_of(run, episode)
     raised = _raised(axis)
     spans = run.sql(
         f"""
@@ -101,11 +101,11 @@ def alerts(run: Run, life: LifeKey | None = None) -> Alerts:
 def _raised(axis: Axis) -> str:
     """SQL: every raised alert with its place and the place where it was over.
 
-    It is over when it was cleared. An alert about a life ends with it; raised anew, it begins anew.
+    It is over when it was cleared. An alert about an episode ends with it; raised anew, it begins anew.
     """
-    if axis.name == "round":
-        seen = "(SELECT max(update.round) FROM update WHERE update.t <= alert.t)"
-        place = f"coalesce(alert.round, alert.episode % {RESTART} + 1, {seen}, 0)"
+    if axis.name == "iteration":
+        seen = "(SELECT max(update.iteration) FROM update WHERE update.t <= alert.t)"
+        place = f"coalesce(alert.iteration, alert.episode % {RESTART} + 1, {seen}, 0)"
         is_bound = "env IS NOT NULL"
     else:
         seen = "(SELECT max(epoch.epoch) FROM epoch WHERE epoch.t <= alert.t)"

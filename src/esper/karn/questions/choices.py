@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from esper.karn.questions.lives import LifeKey
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.places import Axis, AxisName, Place, axis_of
 from esper.karn.run import Run
 
@@ -39,7 +39,7 @@ class ChoicePoint:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Decisions over the rounds of a training, or over epochs."""
+    """Decisions over the iterations of a training, or over epochs."""
 
     axis: AxisName
     end: int
@@ -47,9 +47,9 @@ class Choices:
     points: tuple[ChoicePoint, ...]
 
 
-def choices(run: Run, life: LifeKey | None = None) -> Choices | None:
-    """Of one life or, without one, of the whole run; None: no decision is known."""
-    axis = axis_of(run, life)
+def choices(run: Run, episode: EpisodeKey | None = None) -> Choices | None:
+    """Of one episode or, without one, of the whole run; None: no decision is known."""
+    axis = axis_of(run, episode)
     points = _from_decisions(run, axis) or _from_episodes(run, axis)
     if not points:
         return None
@@ -82,8 +82,8 @@ def _from_decisions(run: Run, axis: Axis) -> tuple[ChoicePoint, ...]:
 
 
 def _from_episodes(run: Run, axis: Axis) -> tuple[ChoicePoint, ...]:
-    """Where decisions were not recorded, lives know how often each op was chosen, by round alone."""
-    if axis.name != "round":
+    """Where decisions were not recorded, episodes know how often each op was chosen, by iteration alone."""
+    if axis.name != "iteration":
         return ()
     sums = ", ".join(f"sum(op_counts[{index + 1}])" for index in range(len(run.row.ops)))
     place = axis.place()

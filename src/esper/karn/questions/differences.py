@@ -9,7 +9,16 @@ from typing import Any, Final
 from esper.karn.run import Run
 
 ABSENT: Final = "–"
-BESIDE: Final = ("task", "decider", "rng_seed", "data_hash", "git_revision", "host_params", "horizon", "envs")
+BESIDE: Final = (
+    "task",
+    "controller",
+    "rng_seed",
+    "data_hash",
+    "git_revision",
+    "host_params",
+    "horizon",
+    "envs",
+)
 """What else of a run's own row tells runs apart."""
 
 

@@ -1,10 +1,10 @@
-"""Does growth pay: scores of all lives beside those of their do-nothing twins, and what they grew to."""
+"""Does growth pay: scores of all episodes beside those of their do-nothing twins, and what they grew to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from esper.karn.questions.lives import IN_A_COMPLETE_ROUND, LASTED, LifeKey
+from esper.karn.questions.episodes import IN_A_COMPLETE_ITERATION, LASTED, EpisodeKey
 from esper.karn.questions.places import Axis, AxisName, Place, axis_of
 from esper.karn.run import Run
 from esper.karn.statistics import SQL_MEAN
@@ -12,37 +12,37 @@ from esper.karn.statistics import SQL_MEAN
 
 @dataclass(frozen=True, slots=True)
 class GrowthPoint:
-    """The lives at one place."""
+    """The episodes at one place."""
 
     place: Place
-    lives: int
+    episodes: int
     low: float
     quarter: float
     median: float
     three_quarters: float
     high: float
     score: float | None
-    """Mean of the lives; of a training's, of those that lasted. None: none did."""
+    """Mean of the episodes; of a training's, of those that lasted. None: none did."""
     twin: float | None
-    """Mean of the twins' scores in the same lives; None: no twin is known."""
+    """Mean of the twins' scores in the same episodes; None: no twin is known."""
     params: float | None
-    """Mean of the parameters of host and seeds together, in the same lives."""
+    """Mean of the parameters of host and seeds together, in the same episodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Scores over the epochs of lives, or over the rounds of a training."""
+    """Scores over the epochs of episodes, or over the iterations of a training."""
 
     axis: AxisName
     end: int
-    """Where the axis ends: the horizon, or the planned number of rounds."""
+    """Where the axis ends: the horizon, or the planned number of iterations."""
     host_params: int
     points: tuple[GrowthPoint, ...]
 
 
-def growth(run: Run, life: LifeKey | None = None) -> Growth | None:
-    """Of one life or, without one, of the whole run; None: no score is known."""
-    axis = axis_of(run, life)
+def growth(run: Run, episode: EpisodeKey | None = None) -> Growth | None:
+    """Of one episode or, without one, of the whole run; None: no score is known."""
+    axis = axis_of(run, episode)
     points = _points(run, axis, axis.group(axis.place()))
     if not points:
         return None
@@ -50,18 +50,18 @@ def growth(run: Run, life: LifeKey | None = None) -> Growth | None:
 
 
 def latest(run: Run) -> GrowthPoint | None:
-    """The last epoch or round of a run by itself, however many of them are one point of a long line."""
+    """The last epoch or iteration of a run by itself, however many of them are one point of a long line."""
     axis = axis_of(run, None)
     points = _points(run, axis, axis.place())
     return points[-1] if points else None
 
 
 def _points(run: Run, axis: Axis, together: str) -> tuple[GrowthPoint, ...]:
-    """The lives at all places, those of which ``together`` (SQL) is equal as one point."""
+    """The episodes at all places, those of which ``together`` (SQL) is equal as one point."""
     place = axis.place()
     table, twin, counted, judged = "epoch", "twin_score", axis.condition, "true"
-    if axis.name == "round":
-        table, twin, counted, judged = "episode", "twin_val_score", IN_A_COMPLETE_ROUND, LASTED
+    if axis.name == "iteration":
+        table, twin, counted, judged = "episode", "twin_val_score", IN_A_COMPLETE_ITERATION, LASTED
     means = (f"{SQL_MEAN}({column}) FILTER (WHERE {judged})" for column in ("val_score", twin, "params"))
     found = run.sql(
         f"""

@@ -1,4 +1,4 @@
-"""Is a head dead: the normalised entropy of every head in every round, where it had a choice."""
+"""Is a head dead: the normalised entropy of every head in every iteration, where it had a choice."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from esper.leyline.columns import COLUMNS
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Heads over rounds."""
+    """Heads over iterations."""
 
-    rounds: int
+    iterations: int
     places: tuple[Place, ...]
     names: tuple[str, ...]
     entropy: tuple[tuple[float | None, ...], ...]
@@ -28,14 +28,14 @@ def heads(run: Run) -> Heads | None:
     names = run.row.heads
     means = ", ".join(f"avg(head_entropy[{index + 1}])" for index in range(len(names)))
     found = run.sql(
-        f"SELECT min(round), max(round), {means} FROM update GROUP BY {axis.group('round')} ORDER BY 1"
+        f"SELECT min(iteration), max(iteration), {means} FROM update GROUP BY {axis.group('iteration')} ORDER BY 1"
     ).fetchall()
     if not found:
         return None
     places = tuple(Place(first, last) for first, last, *_ in found)
     (column,) = (column for column in COLUMNS["update"] if column.name == "head_entropy")
     return Heads(
-        rounds=max(axis.end, places[-1].last),
+        iterations=max(axis.end, places[-1].last),
         places=places,
         names=tuple(names),
         entropy=tuple(tuple(row[index + 2] for row in found) for index in range(len(names))),

@@ -15,7 +15,7 @@ BESIDE: Final = ("entropy", "value_loss")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric over the rounds."""
+    """One metric over the iterations."""
 
     name: str
     unit: str
@@ -24,7 +24,7 @@ class Metric:
     high: float | None
     """Edges of the healthy band; None: open."""
     values: tuple[float | None, ...]
-    """Per place; of rounds that were taken together the least healthy, or the mean without a band."""
+    """Per place; of iterations that were taken together the least healthy, or the mean without a band."""
 
     def is_outside(self, value: float | None) -> bool:
         """Whether a value has left the band; what is unknown has not."""
@@ -35,9 +35,9 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """All metrics over the same rounds."""
+    """All metrics over the same iterations."""
 
-    rounds: int
+    iterations: int
     places: tuple[Place, ...]
     metrics: tuple[Metric, ...]
 
@@ -48,13 +48,13 @@ def health(run: Run) -> Health | None:
     columns = [column for column in COLUMNS["update"] if _is_shown(column)]
     chosen = ", ".join(_worst(column) for column in columns)
     found = run.sql(
-        f"SELECT min(round), max(round), {chosen} FROM update GROUP BY {axis.group('round')} ORDER BY 1"
+        f"SELECT min(iteration), max(iteration), {chosen} FROM update GROUP BY {axis.group('iteration')} ORDER BY 1"
     ).fetchall()
     if not found:
         return None
     places = tuple(Place(first, last) for first, last, *_ in found)
     return Health(
-        rounds=max(axis.end, places[-1].last),
+        iterations=max(axis.end, places[-1].last),
         places=places,
         metrics=tuple(
             Metric(

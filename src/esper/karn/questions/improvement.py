@@ -1,4 +1,4 @@
-"""Is the controller improving: what its lives were paid in every round, and what its argmax scores."""
+"""Is the controller improving: what its episodes were paid in every iteration, and what its argmax scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from esper.karn.questions.lives import IN_A_COMPLETE_ROUND
+from esper.karn.questions.episodes import IN_A_COMPLETE_ITERATION
 from esper.karn.questions.places import Place, axis_of
 from esper.karn.run import Run
 
@@ -16,25 +16,25 @@ NO_REFERENCES: Final[Mapping[str, float]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ImprovementPoint:
-    """One round, or neighbouring ones; None is unknown."""
+    """One iteration, or neighbouring ones; None is unknown."""
 
     place: Place
     quarter: float | None
     median: float | None
     three_quarters: float | None
-    """Of the returns of the lives of these rounds."""
+    """Of the returns of the episodes of these iterations."""
     score: float | None
-    """Mean validation score of the same lives."""
+    """Mean validation score of the same episodes."""
     evaluation_return: float | None
     evaluation_score: float | None
-    """Of argmax lives on selection rng seeds, where these rounds were evaluated."""
+    """Of argmax episodes on selection rng seeds, where these iterations were evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
-    """The rounds of a training."""
+    """The iterations of a training."""
 
-    rounds: int
+    iterations: int
     points: tuple[ImprovementPoint, ...]
     references: Mapping[str, float]
     """Scores of other decision makers, by name."""
@@ -43,16 +43,16 @@ class Improvement:
 def improvement(run: Run, references: Mapping[str, float] = NO_REFERENCES) -> Improvement | None:
     """Of a training, beside scores of others; None: nothing was trained yet."""
     axis = axis_of(run, None)
-    if axis.name != "round":
+    if axis.name != "iteration":
         return None
     found = run.sql(
         f"""
         WITH paid AS (
             SELECT {axis.group(axis.place())} AS together, quantile_cont(total_reward, 0.25) AS quarter,
                    median(total_reward) AS middle, quantile_cont(total_reward, 0.75) AS three_quarters
-            FROM episode WHERE {IN_A_COMPLETE_ROUND} GROUP BY together),
+            FROM episode WHERE {IN_A_COMPLETE_ITERATION} GROUP BY together),
         learned AS (
-            SELECT {axis.group("round")} AS together, min(round) AS first, max(round) AS last,
+            SELECT {axis.group("iteration")} AS together, min(iteration) AS first, max(iteration) AS last,
                    avg(val_score) AS score, avg(evaluation_return) AS evaluation_return,
                    avg(evaluation_score) AS evaluation_score
             FROM update GROUP BY together)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from esper.karn.questions.lives import LifeKey, default_life
+from esper.karn.questions.episodes import EpisodeKey, default_episode
 from esper.karn.run import Run
 
 Configuration = tuple[bool, ...]
@@ -13,9 +13,9 @@ Configuration = tuple[bool, ...]
 
 @dataclass(frozen=True, slots=True)
 class Interactions:
-    """One life at the last epoch whose configurations were scored."""
+    """One episode at the last epoch whose configurations were scored."""
 
-    life: LifeKey
+    episode: EpisodeKey
     epoch: int
     slots: tuple[str, ...]
     """Those that were switched."""
@@ -27,17 +27,17 @@ class Interactions:
     """On the diagonal what a slot contributes, elsewhere what two add beyond their own; None: unknown."""
 
 
-def interactions(run: Run, life: LifeKey | None = None) -> Interactions | None:
-    """Of one life; without one, of the run's default life. None: no configuration was scored."""
-    life = default_life(run) if life is None else life
-    if life is None:
+def interactions(run: Run, episode: EpisodeKey | None = None) -> Interactions | None:
+    """Of one episode; without one, of the run's default episode. None: no configuration was scored."""
+    episode = default_episode(run) if episode is None else episode
+    if episode is None:
         return None
     found = run.sql(
         """
         SELECT epoch, "on", score FROM counterfactual WHERE env = ? AND episode = ?
         AND epoch = (SELECT max(epoch) FROM counterfactual WHERE env = ? AND episode = ?)
         """,
-        [*life, *life],
+        [*episode, *episode],
     ).fetchall()
     if not found:
         return None
@@ -47,7 +47,7 @@ def interactions(run: Run, life: LifeKey | None = None) -> Interactions | None:
     if not switched or everything not in scores:  # a killed run may have written but one of them
         return None
     return Interactions(
-        life=life,
+        episode=episode,
         epoch=found[0][0],
         slots=tuple(run.row.slots[slot] for slot in switched),
         score=scores[everything],

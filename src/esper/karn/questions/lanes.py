@@ -1,4 +1,4 @@
-"""What does the network look like: every slot over the epochs of one life, under the life's score."""
+"""What does the network look like: every slot over the epochs of one episode, under the episode's score."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from esper.karn.lives import SeedLife, seed_lives
-from esper.karn.questions.lives import LifeKey, default_life
+from esper.karn.episodes import SeedHistory, seed_histories
+from esper.karn.questions.episodes import EpisodeKey, default_episode
 from esper.karn.run import Run
-from esper.leyline.events import EpochRow, LifeRow, SeedRow, TransitionRow
+from esper.leyline.events import EnvRow, EpochRow, SeedRow, TransitionRow
 from esper.leyline.stages import FORWARD_STAGES, Stage
 
 S = TypeVar("S", TransitionRow, SeedRow)
@@ -57,46 +57,46 @@ class Lane:
     spans: tuple[Span, ...]
     """In order and without gaps; what is left out is an empty slot."""
     marks: tuple[Mark, ...]
-    seeds: tuple[SeedLife, ...]
+    seeds: tuple[SeedHistory, ...]
     """In the order of their germination."""
 
 
-def end_of(seed: SeedLife) -> int:
+def end_of(seed: SeedHistory) -> int:
     """The epoch after which the seed is gone, or the last one that is known."""
     return seed.germinated_at + sum(epochs for _, epochs in seed.stages)
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """One life: its scores and its slots over the same epochs."""
+    """One episode: its scores and its slots over the same epochs."""
 
-    life: LifeKey
+    episode: EpisodeKey
     horizon: int
-    """Where the axis ends; the life may have ended before, or go on."""
+    """Where the axis ends; the episode may have ended before, or go on."""
     epoch: int
     """The last epoch that is known."""
     scores: tuple[ScorePoint, ...]
     lanes: tuple[Lane, ...]
 
 
-def lanes(run: Run, life: LifeKey | None = None) -> Lanes | None:
-    """Of one life; without one, of the run's default life. None: nothing is known of it."""
-    life = default_life(run) if life is None else life
-    if life is None:
+def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
+    """Of one episode; without one, of the run's default episode. None: nothing is known of it."""
+    episode = default_episode(run) if episode is None else episode
+    if episode is None:
         return None
-    this_life = "env = ? AND episode = ?"
-    moves = run.rows(TransitionRow, this_life, life)
-    seeds = run.rows(SeedRow, this_life, life)
-    epochs = run.rows(EpochRow, this_life, life)
+    this_episode = "env = ? AND episode = ?"
+    moves = run.rows(TransitionRow, this_episode, episode)
+    seeds = run.rows(SeedRow, this_episode, episode)
+    epochs = run.rows(EpochRow, this_episode, episode)
     if not (moves or epochs):
         return None
     last = max(row.epoch for rows in (moves, epochs) for row in rows)
-    now = LifeRow(env=life.env, episode=life.episode, epoch=last)
-    lived = seed_lives(run.row, now, seeds, moves)
+    now = EnvRow(env=episode.env, episode=episode.episode, epoch=last)
+    lived = seed_histories(run.row, now, seeds, moves)
     moves_of = _by_slot(moves)
     alphas_of = {slot: {row.epoch: row.alpha for row in rows} for slot, rows in _by_slot(seeds).items()}
     return Lanes(
-        life=life,
+        episode=episode,
         horizon=max(run.row.horizon, last),
         epoch=last,
         scores=tuple(ScorePoint(row.epoch, row.val_score, row.twin_score, row.params) for row in epochs),

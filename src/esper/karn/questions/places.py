@@ -1,20 +1,20 @@
-"""Places on a run's axis: epochs of a life or rounds of a training, neighbours together in long runs."""
+"""Places on a run's axis: epochs of an episode or iterations of a training, neighbours together in long runs."""
 
 from __future__ import annotations
 
 import math
 from typing import Final, Literal, NamedTuple
 
-from esper.karn.questions.lives import ROUND, LifeKey, is_training
+from esper.karn.questions.episodes import ITERATION, EpisodeKey, is_training
 from esper.karn.run import Run
 
-AxisName = Literal["epoch", "round"]
+AxisName = Literal["epoch", "iteration"]
 MOST_POINTS: Final = 200
 """Points of one line; of longer runs, neighbours are taken together."""
 
 
 class Place(NamedTuple):
-    """One epoch or round, or several that were taken together."""
+    """One epoch or iteration, or several that were taken together."""
 
     first: int
     last: int
@@ -24,13 +24,13 @@ class Place(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What a question about a run, or about one of its lives, is asked over."""
+    """What a question about a run, or about one of its episodes, is asked over."""
 
     name: AxisName
     end: int
-    """The planned number of rounds or epochs."""
+    """The planned number of iterations or epochs."""
     condition: str
-    """SQL: which rows of tables about lives belong to it."""
+    """SQL: which rows of tables about episodes belong to it."""
     parameters: list[int]
 
     @property
@@ -39,18 +39,18 @@ class Axis(NamedTuple):
         return max(math.ceil(self.end / MOST_POINTS), 1)
 
     def place(self, epoch: str = "epoch") -> str:
-        """SQL: the place of a row of a life."""
-        return ROUND if self.name == "round" else epoch
+        """SQL: the place of a row of an episode."""
+        return ITERATION if self.name == "iteration" else epoch
 
     def group(self, place: str) -> str:
         """SQL: what is equal for places that are taken together."""
         return f"(({place}) - 1) // {self.bin_size}"
 
 
-def axis_of(run: Run, life: LifeKey | None) -> Axis:
-    """Rounds of a whole training; epochs of one life, or of all lives of any other run."""
-    if life is not None:
-        return Axis("epoch", run.row.horizon, "env = ? AND episode = ?", [*life])
+def axis_of(run: Run, episode: EpisodeKey | None) -> Axis:
+    """Iterations of a whole training; epochs of one episode, or of all episodes of any other run."""
+    if episode is not None:
+        return Axis("epoch", run.row.horizon, "env = ? AND episode = ?", [*episode])
     if is_training(run):
-        return Axis("round", run.row.rounds or 0, "true", [])
+        return Axis("iteration", run.row.iterations or 0, "true", [])
     return Axis("epoch", run.row.horizon, "true", [])

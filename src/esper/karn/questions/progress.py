@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from esper.karn.questions.lives import is_training
+from esper.karn.questions.episodes import is_training
 from esper.karn.questions.places import AxisName
 from esper.karn.run import Run, State
 
-PACE_ROUNDS: Final = 10
-"""The pace of a training is that of its last rounds."""
+PACE_ITERATIONS: Final = 10
+"""The pace of a training is that of its last iterations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Progress:
 
     name: str
     task: str
-    decider: str
+    controller: str
     state: State
     unit: AxisName
     done: int
@@ -48,15 +48,15 @@ def progress(run: Run) -> Progress:
     total = _planned_epochs(run)
     pace = seconds / done if seconds and done else None
     if is_training(run):
-        ((rounds,),) = run.sql("SELECT max(round) FROM update").fetchall()
-        done, total, pace = rounds or 0, row.rounds, _seconds_per_round(run)
+        ((iterations,),) = run.sql("SELECT max(iteration) FROM update").fetchall()
+        done, total, pace = iterations or 0, row.iterations, _seconds_per_iteration(run)
     goes_on = state == "running" and pace is not None and total is not None
     return Progress(
         name=row.name,
         task=row.task,
-        decider=row.decider,
+        controller=row.controller,
         state=state,
-        unit="round" if is_training(run) else "epoch",
+        unit="iteration" if is_training(run) else "epoch",
         done=done,
         total=total,
         seconds=seconds,
@@ -66,14 +66,14 @@ def progress(run: Run) -> Progress:
 
 
 def _epochs(run: Run) -> tuple[int, int]:
-    """Epochs lived, and epochs done with: a life that ended early leaves nothing to do."""
+    """Epochs lived, and epochs done with: an episode that ended early leaves nothing to do."""
     ((lived, done),) = run.sql(
         """
-        WITH life AS (SELECT env, episode, max(epoch) AS epochs, bool_or(ended) AS ended
+        WITH episode AS (SELECT env, episode, max(epoch) AS epochs, bool_or(ended) AS ended
                       FROM (SELECT env, episode, epoch, false AS ended FROM epoch
                             UNION ALL SELECT env, episode, epoch, true FROM episode)
                       GROUP BY env, episode)
-        SELECT coalesce(sum(epochs), 0), coalesce(sum(CASE WHEN ended THEN ? ELSE epochs END), 0) FROM life
+        SELECT coalesce(sum(epochs), 0), coalesce(sum(CASE WHEN ended THEN ? ELSE epochs END), 0) FROM episode
         """,
         [run.row.horizon],
     ).fetchall()
@@ -85,8 +85,8 @@ def _planned_epochs(run: Run) -> int | None:
     return episodes * run.row.envs * run.row.horizon if isinstance(episodes, int) else None
 
 
-def _seconds_per_round(run: Run) -> float | None:
+def _seconds_per_iteration(run: Run) -> float | None:
     ((pace,),) = run.sql(
-        f"SELECT avg(seconds) FROM (SELECT seconds FROM update ORDER BY round DESC LIMIT {PACE_ROUNDS})"
+        f"SELECT avg(seconds) FROM (SELECT seconds FROM update ORDER BY iteration DESC LIMIT {PACE_ITERATIONS})"
     ).fetchall()
     return None if pace is None else float(pace)

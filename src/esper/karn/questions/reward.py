@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from esper.karn.questions.lives import LifeKey, is_training
+from esper.karn.questions.episodes import EpisodeKey, is_training
 from esper.karn.questions.places import AxisName, Place, axis_of
 from esper.karn.run import Run
 
-MOST_LIVES: Final = 160
-"""Shown one by one; of more lives, those with similar returns are taken together."""
+MOST_EPISODES: Final = 160
+"""Shown one by one; of more episodes, those with similar returns are taken together."""
 GROUPS: Final = 40
 
 
@@ -26,7 +26,7 @@ class RewardPoint:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """The terms over the rounds of a training, or over the epochs of a life."""
+    """The terms over the iterations of a training, or over the epochs of an episode."""
 
     axis: AxisName
     end: int
@@ -35,10 +35,10 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
-class PaidLives:
-    """Lives with the same or similar returns."""
+class PaidEpisodes:
+    """Episodes with the same or similar returns."""
 
-    lives: int
+    episodes: int
     low: float
     high: float
     """Their returns."""
@@ -51,22 +51,22 @@ class PaidLives:
 
 @dataclass(frozen=True, slots=True)
 class Honesty:
-    """Return against final score, over the lives of a training."""
+    """Return against final score, over the episodes of a training."""
 
-    lives: int
+    episodes: int
     rank_correlation: float | None
-    """Spearman's; None: fewer than three lives, or all alike."""
-    groups: tuple[PaidLives, ...]
-    """By rising return; single lives while there are few."""
+    """Spearman's; None: fewer than three episodes, or all alike."""
+    groups: tuple[PaidEpisodes, ...]
+    """By rising return; single episodes while there are few."""
 
 
-def reward(run: Run, life: LifeKey | None = None) -> Reward | None:
-    """Per round or, of one life, per epoch; None: nothing was paid."""
-    axis = axis_of(run, life)
+def reward(run: Run, episode: EpisodeKey | None = None) -> Reward | None:
+    """Per iteration or, of one episode, per epoch; None: nothing was paid."""
+    axis = axis_of(run, episode)
     if not is_training(run):
         return None
-    if axis.name == "round":
-        table, place, total, condition = "update", "round", "mean_return", "true"
+    if axis.name == "iteration":
+        table, place, total, condition = "update", "iteration", "mean_return", "true"
     else:
         table, place, total, condition = "decision", "epoch + 1", "reward", axis.condition
     terms = [
@@ -94,8 +94,8 @@ def reward(run: Run, life: LifeKey | None = None) -> Reward | None:
 
 
 def honesty(run: Run) -> Honesty | None:
-    """Over all lives that were paid; None: there are none."""
-    ((lives, correlation),) = run.sql(
+    """Over all episodes that were paid; None: there are none."""
+    ((episodes, correlation),) = run.sql(
         """
         WITH ranked AS (
             SELECT rank() OVER (ORDER BY total_reward)
@@ -108,9 +108,9 @@ def honesty(run: Run) -> Honesty | None:
         FROM ranked
         """
     ).fetchall()
-    if not lives:
+    if not episodes:
         return None
-    parts = lives if lives <= MOST_LIVES else GROUPS
+    parts = episodes if episodes <= MOST_EPISODES else GROUPS
     groups = run.sql(
         f"""
         WITH grouped AS (
@@ -121,4 +121,4 @@ def honesty(run: Run) -> Honesty | None:
         FROM grouped GROUP BY part ORDER BY part
         """
     ).fetchall()
-    return Honesty(lives, correlation, tuple(PaidLives(*values) for values in groups))
+    return Honesty(episodes, correlation, tuple(PaidEpisodes(*values) for values in groups))

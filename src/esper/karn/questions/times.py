@@ -1,10 +1,10 @@
-"""Where does the time go: the phases of every round, or of every epoch."""
+"""Where does the time go: the phases of every iteration, or of every epoch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from esper.karn.questions.lives import LifeKey
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.places import AxisName, Place, axis_of
 from esper.karn.run import Run
 
@@ -19,7 +19,7 @@ class TimePoint:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Phases over the rounds of a training, or over epochs."""
+    """Phases over the iterations of a training, or over epochs."""
 
     axis: AxisName
     end: int
@@ -28,11 +28,11 @@ class Times:
     points: tuple[TimePoint, ...]
 
 
-def times(run: Run, life: LifeKey | None = None) -> Times | None:
-    """Of one life or, without one, of the whole run; None: no time was recorded."""
-    axis = axis_of(run, life)
-    table, place = ("update", "round") if axis.name == "round" else ("epoch", "epoch")
-    condition = "true" if axis.name == "round" else axis.condition
+def times(run: Run, episode: EpisodeKey | None = None) -> Times | None:
+    """Of one episode or, without one, of the whole run; None: no time was recorded."""
+    axis = axis_of(run, episode)
+    table, place = ("update", "iteration") if axis.name == "iteration" else ("epoch", "epoch")
+    condition = "true" if axis.name == "iteration" else axis.condition
     phases = [
         name
         for name, _ in run.sql(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from esper.karn.questions.lives import judged
+from esper.karn.questions.episodes import judged
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
 from esper.karn.summary import PART_OF_OTHERS
@@ -14,23 +14,23 @@ from esper.karn.summary import PART_OF_OTHERS
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One run of a comparison, by the lives that say what it came to."""
+    """One run of a comparison, by the episodes that say what it came to."""
 
     name: str
-    lives: int
+    episodes: int
     test_score: Estimate
-    """Of the committed networks, with its 95 % interval where there are several lives."""
+    """Of the committed networks, with its 95 % interval where there are several episodes."""
     val_score: Estimate
     params: float
     """Mean of the committed networks."""
     flops: float
-    """Mean compute of a whole life, each operation counted once."""
+    """Mean compute of a whole episode, each operation counted once."""
     flops_per_sample: float
     """Mean of one forward pass of the committed networks."""
 
 
 def verdict(runs: Mapping[str, Run]) -> tuple[Arm, ...]:
-    """The arms that have a finished life, in the order given."""
+    """The arms that have a finished episode, in the order given."""
     arms = (_arm(name, run) for name, run in runs.items())
     return tuple(arm for arm in arms if arm is not None)
 
@@ -49,7 +49,7 @@ def _arm(name: str, run: Run) -> Arm | None:
     test, validation, params, per_sample, flops = zip(*found, strict=True)
     return Arm(
         name=name,
-        lives=len(found),
+        episodes=len(found),
         test_score=estimate(test),
         val_score=estimate(validation),
         params=fmean(params),

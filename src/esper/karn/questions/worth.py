@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from esper.karn.questions.lives import LifeKey
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.places import axis_of
 from esper.karn.run import Run
 from esper.leyline.stages import Stage
@@ -34,9 +34,9 @@ class BlueprintWorth:
     per_thousand_error: float | None
 
 
-def worth(run: Run, life: LifeKey | None = None) -> tuple[BlueprintWorth, ...] | None:
+def worth(run: Run, episode: EpisodeKey | None = None) -> tuple[BlueprintWorth, ...] | None:
     """By blueprint, the most germinated first; None: no seed germinated."""
-    axis = axis_of(run, life)
+    axis = axis_of(run, episode)
     found = run.sql(
         f"""
         WITH moves AS (SELECT * FROM transition WHERE seed >= 0 AND {axis.condition}),

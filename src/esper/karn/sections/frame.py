@@ -47,18 +47,18 @@ def _name(run: RunRow, room: int) -> str:
 
 
 def _progress(state: Following, run: RunRow) -> tuple[int, int]:
-    if run.rounds is not None:
-        return (state.rounds[-1].row.round if state.rounds else 0), run.rounds
-    return (state.life.epoch if state.life else 0), run.horizon
+    if run.iterations is not None:
+        return (state.iterations[-1].row.iteration if state.iterations else 0), run.iterations
+    return (state.episode.epoch if state.episode else 0), run.horizon
 
 
 def _counted(state: Following, run: RunRow) -> str:
     done, total = _progress(state, run)
     counter = f"{done:>{len(str(total))}}/{total}"
-    if run.rounds is not None:
-        return f"  round {counter}"
-    life = f"  life {state.life.episode}" if state.life and state.life.episode else ""
-    return f"{life}  epoch {counter}"
+    if run.iterations is not None:
+        return f"  iteration {counter}"
+    episode = f"  episode {state.episode.episode}" if state.episode and state.episode.episode else ""
+    return f"{episode}  epoch {counter}"
 
 
 def _bar(state: Following, run: RunRow, room: int) -> Text:

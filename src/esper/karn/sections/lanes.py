@@ -1,6 +1,6 @@
-"""What does the network look like: a lane per slot over the epochs of one life, and what each slot holds.
+"""What does the network look like: a lane per slot over the epochs of one episode, and what each slot holds.
 
-Colour means stage. Whatever else is shown over the epochs of a life shares the axis of its lanes.
+Colour means stage. Whatever else is shown over the epochs of an episode shares the axis of its lanes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.life_state import LifeState, SlotState
+from esper.karn.episode_state import EpisodeState, SlotState
 from esper.karn.lines import op_label
 from esper.karn.palette import LOOKS
 from esper.karn.sections.bands import OUTSIDE, read
@@ -78,7 +78,7 @@ _AS_SHOWN: Final = (SEED, ALPHA, CONTRIBUTION, SHAPLEY, PARAMS, HEALTH)
 
 
 def lanes_of(run: RunRow, width: int) -> tuple[Axis, list[SlotColumn]]:
-    """The axis of a life in ``width`` columns, and the columns for which there is room beside it."""
+    """The axis of an episode in ``width`` columns, and the columns for which there is room beside it."""
     start = COURSE_AT if width >= NARROW else _NAME + 1
     room = width - start - max(MIN_LANE, min(run.horizon, width // 3))
     chosen = []
@@ -91,10 +91,10 @@ def lanes_of(run: RunRow, width: int) -> tuple[Axis, list[SlotColumn]]:
     return axis_of(run.horizon, start, width - start - table), [c for c in _AS_SHOWN if c in chosen]
 
 
-def slots(run: RunRow, life: LifeState | None, width: int, title: Text | None = None) -> Section:
+def slots(run: RunRow, episode: EpisodeState | None, width: int, title: Text | None = None) -> Section:
     """What the network looks like: one lane per slot, and what it holds."""
     axis, columns = lanes_of(run, width)
-    states = life.slots if life else [SlotState() for _ in run.slots]
+    states = episode.slots if episode else [SlotState() for _ in run.slots]
     above = [_heading(axis, columns)] if title is None else [title, _heading(axis, columns)]
 
     def draw(room: int) -> list[Text]:
@@ -104,12 +104,12 @@ def slots(run: RunRow, life: LifeState | None, width: int, title: Text | None = 
         lines += [_slot_line(run, index, states[index], axis, columns) for index in range(shown)]
         if shown < len(states):
             lines.append(Text(f" and {len(states) - shown} more slots", style="dim"))
-        if len(lines) < room and life is not None:
-            lines.append(_decided(life, axis))
+        if len(lines) < room and episode is not None:
+            lines.append(_decided(episode, axis))
         return lines
 
     full = len(above) + len(states)
-    return Section(draw, len(above) + min(len(states), MIN_SLOTS), full, full + (life is not None))
+    return Section(draw, len(above) + min(len(states), MIN_SLOTS), full, full + (episode is not None))
 
 
 def _heading(axis: Axis, columns: Sequence[SlotColumn]) -> Text:
@@ -155,11 +155,11 @@ def _slot_cell(run: RunRow, slot: SlotState, column: SlotColumn) -> Text:
     return Text(_cell(column, shown))
 
 
-def _decided(life: LifeState, axis: Axis) -> Text:
+def _decided(episode: EpisodeState, axis: Axis) -> Text:
     """The op before each epoch by its first letter, a dot for waiting, small where it was refused."""
     line = Text.assemble((f" {'decided':<{axis.start - 1}}"[: axis.start], "dim"))
-    line.append_text(joined(_decision_cell(last_of(life.decisions, epochs)) for epochs in axis.columns))
-    return line.append(" small: refused", style="dim") if life.refused else line
+    line.append_text(joined(_decision_cell(last_of(episode.decisions, epochs)) for epochs in axis.columns))
+    return line.append(" small: refused", style="dim") if episode.refused else line
 
 
 def _decision_cell(row: DecisionRow | None) -> tuple[str, str]:

@@ -17,7 +17,7 @@ LABEL: Final = 9
 VALUE: Final = 8
 """Columns of a line's number."""
 COURSE_AT: Final = LABEL + VALUE + 2
-"""Where lanes and courses of a life begin: after a label, a number and a gap."""
+"""Where lanes and courses of an episode begin: after a label, a number and a gap."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""Is PPO healthy, is a head dead, what is chosen, what is paid for: the last round of a training.
+"""Is PPO healthy, is a head dead, what is chosen, what is paid for: the last iteration of a training.
 
-Where there is room every number has a line and its course over the rounds, elsewhere several share a line.
+Where there is room every number has a line and its course over the iterations, elsewhere several share a line.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.following import Following, RoundState
+from esper.karn.following import Following, IterationState
 from esper.karn.sections.bands import INSIDE, OUTSIDE, Reading, read
+from esper.karn.sections.episode import op_shares
 from esper.karn.sections.layout import LABEL, VALUE, Section, flow, labelled
-from esper.karn.sections.life import op_shares
 from esper.karn.sections.progress import Measure, course
 from esper.leyline.events import UNIT_RANGES, RunRow, UpdateRow
 
@@ -48,12 +48,12 @@ METRICS: Final = (
     Metric("grad_norm", "gradient", "gradient"),
     Metric("ratio_max", "largest ratio", "ratio max"),
     Metric("ratio_min", "smallest ratio", None),
-    Metric("broken_lives", "broken lives", "broken"),
+    Metric("broken_episodes", "broken episodes", "broken"),
 )
 
 
-def _of_round(column: str) -> Measure:
-    def measure(past: RoundState) -> float | None:
+def _of_iteration(column: str) -> Measure:
+    def measure(past: IterationState) -> float | None:
         value: float | None = getattr(past.row, column)
         return value
 
@@ -70,7 +70,9 @@ class Entry(NamedTuple):
     """Of the course; its own lowest and highest value unless given."""
 
 
-def _table(label: str, entries: Sequence[Entry], rounds: Sequence[RoundState], width: int) -> list[Text]:
+def _table(
+    label: str, entries: Sequence[Entry], iterations: Sequence[IterationState], width: int
+) -> list[Text]:
     """A line for each: name, number, the limit it is beyond, course; nothing where room is short."""
     columns = width - LABEL - _NAME - VALUE - _LIMIT
     if columns < _MIN_COURSE:
@@ -82,20 +84,20 @@ def _table(label: str, entries: Sequence[Entry], rounds: Sequence[RoundState], w
         gap = " " * max(VALUE - cell_len(value.plain), 0)
         line = labelled("" if index else label, (f"{name:<{_NAME}}", dim), gap, value)
         line.append(f" {reading.limit:<{_LIMIT - 1}}", style=OUTSIDE)
-        lines.append(line.append(course(rounds, measure, columns, *span), style=value.style))
+        lines.append(line.append(course(iterations, measure, columns, *span), style=value.style))
     return lines
 
 
 def policy(state: Following, width: int) -> Section:
     """Is PPO healthy."""
-    if not state.rounds:
+    if not state.iterations:
         return Section.of([labelled("policy", Text("not taught yet", style="dim"))], least=1)
-    row = state.rounds[-1].row
+    row = state.iterations[-1].row
     read_metrics = [(m, read(getattr(row, m.column), UpdateRow, m.column, m.shown)) for m in METRICS]
     cells = [reading.named(m.short) for m, reading in read_metrics if m.short is not None]
-    entries = [Entry(m.name, reading, _of_round(m.column)) for m, reading in read_metrics]
+    entries = [Entry(m.name, reading, _of_iteration(m.column)) for m, reading in read_metrics]
     short = flow("policy", cells, width, cell=CELL, gap=1)
-    long = _table("policy", entries, state.rounds, width)
+    long = _table("policy", entries, state.iterations, width)
     least = _least(short, [reading for _, reading in read_metrics])
     if row.skipped is None:
         return Section.either(short, long, least)
@@ -110,7 +112,7 @@ def _least(lines: Sequence[Text], readings: Sequence[Reading]) -> int:
 
 def entropies(state: Following, run: RunRow, width: int) -> Section:
     """Is a head dead: 1 is uniform over what was legal."""
-    if not state.rounds:
+    if not state.iterations:
         return Section.of([])
 
     def measure_of(head: int) -> Measure:
@@ -120,23 +122,23 @@ def entropies(state: Following, run: RunRow, width: int) -> Section:
     for head, name in enumerate(run.heads):
         measure = measure_of(head)
         shown = partial(notation.points, decimals=2)
-        reading = read(measure(state.rounds[-1]), UpdateRow, "head_entropy", shown)
+        reading = read(measure(state.iterations[-1]), UpdateRow, "head_entropy", shown)
         entries.append(Entry(name, reading, measure, FRACTION))
     cells = [entry.reading.named(entry.name) for entry in entries]
     short = flow("entropy", cells, width, cell=CELL, gap=1)
-    long = _table("entropy", entries, state.rounds, width)
+    long = _table("entropy", entries, state.iterations, width)
     return Section.either(short, long, _least(short, [entry.reading for entry in entries]), joined=True)
 
 
 def ops(state: Following, run: RunRow, width: int) -> Section:
     """What the policy chooses, and how much of it does not come about."""
-    if not state.rounds:
+    if not state.iterations:
         return Section.of([])
 
     def measure_of(op: int) -> Measure:
         return lambda past: past.row.op_shares[op]
 
-    last = state.rounds[-1]
+    last = state.iterations[-1]
     measures = [(name.lower(), measure_of(op)) for op, name in enumerate(run.ops)]
     measures.append(("failed", lambda past: past.refused_share))
     entries = [
@@ -144,22 +146,22 @@ def ops(state: Following, run: RunRow, width: int) -> Section:
         for name, measure in measures
     ]
     short = op_shares(run, last.row.op_shares, last.refused_share, width)
-    return Section.either(short, _table("ops", entries, state.rounds, width), least=1, joined=True)
+    return Section.either(short, _table("ops", entries, state.iterations, width), least=1, joined=True)
 
 
 def rewards(state: Following, width: int) -> Section:
     """What the reward was paid for."""
-    if not state.rounds:
+    if not state.iterations:
         return Section.of([])
 
     def measure_of(term: str) -> Measure:
         return lambda past: past.row.reward_terms.get(term)
 
-    paid = state.rounds[-1].row.reward_terms
+    paid = state.iterations[-1].row.reward_terms
     entries = [
         Entry(term, Reading(Text(notation.gain(amount, 2)), ""), measure_of(term))
         for term, amount in paid.items()
     ]
     cells = [entry.reading.named(entry.name) for entry in entries]
     short = flow("reward", cells, width, cell=CELL, gap=1)
-    return Section.either(short, _table("reward", entries, state.rounds, width), joined=True)
+    return Section.either(short, _table("reward", entries, state.iterations, width), joined=True)

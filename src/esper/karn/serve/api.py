@@ -1,4 +1,4 @@
-"""What a browser can ask, as JSON: runs, figures with their tables, lives, diaries, and SQL.
+"""What a browser can ask, as JSON: runs, figures with their tables, episodes, diaries, and SQL.
 
 Endpoints are plain functions that starlette runs on threads; all but SQL answer from ``Readings``. Every
 refusal is a sentence.
@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from esper.karn import notation
 from esper.karn.figures import figure_named
-from esper.karn.questions.lives import LifeKey
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import Run, open_run
 from esper.karn.serve.content import (
     Listed,
@@ -105,7 +105,7 @@ class Api:
 
     def figure(self, request: Request) -> Response:
         """A figure with its table, on axes that hold another run too if asked; null: nothing to show."""
-        key, life = request.path_params["key"], _life(request)
+        key, episode = request.path_params["key"], _episode(request)
         figure, other = figure_named(key), request.query_params.get("beside")
         if other is not None:
             return _json(
@@ -116,12 +116,14 @@ class Api:
                     lambda run, beside: figure_beside(run, figure, beside),
                 )
             )
-        return _json(self._ask(request, ("figure", key, life), lambda run: shown_figure(run, figure, life)))
+        return _json(
+            self._ask(request, ("figure", key, episode), lambda run: shown_figure(run, figure, episode))
+        )
 
     def diary(self, request: Request) -> Response:
-        """What happened in a life."""
-        life = _life(request)
-        return _json(self._ask(request, ("diary", life), lambda run: diary_of(run, life)))
+        """What happened in an episode."""
+        episode = _episode(request)
+        return _json(self._ask(request, ("diary", episode), lambda run: diary_of(run, episode)))
 
     def comparison(self, request: Request) -> Response:
         """One run against another."""
@@ -158,16 +160,16 @@ class Api:
         return self._readings.ask(request.path_params["id"], question, answer)
 
 
-def _life(request: Request) -> LifeKey | None:
-    """The life that the address names, if it does."""
+def _episode(request: Request) -> EpisodeKey | None:
+    """The episode that the address names, if it does."""
     given = [request.query_params.get(name) for name in ("env", "episode")]
     if given == [None, None]:
         return None
     try:
         env, episode = (int(text or "") for text in given)
     except ValueError:
-        raise EsperError("a life is named by two whole numbers, such as ?env=0&episode=3") from None
-    return LifeKey(env, episode)
+        raise EsperError("an episode is named by two whole numbers, such as ?env=0&episode=3") from None
+    return EpisodeKey(env, episode)
 
 
 async def _query(request: Request) -> str:

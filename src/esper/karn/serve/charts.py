@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from esper.karn import notation
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.growth import Growth, growth
 from esper.karn.questions.improvement import Improvement, improvement
-from esper.karn.questions.lives import LifeKey
 from esper.karn.run import Run
 
 Look = Literal["main", "ghost", "steps", "dots"]
@@ -59,9 +59,9 @@ class Chart:
     plots: list[Plot]
 
 
-def growth_chart(run: Run, life: LifeKey | None = None) -> Chart | None:
+def growth_chart(run: Run, episode: EpisodeKey | None = None) -> Chart | None:
     """Scores with the twin's as a ghost, parameters below; None where nothing is known."""
-    found = growth(run, life)
+    found = growth(run, episode)
     return None if found is None else chart_of_growth(found)
 
 
@@ -72,7 +72,7 @@ def chart_of_growth(found: Growth) -> Chart:
     if any(point.twin is not None for point in points):
         lines.append(_line("twin", "ghost", [point.twin for point in points], notation.points))
     fans = []
-    if any(point.lives > 1 for point in points):
+    if any(point.episodes > 1 for point in points):
         fans = [
             Fan([point.low for point in points], [point.high for point in points], inner=False),
             Fan([p.quarter for p in points], [p.three_quarters for p in points], inner=True),
@@ -87,7 +87,7 @@ def chart_of_growth(found: Growth) -> Chart:
     )
 
 
-def improvement_chart(run: Run, life: LifeKey | None = None) -> Chart | None:
+def improvement_chart(run: Run, episode: EpisodeKey | None = None) -> Chart | None:
     """Returns with their middle half, scores below; None where nothing is trained."""
     found = improvement(run)
     return None if found is None else chart_of_improvement(found)
@@ -102,15 +102,15 @@ def chart_of_improvement(found: Improvement) -> Chart:
     scores = [_line("score", "main", [point.score for point in points], notation.points)]
     scores += _evaluated("argmax", [point.evaluation_score for point in points], notation.points)
     return Chart(
-        axis="round",
-        end=found.rounds,
+        axis="iteration",
+        end=found.iterations,
         x=[point.place.last for point in points],
         places=[str(point.place) for point in points],
         plots=[Plot(150, returns, [fan]), Plot(120, scores)],
     )
 
 
-CHARTS: Final[Mapping[str, Callable[[Run, LifeKey | None], Chart | None]]] = MappingProxyType(
+CHARTS: Final[Mapping[str, Callable[[Run, EpisodeKey | None], Chart | None]]] = MappingProxyType(
     {"growth": growth_chart, "improvement": improvement_chart}
 )
 """By the key of the figure whose place the chart takes."""
@@ -126,7 +126,7 @@ def _line(
 
 
 def _evaluated(label: str, values: Sequence[float | None], text: Callable[[float | None], str]) -> list[Line]:
-    """Evaluations are dots, since most rounds have none."""
+    """Evaluations are dots, since most iterations have none."""
     return [_line(label, "dots", values, text)] if any(value is not None for value in values) else []
 
 

@@ -12,8 +12,8 @@ from esper.karn.figures import FIGURES, Figure, Picture, verdict_picture
 from esper.karn.outcome import compare
 from esper.karn.palette import LOOKS
 from esper.karn.questions.differences import differences
-from esper.karn.questions.lives import LifeKey, LifeSummary, default_life, lives
-from esper.karn.report import rows_of_life
+from esper.karn.questions.episodes import EpisodeKey, EpisodeSummary, default_episode, episodes
+from esper.karn.report import rows_of_episode
 from esper.karn.run import Run
 from esper.karn.serve.charts import CHARTS, Chart
 from esper.karn.serve.entries import Entry, entry_of
@@ -22,8 +22,8 @@ from esper.leyline.columns import COLUMNS
 
 IN_THE_HEADER: Final = "progress"
 """The figure that the header of a page takes the place of."""
-OF_ONE_LIFE: Final = frozenset({"lanes"})
-"""Figures that show one life."""
+OF_ONE_EPISODE: Final = frozenset({"lanes"})
+"""Figures that show one episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """One life to choose."""
+class Episode:
+    """One episode to choose."""
 
     env: int
     episode: int
     group: str
-    """The round, or the life, that it shares with other environments."""
+    """The iteration, or the episode, that it shares with other environments."""
     score: str
 
 
@@ -60,7 +60,7 @@ class FigureName:
 
     key: str
     question: str
-    of_life: bool
+    of_episode: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Page:
     entry: Entry
     conclusion: Conclusion | None = None
     figures: list[FigureName] = field(default_factory=list)
-    lives: list[Life] = field(default_factory=list)
-    life: dict[str, int] | None = None
+    episodes: list[Episode] = field(default_factory=list)
+    episode: dict[str, int] | None = None
     """What is shown unless another one is chosen."""
     config: list[tuple[str, str]] = field(default_factory=list)
     provenance: list[tuple[str, str]] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Compared:
 
     sentence: str
     verdict: ShownFigure | None
-    """Scores against parameters and compute; None: there is no finished life."""
+    """Scores against parameters and compute; None: there is no finished episode."""
     differences: list[tuple[str, str, str]]
     """Every setting that differs, with both values."""
 
@@ -131,30 +131,30 @@ class ShownNote:
 
 def page_of(run: Run) -> Page:
     """What a run's page shows beside its figures."""
-    row, life = run.row, default_life(run)
+    row, episode = run.row, default_episode(run)
     return Page(
         entry=entry_of(run),
         conclusion=conclude(run),
         figures=[
-            FigureName(figure.key, figure.question, figure.key in OF_ONE_LIFE)
+            FigureName(figure.key, figure.question, figure.key in OF_ONE_EPISODE)
             for figure in FIGURES
             if figure.key != IN_THE_HEADER
         ],
-        lives=[_shown_life(life) for life in lives(run)],
-        life=None if life is None else life._asdict(),
+        episodes=[_shown_episode(episode) for episode in episodes(run)],
+        episode=None if episode is None else episode._asdict(),
         config=configuration(row),
         provenance=provenance(row),
         tables=[(table, [column.name for column in columns]) for table, columns in COLUMNS.items()],
     )
 
 
-def shown_figure(run: Run, figure: Figure, life: LifeKey | None) -> ShownFigure | None:
-    """The figure of a run, or of one of its lives."""
-    picture = figure.answer(run, life)
+def shown_figure(run: Run, figure: Figure, episode: EpisodeKey | None) -> ShownFigure | None:
+    """The figure of a run, or of one of its episodes."""
+    picture = figure.answer(run, episode)
     if picture is None:
         return None
     chart = CHARTS.get(figure.key)
-    return _shown(picture, chart(run, life) if chart else None)
+    return _shown(picture, chart(run, episode) if chart else None)
 
 
 def figure_beside(run: Run, figure: Figure, other: Run | None) -> ShownFigure | None:
@@ -183,10 +183,10 @@ def compared(left: tuple[str, Run], right: tuple[str, Run]) -> Compared:
     )
 
 
-def diary_of(run: Run, life: LifeKey | None) -> list[ShownNote]:
-    """The diary of a life; without one, of the run's default life."""
-    life = default_life(run) if life is None else life
-    if life is None:
+def diary_of(run: Run, episode: EpisodeKey | None) -> list[ShownNote]:
+    """The diary of an episode; without one, of the run's default episode."""
+    episode = default_episode(run) if episode is None else episode
+    if episode is None:
         return []
     return [
         ShownNote(
@@ -195,10 +195,14 @@ def diary_of(run: Run, life: LifeKey | None) -> list[ShownNote]:
             None if note.stage is None else note.stage.name.lower(),
             "" if note.stage is None else LOOKS[note.stage].glyph,
         )
-        for note in diary(run.row, rows_of_life(run, life))
+        for note in diary(run.row, rows_of_episode(run, episode))
     ]
 
 
-def _shown_life(life: LifeSummary) -> Life:
-    group = f"round {life.round}" if life.round is not None else f"life {life.key.episode}"
-    return Life(life.key.env, life.key.episode, group, notation.points(life.score))
+def _shown_episode(episode: EpisodeSummary) -> Episode:
+    group = (
+        f"iteration {episode.iteration}"
+        if episode.iteration is not None
+        else f"episode {episode.key.episode}"
+    )
+    return Episode(episode.key.env, episode.key.episode, group, notation.points(episode.score))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from esper.karn import notation
-from esper.karn.outcome import judged_lives, result
+from esper.karn.outcome import judged_episodes, result
 from esper.karn.questions.alerts import AlertEntry, Alerts, alerts
 from esper.karn.questions.growth import Growth, growth, latest
 from esper.karn.questions.progress import Progress, progress
@@ -38,7 +38,7 @@ class Entry:
     state: State
     error: str | None = None
     task: str = ""
-    decider: str = ""
+    controller: str = ""
     share: float | None = None
     """Of the work that is done; None: unknown."""
     progress: str = ""
@@ -64,7 +64,7 @@ def entry_of(run: Run) -> Entry:
     return Entry(
         state=reached.state,
         task=row.task,
-        decider=row.decider,
+        controller=row.controller,
         share=reached.share,
         progress=_progress(reached),
         time=notation.clock(reached.seconds),
@@ -103,11 +103,11 @@ class Shown(NamedTuple):
 
 
 def _shown(run: Run) -> Shown:
-    """Of a run that goes on, its last epoch or round; of one that is over, what its lives came to."""
-    lives = None if run.state == "running" else result(judged_lives(run))
-    if lives is not None:
-        twin = None if lives.twin_score is None else lives.twin_score.mean
-        return Shown(lives.val_score.mean, twin, lives.params.mean)
+    """Of a run that goes on, its last epoch or iteration; of one that is over, what its episodes came to."""
+    episodes = None if run.state == "running" else result(judged_episodes(run))
+    if episodes is not None:
+        twin = None if episodes.twin_score is None else episodes.twin_score.mean
+        return Shown(episodes.val_score.mean, twin, episodes.params.mean)
     last = latest(run)
     return Shown() if last is None else Shown(last.score, last.twin, last.params)
 

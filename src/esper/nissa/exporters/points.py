@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypeGuard
 
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import EsperError
-from esper.leyline.events import RESTART, EpisodeRow, EpochRow, LifeRow, Row, RunRow, UpdateRow
+from esper.leyline.events import RESTART, EnvRow, EpisodeRow, EpochRow, Row, RunRow, UpdateRow
 
 STEP_COLUMNS: Final[Mapping[type[Row], str]] = MappingProxyType(
-    {UpdateRow: "round", EpisodeRow: "episode", EpochRow: "epoch"}
+    {UpdateRow: "iteration", EpisodeRow: "episode", EpochRow: "epoch"}
 )
 """The tables that can be exported, and the column that is the step axis of each."""
 LIST_NAMES: Final[Mapping[str, str]] = MappingProxyType(
@@ -49,7 +49,7 @@ class Points(NamedTuple):
     t: float
     """Seconds since the run began."""
     values: Mapping[str, float]
-    """By tag: table, column, then the entry of a list or a map, then the life."""
+    """By tag: table, column, then the entry of a list or a map, then the episode."""
 
 
 class Exporter(Protocol):
@@ -87,21 +87,21 @@ def claim_place(out: Path) -> None:
 def exported_types(run: RunRow) -> tuple[type[Row], ...]:
     """The tables that are exported of a run.
 
-    Epochs of a training are not: every life would need tags of its own, and there are thousands of lives.
+    Epochs of a training are not: every episode would need tags of its own, and there are thousands of episodes.
     """
-    return (UpdateRow, EpisodeRow) if run.rounds is not None else (EpochRow, EpisodeRow)
+    return (UpdateRow, EpisodeRow) if run.iterations is not None else (EpochRow, EpisodeRow)
 
 
 def points_of(row: Row, run: RunRow) -> Points:
     """All numbers of a row; ``run`` has the names of what stands in lists."""
     table, axis = TABLE_OF[type(row)], STEP_COLUMNS[type(row)]
-    position = {"t", axis, "env", "episode"} if isinstance(row, LifeRow) else {"t", axis}
-    life = _life_of(row)
+    position = {"t", axis, "env", "episode"} if isinstance(row, EnvRow) else {"t", axis}
+    episode = _episode_of(row)
     values: dict[str, float] = {}
     for column in row.__struct_fields__:
         if column not in position:
             for path, number in _numbers(column, getattr(row, column), run):
-                values["/".join((table, *path, *life))] = number
+                values["/".join((table, *path, *episode))] = number
     step = getattr(row, axis)
     return Points(table, axis, step % RESTART if axis == "episode" else step, row.t, values)
 
@@ -116,11 +116,11 @@ def provenance(run: RunRow) -> dict[str, Any]:
     return {name: getattr(run, name) for name in _PROVENANCE}
 
 
-def _life_of(row: Row) -> tuple[str, ...]:
-    """What tells the lives of a table apart, other than their steps."""
+def _episode_of(row: Row) -> tuple[str, ...]:
+    """What tells the episodes of a table apart, other than their steps."""
     match row:
         case EpochRow():
-            return (f"env{row.env}-life{row.episode}",)
+            return (f"env{row.env}-episode{row.episode}",)
         case EpisodeRow():
             restart = row.episode // RESTART
             return (f"env{row.env}-restart{restart}" if restart else f"env{row.env}",)

@@ -49,7 +49,7 @@ class PolicyDivergedError(EsperError):
 class PPOSettings:
     """Hyper-parameters of the update."""
 
-    passes: int = 6
+    update_epochs: int = 6
     learning_rate: float = 1e-3
     clip: float = 0.2
     clip_per_head: bool = False
@@ -57,7 +57,7 @@ class PPOSettings:
     gamma: float = 1.0
     lam: float = 0.95
     siblings: int = 1
-    """Environments side by side that live the same life but for their decisions."""
+    """Environments side by side that live the same episode but for their decisions."""
     entropy_start: float = 0.02
     entropy_end: float = 0.002
     entropy_floor: float = 0.0
@@ -88,7 +88,7 @@ class UpdateMetrics:
     ratio_min: float = 1.0
     first_ratio_error: float = 0.0
     """Largest distance from 1 in the first pass: rollout and update must agree."""
-    early_stop_pass: int | None = None
+    early_stop_update_epoch: int | None = None
     grad_norm: float = 0.0
     """Before clipping, as of the last step."""
     head_grad_norm: list[float] = field(default_factory=list)
@@ -143,14 +143,14 @@ class PPOAgent:
             entropy_weight=linear(settings.entropy_start, settings.entropy_end, progress),
             entropy_floor=settings.entropy_floor if progress < KEEP_OPEN_UNTIL else 0.0,
         )
-        for number in range(settings.passes):
-            if not self._one_pass(batch, number, metrics):
+        for number in range(settings.update_epochs):
+            if not self._update_epoch(batch, number, metrics):
                 break
         if metrics.skipped is None:
             self.skipped_in_a_row = 0
         return metrics
 
-    def _one_pass(self, batch: Batch, number: int, metrics: UpdateMetrics) -> bool:
+    def _update_epoch(self, batch: Batch, number: int, metrics: UpdateMetrics) -> bool:
         """One pass over the rollout; false when it ended the update instead of stepping."""
         self.optimiser.zero_grad()
         parts = shards(len(batch.advantages), self.settings.envs_per_backward)
@@ -164,7 +164,7 @@ class PPOAgent:
             metrics.first_ratio_error = float((log_ratio.exp() - 1).abs().max())
             metrics.head_grad_norm = [self._head_norm(name) for name in HEAD_NAMES]
         if number > 0 and kl > KL_STOP * self.settings.target_kl:
-            metrics.early_stop_pass = number
+            metrics.early_stop_update_epoch = number
             return False
         norm = float(clip_grad_norm_(self.policy.parameters(), self.settings.max_grad_norm))
         loss = sum(result.policy_loss + result.value_loss for result in results)

@@ -1,8 +1,8 @@
-"""Reward families: which terms are paid, and the books that they are entered in.
+"""Reward families: which terms are paid, and the reward_log that they are entered in.
 
 A family is a set of named potentials and a set of named costs. A step pays the change of every
 potential and the costs as they are, all times one scale; the ledger keeps them apart, and the reward
-is their sum. Potentials are taken of the whole state, so what they pay over a life telescopes to the
+is their sum. Potentials are taken of the whole state, so what they pay over an episode telescopes to the
 difference between its end and its beginning.
 """
 
@@ -31,7 +31,7 @@ class Standing(NamedTuple):
     twin_score: Array
     """The do-nothing twin's at the same epoch; NaN for families that need none."""
     guess_loss: Array | float
-    """Loss of a blind guess, by the data of each life."""
+    """Loss of a blind guess, by the data of each episode."""
     rent: Array | float
     """Price of a thousand grown parameters."""
 
@@ -87,27 +87,27 @@ FAMILIES: Final[Mapping[FamilyName, RewardFamily]] = {
 }
 
 
-class Bookkeeper:
-    """Judges the steps of a vector of lives under one family."""
+class RewardFunction:
+    """Judges the steps of a vector of episodes under one family."""
 
     def __init__(self, family: RewardFamily, scale: float) -> None:
         self._family = family
         self._scale = scale
 
     def begin(self, standing: Standing) -> None:
-        """Every life is at its beginning: the untrained host."""
+        """Every episode is at its beginning: the untrained host."""
         self._at_birth = self._potentials(standing)
         self._last = {name: value.copy() for name, value in self._at_birth.items()}
 
     def begin_again(self, env: int, standing: Standing) -> None:
-        """One life is at its beginning; ``standing`` holds all of them."""
+        """One episode is at its beginning; ``standing`` holds all of them."""
         for name, value in self._potentials(standing).items():
             self._at_birth[name][env] = self._last[name][env] = value[env]
 
     def judge(self, standing: Standing) -> Ledger:
         """What the epoch that just ended pays.
 
-        A life that broke down loses what it had won, and pays the penalty in the same step.
+        An episode that broke down loses what it had won, and pays the penalty in the same step.
         """
         broken = standing.facts.rolled_back
         ledger: Ledger = {}

@@ -17,7 +17,7 @@ PARAMETERS_PER_RENT: Final = 1000.0
 CHURN_COST: Final = 0.01
 """Of removing a seed: what one point of score is worth."""
 ROLLBACK_PENALTY: Final = 0.2
-"""Of a life that broke down, besides all that it had won: what twenty points of score are worth."""
+"""Of an episode that broke down, besides all that it had won: what twenty points of score are worth."""
 
 
 def paired_potential(score: Array, twin_score: Array) -> Array:
@@ -40,7 +40,7 @@ def loss_potential(loss: Array, guess_loss: Array | float) -> Array:
 
 
 def final_potential(score: Array, ended: Flags) -> Array:
-    """The score of a finished life; a life in progress is worth nothing yet."""
+    """The score of a finished episode; an episode in progress is worth nothing yet."""
     return np.where(ended, score / 100.0, 0.0)
 
 

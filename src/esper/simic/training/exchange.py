@@ -39,7 +39,7 @@ def world_size() -> int:
 def claim(count: int) -> Iterator[int]:
     """Shards for this process, of ``count`` in all; the next one whenever it asks for more.
 
-    Lives differ in length, so whoever is done first takes the next shard: nobody waits for a process
+    Episodes differ in length, so whoever is done first takes the next shard: nobody waits for a process
     that was given the longer ones. Who runs a shard changes nothing in it.
     """
     if _store is None:

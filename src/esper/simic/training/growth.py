@@ -1,4 +1,4 @@
-"""The real environments as a policy meets them: observation, masks and reward around a vector of lives."""
+"""The real environments as a policy meets them: observation, masks and reward around a vector of episodes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from numpy.typing import NDArray
 
 from esper.leyline import EpochFacts
 from esper.leyline.events import RESTART
-from esper.simic.rewards.books import Books
-from esper.simic.rewards.families import FAMILIES, Bookkeeper, FamilyName, Standing, total
-from esper.simic.training.recorder import LifeRecorder
+from esper.simic.rewards.families import FAMILIES, FamilyName, RewardFunction, Standing, total
+from esper.simic.rewards.reward_log import RewardLog
+from esper.simic.training.recorder import EpisodeRecorder
 from esper.simic.training.rollout import Step
 from esper.tamiyo.policy.observer import Observation, Observer
-from esper.tolaria.env import LifeReport
+from esper.tolaria.env import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import twin_scores
 from esper.tolaria.vector import SerialVector
 
 
 class GrowthEnv:
-    """A vector of host lives; every reset begins the next episode of each environment.
+    """A vector of episodes; every reset begins the next episode of each environment.
 
-    A life that breaks down is followed at once by a fresh one with its own twin. A life that reaches
+    An episode that breaks down is followed at once by a fresh one with its own twin. An episode that reaches
     its horizon is the last of its environment until the next reset.
     """
 
@@ -42,29 +42,29 @@ class GrowthEnv:
     ) -> None:
         """``capacity`` is the number of slots that the policy has room for, the host's unless given.
 
-        So many ``siblings`` with neighbouring indices live the same lives, and only decide differently.
+        So many ``siblings`` with neighbouring indices live the same episodes, and only decide differently.
         """
         self._task = task
         self._rng_seed = rng_seed
         self._indices = tuple(env_indices)
-        self._lives = tuple(index // siblings for index in self._indices)
+        self._episodes = tuple(index // siblings for index in self._indices)
         # A policy learns most from the decision that broke a host if nothing is undone behind its back.
-        self._vector = SerialVector(task, rng_seed=rng_seed, env_indices=self._lives, rollback_limit=1)
-        self.recorders = [LifeRecorder(index) for index in self._indices]
+        self._vector = SerialVector(task, rng_seed=rng_seed, env_indices=self._episodes, rollback_limit=1)
+        self.recorders = [EpisodeRecorder(index) for index in self._indices]
         """The rows of each environment since the last reset."""
         for env, recorder in zip(self._vector.envs, self.recorders, strict=True):
             env.sink = recorder
         self._observer = Observer(len(self._indices), task.num_slots, capacity or task.num_slots)
         self._family = FAMILIES[family]
-        self._bookkeeper = Bookkeeper(self._family, scale)
-        self._unpaired = Bookkeeper(self._family, scale)
+        self._reward_function = RewardFunction(self._family, scale)
+        self._unpaired = RewardFunction(self._family, scale)
         """Pays as if the twin stood at zero throughout, to show what it is good for."""
         self._rent = rent
         self._horizon_terminates = horizon_terminates
         self._episode = -1
-        self.reports: list[LifeReport] = []
-        """Of the lives that reached their horizon since the last reset."""
-        self.books = Books()
+        self.reports: list[EpisodeReport] = []
+        """Of the episodes that reached their horizon since the last reset."""
+        self.reward_log = RewardLog()
         """Of the steps since the last reset."""
 
     @property
@@ -76,23 +76,23 @@ class GrowthEnv:
         return self._task.horizon
 
     def begin(self, episode: int) -> Observation:
-        """Begin life ``episode`` everywhere."""
+        """Begin episode ``episode`` everywhere."""
         self._episode = episode
         self._twins = np.array([self._twin_scores(row, episode) for row in range(len(self._indices))])
         for recorder in self.recorders:
             recorder.begin()
         facts = self._vector.reset(episode)
         self._observer.reset()
-        self._bookkeeper.begin(self._standing(facts))
+        self._reward_function.begin(self._standing(facts))
         self._unpaired.begin(self._without_twin(facts))
-        self.reports, self.books = [], Books()
+        self.reports, self.reward_log = [], RewardLog()
         return self._observe(facts)
 
     def reset(self) -> Observation:
         return self.begin(self._episode + 1)
 
     def seek(self, episode: int) -> None:
-        """Let the next reset begin life ``episode``."""
+        """Let the next reset begin episode ``episode``."""
         self._episode = episode - 1
 
     def step(self, actions: NDArray[np.int64]) -> Step:
@@ -109,27 +109,27 @@ class GrowthEnv:
         return Step(self._observe(facts), reward, ended, terminated)
 
     def _judge(self, facts: EpochFacts) -> NDArray[np.float64]:
-        ledger = self._bookkeeper.judge(self._standing(facts))
-        self.books.ledgers.append(ledger)
+        ledger = self._reward_function.judge(self._standing(facts))
+        self.reward_log.ledgers.append(ledger)
         if self._family.needs_twin:
-            self.books.unpaired.append(total(self._unpaired.judge(self._without_twin(facts))))
-        self.books.broken_lives += int(facts.rolled_back.sum())
+            self.reward_log.unpaired.append(total(self._unpaired.judge(self._without_twin(facts))))
+        self.reward_log.broken_episodes += int(facts.rolled_back.sum())
         return total(ledger)
 
     def _begin_again(self, row: int, facts: EpochFacts) -> EpochFacts:
-        """A fresh life in one environment; the facts of all, with its own exchanged."""
+        """A fresh episode in one environment; the facts of all, with its own exchanged."""
         env = self._vector.envs[row]
         episode = env.episode + RESTART
         self._twins[row] = self._twin_scores(row, episode)
         facts = facts.replaced(row, env.reset(episode))
-        self._bookkeeper.begin_again(row, self._standing(facts))
+        self._reward_function.begin_again(row, self._standing(facts))
         self._unpaired.begin_again(row, self._without_twin(facts))
         return facts
 
     def _twin_scores(self, row: int, episode: int) -> Sequence[float]:
         if not self._family.needs_twin:
             return [np.nan] * (self.horizon + 1)
-        scores = twin_scores(self._task, rng_seed=self._rng_seed, env=self._lives[row], episode=episode)
+        scores = twin_scores(self._task, rng_seed=self._rng_seed, env=self._episodes[row], episode=episode)
         self._vector.envs[row].twin_scores = scores
         return scores
 

@@ -27,7 +27,7 @@ from esper.leyline import (
     canonicalise,
     derive_seed,
 )
-from esper.simic.rewards.families import FAMILIES, Bookkeeper, Standing, total
+from esper.simic.rewards.families import FAMILIES, RewardFunction, Standing, total
 from esper.simic.training.rollout import Step
 from esper.tamiyo.policy.observer import Observation, Observer
 from esper.tolaria import actuator
@@ -77,7 +77,7 @@ class PaperBody:
 
 
 class LifecycleSandbox(ABC):
-    """A vector of lives of ``HORIZON`` epochs whose seeds are worth what ``gains`` says."""
+    """A vector of episodes of ``HORIZON`` epochs whose seeds are worth what ``gains`` says."""
 
     optimum: float
     horizon = HORIZON
@@ -89,7 +89,7 @@ class LifecycleSandbox(ABC):
         self.table = SlotTable.empty(self.num_envs, SPACE.slot_config.num_slots)
         self._bodies = [PaperBody(self.table.row(env)) for env in range(self.num_envs)]
         self._observer = Observer(self.num_envs, self.table.num_slots, self.table.num_slots)
-        self._books = Bookkeeper(FAMILIES["paired"], SCALE)
+        self._reward_log = RewardFunction(FAMILIES["paired"], SCALE)
 
     @property
     def env_indices(self) -> Sequence[int]:
@@ -104,7 +104,7 @@ class LifecycleSandbox(ABC):
         facts = self._facts(
             waited, np.ones(self.num_envs, dtype=np.bool_), np.full(self.num_envs, HOST_SCORE)
         )
-        self._books.begin(self._standing(facts))
+        self._reward_log.begin(self._standing(facts))
         return self._observer.observe(facts, self.table, SPACE)
 
     def step(self, actions: NDArray[np.int64]) -> Step:
@@ -120,7 +120,7 @@ class LifecycleSandbox(ABC):
                 actuator.commit(body)
         score = np.clip(HOST_SCORE + self.gains().sum(axis=1) + self._noise(), 0.0, 100.0)
         facts = self._facts(actions[:, Head.OP], succeeded, score)
-        reward = total(self._books.judge(self._standing(facts)))
+        reward = total(self._reward_log.judge(self._standing(facts)))
         over = self._epoch == HORIZON
         observation = self.reset() if over else self._observer.observe(facts, self.table, SPACE)
         return Step(observation, reward, facts.ended, facts.ended)
@@ -177,7 +177,7 @@ class LifecycleSandbox(ABC):
         return Standing(facts, self.table, np.full(self.num_envs, HOST_SCORE), GUESS_LOSS, RENT)
 
     def start(self) -> None:  # noqa: B027  a hook that most worlds do not need
-        """Begin a new life."""
+        """Begin a new episode."""
 
     def train(self) -> None:  # noqa: B027  a hook that most worlds do not need
         """One epoch of training, before it is counted and measured."""

@@ -29,7 +29,7 @@ SMALL: Final = PolicyShape(
 )
 """A network that learns every oracle on one core in seconds."""
 EVALUATED_ENVS: Final = 64
-ROUNDS_BETWEEN_CHECKS: Final = 5
+ITERATIONS_BETWEEN_CHECKS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Trial:
     chance: float
     """Of uniform legal actions."""
     optimum: float
-    rounds: int
+    iterations: int
 
     @property
     def share(self) -> float:
@@ -52,14 +52,14 @@ class Trial:
 def train_on(
     oracle: OracleClass,
     rng_seed: int,
-    rounds: int,
+    iterations: int,
     *,
     shape: PolicyShape = SMALL,
     settings: PPOSettings | None = None,
     num_envs: int = 32,
     stop_at: float = 0.97,
 ) -> Trial:
-    """Train a new policy on ``oracle`` until ``rounds`` are over or it has arrived.
+    """Train a new policy on ``oracle`` until ``iterations`` are over or it has arrived.
 
     It has when its share reaches ``stop_at`` in two checks in a row: once may be luck.
     """
@@ -70,11 +70,11 @@ def train_on(
     streams = ActionStreams(rng_seed, range(num_envs))
     buffer = TamiyoRolloutBuffer(num_envs, env.horizon, shape.state_dim, shape.num_slots, shape.hidden_dim)
     chance, finished, arrived = random_return(oracle, rng_seed), 0, 0
-    while finished < rounds and arrived < 2:
+    while finished < iterations and arrived < 2:
         collect(env, policy, streams, buffer)
-        agent.update(buffer, finished / rounds)
+        agent.update(buffer, finished / iterations)
         finished += 1
-        if finished % ROUNDS_BETWEEN_CHECKS == 0:
+        if finished % ITERATIONS_BETWEEN_CHECKS == 0:
             reached = Trial(_mean_return(rehearsal, policy), chance, oracle.optimum, finished)
             arrived = arrived + 1 if reached.share >= stop_at else 0
     unseen = oracle(derive_seed(rng_seed, "evaluation"), range(EVALUATED_ENVS))

@@ -1,4 +1,4 @@
-"""The rows of lives that a policy learns from: kept while they are lived, completed as they are paid."""
+"""The rows of episodes that a policy learns from: kept while they are lived, completed as they are paid."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from esper.leyline.events import AlertRow, DecisionRow, EpisodeRow, LifeRow, Row
+from esper.leyline.events import AlertRow, DecisionRow, EnvRow, EpisodeRow, Row
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards.families import Ledger
-from esper.tamiyo.policy.decider import thoughts
+from esper.tamiyo.policy.controller import policy_outputs
 from esper.tolaria.recording import known
 
 
-class LifeRecorder:
+class EpisodeRecorder:
     """The sink of one environment; siblings live as one environment and are told apart here."""
 
     def __init__(self, env: int) -> None:
@@ -26,26 +26,26 @@ class LifeRecorder:
         self.completed = 0
         """How many of the rows are complete."""
         self.born = 0
-        """The step at which the present life began."""
+        """The step at which the present episode began."""
 
     def emit(self, row: Row) -> None:
-        if isinstance(row, LifeRow | AlertRow):
+        if isinstance(row, EnvRow | AlertRow):
             row.env = self._env
         self.rows.append(row)
 
 
 def complete(
-    recorders: Sequence[LifeRecorder],
+    recorders: Sequence[EpisodeRecorder],
     buffer: TamiyoRolloutBuffer,
     ledgers: Sequence[Ledger],
     sizes: Sequence[int],
 ) -> list[Row]:
     """The rows of the last step of ``buffer``, one environment after the other.
 
-    A decision is given what was thought of it and paid for it, a life that ended what it was paid in all.
+    A decision is given what was policy_output of it and paid for it, an episode that ended what it was paid in all.
     """
     step = buffer.length - 1
-    known_of = thoughts(
+    known_of = policy_outputs(
         buffer.masks[:, step],
         buffer.log_probs[:, step],
         buffer.op_probs[:, step],
@@ -53,12 +53,15 @@ def complete(
         sizes,
     )
     rows: list[Row] = []
-    for env, (recorder, thought) in enumerate(zip(recorders, known_of, strict=True)):
+    for env, (recorder, policy_output) in enumerate(zip(recorders, known_of, strict=True)):
         came = recorder.rows[recorder.completed :]
         for row in came:
             if isinstance(row, DecisionRow):
-                row.masked, row.op_probs = thought.masked, list(map(known, thought.op_probs))
-                row.log_probs, row.value = list(map(known, thought.log_probs)), known(thought.value)
+                row.masked, row.op_probs = policy_output.masked, list(map(known, policy_output.op_probs))
+                row.log_probs, row.value = (
+                    list(map(known, policy_output.log_probs)),
+                    known(policy_output.value),
+                )
                 row.reward = known(float(buffer.rewards[env, step]))
                 row.reward_terms = {term: known(amounts[env]) for term, amounts in ledgers[step].items()}
             elif isinstance(row, EpisodeRow):

@@ -1,8 +1,8 @@
-"""The training loop: rounds of one life per environment and one update, evaluated and checkpointed.
+"""The training loop: iterations of one episode per environment and one update, evaluated and checkpointed.
 
 Environments are grouped into fixed shards that processes share out among themselves. Everything
-random is named by (run, environment, episode), and a round begins new episodes everywhere, so a
-checkpoint between rounds is the policy, its optimiser and the number of the round.
+random is named by (run, environment, episode), and an iteration begins new episodes everywhere, so a
+checkpoint between iterations is the policy, its optimiser and the number of the iteration.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from esper.leyline import NUM_OPS, Head
 from esper.leyline.events import Row
 from esper.simic.agent.ppo import PolicyDivergedError, PPOAgent, PPOSettings, UpdateMetrics, shards
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.rewards.books import Books
 from esper.simic.rewards.families import FamilyName
+from esper.simic.rewards.reward_log import RewardLog
 from esper.simic.training import exchange
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.recorder import complete
@@ -40,7 +40,7 @@ from esper.tamiyo.policy.checkpoint import (
     write_durably,
 )
 from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
-from esper.tolaria.env import LifeReport
+from esper.tolaria.env import EpisodeReport
 from esper.tolaria.seeding import SELECTION_SEEDS
 from esper.tolaria.tasks.spec import TaskSpec
 
@@ -58,7 +58,7 @@ class TrainingSettings:
     rng_seed: int = 0
     envs: int = 32
     shard_envs: int = 2
-    rounds: int = 40
+    iterations: int = 40
     capacity: int | None = None
     hidden_dim: int = 256
     critic: Critic = "state_value"
@@ -69,15 +69,15 @@ class TrainingSettings:
     reward_scale: float = 5.0
     horizon_terminates: bool = True
     evaluate_every: int = 5
-    evaluate_lives: int = 16
+    evaluate_episodes: int = 16
     checkpoint_every: int = 5
     ppo: PPOSettings = field(default_factory=PPOSettings)
 
 
-class RoundSummary(NamedTuple):
-    """One round, for whoever watches; what there was none of is ``None``."""
+class IterationSummary(NamedTuple):
+    """One iteration, for whoever watches; what there was none of is ``None``."""
 
-    round: int
+    iteration: int
     mean_return: float
     reward_terms: dict[str, float]
     """Mean per environment of what each term paid; they sum to ``mean_return``."""
@@ -86,12 +86,12 @@ class RoundSummary(NamedTuple):
     """What it would be without the twin."""
     val_score: float | None
     params: float | None
-    """Means over the lives that reached their horizon."""
-    broken_lives: int
+    """Means over the episodes that reached their horizon."""
+    broken_episodes: int
     op_shares: tuple[float, ...]
     metrics: UpdateMetrics
     rows: list[Row]
-    """Of the lives, one environment after the other."""
+    """Of the episodes, one environment after the other."""
     evaluation_return: float | None
     evaluation_score: float | None
     seconds: float
@@ -99,11 +99,11 @@ class RoundSummary(NamedTuple):
 
 
 class ShardRollout(NamedTuple):
-    """What one shard brings back from a round."""
+    """What one shard brings back from an iteration."""
 
     buffer: TamiyoRolloutBuffer
-    reports: list[LifeReport]
-    books: Books
+    reports: list[EpisodeReport]
+    reward_log: RewardLog
     rows: list[Row]
 
 
@@ -126,14 +126,14 @@ class Trainer:
                 hold_heads=settings.hold_heads,
             )
         self.agent = PPOAgent(self.policy, settings.ppo)
-        self.round = 0
+        self.iteration = 0
         self.best_return = -np.inf
         self.on_rows: Callable[[int, int, Sequence[Row]], None] = lambda number, env, rows: None
-        """Told of the rows of every epoch as they come: the round, the first environment of the shard, rows.
+        """Told of the rows of every epoch as they come: the iteration, the first environment of the shard, rows.
 
-        Each process hears of its own shards; all rows of a round stand in its summary."""
+        Each process hears of its own shards; all rows of an iteration stand in its summary."""
         self._training = self._make_shards(settings.rng_seed, settings.envs, settings.ppo.siblings)
-        self._selection = self._make_shards(SELECTION_SEEDS[settings.rng_seed], settings.evaluate_lives, 1)
+        self._selection = self._make_shards(SELECTION_SEEDS[settings.rng_seed], settings.evaluate_episodes, 1)
 
     def _make_shards(self, rng_seed: int, count: int, siblings: int) -> list[GrowthEnv]:
         """All shards, since each may fall to any process; their hosts are built by the first reset."""
@@ -157,34 +157,34 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
-        """All rounds were run."""
-        return self.round >= self.settings.rounds
+        """All iterations were run."""
+        return self.iteration >= self.settings.iterations
 
-    # --- a round ------------------------------------------------------------------------------
+    # --- an iteration ------------------------------------------------------------------------------
 
-    def run_round(self) -> RoundSummary:
-        """Collect one life per environment everywhere, learn from all of them, evaluate when due."""
+    def run_iteration(self) -> IterationSummary:
+        """Collect one episode per environment everywhere, learn from all of them, evaluate when due."""
         times = [time.perf_counter()]
         parts = _share_out(self._training, self._rollout)
         times.append(time.perf_counter())
         buffer = TamiyoRolloutBuffer.join([part.buffer for part in parts])
         reports = [report for part in parts for report in part.reports]
-        books = Books.join([part.books for part in parts])
-        metrics = self.agent.update(buffer, self.round / self.settings.rounds)
+        reward_log = RewardLog.join([part.reward_log for part in parts])
+        metrics = self.agent.update(buffer, self.iteration / self.settings.iterations)
         times.append(time.perf_counter())
-        self.round += 1
-        due = self.round % self.settings.evaluate_every == 0 or self.is_over
+        self.iteration += 1
+        due = self.iteration % self.settings.evaluate_every == 0 or self.is_over
         evaluation = self.evaluate() if due else None
         times.append(time.perf_counter())
-        return RoundSummary(
-            round=self.round,
+        return IterationSummary(
+            iteration=self.iteration,
             mean_return=float(buffer.rewards.sum(dim=1).mean()),
-            reward_terms=books.paid(),
-            reward_variance=books.variance(),
-            reward_variance_unpaired=books.variance_unpaired(),
+            reward_terms=reward_log.paid(),
+            reward_variance=reward_log.variance(),
+            reward_variance_unpaired=reward_log.variance_unpaired(),
             val_score=_mean([report.val_score for report in reports]) if reports else None,
             params=_mean([report.params for report in reports]) if reports else None,
-            broken_lives=books.broken_lives,
+            broken_episodes=reward_log.broken_episodes,
             op_shares=_op_shares(buffer.actions),
             metrics=metrics,
             rows=[row for part in parts for row in part.rows],
@@ -202,25 +202,25 @@ class Trainer:
         buffer = TamiyoRolloutBuffer(
             len(env.env_indices), env.horizon, shape.state_dim, shape.num_slots, shape.hidden_dim
         )
-        env.seek(self.round)
-        streams = ActionStreams(self.settings.rng_seed, env.env_indices, self.round)
+        env.seek(self.iteration)
+        streams = ActionStreams(self.settings.rng_seed, env.env_indices, self.iteration)
 
         def settle() -> None:
-            rows = complete(env.recorders, buffer, env.books.ledgers, self.policy.sizes)
-            self.on_rows(self.round + 1, env.env_indices[0], rows)
+            rows = complete(env.recorders, buffer, env.reward_log.ledgers, self.policy.sizes)
+            self.on_rows(self.iteration + 1, env.env_indices[0], rows)
 
         collect(env, self.policy, streams, buffer, after_step=settle)
         rows = [row for recorder in env.recorders for row in recorder.rows]
-        return ShardRollout(buffer, env.reports, env.books, rows)
+        return ShardRollout(buffer, env.reports, env.reward_log, rows)
 
     def evaluate(self) -> tuple[float, float | None]:
-        """Mean return of argmax lives on rng seeds kept for selection, and score of those that lasted."""
+        """Mean return of argmax episodes on rng seeds kept for selection, and score of those that lasted."""
         results = _share_out(self._selection, self._evaluate_shard)
         returns = [value for returns, _ in results for value in returns]
         scores = [report.val_score for _, reports in results for report in reports]
         return _mean(returns), _mean(scores) if scores else None
 
-    def _evaluate_shard(self, env: GrowthEnv) -> tuple[list[float], list[LifeReport]]:
+    def _evaluate_shard(self, env: GrowthEnv) -> tuple[list[float], list[EpisodeReport]]:
         env.seek(0)
         returns = evaluate(env, self.policy)
         return returns.tolist(), env.reports
@@ -232,7 +232,7 @@ class Trainer:
         save_policy(self.policy, directory)
         write_durably(directory / OPTIMISER_FILE, save_tensors(_flat_optimiser(self.agent.optimiser)))
         progress = {
-            "round": self.round,
+            "iteration": self.iteration,
             "best_return": None if np.isinf(self.best_return) else self.best_return,
             "skipped_in_a_row": self.agent.skipped_in_a_row,
             "task": self.task.name,
@@ -248,7 +248,7 @@ class Trainer:
         self._check_own(progress, directory)
         self.policy.load_state_dict(load_policy(directory).state_dict())
         _load_optimiser(self.agent.optimiser, load_tensors(directory / OPTIMISER_FILE))
-        self.round = int(progress["round"])
+        self.iteration = int(progress["iteration"])
         best = progress["best_return"]
         self.best_return = -np.inf if best is None else float(best)
         self.agent.skipped_in_a_row = int(progress["skipped_in_a_row"])
@@ -269,26 +269,26 @@ class Trainer:
 
 def train(
     trainer: Trainer,
-    on_round: Callable[[RoundSummary], None] = lambda summary: None,
+    on_iteration: Callable[[IterationSummary], None] = lambda summary: None,
     on_best: Callable[[], bool] = lambda: True,
     on_checkpoint: Callable[[], object] = lambda: None,
 ) -> None:
-    """Run the rounds that are left; the callbacks record a round, keep the best policy, save the state.
+    """Run the iterations that are left; the callbacks record an iteration, keep the best policy, save the state.
 
     A policy is the best one if it was kept. A run that ends because its updates are not finite saves its
     state first.
     """
     while not trainer.is_over:
         try:
-            summary = trainer.run_round()
+            summary = trainer.run_iteration()
         except PolicyDivergedError:
             on_checkpoint()
             raise
-        on_round(summary)
+        on_iteration(summary)
         reached = summary.evaluation_return
         if reached is not None and reached > trainer.best_return and on_best():
             trainer.best_return = reached
-        if trainer.round % trainer.settings.checkpoint_every == 0 or trainer.is_over:
+        if trainer.iteration % trainer.settings.checkpoint_every == 0 or trainer.is_over:
             on_checkpoint()
 
 

@@ -41,7 +41,7 @@ class Observation(NamedTuple):
 
 
 class Observer:
-    """Follows a vector of lives with ``num_slots`` slots each for a policy of the given capacity."""
+    """Follows a vector of episodes with ``num_slots`` slots each for a policy of the given capacity."""
 
     def __init__(self, num_envs: int, num_slots: int, capacity: int) -> None:
         check_capacity(num_slots, capacity)
@@ -51,7 +51,7 @@ class Observer:
         self._wide.enabled[:] = False
 
     def reset(self) -> None:
-        """Whatever comes next is the beginning of every life."""
+        """Whatever comes next is the beginning of every episode."""
         self._tracker.reset()
 
     def observe(self, facts: EpochFacts, table: SlotTable, space: ActionSpace) -> Observation:

@@ -51,7 +51,7 @@ def cifar() -> Parts:
     return _read_folders(folder) if "train" in names else _read_batches(folder)
 
 
-# Kept for the whole process, by folder: every life draws its own samples from them.
+# Kept for the whole process, by folder: every episode draws its own samples from them.
 
 
 @cache
@@ -122,7 +122,7 @@ def _digest(source: Callable[[], Parts]) -> Callable[[], str]:
 
 FASHION14 = TaskSpec(
     name="fashion14",
-    summary="Fashion-MNIST at 14×14, 4,096 images per life, host 4-8-16 with 3×3 kernels",
+    summary="Fashion-MNIST at 14×14, 4,096 images per episode, host 4-8-16 with 3×3 kernels",
     input_shape=(1, 14, 14),
     classes=10,
     load=_loader(fashion14, (1, 14, 14), 4096, 1024),
@@ -134,13 +134,13 @@ FASHION14 = TaskSpec(
 FASHION14_IMPAIRED = replace(
     FASHION14,
     name="fashion14_impaired",
-    summary="Fashion-MNIST at 14×14, 4,096 images per life, host 4-8-8 with 1×1 kernels",
+    summary="Fashion-MNIST at 14×14, 4,096 images per episode, host 4-8-8 with 1×1 kernels",
     instances=InstanceDistribution(widths=((4, 8, 8),), kernels=(1,)),
 )
 FASHION = replace(
     FASHION14,
     name="fashion",
-    summary="Fashion-MNIST, up to 16,384 images per life; hosts, slots and rents vary",
+    summary="Fashion-MNIST, up to 16,384 images per episode; hosts, slots and rents vary",
     input_shape=(1, 28, 28),
     load=_loader(fashion, (1, 28, 28), 16_384, 2048),
     digest=_digest(fashion),
@@ -156,7 +156,7 @@ FASHION = replace(
 )
 CIFAR = TaskSpec(
     name="cifar",
-    summary="CIFAR-10, up to 16,384 images per life, shifted and mirrored; hosts, slots and rents vary",
+    summary="CIFAR-10, up to 16,384 images per episode, shifted and mirrored; hosts, slots and rents vary",
     input_shape=(3, 32, 32),
     classes=CIFAR_CLASSES,
     load=_loader(cifar, (3, 32, 32), 16_384, 2048),
@@ -175,7 +175,7 @@ CIFAR = TaskSpec(
 CIFAR_IMPAIRED = replace(
     CIFAR,
     name="cifar_impaired",
-    summary="CIFAR-10, 4,096 images per life, host 8-16-16 with 1×1 kernels",
+    summary="CIFAR-10, 4,096 images per episode, host 8-16-16 with 1×1 kernels",
     load=_loader(cifar, (3, 32, 32), 4096, 1024),
     instances=InstanceDistribution(widths=((8, 16, 16),), kernels=(1,)),
     batches_per_epoch=32,

@@ -17,16 +17,16 @@ async function ask(path, options) {
 }
 
 const of = (id) => `/api/runs/${encodeURIComponent(id)}`;
-const chosen = (life) => (life ? `?env=${life.env}&episode=${life.episode}` : "");
+const chosen = (episode) => (episode ? `?env=${episode.env}&episode=${episode.episode}` : "");
 
 export const listRuns = () => ask("/api/runs");
 export const readRun = (id) => ask(of(id));
 export const readEntry = (id) => ask(`${of(id)}/entry`);
-export const readFigure = (id, key, life) =>
-  ask(`${of(id)}/figures/${encodeURIComponent(key)}${chosen(life)}`);
+export const readFigure = (id, key, episode) =>
+  ask(`${of(id)}/figures/${encodeURIComponent(key)}${chosen(episode)}`);
 export const readFigureBeside = (id, key, other) =>
   ask(`${of(id)}/figures/${encodeURIComponent(key)}?beside=${encodeURIComponent(other)}`);
-export const readDiary = (id, life) => ask(`${of(id)}/diary${chosen(life)}`);
+export const readDiary = (id, episode) => ask(`${of(id)}/diary${chosen(episode)}`);
 export const readComparison = (left, right) =>
   ask(`/api/comparisons/${encodeURIComponent(left)}/${encodeURIComponent(right)}`);
 export const runQuery = (id, query) =>

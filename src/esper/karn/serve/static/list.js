@@ -5,7 +5,7 @@ import { el, fill, problem, setText } from "./dom.js";
 
 const COLUMNS = [
   ["task", ""],
-  ["decider", ""],
+  ["controller", ""],
   ["state", "state"],
   ["progress", ""],
   ["left", "number wide-only"],
@@ -91,7 +91,7 @@ export function listView(view, context) {
     const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
     const isWanted = (entry) =>
       words.every((word) =>
-        [entry.name, entry.task, entry.decider, entry.state].join(" ").toLowerCase().includes(word),
+        [entry.name, entry.task, entry.controller, entry.state].join(" ").toLowerCase().includes(word),
       );
     const wanted = entries.filter(isWanted).sort(order);
     const ids = new Set(wanted.map((entry) => entry.id));
@@ -202,7 +202,7 @@ function oneRow(first, context) {
     cells.state.dataset.state = entry.state;
     for (const key of [
       "task",
-      "decider",
+      "controller",
       "state",
       "left",
       "trend",

@@ -15,7 +15,7 @@ const KEYS = [
   ["f", "filter the list"],
   ["/", "write a query (SQL)"],
   ["Ctrl + Enter", "run the query"],
-  ["[  ]", "the life before, the life after"],
+  ["[  ]", "the episode before, the episode after"],
   ["t", "all tables behind the figures"],
   ["← →", "in a chart: read its values"],
   ["d", "light or dark"],

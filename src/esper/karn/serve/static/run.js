@@ -1,8 +1,8 @@
-// One run: its header line, a panel per question, one life in detail, alerts, SQL and configuration.
+// One run: its header line, a panel per question, one episode in detail, alerts, SQL and configuration.
 
 import { readDiary, readFigure, readRun } from "./api.js";
 import { el, fill, problem, setText } from "./dom.js";
-import { lifeChooser } from "./life.js";
+import { episodeChooser } from "./episode.js";
 import { figurePanel, panel, toggleTables, upkeep } from "./panels.js";
 import { settingsList, sqlPanel } from "./sql.js";
 
@@ -16,20 +16,20 @@ export function runView(view, context, id) {
   fill(view, head.element, place);
 
   function build(run) {
-    chooser = lifeChooser(() => keeper.renew((one) => one.isOfLife));
-    const diary = Object.assign(diaryPanel(id, chooser), { isOfLife: true });
+    chooser = episodeChooser(() => keeper.renew((one) => one.isOfEpisode));
+    const diary = Object.assign(diaryPanel(id, chooser), { isOfEpisode: true });
     figures = run.page.figures.map((figure) => {
-      const isOfLife = figure.of_life;
-      const read = () => readFigure(id, figure.key, isOfLife ? chooser.life() : null);
-      return Object.assign(figurePanel(figure, { read, extra: isOfLife ? [chooser.element] : [] }), {
-        isOfLife,
+      const isOfEpisode = figure.of_episode;
+      const read = () => readFigure(id, figure.key, isOfEpisode ? chooser.episode() : null);
+      return Object.assign(figurePanel(figure, { read, extra: isOfEpisode ? [chooser.element] : [] }), {
+        isOfEpisode,
       });
     });
     const query = sqlPanel(id, run.page.tables);
     focusQuery = query.focus;
     const panels = [
       conclusionPanel(() => head.run.page.conclusion),
-      ...figures.flatMap((figure) => (figure.isOfLife ? [figure, diary] : [figure])),
+      ...figures.flatMap((figure) => (figure.isOfEpisode ? [figure, diary] : [figure])),
       query.panel,
       settingsPanel("How was it configured?", () => head.run.page.config),
       settingsPanel("Where does it come from?", () => head.run.page.provenance),
@@ -48,7 +48,7 @@ export function runView(view, context, id) {
       head.show(run);
       if (run.page.entry.error) return;
       if (!keeper) build(run);
-      chooser.setLives(run.page.lives, run.page.life);
+      chooser.setEpisodes(run.page.episodes, run.page.episode);
       await keeper.renew();
     } catch (error) {
       head.fail(error);
@@ -137,7 +137,7 @@ export function runHead(context, id) {
     const { entry } = run.page;
     made.run = run;
     setText(name, run.name);
-    setText(what, [entry.task, entry.decider].filter(Boolean).join(" · "));
+    setText(what, [entry.task, entry.controller].filter(Boolean).join(" · "));
     context.setPlace(run.folder, run.name);
     setText(state, entry.state);
     state.dataset.state = entry.state;
@@ -159,10 +159,10 @@ export function runHead(context, id) {
 
 function diaryPanel(id, chooser) {
   const list = el("ol", { className: "diary", tabIndex: 0, "aria-label": "diary" });
-  const made = panel("What happened in this life?", {
+  const made = panel("What happened in this episode?", {
     name: "diary",
     load: async () => {
-      const notes = await readDiary(id, chooser.life());
+      const notes = await readDiary(id, chooser.episode());
       fill(
         list,
         notes.map((note) =>

@@ -1,4 +1,4 @@
-"""One host life as far as its rows were seen: slots with their lanes, scores, decisions, events.
+"""One episode as far as its rows were seen: slots with their lanes, scores, decisions, events.
 
 Rows in, state out; every unknown is None. Rows of one epoch may come in any order.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from esper.leyline.events import DecisionRow, EpisodeRow, EpochRow, LifeRow, SeedRow, TransitionRow
+from esper.leyline.events import DecisionRow, EnvRow, EpisodeRow, EpochRow, SeedRow, TransitionRow
 from esper.leyline.factored_actions import Head
 from esper.leyline.stages import OCCUPIED_STAGES, Stage
 
@@ -64,8 +64,8 @@ class SlotState:
 
 
 @dataclass(slots=True)
-class LifeState:
-    """One host life of one environment."""
+class EpisodeState:
+    """One episode of one environment."""
 
     env: int
     episode: int
@@ -96,7 +96,7 @@ class LifeState:
     def refused(self) -> int:
         return sum(not row.succeeded for row in self.decisions.values())
 
-    def take(self, row: LifeRow) -> None:
+    def take(self, row: EnvRow) -> None:
         match row:
             case EpochRow():
                 self._take_epoch(row)

@@ -1,4 +1,4 @@
-"""Whole lives under a reward family, through the real loop, and what each of its terms should have paid."""
+"""Whole episodes under a reward family, through the real loop, and what each of its terms should have paid."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from esper.simic.rewards.families import FamilyName
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.proving import uniform_actions
 from esper.simic.training.rollout import ActionStreams
-from esper.tolaria.env import LifeReport
+from esper.tolaria.env import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
-from esper.tolaria.twin import live_without_growth
+from esper.tolaria.twin import run_without_growth
 from tests.tolaria.building import WAIT, IntArray, action, plant, tiny_task
 
 RENT, SCALE = 0.5, 5.0
 AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
 
 
-class Life(NamedTuple):
+class Episode(NamedTuple):
     """Two environments from their beginning to their commit, every array ``[step, env]``."""
 
     rewards: NDArray[np.float64]
@@ -33,7 +33,7 @@ class Life(NamedTuple):
     facts: list[EpochFacts]
     """The untrained host's first."""
     tables: list[SlotTable]
-    reports: list[LifeReport]
+    reports: list[EpisodeReport]
     guess_losses: list[float]
     """By environment, of a guess that knows how often each answer comes."""
 
@@ -47,7 +47,7 @@ def growth(task: TaskSpec, family: FamilyName, num_envs: int = 2) -> GrowthEnv:
 
 
 class Watcher:
-    """Remembers what a vector of lives measured."""
+    """Remembers what a vector of episodes measured."""
 
     def __init__(self, env: GrowthEnv, monkeypatch: pytest.MonkeyPatch) -> None:
         self.facts: list[EpochFacts] = []
@@ -65,8 +65,8 @@ class Watcher:
         return watched
 
 
-def live(env: GrowthEnv, script: Sequence[IntArray] | None, watcher: Watcher, rng_seed: int = 0) -> Life:
-    """One life: ``script`` in the first environment while the other waits, or anything legal in both.
+def live(env: GrowthEnv, script: Sequence[IntArray] | None, watcher: Watcher, rng_seed: int = 0) -> Episode:
+    """One episode: ``script`` in the first environment while the other waits, or anything legal in both.
 
     Without a script the first one never prunes, so that some of its seeds are there to be fossilised.
     """
@@ -83,9 +83,12 @@ def live(env: GrowthEnv, script: Sequence[IntArray] | None, watcher: Watcher, rn
         step = env.step(actions)
         observation = step.observation
         rewards.append(step.reward)
-    terms = {name: np.array([ledger[name] for ledger in env.books.ledgers]) for name in env.books.ledgers[0]}
-    guesses = [guess_loss(life.splits.train.y.numpy()) for life in env._vector.envs]
-    return Life(np.array(rewards), terms, watcher.facts, watcher.tables, env.reports, guesses)
+    terms = {
+        name: np.array([ledger[name] for ledger in env.reward_log.ledgers])
+        for name in env.reward_log.ledgers[0]
+    }
+    guesses = [guess_loss(episode.splits.train.y.numpy()) for episode in env._vector.envs]
+    return Episode(np.array(rewards), terms, watcher.facts, watcher.tables, env.reports, guesses)
 
 
 def guess_loss(answers: NDArray[np.int64]) -> float:
@@ -100,7 +103,7 @@ def lived(
     script: Sequence[IntArray] | None = None,
     task: TaskSpec | None = None,
     rng_seed: int = 0,
-) -> Life:
+) -> Episode:
     env = growth(task or task_with(), family)
     return live(env, script, Watcher(env, monkeypatch), rng_seed)
 
@@ -120,32 +123,32 @@ BUSY = [
 @cache
 def twin_scores_again(horizon: int, env: int) -> tuple[float, ...]:
     """Of a twin that is lived through once more, whatever the cache on disk says."""
-    return live_without_growth(task_with(horizon=horizon), rng_seed=3, env=env).val_scores
+    return run_without_growth(task_with(horizon=horizon), rng_seed=3, env=env).val_scores
 
 
-def points_won(life: Life, epoch: int) -> list[float]:
-    horizon = len(life.facts) - 1
+def points_won(episode: Episode, epoch: int) -> list[float]:
+    horizon = len(episode.facts) - 1
     twins = [twin_scores_again(horizon, env)[epoch] for env in range(2)]
-    return (life.facts[epoch].val_score - twins).tolist()
+    return (episode.facts[epoch].val_score - twins).tolist()
 
 
-def points_contributed(life: Life, epoch: int) -> list[float]:
-    blended = np.isin(life.tables[epoch].stage, (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED))
+def points_contributed(episode: Episode, epoch: int) -> list[float]:
+    blended = np.isin(episode.tables[epoch].stage, (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED))
     return [
         sum(value for value in row[counts] if not math.isnan(value))
-        for row, counts in zip(life.tables[epoch].contribution, blended, strict=True)
+        for row, counts in zip(episode.tables[epoch].contribution, blended, strict=True)
     ]
 
 
-def state_worth(family: FamilyName, life: Life, epoch: int) -> dict[str, list[float]]:
+def state_worth(family: FamilyName, episode: Episode, epoch: int) -> dict[str, list[float]]:
     """What every potential of the family should be worth in points, from what was measured."""
-    facts = life.facts[epoch]
+    facts = episode.facts[epoch]
     rent = [-RENT * params / 10 for params in facts.grown_params]
     if family == "paired":
-        return {"lead": points_won(life, epoch), "rent": rent}
+        return {"lead": points_won(episode, epoch), "rent": rent}
     if family == "contribution":
-        return {"contribution": points_contributed(life, epoch), "rent": rent}
+        return {"contribution": points_contributed(episode, epoch), "rent": rent}
     if family == "loss":
-        return {"loss": (-100 * facts.val_loss / life.guess_losses).tolist(), "rent": rent}
-    over = epoch == len(life.facts) - 1
+        return {"loss": (-100 * facts.val_loss / episode.guess_losses).tolist(), "rent": rent}
+    over = epoch == len(episode.facts) - 1
     return {"score": facts.val_score.tolist() if over else [0.0] * 2, "rent": rent if over else [0.0] * 2}

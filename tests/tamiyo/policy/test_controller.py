@@ -11,7 +11,7 @@ from esper.leyline import SlotTable
 from esper.leyline.factored_actions import IntArray
 from esper.tamiyo.networks.factored_lstm import Decision, FactoredRecurrentActorCritic, Hidden
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
-from esper.tamiyo.policy.decider import PolicyController
+from esper.tamiyo.policy.controller import PolicyController
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.observer import CapacityError
 from esper.tamiyo.tracker import SignalTracker

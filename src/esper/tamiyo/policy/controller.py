@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.leyline import ActionSpace, EpochFacts, SlotTable
 from esper.leyline.factored_actions import IntArray
-from esper.leyline.protocols import Thought
+from esper.leyline.protocols import PolicyOutput
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.observer import Observer
 
@@ -24,7 +24,7 @@ class PolicyController:
         self._policy = policy.eval()
         self._observer = Observer(num_envs, space.slot_config.num_slots, policy.num_slots)
         self._num_envs = num_envs
-        self.thoughts: Sequence[Thought] = ()
+        self.policy_outputs: Sequence[PolicyOutput] = ()
         self.reset(0)
 
     def reset(self, episode: int) -> None:
@@ -38,16 +38,16 @@ class PolicyController:
                 seen.features, seen.blueprint_indices, self._hidden, seen.masks, deterministic=True
             )
         self._hidden = decision.hidden
-        self.thoughts = thoughts(
+        self.policy_outputs = policy_outputs(
             decision.masks, decision.log_probs, decision.op_probs, decision.value, self._policy.sizes
         )
         return decision.actions.numpy()
 
 
-def thoughts(
+def policy_outputs(
     masks: Tensor, log_probs: Tensor, op_probs: Tensor, values: Tensor, sizes: Sequence[int]
-) -> list[Thought]:
+) -> list[PolicyOutput]:
     """Rows of tensors ``[row, …]`` in plain numbers; ``sizes`` are the heads' within a row of ``masks``."""
     masked = torch.stack([~mask.all(dim=-1) for mask in masks.split(list(sizes), dim=-1)], dim=-1)
     columns = (masked.tolist(), log_probs.tolist(), op_probs.tolist(), values.tolist())
-    return [Thought(*row) for row in zip(*columns, strict=True)]
+    return [PolicyOutput(*row) for row in zip(*columns, strict=True)]

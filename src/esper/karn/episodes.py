@@ -1,4 +1,4 @@
-"""What became of every seed of one host life, gathered from its transition and seed rows."""
+"""What became of every seed of one host episode, gathered from its transition and seed rows."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from itertools import pairwise
 from typing import Final
 
 from esper.karn.palette import LOOKS
-from esper.leyline.events import LifeRow, RunRow, SeedRow, TransitionRow
+from esper.leyline.events import EnvRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.stages import Stage
 
 HORIZON: Final = "horizon"
-"""Why a life ends as planned, and the word by which a reason says that this end removed the seed."""
+"""Why an episode ends as planned, and the word by which a reason says that this end removed the seed."""
 
 
 @dataclass(frozen=True, slots=True)
-class SeedLife:
+class SeedHistory:
     """One seed from germination to its end; None is unknown."""
 
     seed: int
-    """Serial number within its life."""
+    """Serial number within its episode."""
     slot: str
     blueprint: str
     style: str | None
@@ -48,34 +48,36 @@ class SeedLife:
         )
 
 
-def seed_lives(
-    run: RunRow, episode: LifeRow, seeds: Sequence[SeedRow], transitions: Sequence[TransitionRow]
-) -> list[SeedLife]:
-    """The seeds of a life in the order of their germination; rows of other lives are passed over.
+def seed_histories(
+    run: RunRow, episode: EnvRow, seeds: Sequence[SeedRow], transitions: Sequence[TransitionRow]
+) -> list[SeedHistory]:
+    """The seeds of an episode in the order of their germination; rows of other episodes are passed over.
 
-    ``episode`` is any row of the life's last epoch.
+    ``episode`` is any row of the episode's last epoch.
     """
     moves_of: dict[int, list[TransitionRow]] = {}
     for move in transitions:
-        if move.seed >= 0 and _same_life(move, episode):
+        if move.seed >= 0 and _same_episode(move, episode):
             moves_of.setdefault(move.seed, []).append(move)
     rows_of: dict[int, list[SeedRow]] = {}
     for row in seeds:
-        if _same_life(row, episode):
+        if _same_episode(row, episode):
             rows_of.setdefault(row.seed, []).append(row)
     return [
-        _seed_life(run, episode, moves, rows_of.get(seed, [])) for seed, moves in sorted(moves_of.items())
+        _seed_history(run, episode, moves, rows_of.get(seed, [])) for seed, moves in sorted(moves_of.items())
     ]
 
 
-def _same_life(row: LifeRow, episode: LifeRow) -> bool:
+def _same_episode(row: EnvRow, episode: EnvRow) -> bool:
     return (row.env, row.episode) == (episode.env, episode.episode)
 
 
-def _seed_life(run: RunRow, episode: LifeRow, moves: list[TransitionRow], rows: list[SeedRow]) -> SeedLife:
+def _seed_history(
+    run: RunRow, episode: EnvRow, moves: list[TransitionRow], rows: list[SeedRow]
+) -> SeedHistory:
     fate, fate_epoch, reason = _fate(moves[-1], episode)
     measured = next((row for row in reversed(rows) if row.contribution is not None), None)
-    return SeedLife(
+    return SeedHistory(
         seed=moves[0].seed,
         slot=run.slots[moves[0].slot],
         blueprint=run.blueprints[moves[0].blueprint],
@@ -108,7 +110,7 @@ def _stages(moves: Sequence[TransitionRow], last_epoch: int) -> tuple[tuple[Stag
     )
 
 
-def _fate(last: TransitionRow, episode: LifeRow) -> tuple[str, int, str]:
+def _fate(last: TransitionRow, episode: EnvRow) -> tuple[str, int, str]:
     stage = Stage(last.to_stage)
     if stage is Stage.FOSSILIZED:
         return "fossilized", last.epoch, "" if last.reason == "fossilized" else last.reason

@@ -1,4 +1,4 @@
-"""Sections about one host life: does growth pay, what is decided, what happened.
+"""Sections about one host episode: does growth pay, what is decided, what happened.
 
 Score, twin and loss share the axis of the lanes.
 """
@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.life_state import LifeState
+from esper.karn.episode_state import EpisodeState
 from esper.karn.lines import describe, op_label
 from esper.karn.palette import LOOKS
 from esper.karn.sections.bands import OUTSIDE
@@ -27,13 +27,13 @@ _MARKS: Final = frozenset({Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED})
 """The stages whose beginning is an event."""
 
 
-def scores(run: RunRow, life: LifeState | None, width: int) -> Section:
+def scores(run: RunRow, episode: EpisodeState | None, width: int) -> Section:
     """Does growth pay: score and twin over the epochs, parameters and loss."""
-    if life is None:
+    if episode is None:
         return Section.of([])
     axis, _ = lanes_of(run, width)
     return Section.of(
-        [*_score_lines(life, axis), *_result_line(life), *_size_lines(life, run, axis)], least=3
+        [*_score_lines(episode, axis), *_result_line(episode), *_size_lines(episode, run, axis)], least=3
     )
 
 
@@ -44,15 +44,15 @@ def _lane_line(label: str, value: str, course: Text | str, facts: str, axis: Axi
     return line.append(f"  {facts}")
 
 
-def _score_lines(life: LifeState, axis: Axis) -> list[Text]:
-    span = notation.shared_scale([*life.scores.values(), *life.twin_scores.values()])
+def _score_lines(episode: EpisodeState, axis: Axis) -> list[Text]:
+    span = notation.shared_scale([*episode.scores.values(), *episode.twin_scores.values()])
     score_course, twin_course = (
         notation.sparkline([last_of(values, epochs) for epochs in axis.columns], *span)
-        for values in (life.scores, life.twin_scores)
+        for values in (episode.scores, episode.twin_scores)
     )
-    score = life.latest.val_score if life.latest else None
-    twin = life.latest.twin_score if life.latest else None
-    best = f"best {notation.points(life.best_score)}"
+    score = episode.latest.val_score if episode.latest else None
+    twin = episode.latest.twin_score if episode.latest else None
+    best = f"best {notation.points(episode.best_score)}"
     lead = f"lead {notation.gain(notation.difference(score, twin))}"
     return [
         _lane_line("score", notation.points(score), score_course, best, axis),
@@ -60,20 +60,20 @@ def _score_lines(life: LifeState, axis: Axis) -> list[Text]:
     ]
 
 
-def _result_line(life: LifeState) -> list[Text]:
-    if life.result is None:
+def _result_line(episode: EpisodeState) -> list[Text]:
+    if episode.result is None:
         return []
-    validation = notation.points(life.result.val_score)
+    validation = notation.points(episode.result.val_score)
     facts = f"of the committed network; validation {validation}"
-    return [labelled("test", f"{notation.points(life.result.test_score):>{VALUE}}  {facts}")]
+    return [labelled("test", f"{notation.points(episode.result.test_score):>{VALUE}}  {facts}")]
 
 
-def _size_lines(life: LifeState, run: RunRow, axis: Axis) -> list[Text]:
-    latest = life.latest
-    params = life.result.params if life.result else latest.params if latest else None
+def _size_lines(episode: EpisodeState, run: RunRow, axis: Axis) -> list[Text]:
+    latest = episode.latest
+    params = episode.result.params if episode.result else latest.params if latest else None
     val_loss, train_loss = (latest.val_loss, latest.train_loss) if latest else (None, None)
     host = f"{notation.factor(params, run.host_params)} the host's {notation.count(run.host_params)}"
-    losses = [last_of(life.losses, epochs) for epochs in axis.columns]
+    losses = [last_of(episode.losses, epochs) for epochs in axis.columns]
     train = f"{notation.points(train_loss, 3)} on training data"
     return [
         labelled("params", f"{notation.count(params):>{VALUE}}  {host}"),
@@ -81,12 +81,12 @@ def _size_lines(life: LifeState, run: RunRow, axis: Axis) -> list[Text]:
     ]
 
 
-def course(run: RunRow, life: LifeState | None, width: int) -> Section:
-    """The score of a life over its epochs, with the twin as a ghost line across."""
-    if life is None or not life.scores:
+def course(run: RunRow, episode: EpisodeState | None, width: int) -> Section:
+    """The score of an episode over its epochs, with the twin as a ghost line across."""
+    if episode is None or not episode.scores:
         return Section.of([])
     axis, _ = lanes_of(run, width)
-    bars = [Bar(last_of(life.scores, e), ghost=last_of(life.twin_scores, e)) for e in axis.columns]
+    bars = [Bar(last_of(episode.scores, e), ghost=last_of(episode.twin_scores, e)) for e in axis.columns]
     return charted(bars, f"score and twin over epochs 1–{run.horizon}")
 
 
@@ -100,18 +100,18 @@ def op_shares(run: RunRow, shares: Sequence[float | None], failed: float | None,
     return flow("ops %", cells, width)
 
 
-def ops(run: RunRow, life: LifeState | None, width: int) -> Section:
+def ops(run: RunRow, episode: EpisodeState | None, width: int) -> Section:
     """What was chosen, and how much of it did not come about."""
-    if life is None or not life.decisions:
+    if episode is None or not episode.decisions:
         return Section.of([])
-    counts, total = life.ops, len(life.decisions)
+    counts, total = episode.ops, len(episode.decisions)
     shares = [counts[op] / total for op in range(len(run.ops))]
-    return Section.of(op_shares(run, shares, life.refused / total, width), least=1)
+    return Section.of(op_shares(run, shares, episode.refused / total, width), least=1)
 
 
-def thoughts(run: RunRow, life: LifeState | None, width: int) -> Section:
-    """What the policy thought of its last decision; nothing where no policy decides."""
-    row = life.decisions[max(life.decisions)] if life and life.decisions else None
+def policy_outputs(run: RunRow, episode: EpisodeState | None, width: int) -> Section:
+    """What the policy policy_output of its last decision; nothing where no policy decides."""
+    row = episode.decisions[max(episode.decisions)] if episode and episode.decisions else None
     if row is None or row.value is None:
         return Section.of([])
     cells = [Text(f"expects {notation.gain(row.value, 2)}")]
@@ -120,9 +120,9 @@ def thoughts(run: RunRow, life: LifeState | None, width: int) -> Section:
     return Section.of(flow("policy", cells, width), least=1)
 
 
-def phases(life: LifeState | None, width: int) -> Section:
+def phases(episode: EpisodeState | None, width: int) -> Section:
     """Where the time of the last epoch went, and how strongly the host was pulled."""
-    row = life.latest if life else None
+    row = episode.latest if episode else None
     if row is None:
         return Section.of([])
     cells = [Text(f"{name} {notation.duration(ms)}") for name, ms in row.phase_ms.items()]
@@ -130,9 +130,9 @@ def phases(life: LifeState | None, width: int) -> Section:
     return Section.extra(flow("time", cells, width))
 
 
-def events(run: RunRow, life: LifeState | None) -> Section:
+def events(run: RunRow, episode: EpisodeState | None) -> Section:
     """Seeds that came, stayed and went, the latest last."""
-    rows = [row for row in life.transitions if Stage(row.to_stage) in _MARKS] if life else []
+    rows = [row for row in episode.transitions if Stage(row.to_stage) in _MARKS] if episode else []
 
     def draw(room: int) -> list[Text]:
         lines = []

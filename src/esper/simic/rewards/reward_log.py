@@ -1,4 +1,4 @@
-"""What a vector of lives was paid over a rollout, term by term."""
+"""What a vector of episodes was paid over a rollout, term by term."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from esper.simic.rewards.terms import Array
 
 
 @dataclass(slots=True)
-class Books:
+class RewardLog:
     """The ledgers of a rollout, and what its rewards would have been without the twin."""
 
     ledgers: list[Ledger] = field(default_factory=list)
     """One per step."""
     unpaired: list[Array] = field(default_factory=list)
     """One per step where the family compares with a twin, else none."""
-    broken_lives: int = 0
+    broken_episodes: int = 0
 
     def paid(self) -> dict[str, float]:
         """By term, mean over the environments of its sum over the steps."""
@@ -37,11 +37,11 @@ class Books:
         return float(np.var(self.unpaired)) if self.unpaired else None
 
     @classmethod
-    def join(cls, parts: Sequence[Books]) -> Books:
-        """The books of the environments of all ``parts``, in their order."""
+    def join(cls, parts: Sequence[RewardLog]) -> RewardLog:
+        """The reward_log of the environments of all ``parts``, in their order."""
         ledgers = [
             {name: np.concatenate([ledger[name] for ledger in step]) for name in step[0]}
             for step in zip(*(part.ledgers for part in parts), strict=True)
         ]
         unpaired = [np.concatenate(step) for step in zip(*(part.unpaired for part in parts), strict=True)]
-        return cls(ledgers, unpaired, sum(part.broken_lives for part in parts))
+        return cls(ledgers, unpaired, sum(part.broken_episodes for part in parts))
