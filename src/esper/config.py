@@ -91,11 +91,6 @@ class TrainingConfig(BaseModel):
     task: TaskName = Field("digits_impaired", description="Task preset.")
     rng_seed: int = Field(0, ge=0, lt=1_000_000, description="Root of every random stream.")
     envs: int = Field(32, ge=1, description="Environments, one episode each per iteration.")
-    siblings: int = Field(
-        1,
-        ge=1,
-        description="Environments that live the same episode, but for what is decided, and are compared.",
-    )
     iterations: int = Field(40, ge=1, description="Iterations of episodes and one update each.")
     steps: int | None = Field(None, ge=1, description="Host epochs per episode; the preset's unless given.")
     slots: int | None = Field(
@@ -149,22 +144,12 @@ class TrainingConfig(BaseModel):
     checkpoint_every: int = Field(5, ge=1, description="Iterations between checkpoints.")
     detail: Detail = Field("standard", description="How much is written of every episode.")
 
-    @model_validator(mode="after")
-    def _siblings_share_out_the_environments(self) -> TrainingConfig:
-        if self.envs % self.siblings:
-            raise ValueError(
-                f"envs must be a multiple of siblings; found {self.envs} environments and groups of"
-                f" {self.siblings}"
-            )
-        return self
-
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "quick": {"task": "digits_impaired", "envs": 8, "iterations": 10, "evaluate_episodes": 8},
     "study": {
         "task": "digits_impaired",
         "envs": 16,
-        "siblings": 4,
         "iterations": 60,
         "entropy_floor": 0.1,
         "evaluate_every": 10,

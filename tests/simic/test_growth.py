@@ -124,7 +124,9 @@ def test_a_policy_sees_the_slots_of_its_own_environment(task: TaskSpec) -> None:
 
 
 @pytest.mark.parametrize("terminates", [True, False])
-def test_a_horizon_ends_an_episode_and_terminates_it_only_if_told_to(task: TaskSpec, terminates: bool) -> None:
+def test_a_horizon_ends_an_episode_and_terminates_it_only_if_told_to(
+    task: TaskSpec, terminates: bool
+) -> None:
     env = GrowthEnv(task, rng_seed=3, env_indices=range(2), horizon_terminates=terminates)
     env.reset()
     steps = [env.step(np.stack([WAIT, WAIT])) for _ in range(4)]

@@ -73,20 +73,15 @@ class Row(msgspec.Struct, kw_only=True):
 
 
 class EnvRow(Row, kw_only=True):
-    """Common to what happens within a host's episode."""
+    """Common to what happens within an episode."""
 
     env: Annotated[int, Column("index", "Environment within the run.")]
-    episode: Annotated[int, Column("index", "Host episode within the environment.")]
+    episode: Annotated[int, Column("index", "Episode within the environment.")]
+    attempt: Annotated[int, Column("index", "0, or how many breakdowns preceded it in this episode.")] = 0
+    iteration: Annotated[
+        int | None, Column("iteration", "Iteration of a training, from 1; null: nothing is trained.")
+    ] = None
     epoch: Annotated[int, Column("epoch", "Host epochs finished so far; 0 is the untrained host.")]
-
-
-RESTART: Final = 1_000_000
-"""In a training, the episode that follows a breakdown within the same iteration has its number raised by this."""
-
-
-def iteration_of(episode: int) -> int:
-    """The iteration of a training in which episode ``episode`` is lived."""
-    return episode % RESTART + 1
 
 
 class RunRow(Row, kw_only=True):
@@ -96,7 +91,7 @@ class RunRow(Row, kw_only=True):
     name: Annotated[str, Column("name", "Name of the run, its directory's unless told otherwise.")]
     started: Annotated[str, Column("UTC", "Wall-clock time at which the run began, ISO 8601.")]
     task: Annotated[str, Column("name", "Task preset.")]
-    controller: Annotated[str, Column("name", "Decision maker.")]
+    controller: Annotated[str, Column("name", "Controller.")]
     rng_seed: Annotated[int, Column("seed", "Root of every random stream.")]
     config: Annotated[dict[str, Any], Column("map", "The whole configuration.")]
     data_hash: Annotated[str, Column("hash", "Of the task's data, before it is split.")]
@@ -178,7 +173,7 @@ class TransitionRow(EnvRow, kw_only=True):
 class DecisionRow(EnvRow, kw_only=True):
     """One per environment and step: what was chosen before the epoch, and whether it came about.
 
-    What only a policy knows is null for every other decision maker, and rewards are known in trainings.
+    What only a policy knows is null for every other controller, and rewards are known in trainings.
     """
 
     action: Annotated[list[int], Column("indices", "The eight heads, unread ones canonical.")]
@@ -193,7 +188,7 @@ class DecisionRow(EnvRow, kw_only=True):
     log_probs: Annotated[list[float | None] | None, Column("nats", "Per head, of what was chosen.")] = None
     op_probs: Annotated[list[float | None] | None, Column("fraction", "Of every op, masked ones 0.")] = None
     value: Annotated[float | None, Column("reward", "What the critic expected from here on.")] = None
-    reward: Annotated[float | None, Column("reward", "What the decision was paid.")] = None
+    reward: Annotated[float | None, Column("reward", "Reward of the decision.")] = None
     reward_terms: Annotated[dict[str, float | None] | None, Column("reward", "The reward, term by term.")] = (
         None
     )
@@ -218,9 +213,10 @@ class AlertRow(Row, kw_only=True):
     limit: Annotated[float | None, Column("any", "What it must not pass; null: it must be finite.")]
     hint: Annotated[str, Column("text", "What to do, or what was done about it.")]
     env: Annotated[int | None, Column("index", "Environment; null: not of one.")] = None
-    episode: Annotated[int | None, Column("index", "Host episode; null: not of one.")] = None
+    episode: Annotated[int | None, Column("index", "Episode; null: not of one.")] = None
+    attempt: Annotated[int | None, Column("index", "Attempt at the episode; null: not of one.")] = None
     epoch: Annotated[int | None, Column("epoch", "Host epochs finished; null: not within an episode.")] = None
-    iteration: Annotated[int | None, Column("iteration", "Iteration of training; null: not of one.")] = None
+    iteration: Annotated[int | None, Column("iteration", "Iteration of a training; null: not of one.")] = None
 
 
 class EpisodeRow(EnvRow, kw_only=True):
@@ -256,9 +252,7 @@ class UpdateRow(Row, kw_only=True):
 
     iteration: Annotated[int, Column("iteration", "Iterations finished, this one included.")]
     mean_return: Annotated[float | None, Column("reward", "Mean undiscounted return of the environments.")]
-    reward_terms: Annotated[
-        dict[str, float | None], Column("reward", "What each term paid of the mean return.")
-    ]
+    reward_terms: Annotated[dict[str, float | None], Column("reward", "Mean return, term by term.")]
     reward_variance: Annotated[float | None, Column("reward²", "Of single rewards over all decisions.")]
     reward_variance_unpaired: Annotated[
         float | None, Column("reward²", "The same if the twin were left out; null: the family has none.")
@@ -267,8 +261,8 @@ class UpdateRow(Row, kw_only=True):
     params: Annotated[float | None, Column("count", "Mean parameters of the committed networks.")]
     broken_episodes: Annotated[int, Column("count", "Episodes that a breakdown of their host ended.", high=0)]
     op_shares: Annotated[list[float], Column("fraction", "Share of each op among all decisions.")]
-    policy_loss: Annotated[float | None, Column("loss", "Clipped surrogate of the last pass.")]
-    value_loss: Annotated[float | None, Column("loss", "Half the squared error of the last pass.")]
+    policy_loss: Annotated[float | None, Column("loss", "Clipped surrogate, last update epoch.")]
+    value_loss: Annotated[float | None, Column("loss", "Half the squared error, last update epoch.")]
     entropy: Annotated[float | None, Column("bonus", "Weighted entropy of the heads that had a choice.")]
     head_entropy: Annotated[
         list[float | None],
@@ -290,7 +284,7 @@ class UpdateRow(Row, kw_only=True):
         float | None,
         Column(
             "nats",
-            "Divergence from the rollout's policy, last pass evaluated.",
+            "KL divergence from the rollout's policy, last update epoch evaluated.",
             high=limits.KL_HIGH * limits.DEFAULT_TARGET_KL,
         ),
     ]
@@ -306,20 +300,20 @@ class UpdateRow(Row, kw_only=True):
         float | None, Column("ratio", "New over old probability, smallest.", low=limits.RATIO_RANGE[0])
     ]
     first_ratio_error: Annotated[
-        float | None, Column("ratio", "Largest distance from 1 in the first pass.", high=1e-4)
+        float | None, Column("ratio", "Largest distance from 1, first update epoch.", high=1e-4)
     ]
     early_stop_update_epoch: Annotated[
-        int | None, Column("pass", "Pass that the divergence stopped; null: none.")
+        int | None, Column("update epoch", "Update epoch that the KL divergence stopped; null: none.")
     ]
     grad_norm: Annotated[
         float,
         Column(
             "norm",
-            "Gradient norm before clipping, last pass evaluated.",
+            "Gradient norm before clipping, last update epoch evaluated.",
             high=limits.POLICY_GRADIENT_EXPLODING,
         ),
     ]
-    head_grad_norm: Annotated[list[float | None], Column("norm", "Per head, first pass.")]
+    head_grad_norm: Annotated[list[float | None], Column("norm", "Per head, first update epoch.")]
     forced_share: Annotated[
         float, Column("fraction", "Rows in which no head had a choice.", high=limits.FORCED_SHARE)
     ]
@@ -356,8 +350,8 @@ TABLES: dict[str, type[Row]] = {
     "update": UpdateRow,
     "resource": ResourceRow,
 }
-"""Every table by name, which is also the file's. They are written in this order: an iteration after its episodes."""
-SCHEMA_VERSION = 2
+"""Every table by name, which is also the file's. They are written in this order."""
+SCHEMA_VERSION = 3
 
 Detail = Literal["summary", "standard", "full"]
 _SUMMARY: Final = frozenset({"run", "update", "episode", "transition", "alert", "resource"})

@@ -34,20 +34,6 @@ def gae(
     return advantages
 
 
-def against_siblings(advantages: Tensor, siblings: int) -> Tensor:
-    """What each environment did better than its siblings in the same step, all tensors ``[env, step]``.
-
-    Siblings stand side by side, ``siblings`` of them, and live the same episode but for their decisions. What
-    they share, such as an unlucky initialisation, says nothing about a decision; the mean of the others
-    does not depend on one's own decision, so leaving it out biases nothing.
-    """
-    if siblings == 1:
-        return advantages
-    groups = advantages.unflatten(0, (-1, siblings))
-    others = (groups.sum(dim=1, keepdim=True) - groups) / (siblings - 1)
-    return (groups - others).flatten(0, 1)
-
-
 def normalise(advantages: Tensor, free: Tensor, eps: float = 1e-8) -> Tensor:
     """Mean 0, standard deviation 1 over the rows ``free [env, step]`` that had a choice, 0 elsewhere.
 

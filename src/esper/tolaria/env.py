@@ -94,14 +94,20 @@ class MorphEnv:
         self.policy_output: PolicyOutput | None = None
         """What is known of the coming decision, where its maker says so."""
         self.episode = -1
+        self.attempt = 0
+        self.iteration: int | None = None
+        """Of the training that this episode belongs to, where it belongs to one."""
         self._rollback_limit = rollback_limit
 
     # --- a new episode ---------------------------------------------------------------------------
 
-    def reset(self, episode: int = 0) -> EnvFacts:
-        """Begin episode ``episode``: build, split, and validate the untrained host."""
-        self.episode = episode
-        self._streams = EpisodeStreams(self.rng_seed, self.env, episode)
+    def reset(self, episode: int = 0, attempt: int = 0) -> EnvFacts:
+        """Begin episode ``episode``: build, split, and validate the untrained host.
+
+        ``attempt`` counts the breakdowns that came before it.
+        """
+        self.episode, self.attempt = episode, attempt
+        self._streams = EpisodeStreams(self.rng_seed, self.env, episode, attempt)
         instance = self.task.instances.draw(self._streams.generator("instance"))
         self.instance = instance
         self.splits = self.task.load(self._streams.generator("split")).with_less_to_train(instance.data_share)

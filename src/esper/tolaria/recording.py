@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,17 @@ def known(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+def _place(env: MorphEnv) -> dict[str, Any]:
+    """Where a row of the environment belongs."""
+    return {
+        "env": env.env,
+        "episode": env.episode,
+        "attempt": env.attempt,
+        "iteration": env.iteration,
+        "epoch": env.epoch,
+    }
+
+
 def emit_decision(
     env: MorphEnv, action: IntArray, alpha: NDArray[np.float64], legal: BoolArray, outcome: Outcome
 ) -> None:
@@ -45,9 +56,7 @@ def emit_decision(
     policy_output = {} if env.policy_output is None else env.policy_output._asdict()
     env.sink.emit(
         DecisionRow(
-            env=env.env,
-            episode=env.episode,
-            epoch=env.epoch,
+            **_place(env),
             action=action[0].tolist(),
             read=heads_read(action, alpha)[0].tolist(),
             forced=not others.any(),
@@ -64,9 +73,7 @@ def emit_moves(env: MorphEnv, moves: Sequence[StageMove]) -> None:
     for move in moves:
         env.sink.emit(
             TransitionRow(
-                env=env.env,
-                episode=env.episode,
-                epoch=env.epoch,
+                **_place(env),
                 slot=move.slot,
                 seed=move.seed_id,
                 blueprint=move.blueprint,
@@ -92,9 +99,7 @@ def emit_counterfactuals(env: MorphEnv, result: Counterfactuals) -> None:
         on[list(result.slots)] = configuration
         env.sink.emit(
             CounterfactualRow(
-                env=env.env,
-                episode=env.episode,
-                epoch=env.epoch,
+                **_place(env),
                 on=on.tolist(),
                 score=float(score),
                 loss=float(loss),
@@ -114,9 +119,7 @@ def emit_epoch(env: MorphEnv, facts: EnvFacts, trained: EpochTraining, times: Se
     spans = [1000 * (end - start) for start, end in pairwise(times)]
     env.sink.emit(
         EpochRow(
-            env=env.env,
-            episode=env.episode,
-            epoch=facts.epoch,
+            **_place(env),
             train_loss=known(facts.train_loss),
             train_score=known(facts.train_score),
             val_loss=facts.val_loss,
@@ -138,9 +141,7 @@ def emit_epoch(env: MorphEnv, facts: EnvFacts, trained: EpochTraining, times: Se
 def _seed_row(env: MorphEnv, slot: int) -> SeedRow:
     table, at = env.table, (0, slot)
     return SeedRow(
-        env=env.env,
-        episode=env.episode,
-        epoch=env.epoch,
+        **_place(env),
         slot=slot,
         seed=int(table.seed_id[at]),
         blueprint=int(table.blueprint[at]),
@@ -170,9 +171,7 @@ def emit_alert(env: MorphEnv, alarm: Alarm, answer: str) -> None:
             value=known(alarm.loss),
             limit=known(alarm.limit),
             hint=f"the governor {answer}",
-            env=env.env,
-            episode=env.episode,
-            epoch=env.epoch,
+            **_place(env),
         )
     )
 
@@ -181,9 +180,7 @@ def emit_episode(env: MorphEnv, report: EpisodeReport, seconds: float) -> None:
     """The episode row, after the commit."""
     env.sink.emit(
         EpisodeRow(
-            env=env.env,
-            episode=env.episode,
-            epoch=env.epoch,
+            **_place(env),
             val_score=report.val_score,
             test_score=report.test_score,
             twin_val_score=None if env.twin_scores is None else env.twin_scores[env.epoch],

@@ -20,14 +20,16 @@ TEST_SEEDS: Final = range(2_000_000, 3_000_000)
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStreams:
-    """The streams of (run, environment, episode); each is named by its purpose."""
+    """The streams of (run, environment, episode, attempt); each is named by its purpose."""
 
     rng_seed: int
     env: int
     episode: int
+    attempt: int = 0
 
     def seed(self, *purpose: str) -> int:
-        return derive_seed(self.rng_seed, "env", self.env, "episode", self.episode, *purpose)
+        attempt = ("attempt", self.attempt) if self.attempt else ()
+        return derive_seed(self.rng_seed, "env", self.env, "episode", self.episode, *attempt, *purpose)
 
     def torch(self, *purpose: str) -> TorchStream:
         """A stream to enter, for layers that draw from torch's global generator."""

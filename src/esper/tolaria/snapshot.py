@@ -17,7 +17,7 @@ def take(env: MorphEnv) -> Snapshot:
     """Weights, buffers, optimisers, slot table, random streams, data cursor and counters of ``env``."""
     return {
         "origin": _origin(env),
-        "episode": env.episode,
+        "episode": (env.episode, env.attempt),
         "epoch": env.epoch,
         "model": env.model.state(),
         "optimiser": copy.deepcopy(env.optimiser.state_dict()),
@@ -42,8 +42,8 @@ def restore(env: MorphEnv, snapshot: Snapshot) -> None:
     if snapshot["origin"] != _origin(env):
         # Weights would fit, but data and random streams are drawn anew from these names.
         raise EsperError(f"the snapshot is of {snapshot['origin']}; this one is {_origin(env)}")
-    if env.episode != snapshot["episode"]:
-        env.reset(snapshot["episode"])
+    if (env.episode, env.attempt) != snapshot["episode"]:
+        env.reset(*snapshot["episode"])
     env.model.load_state(snapshot["model"])
     env.optimiser.load_state_dict(copy.deepcopy(snapshot["optimiser"]))
     env.cursor.load_state(snapshot["cursor"])

@@ -28,24 +28,28 @@ from esper.tolaria.tasks.spec import TaskSpec
 CACHE_VARIABLE = "ESPER_CACHE"
 
 
-def run_without_growth(task: TaskSpec, *, rng_seed: int, env: int = 0, episode: int = 0) -> EpisodeReport:
+def run_without_growth(
+    task: TaskSpec, *, rng_seed: int, env: int = 0, episode: int = 0, attempt: int = 0
+) -> EpisodeReport:
     """The report of an episode in which nobody ever acts."""
     twin = MorphEnv(task, rng_seed=rng_seed, env=env)
-    twin.reset(episode)
+    twin.reset(episode, attempt)
     action = np.array(CANONICAL_ACTION)
     while not twin.ended:
         twin.step(action)
     return twin.finish()
 
 
-def twin_scores(task: TaskSpec, *, rng_seed: int, env: int = 0, episode: int = 0) -> list[float]:
+def twin_scores(
+    task: TaskSpec, *, rng_seed: int, env: int = 0, episode: int = 0, attempt: int = 0
+) -> list[float]:
     """Validation score after every epoch of the twin, the untrained host's first; cached on disk."""
-    path = _cache_folder() / f"{_key(task, rng_seed, env, episode)}.json"
+    path = _cache_folder() / f"{_key(task, rng_seed, env, episode, attempt)}.json"
     kept = _read(path, task.horizon + 1)
     if kept is not None:
         return kept
     try:
-        report = run_without_growth(task, rng_seed=rng_seed, env=env, episode=episode)
+        report = run_without_growth(task, rng_seed=rng_seed, env=env, episode=episode, attempt=attempt)
         if report.cut_short:
             raise DivergedError(f"its host broke down {report.rollbacks} times; lower the learning rate")
     except DivergedError as error:
@@ -81,8 +85,8 @@ def _cache_folder() -> Path:
         return Path(tempfile.gettempdir()) / "esper" / "twins"
 
 
-def _key(task: TaskSpec, rng_seed: int, env: int, episode: int) -> str:
-    return hashlib.sha256(f"{_task_key(task)}/{rng_seed}/{env}/{episode}".encode()).hexdigest()
+def _key(task: TaskSpec, *place: int) -> str:
+    return hashlib.sha256("/".join((_task_key(task), *map(str, place))).encode()).hexdigest()
 
 
 @cache

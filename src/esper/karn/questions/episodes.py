@@ -7,14 +7,11 @@ from typing import Final, NamedTuple
 
 from esper.karn.episodes import HORIZON
 from esper.karn.run import Run
-from esper.leyline.events import RESTART, iteration_of
 
-ITERATION: Final = f"(episode % {RESTART} + 1)"
-"""The iteration of a training that an episode belongs to, as SQL."""
 
 LAST_ITERATION: Final = "(SELECT max(iteration) FROM update)"
 """The last iteration of a training that is complete, as SQL; a killed one may have begun another."""
-IN_A_COMPLETE_ITERATION: Final = f"({ITERATION} <= {LAST_ITERATION})"
+IN_A_COMPLETE_ITERATION: Final = f"(iteration <= {LAST_ITERATION})"
 """Whether an episode of a training belongs to an iteration that is complete, as SQL. The episodes of one that is not
 are those that were lived first, or broke down: they do not stand for their iteration."""
 LASTED: Final = f"(ended_by = '{HORIZON}')"
@@ -27,6 +24,7 @@ class EpisodeKey(NamedTuple):
 
     env: int
     episode: int
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +50,8 @@ def episode_name(episode: EpisodeKey, *, trained: bool) -> str:
             if episode.env == 0
             else f"environment {episode.env}, episode {episode.episode}"
         )
-    restart, number = divmod(episode.episode, RESTART)
-    name = f"iteration {number + 1}, environment {episode.env}"
-    return f"{name}, restart {restart}" if restart else name
+    name = f"iteration {episode.episode + 1}, environment {episode.env}"
+    return f"{name}, attempt {episode.attempt + 1}" if episode.attempt else name
 
 
 def is_training(run: Run) -> bool:

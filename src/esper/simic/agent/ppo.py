@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad_norm_
 from esper.leyline import HEAD_NAMES, NUM_HEADS
 from esper.leyline.errors import EsperError
 from esper.simic import losses
-from esper.simic.advantages import against_siblings, gae, normalise
+from esper.simic.advantages import gae, normalise
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.diagnostics import (
     RatioExplosionDiagnostic,
@@ -56,8 +56,6 @@ class PPOSettings:
     target_kl: float = 0.03
     gamma: float = 1.0
     lam: float = 0.95
-    siblings: int = 1
-    """Environments side by side that live the same episode but for their decisions."""
     entropy_start: float = 0.02
     entropy_end: float = 0.002
     entropy_floor: float = 0.0
@@ -137,7 +135,7 @@ class PPOAgent:
         metrics.forced_share = 1.0 - float(free.float().mean())
         batch = Batch(
             buffer=buffer,
-            advantages=normalise(against_siblings(advantages, settings.siblings), free),
+            advantages=normalise(advantages, free),
             returns=returns,
             free_rows=max(int(free.sum()), 1),
             entropy_weight=linear(settings.entropy_start, settings.entropy_end, progress),

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline import EpochFacts
-from esper.leyline.events import RESTART
 from esper.simic.rewards.families import FAMILIES, FamilyName, RewardFunction, Standing, total
 from esper.simic.rewards.reward_log import RewardLog
 from esper.simic.training.recorder import EpisodeRecorder
@@ -38,19 +37,14 @@ class GrowthEnv:
         scale: float = 5.0,
         horizon_terminates: bool = True,
         capacity: int | None = None,
-        siblings: int = 1,
     ) -> None:
-        """``capacity`` is the number of slots that the policy has room for, the host's unless given.
-
-        So many ``siblings`` with neighbouring indices live the same episodes, and only decide differently.
-        """
+        """``capacity`` is the number of slots that the policy has room for, the host's unless given."""
         self._task = task
         self._rng_seed = rng_seed
         self._indices = tuple(env_indices)
-        self._episodes = tuple(index // siblings for index in self._indices)
         # A policy learns most from the decision that broke a host if nothing is undone behind its back.
-        self._vector = SerialVector(task, rng_seed=rng_seed, env_indices=self._episodes, rollback_limit=1)
-        self.recorders = [EpisodeRecorder(index) for index in self._indices]
+        self._vector = SerialVector(task, rng_seed=rng_seed, env_indices=self._indices, rollback_limit=1)
+        self.recorders = [EpisodeRecorder() for _ in self._indices]
         """The rows of each environment since the last reset."""
         for env, recorder in zip(self._vector.envs, self.recorders, strict=True):
             env.sink = recorder
@@ -78,7 +72,9 @@ class GrowthEnv:
     def begin(self, episode: int) -> Observation:
         """Begin episode ``episode`` everywhere."""
         self._episode = episode
-        self._twins = np.array([self._twin_scores(row, episode) for row in range(len(self._indices))])
+        self._twins = np.array([self._twin_scores(row) for row in range(len(self._indices))])
+        for env in self._vector.envs:
+            env.iteration = episode + 1
         for recorder in self.recorders:
             recorder.begin()
         facts = self._vector.reset(episode)
@@ -119,17 +115,23 @@ class GrowthEnv:
     def _begin_again(self, row: int, facts: EpochFacts) -> EpochFacts:
         """A fresh episode in one environment; the facts of all, with its own exchanged."""
         env = self._vector.envs[row]
-        episode = env.episode + RESTART
-        self._twins[row] = self._twin_scores(row, episode)
-        facts = facts.replaced(row, env.reset(episode))
+        attempt = env.attempt + 1
+        self._twins[row] = self._twin_scores(row, attempt)
+        facts = facts.replaced(row, env.reset(env.episode, attempt))
         self._reward_function.begin_again(row, self._standing(facts))
         self._unpaired.begin_again(row, self._without_twin(facts))
         return facts
 
-    def _twin_scores(self, row: int, episode: int) -> Sequence[float]:
+    def _twin_scores(self, row: int, attempt: int = 0) -> Sequence[float]:
         if not self._family.needs_twin:
             return [np.nan] * (self.horizon + 1)
-        scores = twin_scores(self._task, rng_seed=self._rng_seed, env=self._episodes[row], episode=episode)
+        scores = twin_scores(
+            self._task,
+            rng_seed=self._rng_seed,
+            env=self._indices[row],
+            episode=self._episode,
+            attempt=attempt,
+        )
         self._vector.envs[row].twin_scores = scores
         return scores
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from esper.leyline.events import AlertRow, DecisionRow, EnvRow, EpisodeRow, Row
+from esper.leyline.events import DecisionRow, EpisodeRow, Row
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.rewards.families import Ledger
 from esper.tamiyo.policy.controller import policy_outputs
@@ -14,10 +14,9 @@ from esper.tolaria.recording import known
 
 
 class EpisodeRecorder:
-    """The sink of one environment; siblings live as one environment and are told apart here."""
+    """The sink of one environment."""
 
-    def __init__(self, env: int) -> None:
-        self._env = env
+    def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
@@ -29,8 +28,6 @@ class EpisodeRecorder:
         """The step at which the present episode began."""
 
     def emit(self, row: Row) -> None:
-        if isinstance(row, EnvRow | AlertRow):
-            row.env = self._env
         self.rows.append(row)
 
 

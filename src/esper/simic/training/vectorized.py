@@ -132,17 +132,17 @@ class Trainer:
         """Told of the rows of every epoch as they come: the iteration, the first environment of the shard, rows.
 
         Each process hears of its own shards; all rows of an iteration stand in its summary."""
-        self._training = self._make_shards(settings.rng_seed, settings.envs, settings.ppo.siblings)
-        self._selection = self._make_shards(SELECTION_SEEDS[settings.rng_seed], settings.evaluate_episodes, 1)
+        self._training = self._make_shards(settings.rng_seed, settings.envs)
+        self._selection = self._make_shards(SELECTION_SEEDS[settings.rng_seed], settings.evaluate_episodes)
 
-    def _make_shards(self, rng_seed: int, count: int, siblings: int) -> list[GrowthEnv]:
+    def _make_shards(self, rng_seed: int, count: int) -> list[GrowthEnv]:
         """All shards, since each may fall to any process; their hosts are built by the first reset."""
         return [
-            self._make_envs(rng_seed, range(count)[shard], siblings)
+            self._make_envs(rng_seed, range(count)[shard])
             for shard in shards(count, self.settings.shard_envs)
         ]
 
-    def _make_envs(self, rng_seed: int, indices: Sequence[int], siblings: int) -> GrowthEnv:
+    def _make_envs(self, rng_seed: int, indices: Sequence[int]) -> GrowthEnv:
         return GrowthEnv(
             self.task,
             rng_seed=rng_seed,
@@ -152,7 +152,6 @@ class Trainer:
             scale=self.settings.reward_scale,
             horizon_terminates=self.settings.horizon_terminates,
             capacity=self.settings.capacity,
-            siblings=siblings,
         )
 
     @property
