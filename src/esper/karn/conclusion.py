@@ -22,7 +22,7 @@ from esper.karn.outcome import (
 from esper.karn.questions.episodes import is_training
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate
-from esper.leyline.events import EpochRow, iteration_of
+from esper.leyline.events import EpochRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
     if episodes is None:
         return Conclusion(_unfinished(run, reached), sentences, [])
     if is_training(run):
-        number = iteration_of(rows[0].episode)
+        number = rows[0].iteration or 0
         headline = _trained_headline(evaluation, episodes, number)
         sentences += _course_sentences(run, number)
         facts = [*_evaluation_facts(evaluation), _score_fact(episodes, f"validation, iteration {number}")]

@@ -14,7 +14,7 @@ from typing import Final, Self
 from esper.karn.episode_state import EpisodeState, SlotState
 from esper.karn.episodes import HORIZON
 from esper.karn.statistics import mean
-from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, Row, RunRow, UpdateRow, iteration_of
+from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, Row, RunRow, UpdateRow
 
 PACE_ITERATIONS: Final = 10
 """How many of the last iterations tell the pace of those to come."""
@@ -127,7 +127,7 @@ class Following:
         row = alert.raised
         if alert.cleared is not None or not self.is_training or row.episode is None or not self.iterations:
             return alert.cleared is None
-        return iteration_of(row.episode) >= self.iterations[-1].row.iteration
+        return (row.iteration or 0) >= self.iterations[-1].row.iteration
 
     def _take_episode_row(self, row: EnvRow) -> bool:
         if self.is_training:
@@ -150,9 +150,7 @@ class Following:
 
     def _end_iteration(self, row: UpdateRow) -> None:
         """Close the iteration; a run that was resumed repeats the iterations after its checkpoint."""
-        arrived = [
-            episode for episode in self._arriving.values() if iteration_of(episode.episode) == row.iteration
-        ]
+        arrived = [episode for episode in self._arriving.values() if episode.episode + 1 == row.iteration]
         episodes = [episode.result for episode in arrived if episode.result is not None]
         self.iterations = [kept for kept in self.iterations if kept.row.iteration < row.iteration]
         self.iterations.append(IterationState.of(row, episodes))

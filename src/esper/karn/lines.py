@@ -23,7 +23,6 @@ from esper.leyline.events import (
     RunRow,
     TransitionRow,
     UpdateRow,
-    iteration_of,
 )
 from esper.leyline.factored_actions import Op
 from esper.leyline.stages import Stage
@@ -71,7 +70,7 @@ def alert_place(row: AlertRow, run: RunRow) -> str:
     parts = [f"episode {row.episode}" if row.episode else ""]
     if run.iterations is not None:
         environment = f"environment {row.env}"
-        parts = [f"iteration {iteration_of(row.episode)}", "" if row.scope == environment else environment]
+        parts = [f"iteration {row.iteration}", "" if row.scope == environment else environment]
     if row.epoch is not None:
         parts.append(f"epoch {row.epoch}")
     return ", ".join(filter(None, parts))

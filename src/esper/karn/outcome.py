@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from esper.karn.questions.episodes import ITERATION, LAST_ITERATION, LASTED, EpisodeKey, is_training, judged
+from esper.karn.questions.episodes import LAST_ITERATION, LASTED, EpisodeKey, is_training, judged
 from esper.karn.questions.progress import Progress, progress
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
@@ -108,13 +108,13 @@ def judged_episodes(run: Run) -> list[EpisodeRow]:
 
 def episodes_of_iteration(run: Run, number: int) -> list[EpisodeRow]:
     """The episodes of one iteration of a training that lasted."""
-    return run.rows(EpisodeRow, f"{LASTED} AND {ITERATION} = ?", [number])
+    return run.rows(EpisodeRow, f"{LASTED} AND iteration = ?", [number])
 
 
 def broken_episodes(run: Run) -> int:
     """Episodes of the last iteration of a training that broke down."""
     ((number,),) = run.sql(
-        f"SELECT count(*) FROM episode WHERE NOT {LASTED} AND {ITERATION} = {LAST_ITERATION}"
+        f"SELECT count(*) FROM episode WHERE NOT {LASTED} AND iteration = {LAST_ITERATION}"
     ).fetchall()
     return int(number)
 

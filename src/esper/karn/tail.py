@@ -18,7 +18,6 @@ import msgspec
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import EsperError
 from esper.leyline.events import (
-    RESTART,
     AlertRow,
     DecisionRow,
     EnvRow,
@@ -29,7 +28,6 @@ from esper.leyline.events import (
     SeedRow,
     TransitionRow,
     UpdateRow,
-    iteration_of,
 )
 from esper.leyline.run_files import TELEMETRY, list_parts
 
@@ -142,7 +140,7 @@ class TableTail:
 
 def _parquet_lines(path: Path, taken: int, since: int) -> list[str]:
     """The rows after the first ``taken`` ones, as JSON, of episodes from iteration ``since`` on."""
-    lived = f"episode % {RESTART} + 1 >= {since}" if since else "true"
+    lived = f"iteration >= {since}" if since else "true"
     query = (
         f"SELECT to_json(part) FROM (SELECT * EXCLUDE file_row_number"
         f" FROM read_parquet(?, file_row_number = true) WHERE file_row_number >= {taken} AND {lived}) part"
@@ -206,7 +204,7 @@ def iteration_within(row: Row) -> float:
         case AlertRow(iteration=int(number)):
             return number
         case EnvRow() | AlertRow(episode=int()):
-            return iteration_of(row.episode or 0)
+            return row.iteration or 0
         case RunRow():
             return 0
     return math.inf

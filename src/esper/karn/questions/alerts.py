@@ -9,7 +9,7 @@ from typing import Final
 from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.places import Axis, AxisName, axis_of
 from esper.karn.run import Run
-from esper.leyline.events import RESTART, Severity
+from esper.leyline.events import Severity
 
 MOST_ENTRIES: Final = 100
 """Of the table; open ones and the latest first."""
@@ -105,7 +105,7 @@ def _raised(axis: Axis) -> str:
     """
     if axis.name == "iteration":
         seen = "(SELECT max(update.iteration) FROM update WHERE update.t <= alert.t)"
-        place = f"coalesce(alert.iteration, alert.episode % {RESTART} + 1, {seen}, 0)"
+        place = f"coalesce(alert.iteration, {seen}, 0)"
         is_bound = "env IS NOT NULL"
     else:
         seen = "(SELECT max(epoch.epoch) FROM epoch WHERE epoch.t <= alert.t)"
@@ -114,7 +114,7 @@ def _raised(axis: Axis) -> str:
     return f"""
         placed AS (SELECT alert.*, {place} AS start FROM alert WHERE {axis.condition}),
         followed AS (SELECT *, lead(event) OVER same AS next_event, lead(start) OVER same AS next_start
-                     FROM placed WINDOW same AS (PARTITION BY rule, scope, env, episode ORDER BY t)),
+                     FROM placed WINDOW same AS (PARTITION BY rule, scope, env, episode, attempt ORDER BY t)),
         raised AS (SELECT *, CASE WHEN next_event = 'cleared' THEN next_start
                                   WHEN next_event IS NOT NULL OR {is_bound} THEN start END AS stop
                    FROM followed WHERE event = 'raised')"""

@@ -63,22 +63,21 @@ def episodes(run: Run) -> list[EpisodeSummary]:
     """Every episode of the run, in the order of iterations and environments; the one that goes on too."""
     found = run.sql(
         """
-        WITH seen AS (SELECT env, episode, max(epoch) AS epochs, last(params) AS params,
+        WITH seen AS (SELECT env, episode, attempt, iteration, max(epoch) AS epochs, last(params) AS params,
                              last(val_score) AS score, last(twin_score) AS twin
-                      FROM epoch GROUP BY env, episode)
-        SELECT env, episode, coalesce(episode.epoch, seen.epochs), coalesce(episode.val_score, seen.score),
+                      FROM epoch GROUP BY ALL)
+        SELECT env, episode, attempt, coalesce(episode.iteration, seen.iteration),
+               coalesce(episode.epoch, seen.epochs), coalesce(episode.val_score, seen.score),
                coalesce(episode.twin_val_score, seen.twin), coalesce(episode.params, seen.params),
                episode.total_reward, episode.ended_by
-        FROM episode FULL JOIN seen USING (env, episode)
-        ORDER BY episode % ?, env, episode
-        """,
-        [RESTART],
+        FROM episode FULL JOIN seen USING (env, episode, attempt)
+        ORDER BY episode, env, attempt
+        """
     ).fetchall()
-    trained = is_training(run)
     return [
         EpisodeSummary(
-            key=EpisodeKey(env, episode),
-            iteration=iteration_of(episode) if trained else None,
+            key=EpisodeKey(env, episode, attempt),
+            iteration=iteration,
             epochs=epochs,
             score=score,
             twin_score=twin,
@@ -86,22 +85,23 @@ def episodes(run: Run) -> list[EpisodeSummary]:
             total_reward=reward,
             ended_by=ended_by,
         )
-        for env, episode, epochs, score, twin, params, reward, ended_by in found
+        for env, episode, attempt, iteration, epochs, score, twin, params, reward, ended_by in found
     ]
 
 
 def judged(run: Run) -> str:
     """Which finished episodes say what a run came to, as SQL: all or, of a training, its last iteration's."""
-    return f"{LASTED} AND {ITERATION} = {LAST_ITERATION}" if is_training(run) else "true"
+    return f"{LASTED} AND iteration = {LAST_ITERATION}" if is_training(run) else "true"
 
 
 def default_episode(run: Run) -> EpisodeKey | None:
     """The best episode of a training, the last of any other run; None if nothing lived yet."""
     if is_training(run):
-        query = "SELECT env, episode FROM episode ORDER BY val_score DESC, episode DESC, env LIMIT 1"
+        query = "SELECT env, episode, attempt FROM episode ORDER BY val_score DESC, episode DESC, env LIMIT 1"
     else:
         query = """
-            SELECT env, episode FROM (SELECT env, episode FROM epoch UNION SELECT env, episode FROM episode)
+            SELECT env, episode, attempt FROM (FROM epoch SELECT env, episode, attempt UNION
+                                               FROM episode SELECT env, episode, attempt)
             ORDER BY episode DESC, env LIMIT 1
             """
     found = run.sql(query).fetchall()
@@ -112,12 +112,13 @@ def notable_episodes(run: Run) -> dict[str, EpisodeKey]:
     """The best, the median and the worst finished episode by validation score; fewer where fewer ended."""
     found = run.sql(
         """
-        WITH ranked AS (SELECT env, episode, row_number() OVER (ORDER BY val_score, episode, env) AS place,
+        WITH ranked AS (SELECT env, episode, attempt,
+                               row_number() OVER (ORDER BY val_score, episode, env) AS place,
                                count(*) OVER () AS episodes FROM episode)
-        SELECT place, episodes, env, episode FROM ranked WHERE place IN (1, episodes // 2 + 1, episodes)
+        SELECT place, episodes, env, episode, attempt FROM ranked WHERE place IN (1, episodes // 2 + 1, episodes)
         """
     ).fetchall()
-    keys = {place: EpisodeKey(env, episode) for place, _, env, episode in found}
+    keys = {place: EpisodeKey(*key) for place, _, *key in found}
     if not found:
         return {}
     episodes = found[0][1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final, Literal, NamedTuple
 
-from esper.karn.questions.episodes import ITERATION, EpisodeKey, is_training
+from esper.karn.questions.episodes import EpisodeKey, is_training
 from esper.karn.run import Run
 
 AxisName = Literal["epoch", "iteration"]
@@ -40,7 +40,7 @@ class Axis(NamedTuple):
 
     def place(self, epoch: str = "epoch") -> str:
         """SQL: the place of a row of an episode."""
-        return ITERATION if self.name == "iteration" else epoch
+        return "iteration" if self.name == "iteration" else epoch
 
     def group(self, place: str) -> str:
         """SQL: what is equal for places that are taken together."""
@@ -50,7 +50,7 @@ class Axis(NamedTuple):
 def axis_of(run: Run, episode: EpisodeKey | None) -> Axis:
     """Iterations of a whole training; epochs of one episode, or of all episodes of any other run."""
     if episode is not None:
-        return Axis("epoch", run.row.horizon, "env = ? AND episode = ?", [*episode])
+        return Axis("epoch", run.row.horizon, "env = ? AND episode = ? AND attempt = ?", [*episode])
     if is_training(run):
         return Axis("iteration", run.row.iterations or 0, "true", [])
     return Axis("epoch", run.row.horizon, "true", [])

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeGuard
 
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import EsperError
-from esper.leyline.events import RESTART, EnvRow, EpisodeRow, EpochRow, Row, RunRow, UpdateRow
+from esper.leyline.events import EnvRow, EpisodeRow, EpochRow, Row, RunRow, UpdateRow
 
 STEP_COLUMNS: Final[Mapping[type[Row], str]] = MappingProxyType(
     {UpdateRow: "iteration", EpisodeRow: "episode", EpochRow: "epoch"}
@@ -95,7 +95,9 @@ def exported_types(run: RunRow) -> tuple[type[Row], ...]:
 def points_of(row: Row, run: RunRow) -> Points:
     """All numbers of a row; ``run`` has the names of what stands in lists."""
     table, axis = TABLE_OF[type(row)], STEP_COLUMNS[type(row)]
-    position = {"t", axis, "env", "episode"} if isinstance(row, EnvRow) else {"t", axis}
+    position = (
+        {"t", axis, "env", "episode", "attempt", "iteration"} if isinstance(row, EnvRow) else {"t", axis}
+    )
     episode = _episode_of(row)
     values: dict[str, float] = {}
     for column in row.__struct_fields__:
@@ -103,7 +105,7 @@ def points_of(row: Row, run: RunRow) -> Points:
             for path, number in _numbers(column, getattr(row, column), run):
                 values["/".join((table, *path, *episode))] = number
     step = getattr(row, axis)
-    return Points(table, axis, step % RESTART if axis == "episode" else step, row.t, values)
+    return Points(table, axis, step, row.t, values)
 
 
 def wall_time(run: RunRow, t: float) -> float:
@@ -122,8 +124,7 @@ def _episode_of(row: Row) -> tuple[str, ...]:
         case EpochRow():
             return (f"env{row.env}-episode{row.episode}",)
         case EpisodeRow():
-            restart = row.episode // RESTART
-            return (f"env{row.env}-restart{restart}" if restart else f"env{row.env}",)
+            return (f"env{row.env}-attempt{row.attempt}" if row.attempt else f"env{row.env}",)
     return ()
 
 
