@@ -75,7 +75,6 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
         "task": "digits_impaired",
         "envs": 16,
         "iterations": 60,
-        "entropy_floor": 0.1,
         "evaluate_every": 10,
         "evaluate_episodes": 24,
     },

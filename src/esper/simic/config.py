@@ -52,7 +52,7 @@ class PPOConfig(BaseModel):
     entropy_start: float = Field(0.02, ge=0, description="Entropy coefficient of the first iteration.")
     entropy_end: float = Field(0.002, ge=0, description="Entropy coefficient of the last iteration.")
     entropy_floor: float = Field(
-        0.0,
+        0.1,
         ge=0,
         le=1,
         description="Normalised entropy below which the blueprint and tempo heads are penalised, in the"
