@@ -14,10 +14,11 @@ from typing import Final, TypeVar
 
 import duckdb
 
+from esper.karn.line_copies import sentence_of
 from esper.karn.run import Run, open_run
 from esper.karn.serve.folder import FoundRun, RunFolder
-from esper.karn.tables import sentence_of
 from esper.leyline.errors import EsperError
+from esper.leyline.lock import LOCK_FILE
 from esper.leyline.run_files import TELEMETRY
 
 K = TypeVar("K", bound=Hashable)
@@ -101,7 +102,7 @@ class Readings:
 
     def _opened(self, path: Path) -> Run:
         """The run in a directory; another one if that was removed and made anew."""
-        status = (path / TELEMETRY).stat()
+        status = (path / TELEMETRY / LOCK_FILE).stat()  # which no writer ever changes
         place = (path, status.st_ino, status.st_ctime_ns)
         run = self._open.get(place) or open_run(path)
         _keep(self._open, place, run, OPEN_RUNS)
