@@ -19,7 +19,7 @@ from esper.karn.query import read_rows
 from esper.leyline.durable import write_durably
 from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import RunRow, UpdateRow
-from esper.leyline.run_files import TELEMETRY, RowMark, row_files
+from esper.leyline.run_files import TELEMETRY, RowMark, check_layout, row_files
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import OPTIMISER_FILE, PROGRESS_FILE, Trainer
 from esper.tamiyo.policy.checkpoint import (
@@ -153,4 +153,5 @@ def config_of_run(directory: Path) -> TrainingConfig:
     """The configuration of a training run, as it was written at its start."""
     if not (directory / CONFIG_FILE).exists():
         raise RunDirectoryError(f"'{directory}' is no training run: it has no {CONFIG_FILE}")
+    check_layout(directory / TELEMETRY)
     return checked(TrainingConfig, read_settings(directory / CONFIG_FILE))

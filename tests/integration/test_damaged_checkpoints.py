@@ -83,6 +83,15 @@ def test_the_checkpoint_of_another_run_is_refused(
     assert "belongs to another run; different: rng_seed" in refusal_to_resume(capsys, stopped)
 
 
+def test_a_run_of_the_version_before_is_refused_by_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its settings have other names too, which are not what is wrong with it."""
+    shutil.copytree(Path(__file__).parents[1] / "old_run", tmp_path / "run")
+    said = refusal_to_resume(capsys, tmp_path / "run")
+    assert "was written with version 2 of the tables; this version of esper reads 3: use the version" in said
+
+
 # --- pointers -------------------------------------------------------------------------------------
 
 

@@ -102,7 +102,8 @@ class Readings:
 
     def _opened(self, path: Path) -> Run:
         """The run in a directory; another one if that was removed and made anew."""
-        status = (path / TELEMETRY / LOCK_FILE).stat()  # which no writer ever changes
+        lock = path / TELEMETRY / LOCK_FILE  # which no writer ever changes
+        status = (lock if lock.exists() else path / TELEMETRY).stat()
         place = (path, status.st_ino, status.st_ctime_ns)
         run = self._open.get(place) or open_run(path)
         _keep(self._open, place, run, OPEN_RUNS)
