@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import pytest
+from esper.teaching import teach
 
 from esper.config import PRESETS, ConfigError, TrainingConfig, checked, read_settings, training_config
 from esper.karn.query import read_rows
@@ -17,7 +18,6 @@ from esper.leyline.events import UpdateRow
 from esper.run_state import config_of_run
 from esper.simic.rewards.families import FamilyName
 from esper.simic.training.vectorized import IterationSummary
-from esper.training import train
 from esper.tolaria.tasks import TASKS
 from tests.integration.training import TIMES
 from tests.tolaria.building import tiny_task
@@ -73,7 +73,7 @@ def run(directory: Path, settings: Mapping[str, Any]) -> Run:
     def look(summary: IterationSummary) -> None:
         checkpoints.append(sorted(path.name for path in directory.glob("checkpoints/iteration-*")))
 
-    train(config, directory, on_iteration=look)
+    teach(config, directory, on_iteration=look)
     assert config_of_run(directory) == config
     rows = [
         {name: getattr(row, name) for name in row.__struct_fields__ if name not in TIMES}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from esper.teaching import settings_of, task_of, teach
 from torch import Tensor
 
 from esper.config import TrainingConfig

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from esper.teaching import teach
 
 from esper.config import TrainingConfig
 from esper.karn.query import read_rows
