@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from esper.teaching import teach
 
 from esper.karn.query import read_rows
 from esper.leyline.events import EpisodeRow, RunRow
 from esper.scripts import cli
 from esper.tamiyo.policy.checkpoint import load_policy
+from esper.teaching import teach
 from tests.integration.training import sentence_of, tiny
 
 pytestmark = pytest.mark.usefixtures("cache")

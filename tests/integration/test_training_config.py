@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import pytest
-from esper.teaching import teach
 
 from esper.config import PRESETS, ConfigError, TrainingConfig, checked, read_settings, training_config
 from esper.karn.query import read_rows
@@ -18,6 +17,7 @@ from esper.leyline.events import UpdateRow
 from esper.run_state import config_of_run
 from esper.simic.rewards.families import FamilyName
 from esper.simic.training.vectorized import IterationSummary
+from esper.teaching import teach
 from esper.tolaria.tasks import TASKS
 from tests.integration.training import TIMES
 from tests.tolaria.building import tiny_task

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from esper.teaching import teach
 
 from esper.leyline.errors import DivergedError
+from esper.teaching import teach
 from esper.tolaria import twin
 from esper.tolaria.twin import twin_scores
 from tests.integration.training import full_disk, sentence_from, tiny

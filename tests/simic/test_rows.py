@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from esper.teaching import teach
 
 from esper.config import TrainingConfig
 from esper.karn.query import read_rows
@@ -26,6 +25,7 @@ from esper.leyline.events import (
     TransitionRow,
     UpdateRow,
 )
+from esper.teaching import teach
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.tasks import TASKS
