@@ -23,7 +23,6 @@ from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.vectorized import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
-from esper.teaching import settings_of, task_of, teach
 from esper.tolaria.tasks import TASKS
 from esper.training import task_of, train
 from tests.tolaria.building import stir, tiny_task

@@ -25,7 +25,6 @@ from esper.leyline.events import (
     TransitionRow,
     UpdateRow,
 )
-from esper.teaching import teach
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.tasks import TASKS

@@ -1,8 +1,9 @@
 """What happens in a run, as flat typed rows: the one vocabulary between engine, telemetry and views.
 
-Producers build a row and hand it to the sink they were given; the sink stamps the time. Lists are
-indexed by the names stored in the run's own row, so that more slots or heads never change a type.
-``None`` means unknown and is never replaced by 0.
+Rows are values: producers build one with all it says and hand it to the sink they were given; the writer
+adds the time, as it encodes the row, and nobody changes it. Lists are indexed by the names stored in the
+run's own row, so that more slots or heads never change a type. ``None`` means unknown and is never replaced
+by 0.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ class AlertRow(Row, frozen=True, kw_only=True):
 
 
 class EpisodeRow(EnvRow, frozen=True, kw_only=True):
-    """One per host episode, written after the horizon's commit."""
+    """One per episode, written after the horizon's commit."""
 
     val_score: Annotated[float, Column("score", "Validation score of the committed network.")]
     test_score: Annotated[float, Column("score", "Test score of the committed network, read once.")]

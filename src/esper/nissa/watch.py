@@ -102,7 +102,7 @@ def _cleared(raised: AlertRow, **changed: Any) -> AlertRow:
     return msgspec.structs.replace(raised, event="cleared", hint=PASSED, t=0.0, **changed)
 
 
-def _when(row: Row) -> dict[str, int | None]:
+def _when(row: Row) -> dict[str, Any]:
     """The columns of an alert that say when, and in which episode if it is about one."""
     match row:
         case SeedRow():
@@ -112,7 +112,8 @@ def _when(row: Row) -> dict[str, int | None]:
     return {}
 
 
-def _place(row: EnvRow) -> dict[str, int | None]:
+def _place(row: EnvRow) -> dict[str, Any]:
+    """The columns that say where in a run a row belongs."""
     return {name: getattr(row, name) for name in ("env", "episode", "attempt", "iteration", "epoch")}
 
 
