@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Op, Stage
 from esper.leyline.events import (
     SCHEMA_VERSION,
@@ -28,10 +26,11 @@ from esper.leyline.events import (
     TransitionRow,
     UpdateRow,
 )
+from esper.nissa.encoding import RowEncoder
+from tests.rows import change
 
 HOST_PARAMS = 174
 EMBARGO = 2
-_TABLE_OF = {row_type: table for table, row_type in TABLES.items()}
 
 
 @dataclass
@@ -375,12 +374,11 @@ def training_rows(
 
 def write(directory: Path, rows: Sequence[Row]) -> Path:
     """The rows as the run directory that a writer would leave; times rise by a hundredth of a second."""
-    lines: dict[str, list[bytes]] = {}
+    encoders = {row_type: RowEncoder(table) for table, row_type in TABLES.items()}
+    lines = []
     for number, row in enumerate(rows):
-        row.t = round(0.01 * number, 6)
-        lines.setdefault(_TABLE_OF[type(row)], []).append(msgspec.json.encode(row))
-    for table, encoded in lines.items():
-        folder = directory / "telemetry" / table
-        folder.mkdir(parents=True)
-        (folder / "part-00000.jsonl").write_bytes(b"\n".join(encoded) + b"\n")
+        change(row, t=round(0.01 * number, 6))
+        lines.append(encoders[type(row)].line(row, row.t))
+    (directory / "telemetry").mkdir(parents=True)
+    (directory / "telemetry" / "rows-00000.jsonl").write_bytes(b"".join(lines))
     return directory

@@ -38,10 +38,9 @@ def training(iterations: int) -> Iterable[Row]:
         yield fake_run.update_row(number)
 
 
-def part_of(run: Path, table: str) -> Path:
-    """The only part of a table."""
-    (part,) = (run / "telemetry" / table).iterdir()
-    return part
+def lines_of(run: Path) -> Path:
+    """The file with the rows of a short run."""
+    return run / "telemetry" / "rows-00000.jsonl"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -24,9 +25,8 @@ def make_training(directory: Path) -> None:
     with RunWriter(directory) as writer:
         writer.emit(fake_run.run_row(controller="ppo", iterations=3))
         for number, score in ((1, 40.0), (2, 61.04), (3, None)):
-            row = fake_run.update_row(number)
-            row.val_score, row.params = score, 800.0 + number
-            writer.emit(row)
+            changes = {"val_score": score, "params": 800.0 + number}
+            writer.emit(msgspec.structs.replace(fake_run.update_row(number), **changes))
 
 
 def test_runs_are_found_at_any_depth_and_not_within_each_other(tmp_path):
@@ -92,16 +92,13 @@ def test_a_run_without_its_own_row_is_listed_with_what_is_known(tmp_path):
 
 def test_a_damaged_run_says_why(tmp_path):
     make_episode(tmp_path)
-    part = tmp_path / "telemetry" / "run" / "part-00000.jsonl"
-    part.write_bytes(b"{}\n")
+    (tmp_path / "telemetry" / "rows-00000.jsonl").write_bytes(b'{"table":"run","t":1.0}\n')
 
     found = overview(tmp_path)
 
     assert found.state == "damaged"
     assert found.problem is not None
-    assert (
-        "part-00000.jsonl, line 1, is not a row of this table: Object missing required field" in found.problem
-    )
+    assert "rows-00000.jsonl, line 1, is not a row of table 'run': Object missing" in found.problem
 
 
 def test_the_list_shows_unknown_as_a_dash():

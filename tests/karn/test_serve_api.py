@@ -14,7 +14,8 @@ from esper.karn.serve.charts import chart_of_growth, chart_of_improvement
 from esper.leyline.events import EpisodeRow, EpochRow, Row, UpdateRow
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run, made_run
-from tests.karn.serving import Client, part_of, training, write_run
+from tests.karn.serving import Client, lines_of, training, write_run
+from tests.rows import change
 
 ITERATIONS = 3
 
@@ -26,7 +27,7 @@ def runs(tmp_path_factory) -> Path:
     write_run(folder / "episode")
     write_run(folder / "nested" / "training", training(ITERATIONS), iterations=ITERATIONS, controller="ppo")
     damaged = write_run(folder / "damaged")
-    with part_of(damaged, "epoch").open("a") as file:
+    with lines_of(damaged).open("a") as file:
         file.write("no row\n")
     return folder
 
@@ -240,7 +241,7 @@ def test_a_comparison_with_a_damaged_run_says_which_one_it_is(client):
     answer = client.ask(f"/api/comparisons/{client.id_of('episode')}/{client.id_of('damaged')}")
 
     assert answer.status == 400
-    assert answer.error.startswith("'damaged' cannot be read: telemetry/epoch/part-00000.jsonl, line 10,")
+    assert answer.error.startswith("'damaged' cannot be read: telemetry/rows-00000.jsonl, line 49,")
 
 
 # --- damage ---------------------------------------------------------------------------------------
@@ -248,7 +249,7 @@ def test_a_comparison_with_a_damaged_run_says_which_one_it_is(client):
 
 def test_a_damaged_run_has_an_error_and_the_others_work(client):
     sentence = (
-        "'damaged' cannot be read: telemetry/epoch/part-00000.jsonl, line 10, is not a row of this table"
+        "'damaged' cannot be read: telemetry/rows-00000.jsonl, line 49, is not a row: it must begin with"
     )
 
     entry = client.ask_run("damaged", "/entry").json
@@ -264,11 +265,11 @@ def test_a_damaged_run_has_an_error_and_the_others_work(client):
 @pytest.mark.parametrize(
     "damage", [b"\xff\xfe\x00", b'{"t": NaN}', b"[]", b"null", b'{"t":1e400}', b"{" * 10_000]
 )
-@pytest.mark.parametrize("table", ["run", "epoch"])
-def test_no_content_of_a_file_breaks_the_page(tmp_path, table, damage):
+@pytest.mark.parametrize("begin", [b"", b'{"table":"run",', b'{"table":"epoch",'])
+def test_no_content_of_a_file_breaks_the_page(tmp_path, begin, damage):
     write_run(tmp_path / "fine")
     damaged = write_run(tmp_path / "damaged")
-    part_of(damaged, table).write_bytes(damage + b"\n")
+    lines_of(damaged).write_bytes(begin + damage + b"\n")
     client = Client(tmp_path)
 
     assert client.ask_run("damaged", "/entry").json["state"] == "unreadable"
@@ -277,7 +278,7 @@ def test_no_content_of_a_file_breaks_the_page(tmp_path, table, damage):
 
 def test_rows_that_contradict_each_other_break_only_what_they_are_shown_in(tmp_path, caplog):
     row = fake_run.transition_row(1, 0, fake_run.D, fake_run.G, "policy", "germinated")
-    row.to_stage = 77
+    change(row, to_stage=77)
     write_run(tmp_path / "mine", [*fake_run.episode(), row])
     client = Client(tmp_path)
 
@@ -291,12 +292,12 @@ def test_rows_that_contradict_each_other_break_only_what_they_are_shown_in(tmp_p
 
 def test_a_run_that_is_repaired_is_read_again(tmp_path):
     run = write_run(tmp_path / "mine")
-    whole = part_of(run, "epoch").read_bytes()
-    part_of(run, "epoch").write_bytes(b"no row\n")
+    whole = lines_of(run).read_bytes()
+    lines_of(run).write_bytes(b"no row\n")
     client = Client(tmp_path)
     assert client.ask_run("mine", "/entry").json["state"] == "unreadable"
 
-    part_of(run, "epoch").write_bytes(whole)
+    lines_of(run).write_bytes(whole)
 
     assert client.ask_run("mine", "/entry").json["state"] == "finished"
 
@@ -323,17 +324,19 @@ def pair(tmp_path_factory) -> Client:
         rows.append(made_run.alert_row("kl_high", iteration=2))
         for row in rows:
             if isinstance(row, EpisodeRow):
-                row.val_score = more + 0.5 * row.val_score
-                row.total_reward += more
+                change(row, val_score=more + 0.5 * row.val_score)
+                change(row, total_reward=row.total_reward + more)
             if isinstance(row, EpochRow):
-                row.val_score, row.twin_score = more + 0.5 * row.val_score, 0.5 * row.twin_score
+                change(row, val_score=more + 0.5 * row.val_score, twin_score=0.5 * row.twin_score)
             if isinstance(row, UpdateRow):
-                row.approx_kl = (row.approx_kl or 0.0) + more
-                row.phase_ms = {phase: ms * (1 + more) for phase, ms in row.phase_ms.items()}
-                row.reward_terms = {term: (paid or 0.0) - more for term, paid in row.reward_terms.items()}
+                change(row, approx_kl=(row.approx_kl or 0.0) + more)
+                change(row, phase_ms={phase: ms * (1 + more) for phase, ms in row.phase_ms.items()})
+                change(
+                    row, reward_terms={term: (paid or 0.0) - more for term, paid in row.reward_terms.items()}
+                )
         made_run.write(folder / name, rows)
     damaged = write_run(folder / "damaged")
-    with part_of(damaged, "epoch").open("a") as file:
+    with lines_of(damaged).open("a") as file:
         file.write("no row\n")
     return Client(folder)
 
@@ -362,7 +365,7 @@ def test_a_run_beside_one_that_cannot_be_read_is_shown_alone(pair):
 
     assert beside.json == alone
     other = pair.ask_run("damaged", f"/figures/lanes?beside={pair.id_of('short')}")
-    assert "line 10, is not a row of this table" in other.error
+    assert "is not a row: it must begin with the name of a table" in other.error
     assert pair.ask_run("short", "/figures/lanes?beside=nobody").status == 404
 
 
@@ -382,7 +385,7 @@ def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(tmp_path):
 
     def rows(number: int, score: float) -> list[Row]:
         episode = [*fake_run.episode(episode=number - 1), fake_run.update_row(number)]
-        episode[-2].val_score = score
+        change(episode[-2], val_score=score)
         return episode
 
     def look() -> tuple[str, str, list[str], list[list[str]]]:
@@ -393,27 +396,27 @@ def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(tmp_path):
         epochs = client.query("mine", "SELECT count(*) FROM epoch").json["rows"]
         return version, entry["score"], scores, epochs
 
-    with RunWriter(tmp_path / "mine", resumable=True, clock=lambda: 1.0) as writer:
-        for row in [fake_run.run_row(iterations=3), *rows(1, 40.5)]:
-            writer.emit(row)
-        writer.flush()
-        with writer.checkpoint() as sizes:
-            kept = dict(sizes)
-        for row in rows(2, 50.5):
-            writer.emit(row)
-        writer.flush()
+    def write(writer: RunWriter, number: int, score: float) -> None:
+        with writer.iteration(number):
+            for row in rows(number, score):
+                writer.emit(row)
+
+    again = tmp_path / "mine" / "telemetry" / "rows-00002.jsonl"
+    with RunWriter(tmp_path / "mine", clock=lambda: 1.0) as writer:
+        with writer.iteration(0):
+            writer.emit(fake_run.run_row(iterations=3))
+        write(writer, 1, 40.5)
+        with writer.checkpoint() as mark:
+            pass
+        write(writer, 2, 50.5)
         client = Client(tmp_path)
         before = look()
-    size = part_of(tmp_path / "mine", "episode").stat().st_size
-    with RunWriter(tmp_path / "mine", resume_from=kept, clock=lambda: 1.0) as writer:
-        for row in rows(2, 60.5):
-            writer.emit(row)
-        writer.flush()
-        assert part_of(tmp_path / "mine", "episode").stat().st_size == size
+    size = again.stat().st_size
+    with RunWriter(tmp_path / "mine", resume_from=mark, clock=lambda: 1.0) as writer:
+        write(writer, 2, 60.5)
+        assert again.stat().st_size == size
         between = look()
-        for row in rows(3, 70.5):
-            writer.emit(row)
-        writer.flush()
+        write(writer, 3, 70.5)
         after = look()
 
     assert before[1:] == ("50.5", ["40.5", "50.5"], [["18"]])
@@ -460,8 +463,8 @@ def test_no_path_leads_out_of_what_is_served(client, target):
 def test_a_link_out_of_the_folder_shows_nothing_of_what_it_leads_to(tmp_path):
     outside = write_run(tmp_path / "outside", controller="secret")
     inside = write_run(tmp_path / "runs" / "mine")
-    shutil.rmtree(inside / "telemetry" / "run")
-    (inside / "telemetry" / "run").symlink_to(outside / "telemetry" / "run")
+    lines_of(inside).unlink()
+    lines_of(inside).symlink_to(lines_of(outside))
     client = Client(tmp_path / "runs")
 
     answers = [client.ask_run("mine", rest) for rest in ("", "/entry", "/figures/growth", "/diary")]
@@ -600,4 +603,4 @@ def test_a_query_of_a_damaged_run_says_why_it_cannot_be_answered(client):
     answer = client.query("damaged", "SELECT * FROM epoch")
 
     assert answer.status == 400
-    assert answer.error.startswith("telemetry/epoch/part-00000.jsonl, line 10, is not a row of this table")
+    assert answer.error.startswith("telemetry/rows-00000.jsonl, line 49, is not a row: it must begin with")

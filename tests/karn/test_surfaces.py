@@ -21,6 +21,7 @@ from esper.leyline.events import EnvRow, EpisodeRow, EpochRow, Row, UpdateRow
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_training
+from tests.rows import change
 
 ITERATIONS = 2
 SCORES, TWINS = (20.0, 21.0, 61.0, 9.0), (10.0, 11.0, 33.0, 2.0)
@@ -35,11 +36,11 @@ def rows() -> list[Row]:
     for number in range(1, ITERATIONS + 1):
         for row in fake_training.iteration_rows(number):
             if number == ITERATIONS and isinstance(row, EpisodeRow):
-                row.val_score, row.twin_val_score = SCORES[row.env], TWINS[row.env]
-                row.params = 500 + row.env
-                row.ended_by = "governor" if row.env == 3 else "horizon"
+                change(row, val_score=SCORES[row.env], twin_val_score=TWINS[row.env])
+                change(row, params=500 + row.env)
+                change(row, ended_by="governor" if row.env == 3 else "horizon")
             if number == ITERATIONS and isinstance(row, UpdateRow):
-                row.val_score, row.params, row.broken_episodes = 34.0, 501.0, 1
+                change(row, val_score=34.0, params=501.0, broken_episodes=1)
             made.append(row)
     return made
 
@@ -99,7 +100,7 @@ def test_an_iteration_of_which_no_episode_lasted_has_no_score(tmp_path: Path) ->
     with RunWriter(tmp_path / "run") as writer:
         for row in rows():
             if isinstance(row, EpisodeRow) and row.episode == ITERATIONS - 1:
-                row.ended_by = "governor"
+                change(row, ended_by="governor")
             writer.emit(row)
 
     run = open_run(tmp_path / "run")
@@ -114,12 +115,14 @@ def test_an_iteration_of_which_no_episode_lasted_has_no_score(tmp_path: Path) ->
 
 def killed_within(directory: Path, number: int) -> Path:
     """All iterations before are complete; of this one, two episodes of four are over and a third is under way."""
-    with RunWriter(directory, resumable=True) as writer:
-        writer.emit(fake_training.run_row(iterations=ITERATIONS + 1))
-        for row in rows()[1:]:
-            if iteration_within(row) < number:
-                writer.emit(row)
-        journal = IterationJournal(directory, "standard", writer.began)
+    with RunWriter(directory) as writer:
+        with writer.iteration(number - 1):
+            writer.emit(fake_training.run_row(iterations=ITERATIONS + 1))
+            for row in rows()[1:]:
+                if iteration_within(row) < number:
+                    writer.emit(row)
+        journal = IterationJournal(directory, "standard")
+        journal.begin(writer.began)
         lived = [row for row in fake_training.iteration_rows(number) if not isinstance(row, UpdateRow)]
         journal.take(number, 0, [row for row in lived if isinstance(row, EnvRow) and row.env < 2])
         third = [row for row in lived if isinstance(row, EpochRow) and row.env == 2]

@@ -18,7 +18,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         writer.emit(fake_run.run_row())
         for row in fake_run.episode():
             writer.emit(row)
-    Compactor().compact(directory / "telemetry" / "epoch", "epoch", 1)
+    Compactor().compact(directory / "telemetry", last=0)
     (directory.parent / "secret.csv").write_text("key,value\n1,2\n")
     return directory
 
