@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esper.karn.figures import FIGURES, Picture
+from esper.karn.drawing.picture import Picture
+from esper.karn.figures import FIGURES
 from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import open_run
 from esper.karn.serve.folder import SECONDS_BETWEEN_LOOKS

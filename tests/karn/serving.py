@@ -34,7 +34,8 @@ def write_run(directory: Path, rows: Iterable[Row] | None = None, **columns: Any
 def training(iterations: int) -> Iterable[Row]:
     """The rows of a training with one environment."""
     for number in range(1, iterations + 1):
-        yield from fake_run.episode(episode=number - 1)
+        for row in fake_run.episode(episode=number - 1):
+            yield msgspec.structs.replace(row, iteration=number)
         yield fake_run.update_row(number)
 
 

@@ -8,9 +8,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from esper.karn.figures import FIGURES, EpisodeKey, Picture, improvement_picture, standalone, verdict_picture
-from esper.karn.figures.svg import LETTER, WIDTH
+from esper.karn.drawing.picture import Picture, standalone
+from esper.karn.drawing.svg import LETTER, WIDTH
+from esper.karn.figures import FIGURES
+from esper.karn.questions.episodes import EpisodeKey
+from esper.karn.questions.improvement import draw_improvement, improvement
 from esper.karn.questions.lanes import lanes
+from esper.karn.questions.verdict import verdict_picture
 from esper.karn.run import Run, open_run
 from esper.leyline import Stage
 from esper.leyline.events import EpochRow, Row, RunRow, SeedRow, TransitionRow, UpdateRow
@@ -300,7 +304,9 @@ def test_health_shows_the_limit_beside_a_value_outside(tmp_path):
 
 
 def test_references_are_lines_with_their_names(runs):
-    picture = improvement_picture(runs["a training"], references={"random": 21.04, "heuristic": 64.0})
+    picture = draw_improvement(
+        improvement(runs["a training"], references={"random": 21.04, "heuristic": 64.0})
+    )
 
     assert {"random 21.0", "heuristic 64.0"} <= set(texts(picture))
     assert picture.svg.count('class="guide"') == 2

@@ -10,16 +10,16 @@ from esper.karn import notation
 from esper.karn.outcome import (
     Comparison,
     Evaluation,
+    Reached,
     Result,
-    Standing,
     best_evaluation,
     broken_episodes,
     episodes_of_iteration,
-    judged_episodes,
+    final_rows,
+    how_far,
     result,
-    standing,
 )
-from esper.karn.questions.episodes import is_training
+from esper.karn.questions.episodes import THIS_EPISODE, is_training
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate
 from esper.leyline.events import EpochRow
@@ -45,10 +45,10 @@ class Conclusion:
 
 def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
     """What is to be said of a run, and how it compares with others."""
-    reached, rows = standing(run), judged_episodes(run)
+    reached, rows = how_far(run), final_rows(run)
     episodes = result(rows)
     evaluation = best_evaluation(run) if is_training(run) else None
-    sentences = [standing_text(reached)]
+    sentences = [how_far_text(reached)]
     if episodes is None:
         return Conclusion(_unfinished(run, reached), sentences, [])
     if is_training(run):
@@ -67,13 +67,13 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
 # --- how far --------------------------------------------------------------------------------------
 
 
-def standing_text(reached: Standing) -> str:
+def how_far_text(reached: Reached) -> str:
     """How far a run is, as a sentence."""
     if reached.iterations is not None:
         return _iterations_text(reached)
     planned = f" of {reached.planned_episodes}" if reached.planned_episodes is not None else ""
     if reached.progress.state == "finished":
-        return f"Finished: {_counted(reached.episodes, 'episode', 'episodes')} of {reached.horizon} epochs."
+        return f"Finished: {_counted(reached.episodes, 'episode')} of {reached.horizon} epochs."
     where = None
     if reached.episode is not None:
         where = f"epoch {reached.epoch} of {reached.horizon} in episode {reached.episodes + 1}{planned}"
@@ -84,10 +84,11 @@ def standing_text(reached: Standing) -> str:
     return f"Stopped after {where}." if where else "Stopped before its first epoch was done."
 
 
-def _iterations_text(reached: Standing) -> str:
+def _iterations_text(reached: Reached) -> str:
     done = f"iteration {reached.iterations} of {reached.progress.total}"
     if reached.progress.state == "finished":
-        return f"Finished: {_counted(reached.iterations or 0, 'iteration', 'iterations')}, {reached.episodes:,} episodes."
+        iterations = _counted(reached.iterations or 0, "iteration")
+        return f"Finished: {iterations}, {reached.episodes:,} episodes."
     if reached.progress.state == "running":
         return (
             f"Still running: after {done}."
@@ -97,14 +98,14 @@ def _iterations_text(reached: Standing) -> str:
     return f"Stopped after {done}." if reached.iterations else "Stopped before its first iteration was done."
 
 
-def _unfinished(run: Run, reached: Standing) -> str:
+def _unfinished(run: Run, reached: Reached) -> str:
     """What is known before the first episode is over, or an episode of a training's iteration lasted."""
     if is_training(run):
         if broken_episodes(run):
             return f"Every episode of iteration {reached.iterations} broke down, so there is no result."
         return "No iteration is done, so there is no result."
     if reached.episode is not None:
-        rows = run.rows(EpochRow, "env = ? AND episode = ? AND epoch = ?", [*reached.episode, reached.epoch])
+        rows = run.rows(EpochRow, f"{THIS_EPISODE} AND epoch = ?", [*reached.episode, reached.epoch])
         for row in rows:
             lead = notation.difference(row.val_score, row.twin_score)
             against = "" if lead is None else f", {over(lead)} its twin that does not grow"
@@ -125,12 +126,12 @@ def _grown_headline(episodes: Result) -> str:
 
 
 def _trained_headline(evaluation: Evaluation | None, episodes: Result, number: int) -> str:
-    """The evaluation, whose episodes have no twins in the rows, beside the last iteration, whose episodes have."""
+    """The best evaluation, beside the last iteration, whose episodes have twins."""
     if evaluation is None:
         return f"The {_iteration_text(number, episodes)}"
     return (
-        f"The best policy, that of iteration {evaluation.iteration}, scored {notation.points(evaluation.score)}"
-        f" in its evaluation; the {_iteration_text(number, episodes)}"
+        f"The best policy, that of iteration {evaluation.iteration}, scored"
+        f" {notation.points(evaluation.score)} in its evaluation; the {_iteration_text(number, episodes)}"
     )
 
 
@@ -142,15 +143,15 @@ def _course_sentences(run: Run, number: int) -> list[str]:
         sentences.append(f"The {_iteration_text(1, first)}")
     if broken := broken_episodes(run):
         are = "is" if broken == 1 else "are"
-        episodes = _counted(broken, "episode", "episodes").capitalize()
+        episodes = _counted(broken, "episode").capitalize()
         sentences.append(f"{episodes} of iteration {number} broke down and {are} not counted.")
     return sentences
 
 
 def _iteration_text(number: int, episodes: Result) -> str:
-    """How the episodes of an iteration compare with their twins, from the second word of a sentence to its end."""
+    """How the episodes of an iteration compare with their twins: a sentence without its first word."""
     reached = (
-        f"{_counted(episodes.episodes, 'episode', 'episodes')} of iteration {number} reached"
+        f"{_counted(episodes.episodes, 'episode')} of iteration {number} reached"
         f" {score_text(episodes.val_score)} on validation"
     )
     if episodes.lead is None:
@@ -166,8 +167,9 @@ def _cost_sentence(episodes: Result) -> str:
     return (
         f"The cost: {notation.factor(episodes.params.mean, episodes.host_params.mean)} the host's parameters"
         f" ({_whole(episodes.host_params)} → {_whole(episodes.params)}),"
-        f" {notation.factor(episodes.flops_per_sample.mean, episodes.host_flops_per_sample.mean)} its compute for"
-        f" a prediction, {_flop(episodes.flops)} and {_seconds(episodes.seconds.mean)} for a whole episode."
+        f" {notation.factor(episodes.flops_per_sample.mean, episodes.host_flops_per_sample.mean)} its compute"
+        f" for a prediction, {_flop(episodes.flops)} and {_seconds(episodes.seconds.mean)} for an"
+        " episode."
     )
 
 
@@ -175,13 +177,13 @@ def comparison_text(found: Comparison) -> str:
     """How a run compares with another one, as a sentence."""
     name = found.run.row.name
     if found.result is None:
-        return f"Against {name}: it has no finished episode. {standing_text(found.standing)}"
+        return f"Against {name}: it has no finished episode. {how_far_text(found.reached)}"
     if found.val_score is None or found.test_score is None:
         return (
             f"Against {name} ({score_text(found.result.val_score)} on validation): episodes cannot be paired,"
             f" since {found.unpaired}."
         )
-    pairs = _counted(found.pairs, "episode", "episodes")
+    pairs = _counted(found.pairs, "episode")
     return (
         f"Against {name}, in {pairs} begun alike:"
         f" {gain_text(found.val_score)} points on validation, {gain_text(found.test_score)} on test."
@@ -194,7 +196,8 @@ def comparison_text(found: Comparison) -> str:
 def _evaluation_facts(evaluation: Evaluation | None) -> list[Fact]:
     if evaluation is None:
         return []
-    note = f"return {notation.gain(evaluation.mean_return, 2)}, iteration {evaluation.iteration}; no twin recorded"
+    reward = notation.gain(evaluation.mean_return, 2)
+    note = f"return {reward}, iteration {evaluation.iteration}; no twin recorded"
     return [Fact("best evaluation", notation.points(evaluation.score), note)]
 
 
@@ -204,7 +207,7 @@ def _score_fact(episodes: Result, name: str) -> Fact:
     return Fact(name, score_text(episodes.val_score), twin + lead)
 
 
-def _cost_facts(episodes: Result, reached: Standing, comparisons: Sequence[Comparison]) -> list[Fact]:
+def _cost_facts(episodes: Result, reached: Reached, comparisons: Sequence[Comparison]) -> list[Fact]:
     return [
         Fact(
             "parameters",
@@ -225,7 +228,8 @@ def _against_compute(episodes: Result, comparisons: Sequence[Comparison]) -> str
     """Times that of the first run it is compared with."""
     for found in comparisons:
         if found.result is not None:
-            return f"{notation.factor(episodes.flops.mean, found.result.flops.mean)} that of {found.run.row.name}"
+            factor = notation.factor(episodes.flops.mean, found.result.flops.mean)
+            return f"{factor} that of {found.run.row.name}"
     return "training and measuring"
 
 
@@ -271,5 +275,5 @@ def _seconds(value: float | None) -> str:
     return notation.duration(1000 * value)
 
 
-def _counted(number: int, one: str, many: str) -> str:
-    return f"one {one}" if number == 1 else f"{number:,} {many}"
+def _counted(number: int, thing: str) -> str:
+    return f"one {thing}" if number == 1 else f"{number:,} {thing}s"

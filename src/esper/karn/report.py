@@ -14,12 +14,15 @@ from typing import Any, Final, NamedTuple
 from esper.karn import notation
 from esper.karn.conclusion import Conclusion, conclude, gain_text, score_text
 from esper.karn.diary import Note, diary
-from esper.karn.figures import FIGURES, STYLE, Figure, Picture, verdict_picture
-from esper.karn.figures.svg import Markup, element
-from esper.karn.outcome import Comparison, Result, compare, judged_episodes, result
+from esper.karn.drawing.picture import Figure, Picture
+from esper.karn.drawing.style import STYLE
+from esper.karn.drawing.svg import Markup, element
+from esper.karn.figures import FIGURES
+from esper.karn.outcome import Comparison, Result, compare, final_rows, result
 from esper.karn.palette import LOOKS, stage_variable
 from esper.karn.questions.differences import differences
 from esper.karn.questions.episodes import (
+    THIS_EPISODE,
     EpisodeKey,
     default_episode,
     episode_name,
@@ -27,6 +30,7 @@ from esper.karn.questions.episodes import (
     is_training,
     notable_episodes,
 )
+from esper.karn.questions.verdict import verdict_picture
 from esper.karn.run import Run
 from esper.leyline.events import (
     AlertRow,
@@ -46,8 +50,7 @@ PER_EPISODE: Final = "lanes"
 ALERTS: Final = "alerts"
 """The figure whose table says what to do, and is open at once."""
 _NUMBER: Final = re.compile(r"[<+-]?×?\d[\d,.:e+-]*( ± [\d.]+)?( (%|s|ms|[kMGTPE]?FLOP))?|–")
-_THOUGHT: Final = re.compile(r"(\(policy [^)]*\))")
-_THIS_EPISODE: Final = "env = ? AND episode = ?"
+_POLICY_OUTPUT: Final = re.compile(r"(\(policy [^)]*\))")
 
 
 def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | None = None) -> str:
@@ -130,12 +133,12 @@ def _comparison_section(run: Run, comparisons: Sequence[Comparison]) -> Iterator
         "parameters",
         "compute of an episode",
     ]
-    rows = [_arm_cells(run, result(judged_episodes(run)), "", "")]
+    rows = [_arm_cells(run, result(final_rows(run)), "", "")]
     for other in comparisons:
         ahead = (notation.UNKNOWN if d is None else gain_text(d) for d in (other.val_score, other.test_score))
         rows.append(_arm_cells(other.run, other.result, *ahead))
     note = (
-        "Means of the episodes each run is judged by; ± is half of a 95 % interval. Ahead: this run minus the"
+        "Means of the episodes of each result; ± is half of a 95 % interval. Ahead: this run minus the"
         " other one, over episodes that began alike."
     )
     arms = arm_names([run, *(other.run for other in comparisons)])
@@ -229,9 +232,9 @@ def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
         return [] if key is None else [("", key)]
     names = {key: name for name, key in reversed(notable_episodes(run).items())}
     rows = {
-        EpisodeKey(row.env, row.episode): row
+        EpisodeKey(row.env, row.episode, row.attempt): row
         for key in names
-        for row in run.rows(EpisodeRow, _THIS_EPISODE, key)
+        for row in run.rows(EpisodeRow, THIS_EPISODE, key)
     }
     return [
         (
@@ -285,7 +288,7 @@ def _diary_section(run: Run) -> Iterator[Section]:
 def rows_of_episode(run: Run, episode: EpisodeKey) -> list[Row]:
     """What a diary is written from."""
     kinds: tuple[type[Row], ...] = (EpochRow, DecisionRow, TransitionRow, SeedRow, AlertRow, EpisodeRow)
-    return [row for kind in kinds for row in run.rows(kind, _THIS_EPISODE, episode)]
+    return [row for kind in kinds for row in run.rows(kind, THIS_EPISODE, episode)]
 
 
 def _notes(notes: Sequence[Note]) -> Markup:
@@ -298,8 +301,8 @@ def _note(note: Note) -> Markup:
         name = note.stage.name.lower()
         glyph = tag("span", LOOKS[note.stage].glyph, class_=f"glyph {name}", title=name)
     parts = (
-        tag("span", part, class_="policy_output") if _THOUGHT.fullmatch(part) else part
-        for part in _THOUGHT.split(note.text)
+        tag("span", part, class_="policy_output") if _POLICY_OUTPUT.fullmatch(part) else part
+        for part in _POLICY_OUTPUT.split(note.text)
     )
     return tag("li", tag("span", f"epoch {note.epoch}", class_="epoch"), glyph, tag("span", *parts))
 

@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from esper.karn.figures import STYLE
+from esper.karn.drawing.style import STYLE
 from esper.karn.serve.api import Api, refusal
 from esper.karn.serve.folder import RunFolder
 from esper.karn.serve.readings import Readings

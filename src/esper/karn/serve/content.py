@@ -8,11 +8,13 @@ from typing import Final
 from esper.karn import notation
 from esper.karn.conclusion import Conclusion, comparison_text, conclude
 from esper.karn.diary import diary
-from esper.karn.figures import FIGURES, Figure, Picture, verdict_picture
+from esper.karn.drawing.picture import Figure, Picture
+from esper.karn.figures import FIGURES
 from esper.karn.outcome import compare
 from esper.karn.palette import LOOKS
 from esper.karn.questions.differences import differences
 from esper.karn.questions.episodes import EpisodeKey, EpisodeSummary, default_episode, episodes
+from esper.karn.questions.verdict import verdict_picture
 from esper.karn.report import rows_of_episode
 from esper.karn.run import Run
 from esper.karn.serve.charts import CHARTS, Chart
@@ -164,7 +166,7 @@ def figure_beside(run: Run, figure: Figure, other: Run | None) -> ShownFigure | 
     """
     if other is None or figure.key in CHARTS:
         return shown_figure(run, figure, None)
-    picture = figure.answer_beside(run, other)
+    picture = figure.answer(run, beside=other)
     return None if picture is None else _shown(picture, None)
 
 

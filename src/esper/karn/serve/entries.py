@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from esper.karn import notation
-from esper.karn.outcome import judged_episodes, result
+from esper.karn.outcome import final_rows, result
 from esper.karn.questions.alerts import AlertEntry, Alerts, alerts
 from esper.karn.questions.growth import Growth, growth, latest
 from esper.karn.questions.progress import Progress, progress
@@ -104,7 +104,7 @@ class Shown(NamedTuple):
 
 def _shown(run: Run) -> Shown:
     """Of a run that goes on, its last epoch or iteration; of one that is over, what its episodes came to."""
-    episodes = None if run.state == "running" else result(judged_episodes(run))
+    episodes = None if run.state == "running" else result(final_rows(run))
     if episodes is not None:
         twin = None if episodes.twin_score is None else episodes.twin_score.mean
         return Shown(episodes.val_score.mean, twin, episodes.params.mean)

@@ -81,10 +81,10 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        turned_away = self._judge(scope)
+        turned_away = self._check(scope)
         await (turned_away or self._app)(scope, receive, send_guarded)
 
-    def _judge(self, scope: Scope) -> Response | None:
+    def _check(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not self._is_ours(host):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esper.karn.figures.axes import Scale
-from esper.karn.figures.svg import number
+from esper.karn.drawing.axes import Scale
+from esper.karn.drawing.svg import number
 from esper.karn.questions.places import Place
 
 Segment = tuple[float, float]

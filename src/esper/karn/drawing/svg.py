@@ -127,7 +127,7 @@ def fan(places: Sequence[float], upper: Sequence[float], lower: Sequence[float])
 
 
 def dots(points: Iterable[Point]) -> str:
-    """The commands of lines of no length, which iteration caps make dots."""
+    """The commands of lines of no length, which the caps of lines make dots."""
     return "".join(f"M{number(x)} {number(y)}h0" for x, y in points)
 
 

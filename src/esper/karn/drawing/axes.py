@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
-from esper.karn.figures import svg
-from esper.karn.figures.svg import Markup
+from esper.karn.drawing import svg
+from esper.karn.drawing.svg import Markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,31 +25,8 @@ class Scale:
         return self.start + part * (self.stop - self.start)
 
 
-class OnAxis(Protocol):
-    """Numbers over epochs or iterations."""
-
-    @property
-    def axis(self) -> str: ...
-
-    @property
-    def end(self) -> int: ...
-
-
-N = TypeVar("N", bound=OnAxis)
-
-
-def alike(found: N, other: N | None) -> N | None:
-    """Other numbers that can be shown on the same axes, since they count the same; else None."""
-    return other if other is not None and other.axis == found.axis else None
-
-
-def shared_end(found: OnAxis, beside: OnAxis | None) -> int:
-    """Where the axis of two pictures ends."""
-    return found.end if beside is None else max(found.end, beside.end)
-
-
 def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
-    """At most ``most`` iteration values within ``low`` to ``high``; ``whole``: none but integers."""
+    """At most ``most`` even values within ``low`` to ``high``; ``whole``: none but integers."""
     if high <= low:
         return [low]
     step = _round_step((high - low) / max(most, 1), whole=whole)
@@ -73,7 +49,7 @@ def _round_step(least: float, *, whole: bool) -> float:
 
 
 def around(values: Sequence[float], most: int, floor: float | None = None) -> tuple[float, float]:
-    """A range with iteration ends that holds the values; ``floor`` belongs to it where they come near it."""
+    """A range with even ends that holds the values; ``floor`` belongs to it where they come near it."""
     low, high = min(values), max(values)
     if floor is not None and (high <= low or low - floor < 0.8 * (high - floor)):
         low = min(floor, low)

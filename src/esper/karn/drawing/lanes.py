@@ -10,17 +10,15 @@ from itertools import groupby
 from typing import Final
 
 from esper.karn import notation
+from esper.karn.drawing import svg
+from esper.karn.drawing.axes import Scale, around, x_axis, y_axis
+from esper.karn.drawing.labels import Label, beside_lines
+from esper.karn.drawing.marks import element_of, mark
+from esper.karn.drawing.picture import Picture
+from esper.karn.drawing.svg import Markup
 from esper.karn.episodes import SeedHistory
-from esper.karn.figures import svg
-from esper.karn.figures.axes import Scale, around, x_axis, y_axis
-from esper.karn.figures.labels import Label, beside_lines
-from esper.karn.figures.marks import element_of, mark
-from esper.karn.figures.picture import Picture
-from esper.karn.figures.svg import Markup
 from esper.karn.palette import LOOKS
-from esper.karn.questions.episodes import EpisodeKey, episode_name, is_training
-from esper.karn.questions.lanes import Lane, Lanes, Mark, ScorePoint, Span, end_of, lanes
-from esper.karn.run import Run
+from esper.karn.questions.lanes import Lane, Lanes, Mark, ScorePoint, Span, end_of
 from esper.leyline.stages import COOLING_STAGES, Stage
 
 _RIGHT: Final = svg.WIDTH - 124
@@ -35,22 +33,8 @@ _MOST_GUIDES: Final = 16
 """More lines up to the score would hide it."""
 
 
-def lanes_picture(run: Run, episode: EpisodeKey | None = None) -> Picture | None:
-    """The answer of one episode; without one, of the run's default episode."""
-    found = lanes(run, episode)
-    return None if found is None else draw_lanes(found, episode_name(found.episode, trained=is_training(run)))
-
-
-def lanes_beside(run: Run, other: Run) -> Picture | None:
-    """The default episode on axes that hold that of another run too."""
-    found = lanes(run)
-    if found is None:
-        return None
-    return draw_lanes(found, episode_name(found.episode, trained=is_training(run)), lanes(other))
-
-
-def draw_lanes(found: Lanes, name: str, beside: Lanes | None = None) -> Picture:
-    """The picture of an episode that is called ``name``, on axes that hold the episode beside it too."""
+def draw_lanes(found: Lanes, beside: Lanes | None = None) -> Picture:
+    """The picture of an episode, on axes that hold the one beside it too."""
     both = [found] if beside is None else [found, beside]
     names = [svg.shorten(lane.slot, _NAME_LETTERS) for one in both for lane in one.lanes]
     left = max(48.0, *(svg.width_of(slot) + 10 for slot in names), 0.0)
@@ -61,7 +45,7 @@ def draw_lanes(found: Lanes, name: str, beside: Lanes | None = None) -> Picture:
     return Picture(
         svg=svg.drawing(
             bottom + 54,
-            f"Slots and score of {name}",
+            f"Slots and score of {found.name}",
             _describe(found),
             x_axis(x, bottom, "epoch", top=_SCORES[0]),
             *_draw_scores(found, x, [point for one in both for point in one.scores]),
@@ -70,7 +54,7 @@ def draw_lanes(found: Lanes, name: str, beside: Lanes | None = None) -> Picture:
         ),
         columns=["slot", "seed", "born", "course", "fate", "contribution", "parameters"],
         rows=[_cells(seed) for seed in sorted(seeds, key=lambda seed: seed.seed)],
-        caption=_caption(found, name),
+        caption=_caption(found),
     )
 
 
@@ -88,7 +72,8 @@ def _cells(seed: SeedHistory) -> list[str]:
 
 
 def _describe(found: Lanes) -> str:
-    kept = [seed for lane in found.lanes for seed in lane.seeds if seed.fate in ("fossilized", "alive")]
+    seeds = [seed for lane in found.lanes for seed in lane.seeds]
+    kept = [seed for seed in seeds if seed.fate in ("fossilized", "alive")]
     held = ", ".join(f"{seed.blueprint} in {seed.slot}" for seed in kept) or "no seed"
     last = found.scores[-1] if found.scores else None
     return (
@@ -97,12 +82,12 @@ def _describe(found: Lanes) -> str:
     )
 
 
-def _caption(found: Lanes, name: str) -> str:
+def _caption(found: Lanes) -> str:
     known = any(alpha is not None for lane in found.lanes for span in lane.spans for alpha in span.alphas)
     height = "The filled height of a bar is alpha." if known else "Alpha was not recorded: bars are full."
     return (
-        f"{name.capitalize()}. {height} Dotted line: the do-nothing twin. Beside a slot: the points lost"
-        " without its seed, and the seed's parameters."
+        f"{found.name.capitalize()}. {height} Dotted line: the do-nothing twin. Beside a slot: the points"
+        " lost without its seed, and the seed's parameters."
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from esper.karn.figures import svg
-from esper.karn.figures.svg import Markup, number
+from esper.karn.drawing import svg
+from esper.karn.drawing.svg import Markup, number
 from esper.leyline.stages import Stage
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from esper.karn.figures import svg
-from esper.karn.figures.axes import apart
-from esper.karn.figures.svg import Markup
+from esper.karn.drawing import svg
+from esper.karn.drawing.axes import apart
+from esper.karn.drawing.svg import Markup
 
 
 class Label(NamedTuple):
