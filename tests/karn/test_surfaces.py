@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from esper.karn.serve.entries import entry_of
 
 from esper.karn.conclusion import conclude
 from esper.karn.figures import FIGURES
@@ -15,7 +16,6 @@ from esper.karn.questions.improvement import improvement
 from esper.karn.run import open_run
 from esper.karn.runs import overview
 from esper.karn.screen import render
-from esper.karn.serve.entries import entry_of
 from esper.karn.tail import iteration_within
 from esper.leyline.events import EnvRow, EpisodeRow, EpochRow, Row, UpdateRow
 from esper.nissa.journal import IterationJournal
