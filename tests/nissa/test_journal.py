@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from esper.karn.query import read_rows
-from esper.karn.run import Run, open_run
+from esper.karn.run import Run
 from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import EpochRow, UpdateRow
 from esper.nissa import journal
