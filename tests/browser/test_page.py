@@ -209,7 +209,7 @@ def test_a_key_opens_every_table_and_a_place_of_a_chart_says_its_values(page, se
 
     expect(panel(page, "growth").locator("tbody tr")).to_have_count(9)
     expect(panel(page, "growth").locator("tbody")).to_be_visible()
-    said = panel(page, "growth").locator("svg .hit title").all_text_contents()
+    said = panel(page, "growth").locator("svg .hits title").all_text_contents()
     assert said[-1] == "epoch 8: twin 22.0, score 62.0, parameters 438"
 
 
