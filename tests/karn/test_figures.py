@@ -12,7 +12,6 @@ from esper.karn.drawing.picture import Picture, standalone
 from esper.karn.drawing.svg import LETTER, WIDTH
 from esper.karn.figures import FIGURES
 from esper.karn.questions.episodes import EpisodeKey
-from esper.karn.questions.improvement import draw_improvement, improvement
 from esper.karn.questions.lanes import lanes
 from esper.karn.questions.verdict import verdict_picture
 from esper.karn.run import Run, open_run
@@ -301,15 +300,6 @@ def test_health_shows_the_limit_beside_a_value_outside(tmp_path):
     assert looks["0.5 > 0.06"] == "strong"
     assert looks["0.1 < 0.3"] == "strong"
     assert looks["0.2"] == "dim"
-
-
-def test_references_are_lines_with_their_names(runs):
-    picture = draw_improvement(
-        improvement(runs["a training"], references={"random": 21.04, "heuristic": 64.0})
-    )
-
-    assert {"random 21.0", "heuristic 64.0"} <= set(texts(picture))
-    assert picture.svg.count('class="guide"') == 2
 
 
 # --- lanes ----------------------------------------------------------------------------------------
