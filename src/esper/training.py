@@ -1,0 +1,102 @@
+"""Runs a training: from a configuration to a directory with telemetry, checkpoints and the best policy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from esper.build import describe_run, one_thread
+from esper.karn.query import read_rows
+from esper.leyline.events import RunRow
+from esper.leyline.protocols import EventSink
+from esper.nissa.journal import IterationJournal
+from esper.nissa.writer import RunWriter
+from esper.run_state import CONFIG_FILE, load_latest, save_state
+from esper.simic.agent.ppo import PolicyDivergedError
+from esper.simic.config import TrainingConfig
+from esper.simic.training import exchange
+from esper.simic.training.vectorized import Trainer
+from esper.tamiyo.policy.checkpoint import SaveError, save_policy, write_durably
+from esper.tamiyo.policy.observer import check_capacity
+from esper.telemetry import Telemetry
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.tasks import TaskSpec, task_named
+
+
+def task_of(config: TrainingConfig) -> TaskSpec:
+    """The preset with the training's own horizon and slots."""
+    task = task_named(config.task)
+    task = replace(task, horizon=config.steps or task.horizon)
+    if config.slots is not None:
+        task = task.with_slots(config.slots)
+    check_capacity(task.num_slots, config.capacity or task.num_slots)
+    varied = config.vary_slots or task.instances.vary_slots
+    return replace(task, instances=replace(task.instances, vary_slots=varied))
+
+
+def train(
+    config: TrainingConfig, directory: Path, *, resume: bool = False, views: Sequence[EventSink] = ()
+) -> None:
+    """Train to the last iteration; every process of the run calls this, the first one writes and shows."""
+    with one_thread():
+        journal = IterationJournal(directory, config.detail)
+        trainer = Trainer(task_of(config), config, journal)
+        sizes = load_latest(trainer, config, directory) if resume else None
+        if exchange.rank() != 0:
+            journal.begin(exchange.from_first(0.0))
+            for _ in trainer:
+                pass  # the first process records and saves
+            return
+        with RunWriter(directory, resumable=True, resume_from=sizes, detail=config.detail) as writer:
+            journal.begin(exchange.from_first(writer.began))
+            run = read_rows(directory, RunRow)[0] if sizes else _begin(config, directory, trainer)
+            telemetry = Telemetry(run, writer, views)
+            if sizes:
+                telemetry.replay(directory)
+            else:
+                telemetry.emit(run)
+                writer.flush()
+
+            def save_checkpoint() -> None:
+                with writer.checkpoint() as sizes:
+                    save_state(trainer, directory, sizes)
+
+            def save_best() -> None:
+                save_policy(trainer.policy, directory / "best")
+
+            try:
+                for iteration in trainer:
+                    with writer.adding_iteration(trainer.iteration):
+                        telemetry.emit_iteration(iteration.rows, iteration.update)
+                    reached = iteration.update.evaluation_return
+                    if reached is not None and reached > trainer.best_return:
+                        kept = _attempt(save_best, trainer, directory)
+                        trainer.best_return = reached if kept else trainer.best_return
+                    if trainer.iteration % config.checkpoint_every == 0 or trainer.is_over:
+                        _attempt(save_checkpoint, trainer, directory)
+            except PolicyDivergedError:
+                _attempt(save_checkpoint, trainer, directory)
+                raise
+
+
+def _attempt(save: Callable[[], None], trainer: Trainer, directory: Path) -> bool:
+    """Save if that is possible; a full disk ends no training but one of which nothing else is left to do."""
+    try:
+        save()
+    except SaveError as error:
+        intact = f"{error}; what was saved before is intact"
+        if trainer.is_over:
+            resume = f"esper train --resume {directory}"
+            raise SaveError(f"{intact}: make room, then go on with {resume}") from None
+        sys.stderr.write(f"esper: {intact}, and the training goes on\n")
+        return False
+    return True
+
+
+def _begin(config: TrainingConfig, directory: Path, trainer: Trainer) -> RunRow:
+    write_durably(directory / CONFIG_FILE, (config.model_dump_json(indent=1) + "\n").encode())
+    env = MorphEnv(trainer.task, rng_seed=config.rng_seed)
+    env.reset(0)
+    return describe_run(config, "ppo", directory.name, env)
