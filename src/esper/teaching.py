@@ -55,9 +55,13 @@ def teach(
     *,
     resume: bool = False,
     views: Sequence[EventSink] = (),
+    refresh: Callable[[], None] = lambda: None,
     on_iteration: Callable[[IterationSummary], None] = lambda summary: None,
 ) -> None:
-    """Train to the last iteration; every process of the run calls this, the first one writes and shows."""
+    """Train to the last iteration; every process of the run calls this, the first one writes and shows.
+
+    ``refresh`` is called whenever rows were written.
+    """
     with one_thread():
         trainer = Trainer(task_of(config), settings_of(config))
         sizes = load_latest(trainer, config, directory) if resume else None
@@ -74,10 +78,12 @@ def teach(
             else:
                 telemetry.emit(run)
                 writer.flush()
+            refresh()
 
             def record(summary: IterationSummary) -> None:
                 with writer.adding_iteration(summary.iteration):
                     telemetry.emit_iteration(summary.rows, row_of(summary))
+                refresh()
                 on_iteration(summary)
 
             def save_best() -> None:

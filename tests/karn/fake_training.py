@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from esper.leyline.events import (
-    RESTART,
     AlertRow,
     EnvRow,
     EpisodeRow,
@@ -36,7 +35,7 @@ def run_row(*, slots: int = 3, iterations: int = ITERATIONS, envs: int = ENVS) -
 def episode_row(number: int, env: int) -> EpisodeRow:
     """The end of an episode in iteration ``number``: 0.02 more return per iteration, 0.1 more per environment."""
     row = fake_run.episode_row(number - 1)
-    row.env = env
+    row.env, row.iteration = env, number
     row.val_score, row.twin_val_score = 20 + 0.5 * number + env, 15.0 + env
     row.total_reward = 0.02 * number + 0.1 * env - 0.15
     row.params = 400 + 10 * number
@@ -91,7 +90,7 @@ def episode(number: int, env: int, *, slots: int = 3) -> Iterator[EnvRow]:
         if isinstance(row, EpisodeRow):
             yield episode_row(number, env)
         elif not isinstance(row, SeedRow | TransitionRow) or row.slot < slots:
-            row.env = env
+            row.env, row.iteration = env, number
             yield row
 
 
@@ -105,7 +104,7 @@ def broken_episode(number: int, env: int) -> Iterator[EnvRow]:
     yield end
     for row in episode(number, env):
         if row.epoch <= 2 and not isinstance(row, EpisodeRow):
-            row.episode += RESTART
+            row.attempt = 1
             yield row
 
 
@@ -153,6 +152,7 @@ def troubled_course(iterations: int, *, slots: int = 3) -> Iterator[Row]:
         "the governor ended the episode",
     )
     collapse.env, collapse.episode, collapse.epoch = 1, iterations - 1, 3
+    collapse.attempt, collapse.iteration = 0, iterations
     yield collapse
     yield troubled(update_row(iterations))
     yield alert_row("value-error", iterations, "cleared", value=0.75)

@@ -40,7 +40,7 @@ def main() -> None:
     try:
         if exchange.rank() == 0:
             with watching(Path(directory), resume=resume) as view:
-                teach(config, Path(directory), resume=resume, views=[view])
+                teach(config, Path(directory), resume=resume, refresh=view.refresh)
         else:
             teach(config, Path(directory), resume=resume)
     except RuntimeError as error:
