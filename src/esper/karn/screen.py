@@ -44,7 +44,7 @@ Score = tuple[str, str, str, str]
 
 
 def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
-    """All sections; of a training with the slots of its best episode, or of the last one of environment ``env``."""
+    """All sections; of a training, the slots of its best episode or of the last one of environment ``env``."""
     found = progress(run)
     shown = lanes(run, _episode(run, found, env))
     columns = max(width - BESIDE_COURSES, 1)
@@ -157,6 +157,8 @@ def _policy(run: Run) -> list[RenderableType]:
     if healthy is not None:
         cells = []
         for metric in healthy.metrics:
+            if metric.low is None and metric.high is None:
+                continue
             value = metric.values[-1]
             is_out = metric.is_outside(value)
             is_low = is_out and metric.low is not None and value is not None and value < metric.low
