@@ -29,6 +29,7 @@ def run_row(*, slots: int = 3, iterations: int = ITERATIONS, envs: int = ENVS) -
     row = fake_run.run_row("teach", "ppo", iterations=iterations)
     row.slots = [f"r0c{column}" for column in range(slots)]
     row.envs = envs
+    row.config["target_kl"] = 0.03
     return row
 
 

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from esper.karn.run import Progress
+from esper.karn.questions.progress import Progress, progress
+from esper.karn.run import open_run
 from esper.karn.runs import Overview, as_json, find_runs, overview, table_of
 from esper.leyline.errors import EsperError
 from esper.nissa.writer import RunWriter
@@ -17,6 +18,10 @@ def make_episode(directory: Path, *, epochs: int = fake_run.EPOCHS) -> None:
         for row in fake_run.episode():
             if getattr(row, "epoch", 0) <= epochs and not (epochs < 8 and type(row).__name__ == "EpisodeRow"):
                 writer.emit(row)
+
+
+def reached(total: int | None) -> Progress:
+    return Progress("c", "digits", "ppo", "running", "iteration", 3, total, 30.0, None, 8.0)
 
 
 def make_training(directory: Path) -> None:
@@ -58,7 +63,7 @@ def test_a_run_is_seen_by_its_episodes(tmp_path):
         controller="heuristic",
         rng_seed=0,
         started="2030-01-01T00:00:00Z",
-        progress=Progress("episodes", 1, 2),
+        progress=progress(open_run(tmp_path)),
         best_score=61.5,
         last_score=61.5,
         params=398.0,
@@ -72,7 +77,8 @@ def test_a_run_in_its_first_episode_is_seen_by_its_epochs(tmp_path):
     found = overview(tmp_path)
 
     assert (found.best_score, found.last_score, found.params) == (30.0, 30.0, 1598.0)
-    assert found.progress == Progress("episodes", 0, 2)
+    assert found.progress is not None
+    assert (found.progress.unit, found.progress.done, found.progress.total) == ("epoch", 3, 16)
 
 
 def test_a_training_is_seen_by_its_iterations_and_unknown_scores_are_passed_over(tmp_path):
@@ -80,7 +86,8 @@ def test_a_training_is_seen_by_its_iterations_and_unknown_scores_are_passed_over
 
     found = overview(tmp_path)
 
-    assert (found.state, found.progress) == ("finished", Progress("iterations", 3, 3))
+    assert found.progress is not None
+    assert (found.state, found.progress.done, found.progress.total) == ("finished", 3, 3)
     assert (found.best_score, found.last_score, found.params) == (61.04, 61.04, 803.0)
 
 
@@ -110,7 +117,7 @@ def test_the_list_shows_unknown_as_a_dash():
         Overview(
             "runs/b", "finished", None, "digits", "ppo", 7, "2030-01-01T12:34:56Z", None, 61.04, 0.0, 1234.6
         ),
-        Overview("runs/c", "running", progress=Progress("iterations", 3, None)),
+        Overview("runs/c", "running", progress=reached(None)),
     ]
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(table_of(overviews))
@@ -130,11 +137,11 @@ def test_the_list_shows_unknown_as_a_dash():
         "2030-01-01",
         "12:34",
     ]
-    assert c == ["runs/c", *"––––––", "3/–", "iterations", "running", "–"]
+    assert c == ["runs/c", *"––––––", "iteration", "3", "running", "–"]
 
 
 def test_machines_get_the_same_without_dashes():
-    found = as_json(Overview("runs/c", "running", task="digits", progress=Progress("iterations", 3, 9)))
+    found = as_json(Overview("runs/c", "running", task="digits", progress=reached(9)))
 
-    assert (found["unit"], found["done"], found["planned"]) == ("iterations", 3, 9)
+    assert (found["unit"], found["done"], found["planned"]) == ("iteration", 3, 9)
     assert (found["task"], found["best_score"], found["problem"]) == ("digits", None, None)

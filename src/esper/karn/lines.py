@@ -14,23 +14,12 @@ from esper.karn import notation
 from esper.karn.palette import LOOKS
 from esper.karn.questions.log import LogEntry
 from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, EpochRow, RunRow, TransitionRow, UpdateRow
-from esper.leyline.factored_actions import Op
 from esper.leyline.stages import Stage
 
-VERBS: Final[Mapping[Stage, str]] = MappingProxyType(
-    {
-        stage: stage.name.lower()
-        for stage in (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
-    }
-)
-"""The stage changes worth a line, in words."""
+TOLD: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
+"""The stages whose beginning is worth a line."""
 _SHORT_OPS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        Op.GERMINATE.name: "germ",
-        Op.SET_ALPHA_TARGET.name: "alpha",
-        Op.FOSSILIZE.name: "foss",
-        Op.ADVANCE.name: "adv",
-    }
+    {"GERMINATE": "germ", "SET_ALPHA_TARGET": "alpha", "FOSSILIZE": "foss", "ADVANCE": "adv"}
 )
 
 
@@ -64,7 +53,7 @@ def line_of(entry: LogEntry, run: RunRow, seconds_left: float | None = None) -> 
             return _iteration_line(row, entry.twin_score, run, seconds_left)
         case EpochRow() as row:
             return _epoch_line(row, entry.stages, run)
-        case TransitionRow() as row if row.to_stage in VERBS:
+        case TransitionRow() as row if row.to_stage in TOLD:
             return f"{_prefix(row)}after epoch {row.epoch}: {describe(row, run)}"
         case EpisodeRow() as row:
             return _end_line(row)
@@ -73,7 +62,7 @@ def line_of(entry: LogEntry, run: RunRow, seconds_left: float | None = None) -> 
 
 def describe(row: TransitionRow, run: RunRow) -> str:
     """A stage change as a sentence: where, what, and why unless that only repeats the verb."""
-    verb = VERBS[Stage(row.to_stage)]
+    verb = Stage(row.to_stage).name.lower()
     text = f"{run.slots[row.slot]} {run.blueprints[row.blueprint]} {verb}"
     if row.cause in ("governor", "user"):
         text += f" by the {row.cause}"

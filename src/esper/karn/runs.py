@@ -12,12 +12,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from esper.karn.run import Progress, Run, State, open_run
+from esper.karn import notation
+from esper.karn.questions.progress import Progress, done_text, progress
+from esper.karn.run import Run, State, open_run
 from esper.leyline.errors import EsperError
-from esper.leyline.events import RunRow
+from esper.leyline.events import EpisodeRow, RunRow
 from esper.leyline.run_files import TELEMETRY
-
-UNKNOWN = "–"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +60,21 @@ def overview(path: Path) -> Overview:
 def _overview(run: Run) -> Overview:
     if not run.rows(RunRow):
         return Overview(str(run.path), run.state)
-    row, progress = run.row, run.progress
-    table, key = ("update", "iteration") if progress.unit == "iterations" else ("episode", "t")
-    if table == "episode" and not progress.done:
+    row, found = run.row, progress(run)
+    table, key = ("update", "iteration") if found.unit == "iteration" else ("episode", "t")
+    if table == "episode" and not run.rows(EpisodeRow):
         table, key = "epoch", "t"  # the first episode is under way
     ((best, last, params),) = run.sql(
         f"SELECT max(val_score), arg_max(val_score, {key}), arg_max(params, {key}) FROM {table}"
     ).fetchall()
     return Overview(
         path=str(run.path),
-        state=run.state,
+        state=found.state,
         task=row.task,
         controller=row.controller,
         rng_seed=row.rng_seed,
         started=row.started,
-        progress=progress,
+        progress=found,
         best_score=best,
         last_score=last,
         params=params,
@@ -84,7 +84,6 @@ def _overview(run: Run) -> Overview:
 def table_of(overviews: Sequence[Overview]) -> Table:
     """The list as people read it."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    right = {"rng seed", "best", "last", "params", "done"}
     for heading in (
         "run",
         "task",
@@ -97,9 +96,10 @@ def table_of(overviews: Sequence[Overview]) -> Table:
         "state",
         "started",
     ):
-        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
+        is_number = heading in ("rng seed", "best", "last", "params", "done")
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
     for run in overviews:
-        table.add_row(*(Text(UNKNOWN if cell is None else cell) for cell in _cells(run)))
+        table.add_row(*(Text(cell or notation.UNKNOWN) for cell in _cells(run)))
     return table
 
 
@@ -108,22 +108,17 @@ def _cells(run: Overview) -> Iterator[str | None]:
     yield run.task
     yield run.controller
     yield None if run.rng_seed is None else str(run.rng_seed)
-    yield None if run.best_score is None else f"{run.best_score:.1f}"
-    yield None if run.last_score is None else f"{run.last_score:.1f}"
-    yield None if run.params is None else f"{run.params:,.0f}"
-    yield None if run.progress is None else _done(run.progress)
+    yield notation.points(run.best_score)
+    yield notation.points(run.last_score)
+    yield notation.count(run.params)
+    yield None if run.progress is None else done_text(run.progress)
     yield run.state
     yield None if run.started is None else run.started[:16].replace("T", " ")
 
 
-def _done(progress: Progress) -> str:
-    planned = UNKNOWN if progress.planned is None else str(progress.planned)
-    return f"{progress.done}/{planned} {progress.unit}"
-
-
 def as_json(run: Overview) -> dict[str, Any]:
     """The same for machines."""
-    progress = run.progress
+    found = run.progress
     return {
         "path": run.path,
         "state": run.state,
@@ -132,9 +127,11 @@ def as_json(run: Overview) -> dict[str, Any]:
         "controller": run.controller,
         "rng_seed": run.rng_seed,
         "started": run.started,
-        "unit": None if progress is None else progress.unit,
-        "done": None if progress is None else progress.done,
-        "planned": None if progress is None else progress.planned,
+        "unit": None if found is None else found.unit,
+        "done": None if found is None else found.done,
+        "planned": None if found is None else found.total,
+        "seconds_left": None if found is None else found.seconds_left,
+        "steps_per_second": None if found is None else found.steps_per_second,
         "best_score": run.best_score,
         "last_score": run.last_score,
         "params": run.params,

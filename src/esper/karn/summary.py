@@ -20,20 +20,8 @@ from esper.leyline.stages import Stage
 PART_OF_OTHERS: Final = frozenset({"pruned_seeds"})
 """Purposes whose compute is counted under the others as well, so they are no part of a total."""
 _COPIED: Final = (
-    "env",
-    "episode",
-    "ended_by",
-    "seconds",
-    "val_score",
-    "best_val_score",
-    "twin_val_score",
-    "test_score",
-    "host_params",
-    "params",
-    "host_flops_per_sample",
-    "flops_per_sample",
-    "flops",
-    "refused",
+    *("env", "episode", "ended_by", "seconds", "val_score", "best_val_score", "twin_val_score", "test_score"),
+    *("host_params", "params", "host_flops_per_sample", "flops_per_sample", "flops", "refused"),
 )
 """Columns of an episode that JSON gives by their own names."""
 _FATE_STAGE: Final[Mapping[str, Stage]] = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from esper.karn.questions.episodes import LASTED, is_training
+from esper.karn.questions.episodes import is_training
+from esper.karn.questions.growth import growth_by_place
 from esper.karn.run import Run
-from esper.karn.statistics import SQL_MEAN
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import AlertRow, EpisodeRow, EpochRow, Row, TransitionRow, UpdateRow
 from esper.leyline.stages import Stage
@@ -44,9 +44,10 @@ def log(run: Run, seen: Collection[Stamp] = ()) -> list[LogEntry]:
     rows = [row for kind in _told(run) for row in _fresh_rows(run, kind, fresh)]
     rows.sort(key=lambda row: row.t)
     epochs = [row for row in rows if isinstance(row, EpochRow)]
-    updates = [row for row in rows if isinstance(row, UpdateRow)]
     moves = run.rows(TransitionRow, "episode >= ?", [min(row.episode for row in epochs)]) if epochs else []
-    twins = _twins_since(run, min(row.iteration for row in updates)) if updates else {}
+    twins = (
+        {point.place.last: point.twin for point in growth_by_place(run)} if is_training(run) and rows else {}
+    )
     return [_entry(run, row, moves, twins) for row in rows]
 
 
@@ -59,16 +60,6 @@ def _fresh_rows(run: Run, kind: type[Row], fresh: Collection[Stamp]) -> list[Row
     times = [t for name, t in fresh if name == table]
     found = run.rows(kind, "t >= ?", [min(times)]) if times else []
     return [row for row in found if (table, row.t) in fresh]
-
-
-def _twins_since(run: Run, iteration: int) -> dict[int, float | None]:
-    return dict(
-        run.sql(
-            f"SELECT iteration, {SQL_MEAN}(twin_val_score) FROM episode"
-            f" WHERE {LASTED} AND iteration >= ? GROUP BY iteration",
-            [iteration],
-        ).fetchall()
-    )
 
 
 def _entry(run: Run, row: Row, moves: Sequence[TransitionRow], twins: dict[int, float | None]) -> LogEntry:
