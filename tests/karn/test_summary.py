@@ -3,7 +3,7 @@ import json
 
 from rich.console import Console, RenderableType
 
-from esper.karn.summary import as_json, comparison, comparison_as_json, episode_summary, total_flops
+from esper.karn.summary import as_json, comparison, episode_summary, total_flops
 from esper.leyline.events import EpisodeRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
 from tests.karn import fake_run
@@ -42,7 +42,7 @@ training    4.00 GFLOP
               400 MFLOP  counterfactual
               250 MFLOP  of which pruned seeds
 
-slot seed        born episode       fate                params contribution Shapley
+slot seed        born stages     fate                params contribution Shapley
 ────────────────────────────────────────────────────────────────────────────────
 r0c0 conv_light     0 T2 B2 H1 F fossilized             148  +21.9 ± 0.8   +20.5
      linear_add                  at 5
@@ -175,15 +175,6 @@ def test_the_same_content_is_there_as_plain_values():
         "shapley": -2.5,
     }
     assert result["seeds"][2]["contribution"] is None
-
-
-def test_a_comparison_is_there_as_plain_values():
-    result = comparison_as_json([("heuristic", fake_run.episode_row()), ("off", control())])
-
-    assert json.loads(json.dumps(result)) == result
-    assert [arm["arm"] for arm in result] == ["heuristic", "off"]
-    assert [arm["val_difference"] for arm in result] == [39.5, 0.0]
-    assert comparison_as_json([]) == []
 
 
 def test_brackets_in_the_name_of_an_arm_are_shown():

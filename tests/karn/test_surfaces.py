@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from esper.karn import notation
 from esper.karn.conclusion import conclude
 from esper.karn.figures import FIGURES
-from esper.karn.following import Following
-from esper.karn.lines import plain_lines
 from esper.karn.questions.growth import growth
 from esper.karn.questions.improvement import improvement
+from esper.karn.questions.progress import Progress, progress
 from esper.karn.run import open_run
 from esper.karn.runs import overview
-from esper.karn.screen import render
+from esper.karn.screen import screen
 from esper.karn.serve.entries import entry_of
-from esper.karn.tail import iteration_within
+from esper.karn.terminal import TerminalView
 from esper.leyline.events import EnvRow, EpisodeRow, EpochRow, Row, UpdateRow
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
-from tests.karn import fake_training
+from esper.scripts import cli
+from tests.karn import fake_run, fake_training
 
 ITERATIONS = 2
 SCORES, TWINS = (20.0, 21.0, 61.0, 9.0), (10.0, 11.0, 33.0, 2.0)
@@ -44,6 +48,21 @@ def rows() -> list[Row]:
     return made
 
 
+def lines_of(directory: Path) -> list[str]:
+    """What is told of a run without a terminal."""
+    file = io.StringIO()
+    with TerminalView(directory, Console(file=file)) as view:
+        view.refresh()
+    return file.getvalue().splitlines()
+
+
+def screen_of(directory: Path) -> list[str]:
+    """The lines of a run's screen."""
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(screen(open_run(directory), 100))
+    return console.export_text().splitlines()
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("runs") / "run"
@@ -53,25 +72,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def followed() -> Following:
-    state = Following()
-    for row in rows():
-        state.take(row, 0.0)
-    return state
+def test_the_terminal_and_its_log_show_the_mean_of_the_episodes_that_lasted(run: Path) -> None:
+    _, last = lines_of(run)
+    assert "  score 34.0  twin 18.0  params 501  " in last
 
-
-def test_the_terminal_and_its_log_show_the_mean_of_the_episodes_that_lasted(followed: Following) -> None:
-    (line,) = plain_lines(followed.iterations[-1].row, followed)
-    assert "  score 34.0  twin 18.0  params 501  " in line
-
-    screen = render(followed, 80, 23).plain.splitlines()
-    assert [line.split()[:2] for line in screen if line.startswith((" score", " twin", " params"))] == [
+    facts = [line.split() for line in screen_of(run)]
+    assert [line[:2] for line in facts if line[0] in ("score", "twin", "params")] == [
         ["score", "34.0"],
         ["twin", "18.0"],
         ["params", "501"],
     ]
-    assert any("lead +16.0" in line for line in screen)
+    assert ["lead", "+16.0"] in [line[2:4] for line in facts]
 
 
 def test_the_page_and_the_list_show_the_same(run: Path) -> None:
@@ -113,11 +124,11 @@ def test_an_iteration_of_which_no_episode_lasted_has_no_score(tmp_path: Path) ->
 
 
 def killed_within(directory: Path, number: int) -> Path:
-    """All iterations before are complete; of this one, two episodes of four are over and a third is under way."""
+    """All iterations before are complete; of this one two of four episodes are over, a third is under way."""
     with RunWriter(directory, resumable=True) as writer:
         writer.emit(fake_training.run_row(iterations=ITERATIONS + 1))
         for row in rows()[1:]:
-            if iteration_within(row) < number:
+            if isinstance(row, EnvRow | UpdateRow) and (row.iteration or 0) < number:
                 writer.emit(row)
         journal = IterationJournal(directory, "standard", writer.began)
         lived = [row for row in fake_training.iteration_rows(number) if not isinstance(row, UpdateRow)]
@@ -162,3 +173,66 @@ def test_a_training_killed_within_its_first_iteration_has_come_to_nothing_yet(tm
     assert (listed.best_score, listed.last_score, listed.params) == (None, None, None)
     for figure in FIGURES:
         figure.answer(killed)
+
+
+# --- how far, how fast, how much longer ------------------------------------------------------------------
+
+
+def open_writer(directory: Path) -> RunWriter:
+    """A writer on whose clock a row takes a quarter of a second."""
+    ticks = iter(range(100_000))
+    return RunWriter(directory, clock=lambda: next(ticks) / 8)
+
+
+def test_terminal_list_and_page_agree_on_a_run_of_two_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second of two episodes of 8 epochs has finished 4; what is left goes on as all did so far."""
+    with open_writer(tmp_path / "run") as writer:
+        writer.emit(fake_run.run_row(episodes=2))
+        for row in fake_run.episode(0):
+            writer.emit(row)
+        for row in fake_run.episode(1):
+            if isinstance(row, EnvRow) and row.epoch <= 4:
+                writer.emit(row)
+        writer.flush()
+        found = progress(open_run(tmp_path / "run"))
+        assert (found.unit, found.done, found.total, found.state) == ("epoch", 12, 16, "running")
+        assert found.seconds_left == pytest.approx(found.seconds / 12 * 4)
+        assert found.steps_per_second == pytest.approx(12 / found.seconds)
+        assert_all_say(found, "epoch 12/16", tmp_path / "run", capsys)
+
+
+def test_terminal_list_and_page_agree_on_a_training_in_progress(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Iterations of 12.5 s: 98 are left."""
+    with open_writer(tmp_path / "run") as writer:
+        writer.emit(fake_training.run_row())
+        for row in [*fake_training.iteration_rows(1), *fake_training.iteration_rows(2)]:
+            writer.emit(row)
+        writer.flush()
+        found = progress(open_run(tmp_path / "run"))
+        assert (found.unit, found.done, found.total, found.state) == ("iteration", 2, 100, "running")
+        assert found.seconds_left == 98 * 12.5
+        assert_all_say(found, "iteration 2/100", tmp_path / "run", capsys)
+        assert lines_of(tmp_path / "run")[-1].startswith("iteration 2/100  left 0:20:25  ")
+
+
+def assert_all_say(found: Progress, done: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The screen, the list, the list for machines, the figure of report and page, and the page's list."""
+    left, pace = notation.clock(found.seconds_left), notation.significant(found.steps_per_second)
+    line = f" · running · {done} · {notation.clock(found.seconds)} · left {left} · {pace} steps/s"
+    assert screen_of(directory)[0].rstrip().endswith(line)
+    cli.main(["runs", str(directory)])
+    assert done in capsys.readouterr().out
+    cli.main(["runs", str(directory), "--json"])
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert f"{listed['unit']} {listed['done']}/{listed['planned']}" == done
+    assert (listed["seconds_left"], listed["steps_per_second"]) == (
+        found.seconds_left,
+        found.steps_per_second,
+    )
+    (figure,) = (figure for figure in FIGURES if figure.key == "progress")
+    assert figure.answer(open_run(directory)).caption.endswith(line)
+    assert entry_of(open_run(directory)).progress == done
