@@ -62,6 +62,8 @@ class TerminalView:
         """Whether there is something to show: until then the directory may be another run's."""
         self._is_stale = False
         self._next_look = 0.0
+        self._is_last = False
+        """Whether the next look is the last one, and due at once."""
         self._has_begun = False
         self._seen: set[Stamp] = set()
         self._drawn: RenderableType = Text("waiting for the run to begin", style="dim")
@@ -83,7 +85,7 @@ class TerminalView:
 
     def close(self) -> None:
         """Show everything that is written, and leave the terminal as it was."""
-        self._is_stale, self._next_look = self._is_asked, 0.0
+        self._is_stale, self._is_last = self._is_asked, True
         if self._live is None and self._is_asked:
             self._look()
         elif self._live is not None:
@@ -126,7 +128,8 @@ class TerminalView:
     def _draw(self) -> RenderableType:
         with self._lock:
             is_resized = self._is_asked and self._width != self._console.width
-            if is_resized or (self._is_stale and time.monotonic() >= self._next_look):
+            is_due = self._is_last or time.monotonic() >= self._next_look
+            if is_resized or (self._is_stale and is_due):
                 self._look()
             return self._drawn
 
