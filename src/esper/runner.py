@@ -1,4 +1,4 @@
-"""Runs one decision maker over its episodes and leaves a run directory behind."""
+"""Runs one controller over its episodes and leaves a run directory behind."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_arm(
     views: Sequence[EventSink] = (),
     refresh: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Run all episodes of one decision maker; telemetry and networks are written to ``directory``.
+    """Run all episodes of one controller; telemetry and networks are written to ``directory``.
 
     ``refresh`` is called whenever rows were written.
     """
@@ -67,10 +67,10 @@ def run_arm(
         flush()
         try:
             for episode in range(config.episodes):
+                twin = None
                 if controller_name != "off":
-                    twin = run_without_growth(task, rng_seed=config.rng_seed, episode=episode)
-                    env.twin_scores = twin.val_scores
-                run_episode(vector, controller, episode, after_epoch=flush)
+                    twin = run_without_growth(task, rng_seed=config.rng_seed, episode=episode).val_scores
+                run_episode(vector, controller, episode, twin_scores=twin, after_epoch=flush)
                 save_committed(env.model, directory / "model" / f"episode-{episode}")
         except KeyboardInterrupt:
             writer.close()

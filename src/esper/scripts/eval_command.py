@@ -10,10 +10,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from esper.config import TaskName, TrainingConfig, checked
+from esper.config import checked
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline.errors import EsperError
 from esper.scripts.flags import parse_flags
+from esper.simic.config import TaskName, TrainingConfig
 from esper.study import Cell, means_by_rng_seed, run_study
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.seeding import TEST_SEEDS
