@@ -131,9 +131,9 @@ def killed_within(directory: Path, number: int) -> Path:
             if isinstance(row, EnvRow | UpdateRow) and (row.iteration or 0) < number:
                 writer.emit(row)
         journal = IterationJournal(directory, "standard", writer.began)
-        lived = [row for row in fake_training.iteration_rows(number) if not isinstance(row, UpdateRow)]
-        journal.take(number, 0, [row for row in lived if isinstance(row, EnvRow) and row.env < 2])
-        third = [row for row in lived if isinstance(row, EpochRow) and row.env == 2]
+        collected = [row for row in fake_training.iteration_rows(number) if not isinstance(row, UpdateRow)]
+        journal.take(number, 0, [row for row in collected if isinstance(row, EnvRow) and row.env < 2])
+        third = [row for row in collected if isinstance(row, EpochRow) and row.env == 2]
         journal.take(number, 2, third[:1])
     return directory
 
