@@ -18,6 +18,7 @@ from esper.karn.serve.safety import Access
 from esper.leyline.events import Row
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
+from tests.karn.page import Node, read_page
 
 LOCAL = Access("127.0.0.1", 8377, token=None)
 
@@ -40,9 +41,17 @@ def training(iterations: int) -> Iterable[Row]:
 
 
 def part_of(run: Path, table: str) -> Path:
-    """The only part of a table."""
-    (part,) = (run / "telemetry" / table).iterdir()
+    """The only file that holds rows of a table."""
+    files = (path for path in (run / "telemetry").rglob("*") if path.is_file())
+    (part,) = (path for path in files if table in path.relative_to(run / "telemetry").as_posix())
     return part
+
+
+def damage(run: Path) -> Path:
+    """A run that has a line which is no row."""
+    with part_of(run, "epoch").open("a") as file:
+        file.write("<script>alert(1)</script>\n")
+    return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +63,15 @@ class Answer:
     body: bytes
 
     @property
-    def json(self) -> Any:
-        return msgspec.json.decode(self.body)
+    def html(self) -> Node:
+        return read_page(self.body.decode())
 
     @property
     def error(self) -> str:
         """The sentence of a refusal."""
-        assert set(self.json) == {"error"}
-        return self.json["error"]
+        if self.headers["content-type"] == "application/json":
+            return msgspec.json.decode(self.body)["error"]
+        return self.html.one(role="alert").text
 
 
 class Client:
@@ -72,9 +82,7 @@ class Client:
         self.access = access
         self._now = 0.0
 
-    def ask(
-        self, target: str, method: str = "GET", headers: Mapping[str, str] | None = None, body: bytes = b""
-    ) -> Answer:
+    def ask(self, target: str, method: str = "GET", headers: Mapping[str, str] | None = None) -> Answer:
         self._now += 1000  # seconds, so that the folder is looked at again
         path, _, query = target.partition("?")
         given = {"host": f"{self.access.host}:{self.access.port}", **(headers or {})}
@@ -93,7 +101,7 @@ class Client:
         }
         sent: list[Message] = []
 
-        said = iter([{"type": "http.request", "body": body, "more_body": False}])
+        said = iter([{"type": "http.request", "body": b"", "more_body": False}])
 
         async def receive() -> Message:
             for message in said:
@@ -110,16 +118,14 @@ class Client:
         answered = {name.decode().lower(): value.decode() for name, value in start["headers"]}
         return Answer(start["status"], answered, content)
 
+    def rows(self, *, patiently: bool = True) -> dict[str, Node]:
+        """The lines of the list, by the names of their runs."""
+        while patiently and b"pending" in self.ask("/rows").body:
+            pass
+        return {row.attributes["data-name"]: row for row in self.ask("/rows").html.all("tr")}
+
     def id_of(self, name: str) -> str:
-        return {run["name"]: run["id"] for run in self.ask("/api/runs").json["runs"]}[name]
+        return self.rows()[name].attributes["data-run"]
 
-    def ask_run(self, name: str, rest: str = "") -> Answer:
-        return self.ask(f"/api/runs/{self.id_of(name)}{rest}")
-
-    def query(self, name: str, query: str) -> Answer:
-        return self.ask(
-            f"/api/runs/{self.id_of(name)}/sql",
-            "POST",
-            {"content-type": "application/json"},
-            msgspec.json.encode({"query": query}),
-        )
+    def part(self, name: str, key: str) -> Answer:
+        return self.ask(f"/runs/{self.id_of(name)}/{key}")

@@ -70,6 +70,8 @@ class Panel:
     """The axis holds 0, and a line marks it."""
     most: float | None = None
     """The largest value that there can be."""
+    optional: bool = False
+    """It is left out where all values are 0."""
     ticks: int = 4
     unit: str = ""
 
@@ -102,9 +104,11 @@ def draw(chart: Chart, beside: Chart | None = None) -> Markup:
     x = Scale(0, max(chart.end, beside.end if beside else 0), _LEFT, right)
     top, drawn, bottom = _TOP, [], _TOP
     for index, panel in enumerate(chart.panels):
+        values = [*panel.reached(), *(beside.panels[index].reached() if beside else ())]
+        if panel.optional and not any(values):
+            continue
         top += 10 if panel.unit else 0
         bottom = top + panel.height
-        values = [*panel.reached(), *(beside.panels[index].reached() if beside else ())]
         if values:
             drawn.append(_draw_panel(chart, panel, x, _scale(panel, values, top, bottom)))
         top = bottom + _GAP

@@ -25,6 +25,10 @@ class Markup(str):
 
     __slots__ = ()
 
+    def __html__(self) -> str:
+        """What templates put into a page as it is."""
+        return self
+
 
 def number(value: float) -> str:
     """A coordinate with at most one decimal."""

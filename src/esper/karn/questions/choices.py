@@ -125,23 +125,34 @@ def _chart(found: Choices) -> Chart:
     for index, op in enumerate(found.ops):
         counts = [(point, point.ops[index]) for point in found.points]
         chosen = sum(count.chosen for _, count in counts)
-        forced = [point.share(count.forced or 0) for point, count in counts]
-        shares = [point.share(count.chosen) for point, count in counts]
-        parts.append(Part(op_name(op), shares, notation.share, _look(op), chosen / total, forced))
+        forced = [100 * point.share(count.forced or 0) for point, count in counts]
+        shares = [100 * point.share(count.chosen) for point, count in counts]
+        parts.append(Part(op_name(op), shares, _percent, _look(op), 100 * chosen / total, forced))
     failed = [_part(point, [op.failed for op in point.ops]) for point in found.points]
-    overall = sum(op.failed or 0 for point in found.points for op in point.ops) / total
+    failures = [None if share is None else 100 * share for share in failed]
+    overall = 100 * sum(op.failed or 0 for point in found.points for op in point.ops) / total
     return Chart(
         title="Mix of ops",
-        description=", ".join(f"{part.name} {notation.share(part.total)}" for part in parts if part.total),
+        description=", ".join(f"{part.name} {_percent(part.total)}" for part in parts if part.total),
         axis=found.axis,
         end=found.end,
         places=[point.place for point in found.points],
         panels=[
-            Panel(16, parts=[Part("failed", failed, notation.share, "error", overall)], zero=True, ticks=1),
-            Panel(170, parts=parts, zero=True, most=1.0),
+            Panel(
+                16,
+                parts=[Part("failed", failures, _percent, "error", overall)],
+                zero=True,
+                optional=True,
+                ticks=1,
+            ),
+            Panel(170, parts=parts, zero=True, most=100.0, ticks=2, unit="%"),
         ],
         room=168,
     )
+
+
+def _percent(value: float | None) -> str:
+    return notation.share(None if value is None else value / 100)
 
 
 def _look(op: str) -> str:
