@@ -232,7 +232,7 @@ def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(
     if is_terminal:
         last = file.getvalue().rsplit("digits_impaired", 1)[1]
         assert "iteration 3/100" in last
-        assert "alerts  none" in last
+        assert "alerts  none open" in last
         return
     shown = [line.split("  ")[0] for line in file.getvalue().splitlines()]
     assert [line.partition(" in ")[0] for line in shown[:-1]] == [

@@ -7,18 +7,20 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from esper.karn import notation
 from esper.karn.conclusion import conclude
 from esper.karn.figures import FIGURES
+from esper.karn.page.sections import head
 from esper.karn.questions.growth import growth
 from esper.karn.questions.improvement import improvement
-from esper.karn.questions.progress import Progress, progress
+from esper.karn.questions.overview import overview
+from esper.karn.questions.progress import Progress, done_text, progress
 from esper.karn.run import open_run
-from esper.karn.runs import overview
+from esper.karn.runs import listed, table_of
 from esper.karn.screen import screen
-from esper.karn.serve.entries import entry_of
 from esper.karn.terminal import TerminalView
 from esper.leyline.events import EnvRow, EpisodeRow, EpochRow, Row, UpdateRow
 from esper.nissa.journal import IterationJournal
@@ -35,17 +37,20 @@ Of the three that lasted, the means are 34 and 18; medians would be 21 and 11, m
 
 
 def rows() -> list[Row]:
-    made = [fake_training.run_row(iterations=ITERATIONS)]
-    for number in range(1, ITERATIONS + 1):
-        for row in fake_training.iteration_rows(number):
-            if number == ITERATIONS and isinstance(row, EpisodeRow):
-                row.val_score, row.twin_val_score = SCORES[row.env], TWINS[row.env]
-                row.params = 500 + row.env
-                row.ended_by = "governor" if row.env == 3 else "horizon"
-            if number == ITERATIONS and isinstance(row, UpdateRow):
-                row.val_score, row.params, row.broken_episodes = 34.0, 501.0, 1
-            made.append(row)
-    return made
+    numbers = range(1, ITERATIONS + 1)
+    made = [_changed(row) for number in numbers for row in fake_training.iteration_rows(number)]
+    return [fake_training.run_row(iterations=ITERATIONS), *made]
+
+
+def _changed(row: Row) -> Row:
+    """The episodes of the last iteration have the scores above."""
+    if isinstance(row, EpisodeRow) and row.iteration == ITERATIONS:
+        scores = {"val_score": SCORES[row.env], "twin_val_score": TWINS[row.env]}
+        ended_by = "governor" if row.env == 3 else "horizon"
+        return replace(row, **scores, params=500 + row.env, ended_by=ended_by)
+    if isinstance(row, UpdateRow) and row.iteration == ITERATIONS:
+        return replace(row, val_score=34.0, params=501.0, broken_episodes=1)
+    return row
 
 
 def lines_of(directory: Path) -> list[str]:
@@ -61,6 +66,13 @@ def screen_of(directory: Path) -> list[str]:
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(screen(open_run(directory), 100))
     return console.export_text().splitlines()
+
+
+def row_of_list(directory: Path) -> list[str]:
+    """The words of the line that ``esper runs`` has for a run."""
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(table_of([listed(directory)]))
+    return console.export_text().splitlines()[-1].split()
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +98,9 @@ def test_the_terminal_and_its_log_show_the_mean_of_the_episodes_that_lasted(run:
 
 
 def test_the_page_and_the_list_show_the_same(run: Path) -> None:
-    entry = entry_of(open_run(run))
-    assert (entry.score, entry.twin, entry.lead, entry.params) == ("34.0", "18.0", "+16.0", "×2.00")
-    listed = overview(run)
-    assert (listed.last_score, listed.params) == (34.0, 501.0)
+    found = overview(open_run(run))
+    assert (found.score, found.twin, found.lead, found.params) == (34.0, 18.0, 16.0, 501.0)
+    assert [cell for cell in row_of_list(run) if cell in ("34.0", "18.0", "501")] == ["34.0", "18.0", "501"]
 
 
 def test_the_figures_and_the_report_show_the_same(run: Path) -> None:
@@ -109,13 +120,12 @@ def test_the_figures_and_the_report_show_the_same(run: Path) -> None:
 def test_an_iteration_of_which_no_episode_lasted_has_no_score(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run") as writer:
         for row in rows():
-            if isinstance(row, EpisodeRow) and row.episode == ITERATIONS - 1:
-                row.ended_by = "governor"
-            writer.emit(row)
+            is_last = isinstance(row, EpisodeRow) and row.iteration == ITERATIONS
+            writer.emit(replace(row, ended_by="governor") if is_last else row)
 
     run = open_run(tmp_path / "run")
-    entry = entry_of(run)
-    assert (entry.score, entry.twin, entry.lead, entry.params) == ("–", "–", "–", "–")
+    found = overview(run)
+    assert (found.score, found.twin, found.lead, found.params) == (None, None, None, None)
     for figure in FIGURES:
         figure.answer(run)
 
@@ -130,7 +140,8 @@ def killed_within(directory: Path, number: int) -> Path:
         for row in rows()[1:]:
             if isinstance(row, EnvRow | UpdateRow) and (row.iteration or 0) < number:
                 writer.emit(row)
-        journal = IterationJournal(directory, "standard", writer.began)
+        journal = IterationJournal(directory, "standard")
+        journal.begin(writer.began)
         collected = [row for row in fake_training.iteration_rows(number) if not isinstance(row, UpdateRow)]
         journal.take(number, 0, [row for row in collected if isinstance(row, EnvRow) and row.env < 2])
         third = [row for row in collected if isinstance(row, EpochRow) and row.env == 2]
@@ -149,15 +160,9 @@ def test_half_an_iteration_changes_nothing_of_what_a_killed_training_came_to(
     broken = "One episode of iteration 2 broke down and is not counted."
     assert broken in conclude(open_run(run)).sentences
     assert broken in conclude(killed).sentences
-    entry = entry_of(killed)
-    assert (entry.score, entry.twin, entry.params, entry.progress) == (
-        "34.0",
-        "18.0",
-        "×2.00",
-        "iteration 2/3",
-    )
-    listed = overview(killed.path)
-    assert (listed.last_score, listed.params, listed.progress.done) == (34.0, 501.0, ITERATIONS)
+    found = overview(killed)
+    assert (found.score, found.twin, found.params) == (34.0, 18.0, 501.0)
+    assert done_text(found.progress) == "iteration 2/3"
 
 
 def test_a_training_killed_within_its_first_iteration_has_come_to_nothing_yet(tmp_path: Path) -> None:
@@ -167,10 +172,8 @@ def test_a_training_killed_within_its_first_iteration_has_come_to_nothing_yet(tm
     assert conclude(killed).sentences == ["Stopped before its first iteration was done."]
     assert growth(killed) is None
     assert improvement(killed) is None
-    entry = entry_of(killed)
-    assert (entry.score, entry.twin, entry.params) == ("–", "–", "–")
-    listed = overview(killed.path)
-    assert (listed.best_score, listed.last_score, listed.params) == (None, None, None)
+    found = overview(killed)
+    assert (found.score, found.twin, found.params) == (None, None, None)
     for figure in FIGURES:
         figure.answer(killed)
 
@@ -224,15 +227,13 @@ def assert_all_say(found: Progress, done: str, directory: Path, capsys: pytest.C
     left, pace = notation.clock(found.seconds_left), notation.significant(found.steps_per_second)
     line = f" · running · {done} · {notation.clock(found.seconds)} · left {left} · {pace} steps/s"
     assert screen_of(directory)[0].rstrip().endswith(line)
-    cli.main(["runs", str(directory)])
-    assert done in capsys.readouterr().out
+    assert done in " ".join(row_of_list(directory))
     cli.main(["runs", str(directory), "--json"])
-    (listed,) = json.loads(capsys.readouterr().out)
-    assert f"{listed['unit']} {listed['done']}/{listed['planned']}" == done
-    assert (listed["seconds_left"], listed["steps_per_second"]) == (
-        found.seconds_left,
-        found.steps_per_second,
-    )
+    (machine,) = json.loads(capsys.readouterr().out)
+    assert f"{machine['unit']} {machine['done']}/{machine['total']}" == done
+    for name in ("seconds_left", "steps_per_second"):
+        assert machine[name] == getattr(found, name)
     (figure,) = (figure for figure in FIGURES if figure.key == "progress")
     assert figure.answer(open_run(directory)).caption.endswith(line)
-    assert entry_of(open_run(directory)).progress == done
+    page = head(open_run(directory), "run", served=True)
+    assert all(f"<b>{text}</b>" in page for text in (done, left, f"{pace} steps/s"))

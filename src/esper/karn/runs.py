@@ -13,29 +13,24 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.questions.progress import Progress, done_text, progress
-from esper.karn.run import Run, State, open_run
+from esper.karn.questions.overview import Overview, overview
+from esper.karn.questions.progress import done_text
+from esper.karn.run import State, open_run
 from esper.leyline.errors import EsperError
-from esper.leyline.events import EpisodeRow, RunRow
+from esper.leyline.events import RunRow
 from esper.leyline.run_files import TELEMETRY
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
-    """One run in a list; None is unknown."""
+class ListedRun:
+    """One run in a list."""
 
     path: str
     state: State | Literal["damaged"]
+    overview: Overview | None = None
+    """None: it has not written its own row yet, or cannot be read."""
     problem: str | None = None
     """Why it is damaged."""
-    task: str | None = None
-    controller: str | None = None
-    rng_seed: int | None = None
-    started: str | None = None
-    progress: Progress | None = None
-    best_score: float | None = None
-    last_score: float | None = None
-    params: float | None = None
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -49,90 +44,52 @@ def find_runs(folder: Path) -> Iterator[Path]:
             yield Path(parent)
 
 
-def overview(path: Path) -> Overview:
+def listed(path: Path) -> ListedRun:
     """One run; what cannot be read is part of the answer."""
     try:
-        return _overview(open_run(path))
+        run = open_run(path)
+        if not run.rows(RunRow):
+            return ListedRun(str(path), run.state)
+        found = overview(run)
     except (EsperError, OSError) as error:
-        return Overview(str(path), "damaged", problem=str(error))
+        return ListedRun(str(path), "damaged", problem=str(error))
+    return ListedRun(str(path), found.progress.state, found)
 
 
-def _overview(run: Run) -> Overview:
-    if not run.rows(RunRow):
-        return Overview(str(run.path), run.state)
-    row, found = run.row, progress(run)
-    table, key = ("update", "iteration") if found.unit == "iteration" else ("episode", "t")
-    if table == "episode" and not run.rows(EpisodeRow):
-        table, key = "epoch", "t"  # the first episode is under way
-    ((best, last, params),) = run.sql(
-        f"SELECT max(val_score), arg_max(val_score, {key}), arg_max(params, {key}) FROM {table}"
-    ).fetchall()
-    return Overview(
-        path=str(run.path),
-        state=found.state,
-        task=row.task,
-        controller=row.controller,
-        rng_seed=row.rng_seed,
-        started=row.started,
-        progress=found,
-        best_score=best,
-        last_score=last,
-        params=params,
-    )
-
-
-def table_of(overviews: Sequence[Overview]) -> Table:
+def table_of(runs: Sequence[ListedRun]) -> Table:
     """The list as people read it."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in (
-        "run",
-        "task",
-        "controller",
-        "rng seed",
-        "best",
-        "last",
-        "params",
-        "done",
-        "state",
-        "started",
-    ):
-        is_number = heading in ("rng seed", "best", "last", "params", "done")
-        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
-    for run in overviews:
-        table.add_row(*(Text(cell or notation.UNKNOWN) for cell in _cells(run)))
+    for heading in ("run", "task", "controller"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("rng seed", "score", "twin", "params", "done"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for heading in ("state", "started"):
+        table.add_column(heading, no_wrap=True)
+    for run in runs:
+        table.add_row(*map(Text, _cells(run)))
     return table
 
 
-def _cells(run: Overview) -> Iterator[str | None]:
-    yield run.path
-    yield run.task
-    yield run.controller
-    yield None if run.rng_seed is None else str(run.rng_seed)
-    yield notation.points(run.best_score)
-    yield notation.points(run.last_score)
-    yield notation.count(run.params)
-    yield None if run.progress is None else done_text(run.progress)
-    yield run.state
-    yield None if run.started is None else run.started[:16].replace("T", " ")
+def _cells(run: ListedRun) -> list[str]:
+    found = run.overview
+    if found is None:
+        return [run.path, *[notation.UNKNOWN] * 7, run.state, notation.UNKNOWN]
+    row = found.row
+    scores = [notation.points(found.score), notation.points(found.twin), notation.count(found.params)]
+    place = [done_text(found.progress), run.state, row.started[:16].replace("T", " ")]
+    return [run.path, row.task, row.controller, str(row.rng_seed), *scores, *place]
 
 
-def as_json(run: Overview) -> dict[str, Any]:
+def as_json(run: ListedRun) -> dict[str, Any]:
     """The same for machines."""
-    found = run.progress
+    known = {"path": run.path, "state": run.state, "problem": run.problem}
+    found = run.overview
+    if found is None:
+        return known
     return {
-        "path": run.path,
-        "state": run.state,
-        "problem": run.problem,
-        "task": run.task,
-        "controller": run.controller,
-        "rng_seed": run.rng_seed,
-        "started": run.started,
-        "unit": None if found is None else found.unit,
-        "done": None if found is None else found.done,
-        "planned": None if found is None else found.total,
-        "seconds_left": None if found is None else found.seconds_left,
-        "steps_per_second": None if found is None else found.steps_per_second,
-        "best_score": run.best_score,
-        "last_score": run.last_score,
-        "params": run.params,
+        **known,
+        **{name: getattr(found.row, name) for name in ("task", "controller", "rng_seed", "started")},
+        **{name: getattr(found.progress, name) for name in ("unit", "done", "total")},
+        **{name: getattr(found.progress, name) for name in ("seconds_left", "steps_per_second")},
+        **{name: getattr(found, name) for name in ("score", "twin", "params")},
     }

@@ -7,7 +7,6 @@ beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from rich.columns import Columns
@@ -19,15 +18,15 @@ from rich.text import Text
 from esper.karn import notation
 from esper.karn.lines import finding, op_label
 from esper.karn.palette import LOOKS, SEVERITIES
-from esper.karn.questions.alerts import AlertEntry, alerts
+from esper.karn.questions.alerts import AlertEntry
 from esper.karn.questions.choices import choices
 from esper.karn.questions.episodes import EpisodeKey, default_episode, episode_name, is_training
-from esper.karn.questions.growth import growth, latest
 from esper.karn.questions.heads import heads
 from esper.karn.questions.health import health
 from esper.karn.questions.improvement import improvement
 from esper.karn.questions.lanes import Lane, Lanes, lanes
-from esper.karn.questions.progress import Progress, progress, progress_line
+from esper.karn.questions.overview import Overview, overview
+from esper.karn.questions.progress import Progress, progress_line
 from esper.karn.run import Run
 from esper.leyline.stages import Stage
 
@@ -38,28 +37,22 @@ BESIDE_COURSES: Final = 50
 """Columns of what stands beside the course of a score."""
 BESIDE_LANES: Final = 58
 
-Score = tuple[str, str, str, str]
-"""Name, value, what is to be said of it, course."""
-
 
 def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
     """All sections; of a training, slots of its best episode or of the last one of environment ``env``."""
-    found = progress(run)
-    in_training = is_training(run)
-    chosen = (
-        default_episode(run) if env is None or not in_training else EpisodeKey(env, max(found.done - 1, 0))
-    )
-    shown = None if chosen is None else lanes(run, chosen)
+    found = overview(run)
     columns = max(width - BESIDE_COURSES, 1)
-    scores = _training_scores(run, columns) if in_training else _run_scores(run, shown, columns)
-    sections: list[RenderableType] = [_head(found), _scores(scores)]
-    if in_training:
+    scores = _scores(found, columns)
+    sections: list[RenderableType] = [_head(found.progress), scores]
+    chosen = default_episode(run)
+    if is_training(run):
+        _add_returns(scores, run, columns)
         sections += _policy(run)
-    sections.append(_alerts(run))
+        chosen = chosen if env is None else EpisodeKey(env, max(found.progress.done - 1, 0))
+    sections.append(_alerts(found))
+    shown = None if chosen is None else lanes(run, chosen)
     if shown is not None:
-        if in_training:
-            sections.append(Text(f"{'slots':<{LABEL}}{episode_name(shown.episode, trained=True)}"))
-        sections.append(_slots(shown, max(width - BESIDE_LANES, 1)))
+        sections += [_title(shown, trained=is_training(run)), _slots(shown, max(width - BESIDE_LANES, 1))]
     return Group(*sections)
 
 
@@ -71,58 +64,37 @@ def _head(found: Progress) -> Table:
     return table
 
 
-def _scores(rows: Iterable[Score]) -> Table:
+def _scores(found: Overview, columns: int) -> Table:
+    """Name, value, what is to be said of it, course."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, width=LABEL - 2)
     table.add_column(no_wrap=True, justify="right")
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
-    for name, value, facts, course in rows:
-        table.add_row(name, value, facts, Text(course, style="dim" if name == "twin" else ""))
+    span = notation.shared_scale([*found.scores, *found.twins])
+    best = max((score for score in found.scores if score is not None), default=None)
+    scores, twins = (notation.trend(course, columns, *span) for course in (found.scores, found.twins))
+    table.add_row("score", notation.points(found.score), f"best {notation.points(best)}", scores)
+    table.add_row("twin", notation.points(found.twin), f"lead {notation.gain(found.lead)}", Text(twins, "dim"))
+    host = found.row.host_params
+    growth = f"{notation.factor(found.params, host)} the host's {notation.count(host)}"
+    table.add_row("params", notation.count(found.params), growth)
     return table
 
 
-def _params(run: Run, params: float | None) -> Score:
-    host = run.row.host_params
-    facts = f"{notation.factor(params, host)} the host's {notation.count(host)}"
-    return "params", notation.count(params), facts, ""
-
-
-def _run_scores(run: Run, shown: Lanes | None, columns: int) -> list[Score]:
-    if shown is None or not shown.scores:
-        return []
-    last = shown.scores[-1]
-    scores, twins = [point.score for point in shown.scores], [point.twin for point in shown.scores]
-    span = notation.shared_scale([*scores, *twins])
-    lead = notation.gain(notation.difference(last.score, last.twin))
-    best = notation.points(max(scores))
-    return [
-        ("score", notation.points(last.score), f"best {best}", notation.trend(scores, columns, *span)),
-        ("twin", notation.points(last.twin), f"lead {lead}", notation.trend(twins, columns, *span)),
-        _params(run, last.params),
-    ]
-
-
-def _training_scores(run: Run, columns: int) -> list[Score]:
-    now, grown, improved = latest(run), growth(run), improvement(run)
-    if now is None or grown is None or improved is None:
-        return []
-    scores, twins = [point.score for point in grown.points], [point.twin for point in grown.points]
-    span = notation.shared_scale([*scores, *twins])
-    lead = notation.gain(notation.difference(now.score, now.twin))
+def _add_returns(table: Table, run: Run, columns: int) -> None:
+    """What a policy was rewarded, and what its argmax scores."""
+    improved = improvement(run)
+    if improved is None:
+        return
     last = improved.points[-1]
-    returns = [point.median for point in improved.points]
     quartiles = f"quartiles {notation.gain(last.quarter, 2)} to {notation.gain(last.three_quarters, 2)}"
+    returns = notation.trend([point.median for point in improved.points], columns)
+    table.add_row("return", notation.gain(last.median, 2), quartiles, returns)
     evaluated = [point.evaluation_score for point in improved.points if point.evaluation_score is not None]
-    argmax = evaluated[-1] if evaluated else None
-    best = f"best {notation.points(max(evaluated))}" if evaluated else "not evaluated yet"
-    return [
-        ("score", notation.points(now.score), f"lead {lead}", notation.trend(scores, columns, *span)),
-        ("twin", notation.points(now.twin), "", notation.trend(twins, columns, *span)),
-        ("return", notation.gain(last.median, 2), quartiles, notation.trend(returns, columns)),
-        _params(run, now.params),
-        ("argmax", notation.points(argmax), best, notation.trend(evaluated, columns)),
-    ]
+    if evaluated:
+        best, course = notation.points(max(evaluated)), notation.trend(evaluated, columns)
+        table.add_row("argmax", notation.points(evaluated[-1]), f"best {best}", course)
 
 
 def _labelled(label: str, content: RenderableType) -> Table:
@@ -164,25 +136,30 @@ def _reading(name: str, value: float | None, low: float | None, high: float | No
     return Text(f"{name} {notation.significant(value)}{limit}", style="bold" if limit else "dim")
 
 
-def _alerts(run: Run) -> RenderableType:
-    """Open alerts first, then the latest."""
-    found = alerts(run)
-    lines = [_alert(entry, found.axis) for entry in found.entries[:MOST_ALERTS]]
-    more = len(found.entries) + found.left_out - len(lines)
+def _alerts(found: Overview) -> RenderableType:
+    """Those that are open."""
+    lines = [_alert(entry, found.progress.unit) for entry in found.alerts[:MOST_ALERTS]]
+    more = len(found.alerts) - len(lines)
     if more or not lines:
-        lines.append(Text(f"and {more} more" if more else "none", style="dim"))
+        lines.append(Text(f"and {more} more" if more else "none open", style="dim"))
     return _labelled("alerts", Group(*lines))
 
 
 def _alert(entry: AlertEntry, unit: str) -> Text:
     look = SEVERITIES[entry.severity]
-    is_open = entry.until is None
-    text = Text(no_wrap=True, overflow="ellipsis", style="" if is_open else "dim")
-    text.append(f"{look.glyph} {entry.rule}", style=look.colour if is_open else "")
-    ended = "" if is_open else f" until {entry.until}"
     times = f", {entry.times} times" if entry.times > 1 else ""
-    text.append(f"  {entry.scope}  {finding(entry.value, entry.limit)}  {unit} {entry.since}{ended}{times}")
-    return text.append(f"  {entry.hint}")
+    facts = f"{entry.scope}  {finding(entry.value, entry.limit)}  {unit} {entry.since}{times}  {entry.hint}"
+    rule = (f"{look.glyph} {entry.rule}  ", look.colour)
+    return Text.assemble(rule, facts, no_wrap=True, overflow="ellipsis")
+
+
+def _title(shown: Lanes, *, trained: bool) -> Text:
+    """Which episode the slots are of, and how it does."""
+    last = shown.scores[-1] if shown.scores else None
+    score, twin = (None, None) if last is None else (last.score, last.twin)
+    name = episode_name(shown.episode, trained=trained)
+    scores = f"score {notation.points(score)}, twin {notation.points(twin)}"
+    return Text(f"{'slots':<{LABEL}}{name}: {scores}", no_wrap=True, overflow="ellipsis")
 
 
 def _slots(shown: Lanes, columns: int) -> Table:
