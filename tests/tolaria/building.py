@@ -24,6 +24,7 @@ from esper.leyline import (
     Stage,
     Style,
 )
+from esper.leyline.signals import EnvFacts
 from esper.leyline.slot_table import IntArray
 from esper.tolaria.data import GuardedTest, Samples, Splits, split_images
 from esper.tolaria.env import MorphEnv
@@ -164,8 +165,15 @@ def started(task: TaskSpec | None = None, **arguments: Any) -> tuple[MorphEnv, L
 def run(env: MorphEnv, actions: Mapping[int, IntArray], until: int | None = None) -> MorphEnv:
     """Step to epoch ``until`` (default: the horizon), waiting where ``actions`` has nothing for the epoch."""
     while not env.ended and env.epoch != until:
-        env.step(actions.get(env.epoch, WAIT))
+        take(env, actions.get(env.epoch, WAIT))
     return env
+
+
+def take(env: MorphEnv, chosen: IntArray) -> EnvFacts:
+    """One step whose decision is recorded, as ``run_episode`` does it."""
+    facts = env.step(chosen)
+    env.record_decision()
+    return facts
 
 
 def stages_of(env: MorphEnv) -> list[Stage]:
@@ -275,9 +283,9 @@ def host_bits(env: MorphEnv) -> Any:
     return bits(
         {
             "weights": env.model.host.state_dict(),
-            "optimiser": env.optimiser.state_dict(),
-            "stream": env.host_stream.get_state(),
-            "cursor": env.cursor.state(),
+            "optimiser": env.host.optimiser.state_dict(),
+            "stream": env.host._host_stream.get_state(),
+            "cursor": env.host._cursor.state(),
         }
     )
 

@@ -150,11 +150,11 @@ def test_a_missing_cifar_says_what_belongs_where(data: Path) -> None:
 
 def test_what_is_moved_and_mirrored_changes_no_other_draw() -> None:
     (plain, _), (moved, _), (again, _) = (started(tiny_task(augment=a)) for a in (False, True, True))
-    before = moved.augmenting.get_state()
+    before = moved.host._augmenting.get_state()
     for env in (plain, moved, again):
         run(env, {}, until=3)
-    assert not torch.equal(moved.augmenting.get_state(), before)
-    assert bits(plain.cursor.state()) == bits(moved.cursor.state()), "the same images in the same order"
+    assert not torch.equal(moved.host._augmenting.get_state(), before)
+    assert bits(plain.host._cursor.state()) == bits(moved.host._cursor.state()), "the same images in the same order"
     assert torch.equal(plain.host_stream.get_state(), moved.host_stream.get_state())
     assert host_bits(plain) != host_bits(moved), "but they were moved"
     assert host_bits(moved) == host_bits(again)

@@ -194,24 +194,24 @@ def test_an_episode_is_booked_as_it_is_counted_while_it_runs() -> None:
     # Germination runs the new seed once more to count it, which is no part of the episode.
     for step in (plant(0, HEAVY), plant(2, DEPTHWISE)):
         env.step(step)
-    before = env.meter.ledger.total
+    before = env.host.meter.ledger.total
     with flop_counter() as counted:
         run(env, {4: action(Op.PRUNE, 2), 7: action(Op.FOSSILIZE, 0)})
-    assert env.meter.ledger.total - before == counted.get_total_flops()
-    assert env.meter.ledger.as_dict()["pruned_seeds"] > 0
+    assert env.host.meter.ledger.total - before == counted.get_total_flops()
+    assert env.host.meter.ledger.as_dict()["pruned_seeds"] > 0
 
 
 def test_what_a_pruned_seed_cost_is_booked_by_hand() -> None:
     rules = LifecycleRules(min_training_epochs=10, min_prune_age=3)
     env, _ = started(tiny_task((2, 4, 4), rules=rules))
     run(env, {0: plant(2, LIGHT)}, until=3)
-    spent = env.meter.spent_by_slot()
+    spent = env.host.meter.spent_by_slot()
     env.step(action(Op.PRUNE, 2))
     # On the 2×2 map: 3×3 over 4 channels 2·4·9·4·4 = 1152 forward, twice that backward; the head of
     # 4 inputs and 10 classes 80 forward, 80 backward; 32 samples in each of 3 epochs.
     assert spent == {2: 3 * 32 * (1152 + 2 * 1152 + 80 + 80)}
-    assert env.meter.ledger.pruned_seeds == spent[2] == env.meter.ledger.incubation
-    assert env.meter.spent_by_slot() == {}
+    assert env.host.meter.ledger.pruned_seeds == spent[2] == env.host.meter.ledger.incubation
+    assert env.host.meter.spent_by_slot() == {}
 
 
 def test_a_blended_seed_is_charged_for_training_and_for_every_run_in_validation() -> None:
@@ -227,10 +227,10 @@ def test_a_blended_seed_is_charged_for_training_and_for_every_run_in_validation(
 def test_the_total_is_the_sum_of_the_purposes() -> None:
     env, _ = started(tiny_task(horizon=8, rules=SMALL_RULES))
     run(env, {0: plant(1), 2: WAIT, 4: action(Op.PRUNE, 1)})
-    book = env.meter.ledger.as_dict()
+    book = env.host.meter.ledger.as_dict()
     pruned = book.pop("pruned_seeds")
-    assert env.meter.ledger.total == sum(book.values())
-    assert 0 < pruned < env.meter.ledger.total
+    assert env.host.meter.ledger.total == sum(book.values())
+    assert 0 < pruned < env.host.meter.ledger.total
     assert env.finish().flops == {**book, "pruned_seeds": pruned}
 
 

@@ -28,7 +28,7 @@ from esper.leyline.events import DecisionRow, TransitionRow
 from esper.leyline.slot_table import NEVER, IntArray
 from esper.leyline.stages import IN_FORWARD
 from esper.tolaria.env import MorphEnv
-from tests.tolaria.building import SMALL_RULES, WAIT, ListSink, plant, stages_of, started, tiny_task
+from tests.tolaria.building import SMALL_RULES, WAIT, ListSink, plant, stages_of, started, take, tiny_task
 
 WIDTHS = (2, 4, 3, 2, 4, 2, 3, 4)
 HORIZON = 25
@@ -82,7 +82,7 @@ class WatchedEpisode:
         before = env.table.copy()
         legal = legal_slots_by_op(before, self.rules)[0]
         assert legal.any(axis=1)[OP_WAIT], "at least waiting is always possible"
-        facts = env.step(action)
+        facts = take(env, action)
         fresh = ListSink()
         fresh.rows = self.sink.rows[known:]
         [decision] = fresh.of(DecisionRow)
@@ -168,7 +168,7 @@ class WatchedEpisode:
         stages = stages_of(env)
         assert env.model.blended == np.flatnonzero(table.in_forward[0]).tolist()
         assert env.model.incubating == [i for i, stage in enumerate(stages) if stage is Stage.TRAINING]
-        assert set(env.meter.spent_by_slot()) == set(np.flatnonzero(table.occupied[0]).tolist())
+        assert set(env.host.meter.spent_by_slot()) == set(np.flatnonzero(table.occupied[0]).tolist())
 
         full = np.isin(table.stage, (Stage.HOLDING, Stage.FOSSILIZED))
         assert (table.alpha[full] == 1.0).all()
@@ -220,12 +220,12 @@ def test_random_episodes_try_every_op_and_meet_every_gate() -> None:
 def test_the_watch_itself_notices_a_counter_that_ticks_twice() -> None:
     episode = WatchedEpisode(2, SMALL_RULES, rng_seed=0)
     episode.step(plant(0))
-    before = episode.env.before_batch
+    before = episode.env.host._before_batch
 
-    def tick_again(number: int) -> None:
-        before(number)
+    def tick_again(epoch: int, number: int) -> None:
+        before(epoch, number)
         episode.env.table.age[0, 0] += 1
 
-    episode.env.before_batch = tick_again  # type: ignore[method-assign]
+    episode.env.host._before_batch = tick_again  # type: ignore[method-assign]
     with pytest.raises(AssertionError):
         episode.step(WAIT)

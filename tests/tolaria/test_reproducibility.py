@@ -13,7 +13,6 @@ import torch
 
 from esper.leyline import EpochFacts, Row
 from esper.leyline.events import EnvRow
-from esper.tolaria import snapshot
 from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector
 from tests.tolaria.building import PLAN, WAIT, ListSink, bits, host_bits, noisy_task, run, started, tiny_task
@@ -36,7 +35,7 @@ def test_the_same_rng_seed_gives_the_same_run_bit_for_bit(make_task: Callable[..
         env, sink = started(make_task(horizon=12))
         facts = [bits(asdict(env.step(PLAN.get(epoch, WAIT)))) for epoch in range(12)]
         torch.rand(7)  # whatever others draw from the global generator in between
-        episodes.append((facts, bits(snapshot.take(env)), bits(asdict(env.finish())), timeless(sink.rows)))
+        episodes.append((facts, bits(env.state()), bits(asdict(env.finish())), timeless(sink.rows)))
     assert episodes[0] == episodes[1]
 
 
@@ -80,8 +79,8 @@ def facts_of_row(history: list[EpochFacts], row: int) -> Any:
 
 
 def episode_of(vector: SerialVector, sink: ListSink, history: list[EpochFacts], env: int) -> Any:
-    row = [e.env for e in vector.envs].index(env)
-    return bits(snapshot.take(vector.envs[row])), facts_of_row(history, row), rows_of_env(sink, env)
+    row = [e._env for e in vector.envs].index(env)
+    return bits(vector.envs[row].state()), facts_of_row(history, row), rows_of_env(sink, env)
 
 
 def test_the_growth_of_one_environment_changes_nothing_in_another() -> None:

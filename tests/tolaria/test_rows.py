@@ -12,7 +12,7 @@ from esper.leyline.events import (
     SeedRow,
     TransitionRow,
 )
-from tests.tolaria.building import PLAN, SMALL_RULES, WAIT, plant, run, started, tiny_task
+from tests.tolaria.building import PLAN, SMALL_RULES, WAIT, plant, run, started, take, tiny_task
 
 
 def test_every_row_is_emitted_and_every_value_is_within_its_range() -> None:
@@ -70,9 +70,9 @@ def test_every_row_is_emitted_and_every_value_is_within_its_range() -> None:
 
 def test_a_move_carries_the_score_last_measured() -> None:
     env, sink = started(tiny_task(horizon=8))
-    scores = {0: env.val_scores[0]}
+    scores = {0: env._val_scores[0]}
     for epoch in range(7):
-        scores[epoch + 1] = env.step(plant(1) if epoch == 0 else WAIT).val_score
+        scores[epoch + 1] = take(env, plant(1) if epoch == 0 else WAIT).val_score
     # A move before an epoch's training has the score of the epoch before, one after it its own.
     assert [(row.epoch, row.score) for row in sink.of(TransitionRow)] == [
         (0, scores[0]),
@@ -91,7 +91,7 @@ def test_nothing_is_forced_unless_only_waiting_is_legal() -> None:
 
 def test_the_twin_s_score_stands_beside_the_own() -> None:
     env, sink = started(tiny_task(horizon=3))
-    env.twin_scores = [10.0, 11.0, 12.0, 13.0]
+    env.reset(twin_scores=[10.0, 11.0, 12.0, 13.0])
     run(env, {})
     env.finish()
     assert [row.twin_score for row in sink.of(EpochRow)] == [11.0, 12.0, 13.0]

@@ -230,7 +230,7 @@ class AlertRow(Row, kw_only=True):
 
 
 class EpisodeRow(EnvRow, kw_only=True):
-    """One per host episode, written after the horizon's commit."""
+    """One per episode, written after the horizon's commit."""
 
     val_score: Annotated[float, Column("score", "Validation score of the committed network.")]
     test_score: Annotated[float, Column("score", "Test score of the committed network, read once.")]
