@@ -32,7 +32,7 @@ from esper.leyline.run_files import TELEMETRY
 DRAWS_PER_SECOND: Final = 2
 SHARE_OF_TIME: Final = 0.02
 """That looking at the files for lines may take."""
-SHARE_OF_DRAWING: Final = 0.1
+SHARE_OF_DRAWING: Final = 0.05
 """The same for screens, in a thread of their own."""
 
 
