@@ -309,15 +309,15 @@ def test_a_run_that_went_back_to_a_checkpoint_is_not_followed_on(tmp_path: Path)
         for row in rows_of(2):
             writer.emit(row)
         writer.flush()
-        tail = export_command.Tail(export_command.open_run(run), UpdateRow)
-        assert len(tail.read()) == 2
-        assert tail.read() == []
+        table = export_command.NewRows(export_command.open_run(run), UpdateRow)
+        assert len(table.read()) == 2
+        assert table.read() == []
     with RunWriter(run, resume_from=checkpoints[0]) as writer:
         for row in [*rows_of(2), *rows_of(3)]:
             writer.emit(row)
 
     with pytest.raises(export_command.ExportError, match="resumed from an earlier point"):
-        tail.read()
+        table.read()
 
 
 # --- trackers ---------------------------------------------------------------------------------------

@@ -55,10 +55,15 @@ def growth(run: Run, episode: EpisodeKey | None = None) -> Growth | None:
     return Growth(axis.name, max(axis.end, points[-1].place.last), run.row.host_params, points)
 
 
-def latest(run: Run) -> GrowthPoint | None:
-    """The last epoch or iteration of a run by itself, however many of them are one point of a long line."""
+def growth_by_place(run: Run) -> tuple[GrowthPoint, ...]:
+    """Every epoch or iteration by itself, however many of them are one point of a long line."""
     axis = axis_of(run, None)
-    points = _points(run, axis, axis.place())
+    return _points(run, axis, axis.place())
+
+
+def latest(run: Run) -> GrowthPoint | None:
+    """The last epoch or iteration by itself."""
+    points = growth_by_place(run)
     return points[-1] if points else None
 
 

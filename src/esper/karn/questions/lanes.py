@@ -54,6 +54,10 @@ class Lane:
     """One slot."""
 
     slot: str
+    stage: Stage
+    """The present one."""
+    alpha: float | None
+    """Blend weight for the epoch to come; None: the slot is empty, or the run did not record it."""
     spans: tuple[Span, ...]
     """In order and without gaps; what is left out is an empty slot."""
     marks: tuple[Mark, ...]
@@ -105,6 +109,8 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
         lanes=tuple(
             Lane(
                 slot=name,
+                stage=Stage(moves_of[index][-1].to_stage) if moves_of[index] else Stage.DORMANT,
+                alpha=alphas_of.get(index, {}).get(last),
                 spans=_spans(moves_of[index], last, alphas_of.get(index, {})),
                 marks=_marks(moves_of[index]),
                 seeds=tuple(seed for seed in grown if seed.slot == name),

@@ -27,6 +27,7 @@ class Overview:
     twin: float | None
     params: float | None
     scores: tuple[float | None, ...]
+    twins: tuple[float | None, ...]
     """Over the epochs or iterations so far."""
     alerts: tuple[AlertEntry, ...]
     """Those that are open."""
@@ -53,6 +54,7 @@ def overview(run: Run) -> Overview:
         twin=twin,
         params=params,
         scores=tuple(point.score for point in grown.points) if grown else (),
+        twins=tuple(point.twin for point in grown.points) if grown else (),
         alerts=tuple(entry for entry in wrong.entries if entry.until is None),
     )
 
