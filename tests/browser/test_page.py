@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from esper.karn.drawing.picture import Picture
@@ -14,10 +13,11 @@ from esper.karn.figures import figure_named
 from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import open_run
 from esper.karn.serve.folder import SECONDS_BETWEEN_LOOKS
+from esper.nissa.encoding import RowEncoder
 from esper.nissa.writer import RunWriter
 from tests.browser.conftest import Server
 from tests.karn import fake_run
-from tests.karn.serving import damage, part_of, training, write_run
+from tests.karn.serving import damage, lines_of, training, write_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
@@ -152,8 +152,8 @@ def test_a_page_that_lost_its_server_goes_on_where_that_comes_back(page, seen, t
 
     server.stop()
     expect(page.locator("#connection")).to_have_text("not connected")
-    with part_of(tmp_path / "mine", "epoch").open("ab") as file:
-        file.write(msgspec.json.encode(fake_run.epoch_row(2)) + b"\n")
+    with lines_of(tmp_path / "mine").open("ab") as file:
+        file.write(RowEncoder("epoch").line(fake_run.epoch_row(2), t=9.0))
     again = Server.start(tmp_path, "--port", port)
 
     expect(page.locator("#connection")).to_have_text("live")
@@ -239,10 +239,10 @@ def test_a_damaged_run_says_why_and_the_others_are_shown(page, server, runs, tmp
 
     open_page(page, server)
 
-    expect(row_of(page, "damaged")).to_contain_text("line 10, is not a row of this table")
+    expect(row_of(page, "damaged")).to_contain_text("is not a row: it must begin with the name of a table")
     expect(row_of(page, EPISODE)).to_contain_text("61.5")
     row_of(page, "damaged").get_by_role("link").click()
-    expect(page.get_by_role("alert").first).to_contain_text("line 10, is not a row of this table")
+    expect(page.get_by_role("alert").first).to_contain_text("it must begin with the name of a table")
     move_away(page, damaged, tmp_path)
 
 

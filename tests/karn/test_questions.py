@@ -42,6 +42,7 @@ from esper.leyline.events import (
     UpdateRow,
 )
 from tests.karn import made_run
+from tests.rows import change
 
 
 def opened(tmp_path: Path, rows: Sequence[Row]) -> Run:
@@ -195,7 +196,7 @@ def test_growth_of_one_episode_is_its_epochs(training, training_rows):
 def test_growth_without_a_twin_has_no_ghost(tmp_path):
     rows = made_run.run_rows(horizon=3)
     for row in of_type(rows, EpochRow):
-        row.twin_score = None
+        change(row, twin_score=None)
 
     assert [point.twin for point in growth(opened(tmp_path, rows)).points] == [None] * 3
 
@@ -342,7 +343,7 @@ def test_a_head_without_a_choice_is_unknown_and_not_dead(training, training_rows
 
 def test_an_update_that_was_left_out_has_no_entropies(tmp_path):
     rows = made_run.training_rows(iterations=1, envs=1, horizon=2)
-    of_type(rows, UpdateRow)[0].head_entropy = []
+    change(of_type(rows, UpdateRow)[0], head_entropy=[])
 
     assert set(heads(opened(tmp_path, rows)).entropy) == {(None,)}
 
@@ -514,8 +515,8 @@ def test_an_arm_without_a_finished_episode_is_left_out(tmp_path):
 
 def test_differences_are_keys_whose_values_differ(tmp_path):
     first, second = made_run.run_row(), made_run.run_row()
-    second.config = {"episodes": 1, "nested": {"rate": 0.25, "new": True}}
-    second.versions = {"python": "3.12"}
+    config = {"episodes": 1, "nested": {"rate": 0.25, "new": True}}
+    change(second, config=config, versions={"python": "3.12"})
     found = differences({"a": opened(tmp_path / "a", [first]), "b": opened(tmp_path / "b", [second])})
 
     assert {one.key: one.values for one in found} == {
