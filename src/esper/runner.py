@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from esper.build import build_controller, build_task, build_vector, describe_run, one_thread
@@ -40,9 +40,16 @@ def check_names(config: RunConfig) -> None:
 
 
 def run_arm(
-    config: RunConfig, controller_name: str, directory: Path, views: Sequence[EventSink] = ()
+    config: RunConfig,
+    controller_name: str,
+    directory: Path,
+    views: Sequence[EventSink] = (),
+    refresh: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Run all episodes of one controller; telemetry and networks are written to ``directory``."""
+    """Run all episodes of one controller; telemetry and networks are written to ``directory``.
+
+    ``refresh`` is called whenever rows were written.
+    """
     task = build_task(config)
     with one_thread(), RunWriter(directory, detail=config.detail) as writer:
         vector = build_vector(config, task)
@@ -52,13 +59,18 @@ def run_arm(
         run = describe_run(config, controller_name, directory.name, env)
         env.sink = Telemetry(run, writer, views)
         env.sink.emit(run)
-        writer.flush()
+
+        def flush() -> None:
+            writer.flush()
+            refresh()
+
+        flush()
         try:
             for episode in range(config.episodes):
                 twin = None
                 if controller_name != "off":
                     twin = run_without_growth(task, rng_seed=config.rng_seed, episode=episode).val_scores
-                run_episode(vector, controller, episode, twin_scores=twin, after_epoch=writer.flush)
+                run_episode(vector, controller, episode, twin_scores=twin, after_epoch=flush)
                 save_committed(env.model, directory / "model" / f"episode-{episode}")
         except KeyboardInterrupt:
             writer.close()

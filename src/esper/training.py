@@ -38,9 +38,17 @@ def task_of(config: TrainingConfig) -> TaskSpec:
 
 
 def train(
-    config: TrainingConfig, directory: Path, *, resume: bool = False, views: Sequence[EventSink] = ()
+    config: TrainingConfig,
+    directory: Path,
+    *,
+    resume: bool = False,
+    views: Sequence[EventSink] = (),
+    refresh: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train to the last iteration; every process of the run calls this, the first one writes and shows."""
+    """Train to the last iteration; every process of the run calls this, the first one writes and shows.
+
+    ``refresh`` is called whenever rows were written.
+    """
     with one_thread():
         journal = IterationJournal(directory, config.detail)
         trainer = Trainer(task_of(config), config, journal)
@@ -60,6 +68,7 @@ def train(
             else:
                 with writer.iteration(0):
                     telemetry.emit(run)
+            refresh()
 
             def save_checkpoint() -> None:
                 with writer.checkpoint() as mark:
@@ -72,6 +81,7 @@ def train(
                 for iteration in trainer:
                     with writer.iteration(trainer.iteration):
                         telemetry.emit_iteration(iteration.rows, iteration.update)
+                    refresh()
                     reached = iteration.update.evaluation_return
                     if reached is not None and reached > trainer.best_return:
                         kept = _attempt(save_best, trainer, directory)

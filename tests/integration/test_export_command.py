@@ -313,15 +313,15 @@ def test_a_run_that_went_back_to_a_checkpoint_is_not_followed_on(tmp_path: Path)
         with writer.checkpoint() as mark:
             pass
         write(writer, 2)
-        tail = export_command.Tail(export_command.open_run(run), UpdateRow)
-        assert len(tail.read()) == 2
-        assert tail.read() == []
+        table = export_command.NewRows(export_command.open_run(run), UpdateRow)
+        assert len(table.read()) == 2
+        assert table.read() == []
     with RunWriter(run, resume_from=mark) as writer:
         write(writer, 2)
         write(writer, 3)
 
     with pytest.raises(export_command.ExportError, match="resumed from an earlier point"):
-        tail.read()
+        table.read()
 
 
 # --- trackers ---------------------------------------------------------------------------------------

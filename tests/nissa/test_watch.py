@@ -11,8 +11,8 @@ import pytest
 from esper.leyline.errors import EsperError
 from esper.leyline.events import AlertRow, EpisodeRow, ResourceRow, Row, RunRow, SeedRow, UpdateRow
 from esper.leyline.factored_actions import HEAD_NAMES
+from esper.leyline.rank_correlation import rank_correlation
 from esper.leyline.stages import Stage
-from esper.nissa.conditions import rank_correlation
 from esper.nissa.rules import RULES
 from esper.nissa.watch import PASSED, Watch, replay
 from tests.karn import fake_run

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from esper.leyline import limits
 from esper.leyline.events import EpisodeRow, ResourceRow, Row, RunRow, SeedRow, UpdateRow
 from esper.leyline.factored_actions import OP_WAIT
+from esper.leyline.rank_correlation import Rewarded, reward_correlation
 from esper.leyline.stages import Stage
 
 RUN: Final = "run"
@@ -165,9 +166,12 @@ def slow(row: UpdateRow, past: Past) -> Iterator[Reading]:
 
 
 def pays_for_worse(row: EpisodeRow, past: Past) -> Iterator[Reading]:
-    episodes = _window(row, past)
-    returns = [episode.total_reward for episode in episodes if episode.total_reward is not None]
-    correlation = rank_correlation(_rounded(returns), _rounded(map(_gain, episodes)))
+    episodes = [
+        Rewarded(one.total_reward, one.val_score, one.twin_val_score)
+        for one in _window(row, past)
+        if one.total_reward is not None
+    ]
+    correlation = reward_correlation(episodes)
     if correlation is not None:
         yield below(RUN, correlation, limits.RANK_CORRELATION)
 
@@ -184,32 +188,6 @@ def _window(row: EpisodeRow, past: Past) -> list[EpisodeRow]:
     """The last episodes that were rewarded, this one last; none while they are too few."""
     full = row.total_reward is not None and len(past.episodes) == past.episodes.maxlen
     return [*past.episodes, row] if full else []
-
-
-def _gain(episode: EpisodeRow) -> float:
-    """What growth is for: the final score, against the twin's where that is known."""
-    return episode.val_score - (episode.twin_val_score or 0.0)
-
-
-def _rounded(values: Iterable[float]) -> list[float]:
-    """Without the dust of floating point, which would rank episodes that are equal."""
-    return [round(value, 6) for value in values]
-
-
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Spearman's: the correlation of the ranks; ``None`` where one of them does not vary."""
-    try:
-        return statistics.correlation(_ranks(a), _ranks(b))
-    except statistics.StatisticsError:
-        return None
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Place of each in sorted order; equals share their mean place."""
-    places: dict[float, list[int]] = {}
-    for place, value in enumerate(sorted(values)):
-        places.setdefault(value, []).append(place)
-    return [statistics.fmean(places[value]) for value in values]
 
 
 # --- seeds ----------------------------------------------------------------------------------------

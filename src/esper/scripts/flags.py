@@ -93,5 +93,5 @@ def exit_on_user_error(command: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(USAGE_ERROR)
     except KeyboardInterrupt:
-        print("esper: interrupted before the first epoch; nothing was lost", file=sys.stderr)
+        print("esper: interrupted before the command was done", file=sys.stderr)
         sys.exit(INTERRUPTED)
