@@ -24,7 +24,7 @@ REPLAYED: Final = (EpisodeRow, UpdateRow, ResourceRow)
 
 
 class Telemetry:
-    """The sink of a run: everything that is emitted is judged, written and shown."""
+    """The sink of a run: everything that is emitted is checked by the alert rules, written and shown."""
 
     def __init__(self, run: RunRow, writer: RunWriter, views: Sequence[EventSink] = ()) -> None:
         self._writer = writer
@@ -33,9 +33,9 @@ class Telemetry:
         self._level: Detail = writer.detail
         self._left = 0
         """How many more epochs or iterations are written in full."""
-        writer.on_resources = self._judge_resources
+        writer.on_resources = self._check_resources
 
-    def _judge_resources(self, row: ResourceRow) -> None:
+    def _check_resources(self, row: ResourceRow) -> None:
         """Pass on what a resource row raises; the writer has taken the row itself."""
         for alert in self._watch.take(row):
             for sink in self._sinks:
@@ -46,16 +46,14 @@ class Telemetry:
         alerts = self._watch.take(row)
         self._pass_on([row], alerts, [row, *alerts], DETAIL_EPOCHS, last=isinstance(row, EpochRow))
 
-    def emit_iteration(self, lived: Sequence[Row], update: UpdateRow) -> None:
+    def emit_iteration(self, collected: Sequence[Row], update: UpdateRow) -> None:
         """Take all rows of an iteration; an alert about the run lets all of them be written in full.
 
         Not one about a single episode: a policy that explores plants many a seed that does not thrive.
         """
-        rows = [*lived, update]
+        rows = [*collected, update]
         alerts = [alert for row in rows for alert in self._watch.take(row)]
         grave = [alert for alert in alerts if alert.env is None]
-        for alert in grave:  # episodes raise alerts about the run too, and do not know of iterations
-            alert.iteration = update.iteration
         self._pass_on(rows, alerts, grave, DETAIL_ITERATIONS, last=True)
 
     def _pass_on(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from esper.build import describe_run, one_thread
 from esper.karn.query import read_rows
+from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.events import RunRow
 from esper.leyline.protocols import EventSink
 from esper.nissa.journal import IterationJournal
@@ -18,7 +19,7 @@ from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
 from esper.simic.training.vectorized import Trainer
-from esper.tamiyo.policy.checkpoint import SaveError, save_policy, write_durably
+from esper.tamiyo.policy.checkpoint import save_policy
 from esper.tamiyo.policy.observer import check_capacity
 from esper.telemetry import Telemetry
 from esper.tolaria.env import MorphEnv
@@ -51,33 +52,34 @@ def train(
     with one_thread():
         journal = IterationJournal(directory, config.detail)
         trainer = Trainer(task_of(config), config, journal)
-        sizes = load_latest(trainer, config, directory) if resume else None
+        mark = load_latest(trainer, config, directory) if resume else None
         if exchange.rank() != 0:
             journal.begin(exchange.from_first(0.0))
             for _ in trainer:
                 pass  # the first process records and saves
             return
-        with RunWriter(directory, resumable=True, resume_from=sizes, detail=config.detail) as writer:
+        with RunWriter(directory, resume_from=mark, detail=config.detail) as writer:
             journal.begin(exchange.from_first(writer.began))
-            run = read_rows(directory, RunRow)[0] if sizes else _begin(config, directory, trainer)
+            begun = read_rows(directory, RunRow) if resume else []
+            run = begun[0] if begun else _begin(config, directory, trainer)
             telemetry = Telemetry(run, writer, views)
-            if sizes:
+            if begun:
                 telemetry.replay(directory)
             else:
-                telemetry.emit(run)
-                writer.flush()
+                with writer.iteration(0):
+                    telemetry.emit(run)
             refresh()
 
             def save_checkpoint() -> None:
-                with writer.checkpoint() as sizes:
-                    save_state(trainer, directory, sizes)
+                with writer.checkpoint() as mark:
+                    save_state(trainer, directory, mark)
 
             def save_best() -> None:
                 save_policy(trainer.policy, directory / "best")
 
             try:
                 for iteration in trainer:
-                    with writer.adding_iteration(trainer.iteration):
+                    with writer.iteration(trainer.iteration):
                         telemetry.emit_iteration(iteration.rows, iteration.update)
                     refresh()
                     reached = iteration.update.evaluation_return

@@ -16,10 +16,12 @@ from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import open_run
 from esper.karn.serve.folder import SECONDS_BETWEEN_LOOKS
 from esper.leyline.events import EpochRow
+from esper.nissa.encoding import RowEncoder
 from esper.nissa.writer import RunWriter
 from tests.browser.conftest import Server
 from tests.karn import fake_run
-from tests.karn.serving import part_of, training, write_run
+from tests.karn.serving import lines_of, training, write_run
+from tests.rows import change
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
@@ -160,8 +162,8 @@ def test_a_page_that_lost_its_server_goes_on_where_that_comes_back(page, seen, t
 
     server.stop()
     expect(page.locator("#connection")).to_have_text("not connected")
-    with part_of(tmp_path / "mine", "epoch").open("ab") as file:
-        file.write(msgspec.json.encode(fake_run.epoch_row(2)) + b"\n")
+    with lines_of(tmp_path / "mine").open("ab") as file:
+        file.write(RowEncoder("epoch").line(fake_run.epoch_row(2), t=9.0))
     again = Server.start(tmp_path, "--port", port)
 
     expect(page.locator("#connection")).to_have_text("live")
@@ -247,7 +249,7 @@ def test_lanes_side_by_side_have_the_same_axes(page, server, runs, tmp_path):
     rows = list(fake_run.episode())
     for row in rows:
         if isinstance(row, EpochRow):
-            row.val_score, row.twin_score = 0.1 * row.val_score, 0.1 * (row.twin_score or 0.0)
+            change(row, val_score=0.1 * row.val_score, twin_score=0.1 * (row.twin_score or 0.0))
     weak = write_run(runs / "weak", rows)
     open_page(page, server)
     row_of(page, "weak").get_by_role("button").click()
@@ -266,15 +268,15 @@ def test_lanes_side_by_side_have_the_same_axes(page, server, runs, tmp_path):
 
 def test_a_damaged_run_says_why_and_the_others_are_shown(page, server, runs, tmp_path):
     damaged = write_run(runs / "damaged")
-    with part_of(damaged, "epoch").open("a") as file:
+    with lines_of(damaged).open("a") as file:
         file.write("<script>alert(1)</script>\n")
 
     open_page(page, server)
 
-    expect(row_of(page, "damaged")).to_contain_text("line 10, is not a row of this table")
+    expect(row_of(page, "damaged")).to_contain_text("is not a row: it must begin with the name of a table")
     expect(row_of(page, EPISODE)).to_contain_text("61.5")
     row_of(page, "damaged").get_by_role("link").click()
-    expect(page.get_by_role("alert")).to_contain_text("line 10, is not a row of this table")
+    expect(page.get_by_role("alert")).to_contain_text("is not a row: it must begin with the name of a table")
     move_away(page, damaged, tmp_path)
 
 

@@ -253,9 +253,9 @@ def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    rows_file = out / "telemetry" / "epoch" / "part-00000.jsonl"
+    rows_file = out / "telemetry" / "rows-00000.jsonl"
     deadline = time.monotonic() + 120
-    while not (rows_file.exists() and rows_file.stat().st_size > 2000):
+    while not (rows_file.exists() and rows_file.stat().st_size > 5000):
         assert process.poll() is None, process.stderr and process.stderr.read()
         assert time.monotonic() < deadline, "the run never got going"
         time.sleep(0.05)

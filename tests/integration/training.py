@@ -5,20 +5,24 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from esper.config import TrainingConfig
+from esper.karn.query import read_rows
 from esper.leyline import LifecycleRules
-from esper.leyline.events import AlertRow, Row, UpdateRow
+from esper.leyline.events import TABLES, AlertRow, Row, UpdateRow
 from esper.nissa.rules import MACHINE_RULES
 from esper.nissa.watch import Watch
+from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from esper.scripts.flags import exit_on_user_error
-from esper.simic.training.vectorized import Trainer
+from esper.simic.config import TrainingConfig
+from esper.simic.training.vectorized import Evaluation, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.tasks import TASKS
 from tests.tolaria.building import tiny_task
@@ -40,11 +44,11 @@ def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
     patch.setenv("ESPER_CACHE", str(cache))
     evaluate = Trainer.evaluate
 
-    def eventful(trainer: Trainer) -> tuple[float, float | None]:
+    def eventful(trainer: Trainer) -> Evaluation:
         value, score = evaluate(trainer)
-        if trainer.task.name != "tiny":
-            return value, score
-        return value + trainer.iteration * (trainer.iteration < trainer.settings.iterations), score
+        if trainer.task.name != "tiny" or trainer.is_over:
+            return Evaluation(value, score)
+        return Evaluation(value + trainer.iteration, score)
 
     patch.setattr(Trainer, "evaluate", eventful)
     take = Watch.take
@@ -76,6 +80,23 @@ def tiny(**changes: Any) -> TrainingConfig:
     return TrainingConfig(**{**settings, **changes})
 
 
+@contextmanager
+def after_iterations(act: Callable[[int], None]) -> Iterator[None]:
+    """Let ``act`` happen after the rows of each iteration were written."""
+    iteration = RunWriter.iteration
+
+    @contextmanager
+    def hooked(writer: RunWriter, number: int) -> Iterator[None]:
+        with iteration(writer, number):
+            yield
+        if number > 0:
+            act(number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunWriter, "iteration", hooked)
+        yield
+
+
 def full_disk(*args: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -93,17 +114,19 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 def rows_without_times(run: Path) -> dict[str, list[dict[str, Any]]]:
     """All tables but that of memory and writing times, and what was said of the machine."""
-    tables = {}
-    for part in sorted((run / "telemetry").glob("*/part-*.jsonl")):
-        rows = [json.loads(line) for line in part.read_text().splitlines()]
-        rows = [row for row in rows if row.get("rule") not in MACHINE_RULES]
-        tables[part.parent.name] = [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
-    tables.pop("resource", None)
-    return tables
+    return {
+        table: [
+            {name: value for name, value in msgspec.to_builtins(row).items() if name not in TIMES}
+            for row in read_rows(run, table)
+            if getattr(row, "rule", None) not in MACHINE_RULES
+        ]
+        for table in TABLES
+        if table != "resource"
+    }
 
 
 def files_below(folder: Path) -> dict[str, object]:
-    """Contents by name; of progress all but the sizes of telemetry, in which times are written out."""
+    """Contents by name; of progress all but how far rows were written, which names the time."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))

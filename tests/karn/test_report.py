@@ -17,7 +17,8 @@ import pytest
 from esper.karn.report import render_report
 from esper.karn.run import Run, open_run
 from esper.leyline.events import AlertRow, EpisodeRow, EpochRow, Row, RunRow, SeedRow, UpdateRow
-from esper.leyline.run_files import LOCK_FILE, TELEMETRY
+from esper.leyline.lock import LOCK_FILE
+from esper.leyline.run_files import TELEMETRY
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 from tests.karn.page import Node, read_page

@@ -68,13 +68,12 @@ def test_a_run_without_its_own_row_is_listed_with_what_is_known(tmp_path):
 
 def test_a_damaged_run_says_why(tmp_path):
     make_episode(tmp_path)
-    for rows in (tmp_path / "telemetry").rglob("*.jsonl"):
-        rows.write_bytes(b"{}\n")
+    (tmp_path / "telemetry" / "rows-00000.jsonl").write_bytes(b'{"table":"run","t":1.0}\n')
 
     found = listed(tmp_path)
 
     assert found.state == "damaged"
-    assert "line 1, is not a row" in found.problem
+    assert "rows-00000.jsonl, line 1, is not a row of table 'run': Object missing" in found.problem
 
 
 def test_the_list_and_machines_get_the_same(tmp_path):

@@ -15,7 +15,7 @@ from esper.leyline.events import EpisodeRow, EpochRow, Row, UpdateRow
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run, made_run
 from tests.karn.page import Node
-from tests.karn.serving import Client, damage, part_of, training, write_run
+from tests.karn.serving import Client, damage, lines_of, training, write_run
 
 DAMAGED = "line 10, is not a row of this table"
 
@@ -314,10 +314,9 @@ def test_a_damaged_run_says_why_in_every_part(client):
 @pytest.mark.parametrize(
     "content", [b"\xff\xfe\x00", b'{"t": NaN}', b"[]", b"null", b'{"t":1e400}', b"{" * 10_000]
 )
-@pytest.mark.parametrize("table", ["run", "epoch"])
-def test_no_content_of_a_file_breaks_the_page(tmp_path, table, content):
+def test_no_content_of_a_file_breaks_the_page(tmp_path, content):
     write_run(tmp_path / "fine")
-    part_of(write_run(tmp_path / "broken"), table).write_bytes(content + b"\n")
+    lines_of(write_run(tmp_path / "broken")).write_bytes(content + b"\n")
     rows = Client(tmp_path).rows()
 
     assert "unreadable" in rows["broken"].text
@@ -334,7 +333,7 @@ def test_rows_that_contradict_each_other_break_only_what_they_are_shown_in(tmp_p
 
 
 def test_a_run_that_is_repaired_is_read_again(tmp_path):
-    part = part_of(write_run(tmp_path / "mine"), "epoch")
+    part = lines_of(write_run(tmp_path / "mine"))
     whole = part.read_bytes()
     part.write_bytes(b"no row\n")
     client = Client(tmp_path)
@@ -381,9 +380,9 @@ def test_no_path_leads_out_of_what_is_served(client, target):
 def test_a_link_out_of_the_folder_shows_nothing_of_what_it_leads_to(tmp_path):
     outside = write_run(tmp_path / "outside", controller="secret")
     inside = write_run(tmp_path / "runs" / "mine")
-    linked = part_of(inside, "run").parent
-    shutil.rmtree(linked)
-    linked.symlink_to(part_of(outside, "run").parent)
+    linked = lines_of(inside)
+    linked.unlink()
+    linked.symlink_to(lines_of(outside))
     client = Client(tmp_path / "runs")
 
     for answer in [client.ask("/rows"), *(client.part("mine", key) for key in ("head", "growth", "diary"))]:

@@ -135,11 +135,12 @@ def test_an_iteration_of_which_no_episode_lasted_has_no_score(tmp_path: Path) ->
 
 def killed_within(directory: Path, number: int) -> Path:
     """All iterations before are complete; of this one two of four episodes are over, a third is under way."""
-    with RunWriter(directory, resumable=True) as writer:
-        writer.emit(fake_training.run_row(iterations=ITERATIONS + 1))
-        for row in rows()[1:]:
-            if isinstance(row, EnvRow | UpdateRow) and (row.iteration or 0) < number:
-                writer.emit(row)
+    with RunWriter(directory) as writer:
+        with writer.iteration(number - 1):
+            writer.emit(fake_training.run_row(iterations=ITERATIONS + 1))
+            for row in rows()[1:]:
+                if isinstance(row, EnvRow | UpdateRow) and (row.iteration or 0) < number:
+                    writer.emit(row)
         journal = IterationJournal(directory, "standard")
         journal.begin(writer.began)
         collected = [row for row in fake_training.iteration_rows(number) if not isinstance(row, UpdateRow)]

@@ -16,6 +16,7 @@ from esper.leyline.stages import Stage
 from esper.nissa.rules import RULES
 from esper.nissa.watch import PASSED, Watch, replay
 from tests.karn import fake_run
+from tests.rows import change
 
 CONFIG = {"target_kl": 0.02, "reward_scale": 5.0}
 BY_NAME = {rule.name: rule for rule in RULES}
@@ -272,7 +273,7 @@ def test_a_sign_that_flips_later_is_found_within_twenty_episodes() -> None:
 def test_the_score_itself_is_compared_where_there_is_no_twin() -> None:
     rows = episodes(lambda lead: lead)  # more for what ended lower
     for row in rows:
-        row.twin_val_score = None
+        change(row, twin_val_score=None)
     assert [rule for _, _, rule, _ in told(Watch(run_row()), rows)] == ["pays-for-worse"]
 
 
@@ -309,7 +310,7 @@ def test_shaping_is_compared_with_all_that_was_paid_whatever_its_sign(
     rows = episodes(lambda lead: 1.0)
     for number, row in enumerate(rows):
         sign = 1 if number % 2 else -1
-        row.reward_terms = {"contribution": 0.4 * sign, "rent": -0.1, "rollback": None, "churn": churn}
+        change(row, reward_terms={"contribution": 0.4 * sign, "rent": -0.1, "rollback": None, "churn": churn})
     assert told(Watch(run_row()), rows) == expected
 
 
@@ -462,7 +463,7 @@ def eventful_iteration(number: int) -> list[Row]:
     ]
     for row in ended:
         assert isinstance(row, EpisodeRow)
-        row.total_reward = sign * row.val_score
+        change(row, total_reward=sign * row.val_score)
     wrong = {
         "approx_kl": 0.3 if number % 5 == 0 else 0.01,
         "value_nrmse": 2.0 if number % 16 > 4 else 0.5,

@@ -15,7 +15,8 @@ from typing import Any, Final
 import duckdb
 import msgspec
 
-from esper.karn.tables import QueryError, Tables, check_statement, sentence_of
+from esper.karn.line_copies import sentence_of
+from esper.karn.tables import QueryError, Tables, check_statement
 from esper.leyline.run_files import TELEMETRY
 
 FETCHED: Final = 100

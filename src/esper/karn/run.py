@@ -10,11 +10,13 @@ from typing import Literal, NamedTuple, TypeVar
 import duckdb
 import msgspec
 
-from esper.karn.tables import QueryError, Tables, check_statement, sentence_of, views_named_in
+from esper.karn.line_copies import sentence_of
+from esper.karn.tables import QueryError, Tables, check_statement, views_named_in
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import Row, RunRow
-from esper.leyline.run_files import TELEMETRY, is_being_written
+from esper.leyline.lock import is_being_written
+from esper.leyline.run_files import TELEMETRY
 
 R = TypeVar("R", bound=Row)
 State = Literal["running", "finished", "stopped"]

@@ -13,10 +13,11 @@ from typing import Any, Final, TypeVar
 
 import duckdb
 
+from esper.karn.line_copies import sentence_of
 from esper.karn.run import Run, open_run
 from esper.karn.serve.folder import FoundRun, RunFolder
-from esper.karn.tables import sentence_of
 from esper.leyline.errors import EsperError
+from esper.leyline.lock import LOCK_FILE
 from esper.leyline.run_files import TELEMETRY
 
 K = TypeVar("K", bound=Hashable)
@@ -85,7 +86,8 @@ class Readings:
 
     def _opened(self, path: Path) -> Run:
         """The run in a directory; another one if that was removed and made anew."""
-        status = (path / TELEMETRY).stat()
+        lock = path / TELEMETRY / LOCK_FILE  # which no writer ever changes
+        status = (lock if lock.exists() else path / TELEMETRY).stat()
         place = (path, status.st_ino, status.st_ctime_ns)
         run = self._open.get(place) or open_run(path)
         _keep(self._open, place, run, OPEN_RUNS)

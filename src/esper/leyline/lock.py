@@ -1,4 +1,4 @@
-"""The mark of a living writer: a lock that the kernel releases when its process dies."""
+"""The mark of a living writer: a lock in a run's telemetry that the kernel releases with its process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from esper.leyline.errors import RunDirectoryError
-from esper.leyline.run_files import LOCK_FILE
 
+LOCK_FILE: Final = "writer.lock"
 TRIES: Final = 100
 PAUSE_SECONDS: Final = 0.01
 """Readers that ask whether somebody writes hold the lock for a moment themselves."""
@@ -52,3 +52,18 @@ def _lock(file: int) -> None:
         else:
             return
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_being_written(telemetry: Path) -> bool:
+    """Whether a living writer holds the lock."""
+    try:
+        file = os.open(telemetry / LOCK_FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
