@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from esper.karn.query import read_rows
-from esper.karn.run import Run, open_run
+from esper.karn.run import Run
 from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import EpochRow, ResourceRow, UpdateRow
 from esper.leyline.run_files import RowMark

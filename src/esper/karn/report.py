@@ -8,7 +8,7 @@ from esper.karn.conclusion import conclude
 from esper.karn.figures import figure_named
 from esper.karn.outcome import compare
 from esper.karn.page import sections
-from esper.karn.page.rendering import render
+from esper.karn.page.rendering import render_page
 from esper.karn.page.sections import KEYS, Group, Section, section
 from esper.karn.run import Run
 
@@ -30,7 +30,7 @@ def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | Non
         "environment": sections.run_section(run, "environment"),
     }
     order = ["conclusion", *(["comparison"] if against else []), *KEYS[1:]]
-    return render(
+    return render_page(
         "run.html",
         title=f"{run.row.name}: {run.row.task}, {run.row.controller}",
         served=False,

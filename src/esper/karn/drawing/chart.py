@@ -118,7 +118,7 @@ def draw(chart: Chart, beside: Chart | None = None) -> Markup:
         chart.description,
         x_axis(x, bottom, chart.axis, top=_TOP),
         *drawn,
-        *_hover(chart, x, bottom),
+        svg.group(_hover(chart, x, bottom), class_="hits"),
     )
 
 
@@ -221,7 +221,7 @@ def _hover(chart: Chart, x: Scale, bottom: float) -> Iterator[Markup]:
             half = (right - left) / 2
             left, right = left + half, min(right + half, svg.WIDTH)
         title = svg.element("title", f"{chart.axis} {place}: {said}")
-        yield svg.rectangle(left, _TOP, right - left, bottom - _TOP, "hit", title)
+        yield svg.rectangle(left, _TOP, right - left, bottom - _TOP, None, title)
 
 
 def _last(values: Values) -> float | None:

@@ -54,8 +54,8 @@ vector-effect:non-scaling-stroke}
 .esper .part{fill:var(--ink)}
 .esper .alert{stroke-width:8;stroke-linecap:round}
 .esper .cell{stroke:var(--paper);stroke-width:2}
-.esper .hit{fill:var(--ink);fill-opacity:0}
-.esper .hit:hover{fill-opacity:.06}
+.esper .hits rect{fill:var(--ink);fill-opacity:0}
+.esper .hits rect:hover{fill-opacity:.06}
 .esper .empty{stroke:var(--grid);stroke-width:2}
 """
 LEVELS: Final = 10

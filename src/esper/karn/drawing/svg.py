@@ -80,7 +80,7 @@ def text(x: float, y: float, content: str, class_: str = "", anchor: str | None 
     return element("text", content, x=x, y=y, class_=class_ or None, text_anchor=anchor)
 
 
-def rectangle(x: float, y: float, width: float, height: float, class_: str, *children: str) -> Markup:
+def rectangle(x: float, y: float, width: float, height: float, class_: str | None, *children: str) -> Markup:
     """A filled box."""
     return element("rect", *children, x=x, y=y, width=width, height=height, class_=class_)
 

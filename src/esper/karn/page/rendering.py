@@ -19,9 +19,14 @@ TREND: Final = 16
 """Letters of a trend, at most."""
 
 
+def render_page(template: str, **content: Any) -> str:
+    """A whole page."""
+    return _environment().get_template(template).render(content)
+
+
 def render(template: str, **content: Any) -> Markup:
-    """A template with its content."""
-    return Markup(_environment().get_template(template).render(content))
+    """A part of a page, which is not escaped again."""
+    return Markup(render_page(template, **content))
 
 
 @cache

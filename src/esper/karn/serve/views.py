@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from esper.karn.page import sections
 from esper.karn.page.chooser import episode_at
-from esper.karn.page.rendering import render
+from esper.karn.page.rendering import render, render_page
 from esper.karn.page.sections import KEYS, OF_EPISODE, SHOWN, TITLES, Group, Section
 from esper.karn.questions.overview import Overview, overview
 from esper.karn.serve.events import events_response
@@ -183,7 +183,7 @@ class Views:
 
     def _page(self, template: str, title: str, **content: Any) -> Response:
         return HTMLResponse(
-            render(template, title=title, served=True, folder=self._folder.root.name, **content),
+            render_page(template, title=title, served=True, folder=self._folder.root.name, **content),
             headers={"Cache-Control": "no-store"},
         )
 
