@@ -17,7 +17,7 @@ from tests.karn import fake_run, made_run
 from tests.karn.page import Node
 from tests.karn.serving import Client, damage, lines_of, training, write_run
 
-DAMAGED = "line 10, is not a row of this table"
+DAMAGED = "line 49, is not a row: it must begin with the name of a table"
 
 
 @pytest.fixture(scope="module")
