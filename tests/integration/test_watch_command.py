@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from esper.karn.run import open_run
+from esper.leyline.events import Row
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from esper.scripts.watch_command import WatchConfig, watch
@@ -204,24 +205,26 @@ def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(
     is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Iteration 2 is seen with an alert; then the run goes back to 1 and trains 2 and 3 anew."""
-    first = RunWriter(tmp_path / "teach", resumable=True)
+    first = RunWriter(tmp_path / "teach")
     writers, file = [first], io.StringIO()
-    for row in fake_training.course(1):
-        first.emit(row)
-    first.flush()
-    with first.checkpoint() as sizes:
-        kept = dict(sizes)
-    for row in [*fake_training.iteration_rows(2), fake_training.alert_row("kl_high", 2)]:
-        first.emit(row)
-    first.flush()
+
+    def write(number: int, *rows: Row) -> None:
+        with writers[-1].iteration(number):
+            for row in rows:
+                writers[-1].emit(row)
+
+    write(0, fake_training.run_row())
+    write(1, *fake_training.iteration_rows(1))
+    with first.checkpoint() as kept:
+        pass
+    write(2, *fake_training.iteration_rows(2), fake_training.alert_row("kl_high", 2))
 
     def go_on(seconds: float) -> None:
         if len(writers) == 1:
             first.close()
             writers.append(RunWriter(tmp_path / "teach", resume_from=kept))
-            for row in [*fake_training.iteration_rows(2), *fake_training.iteration_rows(3)]:
-                writers[1].emit(row)
-            writers[1].flush()
+            write(2, *fake_training.iteration_rows(2))
+            write(3, *fake_training.iteration_rows(3))
         else:
             writers[1].close()
 

@@ -1,7 +1,8 @@
 """The terminal's view of made-up runs: its lines, its screen, and what it takes of others' time."""
 
 import io
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -11,15 +12,19 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.segment import Segment
 
-from esper.karn import terminal
+from esper.karn import notation, terminal
+from esper.karn.page.sections import head
 from esper.karn.palette import LOOKS, SEVERITIES
 from esper.karn.questions.log import log
+from esper.karn.questions.overview import overview
+from esper.karn.questions.progress import progress
 from esper.karn.run import open_run
 from esper.karn.screen import screen
 from esper.karn.terminal import TerminalView
-from esper.leyline.events import AlertRow, EpochRow, Row
+from esper.leyline.events import AlertRow, EnvRow, EpochRow, Row
 from esper.leyline.stages import Stage
 from esper.nissa.writer import RunWriter
+from esper.scripts import cli
 from tests.karn import fake_run, fake_training
 
 LOG = """\
@@ -209,7 +214,7 @@ def test_telemetry_that_cannot_be_read_ends_the_view_and_not_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "run", a_run())
-    for rows in (tmp_path / "run" / "telemetry").rglob("*.jsonl"):
+    for rows in (tmp_path / "run" / "telemetry").glob("rows-*.jsonl"):
         rows.write_bytes(b"{}\n")
     with TerminalView(tmp_path / "run", Console(file=io.StringIO())) as view:
         view.refresh()
@@ -356,3 +361,45 @@ def test_a_screen_is_asked_for_only_when_something_was_written(
         view.refresh()
         view._draw()
         assert len(asked) == 2
+
+
+# --- one answer everywhere -------------------------------------------------------------------------------
+
+
+def half_of_two_episodes() -> Iterator[Row]:
+    """The first of two episodes of 8 epochs, and 4 epochs of the second."""
+    yield fake_run.run_row(episodes=2)
+    yield from fake_run.episode(0)
+    yield from (row for row in fake_run.episode(1) if isinstance(row, EnvRow) and row.epoch <= 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "done"), [(half_of_two_episodes, "epoch 12/16"), (two_iterations, "iteration 2/100")]
+)
+def test_how_far_how_fast_and_how_much_longer_is_the_same_on_terminal_list_and_page(
+    rows: Callable[[], Iterable[Row]], done: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ticks = iter(range(100_000))
+    with RunWriter(tmp_path / "run", clock=lambda: next(ticks) / 8) as writer:
+        for row in rows():
+            writer.emit(row)
+        writer.flush()
+        found = progress(open_run(tmp_path / "run"))
+        left, pace = notation.clock(found.seconds_left), notation.significant(found.steps_per_second)
+        line = f" · running · {done} · {notation.clock(found.seconds)} · left {left} · {pace} steps/s\n"
+        assert line in text_of(tmp_path / "run", 100)
+        cli.main(["runs", str(tmp_path)])
+        assert f" {done} " in capsys.readouterr().out
+        cli.main(["runs", str(tmp_path), "--json"])
+        (listed,) = json.loads(capsys.readouterr().out)
+        columns = ("unit", "done", "total", "seconds_left", "steps_per_second")
+        assert [listed[name] for name in columns] == [getattr(found, name) for name in columns]
+        page = head(open_run(tmp_path / "run"), "run", served=True)
+        assert all(f"<b>{text}</b>" in page for text in (done, left, f"{pace} steps/s"))
+
+
+def test_the_score_is_that_of_the_list_and_the_page(troubled: Path) -> None:
+    found = overview(open_run(troubled))
+    assert (notation.points(found.score), notation.gain(found.lead)) == ("42.7", "+26.0")
+    assert "score    42.7 " in text_of(troubled)
+    assert "lead +26.0 " in text_of(troubled)

@@ -75,9 +75,8 @@ def _scores(found: Overview, columns: int) -> Table:
     best = max((score for score in found.scores if score is not None), default=None)
     scores, twins = (notation.trend(course, columns, *span) for course in (found.scores, found.twins))
     table.add_row("score", notation.points(found.score), f"best {notation.points(best)}", scores)
-    table.add_row(
-        "twin", notation.points(found.twin), f"lead {notation.gain(found.lead)}", Text(twins, "dim")
-    )
+    lead = f"lead {notation.gain(found.lead)}"
+    table.add_row("twin", notation.points(found.twin), lead, Text(twins, "dim"))
     host = found.row.host_params
     growth = f"{notation.factor(found.params, host)} the host's {notation.count(host)}"
     table.add_row("params", notation.count(found.params), growth)
