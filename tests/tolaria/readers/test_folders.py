@@ -114,9 +114,9 @@ def test_a_size_of_nothing_is_refused(tmp_path: Path) -> None:
     [
         ({"test/a/1": even(0)}, "'{0}/train' does not exist; a folder with one folder of images per class"),
         ({"train/a/1": even(0)}, "'{0}/test' does not exist; a folder with one folder of images per class"),
-        ({"train/a/1": even(0), "test/a/1": even(0), "test/c/1": even(0)}, "'{0}' has c in only one of train"),
-        ({"train/a/1": even(0), "train/c/1": even(0), "test/a/1": even(0)}, "'{0}' has c in only one of train"),
-        ({"train/a/1": even(0), "test/a/1": even(0, 3, 2)}, "images of 2 × 3 pixels in train and of 3 × 2 in"),
+        ({"train/a/1": even(0), "test/a/1": even(0), "test/c/1": even(0)}, "'{0}' has c in only one of"),
+        ({"train/a/1": even(0), "train/c/1": even(0), "test/a/1": even(0)}, "'{0}' has c in only one of"),
+        ({"train/a/1": even(0), "test/a/1": even(0, 3, 2)}, "images of 2 × 3 pixels in train and of 3 × 2"),
     ],
 )  # fmt: skip
 def test_splits_that_do_not_belong_together_are_refused(
