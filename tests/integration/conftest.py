@@ -5,10 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from esper.simic.training.vectorized import IterationSummary
+from esper import training
+from esper.run_state import save_state
+from esper.simic.training.vectorized import Trainer
 from esper.training import train
 from tests.integration.training import prepare, tiny
 
@@ -38,12 +41,14 @@ def stopped_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with the checkpoint of its second iteration and the rows of its third."""
     out = tmp_path_factory.mktemp("stopped") / "run"
 
-    def stop(summary: IterationSummary) -> None:
-        if summary.iteration == 3:
+    def stop(trainer: Trainer, *where: Any) -> None:
+        if trainer.iteration == 3:
             raise StoppedError
+        save_state(trainer, *where)
 
-    with pytest.raises(StoppedError):
-        train(tiny(), out, on_iteration=stop)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(training, "save_state", stop)
+        train(tiny(), out)
     return out
 
 

@@ -18,7 +18,7 @@ from esper.nissa.rules import MACHINE_RULES
 from esper.nissa.watch import Watch
 from esper.scripts import cli
 from esper.scripts.flags import exit_on_user_error
-from esper.simic.training.vectorized import Trainer
+from esper.simic.training.vectorized import Evaluation, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.tasks import TASKS
 from tests.tolaria.building import tiny_task
@@ -40,11 +40,11 @@ def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
     patch.setenv("ESPER_CACHE", str(cache))
     evaluate = Trainer.evaluate
 
-    def eventful(trainer: Trainer) -> tuple[float, float | None]:
-        value, score = evaluate(trainer)
-        if trainer.task.name != "tiny":
-            return value, score
-        return value + trainer.iteration * (trainer.iteration < trainer.settings.iterations), score
+    def eventful(trainer: Trainer) -> Evaluation:
+        found = evaluate(trainer)
+        if trainer.task.name != "tiny" or trainer.is_over:
+            return found
+        return found._replace(mean_return=found.mean_return + trainer.iteration)
 
     patch.setattr(Trainer, "evaluate", eventful)
     take = Watch.take

@@ -154,8 +154,10 @@ def test_what_is_moved_and_mirrored_changes_no_other_draw() -> None:
     for env in (plain, moved, again):
         run(env, {}, until=3)
     assert not torch.equal(moved.host._augmenting.get_state(), before)
-    assert bits(plain.host._cursor.state()) == bits(moved.host._cursor.state()), "the same images in the same order"
-    assert torch.equal(plain.host_stream.get_state(), moved.host_stream.get_state())
+    assert bits(plain.host._cursor.state()) == bits(moved.host._cursor.state()), (
+        "the same images in the same order"
+    )
+    assert torch.equal(plain.host._host_stream.get_state(), moved.host._host_stream.get_state())
     assert host_bits(plain) != host_bits(moved), "but they were moved"
     assert host_bits(moved) == host_bits(again)
 

@@ -70,6 +70,7 @@ def run_vector(env_indices: Sequence[int], growing: Sequence[int]) -> tuple[Seri
     for epoch in range(10):
         rows = [PLAN.get(epoch, WAIT) if env in growing else WAIT for env in env_indices]
         history.append(vector.step(np.stack(rows)))
+        vector.record_decisions(None)
     vector.finish()
     return vector, sink, history
 
@@ -79,7 +80,7 @@ def facts_of_row(history: list[EpochFacts], row: int) -> Any:
 
 
 def episode_of(vector: SerialVector, sink: ListSink, history: list[EpochFacts], env: int) -> Any:
-    row = [e._env for e in vector.envs].index(env)
+    row = [one._env for one in vector.envs].index(env)
     return bits(vector.envs[row].state()), facts_of_row(history, row), rows_of_env(sink, env)
 
 
