@@ -46,9 +46,10 @@ def stopped_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             raise StoppedError
         save_state(trainer, *where)
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "save_state", stop)
-        train(tiny(), out)
+        with pytest.raises(StoppedError):
+            train(tiny(), out)
     return out
 
 
