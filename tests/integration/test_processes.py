@@ -133,8 +133,7 @@ def test_the_sentence_of_one_worker_is_the_only_one_shown(
 
 
 @pytest.mark.parametrize(
-    "loss",
-    [DistNetworkError("Failed to recv, got 0 bytes"), RuntimeError("[gloo] connection closed")],
+    "loss", [DistNetworkError("Failed to recv, got 0 bytes"), RuntimeError("[gloo] connection closed")]
 )
 def test_a_worker_whose_others_are_gone_says_so(
     loss: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -295,7 +295,7 @@ def host_bits(env: MorphEnv) -> Any:
             "weights": env.model.host.state_dict(),
             "optimiser": env.host.optimiser.state_dict(),
             "stream": env.host._host_stream.get_state(),
-            "cursor": env.host._cursor.state(),
+            "cursor": (env.host._cursor._order, env.host._cursor._position),
         }
     )
 

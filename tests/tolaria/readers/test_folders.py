@@ -7,14 +7,7 @@ import pytest
 import torch
 
 from esper.tolaria.readers import read_image_folder, read_split_folders
-from tests.tolaria.readers.building import (
-    Bytes,
-    image_bytes,
-    png_bytes,
-    random_bytes,
-    refused,
-    write_files,
-)
+from tests.tolaria.readers.building import Bytes, image_bytes, png_bytes, random_bytes, refused, write_files
 
 
 def even(value: int, height: int = 2, width: int = 3) -> bytes:
@@ -29,8 +22,7 @@ def colours(rng_seed: int) -> Bytes:
 def test_images_come_class_by_class_in_the_order_of_names(tmp_path: Path) -> None:
     # Written in another order; names sort by character, so 10 goes before 2.
     write_files(
-        tmp_path,
-        {"dog/2": even(4), "cat/b": even(2), "dog/10": even(3), "ant/z": even(0), "cat/a": even(1)},
+        tmp_path, {"dog/2": even(4), "cat/b": even(2), "dog/10": even(3), "ant/z": even(0), "cat/a": even(1)}
     )
     read = read_image_folder(tmp_path, grey=True)
     assert read.classes == ("ant", "cat", "dog")
