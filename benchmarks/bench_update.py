@@ -7,8 +7,8 @@ from torch import nn
 
 from benchmarks.measuring import cpu_times, figure
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.config import PPOConfig
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import PPOConfig
 from esper.simic.training.proving import SMALL, new_policy
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from tests.tamiyo.policy.deciding import play

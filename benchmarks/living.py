@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from esper.simic.training.recorder import complete
 
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training import growth
 from esper.simic.training.proving import new_policy
-from esper.simic.training.recorder import complete
 from esper.simic.training.rollout import ActionStreams, collect
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
 from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE

@@ -24,7 +24,25 @@ from esper.simic.training.vectorized import Trainer
 from tests.integration.training import assert_same_end, prepare, rows_without_times
 
 ROOT = Path(__file__).parents[2]
-WORDS = ["train", "--task", "tiny", "--hidden-dim", "16", "--envs", "12", "--iterations", "3", "--update-epochs", "2", "--evaluate-episodes", "5", "--evaluate-every", "2", "--checkpoint-every", "1"]
+WORDS = [
+    "train",
+    "--task",
+    "tiny",
+    "--hidden-dim",
+    "16",
+    "--envs",
+    "12",
+    "--iterations",
+    "3",
+    "--update-epochs",
+    "2",
+    "--evaluate-episodes",
+    "5",
+    "--evaluate-every",
+    "2",
+    "--checkpoint-every",
+    "1",
+]
 """Six shards of two environments, and three of episodes to evaluate with."""
 PAID = ["--reward-family", "loss"]
 """Every step of a short episode brings something, and nothing waits for twins."""

@@ -303,5 +303,7 @@ def test_an_episode_in_which_nothing_happened_has_nothing_to_tell() -> None:
         ([0.0, None, 0.0, 0.0, 0.0, 0.25], " (policy –, next best ADVANCE 0.25)"),
     ],
 )
-def test_a_policy_output_says_only_what_is_known(probabilities: list[float | None] | None, words: str) -> None:
+def test_a_policy_output_says_only_what_is_known(
+    probabilities: list[float | None] | None, words: str
+) -> None:
     assert policy_output(decision(1, Op.GERMINATE, op_probs=probabilities), RUN) == words
