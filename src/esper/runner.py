@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from esper.build import build_controller, build_task, build_vector, describe_run, one_thread
 from esper.config import RunConfig
 from esper.kasmina.export import save_committed
 from esper.leyline.errors import InterruptedRunError
-from esper.leyline.protocols import EventSink
 from esper.nissa.writer import RunWriter
 from esper.telemetry import Telemetry
 from esper.tolaria.episode import run_episode
@@ -43,7 +42,6 @@ def run_arm(
     config: RunConfig,
     controller_name: str,
     directory: Path,
-    views: Sequence[EventSink] = (),
     refresh: Callable[[], None] = lambda: None,
 ) -> Path:
     """Run all episodes of one controller; telemetry and networks are written to ``directory``.
@@ -57,7 +55,7 @@ def run_arm(
         env.reset(0)
         controller = build_controller(controller_name, config, vector.action_space)
         run = describe_run(config, controller_name, directory.name, env)
-        env.sink = Telemetry(run, writer, views)
+        env.sink = Telemetry(run, writer)
         env.sink.emit(run)
 
         def flush() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,6 @@ from esper.build import describe_run, one_thread
 from esper.karn.query import read_rows
 from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.events import RunRow
-from esper.leyline.protocols import EventSink
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.run_state import CONFIG_FILE, load_latest, save_state
@@ -42,7 +41,6 @@ def train(
     directory: Path,
     *,
     resume: bool = False,
-    views: Sequence[EventSink] = (),
     refresh: Callable[[], None] = lambda: None,
 ) -> None:
     """Train to the last iteration; every process of the run calls this, the first one writes and shows.
@@ -62,7 +60,7 @@ def train(
             journal.begin(exchange.from_first(writer.began))
             begun = read_rows(directory, RunRow) if resume else []
             run = begun[0] if begun else _begin(config, directory, trainer)
-            telemetry = Telemetry(run, writer, views)
+            telemetry = Telemetry(run, writer)
             if begun:
                 telemetry.replay(directory)
             else:

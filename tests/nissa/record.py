@@ -18,6 +18,7 @@ from unittest import mock
 
 import msgspec
 
+from esper.karn.query import read_rows
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import TABLES, EpisodeRow, Row, RunRow, UpdateRow
 from esper.simic.config import TrainingConfig
@@ -25,7 +26,6 @@ from esper.simic.rewards import terms
 from esper.simic.rewards.families import FAMILIES, RewardInputs
 from esper.simic.rewards.terms import Array
 from esper.training import train
-from tests.tolaria.building import ListSink
 
 FOLDER: Final = Path(__file__).parent / "recorded"
 
@@ -81,11 +81,12 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 
 def record(name: str) -> None:
     """Train, and write what the training emitted."""
-    recipe, sink = RECIPES[name], ListSink()
+    recipe = RECIPES[name]
     with recipe.breakage(), tempfile.TemporaryDirectory() as folder:
-        config = TrainingConfig(**recipe.settings)
-        train(config, Path(folder) / name, views=[sink])
-    write(name, f"python -m tests.nissa.record {name}", (r for r in sink.rows if type(r) in recipe.tables))
+        train(TrainingConfig(**recipe.settings, detail="full"), Path(folder) / name)
+        rows = [row for kind in recipe.tables for row in read_rows(Path(folder) / name, kind)]
+    rows.sort(key=lambda row: row.t)
+    write(name, f"python -m tests.nissa.record {name}", rows)
 
 
 def write(name: str, made_by: str, rows: Iterable[Row]) -> None:

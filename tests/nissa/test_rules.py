@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from esper.karn.query import read_rows
 from esper.leyline import limits
-from esper.leyline.events import AlertRow, Column, EpisodeRow, Row, SeedRow, UpdateRow
+from esper.leyline.events import TABLES, AlertRow, Column, EpisodeRow, Row, SeedRow, UpdateRow
 from esper.leyline.factored_actions import OP_WAIT, Blueprint, BoolArray, Op
 from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.stages import Stage
@@ -54,7 +54,7 @@ def tiny_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 
 
 def rows_of_training(folder: Path, **settings: Any) -> list[Row]:
-    """A short training; every row and every alert, in order."""
+    """A short training; every row, table by table."""
     few = {
         "envs": 2,
         "iterations": 5,
@@ -63,10 +63,9 @@ def rows_of_training(folder: Path, **settings: Any) -> list[Row]:
         "evaluate_episodes": 1,
         "evaluate_every": 100,
     }
-    sink = ListSink()
-    config = TrainingConfig(**{"task": "tiny", "detail": "summary", **few, **settings})
-    train(config, folder / "run", views=[sink])
-    return sink.rows
+    config = TrainingConfig(**{"task": "tiny", "detail": "full", **few, **settings})
+    train(config, folder / "run")
+    return [row for kind in TABLES.values() for row in read_rows(folder / "run", kind)]
 
 
 def raised(rows: Iterable[Row]) -> list[tuple[str, str]]:
