@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from esper.kasmina import Host, MorphogeneticModel, register_blueprint
 from esper.kasmina.blueprints import Topology, blueprint_named, unregister_blueprint
 from esper.kasmina.model import slot_streams
-from esper.leyline import BLEND_IDS, CANONICAL_ACTION, Head, LifecycleRules, Op, Stage, Tempo
+from esper.leyline import BLEND_IDS, CANONICAL_ACTION, Head, LifecycleOp, LifecycleRules, Stage, Tempo
 from esper.leyline.rules import IncubationMode
 from esper.tolaria.actuator import Outcome, apply_action
 from esper.tolaria.epoch import BatchFacts, train_batch
@@ -195,7 +195,7 @@ def begin(
 def germinate(model: MorphogeneticModel, blueprint: str, style: int, slot: int = SLOT) -> Outcome:
     """Plant a seed as a decision maker would."""
     action = CANONICAL_ACTION.copy()
-    action[Head.OP] = Op.GERMINATE
+    action[Head.OP] = LifecycleOp.GERMINATE
     action[Head.SLOT] = slot
     action[Head.BLUEPRINT] = blueprint_named(blueprint, model.host.topology).index
     action[Head.STYLE] = style

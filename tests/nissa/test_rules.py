@@ -21,7 +21,7 @@ from esper.config import TrainingConfig
 from esper.karn.query import read_rows
 from esper.leyline import limits
 from esper.leyline.events import AlertRow, Column, EpisodeRow, Row, SeedRow, UpdateRow
-from esper.leyline.factored_actions import OP_WAIT, Blueprint, BoolArray, Op
+from esper.leyline.factored_actions import OP_WAIT, BlueprintAction, BoolArray, LifecycleOp
 from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.stages import Stage
 from esper.nissa.conditions import RESULT_TERMS
@@ -209,7 +209,7 @@ def test_a_head_that_is_stuck_is_noticed_within_three_updates(
         if trainer.iteration == stuck_since - 1:
             *_, last = (m for m in trainer.policy.heads["op"].modules() if isinstance(m, torch.nn.Linear))
             with torch.no_grad():
-                last.bias[Op.GERMINATE] += 1e4
+                last.bias[LifecycleOp.GERMINATE] += 1e4
         return run_iteration(trainer)
 
     monkeypatch.setattr(Trainer, "run_iteration", stick)
@@ -286,7 +286,7 @@ def test_a_seed_that_is_not_finite_is_reported_by_the_governor_alone() -> None:
 
 def test_a_seed_whose_gradient_vanishes_is_dead_within_two_epochs() -> None:
     env, sink = started(tiny_task(horizon=8))
-    run(env, {0: plant(1, Blueprint.NORM)}, until=2)
+    run(env, {0: plant(1, BlueprintAction.NORM)}, until=2)
     with torch.no_grad():
         env.model.seed_parameters(1)[0].fill_(50.0)  # tanh is flat there
     run(env, {}, until=5)

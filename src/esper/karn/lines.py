@@ -24,7 +24,7 @@ from esper.leyline.events import (
     TransitionRow,
     UpdateRow,
 )
-from esper.leyline.factored_actions import Op
+from esper.leyline.factored_actions import LifecycleOp
 from esper.leyline.stages import Stage
 
 VERBS: Final[Mapping[Stage, str]] = MappingProxyType(
@@ -39,10 +39,10 @@ VERBS: Final[Mapping[Stage, str]] = MappingProxyType(
 """The stage changes worth a line, in words."""
 _SHORT_OPS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        Op.GERMINATE.name: "germ",
-        Op.SET_ALPHA_TARGET.name: "alpha",
-        Op.FOSSILIZE.name: "foss",
-        Op.ADVANCE.name: "adv",
+        LifecycleOp.GERMINATE.name: "germ",
+        LifecycleOp.SET_ALPHA_TARGET.name: "alpha",
+        LifecycleOp.FOSSILIZE.name: "foss",
+        LifecycleOp.ADVANCE.name: "adv",
     }
 )
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.leyline import HEAD_NAMES, NUM_HEADS, AlphaTarget, Op, SlotConfig, SlotTable, head_sizes
+from esper.leyline import HEAD_NAMES, NUM_HEADS, AlphaTarget, LifecycleOp, SlotConfig, SlotTable, head_sizes
 from esper.tamiyo.networks.factored_lstm import (
     BlueprintEmbedding,
     Critic,
@@ -112,7 +112,7 @@ def test_waiting_and_full_alpha_have_a_head_start_and_pruning_a_handicap() -> No
     assert biases["alpha_target"].tolist() == [0.0, 0.0, 1.0]
     others = [bias for name, bias in biases.items() if name not in ("op", "alpha_target")]
     assert all(bias.abs().max() == 0.0 for bias in others)
-    assert (Op.WAIT, Op.PRUNE, AlphaTarget.FULL) == (0, 3, 2)
+    assert (LifecycleOp.WAIT, LifecycleOp.PRUNE, AlphaTarget.FULL) == (0, 3, 2)
 
 
 def test_the_blueprint_head_is_a_layer_deeper() -> None:

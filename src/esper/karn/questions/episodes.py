@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 from esper.karn.episodes import HORIZON
 from esper.karn.run import Run
 
-
 LAST_ITERATION: Final = "(SELECT max(iteration) FROM update)"
 """The last iteration of a training that is complete, as SQL; a killed one may have begun another."""
 IN_A_COMPLETE_ITERATION: Final = f"(iteration <= {LAST_ITERATION})"

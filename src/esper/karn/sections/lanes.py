@@ -19,7 +19,7 @@ from esper.karn.palette import LOOKS
 from esper.karn.sections.bands import OUTSIDE, read
 from esper.karn.sections.layout import COURSE_AT, Section, joined
 from esper.leyline.events import DecisionRow, RunRow, SeedRow
-from esper.leyline.factored_actions import Head, Op
+from esper.leyline.factored_actions import Head, LifecycleOp
 from esper.leyline.stages import Stage
 
 V = TypeVar("V")
@@ -165,8 +165,8 @@ def _decided(episode: EpisodeState, axis: Axis) -> Text:
 def _decision_cell(row: DecisionRow | None) -> tuple[str, str]:
     if row is None:
         return " ", ""
-    op = Op(row.action[Head.OP])
+    op = LifecycleOp(row.action[Head.OP])
     letter = op_label(op.name)[0]
-    if op is Op.WAIT:
+    if op is LifecycleOp.WAIT:
         return "·", "dim"
     return (letter.upper(), "") if row.succeeded else (letter, OUTSIDE)

@@ -26,7 +26,7 @@ class GrowthEnv:
     its horizon is the last of its environment until the next reset.
     """
 
-    def __init__(  # noqa: PLR0913  what a training can be told of its environments
+    def __init__(
         self,
         task: TaskSpec,
         *,

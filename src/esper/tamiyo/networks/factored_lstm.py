@@ -26,7 +26,7 @@ from esper.leyline import (
     NUM_OPS,
     AlphaTarget,
     Head,
-    Op,
+    LifecycleOp,
     head_sizes,
 )
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -40,7 +40,7 @@ HEAD_HIDDEN: Final = 128
 MEMORY_STEPS: Final = 64
 """Longest memory that a cell starts with."""
 INITIAL_LOGITS: Final[Mapping[Head, Mapping[int, float]]] = {
-    Head.OP: {Op.WAIT: 1.0, Op.PRUNE: -2.0},
+    Head.OP: {LifecycleOp.WAIT: 1.0, LifecycleOp.PRUNE: -2.0},
     Head.ALPHA_TARGET: {AlphaTarget.FULL: 1.0},
 }
 """Head starts: two thirds of uniform germinations would strand below HOLDING, and most be pruned."""
