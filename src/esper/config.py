@@ -10,11 +10,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import Detail
 
+MOST: Final = 1_000_000
+"""Largest count that a setting may ask for: beyond, memory ends before the run does."""
+MOST_SLOTS: Final = 1_000
 HeadName = Literal["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"]
 
 
@@ -42,11 +53,14 @@ class RunConfig(BaseModel):
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
     controller: str = Field("heuristic", description="Who decides: heuristic, random, periodic, off or ppo.")
-    rng_seed: int = Field(0, ge=0, description="Root of every random stream; same seed, same run.")
-    episodes: int = Field(1, ge=1, description="Host episodes, one after the other.")
-    steps: int | None = Field(None, ge=1, description="Host epochs per episode; the preset's unless given.")
+    rng_seed: int = Field(0, ge=0, lt=2**63, description="Root of every random stream; same seed, same run.")
+    episodes: int = Field(1, ge=1, le=MOST, description="Host episodes, one after the other.")
+    steps: int | None = Field(
+        None, ge=1, le=MOST, description="Host epochs per episode; the preset's unless given."
+    )
     slots: tuple[str, ...] = Field(
-        (), description="Slots that may grow: ids such as r0c0 r0c2, or a count; all unless given."
+        (),
+        description="Slots that may grow, by ids such as r0c0 r0c2; or a number, for a host with so many.",
     )
     rotation: tuple[str, ...] = Field(
         (), description="Blueprints the heuristic tries, favourite first; all unless given."
@@ -59,7 +73,10 @@ class RunConfig(BaseModel):
         "shadow", description="How a seed learns before it is blended in."
     )
     incubation_epochs: int | None = Field(
-        None, ge=0, description="Epochs before a seed is blended in; the preset's unless given."
+        None, ge=0, le=MOST, description="Epochs before a seed is blended in; the preset's unless given."
+    )
+    auto_forward: bool = Field(
+        True, description="Seeds change stage when theirs is over; else that takes the op ADVANCE."
     )
     checkpoint: Path | None = Field(None, description="Folder of a trained policy, for the ppo controller.")
     against: tuple[str, ...] = Field(
@@ -68,6 +85,23 @@ class RunConfig(BaseModel):
     detail: Detail = Field("full", description="How much is written of every episode.")
     out: Path | None = Field(None, description="Run directory; a new one below runs/ unless given.")
     as_json: bool = Field(False, description="Print the result as JSON and nothing else.")
+
+    @property
+    def slot_count(self) -> int | None:
+        """Slots of the host where a number was given for them instead of ids."""
+        is_number = len(self.slots) == 1 and self.slots[0].isdecimal()
+        return int(self.slots[0]) if is_number else None
+
+    @field_validator("slots")
+    @classmethod
+    def _slots_can_be_built(cls, slots: tuple[str, ...]) -> tuple[str, ...]:
+        if (
+            len(slots) == 1
+            and slots[0].isdecimal()
+            and not (len(slots[0]) < 5 and 1 <= int(slots[0]) <= MOST_SLOTS)
+        ):
+            raise ValueError(f"a host can have 1 to {MOST_SLOTS} slots; found {slots[0][:20]}")
+        return slots
 
     @model_validator(mode="after")
     def _settings_have_an_effect(self) -> RunConfig:
@@ -90,17 +124,22 @@ class TrainingConfig(BaseModel):
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
     rng_seed: int = Field(0, ge=0, lt=1_000_000, description="Root of every random stream.")
-    envs: int = Field(32, ge=1, description="Environments, one episode each per iteration.")
-    iterations: int = Field(40, ge=1, description="Iterations of episodes and one update each.")
-    steps: int | None = Field(None, ge=1, description="Host epochs per episode; the preset's unless given.")
+    envs: int = Field(32, ge=1, le=MOST, description="Environments, one episode each per iteration.")
+    iterations: int = Field(40, ge=1, le=MOST, description="Iterations of episodes and one update each.")
+    steps: int | None = Field(
+        None, ge=1, le=MOST, description="Host epochs per episode; the preset's unless given."
+    )
     slots: int | None = Field(
-        None, ge=1, description="Blocks and so slots of the host; the preset's unless given."
+        None, ge=1, le=MOST_SLOTS, description="Blocks and so slots of the host; the preset's unless given."
+    )
+    auto_forward: bool = Field(
+        True, description="Seeds change stage when theirs is over; else that takes the op ADVANCE."
     )
     vary_slots: bool = Field(False, description="Enable a random part of the slots in every episode.")
     capacity: int | None = Field(
-        None, ge=1, description="Slots that the policy has room for; the host's unless given."
+        None, ge=1, le=MOST_SLOTS, description="Slots that the policy has room for; the host's unless given."
     )
-    hidden_dim: int = Field(256, ge=8, description="Width of the policy network.")
+    hidden_dim: int = Field(256, ge=8, le=MOST, description="Width of the policy network.")
     critic: Literal["state_value", "op_value"] = Field("state_value", description="V(s), or Q(s, op).")
     conditioned: bool = Field(True, description="Heads see the op and the slot chosen before them.")
     hold_heads: tuple[HeadName, ...] = Field(
@@ -113,7 +152,7 @@ class TrainingConfig(BaseModel):
         0.01, ge=0, description="Price of a thousand grown parameters, in lead of 100 points."
     )
     reward_scale: float = Field(5.0, gt=0, description="Factor on every reward.")
-    update_epochs: int = Field(6, ge=1, description="Passes over each rollout.")
+    update_epochs: int = Field(6, ge=1, le=MOST, description="Passes over each rollout.")
     learning_rate: float = Field(1e-3, gt=0, description="Of the policy's optimiser.")
     clip: float = Field(0.2, gt=0, lt=1, description="Clipping of the probability ratio.")
     clip_per_head: bool = Field(False, description="Clip head by head instead of the joint ratio.")
@@ -129,7 +168,7 @@ class TrainingConfig(BaseModel):
     entropy_start: float = Field(0.02, ge=0, description="Entropy coefficient of the first iteration.")
     entropy_end: float = Field(0.002, ge=0, description="Entropy coefficient of the last iteration.")
     entropy_floor: float = Field(
-        0.0,
+        0.1,
         ge=0,
         le=1,
         description="Entropy at which the blueprint and tempo heads are kept open, until the last fifth.",
@@ -139,9 +178,11 @@ class TrainingConfig(BaseModel):
         None, gt=0, description="Clipping of value predictions; none unless given."
     )
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient clip.")
-    evaluate_every: int = Field(5, ge=1, description="Iterations between evaluations on selection rng seeds.")
-    evaluate_episodes: int = Field(16, ge=1, description="Episodes per evaluation.")
-    checkpoint_every: int = Field(5, ge=1, description="Iterations between checkpoints.")
+    evaluate_every: int = Field(
+        5, ge=1, le=MOST, description="Iterations between evaluations on selection rng seeds."
+    )
+    evaluate_episodes: int = Field(16, ge=1, le=MOST, description="Episodes per evaluation.")
+    checkpoint_every: int = Field(5, ge=1, le=MOST, description="Iterations between checkpoints.")
     detail: Detail = Field("standard", description="How much is written of every episode.")
 
 
@@ -151,7 +192,6 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
         "task": "digits_impaired",
         "envs": 16,
         "iterations": 60,
-        "entropy_floor": 0.1,
         "evaluate_every": 10,
         "evaluate_episodes": 24,
     },

@@ -29,9 +29,10 @@ from esper.tolaria.tasks import TaskSpec, task_named
 
 
 def task_of(config: TrainingConfig) -> TaskSpec:
-    """The preset with the training's own horizon and slots."""
+    """The preset with the training's own horizon, slots and lifecycle rules."""
     task = task_named(config.task)
-    task = replace(task, horizon=config.steps or task.horizon)
+    rules = replace(task.rules, auto_forward=config.auto_forward)
+    task = replace(task, rules=rules, horizon=config.steps or task.horizon)
     if config.slots is not None:
         task = task.with_slots(config.slots)
     check_capacity(task.num_slots, config.capacity or task.num_slots)

@@ -306,6 +306,7 @@ def update_row(number: int) -> UpdateRow:
         ratio_max=1.5,
         ratio_min=0.5,
         first_ratio_error=1e-7,
+        update_epochs=6,
         early_stop_update_epoch=None,
         grad_norm=0.7,
         head_grad_norm=[0.1] * 8,

@@ -318,6 +318,7 @@ def update_row(number: int, episodes: Sequence[EpisodeRow], dice: random.Random)
         ratio_max=2.0,
         ratio_min=0.4,
         first_ratio_error=1e-7,
+        update_epochs=6,
         early_stop_update_epoch=None,
         grad_norm=abs(dice.gauss(1, 0.3)),
         head_grad_norm=[0.1] * len(HEAD_NAMES),
