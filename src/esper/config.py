@@ -60,10 +60,13 @@ class RunConfig(BaseModel):
     )
     slots: tuple[str, ...] = Field(
         (),
+        max_length=MOST_SLOTS,
         description="Slots that may grow, by ids such as r0c0 r0c2; or a number, for a host with so many.",
     )
     rotation: tuple[str, ...] = Field(
-        (), description="Blueprints the heuristic tries, favourite first; all unless given."
+        (),
+        max_length=MOST_SLOTS,
+        description="Blueprints the heuristic tries, favourite first; all unless given.",
     )
     plan: str = Field(
         "every:1:conv_heavy",
@@ -80,7 +83,9 @@ class RunConfig(BaseModel):
     )
     checkpoint: Path | None = Field(None, description="Folder of a trained policy, for the ppo controller.")
     against: tuple[str, ...] = Field(
-        (), description="Control controllers to run with the same rng seed and compare with."
+        (),
+        max_length=MOST_SLOTS,
+        description="Control controllers to run with the same rng seed and compare with.",
     )
     detail: Detail = Field("full", description="How much is written of every episode.")
     out: Path | None = Field(None, description="Run directory; a new one below runs/ unless given.")
@@ -143,7 +148,9 @@ class TrainingConfig(BaseModel):
     critic: Literal["state_value", "op_value"] = Field("state_value", description="V(s), or Q(s, op).")
     conditioned: bool = Field(True, description="Heads see the op and the slot chosen before them.")
     hold_heads: tuple[HeadName, ...] = Field(
-        (), description="Heads that are held at their canonical value, to see what they are worth."
+        (),
+        max_length=MOST_SLOTS,
+        description="Heads that are held at their canonical value, to see what they are worth.",
     )
     reward_family: Literal["paired", "contribution", "loss", "sparse"] = Field(
         "paired", description="What a decision is paid: paired, contribution, loss or sparse."
@@ -241,9 +248,13 @@ def read_settings(path: Path) -> dict[str, object]:
     if path.suffix not in readers:
         raise ConfigError(f"'{path}' must end in {' or '.join(readers)}")
     try:
+        if path.stat().st_size > MOST:
+            raise ConfigError(f"'{path}' is larger than a configuration: {path.stat().st_size:,} bytes")
         content = readers[path.suffix](path.read_text())
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise ConfigError(f"'{path}' nests lists or tables too deeply") from None
     except ValueError as error:
         raise ConfigError(f"'{path}' is not valid {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(content, dict):
@@ -251,9 +262,18 @@ def read_settings(path: Path) -> dict[str, object]:
     return content
 
 
+def _short(value: object) -> str:
+    """A value as it was written, cut off where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, a list of lists of lists …
+        return f"a {type(value).__name__} that is too long to show"
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
 def _sentence(problem: dict[str, object], known: list[str]) -> str:
     location = problem["loc"]
-    name = ".".join(map(str, location)) if isinstance(location, tuple) else ""
+    name = ".".join(map(str, location))[:80] if isinstance(location, tuple) else ""
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, known, n=1)
         return f"unknown key '{name}'" + (
@@ -262,9 +282,9 @@ def _sentence(problem: dict[str, object], known: list[str]) -> str:
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return message
-    sentence = f"{name}: {message[0].lower()}{message[1:]}; found {problem['input']!r}"
+    sentence = f"{name}: {message[0].lower()}{message[1:]}; found {_short(problem['input'])}"
     if problem["type"] == "literal_error":
         allowed = re.findall("'([^']*)'", message)
-        near = difflib.get_close_matches(str(problem["input"]), allowed, n=1)
+        near = difflib.get_close_matches(_short(problem["input"]).strip("'"), allowed, n=1)
         sentence += f" (did you mean {near[0]}?)" if near else ""
     return sentence

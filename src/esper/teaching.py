@@ -21,7 +21,7 @@ from esper.simic.agent.ppo import PPOSettings
 from esper.simic.rewards.families import FAMILIES
 from esper.simic.training import exchange
 from esper.simic.training.vectorized import IterationSummary, Trainer, TrainingSettings, train
-from esper.tamiyo.policy.checkpoint import SaveError, save_policy, write_durably
+from esper.tamiyo.policy.checkpoint import SaveError, TrainedOn, save_policy, write_durably
 from esper.tamiyo.policy.observer import check_capacity
 from esper.telemetry import Telemetry
 from esper.tolaria.env import MorphEnv
@@ -38,6 +38,12 @@ def task_of(config: TrainingConfig) -> TaskSpec:
     check_capacity(task.num_slots, config.capacity or task.num_slots)
     varied = config.vary_slots or task.instances.vary_slots
     return replace(task, instances=replace(task.instances, vary_slots=varied))
+
+
+def trained_on(config: TrainingConfig) -> TrainedOn:
+    """What a policy says of its training."""
+    task = task_of(config)
+    return TrainedOn(config.task, task.num_slots, task.horizon, config.rent, config.auto_forward)
 
 
 def settings_of(config: TrainingConfig) -> TrainingSettings:
@@ -82,7 +88,7 @@ def teach(
                 on_iteration(summary)
 
             def save_best() -> None:
-                save_policy(trainer.policy, directory / "best")
+                save_policy(trainer.policy, directory / "best", trained_on(config))
 
             def save() -> None:
                 with writer.checkpoint() as sizes:

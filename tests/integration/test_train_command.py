@@ -108,7 +108,7 @@ def test_the_module_form_trains_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_file_gives_settings_and_flags_override_it(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
-    file.write_text("envs = 4\nrounds = 9\nsteps = 2\nhidden_dim = 16\nevaluate_episodes = 1\n")
+    file.write_text("envs = 4\niterations = 9\nsteps = 2\nhidden_dim = 16\nevaluate_episodes = 1\n")
     cli.main(["train", "--config", str(file), "--iterations", "1", "--out", str(tmp_path / "run")])
     kept = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (kept["envs"], kept["iterations"], kept["hidden_dim"]) == (4, 1, 16)

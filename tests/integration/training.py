@@ -17,7 +17,7 @@ from esper.leyline.events import AlertRow, Row, UpdateRow
 from esper.nissa.rules import MACHINE_RULES
 from esper.nissa.watch import Watch
 from esper.scripts import cli
-from esper.scripts.flags import exit_on_user_error
+from esper.scripts.guard import exit_on_error
 from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.tasks import TASKS
@@ -130,7 +130,7 @@ def sentence_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def sentence_from(capsys: pytest.CaptureFixture[str], command: Callable[[], None]) -> str:
     with pytest.raises(SystemExit) as stop:
-        exit_on_user_error(command)
+        exit_on_error(command)
     assert stop.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith("esper: ")
