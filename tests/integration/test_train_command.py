@@ -19,19 +19,8 @@ from tests.integration.training import assert_same_end
 
 pytestmark = pytest.mark.usefixtures("cache")
 
-DIGITS = [
-    "--envs",
-    "6",
-    "--iterations",
-    "3",
-    "--steps",
-    "3",
-    "--hidden-dim",
-    "16",
-    "--evaluate-episodes",
-    "2",
-]
-DIGITS += ["--evaluate-every", "2", "--checkpoint-every", "1"]
+DIGITS = "--envs 6 --iterations 3 --steps 3 --hidden-dim 16 --evaluate-episodes 2 --evaluate-every 2".split()
+DIGITS += ["--checkpoint-every", "1"]
 """Six environments are three shards of two."""
 
 
@@ -52,6 +41,7 @@ def test_a_training_run_leaves_rows_a_best_policy_and_its_configuration(digits_r
     assert [row.iteration for row in rows] == [1, 2, 3]
     assert [row.evaluation_score is not None for row in rows] == [False, True, True]
     assert all(row.first_ratio_error < 1e-5 for row in rows)
+    assert all(row.update_epochs == (row.early_stop_update_epoch or 6) for row in rows)
     assert json.loads((digits_run / "config.json").read_text())["envs"] == 6
     assert load_policy(digits_run / "best").num_slots == 3
 
@@ -98,12 +88,42 @@ def test_two_processes_give_the_same_run_bit_for_bit(digits_run: Path, tmp_path:
     assert_same_end(digits_run, tmp_path / "run")
 
 
-def test_the_module_form_trains_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("episodes", "envs", "expected", "said"),
+    [
+        ("5", "32", (5, 1), ""),
+        ("4", "2", (2, 2), ""),
+        ("5", "2", (2, 3), "5 episodes are rounded up to 6: 3 iterations of 2 environments\n"),
+    ],
+)
+def test_episodes_are_environments_times_iterations(
+    episodes: str,
+    envs: str,
+    expected: tuple[int, int],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["--episodes", "1", "--max-epochs", "2", "--seed", "42", "--envs", "2", "--hidden-dim", "16"]
+    words = [
+        "--episodes",
+        episodes,
+        "--max-epochs",
+        "1",
+        "--seed",
+        "42",
+        "--envs",
+        envs,
+        "--hidden-dim",
+        "16",
+    ]
     train.main(["ppo", *words, "--evaluate-episodes", "1"])
+    assert capsys.readouterr().out.startswith(said)
     (run,) = (tmp_path / "runs").iterdir()
-    assert [row.iteration for row in read_rows(run, UpdateRow)] == [1]
+    kept = json.loads((run / "config.json").read_text())
+    assert (kept["envs"], kept["iterations"]) == expected
+    assert [row.iteration for row in read_rows(run, UpdateRow)] == list(range(1, expected[1] + 1))
 
 
 def test_a_file_gives_settings_and_flags_override_it(tmp_path: Path) -> None:
@@ -125,6 +145,8 @@ def test_a_file_gives_settings_and_flags_override_it(tmp_path: Path) -> None:
         (["train", "--envs", "6", "--processes", "5"], ["5 processes were asked for", "1 to 3 are possible"]),
         (["train", "--envs", "6", "--processes", "0"], ["0 processes were asked for", "1 to 3 are possible"]),
         (["train", "--slots", "3", "--capacity", "2"], ["room for 2 slots", "a host with 3"]),
+        (["train", "--episodes", "0"], ["iterations: "]),
+        (["train", "--episodes", "5", "--iterations", "2"], ["--episodes and --iterations both"]),
         (["train", "--resume", "nowhere"], ["'nowhere' is no training run"]),
         (["eval", "nowhere"], ["'nowhere' holds no checkpoint"]),
         (["run", "--controller", "ppo"], ["--checkpoint"]),

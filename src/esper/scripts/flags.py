@@ -52,7 +52,7 @@ def parse_flags(
     the wrong type is returned as it was written, for ``checked`` to refuse with whatever else is wrong.
     """
     names, extra = renamed or {}, extra or {}
-    parser = _Parser(prog=prog, description=description, allow_abbrev=False)
+    parser = _Parser(prog=prog, usage=f"{prog} [flags]", description=description, allow_abbrev=False)
     for name, field in kind.model_fields.items():
         if name not in without:
             _add(
