@@ -182,7 +182,7 @@ class TrainingConfig(BaseModel):
     )
     value_coefficient: float = Field(0.5, ge=0, description="Weight of the value loss.")
     value_clip: float | None = Field(
-        None, gt=0, description="Clipping of value predictions; none unless given."
+        None, gt=0, le=MOST, description="Clipping of value predictions; none unless given."
     )
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient clip.")
     evaluate_every: int = Field(

@@ -15,6 +15,7 @@ class UnknownNameError(EsperError):
 
     def __init__(self, kind: str, found: str, allowed: Iterable[str], hint: str = "") -> None:
         names = list(allowed)
+        found = found[:80]
         near = difflib.get_close_matches(found, names, n=3, cutoff=0.5)
         sentence = f"unknown {kind} '{found}'"
         sentence += f"; did you mean {' or '.join(near)}?" if near else "."

@@ -15,7 +15,8 @@ USAGE_ERROR = 2
 INTERNAL_ERROR = 70
 """``EX_SOFTWARE`` of sysexits.h: a mistake of Esper's own."""
 INTERRUPTED = 130
-MAX_SENTENCE = 2_000
+HEAD, TAIL = 600, 200
+"""Characters that are left of a sentence with a very long name in it."""
 
 
 class ArgumentError(EsperError):
@@ -60,14 +61,14 @@ def _end_internally(error: Exception) -> None:
         number, path = tempfile.mkstemp(prefix="esper-", suffix=".log")
         with os.fdopen(number, "w", errors="backslashreplace") as file:
             traceback.print_exception(error, file=file)
-        sentence = f"{sentence[:MAX_SENTENCE]}; this was not foreseen, and the traceback is in {path}"
+        sentence = f"{sentence}; this was not foreseen, and the traceback is in {path}"
     _end(sentence, INTERNAL_ERROR)
 
 
 def _end(sentence: str, code: int) -> None:
     """One line, whatever names are in it."""
-    if len(sentence) > MAX_SENTENCE:
-        sentence = sentence[:MAX_SENTENCE] + " …"
+    if len(sentence) > HEAD + TAIL:
+        sentence = f"{sentence[:HEAD]} … {sentence[-TAIL:]}"
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)
     print(f"esper: {line}", file=sys.stderr)
     sys.exit(code)

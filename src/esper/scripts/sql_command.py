@@ -44,6 +44,7 @@ class SqlConfig(BaseModel):
     limit: int | None = Field(
         None,
         ge=1,
+        le=1_000_000_000,
         description=f"Most rows to print. Unless given, a table has {MAX_LINES}; JSON and CSV have all.",
     )
     as_json: bool = Field(False, description="Print columns, types and rows as JSON.")
