@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from benchmarks.measuring import cpu_times, figure
-from esper.simic.agent.ppo import PPOAgent, PPOSettings
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.config import PPOConfig
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training.proving import SMALL, new_policy
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
@@ -61,7 +62,7 @@ def bench_a_pass_reaches_two_fifths_of_the_rate_of_a_matrix_product() -> None:
     broken = whole.clone()
     broken[range(NUM_ENVS), 8 + 8 * torch.arange(NUM_ENVS)] = True
     # At a rate of zero every update meets the same network, and none is ended early.
-    agent = PPOAgent(policy, PPOSettings(update_epochs=1, learning_rate=0.0))
+    agent = PPOAgent(policy, PPOConfig(update_epochs=1, learning_rate=0.0))
     rollouts = {"whole episodes": rollout(policy, whole), "a breakdown in each": rollout(policy, broken)}
     left, right, product = (torch.randn(GEMM_SIZE, GEMM_SIZE) for _ in range(3))
 

@@ -17,7 +17,7 @@ from esper.config import TrainingConfig
 from esper.leyline import Head, LifecycleOp
 from esper.simic.training.vectorized import IterationSummary, Trainer
 from esper.tamiyo.policy.distributions import MaskedCategorical
-from esper.teaching import settings_of, task_of
+from esper.training import task_of
 
 HERE = Path(__file__).parent
 COUNTS = (1, 3, 8)
@@ -37,7 +37,7 @@ def entropy_of_preference(count: int) -> float:
 def train(count: int, rng_seed: int) -> tuple[list[IterationSummary], float]:
     """The iterations of a short training, and how often one slot was germinated in its first iteration."""
     config = TrainingConfig(slots=count, rng_seed=rng_seed, **SETTINGS)
-    trainer = Trainer(task_of(config), settings_of(config))
+    trainer = Trainer(task_of(config), config)
     iterations = [trainer.run_iteration() for _ in range(config.iterations)]
     decisions = config.envs * trainer.task.horizon
     return iterations, decisions * iterations[0].op_shares[LifecycleOp.GERMINATE] / count

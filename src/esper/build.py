@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import torch
 
 from esper import provenance
-from esper.config import RunConfig, TrainingConfig
+from esper.config import RunConfig
 from esper.leyline import (
     HEAD_NAMES,
     OP_NAMES,
@@ -23,6 +23,7 @@ from esper.leyline import (
 )
 from esper.leyline.errors import EsperError
 from esper.leyline.events import SCHEMA_VERSION, RunRow
+from esper.simic.config import TrainingConfig
 from esper.tamiyo import (
     HeuristicController,
     HeuristicSettings,
@@ -97,7 +98,7 @@ def build_vector(config: RunConfig, task: TaskSpec, sink: EventSink | None = Non
 
 
 def build_controller(name: str, config: RunConfig, space: ActionSpace) -> Controller:
-    """A decision maker by name."""
+    """A controller by name."""
     if name not in CONTROLLERS:
         raise UnknownNameError("controller", name, CONTROLLERS)
     return CONTROLLERS[name](space, config)

@@ -1,4 +1,4 @@
-"""What a run is told: the single source of truth for flags, and for what the run records of itself."""
+"""What a run or a training is told: flags, files and presets, checked with all errors named at once."""
 
 from __future__ import annotations
 
@@ -8,38 +8,13 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import Detail
-
-MOST: Final = 1_000_000
-"""Largest count that a setting may ask for: beyond, memory ends before the run does."""
-MOST_SLOTS: Final = 1_000
-HeadName = Literal["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"]
-
-
-def _known_task(name: str) -> str:
-    from esper.tolaria.tasks import task_named  # noqa: PLC0415  loads torch, which --help does without
-
-    try:
-        task_named(name)
-    except UnknownNameError as error:
-        raise ValueError(str(error)) from None  # collected with whatever else is wrong
-    return name
-
-
-TaskName = Annotated[str, AfterValidator(_known_task)]
+from esper.simic.config import MOST, MOST_SLOTS, TaskName, TrainingConfig
 
 
 class ConfigError(EsperError):
@@ -47,14 +22,14 @@ class ConfigError(EsperError):
 
 
 class RunConfig(BaseModel):
-    """One network that grows, under one decision maker; every field is also a flag."""
+    """One network that grows, under one controller; every field is also a flag."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
-    controller: str = Field("heuristic", description="Who decides: heuristic, random, periodic, off or ppo.")
+    controller: str = Field("heuristic", description="Controller: heuristic, random, periodic, off or ppo.")
     rng_seed: int = Field(0, ge=0, lt=2**63, description="Root of every random stream; same seed, same run.")
-    episodes: int = Field(1, ge=1, le=MOST, description="Host episodes, one after the other.")
+    episodes: int = Field(1, ge=1, le=MOST, description="Episodes, one after the other.")
     steps: int | None = Field(
         None, ge=1, le=MOST, description="Host epochs per episode; the preset's unless given."
     )
@@ -120,77 +95,6 @@ class RunConfig(BaseModel):
         if len(set(controllers)) != len(controllers):
             raise ValueError(f"every controller runs once; found {', '.join(controllers)}")
         return self
-
-
-class TrainingConfig(BaseModel):
-    """A policy in training; every field is a flag and a key of a configuration file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    task: TaskName = Field("digits_impaired", description="Task preset.")
-    rng_seed: int = Field(0, ge=0, lt=1_000_000, description="Root of every random stream.")
-    envs: int = Field(32, ge=1, le=MOST, description="Environments, one episode each per iteration.")
-    iterations: int = Field(40, ge=1, le=MOST, description="Iterations of episodes and one update each.")
-    steps: int | None = Field(
-        None, ge=1, le=MOST, description="Host epochs per episode; the preset's unless given."
-    )
-    slots: int | None = Field(
-        None, ge=1, le=MOST_SLOTS, description="Blocks and so slots of the host; the preset's unless given."
-    )
-    auto_forward: bool = Field(
-        True, description="Seeds change stage when theirs is over; else that takes the op ADVANCE."
-    )
-    vary_slots: bool = Field(False, description="Enable a random part of the slots in every episode.")
-    capacity: int | None = Field(
-        None, ge=1, le=MOST_SLOTS, description="Slots that the policy has room for; the host's unless given."
-    )
-    hidden_dim: int = Field(256, ge=8, le=MOST, description="Width of the policy network.")
-    critic: Literal["state_value", "op_value"] = Field("state_value", description="V(s), or Q(s, op).")
-    conditioned: bool = Field(True, description="Heads see the op and the slot chosen before them.")
-    hold_heads: tuple[HeadName, ...] = Field(
-        (),
-        max_length=MOST_SLOTS,
-        description="Heads that are held at their canonical value, to see what they are worth.",
-    )
-    reward_family: Literal["paired", "contribution", "loss", "sparse"] = Field(
-        "paired", description="What a decision is paid: paired, contribution, loss or sparse."
-    )
-    rent: float = Field(
-        0.01, ge=0, description="Price of a thousand grown parameters, in lead of 100 points."
-    )
-    reward_scale: float = Field(5.0, gt=0, description="Factor on every reward.")
-    update_epochs: int = Field(6, ge=1, le=MOST, description="Passes over each rollout.")
-    learning_rate: float = Field(1e-3, gt=0, description="Of the policy's optimiser.")
-    clip: float = Field(0.2, gt=0, lt=1, description="Clipping of the probability ratio.")
-    clip_per_head: bool = Field(False, description="Clip head by head instead of the joint ratio.")
-    target_kl: float = Field(0.03, gt=0, description="Passes stop beyond 1.5 times this divergence.")
-    gamma: float | None = Field(
-        None, gt=0, le=1, description="Discount; the reward family's unless given (paired and sparse: 1)."
-    )
-    horizon_terminates: bool = Field(
-        True,
-        description="An episode is worth nothing beyond its horizon; else its end is valued by the critic.",
-    )
-    lam: float = Field(0.95, ge=0, le=1, description="Lambda of the advantage estimates.")
-    entropy_start: float = Field(0.02, ge=0, description="Entropy coefficient of the first iteration.")
-    entropy_end: float = Field(0.002, ge=0, description="Entropy coefficient of the last iteration.")
-    entropy_floor: float = Field(
-        0.1,
-        ge=0,
-        le=1,
-        description="Entropy at which the blueprint and tempo heads are kept open, until the last fifth.",
-    )
-    value_coefficient: float = Field(0.5, ge=0, description="Weight of the value loss.")
-    value_clip: float | None = Field(
-        None, gt=0, le=MOST, description="Clipping of value predictions; none unless given."
-    )
-    max_grad_norm: float = Field(1.0, gt=0, description="Gradient clip.")
-    evaluate_every: int = Field(
-        5, ge=1, le=MOST, description="Iterations between evaluations on selection rng seeds."
-    )
-    evaluate_episodes: int = Field(16, ge=1, le=MOST, description="Episodes per evaluation.")
-    checkpoint_every: int = Field(5, ge=1, le=MOST, description="Iterations between checkpoints.")
-    detail: Detail = Field("standard", description="How much is written of every episode.")
 
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {

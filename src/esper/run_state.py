@@ -15,11 +15,12 @@ from typing import Annotated, Final
 
 import msgspec
 
-from esper.config import TrainingConfig, checked, read_settings
+from esper.config import checked, read_settings
 from esper.karn.query import read_rows
 from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import RunRow
 from esper.leyline.run_files import TELEMETRY, PartSize, list_parts, part_path
+from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import OPTIMISER_FILE, PROGRESS_FILE, Trainer
 from esper.tamiyo.policy.checkpoint import (
     POLICY_FILE,
@@ -51,7 +52,7 @@ class Progress(msgspec.Struct):
     skipped_in_a_row: Annotated[int, msgspec.Meta(ge=0)]
     task: str
     horizon: int
-    settings: dict[str, object]
+    config: dict[str, object]
     telemetry: dict[str, PartSize]
     """How far each table was written."""
 
@@ -99,9 +100,9 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> di
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"the checkpoint in '{state}' does not fit its run: {reason}") from None
-    if trainer.iteration >= trainer.settings.iterations:
+    if trainer.is_over:
         raise FinishedRunError(
-            f"the run in '{directory}' has finished its {trainer.settings.iterations} iterations;"
+            f"the run in '{directory}' has finished its {config.iterations} iterations;"
             " there is nothing to resume"
         )
     _check_telemetry(progress.telemetry, directory)

@@ -1,4 +1,4 @@
-"""Runs one decision maker over its episodes and leaves a run directory behind."""
+"""Runs one controller over its episodes and leaves a run directory behind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_names(config: RunConfig) -> None:
 def run_arm(
     config: RunConfig, controller_name: str, directory: Path, views: Sequence[EventSink] = ()
 ) -> Path:
-    """Run all episodes of one decision maker; telemetry and networks are written to ``directory``."""
+    """Run all episodes of one controller; telemetry and networks are written to ``directory``."""
     task = build_task(config)
     with one_thread(), RunWriter(directory, detail=config.detail) as writer:
         vector = build_vector(config, task)
@@ -55,10 +55,10 @@ def run_arm(
         writer.flush()
         try:
             for episode in range(config.episodes):
+                twin = None
                 if controller_name != "off":
-                    twin = run_without_growth(task, rng_seed=config.rng_seed, episode=episode)
-                    env.twin_scores = twin.val_scores
-                run_episode(vector, controller, episode, after_epoch=writer.flush)
+                    twin = run_without_growth(task, rng_seed=config.rng_seed, episode=episode).val_scores
+                run_episode(vector, controller, episode, twin_scores=twin, after_epoch=writer.flush)
                 save_committed(env.model, directory / "model" / f"episode-{episode}")
         except KeyboardInterrupt:
             writer.close()

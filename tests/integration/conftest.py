@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from esper.simic.training.vectorized import IterationSummary
-from esper.teaching import teach
+from esper.training import train
 from tests.integration.training import prepare, tiny
 
 
@@ -25,7 +25,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    teach(tiny(), out)
+    train(tiny(), out)
     return out
 
 
@@ -43,7 +43,7 @@ def stopped_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        teach(tiny(), out, on_iteration=stop)
+        train(tiny(), out, on_iteration=stop)
     return out
 
 

@@ -18,7 +18,7 @@ from esper.run_state import STATE_FILES, config_of_run
 from esper.scripts import cli
 from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.policy.checkpoint import save_tensors, seal
-from esper.teaching import settings_of, task_of, teach
+from esper.training import task_of, train
 from tests.integration.training import assert_same_end, everything_in, sentence_of, tiny
 from tests.tolaria.building import bits
 
@@ -77,7 +77,7 @@ def test_a_foreign_directory_is_refused(
 def test_the_checkpoint_of_another_run_is_refused(
     stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    teach(tiny(rng_seed=1), tmp_path / "other")
+    train(tiny(rng_seed=1), tmp_path / "other")
     shutil.rmtree(stopped / "checkpoints")
     shutil.copytree(tmp_path / "other" / "checkpoints", stopped / "checkpoints")
     assert "belongs to another run; different: rng_seed" in refusal_to_resume(capsys, stopped)
@@ -203,10 +203,10 @@ def test_two_hundred_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
     stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of_run(stopped)
-    trainer = Trainer(task_of(config), settings_of(config))
+    trainer = Trainer(task_of(config), config)
     monkeypatch.setattr(teaching, "Trainer", lambda task, settings: trainer)
     monkeypatch.setattr(teaching, "train", lambda *args, **options: None)
-    teach(config, stopped, resume=True)
+    train(config, stopped, resume=True)
     good = state_of(trainer)
     files = sorted(path for path in (stopped / "checkpoints").rglob("*") if path.is_file())
     rng = random.Random(0)
@@ -217,7 +217,7 @@ def test_two_hundred_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
         file.write_bytes(damaged(content, rng, truncate=number % 4 == 0))
         forget(trainer)
         try:
-            teach(config, stopped, resume=True)
+            train(config, stopped, resume=True)
         except EsperError as error:
             refusals.append(str(error))
         else:

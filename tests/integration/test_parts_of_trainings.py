@@ -18,7 +18,7 @@ from esper.nissa import writer as writer_module
 from esper.nissa.lock import WriterLock
 from esper.run_state import CONFIG_FILE
 from esper.scripts import cli
-from esper.teaching import teach
+from esper.training import train
 from tests.integration.training import MACHINE_RULES, TIMES, prepare, sentence_of, tiny
 
 PART_BYTES = 1_000
@@ -66,7 +66,7 @@ def run_to_be_killed(cache: Path, moment: str, run: Path) -> None:
         Path.unlink = only_lines  # type: ignore[method-assign, assignment]
     else:
         setattr(owner, name, kill)
-    teach(tiny(iterations=4), run)
+    train(tiny(iterations=4), run)
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +74,14 @@ def undisturbed_parts(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     out = tmp_path_factory.mktemp("parts") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer_module, "PART_BYTES", PART_BYTES)
-        teach(tiny(iterations=4), out)
+        train(tiny(iterations=4), out)
     return out
 
 
 def test_the_rows_are_those_of_a_run_without_parts(
     undisturbed_parts: Path, cache: Path, tmp_path: Path
 ) -> None:
-    teach(tiny(iterations=4), tmp_path / "run")
+    train(tiny(iterations=4), tmp_path / "run")
 
     assert len(list((undisturbed_parts / "telemetry" / "update").glob("*.parquet"))) >= 2
     assert not list((tmp_path / "run" / "telemetry").rglob("*.parquet"))

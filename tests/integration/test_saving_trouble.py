@@ -16,7 +16,7 @@ from esper.scripts import cli
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.training.vectorized import IterationSummary, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy, seal
-from esper.teaching import teach
+from esper.training import train
 from tests.integration.training import (
     assert_same_end,
     everything_in,
@@ -65,7 +65,7 @@ def test_a_run_that_ends_in_the_iteration_after_a_checkpoint_leaves_that_one_alo
         patch.setattr(Trainer, "run_iteration", diverge)
         patch.setattr(run_state, "seal", lambda state, names: (check_the_last(), seal(state, names)))
         with pytest.raises(PolicyDivergedError):
-            teach(tiny(), out)
+            train(tiny(), out)
     assert (out / "checkpoints" / "latest").read_text() == "iteration-00002-again"
     cli.main(["train", "--resume", str(out)])
     assert_same_end(undisturbed, out)
@@ -106,7 +106,7 @@ def test_a_full_disk_does_not_end_a_training(
             kept.append((out / "checkpoints" / "latest").read_text())
         without_room(out, file, 2)(summary)
 
-    teach(tiny(), out, on_iteration=look)
+    train(tiny(), out, on_iteration=look)
     assert capsys.readouterr().err == (
         f"esper: '{out / file}' cannot be written: No space left on device; what was saved before is intact,"
         " and the training goes on\n"
@@ -121,7 +121,7 @@ def test_a_training_whose_end_cannot_be_saved_can_be_resumed(
     saved: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, file = tmp_path / "run", saved.format(3)
-    said = sentence_from(capsys, lambda: teach(tiny(), out, on_iteration=without_room(out, file, 3)))
+    said = sentence_from(capsys, lambda: train(tiny(), out, on_iteration=without_room(out, file, 3)))
     assert (
         f"'{out / file}' cannot be written: No space left on device; what was saved before is intact" in said
     )
@@ -143,7 +143,7 @@ def test_the_best_policy_is_the_best_that_was_saved(
         returns.append(summary.evaluation_return)
         without_room(out, f"best/{name}", 2)(summary)
 
-    teach(tiny(), out, on_iteration=remember)
+    train(tiny(), out, on_iteration=remember)
     assert f"'{out / 'best' / name}' cannot be written" in capsys.readouterr().err
     first, second, _ = returns
     assert first is not None
@@ -158,7 +158,7 @@ def test_a_disk_that_is_full_when_it_is_flushed_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "fsync", full_disk)
-    said = sentence_from(capsys, lambda: teach(tiny(), tmp_path / "run"))
+    said = sentence_from(capsys, lambda: train(tiny(), tmp_path / "run"))
     assert "config.json' cannot be written: No space left on device" in said
     assert not list(tmp_path.rglob("*.partial"))
 
@@ -168,7 +168,7 @@ def test_rows_that_cannot_be_written_do_not_end_a_training(
 ) -> None:
     out = tmp_path / "run"
     monkeypatch.setattr(os, "write", half_of_iteration_two(os.write))
-    teach(tiny(), out)
+    train(tiny(), out)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("esper: telemetry stopped: cannot write")
@@ -190,7 +190,7 @@ def test_a_training_that_lost_rows_goes_on_after_the_last_whole_one(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", half_of_iteration_two(os.write))
         with pytest.raises(KeyboardInterrupt):
-            teach(tiny(), out, on_iteration=stop)
+            train(tiny(), out, on_iteration=stop)
     cli.main(["train", "--resume", str(out)])
     assert [row.iteration for row in read_rows(out, UpdateRow)] == [1, 3]
     assert files_below(out / "checkpoints") == files_below(undisturbed / "checkpoints")

@@ -1,4 +1,4 @@
-"""Hosts with any number of slots, policies with and without room for them, and what a policy says of its host."""
+"""Hosts of any number of slots, policies and their capacity, and what a policy was trained on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from esper.leyline.events import EpisodeRow, RunRow, TransitionRow
 from esper.scripts import cli, eval_command
 from esper.study import Cell, run_cell
 from esper.tamiyo.policy.checkpoint import TrainedOn, load_policy, read_training, save_policy
-from esper.teaching import teach
+from esper.training import train
 from tests.integration.training import sentence_of, tiny
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("slots", [1, 2, 3, 4, 5, 8])
 def test_hosts_with_any_number_of_slots_are_trained(slots: int, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    teach(tiny(slots=slots, iterations=1), out)
+    train(tiny(slots=slots, iterations=1), out)
     assert load_policy(out / "best").num_slots == slots
     assert len(read_rows(out, RunRow)[0].slots) == slots
     assert read_training(out / "best") == TrainedOn("tiny", slots, 2, 0.01, auto_forward=True)
@@ -39,7 +39,7 @@ def test_a_run_builds_a_host_with_as_many_slots_as_it_is_told(slots: int, tmp_pa
 
 
 def test_a_policy_with_room_for_eight_slots_grows_a_host_with_three(tmp_path: Path) -> None:
-    teach(tiny(capacity=8, iterations=1), tmp_path / "run")
+    train(tiny(capacity=8, iterations=1), tmp_path / "run")
     best = str(tmp_path / "run" / "best")
     words = ["run", "--task", "tiny", "--controller", "ppo", "--checkpoint", best, "--steps", "4"]
     cli.main([*words, "--out", str(tmp_path / "grown")])
@@ -51,7 +51,7 @@ def test_a_policy_with_room_for_eight_slots_grows_a_host_with_three(tmp_path: Pa
 def test_a_policy_without_room_for_all_slots_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    teach(tiny(slots=2, iterations=1), tmp_path / "run")
+    train(tiny(slots=2, iterations=1), tmp_path / "run")
     best = str(tmp_path / "run" / "best")
     refused = "a policy with room for 2 slots cannot serve a host with 3"
     assert refused in sentence_of(
@@ -107,7 +107,7 @@ def test_the_evaluation_that_a_training_names_is_that_of_its_own_host(
 def test_what_differs_from_the_training_is_said(
     tmp_path: Path, asked: list[Mapping[str, object]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    teach(tiny(capacity=3, slots=2, iterations=1), tmp_path / "run")
+    train(tiny(capacity=3, slots=2, iterations=1), tmp_path / "run")
     best = tmp_path / "run" / "best"
     cli.main(["eval", str(best), "--slots", "3", "--steps", "1"])
     said = capsys.readouterr().err

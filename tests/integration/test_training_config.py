@@ -17,7 +17,7 @@ from esper.leyline.events import UpdateRow
 from esper.run_state import config_of_run
 from esper.simic.rewards.families import FamilyName
 from esper.simic.training.vectorized import IterationSummary
-from esper.teaching import teach
+from esper.training import train
 from esper.tolaria.tasks import TASKS
 from tests.integration.training import TIMES
 from tests.tolaria.building import tiny_task
@@ -73,7 +73,7 @@ def run(directory: Path, settings: Mapping[str, Any]) -> Run:
     def look(summary: IterationSummary) -> None:
         checkpoints.append(sorted(path.name for path in directory.glob("checkpoints/iteration-*")))
 
-    teach(config, directory, on_iteration=look)
+    train(config, directory, on_iteration=look)
     assert config_of_run(directory) == config
     rows = [
         {name: getattr(row, name) for name in row.__struct_fields__ if name not in TIMES}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from esper.leyline.errors import DivergedError
-from esper.teaching import teach
+from esper.training import train
 from esper.tolaria import twin
 from esper.tolaria.twin import twin_scores
 from tests.integration.training import full_disk, sentence_from, tiny
@@ -30,7 +30,7 @@ def test_a_twin_that_cannot_be_made_is_named_with_the_reason(
 
     monkeypatch.setattr(twin, "run_without_growth", diverge)
     config = tiny(reward_family="paired", rng_seed=3)
-    said = sentence_from(capsys, lambda: teach(config, tmp_path / "run"))
+    said = sentence_from(capsys, lambda: train(config, tmp_path / "run"))
     assert (
         "the do-nothing twin of environment 0, episode 0 could not be made: the host became non-finite"
     ) in said

@@ -24,7 +24,7 @@ from esper.leyline.events import TABLES, EpisodeRow, Row, RunRow, UpdateRow
 from esper.simic.rewards import terms
 from esper.simic.rewards.families import FAMILIES, Standing
 from esper.simic.rewards.terms import Array
-from esper.teaching import teach
+from esper.training import train
 from tests.tolaria.building import ListSink
 
 FOLDER: Final = Path(__file__).parent / "recorded"
@@ -85,7 +85,7 @@ def record(name: str) -> None:
     recipe, sink = RECIPES[name], ListSink()
     with recipe.breakage(), tempfile.TemporaryDirectory() as folder:
         config = TrainingConfig(**recipe.settings)
-        teach(config, Path(folder) / name, views=[sink])
+        train(config, Path(folder) / name, views=[sink])
     write(name, f"python -m tests.nissa.record {name}", (r for r in sink.rows if type(r) in recipe.tables))
 
 

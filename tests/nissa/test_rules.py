@@ -33,7 +33,7 @@ from esper.simic.training import vectorized
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.vectorized import IterationSummary, Trainer
 from esper.tamiyo.policy import action_masks
-from esper.teaching import teach
+from esper.training import train
 from esper.telemetry import Telemetry
 from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.governor import AlarmKind, Governor
@@ -65,7 +65,7 @@ def train(folder: Path, **settings: Any) -> list[Row]:
     }
     sink = ListSink()
     config = TrainingConfig(**{"task": "tiny", "detail": "summary", **few, **settings})
-    teach(config, folder / "run", views=[sink])
+    train(config, folder / "run", views=[sink])
     return sink.rows
 
 

@@ -1,4 +1,4 @@
-"""Whole episodes under a reward family, through the real loop, and what each of its terms should have paid."""
+"""Whole episodes under a reward family, through the real loop, and what each reward term should be."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from esper.leyline import EpochFacts, LifecycleOp, LifecycleRules, SlotTable, Stage
+from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import FamilyName
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.proving import uniform_actions
@@ -43,7 +44,8 @@ def task_with(rules: LifecycleRules = AT_ONCE, horizon: int = 8, **changes: Any)
 
 
 def growth(task: TaskSpec, family: FamilyName, num_envs: int = 2) -> GrowthEnv:
-    return GrowthEnv(task, rng_seed=3, env_indices=range(num_envs), family=family, rent=RENT, scale=SCALE)
+    config = TrainingConfig(reward_family=family, rent=RENT, reward_scale=SCALE)
+    return GrowthEnv(task, config, rng_seed=3, env_indices=range(num_envs))
 
 
 class Watcher:
@@ -52,20 +54,17 @@ class Watcher:
     def __init__(self, env: GrowthEnv, monkeypatch: pytest.MonkeyPatch) -> None:
         self.facts: list[EpochFacts] = []
         self.tables: list[SlotTable] = []
-        vector = env._vector
-        for name in ("reset", "step"):
-            monkeypatch.setattr(vector, name, self._watched(vector, getattr(vector, name)))
+        observe = env._observe
 
-    def _watched(self, vector: Any, act: Any) -> Any:
-        def watched(argument: Any) -> EpochFacts:
-            self.facts.append(act(argument))
-            self.tables.append(vector.table.copy())
-            return self.facts[-1]
+        def watched(facts: EpochFacts) -> Any:
+            self.facts.append(facts)
+            self.tables.append(env._vector.table.copy())
+            return observe(facts)
 
-        return watched
+        monkeypatch.setattr(env, "_observe", watched)
 
 
-def live(env: GrowthEnv, script: Sequence[IntArray] | None, watcher: Watcher, rng_seed: int = 0) -> Episode:
+def play(env: GrowthEnv, script: Sequence[IntArray] | None, watcher: Watcher, rng_seed: int = 0) -> Episode:
     """One episode: ``script`` in the first environment while the other waits, or anything legal in both.
 
     Without a script the first one never prunes, so that some of its seeds are there to be fossilised.
@@ -84,10 +83,9 @@ def live(env: GrowthEnv, script: Sequence[IntArray] | None, watcher: Watcher, rn
         observation = step.observation
         rewards.append(step.reward)
     terms = {
-        name: np.array([ledger[name] for ledger in env.reward_log.ledgers])
-        for name in env.reward_log.ledgers[0]
+        name: np.array([step[name] for step in env.reward_log.terms]) for name in env.reward_log.terms[0]
     }
-    guesses = [guess_loss(episode.splits.train.y.numpy()) for episode in env._vector.envs]
+    guesses = [guess_loss(one.host.splits.train.y.numpy()) for one in env._vector.envs]
     return Episode(np.array(rewards), terms, watcher.facts, watcher.tables, env.reports, guesses)
 
 
@@ -97,7 +95,7 @@ def guess_loss(answers: NDArray[np.int64]) -> float:
     return -sum(count / answers.size * math.log(count / answers.size) for count in counts)
 
 
-def lived(
+def played(
     family: FamilyName,
     monkeypatch: pytest.MonkeyPatch,
     script: Sequence[IntArray] | None = None,
@@ -105,7 +103,7 @@ def lived(
     rng_seed: int = 0,
 ) -> Episode:
     env = growth(task or task_with(), family)
-    return live(env, script, Watcher(env, monkeypatch), rng_seed)
+    return play(env, script, Watcher(env, monkeypatch), rng_seed)
 
 
 BUSY = [
@@ -122,7 +120,7 @@ BUSY = [
 
 @cache
 def twin_scores_again(horizon: int, env: int) -> tuple[float, ...]:
-    """Of a twin that is lived through once more, whatever the cache on disk says."""
+    """Of a twin that is run once more, whatever the cache on disk says."""
     return run_without_growth(task_with(horizon=horizon), rng_seed=3, env=env).val_scores
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.simic.agent.ppo import PPOAgent, PPOSettings
+from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import PPOConfig
 from esper.simic.training.lifecycle_sandbox import Lifecycle
 from esper.simic.training.proving import SMALL, OracleClass, new_policy
 from esper.simic.training.rollout import ActionStreams, collect
@@ -33,7 +34,8 @@ def roll(
 
 def agent_of(policy: FactoredRecurrentActorCritic, **settings: Any) -> PPOAgent:
     """An agent with a policy of its own, equal to ``policy``."""
-    return PPOAgent(deepcopy(policy), PPOSettings(**settings))
+    backward = {name: settings.pop(name) for name in ("envs_per_backward",) if name in settings}
+    return PPOAgent(deepcopy(policy), PPOConfig(**settings), **backward)
 
 
 def weights(agent: PPOAgent) -> Tensor:
@@ -42,7 +44,7 @@ def weights(agent: PPOAgent) -> Tensor:
 
 
 def gradients(agent: PPOAgent) -> Tensor:
-    """What the last pass left in the parameters' gradients, side by side."""
+    """What the last update epoch left in the parameters' gradients, side by side."""
     parts = [
         torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
         for p in agent.policy.parameters()

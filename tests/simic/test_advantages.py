@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.simic.advantages import against_siblings, gae, normalise
+from esper.simic.advantages import gae, normalise
 
 NEVER = [False, False, False]
 
@@ -83,20 +83,3 @@ def test_equal_advantages_normalise_to_nothing() -> None:
 
 def test_without_a_choice_anywhere_there_is_no_advantage() -> None:
     assert normalise(torch.randn(2, 2), torch.zeros(2, 2, dtype=torch.bool)).tolist() == [[0.0, 0.0]] * 2
-
-
-def test_siblings_are_judged_by_what_the_others_did_in_the_same_step() -> None:
-    found = against_siblings(
-        torch.tensor([[1.0, 4.0], [2.0, 4.0], [6.0, 4.0], [5.0, 0.0], [5.0, 0.0], [8.0, 3.0]]), 3
-    )
-    assert found.tolist() == [[-3.0, 0.0], [-1.5, 0.0], [4.5, 0.0], [-1.5, -1.5], [-1.5, -1.5], [3.0, 3.0]]
-
-
-def test_what_siblings_share_counts_for_nothing() -> None:
-    own, shared = torch.randn(6, 4), torch.randn(2, 1, 4).expand(2, 3, 4).flatten(0, 1)
-    torch.testing.assert_close(against_siblings(own + shared, 3), against_siblings(own, 3))
-
-
-def test_without_siblings_advantages_stay_as_they_are() -> None:
-    own = torch.randn(3, 4)
-    assert against_siblings(own, 1) is own

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,10 +21,10 @@ from esper.leyline.limits import DETAIL_ITERATIONS
 from esper.simic.agent.ppo import PolicyDivergedError, PPOAgent, UpdateMetrics
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.vectorized import IterationSummary, Trainer
+from esper.simic.training.vectorized import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
-from esper.teaching import settings_of, task_of, teach
 from esper.tolaria.tasks import TASKS
+from esper.training import task_of, train
 from tests.tolaria.building import stir, tiny_task
 
 ENVS, STEPS = 3, 3
@@ -89,7 +90,7 @@ def shaken_run(
 ) -> Shaker:
     shaker = Shaker(iterations, *shaken)
     monkeypatch.setattr(PPOAgent, "update", shaker.update)
-    teach(config(iterations=iterations, **settings), out)
+    train(config(iterations=iterations, **settings), out)
     return shaker
 
 
@@ -137,7 +138,8 @@ def details(run: Path) -> list[dict[str, Any]]:
             "iteration": row.episode + 1,
             "env": row.env,
             "step": row.epoch,
-            **{name: getattr(row, name) for name in ("action", "log_probs", "op_probs", "value", "reward")},
+            **{name: getattr(row, name) for name in ("action", "log_probs", "op_probs", "value")},
+            "reward": np.float32(row.reward).item(),  # as the rollout has it
         }
         for row in read_rows(run, DecisionRow)
     ]
@@ -172,7 +174,7 @@ def test_nothing_is_written_in_full_without_an_alert(monkeypatch: pytest.MonkeyP
 def test_the_environments_of_all_shards_are_written_under_their_own_numbers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    rollouts = shaken_run(monkeypatch, tmp_path / "run", 1, envs=6, siblings=2, detail="standard").rollouts
+    rollouts = shaken_run(monkeypatch, tmp_path / "run", 1, envs=6, detail="standard").rollouts
     found = details(tmp_path / "run")
     assert [row["env"] for row in found] == [env for env in range(6) for _ in range(STEPS)]
     assert found == detail_of(rollouts, range(1, 2))
@@ -182,12 +184,15 @@ class StoppedError(Exception):
     """The power goes out."""
 
 
-def stop_after(number: int) -> Callable[[IterationSummary], None]:
-    def stop(summary: IterationSummary) -> None:
-        if summary.iteration == number:
-            raise StoppedError
+def stop_after(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    run_iteration = Trainer.run_iteration
 
-    return stop
+    def stopping(trainer: Trainer) -> Iteration:
+        if trainer.iteration == number:
+            raise StoppedError
+        return run_iteration(trainer)
+
+    monkeypatch.setattr(Trainer, "run_iteration", stopping)
 
 
 @pytest.mark.parametrize("stopped_after", [2, 3, 4])
@@ -196,9 +201,11 @@ def test_a_resumed_run_writes_the_same_detail(
 ) -> None:
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     shaken_run(monkeypatch, whole, 6, 2, checkpoint_every=1)
-    with pytest.raises(StoppedError):
-        teach(config(iterations=6, checkpoint_every=1), parted, on_iteration=stop_after(stopped_after))
-    teach(config(iterations=6, checkpoint_every=1), parted, resume=True)
+    with monkeypatch.context() as patch:
+        stop_after(patch, stopped_after)
+        with pytest.raises(StoppedError):
+            train(config(iterations=6, checkpoint_every=1), parted)
+    train(config(iterations=6, checkpoint_every=1), parted, resume=True)
     assert details(parted) == details(whole)
     assert len(details(whole)) == DETAIL_ITERATIONS * ENVS * STEPS
 
@@ -208,24 +215,24 @@ def test_a_resumed_run_writes_the_same_detail(
 
 def break_rewards(monkeypatch: pytest.MonkeyPatch, broken: Callable[[int], bool]) -> None:
     """In some iterations, one term of environment 1 is not a number from its second step on."""
-    judge = GrowthEnv._judge
+    rewards = GrowthEnv._rewards
 
-    def judging(env: GrowthEnv, facts: EpochFacts) -> Any:
-        reward = judge(env, facts)
+    def breaking(env: GrowthEnv, facts: EpochFacts) -> Any:
+        reward = rewards(env, facts)
         if 1 in env.env_indices and broken(env._episode + 1):  # which no evaluation has
             row = env.env_indices.index(1)
             if facts.epoch[row] > 1:
-                env.reward_log.ledgers[-1]["lead"][row] = reward[row] = math.nan
+                env.reward_log.terms[-1]["lead"][row] = reward[row] = math.nan
         return reward
 
-    monkeypatch.setattr(GrowthEnv, "_judge", judging)
+    monkeypatch.setattr(GrowthEnv, "_rewards", breaking)
 
 
 def test_a_broken_reward_is_written_as_unknown_with_the_reason_and_the_run_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     break_rewards(monkeypatch, lambda number: number == 2)
-    teach(config(iterations=3), tmp_path / "run")
+    train(config(iterations=3), tmp_path / "run")
     rows = read_rows(tmp_path / "run", UpdateRow)
     assert [row.skipped for row in rows] == [None, "reward of environment 1 at step 1 is nan", None]
     assert ("non-finite-update", 2) in raised(tmp_path / "run")
@@ -247,14 +254,14 @@ def test_a_ratio_that_is_not_finite_is_written_as_unknown(
         return update(agent, buffer, progress)
 
     monkeypatch.setattr(PPOAgent, "update", breaking)
-    teach(config(iterations=1), tmp_path / "run")
+    train(config(iterations=1), tmp_path / "run")
     [row] = read_rows(tmp_path / "run", UpdateRow)
     assert (row.ratio_max, row.approx_kl, row.first_ratio_error) == (None, None, None)
     assert row.explosion is not None
     assert (row.explosion["env"], row.explosion["step"], row.explosion["head"]) == (0, 1, "op")
     assert (row.explosion["ratio"], row.explosion["old_log_prob"]) == (None, None)
     assert row.skipped is not None
-    assert "pass 0" in row.skipped
+    assert "update epoch 0" in row.skipped
 
 
 def test_three_broken_updates_in_a_row_end_the_run_and_leave_a_checkpoint_to_resume(
@@ -264,10 +271,10 @@ def test_three_broken_updates_in_a_row_end_the_run_and_leave_a_checkpoint_to_res
     with monkeypatch.context() as broken:
         break_rewards(broken, lambda number: number > 1)
         with pytest.raises(PolicyDivergedError, match="reward of environment 1 at step 1 is nan"):
-            teach(config(iterations=6), run)
+            train(config(iterations=6), run)
     assert [row.skipped is None for row in read_rows(run, UpdateRow)] == [True, False, False]
     assert (run / "checkpoints" / "latest").read_text() == "iteration-00003"
-    teach(config(iterations=6), run, resume=True)
+    train(config(iterations=6), run, resume=True)
     rows = read_rows(run, UpdateRow)
     assert [row.iteration for row in rows] == [1, 2, 3, 4, 5, 6]
     assert [row.skipped is None for row in rows] == [True, False, False, True, True, True]
@@ -281,9 +288,9 @@ def test_a_resumed_run_that_is_still_broken_ends_at_once_and_can_be_resumed_agai
         break_rewards(broken, lambda number: True)
         for resume in (False, True):
             with pytest.raises(PolicyDivergedError):
-                teach(config(iterations=4), run, resume=resume)
+                train(config(iterations=4), run, resume=resume)
     assert len(read_rows(run, UpdateRow)) == 2
-    teach(config(iterations=4), run, resume=True)
+    train(config(iterations=4), run, resume=True)
     assert [row.iteration for row in read_rows(run, UpdateRow)] == [1, 2, 3, 4]
 
 
@@ -293,7 +300,7 @@ def test_the_state_that_is_left_is_the_one_before_the_broken_updates(
     break_rewards(monkeypatch, lambda number: True)
     settings = config(iterations=4)
     with pytest.raises(PolicyDivergedError):
-        teach(settings, tmp_path / "run")
+        train(settings, tmp_path / "run")
     kept = load_policy(tmp_path / "run" / "checkpoints" / "iteration-00002").state_dict()
-    untrained = Trainer(task_of(settings), settings_of(settings)).policy.state_dict()
+    untrained = Trainer(task_of(settings), settings).policy.state_dict()
     assert all(torch.equal(kept[name], untrained[name]) for name in untrained)

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from esper.leyline import LifecycleOp, LifecycleRules, Stage
 from esper.simic.advantages import gae
-from esper.simic.agent.ppo import PPOSettings
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import TrainingConfig
 from esper.simic.diagnostics import explained_variance
 from esper.simic.rewards.families import FamilyName
-from esper.simic.training.growth import RESTART, GrowthEnv
+from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.proving import new_policy
 from esper.simic.training.rollout import ActionStreams, Step, collect, evaluate
-from esper.simic.training.vectorized import Trainer, TrainingSettings
+from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.observer import Observation
 from esper.tolaria.env import MorphEnv
@@ -51,9 +51,8 @@ def task() -> TaskSpec:
 
 
 def growth(task: TaskSpec, num_envs: int = 3, family: FamilyName = "paired", **settings: Any) -> GrowthEnv:
-    return GrowthEnv(
-        task, rng_seed=3, env_indices=range(num_envs), family=family, rent=0.5, scale=SCALE, **settings
-    )
+    config = TrainingConfig(reward_family=family, rent=0.5, reward_scale=SCALE, **settings)
+    return GrowthEnv(task, config, rng_seed=3, env_indices=range(num_envs))
 
 
 def break_down(env: GrowthEnv | SerialVector, row: int, steps: Collection[int]) -> None:
@@ -82,7 +81,7 @@ def actions_at(step: int, script: Mapping[int, IntArray], num_envs: int) -> NDAr
     return np.stack([script.get(step, WAIT)] * num_envs)
 
 
-def live(
+def play(
     env: GrowthEnv,
     script: Mapping[int, IntArray] = BUSY,
     before: Callable[[int], None] = lambda step: None,
@@ -96,6 +95,19 @@ def live(
     return steps
 
 
+def second_attempt(env: GrowthEnv) -> Observation:
+    """Begin the second attempt at episode 0 everywhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        reset = env._reset_env
+
+        def again(row: int) -> Any:
+            env._attempts[row] = 1
+            return reset(row)
+
+        patch.setattr(env, "_reset_env", again)
+        return env.begin(0)
+
+
 def column(steps: Sequence[Step], name: str, row: int) -> list[Any]:
     return [getattr(step, name)[row].item() for step in steps]
 
@@ -104,25 +116,25 @@ def column(steps: Sequence[Step], name: str, row: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("family", NAMES)
-def test_a_breakdown_costs_all_that_was_won_and_the_penalty_in_the_step_that_caused_it(
+def test_a_breakdown_costs_all_that_was_gained_and_the_penalty_in_the_step_that_caused_it(
     family: FamilyName, task: TaskSpec
 ) -> None:
     env = growth(task, family=family)
     break_down(env, 1, {3})
-    steps = live(env)
+    steps = play(env)
     rewards = column(steps, "reward", 1)
     churn = 0.01 * SCALE if family == "contribution" else 0.0
     assert sum(rewards[:4]) == pytest.approx(-PENALTY - churn, abs=1e-9)
     assert column(steps, "ended", 1) == column(steps, "terminated", 1)
     assert column(steps, "ended", 1) == [False, False, False, True, False, False]
-    paid = [ledger["rollback"].tolist() for ledger in env.reward_log.ledgers]
-    assert paid == [[0.0, -PENALTY if step == 3 else 0.0, 0.0] for step in range(HORIZON)]
+    penalties = [terms["rollback"].tolist() for terms in env.reward_log.terms]
+    assert penalties == [[0.0, -PENALTY if step == 3 else 0.0, 0.0] for step in range(HORIZON)]
 
 
 def test_something_had_been_won_before_it_was_forfeited(task: TaskSpec) -> None:
     env = growth(task, family="loss")
     break_down(env, 1, {3})
-    rewards = column(live(env), "reward", 1)
+    rewards = column(play(env), "reward", 1)
     assert abs(sum(rewards[:3])) > 1e-3
     assert rewards[3] == pytest.approx(-PENALTY - sum(rewards[:3]))
 
@@ -133,8 +145,8 @@ def test_the_rewards_of_a_rollout_with_breakdowns_are_still_the_sums_of_their_le
     env = growth(task)
     break_down(env, 0, {1})
     break_down(env, 2, {2, 4})
-    steps = live(env)
-    sums = [np.sum(list(ledger.values()), axis=0) for ledger in env.reward_log.ledgers]
+    steps = play(env)
+    sums = [np.sum(list(terms.values()), axis=0) for terms in env.reward_log.terms]
     assert np.array(sums) == pytest.approx(np.array([step.reward for step in steps]), abs=1e-12)
 
 
@@ -149,7 +161,7 @@ def test_a_host_with_a_poisoned_weight_ends_its_own_episode_alone(
         if step == 4:
             poison_host(env._vector.envs[1], value)
 
-    steps = live(env, {0: plant(1)}, poison)
+    steps = play(env, {0: plant(1)}, poison)
     assert column(steps, "terminated", 1) == [False] * 4 + [True, False]
     assert sum(column(steps, "reward", 1)[:5]) == pytest.approx(-PENALTY, abs=1e-9)
     assert column(steps, "ended", 0) == column(steps, "ended", 2) == [False] * 5 + [True]
@@ -161,7 +173,7 @@ def test_a_host_with_a_poisoned_weight_ends_its_own_episode_alone(
 def test_a_breakdown_in_the_last_epoch_is_no_episode_that_reached_its_horizon(task: TaskSpec) -> None:
     env = growth(task)
     break_down(env, 1, {HORIZON - 1})
-    steps = live(env)
+    steps = play(env)
     assert column(steps, "ended", 1) == [False] * 5 + [True]
     assert sum(column(steps, "reward", 1)) == pytest.approx(-PENALTY, abs=1e-9)
     assert (len(env.reports), env.reward_log.broken_episodes) == (2, 1)
@@ -170,7 +182,7 @@ def test_a_breakdown_in_the_last_epoch_is_no_episode_that_reached_its_horizon(ta
 def test_a_breakdown_terminates_even_where_the_horizon_only_cuts_off(task: TaskSpec) -> None:
     env = growth(task, horizon_terminates=False)
     break_down(env, 1, {3})
-    steps = live(env)
+    steps = play(env)
     assert column(steps, "terminated", 1) == [False, False, False, True, False, False]
     assert column(steps, "terminated", 0) == [False] * 6
 
@@ -178,8 +190,8 @@ def test_a_breakdown_terminates_even_where_the_horizon_only_cuts_off(task: TaskS
 def test_a_prune_that_was_caught_in_a_breakdown_is_not_charged_as_well(task: TaskSpec) -> None:
     env = growth(task, family="contribution")
     break_down(env, 1, {2})
-    live(env)
-    assert [ledger["churn"].tolist() for ledger in env.reward_log.ledgers][2] == [
+    play(env)
+    assert [terms["churn"].tolist() for terms in env.reward_log.terms][2] == [
         -0.01 * SCALE,
         0.0,
         -0.01 * SCALE,
@@ -189,8 +201,8 @@ def test_a_prune_that_was_caught_in_a_breakdown_is_not_charged_as_well(task: Tas
 def test_the_reports_are_those_of_episodes_that_reached_the_horizon(task: TaskSpec) -> None:
     whole, broken = growth(task), growth(task)
     break_down(broken, 1, {2})
-    live(whole)
-    live(broken)
+    play(whole)
+    play(broken)
     assert broken.reports == [whole.reports[0], whole.reports[2]]
     assert (whole.reward_log.broken_episodes, broken.reward_log.broken_episodes) == (0, 1)
 
@@ -199,9 +211,9 @@ def test_every_breakdown_counts_and_the_next_rollout_counts_anew(task: TaskSpec)
     env = growth(task)
     break_down(env, 0, {1})
     break_down(env, 2, {0, 3, 4})
-    live(env)
+    play(env)
     assert (env.reward_log.broken_episodes, len(env.reports)) == (4, 1)
-    live(env)
+    play(env)
     assert (env.reward_log.broken_episodes, len(env.reports)) == (0, 3)
 
 
@@ -212,7 +224,7 @@ def test_every_breakdown_counts_and_the_next_rollout_counts_anew(task: TaskSpec)
 def test_the_other_environments_are_the_same_bit_for_bit(family: FamilyName, task: TaskSpec) -> None:
     whole, broken = growth(task, family=family), growth(task, family=family)
     break_down(broken, 1, {2, 4})
-    for one, other in zip(live(whole), live(broken), strict=True):
+    for one, other in zip(play(whole), play(broken), strict=True):
         for row in (0, 2):
             assert torch.equal(one.observation.features[row], other.observation.features[row])
             assert torch.equal(one.observation.masks.slot_by_op[row], other.observation.masks.slot_by_op[row])
@@ -241,8 +253,8 @@ def test_the_facts_of_a_breakdown_are_those_of_the_last_good_state_and_the_end(t
 def test_a_fresh_episode_is_seen_at_once(task: TaskSpec) -> None:
     env, fresh = growth(task), growth(task)
     break_down(env, 1, {3})
-    seen = live(env)[3].observation
-    expected = fresh.begin(RESTART)
+    seen = play(env)[3].observation
+    expected = second_attempt(fresh)
     assert torch.equal(seen.features[1], expected.features[1])
     assert torch.equal(seen.blueprint_indices[1], expected.blueprint_indices[1])
     assert torch.equal(seen.masks.slot_by_op[1], expected.masks.slot_by_op[1])
@@ -251,13 +263,11 @@ def test_a_fresh_episode_is_seen_at_once(task: TaskSpec) -> None:
 
 
 @pytest.mark.parametrize("family", NAMES)
-def test_a_fresh_episode_is_lived_and_paid_like_any_other_of_its_number(
-    family: FamilyName, task: TaskSpec
-) -> None:
+def test_another_attempt_is_run_and_rewarded_as_if_it_came_first(family: FamilyName, task: TaskSpec) -> None:
     env, alone = growth(task, family=family), growth(task, family=family)
     break_down(env, 1, {1})
-    steps = live(env, {0: plant(1), 2: plant(2), 4: plant(0)})
-    alone.begin(RESTART)
+    steps = play(env, {0: plant(1), 2: plant(2), 4: plant(0)})
+    second_attempt(alone)
     for number in range(2, HORIZON):
         expected = alone.step(actions_at(number, {2: plant(2), 4: plant(0)}, 3))
         assert steps[number].reward[1] == expected.reward[1]
@@ -268,21 +278,21 @@ def test_a_fresh_episode_is_lived_and_paid_like_any_other_of_its_number(
 def test_a_fresh_episode_is_compared_with_its_own_twin() -> None:
     env = growth(tiny_task(horizon=HORIZON, batches_per_epoch=8))
     break_down(env, 1, {0, 1})
-    rewards = column(live(env, {}), "reward", 1)
+    rewards = column(play(env, {}), "reward", 1)
     assert rewards == [-PENALTY, -PENALTY, 0.0, 0.0, 0.0, 0.0]
     third = env._vector.envs[1]
-    assert (third.episode, third.epoch) == (2 * RESTART, 4)
-    assert len(set(third.val_scores)) > 1, "doing nothing earns nothing while the score changes"
+    assert (third._place().attempt, third.epoch) == (2, 4)
+    assert len(set(third._val_scores)) > 1, "doing nothing earns nothing while the score changes"
 
 
-def test_what_would_be_paid_without_a_twin_is_forfeited_and_begun_anew_as_well() -> None:
+def test_what_the_reward_would_be_without_a_twin_begins_anew_as_well() -> None:
     env = growth(tiny_task(horizon=HORIZON, batches_per_epoch=8))
     break_down(env, 0, {2})
-    live(env, {})
+    play(env, {})
     unpaired = np.array(env.reward_log.unpaired)[:, 0]
     assert abs(unpaired[:2].sum()) > 1e-3
     assert unpaired[:3].sum() == pytest.approx(-PENALTY)
-    fresh = env._vector.envs[0].val_scores
+    fresh = env._vector.envs[0]._val_scores
     assert len(set(fresh)) > 1
     assert unpaired[3:] == pytest.approx(SCALE * np.diff(fresh) / 100)
 
@@ -297,8 +307,8 @@ class Episodes(GrowthEnv):
     seen: Observation
     """What the last step led to."""
 
-    def step(self, actions: NDArray[np.int64]) -> Step:
-        step = super().step(actions)
+    def step(self, actions: NDArray[np.int64], outputs: Any = None) -> Step:
+        step = super().step(actions, outputs)
         self.steps_taken += 1
         if self.steps_taken % self.horizon == 0 and self.steps_taken < self.episodes * self.horizon:
             over = np.ones_like(step.ended)
@@ -318,7 +328,8 @@ def rolled(policy: FactoredRecurrentActorCritic, env: Episodes) -> TamiyoRollout
 
 
 def episodes_of(task: TaskSpec, num_envs: int = 3) -> Episodes:
-    return Episodes(task, rng_seed=3, env_indices=range(num_envs), scale=SCALE)
+    config = TrainingConfig(reward_scale=SCALE)
+    return Episodes(task, config, rng_seed=3, env_indices=range(num_envs))
 
 
 def no_memory(policy: FactoredRecurrentActorCritic) -> tuple[Tensor, Tensor]:
@@ -342,7 +353,7 @@ def test_a_fresh_episode_begins_without_memories(task: TaskSpec) -> None:
 def value_beyond(
     policy: FactoredRecurrentActorCritic, buffer: TamiyoRolloutBuffer, seen: Observation
 ) -> float:
-    """What the critic expects of the second environment after the rollout, its episode being three steps old."""
+    """The value of the second environment after the rollout, its episode being three steps old."""
     with torch.no_grad():
         _, memory = policy.encode(buffer.state[1:2, 3:], buffer.blueprint_indices[1:2, 3:], no_memory(policy))
         return policy.get_value(seen.features[1:2], seen.blueprint_indices[1:2], memory).item()
@@ -432,8 +443,8 @@ def test_an_evaluation_counts_a_broken_episode_and_not_the_one_after_it(task: Ta
     break_down(broken, 1, {2})
     expected, found = evaluate(whole, policy), evaluate(broken, policy)
     assert found[1] == pytest.approx(-PENALTY, abs=1e-9)
-    assert abs(sum(ledger["loss"][1] for ledger in broken.reward_log.ledgers)) > 1e-3, (
-        "the next episode was paid"
+    assert abs(sum(terms["loss"][1] for terms in broken.reward_log.terms)) > 1e-3, (
+        "the next episode had a reward"
     )
     assert found[[0, 2]].tolist() == expected[[0, 2]].tolist()
     assert len(broken.reports) == 2
@@ -441,7 +452,7 @@ def test_an_evaluation_counts_a_broken_episode_and_not_the_one_after_it(task: Ta
 
 def trainer_of(task: TaskSpec, **settings: Any) -> Trainer:
     few = {"envs": 2, "iterations": 2, "hidden_dim": 16, "evaluate_episodes": 2, "evaluate_every": 1}
-    return Trainer(task, TrainingSettings(**{**few, **settings}, ppo=PPOSettings(update_epochs=1)))
+    return Trainer(task, TrainingConfig(**{**few, "update_epochs": 1, **settings}))
 
 
 def test_a_trainer_evaluates_the_episodes_that_lasted(task: TaskSpec) -> None:
@@ -461,18 +472,19 @@ def test_a_score_is_unknown_where_every_episode_broke_down(task: TaskSpec) -> No
     for env in (trainer._selection[0], trainer._training[0]):
         break_down(env, 0, {1})
         break_down(env, 1, {2})
-    summary = trainer.run_iteration()
+    summary = trainer.run_iteration().update
     assert summary.evaluation_return == pytest.approx(-PENALTY, abs=1e-9)
     assert (summary.evaluation_score, summary.val_score, summary.params) == (None, None, None)
     assert summary.broken_episodes == 2
-    assert summary.metrics.skipped is None
-    assert summary.metrics.first_ratio_error < 1e-5
+    assert summary.skipped is None
+    assert summary.first_ratio_error is not None
+    assert summary.first_ratio_error < 1e-5
 
 
 def test_an_iteration_with_a_breakdown_names_it_and_the_next_one_does_not(task: TaskSpec) -> None:
     trainer = trainer_of(task)
     break_down(trainer._training[0], 1, {2})
-    first, second = trainer.run_iteration(), trainer.run_iteration()
+    first, second = (iteration.update for iteration in trainer)
     assert (first.broken_episodes, second.broken_episodes) == (1, 0)
     assert first.reward_terms["rollback"] == pytest.approx(-PENALTY / 2)
     assert second.reward_terms["rollback"] == 0.0

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from esper.leyline import EpochFacts, LifecycleOp, LifecycleRules, SlotTable, Stage
-from esper.simic.rewards.families import FAMILIES, FamilyName, Ledger, RewardFunction, Standing, total
+from esper.simic.rewards.families import (
+    FAMILIES,
+    FamilyName,
+    RewardFunction,
+    RewardInputs,
+    RewardTerms,
+    total,
+)
 from esper.simic.rewards.reward_log import RewardLog
 from tests.leyline.building import env_facts, put
 from tests.simic.episodes import (
@@ -20,8 +27,8 @@ from tests.simic.episodes import (
     SCALE,
     Watcher,
     growth,
-    live,
-    lived,
+    play,
+    played,
     state_worth,
     task_with,
     twin_scores_again,
@@ -43,26 +50,26 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 TABLE = SlotTable.empty(1, 3)
 
 
-def standing(*, twin: float = 0.0, table: SlotTable = TABLE, price: float = 0.0, **facts: Any) -> Standing:
+def inputs(*, twin: float = 0.0, table: SlotTable = TABLE, price: float = 0.0, **facts: Any) -> RewardInputs:
     """One environment, at a task whose blind guess loses 2.0."""
     stacked = EpochFacts.stack([replace(env_facts(), **facts)])
-    return Standing(stacked, table, np.array([twin]), guess_loss=2.0, rent=price)
+    return RewardInputs(stacked, table, np.array([twin]), guess_loss=2.0, rent=price)
 
 
-def judged(family: FamilyName, *standings: Standing, scale: float = 1.0) -> list[dict[str, float]]:
-    """The ledgers of every standing after the first, as plain numbers."""
+def rewarded(family: FamilyName, *steps: RewardInputs, scale: float = 1.0) -> list[dict[str, float]]:
+    """The reward terms of every step, as plain numbers."""
     reward_function = RewardFunction(FAMILIES[family], scale)
-    reward_function.begin(standings[0])
-    ledgers = [reward_function.judge(now) for now in standings[1:]]
+    reward_function.begin(steps[0])
+    ledgers = [reward_function.reward_terms(now) for now in steps[1:]]
     return [{name: float(value[0]) for name, value in ledger.items()} for ledger in ledgers]
 
 
 def test_paired_pays_the_change_of_the_lead_and_charges_rent() -> None:
-    found = judged(
+    found = rewarded(
         "paired",
-        standing(val_score=12.0, twin=10.0, price=0.02),
-        standing(val_score=30.0, twin=20.0, grown_params=500, price=0.02),  # lead 2 → 10, 500 · 0.02 / 1000
-        standing(val_score=30.0, twin=35.0, grown_params=100, price=0.02),  # lead 10 → −5, rent 0.01 → 0.002
+        inputs(val_score=12.0, twin=10.0, price=0.02),
+        inputs(val_score=30.0, twin=20.0, grown_params=500, price=0.02),  # lead 2 → 10, 500 · 0.02 / 1000
+        inputs(val_score=30.0, twin=35.0, grown_params=100, price=0.02),  # lead 10 → −5, rent 0.01 → 0.002
         scale=5.0,
     )
     assert found == [
@@ -79,13 +86,13 @@ def measured(*slots: tuple[Stage, float]) -> SlotTable:
 
 
 def test_contribution_pays_the_change_of_what_blended_seeds_are_worth() -> None:
-    found = judged(
+    found = rewarded(
         "contribution",
-        standing(price=0.1),
-        standing(table=measured((Stage.TRAINING, 9.0)), grown_params=300, price=0.1),
-        standing(table=measured((Stage.BLENDING, math.nan)), grown_params=300, price=0.1),
-        standing(table=measured((Stage.HOLDING, 4.0), (Stage.BLENDING, -1.0)), grown_params=300, price=0.1),
-        standing(
+        inputs(price=0.1),
+        inputs(table=measured((Stage.TRAINING, 9.0)), grown_params=300, price=0.1),
+        inputs(table=measured((Stage.BLENDING, math.nan)), grown_params=300, price=0.1),
+        inputs(table=measured((Stage.HOLDING, 4.0), (Stage.BLENDING, -1.0)), grown_params=300, price=0.1),
+        inputs(
             table=measured((Stage.FOSSILIZED, 6.0), (Stage.PRUNED, -1.0)),
             price=0.1,
             last_op=LifecycleOp.PRUNE,
@@ -102,16 +109,16 @@ def test_contribution_pays_the_change_of_what_blended_seeds_are_worth() -> None:
 
 def test_loss_pays_improvement_in_blind_guesses() -> None:
     losses = (2.0, 1.5, 1.8)
-    found = judged("loss", *(standing(val_loss=loss) for loss in losses), scale=5.0)
+    found = rewarded("loss", *(inputs(val_loss=loss) for loss in losses), scale=5.0)
     assert [ledger["loss"] for ledger in found] == pytest.approx([1.25, -0.75])
 
 
 def test_sparse_pays_nothing_before_the_end() -> None:
-    found = judged(
+    found = rewarded(
         "sparse",
-        standing(val_score=10.0, price=0.1),
-        standing(val_score=90.0, grown_params=2000, price=0.1),
-        standing(val_score=60.0, grown_params=500, price=0.1, ended=True),
+        inputs(val_score=10.0, price=0.1),
+        inputs(val_score=90.0, grown_params=2000, price=0.1),
+        inputs(val_score=60.0, grown_params=500, price=0.1, ended=True),
         scale=5.0,
     )
     assert found == [
@@ -125,23 +132,23 @@ def test_sparse_pays_nothing_before_the_end() -> None:
 def test_churn_is_due_for_a_prune_that_succeeded_and_for_nothing_else(
     op: LifecycleOp, succeeded: bool
 ) -> None:
-    [found] = judged("contribution", standing(), standing(last_op=op, last_success=succeeded))
+    [found] = rewarded("contribution", inputs(), inputs(last_op=op, last_success=succeeded))
     assert found["churn"] == (-0.01 if op is LifecycleOp.PRUNE and succeeded else 0.0)
 
 
 @pytest.mark.parametrize("family", [name for name in NAMES if name != "contribution"])
 def test_no_other_family_charges_for_a_prune(family: FamilyName) -> None:
-    assert judged(family, standing(), standing()) == judged(
-        family, standing(), standing(last_op=LifecycleOp.PRUNE)
+    assert rewarded(family, inputs(), inputs()) == rewarded(
+        family, inputs(), inputs(last_op=LifecycleOp.PRUNE)
     )
 
 
-def test_an_episode_that_breaks_down_loses_what_it_had_won_and_pays_the_penalty() -> None:
-    found = judged(
+def test_an_episode_that_breaks_down_loses_what_it_had_gained_and_gets_the_penalty() -> None:
+    found = rewarded(
         "paired",
-        standing(val_score=10.0, twin=10.0, price=0.1),
-        standing(val_score=50.0, twin=20.0, grown_params=1000, price=0.1),
-        standing(val_score=50.0, twin=20.0, grown_params=1000, price=0.1, ended=True, rolled_back=True),
+        inputs(val_score=10.0, twin=10.0, price=0.1),
+        inputs(val_score=50.0, twin=20.0, grown_params=1000, price=0.1),
+        inputs(val_score=50.0, twin=20.0, grown_params=1000, price=0.1, ended=True, rolled_back=True),
         scale=5.0,
     )
     assert found == [
@@ -150,33 +157,33 @@ def test_an_episode_that_breaks_down_loses_what_it_had_won_and_pays_the_penalty(
     ]
 
 
-def test_a_sparse_episode_that_breaks_down_is_paid_no_score() -> None:
-    [found] = judged(
-        "sparse", standing(), standing(val_score=90.0, grown_params=99, ended=True, rolled_back=True)
+def test_a_sparse_episode_that_breaks_down_gets_no_score() -> None:
+    [found] = rewarded(
+        "sparse", inputs(), inputs(val_score=90.0, grown_params=99, ended=True, rolled_back=True)
     )
     assert found == {"score": 0.0, "rent": 0.0, "rollback": -0.2}
 
 
-def two(first: float, second: float, **facts: Any) -> Standing:
+def two(first: float, second: float, **facts: Any) -> RewardInputs:
     """Two environments that lead their twins by so many points."""
     rows = [replace(env_facts(), val_score=score, **facts) for score in (first, second)]
-    return Standing(EpochFacts.stack(rows), SlotTable.empty(2, 3), np.zeros(2), 2.0, 0.0)
+    return RewardInputs(EpochFacts.stack(rows), SlotTable.empty(2, 3), np.zeros(2), 2.0, 0.0)
 
 
 def test_an_episode_that_begins_again_owes_nothing_and_its_neighbour_goes_on() -> None:
     reward_function = RewardFunction(FAMILIES["paired"], 1.0)
     reward_function.begin(two(10.0, 20.0))
-    reward_function.judge(two(40.0, 30.0))
+    reward_function.reward_terms(two(40.0, 30.0))
     reward_function.begin_again(1, two(99.0, 5.0))
-    assert reward_function.judge(two(41.0, 8.0))["lead"].tolist() == pytest.approx([0.01, 0.03])
+    assert reward_function.reward_terms(two(41.0, 8.0))["lead"].tolist() == pytest.approx([0.01, 0.03])
 
 
 def test_a_second_breakdown_forfeits_what_the_second_episode_had_won() -> None:
     reward_function = RewardFunction(FAMILIES["paired"], 1.0)
     reward_function.begin(two(10.0, 20.0))
     reward_function.begin_again(1, two(10.0, 5.0))
-    reward_function.judge(two(10.0, 9.0))
-    broken = reward_function.judge(two(10.0, 9.0, ended=True, rolled_back=True))
+    reward_function.reward_terms(two(10.0, 9.0))
+    broken = reward_function.reward_terms(two(10.0, 9.0, ended=True, rolled_back=True))
     assert broken["lead"].tolist() == pytest.approx([0.0, -0.04])
 
 
@@ -193,28 +200,28 @@ def test_families_discount_as_their_returns_are_meant() -> None:
 # --- reward_log -----------------------------------------------------------------------------------------
 
 
-def ledger(*pairs: tuple[float, float]) -> Ledger:
+def terms(*pairs: tuple[float, float]) -> RewardTerms:
     lead, rent = zip(*pairs, strict=True)
     return {"lead": np.array(lead), "rent": np.array(rent)}
 
 
-def test_books_name_what_every_term_paid_an_environment() -> None:
-    reward_log = RewardLog([ledger((1.0, -0.5), (3.0, 0.0)), ledger((0.0, 0.5), (4.0, -1.0))])
-    assert reward_log.paid() == {"lead": 4.0, "rent": -0.5}
+def test_the_mean_terms_of_an_environment() -> None:
+    reward_log = RewardLog([terms((1.0, -0.5), (3.0, 0.0)), terms((0.0, 0.5), (4.0, -1.0))])
+    assert reward_log.mean_terms() == {"lead": 4.0, "rent": -0.5}
     # rewards 0.5, 3, 0.5, 3: half a range of 2.5 from their mean
     assert reward_log.variance() == pytest.approx(1.5625)
 
 
 def test_the_variance_without_a_twin_is_unknown_where_there_is_no_twin() -> None:
-    assert RewardLog([ledger((1.0, 0.0))]).variance_unpaired() is None
-    assert RewardLog([ledger((1.0, 0.0))], [np.array([1.0, 5.0])]).variance_unpaired() == 4.0
+    assert RewardLog([terms((1.0, 0.0))]).variance_unpaired() is None
+    assert RewardLog([terms((1.0, 0.0))], [np.array([1.0, 5.0])]).variance_unpaired() == 4.0
 
 
-def test_books_of_shards_stand_side_by_side() -> None:
-    one = RewardLog([ledger((1.0, 0.0), (2.0, 0.0))], [np.array([1.0, 2.0])], broken_episodes=1)
-    other = RewardLog([ledger((3.0, -1.0))], [np.array([3.0])], broken_episodes=2)
+def test_logs_of_shards_are_joined_side_by_side() -> None:
+    one = RewardLog([terms((1.0, 0.0), (2.0, 0.0))], [np.array([1.0, 2.0])], broken_episodes=1)
+    other = RewardLog([terms((3.0, -1.0))], [np.array([3.0])], broken_episodes=2)
     joined = RewardLog.join([one, other])
-    assert [values.tolist() for values in joined.ledgers[0].values()] == [[1.0, 2.0, 3.0], [0.0, 0.0, -1.0]]
+    assert [values.tolist() for values in joined.terms[0].values()] == [[1.0, 2.0, 3.0], [0.0, 0.0, -1.0]]
     assert [values.tolist() for values in joined.unpaired] == [[1.0, 2.0, 3.0]]
     assert joined.broken_episodes == 3
 
@@ -228,7 +235,7 @@ LONG, SEEDS = 12, (0, 1, 2)
 def test_the_ledger_sums_to_the_reward_on_every_step_of_a_busy_episode(
     family: FamilyName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    episode = lived(family, monkeypatch, BUSY)
+    episode = played(family, monkeypatch, BUSY)
     stages = {int(stage) for table in episode.tables for stage in table.stage.flat}
     assert {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.RESETTING} <= stages
     assert sum(episode.terms.values()) == pytest.approx(episode.rewards, abs=1e-12)
@@ -242,7 +249,7 @@ def test_the_ledger_sums_to_the_reward_on_every_step_of_a_busy_episode(
 def test_every_potential_telescopes_over_an_episode_of_any_legal_actions(
     family: FamilyName, rng_seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    episode = lived(family, monkeypatch, task=task_with(horizon=LONG), rng_seed=rng_seed)
+    episode = played(family, monkeypatch, task=task_with(horizon=LONG), rng_seed=rng_seed)
     begin, end = state_worth(family, episode, 0), state_worth(family, episode, len(episode.facts) - 1)
     for name in begin:
         expected = SCALE * (np.array(end[name]) - np.array(begin[name])) / 100
@@ -251,7 +258,7 @@ def test_every_potential_telescopes_over_an_episode_of_any_legal_actions(
 
 def test_random_episodes_grow_prune_and_fossilise(monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_with(horizon=LONG)
-    reports = [r for seed in SEEDS for r in lived("sparse", monkeypatch, task=task, rng_seed=seed).reports]
+    reports = [r for seed in SEEDS for r in played("sparse", monkeypatch, task=task, rng_seed=seed).reports]
     counts = np.sum([report.op_counts for report in reports], axis=0)
     assert (counts[[LifecycleOp.GERMINATE, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE]] > 0).all()
 
@@ -260,7 +267,7 @@ def test_random_episodes_grow_prune_and_fossilise(monkeypatch: pytest.MonkeyPatc
 def test_every_potential_pays_its_own_change_at_every_single_step(
     family: FamilyName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    episode = lived(family, monkeypatch, BUSY)
+    episode = played(family, monkeypatch, BUSY)
     worth = [state_worth(family, episode, epoch) for epoch in range(len(episode.facts))]
     for name in worth[0]:
         expected = SCALE * np.diff([now[name] for now in worth], axis=0) / 100
@@ -270,7 +277,7 @@ def test_every_potential_pays_its_own_change_at_every_single_step(
 def test_the_return_of_paired_is_the_final_paired_score_of_the_committed_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    episode = lived("paired", monkeypatch, BUSY)
+    episode = played("paired", monkeypatch, BUSY)
     for env, report in enumerate(episode.reports):
         lead = (report.val_score - twin_scores_again(8, env)[-1]) / 100
         rent = RENT * (report.params - report.host_params) / 1000
@@ -281,7 +288,7 @@ def test_the_return_of_paired_is_the_final_paired_score_of_the_committed_network
 def test_sparse_pays_the_final_score_less_rent_and_at_the_last_step_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    episode = lived("sparse", monkeypatch, BUSY)
+    episode = played("sparse", monkeypatch, BUSY)
     assert (episode.rewards[:-1] == 0.0).all()
     expected = [
         SCALE * (r.val_score / 100 - RENT * (r.params - r.host_params) / 1000) for r in episode.reports
@@ -291,14 +298,14 @@ def test_sparse_pays_the_final_score_less_rent_and_at_the_last_step_only(
 
 
 def test_the_return_of_loss_is_the_whole_improvement_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    episode = lived("loss", monkeypatch, [])
+    episode = played("loss", monkeypatch, [])
     won = (episode.facts[0].val_loss - episode.facts[-1].val_loss) / episode.guess_losses
     assert episode.rewards.sum(axis=0) == pytest.approx(SCALE * won)
     assert (won > 0.0).any(), "a host that is trained improves"
 
 
 def test_contribution_never_pays_what_the_host_learns_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    episode = lived("contribution", monkeypatch, [])
+    episode = played("contribution", monkeypatch, [])
     assert episode.rewards.tolist() == [[0.0, 0.0]] * 8
     assert all(len(set(report.val_scores)) > 1 for report in episode.reports), "while the score changes"
 
@@ -312,8 +319,8 @@ def test_planting_and_pruning_over_and_over_wins_nothing(
     """A seed that was blended has changed the host; only what it contributed is known to be gone."""
     task = task_with(rules)
     cycle = [plant(1), action(LifecycleOp.PRUNE, 1), WAIT]
-    busy = lived(family, monkeypatch, [*cycle, *cycle], task)
-    idle = lived(family, monkeypatch, [], task)
+    busy = played(family, monkeypatch, [*cycle, *cycle], task)
+    idle = played(family, monkeypatch, [], task)
     assert busy.reports[0].op_counts[LifecycleOp.PRUNE] == 2
     assert busy.reports[0].refused == 0
     assert busy.rewards[:, 0].sum() <= idle.rewards[:, 0].sum() + 1e-12
@@ -326,13 +333,13 @@ def test_planting_and_pruning_over_and_over_wins_nothing(
 def test_only_paired_knows_its_variance_without_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     for family in NAMES:
         env = growth(task_with(), family)
-        live(env, BUSY, Watcher(env, monkeypatch))
+        play(env, BUSY, Watcher(env, monkeypatch))
         assert (env.reward_log.variance_unpaired() is not None) == (family == "paired")
 
 
 def test_without_its_twin_paired_would_pay_the_host_s_own_drift(monkeypatch: pytest.MonkeyPatch) -> None:
     env = growth(task_with(), "paired")
-    episode = live(env, [], Watcher(env, monkeypatch))
+    episode = play(env, [], Watcher(env, monkeypatch))
     assert (episode.rewards == 0.0).all()
     drift = np.diff([facts.val_score for facts in episode.facts], axis=0)
     assert np.array(env.reward_log.unpaired) == pytest.approx(SCALE * drift / 100)
@@ -341,4 +348,4 @@ def test_without_its_twin_paired_would_pay_the_host_s_own_drift(monkeypatch: pyt
 
 
 def test_the_reward_is_a_sum_of_terms() -> None:
-    assert total(ledger((1.0, -0.5), (3.0, 0.25))).tolist() == [0.5, 3.25]
+    assert total(terms((1.0, -0.5), (3.0, 0.25))).tolist() == [0.5, 3.25]

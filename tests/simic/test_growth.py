@@ -8,6 +8,7 @@ import torch
 from esper.leyline import LifecycleOp, LifecycleRules
 from esper.leyline.factored_actions import IntArray
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import FamilyName
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.proving import new_policy
@@ -34,24 +35,25 @@ def task() -> TaskSpec:
 
 
 def growth(task: TaskSpec, num_envs: int = 2) -> GrowthEnv:
-    return GrowthEnv(task, rng_seed=3, env_indices=range(num_envs), rent=RENT, scale=SCALE)
+    config = TrainingConfig(rent=RENT, reward_scale=SCALE)
+    return GrowthEnv(task, config, rng_seed=3, env_indices=range(num_envs))
 
 
-def live(env: GrowthEnv, script: Iterator[IntArray]) -> np.ndarray:
+def play(env: GrowthEnv, script: Iterator[IntArray]) -> np.ndarray:
     """Rewards ``[step, env]`` of one episode of two environments, the second of which only waits."""
     env.reset()
     return np.array([env.step(np.stack([row, WAIT])).reward for row in script])
 
 
 def final_potential(task: TaskSpec, report: EpisodeReport, env: int, episode: int) -> float:
-    """What the committed network won over a twin that is lived through again, less its rent."""
+    """What the committed network won over a twin that is run again, less its rent."""
     twin = run_without_growth(task, rng_seed=3, env=env, episode=episode)
     return (report.val_score - twin.val_score) / 100 - RENT * (report.params - report.host_params) / 1000
 
 
 def test_a_return_is_the_final_paired_score_of_the_committed_network(task: TaskSpec) -> None:
     env = growth(task)
-    rewards = live(env, iter([plant(1), plant(0), WAIT, WAIT]))
+    rewards = play(env, iter([plant(1), plant(0), WAIT, WAIT]))
     grower, waiter = env.reports
     assert grower.params > grower.host_params, "the first seed is held in time and stays"
     expected = SCALE * final_potential(task, grower, 0, 0)
@@ -61,20 +63,20 @@ def test_a_return_is_the_final_paired_score_of_the_committed_network(task: TaskS
 
 def test_doing_nothing_earns_exactly_nothing(task: TaskSpec) -> None:
     env = growth(task)
-    assert live(env, iter([plant(1), WAIT, WAIT, WAIT]))[:, 1].tolist() == [0.0] * 4
+    assert play(env, iter([plant(1), WAIT, WAIT, WAIT]))[:, 1].tolist() == [0.0] * 4
 
 
 def test_a_new_episode_owes_nothing_to_the_last(task: TaskSpec) -> None:
     env = growth(task)
-    grown = live(env, iter([plant(1), WAIT, WAIT, WAIT]))
+    grown = play(env, iter([plant(1), WAIT, WAIT, WAIT]))
     assert abs(grown[:, 0].sum()) > 1e-3
-    assert live(env, iter([WAIT] * 4)).tolist() == [[0.0, 0.0]] * 4
+    assert play(env, iter([WAIT] * 4)).tolist() == [[0.0, 0.0]] * 4
 
 
 def test_rent_is_charged_at_once_and_returned_with_the_seed(task: TaskSpec) -> None:
     # A seed that is exactly zero at birth changes no score before it was trained for an epoch.
     env = growth(task)
-    rewards = live(env, iter([plant(2), action(LifecycleOp.PRUNE, 2), WAIT, WAIT]))
+    rewards = play(env, iter([plant(2), action(LifecycleOp.PRUNE, 2), WAIT, WAIT]))
     assert env.reports[0].params == env.reports[0].host_params
     expected = SCALE * final_potential(task, env.reports[0], 0, 0)
     assert rewards[:, 0].sum() == pytest.approx(expected, abs=1e-9)
@@ -130,7 +132,8 @@ def test_a_policy_sees_the_slots_of_its_own_environment(task: TaskSpec) -> None:
 def test_a_horizon_ends_an_episode_and_terminates_it_only_if_told_to(
     task: TaskSpec, terminates: bool
 ) -> None:
-    env = GrowthEnv(task, rng_seed=3, env_indices=range(2), horizon_terminates=terminates)
+    config = TrainingConfig(horizon_terminates=terminates)
+    env = GrowthEnv(task, config, rng_seed=3, env_indices=range(2))
     env.reset()
     steps = [env.step(np.stack([WAIT, WAIT])) for _ in range(4)]
     assert [step.ended.tolist() for step in steps] == [[False] * 2] * 3 + [[True] * 2]
@@ -140,10 +143,10 @@ def test_a_horizon_ends_an_episode_and_terminates_it_only_if_told_to(
 
 
 @pytest.mark.parametrize(
-    ("family", "lived"), [("paired", 2), ("contribution", 0), ("loss", 0), ("sparse", 0)]
+    ("family", "count"), [("paired", 2), ("contribution", 0), ("loss", 0), ("sparse", 0)]
 )
-def test_twins_are_lived_only_for_a_family_that_compares_with_them(
-    family: FamilyName, lived: int, task: TaskSpec, monkeypatch: pytest.MonkeyPatch
+def test_twins_are_run_only_for_a_family_that_compares_with_them(
+    family: FamilyName, count: int, task: TaskSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
@@ -152,35 +155,14 @@ def test_twins_are_lived_only_for_a_family_that_compares_with_them(
         return [0.0] * (task.horizon + 1)
 
     monkeypatch.setattr("esper.simic.training.growth.twin_scores", counted)
-    GrowthEnv(task, rng_seed=3, env_indices=(4, 7), family=family).begin(5)
-    assert asked == [{"rng_seed": 3, "env": env, "episode": 5} for env in (4, 7)][:lived]
+    GrowthEnv(task, TrainingConfig(reward_family=family), rng_seed=3, env_indices=(4, 7)).begin(5)
+    expected = [{"rng_seed": 3, "env": env, "episode": 5, "attempt": 0} for env in (4, 7)]
+    assert asked == expected[:count]
 
 
-def test_the_books_of_an_episode_are_closed_when_the_next_begins(task: TaskSpec) -> None:
+def test_the_reward_log_of_an_episode_begins_anew_with_it(task: TaskSpec) -> None:
     env = growth(task)
-    live(env, iter([plant(1), WAIT, WAIT, WAIT]))
-    assert len(env.reward_log.ledgers) == len(env.reward_log.unpaired) == 4
+    play(env, iter([plant(1), WAIT, WAIT, WAIT]))
+    assert len(env.reward_log.terms) == len(env.reward_log.unpaired) == 4
     env.reset()
-    assert (env.reward_log.ledgers, env.reward_log.unpaired, env.reports) == ([], [], [])
-
-
-def test_siblings_live_the_same_episode_until_they_decide_differently(task: TaskSpec) -> None:
-    env = GrowthEnv(task, rng_seed=3, env_indices=range(4), siblings=2)
-    born = env.reset().features
-    assert torch.equal(born[0], born[1])
-    assert torch.equal(born[2], born[3])
-    assert not torch.equal(born[0], born[2]), "another episode"
-    first = env.step(np.stack([plant(1), plant(1), WAIT, plant(1)]))
-    assert torch.equal(first.observation.features[0], first.observation.features[1])
-    assert first.reward[0] == first.reward[1] != 0
-    assert not torch.equal(first.observation.features[2], first.observation.features[3])
-    assert first.reward[2] != first.reward[3]
-
-
-def test_a_sibling_s_episode_is_the_one_of_the_group(task: TaskSpec) -> None:
-    siblings = GrowthEnv(task, rng_seed=3, env_indices=(2, 3), siblings=2)
-    alone = GrowthEnv(task, rng_seed=3, env_indices=(1,))
-    siblings.reset()
-    alone.reset()
-    rewards = siblings.step(np.stack([plant(1), WAIT])).reward
-    assert rewards[0] == alone.step(plant(1)[None]).reward[0]
+    assert (env.reward_log.terms, env.reward_log.unpaired, env.reports) == ([], [], [])

@@ -7,7 +7,6 @@ from esper.simic.advantages import gae, normalise
 from esper.simic.agent.ppo import (
     PolicyDivergedError,
     PPOAgent,
-    PPOSettings,
     has_choice,
     shards,
 )
@@ -18,25 +17,6 @@ from esper.simic.training.sandbox import Bandit, Memory, Rent
 from tests.simic.rolling import agent_of, gradients, roll, weights
 
 UNCLIPPED = {"update_epochs": 1, "max_grad_norm": 1e9}
-
-
-def test_defaults_are_the_settings_that_the_proofs_use() -> None:
-    assert PPOSettings() == PPOSettings(
-        update_epochs=6,
-        learning_rate=1e-3,
-        clip=0.2,
-        clip_per_head=False,
-        target_kl=0.03,
-        gamma=1.0,
-        lam=0.95,
-        entropy_start=0.02,
-        entropy_end=0.002,
-        entropy_floor=0.0,
-        value_coefficient=0.5,
-        value_clip=None,
-        max_grad_norm=1.0,
-        envs_per_backward=8,
-    )
 
 
 # --- what moves the policy -------------------------------------------------------------------------
@@ -63,8 +43,10 @@ def test_the_advantage_of_a_forced_step_moves_nothing() -> None:
 
     def gradient(advantages: torch.Tensor) -> torch.Tensor:
         agent = agent_of(policy)
-        judged = agent.policy.evaluate_actions(*buffer.get_batched_sequences())
-        losses.policy_loss(judged.log_probs, buffer.log_probs, advantages, clip=0.2, rows=1).loss.backward()
+        evaluated = agent.policy.evaluate_actions(*buffer.get_batched_sequences())
+        losses.policy_loss(
+            evaluated.log_probs, buffer.log_probs, advantages, clip=0.2, rows=1
+        ).loss.backward()
         return gradients(agent)
 
     advantages = torch.where(free, 1.0, 0.0)
@@ -73,7 +55,7 @@ def test_the_advantage_of_a_forced_step_moves_nothing() -> None:
 
 
 def test_the_reported_policy_loss_is_about_free_steps_only() -> None:
-    # In the first pass every ratio is 1 and the mean normalised advantage of the free rows is 0.
+    # In the first update epoch every ratio is 1 and the mean normalised advantage of the free rows is 0.
     policy, buffer = roll(Memory, num_envs=8)
     metrics = agent_of(policy, update_epochs=1).update(buffer, 0.0)
     assert metrics.policy_loss == pytest.approx(0.0, abs=1e-5)
@@ -165,19 +147,19 @@ def test_the_gradient_does_not_depend_on_the_shards(envs_per_backward: int) -> N
 
 
 def shard_gradient(agent: PPOAgent, buffer: TamiyoRolloutBuffer, shard: slice) -> torch.Tensor:
-    """The gradient of one shard in the first pass, written out; its weight is the whole rollout's."""
-    b, settings = buffer, agent.settings
+    """The gradient of one shard in the first update epoch, written out; its weight is the whole rollout's."""
+    b, config = buffer, agent.config
     advantages = gae(
-        b.rewards, b.values, b.next_values, b.terminated, b.ended, gamma=settings.gamma, lam=settings.lam
+        b.rewards, b.values, b.next_values, b.terminated, b.ended, gamma=config.discount, lam=config.lam
     )
     free = has_choice(b.masks, agent.policy.sizes)
     rows = int(free.sum())
     returns = (advantages + b.values)[shard]
     advantages = normalise(advantages, free)[shard]
-    judged = agent.policy.evaluate_actions(*b.get_batched_sequences(shard))
-    policy = losses.policy_loss(judged.log_probs, b.log_probs[shard], advantages, clip=0.2, rows=rows).loss
-    value = losses.value_loss(judged.value, b.values[shard], returns, clip=None, rows=free.numel())
-    bonus = losses.entropy_bonus(judged.entropies, judged.has_choice, rows=rows)
+    evaluated = agent.policy.evaluate_actions(*b.get_batched_sequences(shard))
+    policy = losses.policy_loss(evaluated.log_probs, b.log_probs[shard], advantages, clip=0.2, rows=rows).loss
+    value = losses.value_loss(evaluated.value, b.values[shard], returns, clip=None, rows=free.numel())
+    bonus = losses.entropy_bonus(evaluated.entropies, evaluated.has_choice, rows=rows)
     (policy + 0.5 * value - 0.02 * bonus).backward()
     return gradients(agent)
 
@@ -211,12 +193,12 @@ def test_too_large_a_change_is_noticed_before_another_step(rate: float, target: 
     assert stop is not None
     assert (stop == 1) if rate == 0.1 else (1 < stop < 6)
     assert metrics.approx_kl > 1.5 * target, "what is reported is what stopped it"
-    exact = agent_of(policy, passes=stop, learning_rate=rate, target_kl=1e9)
+    exact = agent_of(policy, update_epochs=stop, learning_rate=rate, target_kl=1e9)
     assert exact.update(buffer, 0.0).early_stop_update_epoch is None
     assert torch.equal(weights(stopped), weights(exact)), "exactly that many steps were taken"
 
 
-def test_the_first_pass_always_steps() -> None:
+def test_the_first_update_epoch_always_steps() -> None:
     policy, buffer = roll(Rent)
     agent = agent_of(policy, target_kl=-1.0)
     assert agent.update(buffer, 0.0).early_stop_update_epoch == 1
@@ -288,7 +270,7 @@ def test_a_ratio_that_explodes_names_its_row_and_head(change: float) -> None:
     assert found.new_log_prob - found.old_log_prob == pytest.approx(-change, rel=1e-3)
 
 
-def test_an_explosion_that_ends_the_passes_is_still_reported() -> None:
+def test_an_explosion_that_ends_the_update_is_still_reported() -> None:
     policy, buffer = roll(Lifecycle, num_envs=6)
     metrics = agent_of(policy, learning_rate=0.3).update(buffer, 0.0)
     assert metrics.early_stop_update_epoch == 1
@@ -324,13 +306,13 @@ def test_a_broken_value_skips_the_update_too(name: str) -> None:
     assert skipped == f"{name[:-1]} of environment 1 at step 0 is inf"
 
 
-def test_a_broken_log_probability_skips_the_pass() -> None:
+def test_a_broken_log_probability_skips_the_update_epoch() -> None:
     policy, buffer = roll(Rent)
     buffer.log_probs[1, 2, 0] = torch.nan
     agent = agent_of(policy)
     metrics = agent.update(buffer, 0.0)
     assert metrics.skipped is not None
-    assert "pass 0" in metrics.skipped
+    assert "update epoch 0" in metrics.skipped
     assert metrics.explosion is not None
     assert (metrics.explosion.env, metrics.explosion.step, metrics.explosion.head) == (1, 2, "op")
     assert torch.equal(weights(agent), weights(agent_of(policy)))
@@ -361,7 +343,7 @@ def test_an_update_that_breaks_after_its_first_step_does_not_forgive() -> None:
     policy, buffer = roll(Rent)
     agent = agent_of(policy, learning_rate=1e30)
     for _ in range(2):
-        assert "pass 1" in str(agent.update(buffer, 0.0).skipped)
+        assert "update epoch 1" in str(agent.update(buffer, 0.0).skipped)
         agent.policy.load_state_dict(policy.state_dict())
     with pytest.raises(PolicyDivergedError):
         agent.update(buffer, 0.0)

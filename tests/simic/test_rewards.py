@@ -31,7 +31,7 @@ def test_contributions_of_the_slots_that_count_add_up() -> None:
     assert contribution_potential(measured, counts).tolist() == pytest.approx([0.065, -0.015, 0.0])
 
 
-def test_a_contribution_that_nobody_measured_is_not_paid() -> None:
+def test_a_contribution_that_nobody_measured_counts_for_nothing() -> None:
     measured = np.array([[NAN, 2.0, NAN], [NAN, NAN, NAN]])
     found = contribution_potential(measured, np.array([[True, True, False], [True, True, True]]))
     assert found.tolist() == pytest.approx([0.02, 0.0])

@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from esper.leyline import OP_GERMINATE, Head
 from esper.simic.advantages import gae
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import TrainingConfig
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.lifecycle_sandbox import Lifecycle
 from esper.simic.training.proving import new_policy, random_return, uniform_actions
@@ -67,8 +69,8 @@ class Remembering:
     def reset(self) -> Observation:
         return self._env.reset()
 
-    def step(self, actions: NDArray[np.int64]) -> Step:
-        step = self._env.step(actions)
+    def step(self, actions: NDArray[np.int64], outputs: Any = None) -> Step:
+        step = self._env.step(actions, outputs)
         self.seen = step.observation
         return step
 
@@ -94,7 +96,8 @@ def test_a_horizon_that_only_cuts_off_is_valued_by_the_critic_with_the_memory_of
     terminates: bool, critic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
-    growing = GrowthEnv(tiny_task(horizon=3), rng_seed=3, env_indices=range(2), horizon_terminates=terminates)
+    config = TrainingConfig(horizon_terminates=terminates)
+    growing = GrowthEnv(tiny_task(horizon=3), config, rng_seed=3, env_indices=range(2))
     env, policy = Remembering(growing), new_policy(replace(TINY, critic=critic), 0)
     buffer = TamiyoRolloutBuffer(2, 3, TINY.state_dim, TINY.num_slots, TINY.hidden_dim)
     collect(env, policy, ActionStreams(0, range(2)), buffer)

@@ -1,4 +1,4 @@
-"""``contribution`` and ``loss`` on tokens, through the real loop: what is paid is what was measured."""
+"""``contribution`` and ``loss`` on tokens, through the real loop: the rewards are what was measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from esper.leyline import BlueprintAction, LifecycleOp
 from esper.leyline.slot_table import IntArray
 from esper.simic.rewards.families import FamilyName
 from tests.contracts.matrix import registered
-from tests.simic.episodes import AT_ONCE, SCALE, Episode, lived, state_worth
+from tests.simic.episodes import AT_ONCE, SCALE, Episode, played, state_worth
 from tests.tolaria.building import WAIT, action, plant, token_task
 
 FAMILIES_OF_TOKENS: tuple[FamilyName, ...] = ("contribution", "loss")
@@ -30,7 +30,7 @@ HELPFUL = [plant(0, BlueprintAction.MLP), plant(1, BlueprintAction.MLP)]
 
 
 class Deceptive(nn.Linear):
-    """Does one thing while it learns, and four times the opposite when it is judged."""
+    """Does one thing while it learns, and four times the opposite when it is measured."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, width)
@@ -42,26 +42,26 @@ class Deceptive(nn.Linear):
         return delta if self.training else -4.0 * delta
 
 
-def lived_on_tokens(
+def played_on_tokens(
     family: FamilyName, script: Sequence[IntArray], monkeypatch: pytest.MonkeyPatch
 ) -> Episode:
     """Eight epochs of two environments; ``script`` in the first, nothing in the other."""
-    return lived(family, monkeypatch, script, token_task(rules=AT_ONCE, horizon=8))
+    return played(family, monkeypatch, script, token_task(rules=AT_ONCE, horizon=8))
 
 
-def lived_with_harm(family: FamilyName, monkeypatch: pytest.MonkeyPatch) -> Episode:
+def played_with_harm(family: FamilyName, monkeypatch: pytest.MonkeyPatch) -> Episode:
     """The seed that hurts takes part in the epochs 3, 4 and 5 and is pruned."""
     with registered("deceptive", Deceptive, "tokens"):
         blueprint = BlueprintAction(blueprint_named("deceptive", "tokens").index)
         script = [WAIT, WAIT, plant(0, blueprint), WAIT, WAIT, action(LifecycleOp.PRUNE, 0)]
-        return lived_on_tokens(family, script, monkeypatch)
+        return played_on_tokens(family, script, monkeypatch)
 
 
 @pytest.mark.parametrize("family", FAMILIES_OF_TOKENS)
 def test_every_term_pays_its_own_change_at_every_step(
     family: FamilyName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    episode = lived_on_tokens(family, BUSY, monkeypatch)
+    episode = played_on_tokens(family, BUSY, monkeypatch)
     assert episode.reports[0].refused == 0
     worth = [state_worth(family, episode, epoch) for epoch in range(len(episode.facts))]
     for name in worth[0]:
@@ -73,17 +73,17 @@ def test_every_term_pays_its_own_change_at_every_step(
     assert np.abs(episode.rewards).max() < SCALE, "no step is worth more than all there is to win"
 
 
-def test_a_seed_that_helps_is_paid_what_it_contributes(monkeypatch: pytest.MonkeyPatch) -> None:
-    episode = lived_on_tokens("contribution", HELPFUL, monkeypatch)
+def test_a_seed_that_helps_is_rewarded_for_what_it_contributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    episode = played_on_tokens("contribution", HELPFUL, monkeypatch)
     contributed = np.nansum(episode.tables[-1].contribution[0])
     assert episode.terms["contribution"][:, 0].sum() == pytest.approx(SCALE * contributed / 100)
     assert contributed > 20.0
-    assert (episode.terms["contribution"][:, 1] == 0.0).all(), "an episode without seeds is paid nothing"
+    assert (episode.terms["contribution"][:, 1] == 0.0).all(), "an episode without seeds gets nothing"
 
 
 def test_a_seed_that_helps_lowers_the_loss_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    grown = lived_on_tokens("loss", HELPFUL, monkeypatch).terms["loss"]
-    alone = lived_on_tokens("loss", [], monkeypatch).terms["loss"]
+    grown = played_on_tokens("loss", HELPFUL, monkeypatch).terms["loss"]
+    alone = played_on_tokens("loss", [], monkeypatch).terms["loss"]
     assert (grown[:, 1] == alone[:, 1]).all(), "nothing grows there in either"
     assert grown[:, 0].sum() > alone[:, 0].sum() > 0.0
 
@@ -91,18 +91,18 @@ def test_a_seed_that_helps_lowers_the_loss_further(monkeypatch: pytest.MonkeyPat
 def test_a_seed_that_hurts_is_charged_and_its_removal_gives_exactly_that_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    episode = lived_with_harm("contribution", monkeypatch)
+    episode = played_with_harm("contribution", monkeypatch)
     harm = [table.contribution[0, 0] for table in episode.tables[3:6]]
     assert max(harm) < -5.0
-    paid = episode.terms["contribution"][:, 0]
-    assert paid[2:5].sum() == pytest.approx(SCALE * harm[-1] / 100)
-    assert paid[5] == pytest.approx(-SCALE * harm[-1] / 100)
+    rewards = episode.terms["contribution"][:, 0]
+    assert rewards[2:5].sum() == pytest.approx(SCALE * harm[-1] / 100)
+    assert rewards[5] == pytest.approx(-SCALE * harm[-1] / 100)
     assert episode.terms["churn"][:, 0].tolist() == pytest.approx([0, 0, 0, 0, 0, -0.01 * SCALE, 0, 0])
-    assert episode.terms["rollback"].sum() == 0.0, "nobody but the decision maker removed it"
+    assert episode.terms["rollback"].sum() == 0.0, "nobody but the controller removed it"
 
 
 def test_a_seed_that_hurts_costs_loss_and_its_removal_wins_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    paid = lived_with_harm("loss", monkeypatch).terms["loss"][:, 0]
-    assert (paid[:2] > 0.0).all(), "the host was learning"
-    assert (paid[3:5] < 0.0).all()
-    assert paid[5] > -paid[3:5].sum()
+    rewards = played_with_harm("loss", monkeypatch).terms["loss"][:, 0]
+    assert (rewards[:2] > 0.0).all(), "the host was learning"
+    assert (rewards[3:5] < 0.0).all()
+    assert rewards[5] > -rewards[3:5].sum()

@@ -7,6 +7,7 @@ indexed by the names stored in the run's own row, so that more slots or heads ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -64,6 +65,15 @@ class StageMove(NamedTuple):
     age: int
     contribution: float
     """NaN while unknown."""
+
+
+def known(value: Any) -> Any:
+    """``value`` with ``None`` in the place of every number that is not finite, however deep."""
+    if isinstance(value, dict):
+        return {name: known(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [known(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Row(msgspec.Struct, kw_only=True):

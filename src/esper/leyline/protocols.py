@@ -12,7 +12,7 @@ from esper.leyline.slot_table import SlotTable
 
 
 class PolicyOutput(NamedTuple):
-    """What a policy knew of one decision, as its row of telemetry takes it."""
+    """What a policy computed for one decision."""
 
     masked: list[bool]
     """Per head, whether some of its choices were masked off."""
@@ -30,9 +30,18 @@ class EventSink(Protocol):
         """Take one row."""
 
 
+class Decisions(NamedTuple):
+    """The decisions of one step."""
+
+    actions: IntArray
+    """``[env, 8]``."""
+    outputs: Sequence[PolicyOutput] | None = None
+    """Of a policy, one per environment."""
+
+
 @runtime_checkable
 class Controller(Protocol):
-    """Chooses one action per environment and step; all of them use the same environment."""
+    """Chooses one action per environment and step; all controllers use the same environment."""
 
     @property
     def name(self) -> str:
@@ -41,14 +50,5 @@ class Controller(Protocol):
     def reset(self, episode: int) -> None:
         """Forget everything: a new episode begins in every environment."""
 
-    def decide(self, facts: EpochFacts, table: SlotTable) -> IntArray:
-        """Actions ``[env, 8]`` for the coming epoch, after the facts of the last one."""
-
-
-@runtime_checkable
-class ThinkingDecisionMaker(Controller, Protocol):
-    """A decision maker that can say how sure it was."""
-
-    @property
-    def policy_outputs(self) -> Sequence[PolicyOutput]:
-        """One per environment, of the last decision."""
+    def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
+        """Decisions for the coming epoch, after the facts of the last one."""

@@ -37,16 +37,18 @@ class IterationJournal:
         self,
         directory: Path,
         detail: Detail,
-        began: float,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``began`` is the moment of ``clock`` from which all processes of the run count its time."""
         self._telemetry = directory / TELEMETRY
         self._encoders = {table: RowEncoder(table) for table in TABLES if table in TABLES_OF_DETAIL[detail]}
-        self._began = began
+        self._began = 0.0
         self._clock = clock
         self._path: Path | None = None
         self._file: int | None = None
+
+    def begin(self, began: float) -> None:
+        """``began`` is the moment of the clock from which all processes of the run count its time."""
+        self._began = began
 
     def take(self, number: int, env: int, rows: Sequence[Row]) -> None:
         """Hand the rows of an epoch of a shard, named by its first environment, to the operating system."""

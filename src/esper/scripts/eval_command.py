@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.build import build_task
-from esper.config import MOST, MOST_SLOTS, TaskName, TrainingConfig, checked, run_config
+from esper.config import checked, run_config
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline.errors import EsperError
 from esper.scripts.flags import parse_flags
+from esper.simic.config import MOST, MOST_SLOTS, TaskName, TrainingConfig
 from esper.study import Cell, means_by_rng_seed, run_study
 from esper.tamiyo.policy.checkpoint import load_policy, read_training
 from esper.tamiyo.policy.observer import check_capacity

@@ -9,12 +9,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from esper.config import RunConfig, TrainingConfig, checked
+from esper.config import RunConfig, checked
 from esper.karn.report import render_report
 from esper.karn.run import open_run
 from esper.leyline.errors import EsperError
 from esper.leyline.events import RunRow
 from esper.scripts.flags import parse_flags
+from esper.simic.config import TrainingConfig
 
 DESCRIPTION = "Show what a run came to, in one HTML file that needs nothing else."
 FILE_NAME = "report.html"

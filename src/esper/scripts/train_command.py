@@ -1,4 +1,4 @@
-"""``esper train``: teach a policy, alone or in several processes, from the start or from where it stopped."""
+"""``esper train``: train a policy, alone or in several processes, from the start or from where it stopped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from esper.config import PRESETS, ConfigError, TrainingConfig, checked, read_settings, training_config
+from esper.config import PRESETS, ConfigError, checked, read_settings, training_config
 from esper.karn.live import LiveView
 from esper.karn.tail import Tail, iteration_within
 from esper.leyline.errors import EsperError, InterruptedRunError
@@ -22,13 +22,15 @@ from esper.run_state import config_of_run, saved_iteration
 from esper.runner import free_directory
 from esper.scripts.flags import Flag, parse_flags
 from esper.simic.agent.ppo import shards
+from esper.simic.config import TrainingConfig
+from esper.simic.training.vectorized import SHARD_ENVS
 from esper.tamiyo.policy.checkpoint import TrainedOn
-from esper.teaching import settings_of, task_of, teach, trained_on
+from esper.training import task_of, train, trained_on
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-DESCRIPTION = "Teach a policy to decide what grows, and keep the best one."
+DESCRIPTION = "Train a policy that decides what grows, and keep the best one."
 EXTRA: dict[str, Flag] = {
     "preset": (str | None, None, f"Named settings: {', '.join(PRESETS)}; file and flags override them."),
     "config": (Path | None, None, "TOML or JSON file with settings; flags override it."),
@@ -55,17 +57,17 @@ def train_command(
     config, directory = _resolve(given, extra)
     task_of(config)
     processes = int(extra["processes"])
-    groups = len(shards(config.envs, settings_of(config).shard_envs))
+    groups = len(shards(config.envs, SHARD_ENVS))
     if not 1 <= processes <= groups:
         raise ConfigError(
             f"{processes} processes were asked for; {config.envs} environments form {groups} shards of up to"
-            f" {settings_of(config).shard_envs}, so 1 to {groups} are possible"
+            f" {SHARD_ENVS}, so 1 to {groups} are possible"
         )
     resume = extra["resume"] is not None
     try:
         if processes == 1:
             with watching(directory, resume=resume) as view:
-                teach(config, directory, resume=resume, views=[view])
+                train(config, directory, resume=resume, views=[view])
         else:
             _launch(config, directory, processes, resume)
     except KeyboardInterrupt:

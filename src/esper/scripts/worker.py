@@ -11,12 +11,13 @@ from typing import NoReturn
 from torch.distributed import DistNetworkError
 from torch.distributed.rendezvous import rendezvous
 
-from esper.config import TrainingConfig, checked, read_settings
+from esper.config import checked, read_settings
 from esper.leyline.errors import EsperError
 from esper.scripts.guard import INTERRUPTED, USAGE_ERROR, exit_on_error
 from esper.scripts.train_command import LOST_OTHERS, SENTENCES_VARIABLE, watching
+from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
-from esper.teaching import teach
+from esper.training import train
 
 ARRIVAL_VARIABLE = "ESPER_ARRIVAL_SECONDS"
 ARRIVAL_SECONDS = 300.0
@@ -40,9 +41,9 @@ def main() -> None:
     try:
         if exchange.rank() == 0:
             with watching(Path(directory), resume=resume) as view:
-                teach(config, Path(directory), resume=resume, views=[view])
+                train(config, Path(directory), resume=resume, views=[view])
         else:
-            teach(config, Path(directory), resume=resume)
+            train(config, Path(directory), resume=resume)
     except RuntimeError as error:
         if "gloo" not in str(error) and not isinstance(error, DistNetworkError):
             raise

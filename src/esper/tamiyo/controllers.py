@@ -1,4 +1,4 @@
-"""Decision makers that do not learn: nothing, chance, a fixed plan.
+"""Controllers that do not learn: nothing, chance, a fixed plan.
 
 They are the arms that a policy must beat, so they see the same facts and the same legality as it.
 """
@@ -21,11 +21,11 @@ from esper.leyline import (
     LifecycleRules,
     SlotTable,
     Stage,
-    canonicalise,
     derive_seed,
     head_sizes,
     legal_slots_by_op,
 )
+from esper.leyline.protocols import Decisions
 from esper.leyline.slot_table import BoolArray, IntArray
 from esper.tamiyo.schedule import Plan, SeedChoice
 
@@ -33,12 +33,6 @@ from esper.tamiyo.schedule import Plan, SeedChoice
 def wait_everywhere(num_envs: int) -> IntArray:
     """``[env, 8]``: WAIT in every environment."""
     return np.tile(CANONICAL_ACTION, (num_envs, 1))
-
-
-def settle(actions: IntArray, table: SlotTable) -> IntArray:
-    """``actions`` with every head that is not read at its canonical value."""
-    alpha = table.alpha[np.arange(len(actions)), actions[:, Head.SLOT]]
-    return canonicalise(actions, alpha)
 
 
 def write_germination(action: IntArray, slot: int, seed: SeedChoice) -> None:
@@ -72,8 +66,8 @@ class OffController:
     def reset(self, episode: int) -> None:
         """Nothing to forget."""
 
-    def decide(self, facts: EpochFacts, table: SlotTable) -> IntArray:
-        return wait_everywhere(table.num_envs)
+    def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
+        return Decisions(wait_everywhere(table.num_envs))
 
 
 class RandomController:
@@ -99,10 +93,10 @@ class RandomController:
             for env in self._env_indices
         ]
 
-    def decide(self, facts: EpochFacts, table: SlotTable) -> IntArray:
+    def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         legal = legal_slots_by_op(table, self._space.rules)
         rows = [self._draw(rng, legal[env]) for env, rng in enumerate(self._streams)]
-        return settle(np.array(rows, dtype=np.int64), table)
+        return Decisions(np.array(rows, dtype=np.int64))
 
     def _draw(self, rng: np.random.Generator, legal: BoolArray) -> IntArray:
         """One action ``[8]`` from the legal pairs ``[op, slot]``."""
@@ -134,7 +128,7 @@ class PeriodicController:
     def reset(self, episode: int) -> None:
         """Nothing to forget: the plan follows each environment's own epoch."""
 
-    def decide(self, facts: EpochFacts, table: SlotTable) -> IntArray:
+    def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         rules = self._space.rules
         legal = legal_slots_by_op(table, rules)
         ready = ready_to_advance(table, rules, legal)
@@ -147,4 +141,4 @@ class PeriodicController:
                 action[: Head.SLOT + 1] = OP_FOSSILIZE, np.argmax(legal[env, OP_FOSSILIZE])
             elif ready[env].any():
                 action[: Head.SLOT + 1] = OP_ADVANCE, np.argmax(ready[env])
-        return settle(actions, table)
+        return Decisions(actions)

@@ -25,9 +25,10 @@ from esper.leyline import (
     legal_slots_by_op,
 )
 from esper.leyline.limits import CONFIDENCE_Z
+from esper.leyline.protocols import Decisions
 from esper.leyline.signals import FloatArray
 from esper.leyline.slot_table import BoolArray, IntArray
-from esper.tamiyo.controllers import ready_to_advance, settle, wait_everywhere
+from esper.tamiyo.controllers import ready_to_advance, wait_everywhere
 from esper.tamiyo.heuristic_settings import HeuristicSettings, SlotOrder, default_rotation
 from esper.tamiyo.schedule import blueprint_index
 from esper.tamiyo.tracker import SignalTracker
@@ -56,7 +57,7 @@ class HeuristicController:
         self._kept: BoolArray = np.zeros(self._shape, dtype=np.bool_)
         self._blueprint: IntArray = np.full(self._shape, -1, dtype=np.int64)
 
-    def decide(self, facts: EpochFacts, table: SlotTable) -> IntArray:
+    def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         signals = self._tracker.update(facts)
         self._note_losses(facts, table)
         rules = self._space.rules
@@ -80,7 +81,7 @@ class HeuristicController:
             undecided &= ~chosen
         actions[:, Head.ALPHA_SPEED] = self._settings.prune_speed
         self._choose_seeds(actions)
-        return settle(actions, table)
+        return Decisions(actions)
 
     def _note_losses(self, facts: EpochFacts, table: SlotTable) -> None:
         """Penalise the blueprints of seeds that went, or began to go, since the last step.

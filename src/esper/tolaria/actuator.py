@@ -13,11 +13,11 @@ from esper.leyline.factored_actions import (
     ALPHA_TARGET_VALUES,
     TEMPO_EPOCHS,
     AlphaCurve,
+    BoolArray,
     Head,
     IntArray,
     LifecycleOp,
 )
-from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
@@ -69,13 +69,15 @@ class Outcome:
         return cls(False, (), verdict.gate, verdict.failed)
 
 
-def apply_action(body: Body, action: IntArray, seed_id: int) -> Outcome:
+def apply_action(body: Body, action: IntArray, legal: BoolArray, seed_id: int) -> Outcome:
     """Carry out one canonical action ``[8]``; ``seed_id`` is the number of the next seed.
+
+    ``legal [op, slot]`` says what is possible.
 
     Table and model agree again when this returns.
     """
     op, slot = LifecycleOp(int(action[Head.OP])), int(action[Head.SLOT])
-    if not legal_slots_by_op(body.table, body.rules)[0, op, slot]:
+    if not legal[op, slot]:
         return Outcome(False, (), "legality", (op.name.lower(),))
     outcome = _attempt(body, action, op, slot, seed_id)
     settle(body, outcome.moves)

@@ -1,10 +1,10 @@
-"""One host episode, start to commit: the loop that everything else hangs on."""
+"""One episode, from the untrained host to the commit: the loop that everything else hangs on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from esper.leyline.protocols import Controller, ThinkingDecisionMaker
+from esper.leyline.protocols import Controller
 from esper.tolaria.env import EpisodeReport
 from esper.tolaria.vector import SerialVector
 
@@ -13,16 +13,16 @@ def run_episode(
     vector: SerialVector,
     controller: Controller,
     episode: int = 0,
+    *,
+    twin_scores: Sequence[float] | None = None,
     after_epoch: Callable[[], None] = lambda: None,
 ) -> list[EpisodeReport]:
-    """Decide, apply, train, judge, until the last epoch; one report per environment."""
-    facts = vector.reset(episode)
+    """Decide, act, train and measure until the last epoch; one report per environment."""
+    facts = vector.reset(episode, twin_scores)
     controller.reset(episode)
     while not facts.ended.all():
-        actions = controller.decide(facts, vector.table)
-        if isinstance(controller, ThinkingDecisionMaker):
-            for env, policy_output in zip(vector.envs, controller.policy_outputs, strict=True):
-                env.policy_output = policy_output
-        facts = vector.step(actions)
+        decisions = controller.decide(facts, vector.table)
+        facts = vector.step(decisions.actions)
+        vector.record_decisions(decisions.outputs)
         after_epoch()
     return vector.finish()

@@ -7,7 +7,7 @@ optimiser. A minibatch whose loss or gradient is not finite changes no weight at
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -136,10 +136,7 @@ class EpochTraining:
 
 
 class Supervisor(Protocol):
-    """Whoever runs an epoch: sets the pace and answers for seeds that break."""
-
-    def before_batch(self, number: int) -> None:
-        """Minibatch ``number`` of the epoch is about to run."""
+    """Removes seeds that break while an epoch is trained."""
 
     def remove_broken(self, slots: list[int]) -> None:
         """Incubating seeds that are no longer finite; the host has not noticed."""
@@ -156,13 +153,14 @@ def train_epoch(
     supervisor: Supervisor,
     *,
     clip: float,
+    before_batch: Callable[[int], None],
 ) -> EpochTraining:
-    """Train on ``batches`` of (inputs, targets)."""
+    """Train on ``batches`` of (inputs, targets); ``before_batch`` is told the number of each."""
     model.train()
     losses, scores, norms, skipped, broken = [], [], [], 0, False
     seeds: dict[int, GradientStatistics] = {}
     for number, (x, y) in enumerate(batches):
-        supervisor.before_batch(number)
+        before_batch(number)
         last = number == len(batches) - 1
         facts = train_batch(model, optimiser, x, y, objective.loss, clip=clip, measure=last)
         if facts.broken:

@@ -156,7 +156,7 @@ class FlopLedger:
 
 @dataclass
 class FlopMeter:
-    """Counts the parts of one model and reward_log what each epoch spent."""
+    """Counts the parts of one model and adds up what each epoch spends."""
 
     model: MorphogeneticModel
     sample: Tensor
@@ -183,7 +183,7 @@ class FlopMeter:
         self._spent[slot] = 0
 
     def removed(self, slot: int) -> None:
-        """Book everything spent on a seed as spent on a pruned one."""
+        """Count everything spent on a seed as spent on a pruned one."""
         self.ledger.pruned_seeds += self._spent.pop(slot)
         del self._seeds[slot]
 
@@ -204,17 +204,26 @@ class FlopMeter:
         kept = {slot: spent for slot, spent in self._spent.items() if slot in stayed}
         self.ledger.pruned_seeds += sum(self._spent.values()) - sum(kept.values())
         occupied = [i for i in range(len(self.model.slots)) if self.model.slot(i).seed is not None]
-        self.restore_spent({slot: kept.get(slot, 0) for slot in occupied})
+        self._restore_spent({slot: kept.get(slot, 0) for slot in occupied})
 
-    def restore_spent(self, spent: dict[int, int]) -> None:
+    def _restore_spent(self, spent: dict[int, int]) -> None:
         """Return to the seeds that ``spent_by_slot`` once listed, counting those now attached."""
         self._seeds = {}
         for slot in spent:
             self.germinated(slot)
         self._spent = dict(spent)
 
+    def state(self) -> dict[str, dict[Any, int]]:
+        """The ledger, and what was spent on each seed."""
+        return {"ledger": self.ledger.as_dict(), "spent": self.spent_by_slot()}
+
+    def load_state(self, state: dict[str, dict[Any, int]]) -> None:
+        """Return to ``state``; the model has returned to its seeds already."""
+        self.ledger = FlopLedger(**state["ledger"])
+        self._restore_spent(state["spent"])
+
     def trained(self, batch: int) -> None:
-        """Book one minibatch of ``batch`` samples with the network as it stands."""
+        """Count one minibatch of ``batch`` samples with the network as it stands."""
         blended, incubating = self.model.blended, self.model.incubating
         first, *rest = self._segments
         seeds = [self._seeds[slot] for slot in blended]
@@ -223,9 +232,9 @@ class FlopMeter:
         for slot in blended:
             self._spent[slot] += batch * (self._seeds[slot].forward + self._seeds[slot].to_all)
         for slot in incubating:
-            self._book_incubation(slot, batch)
+            self._count_incubation(slot, batch)
 
-    def _book_incubation(self, slot: int, batch: int) -> None:
+    def _count_incubation(self, slot: int, batch: int) -> None:
         seed = self._seeds[slot]
         if self.model.rules.incubation == "straight_through":
             cost = batch * (seed.forward + seed.to_all)
@@ -238,7 +247,7 @@ class FlopMeter:
         self._spent[slot] += cost
 
     def validated(self, samples: int, switched: Sequence[int], configurations: NDArray[np.bool_]) -> None:
-        """Book one validation of ``samples`` with ``switched`` in ``configurations``, by prefix tree.
+        """Count one validation of ``samples`` with ``switched`` in ``configurations``, by prefix tree.
 
         One all-on forward counts as validation, what goes beyond it as counterfactual.
         """

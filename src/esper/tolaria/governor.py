@@ -1,6 +1,6 @@
 """Watches one episode for signs of a breakdown, by what this episode itself has shown so far.
 
-No loss is bad by itself: a weak episodes at the loss of a blind guess and is healthy. What counts is
+No loss is bad by itself: a weak host may stay at the loss of a blind guess and be healthy. What counts is
 a fall from what was reached, beyond the ups and downs of the epochs before it, that does not pass.
 """
 
@@ -46,7 +46,7 @@ class Alarm:
 
 
 class Governor:
-    """Judges the validation loss of every epoch."""
+    """Checks the validation loss of every epoch."""
 
     def __init__(self, guess_loss: float) -> None:
         """``guess_loss`` is that of a network which knows how often each answer comes, and nothing else."""
@@ -60,7 +60,7 @@ class Governor:
         """The last epoch was bad, but one bad epoch may pass."""
         return self._bad_epochs > 0
 
-    def judge(self, loss: float) -> Alarm | None:
+    def check(self, loss: float) -> Alarm | None:
         """What the loss of one more epoch says; a good one becomes part of what is usual."""
         trouble = self.trouble_with(loss) or self._lingering_trouble(loss)
         if trouble is None:
@@ -73,7 +73,7 @@ class Governor:
         return trouble if confirmed else None
 
     def forgive(self) -> None:
-        """The cause is removed: the next epoch is judged afresh."""
+        """The cause is removed: the next epoch is checked afresh."""
         self._bad_epochs = 0
 
     def state(self) -> dict[str, Any]:
@@ -96,7 +96,8 @@ class Governor:
         return Alarm("divergence", loss, usual) if loss > usual else None
 
     def _lingering_trouble(self, loss: float) -> Alarm | None:
-        """After a bad epoch a loss just below the limit is not good yet: a wreck finds a rest of its own."""
+        """After a bad epoch a loss just below the limit is not good yet: a diverged run can level off
+        there."""
         if not self._bad_epochs or len(self._window) < 2:
             return None
         limit = self._usual_limit(PASSED)

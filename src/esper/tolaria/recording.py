@@ -1,14 +1,12 @@
-"""Rows of one environment, built from its state; nothing else in the engine knows telemetry's shape."""
+"""Rows of one environment, built of what it knows; nothing else in the engine knows telemetry's shape."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from esper.leyline.events import (
     AlertRow,
@@ -19,181 +17,192 @@ from esper.leyline.events import (
     SeedRow,
     StageMove,
     TransitionRow,
+    known,
 )
-from esper.leyline.factored_actions import OP_WAIT, BoolArray, IntArray, heads_read
+from esper.leyline.factored_actions import BoolArray, IntArray
+from esper.leyline.protocols import PolicyOutput
 from esper.leyline.reports import freshness
 from esper.leyline.signals import EnvFacts
+from esper.leyline.slot_table import SlotTable
 from esper.tolaria.actuator import Outcome
 from esper.tolaria.counterfactual import Counterfactuals
-from esper.tolaria.epoch import EpochTraining
-from esper.tolaria.governor import Alarm
+from esper.tolaria.recovery import Intervention
 
 if TYPE_CHECKING:
-    from esper.tolaria.env import EpisodeReport, MorphEnv
-
-
-def known(value: float) -> float | None:
-    """``None`` for what was not measured."""
-    return float(value) if math.isfinite(value) else None
-
-
-def _place(env: MorphEnv) -> dict[str, Any]:
-    """Where a row of the environment belongs."""
-    return {
-        "env": env.env,
-        "episode": env.episode,
-        "attempt": env.attempt,
-        "iteration": env.iteration,
-        "epoch": env.epoch,
-    }
-
-
-def emit_decision(
-    env: MorphEnv, action: IntArray, alpha: NDArray[np.float64], legal: BoolArray, outcome: Outcome
-) -> None:
-    """The decision row of the coming epoch; ``action [1, 8]`` is canonical."""
-    others = np.delete(legal[0].any(axis=1), OP_WAIT)
-    policy_output = {} if env.policy_output is None else env.policy_output._asdict()
-    env.sink.emit(
-        DecisionRow(
-            **_place(env),
-            action=action[0].tolist(),
-            read=heads_read(action, alpha)[0].tolist(),
-            forced=not others.any(),
-            succeeded=outcome.succeeded,
-            refused_by=outcome.refused_by,
-            failed_checks=list(outcome.failed_checks),
-            **policy_output,
-        )
-    )
-
-
-def emit_moves(env: MorphEnv, moves: Sequence[StageMove]) -> None:
-    """One transition row per stage move."""
-    for move in moves:
-        env.sink.emit(
-            TransitionRow(
-                **_place(env),
-                slot=move.slot,
-                seed=move.seed_id,
-                blueprint=move.blueprint,
-                from_stage=int(move.origin),
-                to_stage=int(move.target),
-                cause=move.cause,
-                reason=move.reason,
-                gate=move.verdict.gate if move.verdict else None,
-                passed=list(move.verdict.passed) if move.verdict else [],
-                score=env.val_scores[-1] if env.val_scores else None,
-                contribution=known(move.contribution),
-                age=move.age,
-            )
-        )
-
-
-def emit_counterfactuals(env: MorphEnv, result: Counterfactuals) -> None:
-    """One row per configuration, if any seed was switched."""
-    if not result.slots:
-        return
-    for configuration, score, loss in zip(result.configurations, result.scores, result.losses, strict=True):
-        on = env.table.in_forward[0].copy()
-        on[list(result.slots)] = configuration
-        env.sink.emit(
-            CounterfactualRow(
-                **_place(env),
-                on=on.tolist(),
-                score=float(score),
-                loss=float(loss),
-            )
-        )
-
+    from esper.tolaria.env import EpisodeReport
 
 PHASES: Final = ("act", "train", "measure", "rest")
 
 
-def emit_epoch(env: MorphEnv, facts: EnvFacts, trained: EpochTraining, times: Sequence[float]) -> None:
-    """The epoch row, and a seed row for every occupied slot.
+class Place(NamedTuple):
+    """Where a row belongs: the first columns of every row of an episode."""
 
-    ``times`` are when the step began and when each of its phases ended, in seconds.
-    """
-    twin = env.twin_scores
+    env: int
+    episode: int
+    attempt: int
+    iteration: int | None
+    epoch: int
+
+
+class Reward(NamedTuple):
+    """A reward and its terms, which sum to it."""
+
+    total: float
+    terms: Mapping[str, float]
+
+
+class Decision(NamedTuple):
+    """One decision and what came of it."""
+
+    place: Place
+    action: IntArray
+    """Canonical, ``[8]``."""
+    read: BoolArray
+    forced: bool
+    outcome: Outcome
+
+
+def decision_row(
+    decision: Decision, policy: PolicyOutput | None = None, reward: Reward | None = None
+) -> DecisionRow:
+    """The row of a decision; ``policy`` and ``reward`` where there are any."""
+    return DecisionRow(
+        **decision.place._asdict(),
+        action=decision.action.tolist(),
+        read=decision.read.tolist(),
+        forced=decision.forced,
+        succeeded=decision.outcome.succeeded,
+        refused_by=decision.outcome.refused_by,
+        failed_checks=list(decision.outcome.failed_checks),
+        **({} if policy is None else known(policy._asdict())),
+        reward=None if reward is None else known(reward.total),
+        reward_terms=None if reward is None else known(dict(reward.terms)),
+    )
+
+
+def transition_rows(place: Place, moves: Sequence[StageMove], score: float | None) -> Iterator[TransitionRow]:
+    """One row per stage move; ``score`` is the validation score last measured."""
+    for move in moves:
+        yield TransitionRow(
+            **place._asdict(),
+            slot=move.slot,
+            seed=move.seed_id,
+            blueprint=move.blueprint,
+            from_stage=int(move.origin),
+            to_stage=int(move.target),
+            cause=move.cause,
+            reason=move.reason,
+            gate=move.verdict.gate if move.verdict else None,
+            passed=list(move.verdict.passed) if move.verdict else [],
+            score=score,
+            contribution=known(move.contribution),
+            age=move.age,
+        )
+
+
+def counterfactual_rows(
+    place: Place, result: Counterfactuals, in_forward: BoolArray
+) -> Iterator[CounterfactualRow]:
+    """One row per configuration, if any seed was switched; ``in_forward [slot]`` are the seeds all on."""
+    if not result.slots:
+        return
+    for configuration, score, loss in zip(result.configurations, result.scores, result.losses, strict=True):
+        on = in_forward.copy()
+        on[list(result.slots)] = configuration
+        yield CounterfactualRow(**place._asdict(), on=on.tolist(), score=float(score), loss=float(loss))
+
+
+def epoch_row(
+    place: Place,
+    facts: EnvFacts,
+    times: Sequence[float],
+    *,
+    twin_score: float | None,
+    learning_rate: float,
+    skipped_batches: int,
+) -> EpochRow:
+    """The row of an epoch; ``times`` are when its step began and when each phase ended, in seconds."""
     spans = [1000 * (end - start) for start, end in pairwise(times)]
-    env.sink.emit(
-        EpochRow(
-            **_place(env),
-            train_loss=known(facts.train_loss),
-            train_score=known(facts.train_score),
-            val_loss=facts.val_loss,
-            val_score=facts.val_score,
-            twin_score=None if twin is None else twin[facts.epoch],
-            params=facts.params,
-            grown_params=facts.grown_params,
-            host_gradient_norm=known(facts.host_gradient_norm),
-            learning_rate=env.learning_rate,
-            skipped_batches=trained.skipped,
-            ms=sum(spans),
-            phase_ms=dict(zip(PHASES, spans, strict=True)),
+    return EpochRow(
+        **place._asdict(),
+        train_loss=known(facts.train_loss),
+        train_score=known(facts.train_score),
+        val_loss=facts.val_loss,
+        val_score=facts.val_score,
+        twin_score=twin_score,
+        params=facts.params,
+        grown_params=facts.grown_params,
+        host_gradient_norm=known(facts.host_gradient_norm),
+        learning_rate=learning_rate,
+        skipped_batches=skipped_batches,
+        ms=sum(spans),
+        phase_ms=dict(zip(PHASES, spans, strict=True)),
+    )
+
+
+def seed_rows(place: Place, table: SlotTable) -> Iterator[SeedRow]:
+    """One row per occupied slot of a table of one environment."""
+    for slot in np.flatnonzero(table.occupied[0]).tolist():
+        at = (0, slot)
+        yield SeedRow(
+            **place._asdict(),
+            slot=slot,
+            seed=int(table.seed_id[at]),
+            blueprint=int(table.blueprint[at]),
+            style=int(table.style[at]),
+            stage=int(table.stage[at]),
+            age=int(table.age[at]),
+            alpha=float(table.alpha[at]),
+            contribution=known(float(table.contribution[at])),
+            contribution_error=known(float(table.contribution_error[at])),
+            shapley=known(float(table.shapley[at])),
+            interaction_sum=known(float(table.interaction_sum[at])),
+            freshness=freshness(int(table.epochs_since_measured[at])),
+            gradient_norm=known(float(table.gradient_norm[at])),
+            gradient_health=known(float(table.gradient_health[at])),
+            params=int(table.seed_params[at]),
         )
-    )
-    for slot in np.flatnonzero(env.table.occupied[0]).tolist():
-        env.sink.emit(_seed_row(env, slot))
 
 
-def _seed_row(env: MorphEnv, slot: int) -> SeedRow:
-    table, at = env.table, (0, slot)
-    return SeedRow(
-        **_place(env),
-        slot=slot,
-        seed=int(table.seed_id[at]),
-        blueprint=int(table.blueprint[at]),
-        style=int(table.style[at]),
-        stage=int(table.stage[at]),
-        age=int(table.age[at]),
-        alpha=float(table.alpha[at]),
-        contribution=known(table.contribution[at]),
-        contribution_error=known(table.contribution_error[at]),
-        shapley=known(table.shapley[at]),
-        interaction_sum=known(table.interaction_sum[at]),
-        freshness=freshness(int(table.epochs_since_measured[at])),
-        gradient_norm=known(table.gradient_norm[at]),
-        gradient_health=known(table.gradient_health[at]),
-        params=int(table.seed_params[at]),
-    )
-
-
-def emit_alert(env: MorphEnv, alarm: Alarm, answer: str) -> None:
+def alert_row(place: Place, intervention: Intervention) -> AlertRow:
     """What the governor found wrong, and what was done about it."""
-    env.sink.emit(
-        AlertRow(
-            rule=alarm.kind,
-            event="raised",
-            severity="error",
-            scope=f"environment {env.env}",
-            value=known(alarm.loss),
-            limit=known(alarm.limit),
-            hint=f"the governor {answer}",
-            **_place(env),
-        )
+    return AlertRow(
+        **place._asdict(),
+        rule=intervention.alarm.kind,
+        event="raised",
+        severity="error",
+        scope=f"environment {place.env}",
+        value=known(intervention.alarm.loss),
+        limit=known(intervention.alarm.limit),
+        hint=f"the governor {intervention.answer}",
     )
 
 
-def emit_episode(env: MorphEnv, report: EpisodeReport, seconds: float) -> None:
-    """The episode row, after the commit."""
-    env.sink.emit(
-        EpisodeRow(
-            **_place(env),
-            val_score=report.val_score,
-            test_score=report.test_score,
-            twin_val_score=None if env.twin_scores is None else env.twin_scores[env.epoch],
-            best_val_score=report.best_val_score,
-            host_params=report.host_params,
-            params=report.params,
-            host_flops_per_sample=report.host_flops_per_sample,
-            flops_per_sample=report.flops_per_sample,
-            flops=report.flops,
-            op_counts=list(report.op_counts),
-            refused=report.refused,
-            rollbacks=report.rollbacks,
-            ended_by="governor" if report.cut_short else "horizon",
-            seconds=seconds,
-        )
+def episode_row(
+    place: Place,
+    report: EpisodeReport,
+    *,
+    twin_score: float | None,
+    seconds: float,
+    reward: Reward | None,
+) -> EpisodeRow:
+    """The row of an episode, after its commit; ``reward`` is its undiscounted return."""
+    return EpisodeRow(
+        **place._asdict(),
+        val_score=report.val_score,
+        test_score=report.test_score,
+        twin_val_score=twin_score,
+        best_val_score=report.best_val_score,
+        host_params=report.host_params,
+        params=report.params,
+        host_flops_per_sample=report.host_flops_per_sample,
+        flops_per_sample=report.flops_per_sample,
+        flops=report.flops,
+        op_counts=list(report.op_counts),
+        refused=report.refused,
+        rollbacks=report.rollbacks,
+        ended_by="governor" if report.cut_short else "horizon",
+        seconds=seconds,
+        total_reward=None if reward is None else known(reward.total),
+        reward_terms=None if reward is None else known(dict(reward.terms)),
     )

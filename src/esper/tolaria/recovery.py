@@ -1,4 +1,4 @@
-"""What an episode does when an epoch went wrong: remove the guilty seed, or return to the last good state.
+"""What happens when an epoch went wrong: the guilty seed is removed, or the last good state comes back.
 
 A rollback brings back weights, optimisers and topology. Time and data go on, and the random streams
 begin anew under the number of the rollback, so the same failure is not met again.
@@ -6,9 +6,8 @@ begin anew under the number of the rollback, so the same failure is not met agai
 
 from __future__ import annotations
 
-import copy
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,13 +16,12 @@ from esper.kasmina import lifecycle
 from esper.leyline.events import StageMove
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
-from esper.tolaria import actuator, recording
+from esper.tolaria import actuator
 from esper.tolaria.counterfactual import Counterfactuals
 from esper.tolaria.epoch import total_norm
 from esper.tolaria.governor import Alarm, Governor
-
-if TYPE_CHECKING:
-    from esper.tolaria.env import MorphEnv
+from esper.tolaria.host_training import HostTraining
+from esper.tolaria.objective import Objective
 
 SNAPSHOT_EVERY: Final = 3
 """Good epochs between snapshots; a fossilisation takes one too."""
@@ -31,19 +29,29 @@ ROLLBACK_LIMIT: Final = 3
 """The rollback that ends an episode, unless told otherwise."""
 
 
-class Recovery:
-    """Watches over one episode of an environment."""
+class Intervention(NamedTuple):
+    """What was found wrong, what was done about it, and the stage moves that this caused."""
 
-    def __init__(self, env: MorphEnv, limit: int) -> None:
+    alarm: Alarm
+    answer: str
+    moves: list[StageMove]
+
+
+class Recovery:
+    """Watches over the host of one episode."""
+
+    def __init__(self, host: HostTraining, objective: Objective, limit: int) -> None:
         """The episode begins; with rollback number ``limit`` it ends."""
-        self._env = env
+        self._host = host
+        self._objective = objective
         self._limit = limit
-        self._governor = Governor(env.guess_loss)
+        self._governor = Governor(host.guess_loss)
+        self._interventions: list[Intervention] = []
         self.rollbacks = 0
         self.rolled_back = False
-        """In the epoch under way."""
+        """In the epoch that was checked last."""
         self._fossilized = False
-        self._keep()
+        self._keep(0)
 
     @property
     def given_up(self) -> bool:
@@ -54,67 +62,69 @@ class Recovery:
         """What became permanent must survive a rollback."""
         self._fossilized = True
 
-    def judge(self, measured: Counterfactuals, *, broken: bool) -> Counterfactuals:
-        """Judge the epoch; returns what holds at its end, measured again if something was undone.
+    def interventions(self) -> list[Intervention]:
+        """Those since the last call."""
+        made, self._interventions = self._interventions, []
+        return made
+
+    def check_epoch(self, measured: Counterfactuals, epoch: int, *, broken: bool) -> bool:
+        """Whether the epoch had to be undone in part or whole, so that its end must be measured again.
 
         ``broken`` says that the training itself met numbers that are not finite, without a culprit.
         """
         self.rolled_back = False
-        alarm = Alarm("non-finite", math.nan, math.inf) if broken else self._governor.judge(measured.loss)
+        alarm = Alarm("non-finite", math.nan, math.inf) if broken else self._governor.check(measured.loss)
         if alarm is None:
-            if not self._governor.suspicious:
-                self._keep_if_due()
-            return measured
+            due = self._fossilized or epoch - self._good_epoch >= SNAPSHOT_EVERY
+            if due and not self._governor.suspicious:
+                self._keep(epoch)
+            return False
         guilty = None if broken else self._guilty(measured)
         if guilty is None:
             self._roll_back(alarm)
         else:
             self._prune(guilty, str(alarm), alarm)
         self._governor.forgive()
-        return self._env.measure()
+        return True
 
     # --- snapshots ----------------------------------------------------------------------------
 
-    def _keep_if_due(self) -> None:
-        if self._fossilized or self._env.epoch - self._good["epoch"] >= SNAPSHOT_EVERY:
-            self._keep()
-
-    def _keep(self) -> None:
-        env = self._env
-        self._good: dict[str, Any] = {
-            "epoch": env.epoch,
-            "model": env.model.state(),
-            "optimiser": copy.deepcopy(env.optimiser.state_dict()),
-        }
+    def _keep(self, epoch: int) -> None:
+        self._good_epoch, self._good = epoch, self._host.weights()
         self._fossilized = False
 
     def _roll_back(self, alarm: Alarm) -> None:
-        env = self._env
+        host, table = self._host, self._host.table
         self.rollbacks += 1
         self.rolled_back = True
-        before = env.table.copy()
-        env.model.load_state(self._good["model"])
-        env.optimiser.load_state_dict(copy.deepcopy(self._good["optimiser"]))
-        env.begin_streams("rollback", str(self.rollbacks))
-        same = (before.seed_id == env.table.seed_id) & env.table.occupied
-        env.meter.follow_model(same[0].nonzero()[0].tolist())
-        recording.emit_moves(env, _undone(before, env.table))
-        recording.emit_alert(env, alarm, f"rolled back to epoch {self._good['epoch']}")
+        before = table.copy()
+        host.load_weights(self._good)
+        host.begin_streams("rollback", str(self.rollbacks))
+        same = (before.seed_id == table.seed_id) & table.occupied
+        host.meter.follow_model(same[0].nonzero()[0].tolist())
+        answer = f"rolled back to epoch {self._good_epoch}"
+        self._interventions.append(Intervention(alarm, answer, _undone(before, table)))
 
     def state(self) -> dict[str, Any]:
         """All that a snapshot of the environment needs to know of this."""
-        return {"rollbacks": self.rollbacks, "good": self._good, "governor": self._governor.state()}
+        return {
+            "rollbacks": self.rollbacks,
+            "good_epoch": self._good_epoch,
+            "good": self._good,
+            "governor": self._governor.state(),
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.rollbacks, self._good = state["rollbacks"], state["good"]
+        """Return to ``state``."""
+        self.rollbacks, self._good_epoch, self._good = state["rollbacks"], state["good_epoch"], state["good"]
         self._governor.load_state(state["governor"])
         self.rolled_back = self._fossilized = False
 
-    # --- the guilty ---------------------------------------------------------------------------
+    # --- the guilty seed ----------------------------------------------------------------------
 
     def _guilty(self, measured: Counterfactuals) -> int | None:
         """The live seed without which the loss would be the best, if that were a healthy one."""
-        live = [slot for slot in measured.slots if self._env.table.live[0, slot]]
+        live = [slot for slot in measured.slots if self._host.table.live[0, slot]]
         without = {slot: measured.loss_without(slot) for slot in live}
         healthy = {s: loss for s, loss in without.items() if self._governor.trouble_with(loss) is None}
         return min(healthy, key=lambda slot: healthy[slot]) if healthy else None
@@ -126,34 +136,35 @@ class Recovery:
 
     def remove_guilty(self, x: Tensor, y: Tensor) -> bool:
         """A minibatch was not finite: remove the live seeds behind it, if there are any."""
-        guilty = [slot for slot in self._env.model.blended if self._explains(slot, x, y)]
+        guilty = [slot for slot in self._host.model.blended if self._explains(slot, x, y)]
         for slot in guilty:
             self._prune(slot, "non-finite while blended")
         return bool(guilty)
 
     def _explains(self, slot: int, x: Tensor, y: Tensor) -> bool:
         """Whether the live seed at ``slot`` is broken, or loss and gradient would be finite without it."""
-        model, objective = self._env.model, self._env.task.objective
-        if not self._env.table.live[0, slot]:
+        model = self._host.model
+        if not self._host.table.live[0, slot]:
             return False
         if not model.is_finite(slot):
             return True
         alphas = model.live_alphas
         alphas[slot] = None
         model.eval()
-        without = objective.loss(model(x, alphas), y)
+        without = self._objective.loss(model(x, alphas), y)
         trained = [p for p in model.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(without, trained, materialize_grads=True)
         model.train()
         return math.isfinite(without.item()) and math.isfinite(total_norm(list(gradients)))
 
     def _prune(self, slot: int, reason: str, alarm: Alarm | None = None) -> None:
-        env = self._env
-        moves = lifecycle.prune(env.table, 0, slot, env.model.rules, cause="governor", reason=reason)
-        actuator.settle(env.model, moves)
-        env.book(moves)
-        slot_id = env.model.slot_config.slot_ids[slot]
-        recording.emit_alert(env, alarm or Alarm("non-finite", math.nan, math.inf), f"pruned {slot_id}")
+        host = self._host
+        moves = lifecycle.prune(host.table, 0, slot, host.model.rules, cause="governor", reason=reason)
+        actuator.settle(host.model, moves)
+        host.count(moves)
+        answer = f"pruned {host.model.slot_config.slot_ids[slot]}"
+        found = alarm or Alarm("non-finite", math.nan, math.inf)
+        self._interventions.append(Intervention(found, answer, moves))
 
 
 def _undone(before: SlotTable, after: SlotTable) -> list[StageMove]:

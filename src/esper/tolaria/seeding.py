@@ -17,9 +17,9 @@ SELECTION_SEEDS: Final = range(1_000_000, 2_000_000)
 TEST_SEEDS: Final = range(2_000_000, 3_000_000)
 """Root seeds for reported numbers.
 
-Not all are unused: experiments 001, 002, 011, 012 and 013 ran the first 20, 005 those from 100 to 119, and how a
-seed starts was decided on the first 10 (002). ``esper eval`` takes the first so many. From 1,000 on they are
-fresh: nothing was run on them, and nothing but a final comparison should be.
+Experiments 001, 002, 011, 012 and 013 ran the first 20, and 005 those from 100 to 119; how a seed starts was
+decided on the first 10 (002). ``esper eval`` takes the first so many. Those from 1,000 on are fresh: nothing
+was run on them, and nothing but a final comparison should be.
 """
 
 

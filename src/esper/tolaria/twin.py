@@ -33,7 +33,7 @@ def run_without_growth(
 ) -> EpisodeReport:
     """The report of an episode in which nobody ever acts."""
     twin = MorphEnv(task, rng_seed=rng_seed, env=env)
-    twin.reset(episode, attempt)
+    twin.reset(episode, attempt=attempt)
     action = np.array(CANONICAL_ACTION)
     while not twin.ended:
         twin.step(action)

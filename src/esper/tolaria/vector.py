@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from esper.leyline.factored_actions import IntArray, check_actions
-from esper.leyline.protocols import EventSink
+from esper.leyline.factored_actions import IntArray
+from esper.leyline.protocols import EventSink, PolicyOutput
 from esper.leyline.rules import ActionSpace
 from esper.leyline.signals import EpochFacts
 from esper.leyline.slot_table import SlotTable
@@ -47,14 +47,18 @@ class SerialVector:
         """Known once the environments were reset."""
         return self.envs[0].action_space
 
-    def reset(self, episode: int = 0) -> EpochFacts:
+    def reset(self, episode: int = 0, twin_scores: Sequence[float] | None = None) -> EpochFacts:
         """Begin episode ``episode`` in every environment."""
-        return EpochFacts.stack([env.reset(episode) for env in self.envs])
+        return EpochFacts.stack([env.reset(episode, twin_scores=twin_scores) for env in self.envs])
 
     def step(self, actions: IntArray) -> EpochFacts:
         """One step everywhere, ``actions [env, 8]``."""
-        check_actions(actions, len(self.envs), self.table.num_slots)
         return EpochFacts.stack([env.step(row) for env, row in zip(self.envs, actions, strict=True)])
+
+    def record_decisions(self, outputs: Sequence[PolicyOutput] | None) -> None:
+        """Emit the rows of the last decisions; ``outputs`` are a policy's, one per environment."""
+        for row, env in enumerate(self.envs):
+            env.record_decision(None if outputs is None else outputs[row])
 
     def finish(self) -> list[EpisodeReport]:
         """The reports of the committed networks."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from esper.leyline import HEAD_NAMES, NUM_HEADS
 from esper.leyline.errors import EsperError
+from esper.leyline.events import known
 from esper.simic import losses
 from esper.simic.advantages import gae, normalise
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import PPOConfig
 from esper.simic.diagnostics import (
     RatioExplosionDiagnostic,
     correlation,
@@ -32,12 +34,12 @@ from esper.simic.schedules import linear
 from esper.tamiyo.networks.factored_lstm import Evaluation, FactoredRecurrentActorCritic
 
 KL_STOP: Final = 1.5
-"""Passes end when the KL divergence exceeds this many times its target."""
+"""Update epochs stop when the KL divergence exceeds this many times its target."""
 KEEP_OPEN_UNTIL: Final = 0.8
-"""Share of training in which heads are kept from closing; the rest is for making up one's mind."""
+"""Fraction of a training with the entropy floor."""
 CLOSING_WEIGHT: Final = 2.0
-"""Of the penalty below the entropy floor. A head that has all but made up its mind is pulled by advantages
-of several standard deviations, and 0.5 does not hold it on the bandit."""
+"""Weight of the penalty below the entropy floor. Advantages of several standard deviations pull at a head
+that has almost collapsed; a weight of 0.5 does not hold it on the bandit."""
 MAX_SKIPPED: Final = 3
 
 
@@ -45,31 +47,12 @@ class PolicyDivergedError(EsperError):
     """Several updates in a row were not finite."""
 
 
-@dataclass(frozen=True, slots=True)
-class PPOSettings:
-    """Hyper-parameters of the update."""
-
-    update_epochs: int = 6
-    learning_rate: float = 1e-3
-    clip: float = 0.2
-    clip_per_head: bool = False
-    target_kl: float = 0.03
-    gamma: float = 1.0
-    lam: float = 0.95
-    entropy_start: float = 0.02
-    entropy_end: float = 0.002
-    entropy_floor: float = 0.0
-    """Entropy below which the blueprint and tempo heads are pulled back, until the last fifth."""
-    value_coefficient: float = 0.5
-    value_clip: float | None = None
-    max_grad_norm: float = 1.0
-    envs_per_backward: int = 8
-    """Environments whose gradient is computed together."""
-
-
 @dataclass(slots=True)
 class UpdateMetrics:
-    """What one update did; per-head values in the order of ``HEAD_NAMES``, ``None`` where unknown."""
+    """What one update did; per-head values in the order of ``HEAD_NAMES``, ``None`` where unknown.
+
+    Every field is a column of the iteration's row.
+    """
 
     policy_loss: float = 0.0
     value_loss: float = 0.0
@@ -85,42 +68,50 @@ class UpdateMetrics:
     ratio_max: float = 1.0
     ratio_min: float = 1.0
     first_ratio_error: float = 0.0
-    """Largest distance from 1 in the first pass: rollout and update must agree."""
+    """Largest distance from 1 in the first update epoch: rollout and update must agree."""
     update_epochs: int = 0
     """Completed: steps of the optimiser over the rollout."""
     early_stop_update_epoch: int | None = None
     grad_norm: float = 0.0
     """Before clipping, as of the last step."""
     head_grad_norm: list[float] = field(default_factory=list)
-    """Before clipping, in the first pass."""
+    """Before clipping, in the first update epoch."""
     forced_share: float = 0.0
     skipped: str | None = None
     """Why the update was left out, if it was."""
     explosion: RatioExplosionDiagnostic | None = None
 
+    def columns(self) -> dict[str, Any]:
+        """The metrics by name in plain numbers, ``None`` for what is not finite."""
+        return known(asdict(self))
+
 
 class PPOAgent:
-    """A policy and its optimiser."""
+    """A policy, its Adam optimiser, and proximal policy optimisation (Schulman et al. 2017) of it."""
 
-    def __init__(self, policy: FactoredRecurrentActorCritic, settings: PPOSettings) -> None:
+    def __init__(
+        self, policy: FactoredRecurrentActorCritic, config: PPOConfig, *, envs_per_backward: int = 8
+    ) -> None:
+        """The gradients of ``envs_per_backward`` environments are computed together."""
         self.policy = policy
-        self.settings = settings
+        self.config = config
+        self._envs_per_backward = envs_per_backward
         self.optimiser = torch.optim.Adam(
-            policy.parameters(), lr=settings.learning_rate, eps=1e-5, foreach=True
+            policy.parameters(), lr=config.learning_rate, eps=1e-5, foreach=True
         )
         self.skipped_in_a_row = 0
 
     def update(self, buffer: TamiyoRolloutBuffer, progress: float) -> UpdateMetrics:
         """Learn from one rollout; ``progress`` in [0, 1] is the share of training done."""
-        settings = self.settings
+        config = self.config
         advantages = gae(
             buffer.rewards,
             buffer.values,
             buffer.next_values,
             buffer.terminated,
             buffer.ended,
-            gamma=settings.gamma,
-            lam=settings.lam,
+            gamma=config.discount,
+            lam=config.lam,
         )
         returns = advantages + buffer.values
         broken = first_non_finite(
@@ -140,10 +131,10 @@ class PPOAgent:
             advantages=normalise(advantages, free),
             returns=returns,
             free_rows=max(int(free.sum()), 1),
-            entropy_weight=linear(settings.entropy_start, settings.entropy_end, progress),
-            entropy_floor=settings.entropy_floor if progress < KEEP_OPEN_UNTIL else 0.0,
+            entropy_weight=linear(config.entropy_start, config.entropy_end, progress),
+            entropy_floor=config.entropy_floor if progress < KEEP_OPEN_UNTIL else 0.0,
         )
-        for number in range(settings.update_epochs):
+        for number in range(config.update_epochs):
             if not self._update_epoch(batch, number, metrics):
                 break
         if metrics.skipped is None:
@@ -151,25 +142,25 @@ class PPOAgent:
         return metrics
 
     def _update_epoch(self, batch: Batch, number: int, metrics: UpdateMetrics) -> bool:
-        """One pass over the rollout; false when it ended the update instead of stepping."""
+        """One gradient step on the whole rollout; false when it ended the update instead of stepping."""
         self.optimiser.zero_grad()
-        parts = shards(len(batch.advantages), self.settings.envs_per_backward)
+        parts = shards(len(batch.advantages), self._envs_per_backward)
         results = [self._shard(batch, shard) for shard in parts]
         log_ratio = torch.cat([result.log_ratio for result in results])
         kl = float(losses.approximate_kl(log_ratio).sum()) / batch.free_rows
-        # Before anything can end the passes: a ratio that explodes is what ends them.
+        # Before anything can end the update: a ratio that explodes is what ends it.
         self._describe(metrics, results, batch.buffer, log_ratio)
         metrics.approx_kl = kl
         if number == 0:
             metrics.first_ratio_error = float((log_ratio.exp() - 1).abs().max())
             metrics.head_grad_norm = [self._head_norm(name) for name in HEAD_NAMES]
-        if number > 0 and kl > KL_STOP * self.settings.target_kl:
+        if number > 0 and kl > KL_STOP * self.config.target_kl:
             metrics.early_stop_update_epoch = number
             return False
-        norm = float(clip_grad_norm_(self.policy.parameters(), self.settings.max_grad_norm))
+        norm = float(clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm))
         loss = sum(result.policy_loss + result.value_loss for result in results)
         if not all(map(math.isfinite, (norm, kl, loss))):
-            self._skip(metrics, f"pass {number}: gradient norm {norm}, KL {kl}, loss {loss}")
+            self._skip(metrics, f"update epoch {number}: gradient norm {norm}, KL {kl}, loss {loss}")
             return False
         metrics.grad_norm = norm
         self.optimiser.step()
@@ -178,21 +169,21 @@ class PPOAgent:
 
     def _shard(self, batch: Batch, shard: slice) -> ShardResult:
         """Add one shard's gradient to the parameters'."""
-        settings, buffer = self.settings, batch.buffer
+        config, buffer = self.config, batch.buffer
         evaluation = self.policy.evaluate_actions(*buffer.get_batched_sequences(shard))
         policy = losses.policy_loss(
             evaluation.log_probs,
             buffer.log_probs[shard],
             batch.advantages[shard],
-            clip=settings.clip,
+            clip=config.clip,
             rows=batch.free_rows,
-            per_head=settings.clip_per_head,
+            per_head=config.clip_per_head,
         )
         value = losses.value_loss(
             evaluation.value,
             buffer.values[shard],
             batch.returns[shard],
-            clip=settings.value_clip,
+            clip=config.value_clip,
             rows=batch.returns.numel(),
         )
         bonus = losses.entropy_bonus(evaluation.entropies, evaluation.has_choice, rows=batch.free_rows)
@@ -200,7 +191,7 @@ class PPOAgent:
             evaluation.entropies, evaluation.has_choice, floor=batch.entropy_floor, rows=batch.free_rows
         )
         exploration = batch.entropy_weight * bonus - CLOSING_WEIGHT * closing
-        (policy.loss + settings.value_coefficient * value - exploration).backward()
+        (policy.loss + config.value_coefficient * value - exploration).backward()
         return ShardResult(
             policy_loss=policy.loss.item(),
             value_loss=value.item(),
@@ -227,7 +218,7 @@ class PPOAgent:
         metrics.head_entropy = [
             float(sums[head] / counts[head]) if counts[head] else None for head in range(NUM_HEADS)
         ]
-        clipped = ((ratio - 1).abs() > self.settings.clip) & free.any(dim=-1)
+        clipped = ((ratio - 1).abs() > self.config.clip) & free.any(dim=-1)
         metrics.clip_fraction = float(clipped.sum()) / max(int(free.any(dim=-1).sum()), 1)
         metrics.ratio_mean, metrics.ratio_std = float(ratio.mean()), float(ratio.std(correction=0))
         metrics.ratio_max, metrics.ratio_min = float(ratio.max()), float(ratio.min())
@@ -252,7 +243,7 @@ class PPOAgent:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One rollout, ready for its passes."""
+    """One rollout, ready for its update epochs."""
 
     buffer: TamiyoRolloutBuffer
     advantages: Tensor
@@ -265,7 +256,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ShardResult:
-    """What one shard contributed to a pass."""
+    """What one shard contributed to an update epoch."""
 
     policy_loss: float
     value_loss: float

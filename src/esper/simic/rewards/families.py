@@ -1,9 +1,9 @@
-"""Reward families: which terms are paid, and the reward_log that they are entered in.
+"""Reward families: which terms a reward consists of.
 
-A family is a set of named potentials and a set of named costs. A step pays the change of every
-potential and the costs as they are, all times one scale; the ledger keeps them apart, and the reward
-is their sum. Potentials are taken of the whole state, so what they pay over an episode telescopes to the
-difference between its end and its beginning.
+A family is a set of named potentials and a set of named costs. The terms of a step's reward are the change
+of every potential and the costs, all times one scale; the reward is their sum. This is potential-based
+shaping (Ng, Harada & Russell 1999) with potentials of the whole state and no discount: over an episode
+the terms telescope to the difference between its end and its beginning.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from esper.simic.rewards import terms
 from esper.simic.rewards.terms import Array, Flags
 
 FamilyName = Literal["paired", "contribution", "loss", "sparse"]
-Ledger = dict[str, Array]
+RewardTerms = dict[str, Array]
 """The terms of one step by name, each ``[env]``; the reward is their sum."""
 
 
-class Standing(NamedTuple):
-    """All that a reward may look at after an epoch."""
+class RewardInputs(NamedTuple):
+    """All that a reward may depend on after an epoch."""
 
     facts: EpochFacts
     table: SlotTable
@@ -36,20 +36,20 @@ class Standing(NamedTuple):
     """Price of a thousand grown parameters."""
 
 
-Term = Callable[[Standing], Array]
+Term = Callable[[RewardInputs], Array]
 
 
-def _rent(s: Standing) -> Array:
+def _rent(s: RewardInputs) -> Array:
     return terms.rent_potential(s.facts.grown_params.astype(np.float64), s.rent)
 
 
-def _pruned(s: Standing) -> Flags:
+def _pruned(s: RewardInputs) -> Flags:
     return (s.facts.last_op == LifecycleOp.PRUNE) & s.facts.last_success
 
 
 @dataclass(frozen=True, slots=True)
 class RewardFamily:
-    """What is paid."""
+    """A definition of reward."""
 
     potentials: Mapping[str, Term]
     costs: Mapping[str, Term] = field(default_factory=dict)
@@ -88,42 +88,42 @@ FAMILIES: Final[Mapping[FamilyName, RewardFamily]] = {
 
 
 class RewardFunction:
-    """Judges the steps of a vector of episodes under one family."""
+    """The rewards of a vector of episodes under one family."""
 
     def __init__(self, family: RewardFamily, scale: float) -> None:
         self._family = family
         self._scale = scale
 
-    def begin(self, standing: Standing) -> None:
+    def begin(self, inputs: RewardInputs) -> None:
         """Every episode is at its beginning: the untrained host."""
-        self._at_birth = self._potentials(standing)
+        self._at_birth = self._potentials(inputs)
         self._last = {name: value.copy() for name, value in self._at_birth.items()}
 
-    def begin_again(self, env: int, standing: Standing) -> None:
-        """One episode is at its beginning; ``standing`` holds all of them."""
-        for name, value in self._potentials(standing).items():
+    def begin_again(self, env: int, inputs: RewardInputs) -> None:
+        """One episode is at its beginning; ``inputs`` holds all of them."""
+        for name, value in self._potentials(inputs).items():
             self._at_birth[name][env] = self._last[name][env] = value[env]
 
-    def judge(self, standing: Standing) -> Ledger:
-        """What the epoch that just ended pays.
+    def reward_terms(self, inputs: RewardInputs) -> RewardTerms:
+        """The terms of the epoch that just ended.
 
-        An episode that broke down loses what it had won, and pays the penalty in the same step.
+        An episode that broke down loses what it had gained, and gets the penalty in the same step.
         """
-        broken = standing.facts.rolled_back
-        ledger: Ledger = {}
-        for name, value in self._potentials(standing).items():
+        broken = inputs.facts.rolled_back
+        rewards: RewardTerms = {}
+        for name, value in self._potentials(inputs).items():
             now = np.where(broken, self._at_birth[name], value)
-            ledger[name] = self._scale * (now - self._last[name])
+            rewards[name] = self._scale * (now - self._last[name])
             self._last[name] = now
         for name, cost in self._family.costs.items():
-            ledger[name] = self._scale * cost(standing)
-        ledger["rollback"] = self._scale * terms.rollback(broken)
-        return ledger
+            rewards[name] = self._scale * cost(inputs)
+        rewards["rollback"] = self._scale * terms.rollback(broken)
+        return rewards
 
-    def _potentials(self, standing: Standing) -> dict[str, Array]:
-        return {name: term(standing) for name, term in self._family.potentials.items()}
+    def _potentials(self, inputs: RewardInputs) -> dict[str, Array]:
+        return {name: term(inputs) for name, term in self._family.potentials.items()}
 
 
-def total(ledger: Ledger) -> Array:
+def total(rewards: RewardTerms) -> Array:
     """The reward ``[env]``."""
-    return np.sum(list(ledger.values()), axis=0)
+    return np.sum(list(rewards.values()), axis=0)

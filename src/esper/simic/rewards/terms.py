@@ -1,6 +1,6 @@
 """Reward terms as pure functions of arrays; scores are in points, parameters are counts.
 
-Most are potentials: what a state is worth, 1 for 100 points. A family pays their change.
+Most are potentials: what a state is worth, 1 for 100 points. A reward is their change.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ PARAMETERS_PER_RENT: Final = 1000.0
 CHURN_COST: Final = 0.01
 """Of removing a seed: what one point of score is worth."""
 ROLLBACK_PENALTY: Final = 0.2
-"""Of an episode that broke down, besides all that it had won: what twenty points of score are worth."""
+"""Of an episode that broke down, besides all that it had gained: what twenty points of score are worth."""
 
 
 def paired_potential(score: Array, twin_score: Array) -> Array:
-    """What growth has won so far: the lead over the do-nothing twin."""
+    """What growth has gained so far: the lead over the do-nothing twin."""
     return (score - twin_score) / 100.0
 
 
 def contribution_potential(contribution: Array, counts: Flags) -> Array:
     """Sum over the slots that count of what was measured there, ``[env, slot]`` to ``[env]``.
 
-    What was never measured (NaN) is not paid for yet.
+    What was never measured (NaN) does not count yet.
     """
-    paid = counts & ~np.isnan(contribution)
-    return np.where(paid, contribution, 0.0).sum(axis=1) / 100.0
+    measured = counts & ~np.isnan(contribution)
+    return np.where(measured, contribution, 0.0).sum(axis=1) / 100.0
 
 
 def loss_potential(loss: Array, guess_loss: Array | float) -> Array:
-    """Falls with the loss, by 1 from a blind guess to none: improvement is paid."""
+    """Falls with the loss, by 1 from a blind guess to none: improvement is positive."""
     return -loss / guess_loss
 
 

@@ -1,16 +1,19 @@
-"""The real environments as a policy meets them: observation, masks and reward around a vector of episodes."""
+"""Episodes of growing networks as a policy meets them: observation, masks and reward around a vector."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline import EpochFacts
-from esper.simic.rewards.families import FAMILIES, FamilyName, RewardFunction, Standing, total
+from esper.leyline import EnvFacts, EpochFacts
+from esper.leyline.events import Row
+from esper.leyline.protocols import PolicyOutput
+from esper.simic.config import TrainingConfig
+from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
 from esper.simic.rewards.reward_log import RewardLog
-from esper.simic.training.recorder import EpisodeRecorder
 from esper.simic.training.rollout import Step
 from esper.tamiyo.policy.observer import Observation, Observer
 from esper.tolaria.env import EpisodeReport
@@ -19,51 +22,59 @@ from esper.tolaria.twin import twin_scores
 from esper.tolaria.vector import SerialVector
 
 
+class Journal(Protocol):
+    """Where each process puts the rows of its own environments, epoch by epoch, while an iteration runs."""
+
+    def take(self, iteration: int, env: int, rows: Sequence[Row]) -> None:
+        """The rows of one epoch of the shard whose first environment is ``env``."""
+
+
+class RowList:
+    """The sink of one environment: its rows since the last reset, of which some were taken already."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self._taken = 0
+
+    def emit(self, row: Row) -> None:
+        """Keep the row."""
+        self.rows.append(row)
+
+    def take_new(self) -> list[Row]:
+        """The rows since the last call."""
+        new, self._taken = self.rows[self._taken :], len(self.rows)
+        return new
+
+
 class GrowthEnv:
     """A vector of episodes; every reset begins the next episode of each environment.
 
-    An episode that breaks down is followed at once by a fresh one with its own twin. An episode that reaches
+    An episode that breaks down is followed at once by another attempt with its own twin. One that reaches
     its horizon is the last of its environment until the next reset.
     """
 
     def __init__(
         self,
         task: TaskSpec,
+        config: TrainingConfig,
         *,
         rng_seed: int,
         env_indices: Sequence[int],
-        family: FamilyName = "paired",
-        rent: float = 0.01,
-        scale: float = 5.0,
-        horizon_terminates: bool = True,
-        capacity: int | None = None,
+        journal: Journal | None = None,
     ) -> None:
-        """``capacity`` is the number of slots that the policy has room for, the host's unless given."""
         self._task = task
+        self._config = config
         self._rng_seed = rng_seed
-        self._indices = tuple(env_indices)
+        self._journal = journal
+        self.env_indices = tuple(env_indices)
         # A policy learns most from the decision that broke a host if nothing is undone behind its back.
-        self._vector = SerialVector(task, rng_seed=rng_seed, env_indices=self._indices, rollback_limit=1)
-        self.recorders = [EpisodeRecorder() for _ in self._indices]
-        """The rows of each environment since the last reset."""
-        for env, recorder in zip(self._vector.envs, self.recorders, strict=True):
-            env.sink = recorder
-        self._observer = Observer(len(self._indices), task.num_slots, capacity or task.num_slots)
-        self._family = FAMILIES[family]
-        self._reward_function = RewardFunction(self._family, scale)
-        self._unpaired = RewardFunction(self._family, scale)
-        """Pays as if the twin stood at zero throughout, to show what it is good for."""
-        self._rent = rent
-        self._horizon_terminates = horizon_terminates
+        self._vector = SerialVector(task, rng_seed=rng_seed, env_indices=self.env_indices, rollback_limit=1)
+        self._observer = Observer(len(self.env_indices), task.num_slots, config.capacity or task.num_slots)
+        self._family = FAMILIES[config.reward_family]
+        self._reward_function = RewardFunction(self._family, config.reward_scale)
+        self._unpaired = RewardFunction(self._family, config.reward_scale)
+        """Rewards as if the twin scored zero throughout, to show what the twin is good for."""
         self._episode = -1
-        self.reports: list[EpisodeReport] = []
-        """Of the episodes that reached their horizon since the last reset."""
-        self.reward_log = RewardLog()
-        """Of the steps since the last reset."""
-
-    @property
-    def env_indices(self) -> Sequence[int]:
-        return self._indices
 
     @property
     def horizon(self) -> int:
@@ -72,16 +83,22 @@ class GrowthEnv:
     def begin(self, episode: int) -> Observation:
         """Begin episode ``episode`` everywhere."""
         self._episode = episode
-        self._twins = np.array([self._twin_scores(row) for row in range(len(self._indices))])
-        for env in self._vector.envs:
-            env.iteration = episode + 1
-        for recorder in self.recorders:
-            recorder.begin()
-        facts = self._vector.reset(episode)
+        self._attempts = [0] * len(self.env_indices)
+        self._born = [0] * len(self.env_indices)
+        """The step at which each environment's present attempt began."""
+        self._twins = np.full((len(self.env_indices), self.horizon + 1), np.nan)
+        self._sinks = [RowList() for _ in self.env_indices]
+        self.reports: list[EpisodeReport] = []
+        """Of the episodes that reached their horizon since the last reset."""
+        self.reward_log = RewardLog()
+        """Of the steps since the last reset."""
+        for env, sink in zip(self._vector.envs, self._sinks, strict=True):
+            env.sink = sink
+        facts = EpochFacts.stack([self._reset_env(row) for row in range(len(self.env_indices))])
         self._observer.reset()
-        self._reward_function.begin(self._standing(facts))
-        self._unpaired.begin(self._without_twin(facts))
-        self.reports, self.reward_log = [], RewardLog()
+        inputs = self._reward_inputs(facts)
+        self._reward_function.begin(inputs)
+        self._unpaired.begin(self._without_twin(inputs))
         return self._observe(facts)
 
     def reset(self) -> Observation:
@@ -91,59 +108,77 @@ class GrowthEnv:
         """Let the next reset begin episode ``episode``."""
         self._episode = episode - 1
 
-    def step(self, actions: NDArray[np.int64]) -> Step:
+    @property
+    def rows(self) -> list[Row]:
+        """Of the episodes since the last reset, one environment after the other."""
+        return [row for sink in self._sinks for row in sink.rows]
+
+    def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> Step:
         facts = self._vector.step(actions)
-        reward = self._judge(facts)
+        rewards = self._rewards(facts)
+        for row, env in enumerate(self._vector.envs):
+            output = None if outputs is None else outputs[row]
+            env.record_decision(output, self.reward_log.reward(row, slice(-1, None)))
         ended, broken = facts.ended, facts.rolled_back
-        for row in np.flatnonzero(ended):
-            report = self._vector.envs[row].finish()
+        for row in np.flatnonzero(ended).tolist():
+            report = self._vector.envs[row].finish(self.reward_log.reward(row, slice(self._born[row], None)))
             if broken[row]:
-                facts = self._begin_again(int(row), facts)
+                facts = self._begin_attempt(row, facts)
             else:
                 self.reports.append(report)
-        terminated = ended if self._horizon_terminates else broken
-        return Step(self._observe(facts), reward, ended, terminated)
+        if self._journal is not None:
+            new = [row for sink in self._sinks for row in sink.take_new()]
+            self._journal.take(self._episode + 1, self.env_indices[0], new)
+        terminated = ended if self._config.horizon_terminates else broken
+        return Step(self._observe(facts), rewards, ended, terminated)
 
-    def _judge(self, facts: EpochFacts) -> NDArray[np.float64]:
-        ledger = self._reward_function.judge(self._standing(facts))
-        self.reward_log.ledgers.append(ledger)
+    def _rewards(self, facts: EpochFacts) -> NDArray[np.float64]:
+        """The rewards ``[env]`` of the epoch that just ended, entered in the log."""
+        inputs = self._reward_inputs(facts)
+        terms = self._reward_function.reward_terms(inputs)
+        self.reward_log.terms.append(terms)
         if self._family.needs_twin:
-            self.reward_log.unpaired.append(total(self._unpaired.judge(self._without_twin(facts))))
+            unpaired = self._unpaired.reward_terms(self._without_twin(inputs))
+            self.reward_log.unpaired.append(total(unpaired))
         self.reward_log.broken_episodes += int(facts.rolled_back.sum())
-        return total(ledger)
+        return total(terms)
 
-    def _begin_again(self, row: int, facts: EpochFacts) -> EpochFacts:
-        """A fresh episode in one environment; the facts of all, with its own exchanged."""
-        env = self._vector.envs[row]
-        attempt = env.attempt + 1
-        self._twins[row] = self._twin_scores(row, attempt)
-        facts = facts.replaced(row, env.reset(env.episode, attempt))
-        self._reward_function.begin_again(row, self._standing(facts))
-        self._unpaired.begin_again(row, self._without_twin(facts))
+    def _begin_attempt(self, row: int, facts: EpochFacts) -> EpochFacts:
+        """Another attempt at the episode in one environment; the facts of all, with its own exchanged."""
+        self._attempts[row] += 1
+        self._born[row] = len(self.reward_log.terms)
+        facts = facts.replaced(row, self._reset_env(row))
+        inputs = self._reward_inputs(facts)
+        self._reward_function.begin_again(row, inputs)
+        self._unpaired.begin_again(row, self._without_twin(inputs))
         return facts
 
-    def _twin_scores(self, row: int, attempt: int = 0) -> Sequence[float]:
-        if not self._family.needs_twin:
-            return [np.nan] * (self.horizon + 1)
-        scores = twin_scores(
-            self._task,
-            rng_seed=self._rng_seed,
-            env=self._indices[row],
-            episode=self._episode,
-            attempt=attempt,
+    def _reset_env(self, row: int) -> EnvFacts:
+        episode, attempt = self._episode, self._attempts[row]
+        scores = None
+        if self._family.needs_twin:
+            env = self.env_indices[row]
+            scores = twin_scores(
+                self._task, rng_seed=self._rng_seed, env=env, episode=episode, attempt=attempt
+            )
+            self._twins[row] = scores
+        return self._vector.envs[row].reset(
+            episode, attempt=attempt, iteration=episode + 1, twin_scores=scores
         )
-        self._vector.envs[row].twin_scores = scores
-        return scores
 
-    def _standing(self, facts: EpochFacts) -> Standing:
-        twin = self._twins[np.arange(len(self._indices)), facts.epoch]
-        drawn = [env.instance.rent for env in self._vector.envs]
-        rent = np.array([self._rent if own is None else own for own in drawn])
-        guess_loss = np.array([env.guess_loss for env in self._vector.envs])
-        return Standing(facts, self._vector.table, twin, guess_loss, rent)
+    def _reward_inputs(self, facts: EpochFacts) -> RewardInputs:
+        hosts = [env.host for env in self._vector.envs]
+        rents = [self._config.rent if host.instance.rent is None else host.instance.rent for host in hosts]
+        return RewardInputs(
+            facts=facts,
+            table=self._vector.table,
+            twin_score=self._twins[np.arange(len(hosts)), facts.epoch],
+            guess_loss=np.array([host.guess_loss for host in hosts]),
+            rent=np.array(rents),
+        )
 
-    def _without_twin(self, facts: EpochFacts) -> Standing:
-        return self._standing(facts)._replace(twin_score=np.zeros(len(self._indices)))
+    def _without_twin(self, inputs: RewardInputs) -> RewardInputs:
+        return inputs._replace(twin_score=np.zeros(len(self.env_indices)))
 
     def _observe(self, facts: EpochFacts) -> Observation:
         return self._observer.observe(facts, self._vector.table, self._vector.action_space)

@@ -26,8 +26,10 @@ from esper.leyline import (
     Stage,
     canonicalise,
     derive_seed,
+    legal_slots_by_op,
 )
-from esper.simic.rewards.families import FAMILIES, RewardFunction, Standing, total
+from esper.leyline.protocols import PolicyOutput
+from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
 from esper.simic.training.rollout import Step
 from esper.tamiyo.policy.observer import Observation, Observer
 from esper.tolaria import actuator
@@ -89,7 +91,7 @@ class LifecycleSandbox(ABC):
         self.table = SlotTable.empty(self.num_envs, SPACE.slot_config.num_slots)
         self._bodies = [PaperBody(self.table.row(env)) for env in range(self.num_envs)]
         self._observer = Observer(self.num_envs, self.table.num_slots, self.table.num_slots)
-        self._reward_log = RewardFunction(FAMILIES["paired"], SCALE)
+        self._rewards = RewardFunction(FAMILIES["paired"], SCALE)
 
     @property
     def env_indices(self) -> Sequence[int]:
@@ -104,10 +106,10 @@ class LifecycleSandbox(ABC):
         facts = self._facts(
             waited, np.ones(self.num_envs, dtype=np.bool_), np.full(self.num_envs, HOST_SCORE)
         )
-        self._reward_log.begin(self._standing(facts))
+        self._rewards.begin(self._inputs(facts))
         return self._observer.observe(facts, self.table, SPACE)
 
-    def step(self, actions: NDArray[np.int64]) -> Step:
+    def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> Step:
         succeeded = self._act(actions)
         self.train()
         self._epoch += 1
@@ -120,7 +122,7 @@ class LifecycleSandbox(ABC):
                 actuator.commit(body)
         score = np.clip(HOST_SCORE + self.gains().sum(axis=1) + self._noise(), 0.0, 100.0)
         facts = self._facts(actions[:, Head.OP], succeeded, score)
-        reward = total(self._reward_log.judge(self._standing(facts)))
+        reward = total(self._rewards.reward_terms(self._inputs(facts)))
         over = self._epoch == HORIZON
         observation = self.reset() if over else self._observer.observe(facts, self.table, SPACE)
         return Step(observation, reward, facts.ended, facts.ended)
@@ -128,9 +130,10 @@ class LifecycleSandbox(ABC):
     def _act(self, actions: NDArray[np.int64]) -> NDArray[np.bool_]:
         alpha = self.table.alpha[np.arange(self.num_envs), actions[:, Head.SLOT]]
         canonical = canonicalise(actions, alpha)
+        legal = legal_slots_by_op(self.table, SPACE.rules)
         outcomes = []
-        for body, action in zip(self._bodies, canonical, strict=True):
-            outcomes.append(actuator.apply_action(body, action, self._next_seed).succeeded)
+        for body, action, possible in zip(self._bodies, canonical, legal, strict=True):
+            outcomes.append(actuator.apply_action(body, action, possible, self._next_seed).succeeded)
             self._next_seed += 1
         return np.array(outcomes)
 
@@ -173,8 +176,8 @@ class LifecycleSandbox(ABC):
             rolled_back=np.zeros(self.num_envs, dtype=np.bool_),
         )
 
-    def _standing(self, facts: EpochFacts) -> Standing:
-        return Standing(facts, self.table, np.full(self.num_envs, HOST_SCORE), GUESS_LOSS, RENT)
+    def _inputs(self, facts: EpochFacts) -> RewardInputs:
+        return RewardInputs(facts, self.table, np.full(self.num_envs, HOST_SCORE), GUESS_LOSS, RENT)
 
     def start(self) -> None:  # noqa: B027  a hook that most worlds do not need
         """Begin a new episode."""
@@ -233,8 +236,8 @@ class Scaffold(LifecycleSandbox):
     def train(self) -> None:
         occupied, stage = self.table.occupied, self.table.stage
         training = stage[:, self.building] == Stage.TRAINING
-        standing = self.table.in_forward[:, self.scaffold]
-        self.supported = (self.supported & occupied[:, self.building]) | (training & standing)
+        in_forward = self.table.in_forward[:, self.scaffold]
+        self.supported = (self.supported & occupied[:, self.building]) | (training & in_forward)
 
     def gains(self) -> NDArray[np.float64]:
         weight = self.table.alpha * self.table.in_forward

@@ -12,8 +12,9 @@ from typing import Final
 import torch
 
 from esper.leyline import Head, SlotConfig, derive_seed
-from esper.simic.agent.ppo import PPOAgent, PPOSettings
+from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import PPOConfig
 from esper.simic.training.lifecycle_sandbox import LifecycleSandbox
 from esper.simic.training.rollout import ActionStreams, PolicyEnv, collect, evaluate
 from esper.simic.training.sandbox import NUM_SLOTS, Sandbox
@@ -55,7 +56,7 @@ def train_on(
     iterations: int,
     *,
     shape: PolicyShape = SMALL,
-    settings: PPOSettings | None = None,
+    config: PPOConfig | None = None,
     num_envs: int = 32,
     stop_at: float = 0.97,
 ) -> Trial:
@@ -64,7 +65,7 @@ def train_on(
     It has when its share reaches ``stop_at`` in two checks in a row: once may be luck.
     """
     policy = new_policy(shape, rng_seed)
-    agent = PPOAgent(policy, settings or PPOSettings(envs_per_backward=num_envs))  # one process, so one shard
+    agent = PPOAgent(policy, config or PPOConfig(), envs_per_backward=num_envs)
     env = oracle(rng_seed, range(num_envs))
     rehearsal = oracle(derive_seed(rng_seed, "rehearsal"), range(EVALUATED_ENVS))
     streams = ActionStreams(rng_seed, range(num_envs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.leyline import NUM_HEADS
+from esper.leyline.protocols import PolicyOutput
 from esper.leyline.streams import derive_seed
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.networks.factored_lstm import Decision, FactoredRecurrentActorCritic, Hidden
+from esper.tamiyo.policy.controller import policy_outputs
 from esper.tamiyo.policy.observer import Observation
 
 
@@ -45,8 +47,8 @@ class PolicyEnv(Protocol):
     def reset(self) -> Observation:
         """Begin a new episode everywhere."""
 
-    def step(self, actions: NDArray[np.int64]) -> Step:
-        """Carry out ``actions [env, 8]``."""
+    def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> Step:
+        """Carry out ``actions [env, 8]``; ``outputs`` are recorded with them where decisions are recorded."""
 
 
 class ActionStreams:
@@ -68,7 +70,6 @@ def collect(
     policy: FactoredRecurrentActorCritic,
     streams: ActionStreams,
     buffer: TamiyoRolloutBuffer,
-    after_step: Callable[[], None] = lambda: None,
 ) -> None:
     """Fill ``buffer`` from a fresh episode on; what is cut off at its end is valued by the critic."""
     observation = env.reset()
@@ -82,10 +83,12 @@ def collect(
             buffer.add_next_value(decision.value)
         buffer.add(observation.features, observation.blueprint_indices, decision, fresh)
         hidden = decision.hidden
-        step = env.step(decision.actions.numpy())
+        outputs = policy_outputs(
+            decision.masks, decision.log_probs, decision.op_probs, decision.value, policy.sizes
+        )
+        step = env.step(decision.actions.numpy(), outputs)
         ended, terminated = torch.from_numpy(step.ended), torch.from_numpy(step.terminated)
         buffer.add_outcome(torch.from_numpy(step.reward).float(), ended, terminated)
-        after_step()
         observation, fresh = step.observation, ended
     if not step.terminated.all():
         buffer.add_next_value(_sample(policy, observation, hidden, terminated, streams).value)

@@ -28,6 +28,7 @@ from esper.leyline import (
     Stage,
     derive_seed,
 )
+from esper.leyline.protocols import PolicyOutput
 from esper.simic.training.rollout import Step
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE, get_feature_size
@@ -70,8 +71,8 @@ class Sandbox(ABC):
         self.start()
         return self._observe()
 
-    def step(self, actions: Actions) -> Step:
-        reward = self.judge(actions)
+    def step(self, actions: Actions, outputs: Sequence[PolicyOutput] | None = None) -> Step:
+        reward = self.rewards(actions)
         self.step_number += 1
         ended = np.full(self.num_envs, self.step_number == self.horizon)
         observation = self.reset() if ended.all() else self._observe()
@@ -117,8 +118,8 @@ class Sandbox(ABC):
         """What is possible at this step."""
 
     @abstractmethod
-    def judge(self, actions: Actions) -> Rewards:
-        """Carry out the actions and pay for them."""
+    def rewards(self, actions: Actions) -> Rewards:
+        """Carry out the actions; their rewards ``[env]``."""
 
 
 def slot_column(slot: int, offset: int = 0) -> int:
@@ -135,7 +136,7 @@ class Bandit(Sandbox):
     def legal(self) -> Legal:
         return self.allow(OP_GERMINATE)
 
-    def judge(self, actions: Actions) -> Rewards:
+    def rewards(self, actions: Actions) -> Rewards:
         right = (actions[:, Head.OP] == OP_GERMINATE) & (actions[:, Head.SLOT] == 2)
         return (right & (actions[:, Head.BLUEPRINT] == BlueprintAction.CONV_HEAVY)).astype(np.float64)
 
@@ -165,7 +166,7 @@ class Schedule(Sandbox):
         legal[:, OP_PRUNE] &= growing[:, None]
         return legal
 
-    def judge(self, actions: Actions) -> Rewards:
+    def rewards(self, actions: Actions) -> Rewards:
         op = actions[:, Head.OP]
         done = op == OP_FOSSILIZE
         lost = self.step_number - (self.wait + 1)
@@ -199,7 +200,7 @@ class Memory(Sandbox):
         legal[:, OP_WAIT] &= not asked
         return legal
 
-    def judge(self, actions: Actions) -> Rewards:
+    def rewards(self, actions: Actions) -> Rewards:
         asked = self.step_number == self.delay
         return ((actions[:, Head.SLOT] == self.answer) & asked).astype(np.float64)
 
@@ -232,7 +233,7 @@ class Combination(Sandbox):
         legal[germinating, OP_GERMINATE, self.slot[germinating]] = True
         return legal
 
-    def judge(self, actions: Actions) -> Rewards:
+    def rewards(self, actions: Actions) -> Rewards:
         op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
         fits = actions[:, Head.BLUEPRINT] == self.blueprint_of_slot[slot]
         right = np.where(op == OP_GERMINATE, fits, slot == self.slot_of_op[op])
@@ -258,7 +259,7 @@ class Rent(Sandbox):
         legal[:, OP_GERMINATE] &= (self.seeds < NUM_SLOTS)[:, None]
         return legal
 
-    def judge(self, actions: Actions) -> Rewards:
+    def rewards(self, actions: Actions) -> Rewards:
         planted = actions[:, Head.OP] == OP_GERMINATE
         reward = np.where(planted, np.where(self.seeds < 2, 1.0, -2.0), 0.0)
         self.seeds = self.seeds + planted
@@ -281,7 +282,7 @@ class Distractors(Sandbox):
     def legal(self) -> Legal:
         return self.allow(OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE)
 
-    def judge(self, actions: Actions) -> Rewards:
+    def rewards(self, actions: Actions) -> Rewards:
         right = (actions[:, Head.OP] == OP_GERMINATE) & (actions[:, Head.SLOT] == self.shown)
         self.shown = self.draw(NUM_SLOTS)
         return right.astype(np.float64)

@@ -1,4 +1,4 @@
-"""A trained policy as a decision maker: argmax, one recurrent state per environment."""
+"""A trained policy as a controller: argmax, one recurrent state per environment."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline import ActionSpace, EpochFacts, SlotTable
-from esper.leyline.factored_actions import IntArray
-from esper.leyline.protocols import PolicyOutput
+from esper.leyline.protocols import Decisions, PolicyOutput
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.observer import Observer
 
@@ -24,24 +23,23 @@ class PolicyController:
         self._policy = policy.eval()
         self._observer = Observer(num_envs, space.slot_config.num_slots, policy.num_slots)
         self._num_envs = num_envs
-        self.policy_outputs: Sequence[PolicyOutput] = ()
         self.reset(0)
 
     def reset(self, episode: int) -> None:
         self._observer.reset()
         self._hidden = self._policy.get_initial_hidden(self._num_envs)
 
-    def decide(self, facts: EpochFacts, table: SlotTable) -> IntArray:
+    def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         seen = self._observer.observe(facts, table, self._space)
         with torch.no_grad():
             decision = self._policy.get_action(
                 seen.features, seen.blueprint_indices, self._hidden, seen.masks, deterministic=True
             )
         self._hidden = decision.hidden
-        self.policy_outputs = policy_outputs(
+        outputs = policy_outputs(
             decision.masks, decision.log_probs, decision.op_probs, decision.value, self._policy.sizes
         )
-        return decision.actions.numpy()
+        return Decisions(decision.actions.numpy(), outputs)
 
 
 def policy_outputs(

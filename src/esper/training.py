@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from esper.build import describe_run, one_thread
-from esper.config import TrainingConfig
 from esper.karn.query import read_rows
-from esper.leyline.events import RunRow, UpdateRow
+from esper.leyline.events import RunRow
 from esper.leyline.protocols import EventSink
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.run_state import CONFIG_FILE, load_latest, save_state
-from esper.simic.agent.ppo import PPOSettings
-from esper.simic.rewards.families import FAMILIES
+from esper.simic.agent.ppo import PolicyDivergedError
+from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
-from esper.simic.training.vectorized import IterationSummary, Trainer, TrainingSettings, train
+from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.policy.checkpoint import SaveError, TrainedOn, save_policy, write_durably
 from esper.tamiyo.policy.observer import check_capacity
 from esper.telemetry import Telemetry
@@ -46,34 +43,21 @@ def trained_on(config: TrainingConfig) -> TrainedOn:
     return TrainedOn(config.task, task.num_slots, task.horizon, config.rent, config.auto_forward)
 
 
-def settings_of(config: TrainingConfig) -> TrainingSettings:
-    """The part of the configuration that the trainer takes."""
-    given = config.model_dump()
-    if config.gamma is None:
-        given["gamma"] = FAMILIES[config.reward_family].gamma
-    ppo = PPOSettings(**{f.name: given[f.name] for f in fields(PPOSettings) if f.name in given})
-    own = {f.name: given[f.name] for f in fields(TrainingSettings) if f.name in given}
-    return TrainingSettings(**own, ppo=ppo)
-
-
-def teach(
-    config: TrainingConfig,
-    directory: Path,
-    *,
-    resume: bool = False,
-    views: Sequence[EventSink] = (),
-    on_iteration: Callable[[IterationSummary], None] = lambda summary: None,
+def train(
+    config: TrainingConfig, directory: Path, *, resume: bool = False, views: Sequence[EventSink] = ()
 ) -> None:
     """Train to the last iteration; every process of the run calls this, the first one writes and shows."""
     with one_thread():
-        trainer = Trainer(task_of(config), settings_of(config))
+        journal = IterationJournal(directory, config.detail)
+        trainer = Trainer(task_of(config), config, journal)
         sizes = load_latest(trainer, config, directory) if resume else None
         if exchange.rank() != 0:
-            _keep_journal(trainer, config, directory, began=0.0)
-            train(trainer)
+            journal.begin(exchange.from_first(0.0))
+            for _ in trainer:
+                pass  # the first process records and saves
             return
         with RunWriter(directory, resumable=True, resume_from=sizes, detail=config.detail) as writer:
-            _keep_journal(trainer, config, directory, began=writer.began)
+            journal.begin(exchange.from_first(writer.began))
             run = read_rows(directory, RunRow)[0] if sizes else _begin(config, directory, trainer)
             telemetry = Telemetry(run, writer, views)
             if sizes:
@@ -82,29 +66,26 @@ def teach(
                 telemetry.emit(run)
                 writer.flush()
 
-            def record(summary: IterationSummary) -> None:
-                with writer.adding_iteration(summary.iteration):
-                    telemetry.emit_iteration(summary.rows, row_of(summary))
-                on_iteration(summary)
+            def save_checkpoint() -> None:
+                with writer.checkpoint() as sizes:
+                    save_state(trainer, directory, sizes)
 
             def save_best() -> None:
                 save_policy(trainer.policy, directory / "best", trained_on(config))
 
-            def save() -> None:
-                with writer.checkpoint() as sizes:
-                    save_state(trainer, directory, sizes)
-
-            train(
-                trainer,
-                record,
-                on_best=lambda: _attempt(save_best, trainer, directory),
-                on_checkpoint=lambda: _attempt(save, trainer, directory),
-            )
-
-
-def _keep_journal(trainer: Trainer, config: TrainingConfig, directory: Path, began: float) -> None:
-    """Let this process keep what it episodes; ``began`` is asked of the first one, whose writer is ready."""
-    trainer.on_rows = IterationJournal(directory, config.detail, exchange.from_first(began)).take
+            try:
+                for iteration in trainer:
+                    with writer.adding_iteration(trainer.iteration):
+                        telemetry.emit_iteration(iteration.rows, iteration.update)
+                    reached = iteration.update.evaluation_return
+                    if reached is not None and reached > trainer.best_return:
+                        kept = _attempt(save_best, trainer, directory)
+                        trainer.best_return = reached if kept else trainer.best_return
+                    if trainer.iteration % config.checkpoint_every == 0 or trainer.is_over:
+                        _attempt(save_checkpoint, trainer, directory)
+            except PolicyDivergedError:
+                _attempt(save_checkpoint, trainer, directory)
+                raise
 
 
 def _attempt(save: Callable[[], None], trainer: Trainer, directory: Path) -> bool:
@@ -126,22 +107,3 @@ def _begin(config: TrainingConfig, directory: Path, trainer: Trainer) -> RunRow:
     env = MorphEnv(trainer.task, rng_seed=config.rng_seed)
     env.reset(0)
     return describe_run(config, "ppo", directory.name, env)
-
-
-def row_of(summary: IterationSummary) -> UpdateRow:
-    """An iteration as its row of telemetry."""
-    metrics = summary.metrics
-    shared = {name: getattr(metrics, name) for name in UpdateRow.__struct_fields__ if hasattr(metrics, name)}
-    own = {name: getattr(summary, name) for name in UpdateRow.__struct_fields__ if hasattr(summary, name)}
-    explosion = None if metrics.explosion is None else asdict(metrics.explosion)
-    columns = {**shared, **own, "op_shares": list(summary.op_shares), "explosion": explosion}
-    return UpdateRow(**_known(columns))
-
-
-def _known(value: Any) -> Any:
-    """The same with ``None`` in the place of every number that is not finite, however deep."""
-    if isinstance(value, dict):
-        return {name: _known(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_known(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -15,7 +15,6 @@ from esper.karn.query import read_rows
 from esper.karn.run import open_run
 from esper.leyline import HEAD_NAMES, OP_NAMES, Head
 from esper.leyline.events import (
-    RESTART,
     TABLES,
     TABLES_OF_DETAIL,
     DecisionRow,
@@ -26,10 +25,10 @@ from esper.leyline.events import (
     TransitionRow,
     UpdateRow,
 )
-from esper.teaching import teach
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.tasks import TASKS
+from esper.training import train
 from tests.tolaria.building import tiny_task
 
 ENVS, STEPS, ITERATIONS = 4, 5, 2
@@ -41,9 +40,9 @@ def tiny_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
     monkeypatch.setitem(TASKS, "tiny", tiny_task())
 
 
-def taught(out: Path, **settings: Any) -> Path:
+def trained(out: Path, **settings: Any) -> Path:
     few = {"envs": ENVS, "iterations": ITERATIONS, "steps": STEPS, "hidden_dim": 16, "evaluate_episodes": 1}
-    teach(TrainingConfig(**{"task": "tiny", "siblings": 2, **few, **settings}), out)
+    train(TrainingConfig(**{"task": "tiny", **few, **settings}), out)
     return out
 
 
@@ -53,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ESPER_CACHE", str(base / "cache"))
         patch.setitem(TASKS, "tiny", tiny_task())
-        return taught(base / "run", detail="full")
+        return trained(base / "run", detail="full")
 
 
 def test_every_episode_has_its_decisions_epochs_and_end(run: Path) -> None:
@@ -64,46 +63,47 @@ def test_every_episode_has_its_decisions_epochs_and_end(run: Path) -> None:
         assert found == [(*episode, epoch) for episode in episodes for epoch in range(first, STEPS + first)]
 
 
-def assert_paid_by_its_decisions(run: Path, episode: EpisodeRow) -> None:
+def assert_return_of_its_decisions(run: Path, episode: EpisodeRow) -> None:
     """An episode's return and each of its terms are the sums over its own decisions."""
-    own = "env = ? AND episode = ?"
-    decisions = open_run(run).rows(DecisionRow, own, [episode.env, episode.episode])
+    own = "env = ? AND episode = ? AND attempt = ?"
+    decisions = open_run(run).rows(DecisionRow, own, [episode.env, episode.episode, episode.attempt])
     assert episode.total_reward == pytest.approx(sum(row.reward or 0.0 for row in decisions), abs=1e-5)
     assert episode.reward_terms is not None
     for term, amount in episode.reward_terms.items():
-        paid = sum((row.reward_terms or {})[term] or 0.0 for row in decisions)
-        assert amount == pytest.approx(paid, abs=1e-5)
+        expected = sum((row.reward_terms or {})[term] or 0.0 for row in decisions)
+        assert amount == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_return_is_what_its_decisions_were_paid_and_a_reward_is_the_sum_of_its_terms(run: Path) -> None:
+def test_a_return_is_the_sum_of_its_rewards_and_a_reward_is_the_sum_of_its_terms(run: Path) -> None:
     for row in read_rows(run, DecisionRow):
         assert row.reward_terms is not None
         assert sum(row.reward_terms.values()) == pytest.approx(row.reward, abs=1e-5)  # type: ignore[arg-type]
     episodes = read_rows(run, EpisodeRow)
     for episode in episodes:
-        assert_paid_by_its_decisions(run, episode)
+        assert_return_of_its_decisions(run, episode)
     for update in read_rows(run, UpdateRow):
         of_iteration = [row.total_reward for row in episodes if row.episode == update.iteration - 1]
         assert update.mean_return == pytest.approx(np.mean(of_iteration), abs=1e-5)  # type: ignore[arg-type]
 
 
-def test_an_episode_that_follows_a_breakdown_is_paid_for_its_own_decisions(
+def test_an_attempt_after_a_breakdown_has_the_return_of_its_own_decisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = MorphEnv._train
+    train_epoch = MorphEnv._train
 
     def fragile(env: MorphEnv) -> EpochTraining:
-        if (env.env, env.episode, env.epoch) in ((1, 0, 2), (1, RESTART, 1)):
+        place = env._place()
+        if (place.env, place.attempt, place.epoch) in ((1, 0, 2), (1, 1, 1)):
             torch.nn.init.constant_(next(env.model.host.parameters()), math.nan)
-        return train(env)
+        return train_epoch(env)
 
     monkeypatch.setattr(MorphEnv, "_train", fragile)
-    run = taught(tmp_path / "run", iterations=1, siblings=1)
+    run = trained(tmp_path / "run", iterations=1)
     episodes = [row for row in read_rows(run, EpisodeRow) if row.env == 1]
-    assert [row.episode for row in episodes] == [0, RESTART]
+    assert [(row.episode, row.attempt, row.iteration) for row in episodes] == [(0, 0, 1), (0, 1, 1)]
     for episode in episodes:
         assert episode.total_reward
-        assert_paid_by_its_decisions(run, episode)
+        assert_return_of_its_decisions(run, episode)
 
 
 def test_what_was_chosen_has_the_probability_that_is_written_beside_it(run: Path) -> None:
@@ -115,13 +115,6 @@ def test_what_was_chosen_has_the_probability_that_is_written_beside_it(run: Path
         chosen = row.op_probs[row.action[Head.OP]]
         assert np.log(chosen) == pytest.approx(row.log_probs[Head.OP], abs=1e-5)  # type: ignore[arg-type]
     assert any(row.masked is not None and not all(row.masked) for row in rows)
-
-
-def test_siblings_live_the_same_episode_but_for_their_decisions(run: Path) -> None:
-    twins = {(row.env, row.episode): row.twin_val_score for row in read_rows(run, EpisodeRow)}
-    assert twins[0, 0] == twins[1, 0]
-    assert twins[2, 0] == twins[3, 0]
-    assert twins[0, 0] is not None
 
 
 def test_the_run_names_every_choice_of_every_head(run: Path) -> None:
@@ -136,7 +129,7 @@ def test_the_run_names_every_choice_of_every_head(run: Path) -> None:
 
 @pytest.mark.parametrize("detail", ["summary", "standard", "full"])
 def test_a_level_of_detail_writes_its_tables_and_no_others(detail: Detail, tmp_path: Path) -> None:
-    directory = taught(tmp_path / "run", detail=detail, iterations=1)
+    directory = trained(tmp_path / "run", detail=detail, iterations=1)
     written = {folder.name for folder in (directory / "telemetry").iterdir() if folder.is_dir()}
     assert written <= TABLES_OF_DETAIL[detail]
     assert TABLES_OF_DETAIL[detail] - written <= {"alert"}

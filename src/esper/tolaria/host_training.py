@@ -1,0 +1,185 @@
+"""The network of one episode while it trains: model, data, optimisers, random streams, counted compute."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.optim import cosine_rate, set_rate
+from esper.leyline.errors import SlotError
+from esper.leyline.events import StageMove
+from esper.leyline.slot_table import SlotTable
+from esper.leyline.stages import Stage
+from esper.tolaria import actuator
+from esper.tolaria.calibration import recalibrate
+from esper.tolaria.counterfactual import Counterfactuals, measure
+from esper.tolaria.data import BatchCursor, shifted_and_flipped
+from esper.tolaria.epoch import EpochTraining, Supervisor, train_epoch
+from esper.tolaria.flops import FlopMeter
+from esper.tolaria.seeding import EpisodeStreams
+from esper.tolaria.tasks.spec import TaskSpec
+
+
+class HostTraining:
+    """Builds the host of an episode, trains it epoch by epoch and measures it; decides nothing."""
+
+    def __init__(
+        self, task: TaskSpec, table: SlotTable, streams: EpisodeStreams, enabled: Sequence[bool]
+    ) -> None:
+        """``table`` is the environment's row and begins anew; ``enabled`` are the slots it may use."""
+        self._task = task
+        self._streams = streams
+        self.instance = task.instances.draw(streams.generator("instance"))
+        self.splits = task.load(streams.generator("split")).with_less_to_train(self.instance.data_share)
+        self.table = table
+        table.assign(SlotTable.empty(1, task.num_slots))
+        table.enabled[0] = self._both(enabled, self.instance.enabled)
+        with streams.torch("init"):
+            host = task.build_host(self.instance)
+        self.model = MorphogeneticModel(host, task.rules, table=table, streams=streams.slot)
+        self.learning_rate = self.instance.learning_rate
+        self.optimiser = task.build_optimiser(host.parameters(), self.learning_rate)
+        self.model.bind_optimiser(self.optimiser)
+        self.meter = FlopMeter(self.model, self.splits.train.x[0])
+        self.guess_loss = self.splits.guess_loss()
+        """Loss of a blind guess: what the governor and the rewards measure losses by."""
+        self._cursor = BatchCursor(len(self.splits.train), task.batch_size, streams.generator("batches"))
+        self._sampling = streams.generator("counterfactual")
+        self._augmenting = streams.generator("augment")
+        self.begin_streams()
+
+    def _both(self, asked: Sequence[bool], drawn: Sequence[bool]) -> list[bool]:
+        both = [mine and its for mine, its in zip(asked, drawn, strict=True)]
+        if not any(both):
+            raise SlotError(
+                f"the instance of environment {self._streams.env} enables none of the slots that were asked"
+                " for; ask for all slots where instances vary them"
+            )
+        return both
+
+    def begin_streams(self, *purpose: str) -> None:
+        """Streams for what the host and its seeds draw while they train, named by ``purpose``."""
+        self._host_stream = self._streams.torch("host", *purpose)
+        for index, slot_id in enumerate(self.model.slot_config.slot_ids):
+            self.model.slot(index).stream.set_state(self._streams.slot(slot_id, *purpose).get_state())
+
+    # --- one epoch ----------------------------------------------------------------------------
+
+    def train_epoch(self, epoch: int, supervisor: Supervisor) -> EpochTraining:
+        """Train for one epoch after ``epoch`` finished ones, and tick the slots' counters."""
+        train, task = self.splits.train, self._task
+        batches = []
+        for _ in range(task.batches_per_epoch):
+            chosen = self._cursor.next()
+            x = train.x[chosen]
+            batches.append((shifted_and_flipped(x, self._augmenting) if task.augment else x, train.y[chosen]))
+        with self._host_stream:
+            trained = train_epoch(
+                self.model,
+                self.optimiser,
+                batches,
+                task.objective,
+                supervisor,
+                clip=task.clip,
+                before_batch=lambda number: self._before_batch(epoch, number),
+            )
+        actuator.tick(self.model)
+        return trained
+
+    def _before_batch(self, epoch: int, number: int) -> None:
+        """Set every learning rate: cosine to zero at the horizon, a seed's from its own birth."""
+        horizon, base = self._task.horizon, self.model.recipe.learning_rate
+        now = epoch + number / self._task.batches_per_epoch
+        self.learning_rate = cosine_rate(base, now / horizon)
+        set_rate(self.optimiser, self.learning_rate)
+        for slot in self.model.blended + self.model.incubating:
+            optimiser = self.model.slot(slot).optimiser
+            if optimiser is not None:
+                born = epoch - int(self.table.age[0, slot])
+                set_rate(optimiser, cosine_rate(base, (now - born) / (horizon - born)))
+        self.meter.trained(self._task.batch_size)
+
+    def measure(self) -> Counterfactuals:
+        """Score the network as it stands on the validation split, and what each seed contributes."""
+        validation = self.splits.validation
+        watched = [slot for slot in self.model.blended if not self._is_old_fossil(slot)]
+        result = measure(
+            self.model,
+            validation.x,
+            validation.y,
+            watched,
+            self._task.objective,
+            self._sampling,
+            calibration=self.splits.train.x,
+        )
+        self.meter.validated(len(validation), result.slots, result.configurations)
+        return result
+
+    def _is_old_fossil(self, slot: int) -> bool:
+        return bool(
+            self.table.stage[0, slot] == Stage.FOSSILIZED
+            and self.table.epochs_in_stage[0, slot] > self.model.rules.fossil_watch_epochs
+        )
+
+    def count(self, moves: Sequence[StageMove]) -> None:
+        """Let the compute meter follow stage moves that have happened."""
+        for move in moves:
+            if move.target is Stage.GERMINATED:
+                self.meter.germinated(move.slot)
+            elif move.target is Stage.PRUNED:
+                self.meter.removed(move.slot)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def commit(self) -> list[StageMove]:
+        """Make the network final: keep what gate G5 lets pass, remove the rest, unlock the test split."""
+        moves = actuator.commit(self.model)
+        recalibrate(self.model, self.splits.train.x)
+        self.splits.test.unlock()
+        return moves
+
+    def test_score(self) -> float:
+        """Score of the committed network on the test split, which can be read once."""
+        samples = self.splits.test.read()
+        self.model.eval()
+        with torch.inference_mode():
+            return self._task.objective.sample_scores(self.model(samples.x), samples.y).mean().item()
+
+    # --- states -------------------------------------------------------------------------------
+
+    def weights(self) -> dict[str, Any]:
+        """Weights, buffers, slot table and optimisers: what a rollback brings back."""
+        return {"model": self.model.state(), "optimiser": copy.deepcopy(self.optimiser.state_dict())}
+
+    def load_weights(self, weights: dict[str, Any]) -> None:
+        """Return to ``weights``, whatever was done since."""
+        self.model.load_state(weights["model"])
+        self.optimiser.load_state_dict(copy.deepcopy(weights["optimiser"]))
+
+    def state(self) -> dict[str, Any]:
+        """Everything that changes while the host trains, as plain tensors and numbers."""
+        return {
+            "weights": self.weights(),
+            "cursor": self._cursor.state(),
+            "test": self.splits.test.state(),
+            "host_stream": self._host_stream.get_state(),
+            "sampling": self._sampling.get_state(),
+            "augmenting": self._augmenting.get_state(),
+            "learning_rate": self.learning_rate,
+            "meter": self.meter.state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Return to ``state``, bit for bit."""
+        self.load_weights(state["weights"])
+        self._cursor.load_state(state["cursor"])
+        self.splits.test.load_state(state["test"])
+        self._host_stream.set_state(state["host_stream"])
+        self._sampling.set_state(state["sampling"])
+        self._augmenting.set_state(state["augmenting"])
+        self.learning_rate = state["learning_rate"]
+        self.meter.load_state(state["meter"])
