@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from esper.simic.training.vectorized import IterationSummary
+from esper.leyline.events import UpdateRow
 from esper.training import train
-from tests.integration.training import prepare, tiny
+from tests.integration.training import OnUpdate, prepare, tiny
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +38,12 @@ def stopped_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with the checkpoint of its second iteration and the rows of its third."""
     out = tmp_path_factory.mktemp("stopped") / "run"
 
-    def stop(summary: IterationSummary) -> None:
-        if summary.iteration == 3:
+    def stop(row: UpdateRow) -> None:
+        if row.iteration == 3:
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        train(tiny(), out, on_iteration=stop)
+        train(tiny(), out, views=[OnUpdate(stop)])
     return out
 
 

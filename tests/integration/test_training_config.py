@@ -16,10 +16,9 @@ from esper.leyline.errors import UnknownNameError
 from esper.leyline.events import UpdateRow
 from esper.run_state import config_of_run
 from esper.simic.rewards.families import FamilyName
-from esper.simic.training.vectorized import IterationSummary
 from esper.training import train
 from esper.tolaria.tasks import TASKS
-from tests.integration.training import TIMES
+from tests.integration.training import TIMES, OnUpdate
 from tests.tolaria.building import tiny_task
 
 AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
@@ -70,10 +69,10 @@ def run(directory: Path, settings: Mapping[str, Any]) -> Run:
     config = checked(TrainingConfig, settings)
     checkpoints = []
 
-    def look(summary: IterationSummary) -> None:
+    def look(row: UpdateRow) -> None:
         checkpoints.append(sorted(path.name for path in directory.glob("checkpoints/iteration-*")))
 
-    train(config, directory, on_iteration=look)
+    train(config, directory, views=[OnUpdate(look)])
     assert config_of_run(directory) == config
     rows = [
         {name: getattr(row, name) for name in row.__struct_fields__ if name not in TIMES}

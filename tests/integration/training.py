@@ -18,7 +18,7 @@ from esper.nissa.rules import MACHINE_RULES
 from esper.nissa.watch import Watch
 from esper.scripts import cli
 from esper.scripts.guard import exit_on_error
-from esper.simic.training.vectorized import Trainer
+from esper.simic.training.vectorized import Evaluation, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.tasks import TASKS
 from tests.tolaria.building import tiny_task
@@ -40,11 +40,12 @@ def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
     patch.setenv("ESPER_CACHE", str(cache))
     evaluate = Trainer.evaluate
 
-    def eventful(trainer: Trainer) -> tuple[float, float | None]:
-        value, score = evaluate(trainer)
+    def eventful(trainer: Trainer) -> Evaluation:
+        found = evaluate(trainer)
         if trainer.task.name != "tiny":
-            return value, score
-        return value + trainer.iteration * (trainer.iteration < trainer.settings.iterations), score
+            return found
+        bonus = trainer.iteration * (trainer.iteration < trainer.config.iterations)
+        return found._replace(mean_return=found.mean_return + bonus)
 
     patch.setattr(Trainer, "evaluate", eventful)
     take = Watch.take
@@ -74,6 +75,17 @@ def tiny(**changes: Any) -> TrainingConfig:
         "detail": "summary",
     }
     return TrainingConfig(**{**settings, **changes})
+
+
+class OnUpdate:
+    """A view that calls a function with the row of every iteration."""
+
+    def __init__(self, call: Callable[[UpdateRow], None]) -> None:
+        self._call = call
+
+    def emit(self, row: Row) -> None:
+        if isinstance(row, UpdateRow):
+            self._call(row)
 
 
 def full_disk(*args: object) -> None:
