@@ -14,7 +14,7 @@ from esper.karn.answer import Answer, Limits
 from esper.karn.sandbox import ask
 from esper.karn.tables import QueryError, Tables, check_statement, sentence_of, views_named_in
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.errors import UNREADABLE, EsperError, UnknownNameError
 from esper.leyline.events import Row, RunRow
 from esper.leyline.run_files import TELEMETRY, is_being_written
 
@@ -124,6 +124,6 @@ def _decoded(table: str, row_type: type[R], texts: Sequence[str]) -> list[R]:
     for number, text in enumerate(texts, start=1):
         try:
             rows.append(decoder.decode(text))
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise EsperError(f"row {number} of table '{table}' is not one: {error}") from None
     return rows

@@ -22,7 +22,7 @@ import msgspec
 
 from esper.karn.left_behind import LeftBehind, left_behind, lines_of
 from esper.leyline.columns import COLUMNS
-from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.errors import UNREADABLE, EsperError, UnknownNameError
 from esper.leyline.events import SCHEMA_VERSION, TABLES
 from esper.leyline.factored_actions import HEAD_NAMES
 from esper.leyline.run_files import list_parts
@@ -223,7 +223,7 @@ def _what_is_wrong(part: Path, table: str, content: bytes, error: Exception) -> 
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
             decoder.decode(line)
-        except msgspec.DecodeError as reason:
+        except UNREADABLE as reason:
             return f"{part}, line {number}, is not a row of this table: {reason}"
     return f"{part} cannot be read: {sentence_of(error)}"
 

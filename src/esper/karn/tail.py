@@ -16,7 +16,7 @@ import duckdb
 import msgspec
 
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import UNREADABLE, EsperError
 from esper.leyline.events import (
     AlertRow,
     DecisionRow,
@@ -134,7 +134,7 @@ class TableTail:
     def _decoded(self, path: Path, lines: Iterable[bytes | str]) -> list[Row]:
         try:
             return [self._decoder.decode(line) for line in lines]
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise EsperError(f"{path} holds a line that is not a row of this table: {error}") from None
 
 

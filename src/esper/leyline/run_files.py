@@ -19,7 +19,7 @@ from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import UNREADABLE, EsperError
 
 TELEMETRY: Final = "telemetry"
 LOCK_FILE: Final = "writer.lock"
@@ -96,7 +96,7 @@ def read_written(telemetry: Path) -> Written | None:
         return msgspec.json.decode(path.read_bytes(), type=Written)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise EsperError(f"'{path}' is damaged: {error}") from None
 
 

@@ -36,7 +36,7 @@ from esper.karn.serve.entries import Entry, entry_of
 from esper.karn.serve.events import events_response
 from esper.karn.serve.folder import FoundRun, UnknownRunError
 from esper.karn.serve.readings import ReadingError, Readings
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import UNREADABLE, EsperError
 
 MOST_ROWS: Final = 1_000
 MOST_BYTES: Final = 4_000_000
@@ -183,7 +183,7 @@ async def _query(request: Request) -> str:
             raise EsperError(f"a query has at most {MOST_QUERY_BYTES:,} bytes")
     try:
         return msgspec.json.decode(body, type=QueryRequest).query
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise EsperError(
             f'a query is sent as {{"query": "SELECT 1"}}; found something else: {error}'
         ) from None
