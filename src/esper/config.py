@@ -110,6 +110,8 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
 }
 """Trainings by name; each is of one task."""
 
+MOST_BYTES: Final = 100_000
+"""Size of a configuration file."""
 Config = TypeVar("Config", bound=BaseModel)
 
 
@@ -152,9 +154,10 @@ def read_settings(path: Path) -> dict[str, object]:
     if path.suffix not in readers:
         raise ConfigError(f"'{path}' must end in {' or '.join(readers)}")
     try:
-        if path.stat().st_size > MOST:
+        if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"'{path}' is larger than a configuration: {path.stat().st_size:,} bytes")
         content = readers[path.suffix](path.read_text())
+        json.dumps(content, default=str, ensure_ascii=False).encode()  # JSON can spell half a character
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Invocations that nobody means: hostile values for every flag, and damage of every kind in run directories."""
+"""Invocations that nobody means: hostile values for every flag, and damage to run directories."""
 
 from __future__ import annotations
 

@@ -80,7 +80,9 @@ def watch(run: Run, config: WatchConfig, console: Console) -> None:
                 view.recall([row], age=age, aloud=True)
             if not (rows or is_over):
                 time.sleep(POLL_SECONDS)
-    console.print(f"the run in {run.path} has {run.state} {place}", soft_wrap=True, highlight=False)
+    console.print(
+        f"the run in {run.path} has {run.state} {place}", soft_wrap=True, highlight=False, markup=False
+    )
 
 
 class Place:
