@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.measuring import cpu_times, ratio
-from esper.leyline import Blueprint
+from esper.leyline import BlueprintAction
 from esper.tolaria.counterfactual import measure
 from esper.tolaria.objective import CLASSIFICATION
 from esper.tolaria.switching import outputs_by_prefix
@@ -20,7 +20,7 @@ LIMIT = 2.5
     ("task", "widths", "kernel"), [("digits_impaired", (2, 4, 8), 1), ("digits", (4, 8, 8), 3)]
 )
 def bench_all_configurations_of_three_heavy_seeds(task: str, widths: tuple[int, ...], kernel: int) -> None:
-    model, _ = grown_model(dict.fromkeys(SLOTS, Blueprint.CONV_HEAVY), host=cnn(widths, kernel))
+    model, _ = grown_model(dict.fromkeys(SLOTS, BlueprintAction.CONV_HEAVY), host=cnn(widths, kernel))
     model.eval()
     x, y = digits(360)
     choices = every_choice(3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.measuring import cpu_times, ratio
-from esper.leyline import TRANSFORMER_BLUEPRINTS, Blueprint
+from esper.leyline import TRANSFORMER_BLUEPRINTS, BlueprintAction
 from esper.tolaria.counterfactual import measure
 from esper.tolaria.objective import NEXT_TOKEN
 from esper.tolaria.switching import outputs_by_prefix
@@ -14,12 +14,12 @@ from esper.tolaria.tasks.text import PYCODE
 from tests.tolaria.building import every_choice, grown_model
 
 SLOTS = (0, 1, 2)
-SEEDS = sorted(TRANSFORMER_BLUEPRINTS - {Blueprint.FLEX_ATTENTION})  # which is ATTENTION on a CPU
+SEEDS = sorted(TRANSFORMER_BLUEPRINTS - {BlueprintAction.FLEX_ATTENTION})  # which is ATTENTION on a CPU
 LIMIT = 3.0
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def bench_all_configurations_of_three_seeds(seed: Blueprint) -> None:
+def bench_all_configurations_of_three_seeds(seed: BlueprintAction) -> None:
     """The lighter the seeds, the more weighs the output layer, which runs for all eight."""
     stream = torch.Generator().manual_seed(0)
     host = PYCODE.build_host(PYCODE.instances.draw(stream))

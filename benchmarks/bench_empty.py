@@ -8,7 +8,7 @@ from torch import nn
 
 from benchmarks.bench_step import CLIP, sgd, step_by_hand
 from benchmarks.measuring import cpu_times, ratio
-from esper.leyline import Blueprint, Stage
+from esper.leyline import BlueprintAction, Stage
 from esper.tolaria.epoch import train_batch
 from esper.tolaria.objective import CLASSIFICATION
 from tests.tolaria.building import cnn, digits, grown_model
@@ -22,7 +22,9 @@ def bench_a_step_with_nothing_blended(task: str, widths: tuple[int, ...], kernel
     bare = nn.Sequential(*copy.deepcopy(host).segments).to(memory_format=torch.channels_last)
     bare_optimiser = sgd(bare)
     empty, empty_optimiser = grown_model({}, host=copy.deepcopy(host))
-    shadowed, shadowed_optimiser = grown_model({1: Blueprint.CONV_HEAVY}, host=host, stage=Stage.TRAINING)
+    shadowed, shadowed_optimiser = grown_model(
+        {1: BlueprintAction.CONV_HEAVY}, host=host, stage=Stage.TRAINING
+    )
     x, y = digits(64)
     empty.train()
     shadowed.train()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from benchmarks.measuring import cpu_times, ratio
 from esper.kasmina import MorphogeneticModel
-from esper.leyline import Blueprint, Stage
+from esper.leyline import BlueprintAction, Stage
 from esper.tolaria.epoch import train_batch
 from esper.tolaria.objective import CLASSIFICATION
 from tests.tolaria.building import cnn, digits, grown_model, set_stage
@@ -46,12 +46,12 @@ def sgd(network: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9, foreach=True)
 
 
-@pytest.mark.parametrize("blueprint", [Blueprint.CONV_HEAVY, Blueprint.CONV_LIGHT])
+@pytest.mark.parametrize("blueprint", [BlueprintAction.CONV_HEAVY, BlueprintAction.CONV_LIGHT])
 @pytest.mark.parametrize(
     ("task", "widths", "kernel"), [("digits_impaired", (2, 4, 8), 1), ("digits", (4, 8, 8), 3)]
 )
 def bench_a_step_with_two_blended_seeds(
-    task: str, widths: tuple[int, ...], kernel: int, blueprint: Blueprint
+    task: str, widths: tuple[int, ...], kernel: int, blueprint: BlueprintAction
 ) -> None:
     model, optimiser = grown_model({0: blueprint, 1: blueprint}, host=cnn(widths, kernel))
     for slot in (0, 1):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from esper import MorphogeneticModel, harvest, wrap
 from esper.kasmina import lifecycle
-from esper.leyline import BLUEPRINT_IDS, CANONICAL_ACTION, Head, LifecycleRules, Op, Stage, Tempo
+from esper.leyline import BLUEPRINT_IDS, CANONICAL_ACTION, Head, LifecycleOp, LifecycleRules, Stage, Tempo
 from esper.tolaria.actuator import Outcome, advance, apply_action, settle, tick
 from esper.tolaria.counterfactual import measure
 from esper.tolaria.data import BatchCursor, Samples
@@ -73,7 +73,7 @@ class TinyResNet(nn.Module):
 def germinate(model: MorphogeneticModel, slot: int, blueprint: str, seed_id: int) -> Outcome:
     """Plant a seed that is to be blended in over three epochs, to full alpha."""
     action = CANONICAL_ACTION.copy()
-    action[Head.OP], action[Head.SLOT] = Op.GERMINATE, slot
+    action[Head.OP], action[Head.SLOT] = LifecycleOp.GERMINATE, slot
     action[Head.BLUEPRINT], action[Head.TEMPO] = BLUEPRINT_IDS.index(blueprint), Tempo.FAST
     return apply_action(model, action, seed_id)
 
@@ -81,7 +81,7 @@ def germinate(model: MorphogeneticModel, slot: int, blueprint: str, seed_id: int
 def fossilize(model: MorphogeneticModel, slot: int) -> Outcome:
     """Make a held seed permanent."""
     action = CANONICAL_ACTION.copy()
-    action[Head.OP], action[Head.SLOT] = Op.FOSSILIZE, slot
+    action[Head.OP], action[Head.SLOT] = LifecycleOp.FOSSILIZE, slot
     return apply_action(model, action, seed_id=-1)
 
 

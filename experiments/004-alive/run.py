@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from esper.kasmina.blueprints import specs_for
-from esper.leyline import BLEND_IDS, CANONICAL_ACTION, NUM_STYLES, Head, Op, Tempo
+from esper.leyline import BLEND_IDS, CANONICAL_ACTION, NUM_STYLES, Head, LifecycleOp, Tempo
 from esper.tolaria.actuator import apply_action
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.epoch import train_batch
@@ -35,7 +35,7 @@ def margin(task_name: str, incubated: bool, blueprint: int, style: int, slot: in
     env = MorphEnv(dataclasses.replace(task, rules=rules), rng_seed=rng_seed)
     env.reset()
     action = np.array(CANONICAL_ACTION)
-    action[[Head.OP, Head.SLOT, Head.BLUEPRINT]] = Op.GERMINATE, slot, blueprint
+    action[[Head.OP, Head.SLOT, Head.BLUEPRINT]] = LifecycleOp.GERMINATE, slot, blueprint
     action[[Head.STYLE, Head.TEMPO]] = style, Tempo.FAST
     apply_action(env.model, action, seed_id=0)
     if not incubated:

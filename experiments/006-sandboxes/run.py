@@ -67,7 +67,7 @@ VARIANTS: dict[str, Variant] = {
     "64 wide, independent heads": Variant(replace(SMALL, conditioned=False)),
     "64 wide, no memory": Variant(replace(SMALL, recurrent=False)),
     "64 wide, forget bias 1": Variant(
-        SMALL, patched=lambda: patch("esper.tamiyo.networks.factored_lstm._spread_memory", forget_bias_of_one)
+        SMALL, patched=lambda: patch("esper.tamiyo.networks.factored_lstm._chrono_init", forget_bias_of_one)
     ),
     "64 wide, means over all rows": Variant(
         SMALL, patched=lambda: patch("esper.simic.agent.ppo.has_choice", every_row)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from esper.config import TrainingConfig
-from esper.leyline import Head, Op
+from esper.leyline import Head, LifecycleOp
 from esper.simic.training.vectorized import IterationSummary, Trainer
 from esper.tamiyo.policy.distributions import MaskedCategorical
 from esper.training import task_of
@@ -40,7 +40,7 @@ def train(count: int, rng_seed: int) -> tuple[list[IterationSummary], float]:
     trainer = Trainer(task_of(config), config)
     iterations = [trainer.run_iteration() for _ in range(config.iterations)]
     decisions = config.envs * trainer.task.horizon
-    return iterations, decisions * iterations[0].op_shares[Op.GERMINATE] / count
+    return iterations, decisions * iterations[0].op_shares[LifecycleOp.GERMINATE] / count
 
 
 def mean(values: list[float | None]) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from esper import MorphogeneticModel, wrap
 from esper.karn.statistics import estimate
-from esper.leyline import BLUEPRINT_IDS, CANONICAL_ACTION, Head, LifecycleRules, Op, Tempo
+from esper.leyline import BLUEPRINT_IDS, CANONICAL_ACTION, Head, LifecycleOp, LifecycleRules, Tempo
 from esper.tolaria import calibration
 from esper.tolaria.actuator import advance, apply_action, tick
 from esper.tolaria.data import BatchCursor, Splits
@@ -75,7 +75,7 @@ def grow(rng_seed: int) -> tuple[MorphogeneticModel, Splits]:
     for epoch in range(EPOCHS):
         if epoch in SLOTS:
             action = CANONICAL_ACTION.copy()
-            action[Head.OP], action[Head.SLOT], action[Head.TEMPO] = Op.GERMINATE, epoch, Tempo.FAST
+            action[Head.OP], action[Head.SLOT], action[Head.TEMPO] = LifecycleOp.GERMINATE, epoch, Tempo.FAST
             action[Head.BLUEPRINT] = BLUEPRINT_IDS.index("conv_heavy")
             apply_action(model, action, seed_id=epoch)
         model.train()

@@ -17,7 +17,7 @@ from pathlib import Path
 from esper.build import one_thread
 from esper.karn.statistics import estimate, paired_difference
 from esper.kasmina import lifecycle
-from esper.leyline import CANONICAL_ACTION, Blueprint, Stage, Style
+from esper.leyline import CANONICAL_ACTION, BlueprintAction, Stage, Style
 from esper.study import Cell, run_study
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import TEST_SEEDS
@@ -26,15 +26,15 @@ from esper.tolaria.tasks import task_named
 HERE = Path(__file__).parent
 TASK = "digits_impaired"
 RNG_SEEDS = TEST_SEEDS[:20]
-HEAVY, LIGHT = Blueprint.CONV_HEAVY, Blueprint.CONV_LIGHT
-NETWORKS: dict[str, dict[int, Blueprint]] = {
+HEAVY, LIGHT = BlueprintAction.CONV_HEAVY, BlueprintAction.CONV_LIGHT
+NETWORKS: dict[str, dict[int, BlueprintAction]] = {
     "3 heavy": {0: HEAVY, 1: HEAVY, 2: HEAVY},
     "heavy, heavy, light": {1: HEAVY, 0: HEAVY, 2: LIGHT},
 }
 """Seeds by slot, in the order in which a plan grows them."""
 
 
-def plan(seeds: Mapping[int, Blueprint]) -> str:
+def plan(seeds: Mapping[int, BlueprintAction]) -> str:
     """One seed per step from step 0 on."""
     return ",".join(
         f"{blueprint.name.lower()}/fast@r0c{slot}:{step}"
@@ -42,7 +42,7 @@ def plan(seeds: Mapping[int, Blueprint]) -> str:
     )
 
 
-def from_scratch(arm: str, seeds: Mapping[int, Blueprint], rng_seed: int) -> Cell:
+def from_scratch(arm: str, seeds: Mapping[int, BlueprintAction], rng_seed: int) -> Cell:
     """One episode in which the seeds are part of the network before it begins."""
     env = MorphEnv(task_named(TASK), rng_seed=rng_seed)
     env.reset(0)

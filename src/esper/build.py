@@ -21,7 +21,7 @@ from esper.leyline import (
     SlotConfig,
     UnknownNameError,
 )
-from esper.leyline.errors import EsperError, SlotError
+from esper.leyline.errors import EsperError
 from esper.leyline.events import SCHEMA_VERSION, RunRow
 from esper.simic.config import TrainingConfig
 from esper.tamiyo import (
@@ -70,11 +70,14 @@ def one_thread() -> Iterator[None]:
 
 
 def build_task(config: RunConfig) -> TaskSpec:
-    """The preset with the run's own horizon and incubation."""
+    """The preset with the run's own horizon, slots and lifecycle rules."""
     task = task_named(config.task)
+    if config.slot_count is not None:
+        task = task.with_slots(config.slot_count)
     epochs = config.incubation_epochs
     rules = replace(
         task.rules,
+        auto_forward=config.auto_forward,
         incubation=config.incubation,
         min_training_epochs=task.rules.min_training_epochs if epochs is None else epochs,
     )
@@ -82,18 +85,10 @@ def build_task(config: RunConfig) -> TaskSpec:
 
 
 def enabled_slots(config: RunConfig, task: TaskSpec) -> tuple[bool, ...]:
-    """Which slots may grow: all, the first so many, or those named."""
+    """Which slots may grow: all, or those named."""
     slots = SlotConfig.of_count(task.num_slots)
-    if not config.slots:
+    if not config.slots or config.slot_count is not None:
         return (True,) * slots.num_slots
-    if len(config.slots) == 1 and config.slots[0].isdecimal():
-        count = int(config.slots[0])
-        if not 1 <= count <= slots.num_slots:
-            raise SlotError(
-                f"{count} slots were asked for; the host of task '{task.name}' has {slots.num_slots}"
-                f" ({', '.join(slots.slot_ids)}), so 1 to {slots.num_slots} are possible"
-            )
-        return tuple(index < count for index in range(slots.num_slots))
     return slots.select(config.slots)
 
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import Detail
-from esper.simic.config import TaskName, TrainingConfig
+from esper.simic.config import MOST, MOST_SLOTS, TaskName, TrainingConfig
 
 
 class ConfigError(EsperError):
@@ -28,14 +28,20 @@ class RunConfig(BaseModel):
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
     controller: str = Field("heuristic", description="Controller: heuristic, random, periodic, off or ppo.")
-    rng_seed: int = Field(0, ge=0, description="Root of every random stream; same seed, same run.")
-    episodes: int = Field(1, ge=1, description="Episodes, one after the other.")
-    steps: int | None = Field(None, ge=1, description="Host epochs per episode; the preset's unless given.")
+    rng_seed: int = Field(0, ge=0, lt=2**63, description="Root of every random stream; same seed, same run.")
+    episodes: int = Field(1, ge=1, le=MOST, description="Episodes, one after the other.")
+    steps: int | None = Field(
+        None, ge=1, le=MOST, description="Host epochs per episode; the preset's unless given."
+    )
     slots: tuple[str, ...] = Field(
-        (), description="Slots that may grow: ids such as r0c0 r0c2, or a count; all unless given."
+        (),
+        max_length=MOST_SLOTS,
+        description="Slots that may grow, by ids such as r0c0 r0c2; or a number, for a host with so many.",
     )
     rotation: tuple[str, ...] = Field(
-        (), description="Blueprints the heuristic tries, favourite first; all unless given."
+        (),
+        max_length=MOST_SLOTS,
+        description="Blueprints the heuristic tries, favourite first; all unless given.",
     )
     plan: str = Field(
         "every:1:conv_heavy",
@@ -45,15 +51,37 @@ class RunConfig(BaseModel):
         "shadow", description="How a seed learns before it is blended in."
     )
     incubation_epochs: int | None = Field(
-        None, ge=0, description="Epochs before a seed is blended in; the preset's unless given."
+        None, ge=0, le=MOST, description="Epochs before a seed is blended in; the preset's unless given."
+    )
+    auto_forward: bool = Field(
+        True, description="Seeds change stage when theirs is over; else that takes the op ADVANCE."
     )
     checkpoint: Path | None = Field(None, description="Folder of a trained policy, for the ppo controller.")
     against: tuple[str, ...] = Field(
-        (), description="Control controllers to run with the same rng seed and compare with."
+        (),
+        max_length=MOST_SLOTS,
+        description="Control controllers to run with the same rng seed and compare with.",
     )
     detail: Detail = Field("full", description="How much is written of every episode.")
     out: Path | None = Field(None, description="Run directory; a new one below runs/ unless given.")
     as_json: bool = Field(False, description="Print the result as JSON and nothing else.")
+
+    @property
+    def slot_count(self) -> int | None:
+        """Slots of the host where a number was given for them instead of ids."""
+        is_number = len(self.slots) == 1 and self.slots[0].isdecimal()
+        return int(self.slots[0]) if is_number else None
+
+    @field_validator("slots")
+    @classmethod
+    def _slots_can_be_built(cls, slots: tuple[str, ...]) -> tuple[str, ...]:
+        if (
+            len(slots) == 1
+            and slots[0].isdecimal()
+            and not (len(slots[0]) < 5 and 1 <= int(slots[0]) <= MOST_SLOTS)
+        ):
+            raise ValueError(f"a host can have 1 to {MOST_SLOTS} slots; found {slots[0][:20]}")
+        return slots
 
     @model_validator(mode="after")
     def _settings_have_an_effect(self) -> RunConfig:
@@ -82,6 +110,8 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
 }
 """Trainings by name; each is of one task."""
 
+MOST_BYTES: Final = 100_000
+"""Size of a configuration file."""
 Config = TypeVar("Config", bound=BaseModel)
 
 
@@ -124,9 +154,14 @@ def read_settings(path: Path) -> dict[str, object]:
     if path.suffix not in readers:
         raise ConfigError(f"'{path}' must end in {' or '.join(readers)}")
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"'{path}' is larger than a configuration: {path.stat().st_size:,} bytes")
         content = readers[path.suffix](path.read_text())
+        json.dumps(content, default=str, ensure_ascii=False).encode()  # JSON can spell half a character
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise ConfigError(f"'{path}' nests lists or tables too deeply") from None
     except ValueError as error:
         raise ConfigError(f"'{path}' is not valid {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(content, dict):
@@ -134,9 +169,18 @@ def read_settings(path: Path) -> dict[str, object]:
     return content
 
 
+def _short(value: object) -> str:
+    """A value as it was written, cut off where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits, a list of lists of lists …
+        return f"a {type(value).__name__} that is too long to show"
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
 def _sentence(problem: dict[str, object], known: list[str]) -> str:
     location = problem["loc"]
-    name = ".".join(map(str, location)) if isinstance(location, tuple) else ""
+    name = ".".join(map(str, location))[:80] if isinstance(location, tuple) else ""
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, known, n=1)
         return f"unknown key '{name}'" + (
@@ -145,9 +189,9 @@ def _sentence(problem: dict[str, object], known: list[str]) -> str:
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return message
-    sentence = f"{name}: {message[0].lower()}{message[1:]}; found {problem['input']!r}"
+    sentence = f"{name}: {message[0].lower()}{message[1:]}; found {_short(problem['input'])}"
     if problem["type"] == "literal_error":
         allowed = re.findall("'([^']*)'", message)
-        near = difflib.get_close_matches(str(problem["input"]), allowed, n=1)
+        near = difflib.get_close_matches(_short(problem["input"]).strip("'"), allowed, n=1)
         sentence += f" (did you mean {near[0]}?)" if near else ""
     return sentence

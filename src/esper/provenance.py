@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-LIBRARIES = ("torch", "numpy", "pydantic", "msgspec", "rich", "safetensors", "tyro")
+LIBRARIES = ("torch", "numpy", "pydantic", "msgspec", "rich", "safetensors")
 
 
 def git_revision() -> str | None:

@@ -17,7 +17,7 @@ import msgspec
 from esper.config import checked, read_settings
 from esper.karn.query import read_rows
 from esper.leyline.durable import write_durably
-from esper.leyline.errors import EsperError, RunDirectoryError
+from esper.leyline.errors import UNREADABLE, EsperError, RunDirectoryError
 from esper.leyline.events import RunRow, UpdateRow
 from esper.leyline.run_files import TELEMETRY, RowMark, check_layout, row_files
 from esper.simic.config import TrainingConfig
@@ -126,7 +126,7 @@ def _latest_state(folder: Path) -> Path | None:
 def _progress_of(state: Path) -> Progress:
     try:
         progress = msgspec.json.decode(read_bytes(state / PROGRESS_FILE), type=Progress)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise CheckpointError(
             f"'{state / PROGRESS_FILE}' is damaged or no checkpoint of this version: {error}"
         ) from None

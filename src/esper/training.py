@@ -18,7 +18,7 @@ from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
 from esper.simic.training.vectorized import Trainer
-from esper.tamiyo.policy.checkpoint import save_policy
+from esper.tamiyo.policy.checkpoint import TrainedOn, save_policy
 from esper.tamiyo.policy.observer import check_capacity
 from esper.telemetry import Telemetry
 from esper.tolaria.env import MorphEnv
@@ -26,14 +26,21 @@ from esper.tolaria.tasks import TaskSpec, task_named
 
 
 def task_of(config: TrainingConfig) -> TaskSpec:
-    """The preset with the training's own horizon and slots."""
+    """The preset with the training's own horizon, slots and lifecycle rules."""
     task = task_named(config.task)
-    task = replace(task, horizon=config.steps or task.horizon)
+    rules = replace(task.rules, auto_forward=config.auto_forward)
+    task = replace(task, rules=rules, horizon=config.steps or task.horizon)
     if config.slots is not None:
         task = task.with_slots(config.slots)
     check_capacity(task.num_slots, config.capacity or task.num_slots)
     varied = config.vary_slots or task.instances.vary_slots
     return replace(task, instances=replace(task.instances, vary_slots=varied))
+
+
+def trained_on(config: TrainingConfig) -> TrainedOn:
+    """What a policy says of its training."""
+    task = task_of(config)
+    return TrainedOn(config.task, task.num_slots, task.horizon, config.rent, config.auto_forward)
 
 
 def train(
@@ -73,7 +80,7 @@ def train(
                     save_state(trainer, directory, mark)
 
             def save_best() -> None:
-                save_policy(trainer.policy, directory / "best")
+                save_policy(trainer.policy, directory / "best", trained_on(config))
 
             try:
                 for iteration in trainer:

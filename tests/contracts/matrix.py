@@ -29,8 +29,8 @@ from esper.leyline import (
     BLEND_IDS,
     CANONICAL_ACTION,
     Head,
+    LifecycleOp,
     LifecycleRules,
-    Op,
     Stage,
     Tempo,
     legal_slots_by_op,
@@ -204,7 +204,7 @@ def begin(
 def germinate(model: MorphogeneticModel, blueprint: str, style: int, slot: int = SLOT) -> Outcome:
     """Plant a seed as a decision maker would."""
     action = CANONICAL_ACTION.copy()
-    action[Head.OP] = Op.GERMINATE
+    action[Head.OP] = LifecycleOp.GERMINATE
     action[Head.SLOT] = slot
     action[Head.BLUEPRINT] = blueprint_named(blueprint, model.host.topology).index
     action[Head.STYLE] = style

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from esper import check_blueprint
 from esper.kasmina import MorphogeneticModel, WrappedHost, register_blueprint
 from esper.kasmina.blueprints import blueprint_named, names_for, specs_for, unregister_blueprint
-from esper.leyline import Blueprint
+from esper.leyline import BlueprintAction
 from esper.leyline.errors import BlueprintError, SlotError, UnknownNameError
 from tests.contracts.hosts import CLASSES, VOCABULARY
 from tests.contracts.matrix import (
@@ -156,7 +156,7 @@ def test_heads_that_do_not_divide_the_width_are_refused_and_nothing_has_changed(
         r" the host's width, or choose from norm, lora, lora_large, mlp_small, mlp$"
     )
     with pytest.raises(BlueprintError, match=sentence):
-        trial.model.germinate(SLOT, Blueprint[name.upper()], 0)
+        trial.model.germinate(SLOT, BlueprintAction[name.upper()], 0)
     assert_as_before(trial, before)
 
 
@@ -182,7 +182,7 @@ def test_a_blueprint_that_fits_another_slot_is_refused_by_name() -> None:
     model.bind_optimiser(optimiser)
     trial = Trial(model, optimiser)
     before = everything(trial)
-    assert model.action_space.unfit == {(0, Blueprint.ATTENTION), (0, Blueprint.FLEX_ATTENTION)}
+    assert model.action_space.unfit == {(0, BlueprintAction.ATTENTION), (0, BlueprintAction.FLEX_ATTENTION)}
     outcome = germinate(model, "attention", 0, slot=0)
     assert (outcome.succeeded, outcome.refused_by, outcome.failed_checks) == (
         False,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from esper.config import RunConfig, TrainingConfig
-from esper.scripts.flags import parse_flags
+from esper.scripts.flags import UsageError, parse_flags
 
 
 @pytest.mark.parametrize(
@@ -31,24 +31,26 @@ def test_a_renamed_flag_counts_under_its_setting() -> None:
     assert found == {"as_json": True}
 
 
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["--rnet", "1"], "unknown flag '--rnet'; did you mean --rent?"),
+        (["--quite-other"], "unknown flag '--quite-other'; esper train --help lists them"),
+        (["--rent"], "--rent: expected one argument; esper train --help lists the flags"),
+        (["more"], "unexpected word 'more'; esper train --help lists the flags"),
+    ],
+)
+def test_a_flag_that_cannot_be_read_gets_one_sentence(args: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse_flags(TrainingConfig, "esper train", "", args)
+    assert str(refusal.value) == sentence
+
+
 def test_a_reader_that_leaves_early_gets_no_traceback(tmp_path: Path) -> None:
     script = "from esper.scripts.cli import main; main()"
+    words = ["run", "--controller", "off", "--steps", "2", "--out", str(tmp_path / "run")]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            script,
-            "run",
-            "--controller",
-            "off",
-            "--steps",
-            "2",
-            "--out",
-            str(tmp_path / "run"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", script, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     process.stdout.close()

@@ -18,7 +18,7 @@ from esper.karn.query import read_rows
 from esper.leyline.errors import DivergedError
 from esper.leyline.events import EpochRow
 from esper.scripts import cli
-from esper.scripts.flags import exit_on_user_error
+from esper.scripts.guard import exit_on_error
 from esper.simic.training import growth
 from esper.simic.training.vectorized import Trainer
 from tests.integration.training import assert_same_end, prepare, rows_without_times
@@ -191,7 +191,7 @@ def refusal_of_worker(capfd: pytest.CaptureFixture[str]) -> str:
     from esper.scripts import worker  # not above: a worker imports this file before it runs that one
 
     with pytest.raises(SystemExit) as stop:
-        exit_on_user_error(worker.work)
+        exit_on_error(worker.work)
     assert stop.value.code == 2
     return capfd.readouterr().err
 

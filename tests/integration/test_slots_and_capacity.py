@@ -1,15 +1,20 @@
-"""Hosts with any number of slots, and policies with and without room for them."""
+"""Hosts of any number of slots, policies and their capacity, and what a policy was trained on."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from esper.config import run_config
 from esper.karn.query import read_rows
-from esper.leyline.events import EpisodeRow, RunRow
-from esper.scripts import cli
-from esper.tamiyo.policy.checkpoint import load_policy
+from esper.leyline import STAGE_NAMES
+from esper.leyline.events import EpisodeRow, RunRow, TransitionRow
+from esper.scripts import cli, eval_command
+from esper.study import Cell, run_cell
+from esper.tamiyo.policy.checkpoint import TrainedOn, load_policy, read_training, save_policy
 from esper.training import train
 from tests.integration.training import sentence_of, tiny
 
@@ -22,6 +27,15 @@ def test_hosts_with_any_number_of_slots_are_trained(slots: int, tmp_path: Path) 
     train(tiny(slots=slots, iterations=1), out)
     assert load_policy(out / "best").num_slots == slots
     assert len(read_rows(out, RunRow)[0].slots) == slots
+    assert read_training(out / "best") == TrainedOn("tiny", slots, 2, 0.01, auto_forward=True)
+
+
+@pytest.mark.parametrize("slots", [2, 5])
+def test_a_run_builds_a_host_with_as_many_slots_as_it_is_told(slots: int, tmp_path: Path) -> None:
+    words = ["run", "--task", "tiny", "--controller", "random", "--slots", str(slots)]
+    cli.main([*words, "--out", str(tmp_path / "run")])
+    (row,) = read_rows(tmp_path / "run", RunRow)
+    assert row.slots == [f"r0c{column}" for column in range(slots)]
 
 
 def test_a_policy_with_room_for_eight_slots_grows_a_host_with_three(tmp_path: Path) -> None:
@@ -39,5 +53,84 @@ def test_a_policy_without_room_for_all_slots_is_refused(
 ) -> None:
     train(tiny(slots=2, iterations=1), tmp_path / "run")
     best = str(tmp_path / "run" / "best")
-    said = sentence_of(capsys, "run", "--task", "tiny", "--controller", "ppo", "--checkpoint", best)
-    assert "a policy with room for 2 slots cannot serve a host with 3" in said
+    refused = "a policy with room for 2 slots cannot serve a host with 3"
+    assert refused in sentence_of(
+        capsys, "run", "--task", "tiny", "--controller", "ppo", "--checkpoint", best
+    )
+    assert refused in sentence_of(capsys, "eval", best, "--slots", "3")
+
+
+# --- a policy is evaluated on what it was trained on, or it is said ---------------------------------
+
+
+def in_this_process(
+    arms: Mapping[str, Mapping[str, object]], rng_seeds: Sequence[int], **_: object
+) -> dict[str, list[Cell]]:
+    """``run_study`` where the tiny task is known; its processes would not know it."""
+    return {
+        arm: [run_cell(arm, run_config(**settings, rng_seed=seed)) for seed in rng_seeds[:2]]
+        for arm, settings in arms.items()
+    }
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, object]]:
+    """The settings of all runs that an evaluation asks for."""
+    found: list[Mapping[str, object]] = []
+
+    def study(
+        arms: Mapping[str, Mapping[str, object]], rng_seeds: Sequence[int], **more: object
+    ) -> dict[str, list[Cell]]:
+        found.extend(arms.values())
+        return in_this_process(arms, rng_seeds)
+
+    monkeypatch.setattr(eval_command, "run_study", study)
+    return found
+
+
+def test_the_evaluation_that_a_training_names_is_that_of_its_own_host(
+    tmp_path: Path, asked: list[Mapping[str, object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = "--task tiny --slots 5 --steps 3 --rent 0.5 --no-auto-forward"
+    words = [*settings.split(), "--envs", "2", "--iterations", "1", "--hidden-dim", "16"]
+    cli.main(["train", *words, "--evaluate-episodes", "1", "--out", str(tmp_path / "a run")])
+    printed = capsys.readouterr().out.splitlines()[-1].partition("compare it with: ")[2]
+    assert printed == f"esper eval '{tmp_path}/a run/best' {settings}"
+    for line in (printed, printed.partition(" --")[0]):
+        cli.main(shlex.split(line)[1:])
+        assert capsys.readouterr().err == ""
+    for arm in asked:
+        assert (arm["task"], arm["slots"], arm["steps"], arm["auto_forward"]) == ("tiny", ("5",), 3, False)
+    assert len(asked) == 8
+
+
+def test_what_differs_from_the_training_is_said(
+    tmp_path: Path, asked: list[Mapping[str, object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny(capacity=3, slots=2, iterations=1), tmp_path / "run")
+    best = tmp_path / "run" / "best"
+    cli.main(["eval", str(best), "--slots", "3", "--steps", "1"])
+    said = capsys.readouterr().err
+    assert said == "esper: evaluated on slots 3 (trained on 2), steps 1 (trained on 2)\n"
+    assert asked[0]["slots"] == ("3",)
+    save_policy(load_policy(best), best)
+    cli.main(["eval", str(best), "--task", "tiny", "--steps", "1"])
+    said = capsys.readouterr().err
+    assert said.endswith("trained on; evaluated on task tiny, slots 3, steps 1, rent 0.01\n")
+
+
+# --- stages by ADVANCE ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flag", "cause"), [("--no-auto-forward", "policy"), ("--auto-forward", "mechanical")]
+)
+def test_who_moves_a_seed_through_its_stages(flag: str, cause: str, tmp_path: Path) -> None:
+    words = ["run", "--task", "digits_impaired", "--controller", "heuristic", "--steps", "14", flag]
+    cli.main([*words, "--out", str(tmp_path / "run")])
+    causes = {STAGE_NAMES[row.to_stage]: row.cause for row in read_rows(tmp_path / "run", TransitionRow)}
+    assert {name: causes[name] for name in ("TRAINING", "BLENDING", "HOLDING")} == {
+        "TRAINING": cause,
+        "BLENDING": cause,
+        "HOLDING": cause,
+    }

@@ -29,8 +29,10 @@ DIGITS = [
     "16",
     "--evaluate-episodes",
     "2",
+    "--evaluate-every",
+    "2",
 ]
-DIGITS += ["--evaluate-every", "2", "--checkpoint-every", "1"]
+DIGITS += ["--checkpoint-every", "1"]
 """Six environments are three shards of two."""
 
 
@@ -51,6 +53,7 @@ def test_a_training_run_leaves_rows_a_best_policy_and_its_configuration(digits_r
     assert [row.iteration for row in rows] == [1, 2, 3]
     assert [row.evaluation_score is not None for row in rows] == [False, True, True]
     assert all(row.first_ratio_error < 1e-5 for row in rows)
+    assert all(row.update_epochs == (row.early_stop_update_epoch or 6) for row in rows)
     assert json.loads((digits_run / "config.json").read_text())["envs"] == 6
     assert load_policy(digits_run / "best").num_slots == 3
 
@@ -92,17 +95,47 @@ def test_rent_is_taken_off_for_what_was_grown_and_off_grows_nothing(
     assert bare - paid == pytest.approx(100 * params / 1000, abs=0.2)
 
 
-def test_the_module_form_trains_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("episodes", "envs", "expected", "said"),
+    [
+        ("5", "32", (5, 1), ""),
+        ("4", "2", (2, 2), ""),
+        ("5", "2", (2, 3), "5 episodes are rounded up to 6: 3 iterations of 2 environments\n"),
+    ],
+)
+def test_episodes_are_environments_times_iterations(
+    episodes: str,
+    envs: str,
+    expected: tuple[int, int],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["--episodes", "1", "--max-epochs", "2", "--seed", "42", "--envs", "2", "--hidden-dim", "16"]
+    words = [
+        "--episodes",
+        episodes,
+        "--max-epochs",
+        "1",
+        "--seed",
+        "42",
+        "--envs",
+        envs,
+        "--hidden-dim",
+        "16",
+    ]
     train.main(["ppo", *words, "--evaluate-episodes", "1"])
+    assert capsys.readouterr().out.startswith(said)
     (run,) = (tmp_path / "runs").iterdir()
-    assert [row.iteration for row in read_rows(run, UpdateRow)] == [1]
+    kept = json.loads((run / "config.json").read_text())
+    assert (kept["envs"], kept["iterations"]) == expected
+    assert [row.iteration for row in read_rows(run, UpdateRow)] == list(range(1, expected[1] + 1))
 
 
 def test_a_file_gives_settings_and_flags_override_it(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
-    file.write_text("envs = 4\nrounds = 9\nsteps = 2\nhidden_dim = 16\nevaluate_episodes = 1\n")
+    file.write_text("envs = 4\niterations = 9\nsteps = 2\nhidden_dim = 16\nevaluate_episodes = 1\n")
     cli.main(["train", "--config", str(file), "--iterations", "1", "--out", str(tmp_path / "run")])
     kept = json.loads((tmp_path / "run" / "config.json").read_text())
     assert (kept["envs"], kept["iterations"], kept["hidden_dim"]) == (4, 1, 16)
@@ -119,6 +152,8 @@ def test_a_file_gives_settings_and_flags_override_it(tmp_path: Path) -> None:
         (["train", "--envs", "6", "--processes", "5"], ["5 processes were asked for", "1 to 3 are possible"]),
         (["train", "--envs", "6", "--processes", "0"], ["0 processes were asked for", "1 to 3 are possible"]),
         (["train", "--slots", "3", "--capacity", "2"], ["room for 2 slots", "a host with 3"]),
+        (["train", "--episodes", "0"], ["iterations: "]),
+        (["train", "--episodes", "5", "--iterations", "2"], ["--episodes and --iterations both"]),
         (["train", "--resume", "nowhere"], ["'nowhere' is no training run"]),
         (["eval", "nowhere"], ["'nowhere' holds no checkpoint"]),
         (["run", "--controller", "ppo"], ["--checkpoint"]),

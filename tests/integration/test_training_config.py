@@ -16,10 +16,9 @@ from esper.leyline.errors import UnknownNameError
 from esper.leyline.events import UpdateRow
 from esper.run_state import config_of_run
 from esper.simic.rewards.families import FamilyName
-from esper.simic.training.vectorized import IterationSummary
 from esper.tolaria.tasks import TASKS
 from esper.training import train
-from tests.integration.training import TIMES
+from tests.integration.training import TIMES, after_iterations
 from tests.tolaria.building import tiny_task
 
 AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
@@ -70,10 +69,11 @@ def run(directory: Path, settings: Mapping[str, Any]) -> Run:
     config = checked(TrainingConfig, settings)
     checkpoints = []
 
-    def look(summary: IterationSummary) -> None:
+    def look(number: int) -> None:
         checkpoints.append(sorted(path.name for path in directory.glob("checkpoints/iteration-*")))
 
-    train(config, directory, on_iteration=look)
+    with after_iterations(look):
+        train(config, directory)
     assert config_of_run(directory) == config
     rows = [
         {name: getattr(row, name) for name in row.__struct_fields__ if name not in TIMES}
@@ -99,7 +99,7 @@ ALTERNATIVES: Mapping[str, Any] = {
     "slots": 2,
     "vary_slots": True,
     "capacity": 4,
-    "siblings": 2,
+    "auto_forward": False,
     "hidden_dim": 24,
     "critic": "op_value",
     "conditioned": False,
@@ -201,7 +201,7 @@ MISTAKES: Mapping[str, tuple[Any, ...]] = {
     "task": (3, None),
     "rng_seed": (-1, 1_000_000, 0.5, "zero"),
     "envs": (0, -4, 2.5, "many", None),
-    "siblings": (0, 1.5, None),
+    "auto_forward": ("perhaps", 2),
     "iterations": (0, None),
     "steps": (0, "few"),
     "slots": (0, "r0c0"),
@@ -266,11 +266,6 @@ def test_all_mistakes_are_reported_at_once() -> None:
 def test_a_key_like_no_other_is_answered_with_all_there_are() -> None:
     said = said_about({"qqqq": 1})
     assert said == f"unknown key 'qqqq'; known: {', '.join(TrainingConfig.model_fields)}"
-
-
-def test_groups_of_siblings_must_share_out_the_environments() -> None:
-    said = said_about({"envs": 6, "siblings": 4})
-    assert said == "envs must be a multiple of siblings; found 6 environments and groups of 4"
 
 
 def test_a_misspelt_task_is_reported_with_the_rest() -> None:

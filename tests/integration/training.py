@@ -20,7 +20,7 @@ from esper.nissa.rules import MACHINE_RULES
 from esper.nissa.watch import Watch
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
-from esper.scripts.flags import exit_on_user_error
+from esper.scripts.guard import exit_on_error
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import Evaluation, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
@@ -153,7 +153,7 @@ def sentence_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def sentence_from(capsys: pytest.CaptureFixture[str], command: Callable[[], None]) -> str:
     with pytest.raises(SystemExit) as stop:
-        exit_on_user_error(command)
+        exit_on_error(command)
     assert stop.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith("esper: ")

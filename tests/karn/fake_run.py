@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Blueprint, Op, Stage, Style
+from esper.leyline import (
+    BLUEPRINT_IDS,
+    HEAD_NAMES,
+    OP_NAMES,
+    STAGE_NAMES,
+    BlueprintAction,
+    LifecycleOp,
+    Stage,
+    Style,
+)
 from esper.leyline.events import (
     SCHEMA_VERSION,
     AlertRow,
@@ -63,7 +72,7 @@ STAGES_OF_SEED = {
 }
 """Stage after each epoch, by seed; seed i sits in slot i."""
 SEED_PARAMS = (148, 1200, 40)
-SEED_BLUEPRINTS = (Blueprint.CONV_LIGHT, Blueprint.CONV_HEAVY, Blueprint.NORM)
+SEED_BLUEPRINTS = (BlueprintAction.CONV_LIGHT, BlueprintAction.CONV_HEAVY, BlueprintAction.NORM)
 SEED_STYLES = (Style.LINEAR_ADD, Style.GATED_GATE, Style.SIGMOID_ADD)
 
 MOVES_BEFORE_EPOCH = {
@@ -79,7 +88,13 @@ MOVES_AFTER_EPOCH = {
     7: [(1, E, R, "mechanical", "embargo is over")],
     8: [(1, R, D, "mechanical", "slot is empty again")],
 }
-ACTIONS = {1: Op.GERMINATE, 2: Op.GERMINATE, 6: Op.FOSSILIZE, 7: Op.GERMINATE, 8: Op.FOSSILIZE}
+ACTIONS = {
+    1: LifecycleOp.GERMINATE,
+    2: LifecycleOp.GERMINATE,
+    6: LifecycleOp.FOSSILIZE,
+    7: LifecycleOp.GERMINATE,
+    8: LifecycleOp.FOSSILIZE,
+}
 
 
 def run_row(
@@ -185,7 +200,7 @@ def decision_row(epoch: int, episode: int = 0) -> DecisionRow:
         env=0,
         episode=episode,
         epoch=epoch,
-        action=[ACTIONS.get(epoch + 1, Op.WAIT), 0, 0, 0, 0, 0, 0, 0],
+        action=[ACTIONS.get(epoch + 1, LifecycleOp.WAIT), 0, 0, 0, 0, 0, 0, 0],
         read=[True] + [False] * 7,
         forced=False,
         succeeded=epoch != 7,
@@ -227,7 +242,7 @@ def policy_decision_row(epoch: int, episode: int = 0, env: int = 0) -> DecisionR
         env=env,
         episode=episode,
         epoch=epoch,
-        action=[Op.GERMINATE, 1, Blueprint.CONV_LIGHT, Style.SIGMOID_ADD, 2, 1, 0, 0],
+        action=[LifecycleOp.GERMINATE, 1, BlueprintAction.CONV_LIGHT, Style.SIGMOID_ADD, 2, 1, 0, 0],
         read=[True] * 6 + [False] * 2,
         forced=False,
         succeeded=True,
@@ -291,6 +306,7 @@ def update_row(number: int) -> UpdateRow:
         ratio_max=1.5,
         ratio_min=0.5,
         first_ratio_error=1e-7,
+        update_epochs=6,
         early_stop_update_epoch=None,
         grad_norm=0.7,
         head_grad_norm=[0.1] * 8,

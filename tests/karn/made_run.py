@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Op, Stage
+from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, LifecycleOp, Stage
 from esper.leyline.events import (
     SCHEMA_VERSION,
     AlertRow,
@@ -92,10 +92,10 @@ class Episode:
         free = [i for i, slot in enumerate(self._slots) if slot.stage is Stage.DORMANT]
         held = [i for i, slot in enumerate(self._slots) if slot.stage is Stage.HOLDING]
         blending = [i for i, slot in enumerate(self._slots) if slot.stage is Stage.BLENDING]
-        legal = [(Op.GERMINATE, i) for i in free] + [(Op.FOSSILIZE, i) for i in held]
-        legal += [(Op.PRUNE, i) for i in blending]
-        op, index = self.dice.choice(legal) if legal and self.dice.random() < 0.4 else (Op.WAIT, 0)
-        succeeded = op is not Op.FOSSILIZE or self.dice.random() < 0.8
+        legal = [(LifecycleOp.GERMINATE, i) for i in free] + [(LifecycleOp.FOSSILIZE, i) for i in held]
+        legal += [(LifecycleOp.PRUNE, i) for i in blending]
+        op, index = self.dice.choice(legal) if legal and self.dice.random() < 0.4 else (LifecycleOp.WAIT, 0)
+        succeeded = op is not LifecycleOp.FOSSILIZE or self.dice.random() < 0.8
         self._counts[op] += 1
         self._refused += not succeeded
         terms = {"lead": self.dice.gauss(0.02, 0.05), "rent": -0.001} if self.rewarded else None
@@ -103,7 +103,7 @@ class Episode:
             DecisionRow(
                 **self._where(epoch),
                 action=[int(op), index, 0, 0, 0, 0, 0, 0],
-                read=[True, op is not Op.WAIT] + [False] * 6,
+                read=[True, op is not LifecycleOp.WAIT] + [False] * 6,
                 forced=not legal,
                 succeeded=succeeded,
                 refused_by=None if succeeded else "G5",
@@ -114,7 +114,7 @@ class Episode:
         )
         if not succeeded:
             return
-        if op is Op.GERMINATE:
+        if op is LifecycleOp.GERMINATE:
             slot = self._slots[index]
             slot.seed, slot.blueprint, slot.born, slot.alpha = (
                 self._seeds,
@@ -125,9 +125,9 @@ class Episode:
             self._seeds += 1
             self._move(index, epoch, Stage.GERMINATED, "policy", "germinated")
             self._move(index, epoch, Stage.TRAINING, "mechanical", "incubation begins")
-        elif op is Op.FOSSILIZE:
+        elif op is LifecycleOp.FOSSILIZE:
             self._move(index, epoch, Stage.FOSSILIZED, "policy", "fossilized")
-        elif op is Op.PRUNE:
+        elif op is LifecycleOp.PRUNE:
             self._move(index, epoch, Stage.PRUNED, "policy", "pruned")
             self._move(index, epoch, Stage.EMBARGOED, "mechanical", "cooling down")
 
@@ -318,6 +318,7 @@ def update_row(number: int, episodes: Sequence[EpisodeRow], dice: random.Random)
         ratio_max=2.0,
         ratio_min=0.4,
         first_ratio_error=1e-7,
+        update_epochs=6,
         early_stop_update_epoch=None,
         grad_norm=abs(dice.gauss(1, 0.3)),
         head_grad_norm=[0.1] * len(HEAD_NAMES),

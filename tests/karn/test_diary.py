@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from esper.karn.diary import diary, policy_output
-from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Blueprint, Op, Stage
+from esper.leyline import (
+    BLUEPRINT_IDS,
+    HEAD_NAMES,
+    OP_NAMES,
+    STAGE_NAMES,
+    BlueprintAction,
+    LifecycleOp,
+    Stage,
+)
 from esper.leyline.events import (
     AlertRow,
     DecisionRow,
@@ -55,11 +63,11 @@ RUN = RunRow(
 )
 
 
-def decision(epoch: int, op: Op, slot: int = 0, **columns: Any) -> DecisionRow:
+def decision(epoch: int, op: LifecycleOp, slot: int = 0, **columns: Any) -> DecisionRow:
     """An action that came about, with every head that is not named at 0 and unread."""
     row: dict[str, Any] = {
         "action": [op, slot, 0, 0, 0, 0, 0, 0],
-        "read": [True, op is not Op.WAIT] + [False] * 6,
+        "read": [True, op is not LifecycleOp.WAIT] + [False] * 6,
         "forced": False,
         "succeeded": True,
         "refused_by": None,
@@ -72,7 +80,7 @@ def move(epoch: int, origin: Stage, target: Stage, **columns: Any) -> Transition
     row: dict[str, Any] = {
         "slot": 1,
         "seed": 0,
-        "blueprint": Blueprint.CONV_LIGHT,
+        "blueprint": BlueprintAction.CONV_LIGHT,
         "cause": "mechanical",
         "reason": "",
         "gate": None,
@@ -95,7 +103,7 @@ def measured(epoch: int, contribution: float | None, error: float | None) -> See
         epoch=epoch,
         slot=1,
         seed=0,
-        blueprint=Blueprint.CONV_LIGHT,
+        blueprint=BlueprintAction.CONV_LIGHT,
         style=0,
         stage=Stage.FOSSILIZED,
         age=1,
@@ -138,12 +146,12 @@ def sentences(*rows: Row) -> list[str]:
 
 def test_a_seed_is_told_in_one_sentence_with_what_the_policy_said() -> None:
     rows = (
-        decision(4, Op.GERMINATE, 1, op_probs=[0.09, 0.83, 0.05, 0.0, 0.03, 0.0]),
+        decision(4, LifecycleOp.GERMINATE, 1, op_probs=[0.09, 0.83, 0.05, 0.0, 0.03, 0.0]),
         germination(4),
         move(4, Stage.GERMINATED, Stage.TRAINING),
         measured(9, 1.0, 0.1),
         measured(10, 6.14, 0.81),
-        decision(11, Op.FOSSILIZE, 1, op_probs=[0.41, 0.0, 0.1, 0.0, 0.49, 0.0]),
+        decision(11, LifecycleOp.FOSSILIZE, 1, op_probs=[0.41, 0.0, 0.1, 0.0, 0.49, 0.0]),
         move(11, Stage.HOLDING, Stage.FOSSILIZED, cause="policy", reason="fossilized"),
     )
     assert sentences(*rows) == [
@@ -195,9 +203,9 @@ def test_every_fate_has_its_words(last: TransitionRow, end: str, stage: Stage) -
 def test_a_refused_action_names_what_refused_it_and_why() -> None:
     row = decision(
         8,
-        Op.GERMINATE,
+        LifecycleOp.GERMINATE,
         2,
-        action=[Op.GERMINATE, 2, Blueprint.NORM, 1, 0, 2, 0, 0],
+        action=[LifecycleOp.GERMINATE, 2, BlueprintAction.NORM, 1, 0, 2, 0, 0],
         read=[True] * 6 + [False] * 2,
         succeeded=False,
         refused_by="legality",
@@ -211,9 +219,13 @@ def test_a_refused_action_names_what_refused_it_and_why() -> None:
 
 def test_what_was_refused_does_not_pass_for_what_a_user_did_in_the_same_step() -> None:
     rows = (
-        decision(4, Op.GERMINATE, 1, succeeded=False, refused_by="G0", op_probs=[0.2, 0.8, 0, 0, 0, 0]),
+        decision(
+            4, LifecycleOp.GERMINATE, 1, succeeded=False, refused_by="G0", op_probs=[0.2, 0.8, 0, 0, 0, 0]
+        ),
         germination(4, cause="user"),
-        decision(11, Op.FOSSILIZE, 1, succeeded=False, refused_by="G5", op_probs=[0.1, 0, 0, 0, 0.9, 0]),
+        decision(
+            11, LifecycleOp.FOSSILIZE, 1, succeeded=False, refused_by="G5", op_probs=[0.1, 0, 0, 0, 0.9, 0]
+        ),
         move(11, Stage.HOLDING, Stage.FOSSILIZED, cause="user", reason="kept by hand"),
     )
     assert sentences(*rows) == [
@@ -227,16 +239,16 @@ def test_later_decisions_name_the_seed_that_the_slot_held_then() -> None:
     rows = (
         germination(1),
         move(5, Stage.BLENDING, Stage.PRUNED, cause="policy", reason="pruned"),
-        germination(9, seed=1, blueprint=Blueprint.NORM),
+        germination(9, seed=1, blueprint=BlueprintAction.NORM),
         decision(
             3,
-            Op.SET_ALPHA_TARGET,
+            LifecycleOp.SET_ALPHA_TARGET,
             1,
-            action=[Op.SET_ALPHA_TARGET, 1, 0, 0, 1, 1, 1, 1],
+            action=[LifecycleOp.SET_ALPHA_TARGET, 1, 0, 0, 1, 1, 1, 1],
             read=[True, True, False, False, False, True, True, True],
         ),
-        decision(12, Op.PRUNE, 1, op_probs=[0.5, 0.0, 0.2, 0.3, 0.0, 0.0]),
-        decision(13, Op.WAIT),
+        decision(12, LifecycleOp.PRUNE, 1, op_probs=[0.5, 0.0, 0.2, 0.3, 0.0, 0.0]),
+        decision(13, LifecycleOp.WAIT),
     )
     assert [s for s in sentences(*rows) if "germinated" not in s] == [
         "epoch 3: conv_light in r0c1 got a new alpha: target seventy, speed slow, curve cosine",
@@ -292,7 +304,7 @@ def test_an_episode_in_which_nothing_happened_has_nothing_to_tell() -> None:
         phase_ms={},
     )
     assert diary(RUN, []) == []
-    assert diary(RUN, [epoch, decision(0, Op.WAIT)]) == []
+    assert diary(RUN, [epoch, decision(0, LifecycleOp.WAIT)]) == []
 
 
 @pytest.mark.parametrize(
@@ -306,4 +318,4 @@ def test_an_episode_in_which_nothing_happened_has_nothing_to_tell() -> None:
 def test_a_policy_output_says_only_what_is_known(
     probabilities: list[float | None] | None, words: str
 ) -> None:
-    assert policy_output(decision(1, Op.GERMINATE, op_probs=probabilities), RUN) == words
+    assert policy_output(decision(1, LifecycleOp.GERMINATE, op_probs=probabilities), RUN) == words

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from esper.kasmina import lifecycle
-from esper.leyline import CANONICAL_ACTION, Head, Op, Stage, legal_slots_by_op
+from esper.leyline import CANONICAL_ACTION, Head, LifecycleOp, Stage, legal_slots_by_op
 from esper.tolaria.actuator import Outcome, apply_action, settle
 from esper.tolaria.epoch import BatchFacts, train_batch
 from tests.contracts.matrix import CLIP, Trial, germinate, loss
 
 
-def act(trial: Trial, op: Op, slot: int, **heads: int) -> Outcome:
+def act(trial: Trial, op: LifecycleOp, slot: int, **heads: int) -> Outcome:
     """One action on one slot; heads that are not named are canonical."""
     action = CANONICAL_ACTION.copy()
     action[Head.OP], action[Head.SLOT] = op, slot
@@ -44,6 +44,6 @@ def grow(trial: Trial, slot: int, blueprint: str, style: int, x: Tensor, y: Tens
         stages.append(Stage(int(table.stage[0, slot])))
         assert not epoch(trial, x, y).skipped
     table.record_contribution(0, slot, 1.0, 0.1)
-    assert act(trial, Op.FOSSILIZE, slot).succeeded
+    assert act(trial, LifecycleOp.FOSSILIZE, slot).succeeded
     assert not epoch(trial, x, y).skipped
     return [*stages, Stage(int(table.stage[0, slot]))]

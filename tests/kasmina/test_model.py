@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper.kasmina import CNNHost, MorphogeneticModel, TorchStream
-from esper.leyline import LifecycleRules, Op, SlotTable, Stage, Style
+from esper.leyline import LifecycleOp, LifecycleRules, SlotTable, Stage, Style
 from tests.contracts.matrix import (
     KINDS,
     SLOT,
@@ -130,7 +130,7 @@ def test_a_pruned_seed_leaves_nothing_behind(kind: Kind, training_epochs: int) -
     relics = [weakref.ref(part) for part in (slot.seed, slot.gate, slot.optimiser) if part is not None]
     assert len(relics) == 3
     trial.model.table.age[0, SLOT] = 99
-    assert act(trial, Op.PRUNE, SLOT).succeeded
+    assert act(trial, LifecycleOp.PRUNE, SLOT).succeeded
     assert list(trial.model.state_dict()) == keys
     assert list(slot.parameters()) == []
     assert (slot.seed, slot.gate, slot.optimiser, slot.features) == (None, None, None, None)
@@ -176,7 +176,7 @@ def test_a_state_undoes_whatever_grew_or_went_since(kind: Kind) -> None:
     trial.train(2)
     kept, outputs = trial.model.state(), trial.outputs()
     trial.model.table.age[0, 0] = 99
-    act(trial, Op.PRUNE, 0)
+    act(trial, LifecycleOp.PRUNE, 0)
     germinate(trial.model, "norm", 0, slot=1)
     trial.train(2, first=2)
     trial.model.load_state(kept)

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina import CNNHost, MorphogeneticModel, WrappedHost
-from esper.leyline import Op, Stage, Style
+from esper.leyline import LifecycleOp, Stage, Style
 from tests.contracts.matrix import assert_same, germinate, loss, restart
 from tests.kasmina.awkward import ResNet, images, net_of, slots_of, wrap
 from tests.kasmina.living import act, epoch, grow
@@ -114,7 +114,7 @@ def test_empty_slots_dispatch_no_operation(kind: str) -> None:
     germinate(trial.model, "conv_light", Style.LINEAR_ADD, slot=1)
     assert operations(trial.model, x, y) > wanted, "an incubating seed is heard"
     epoch(trial, x, y)
-    assert act(trial, Op.PRUNE, 1).succeeded
+    assert act(trial, LifecycleOp.PRUNE, 1).succeeded
     assert operations(trial.model, x, y) == wanted
 
 

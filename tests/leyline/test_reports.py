@@ -73,31 +73,6 @@ def test_the_report_of_a_seed_literally() -> None:
     )
 
 
-def test_alpha_outside_the_forward_pass_is_no_neighbour() -> None:
-    table = SlotTable.empty(1, 2)
-    put(table, 0, Stage.TRAINING, alpha=0.9, blueprint=1)
-    put(table, 1, Stage.HOLDING, alpha=1.0, blueprint=1)
-    assert report_slot(table, 0, 1, space_of(2)).upstream_alpha == 0.0
-
-
-@pytest.mark.parametrize(("start", "target", "mode"), [(0.0, 1.0, "UP"), (1.0, 0.0, "DOWN")])
-def test_alpha_mode_follows_the_ramp_and_holds_after_it(start: float, target: float, mode: str) -> None:
-    table = SlotTable.empty(1, 1)
-    put(
-        table,
-        0,
-        Stage.BLENDING,
-        blueprint=1,
-        alpha_from=start,
-        alpha_target=target,
-        ramp_epochs=2,
-    )
-    assert report_slot(table, 0, 0, space_of(1)).alpha_mode == mode
-    table.ramp_elapsed[0, 0] = 2
-    report = report_slot(table, 0, 0, space_of(1))
-    assert (report.alpha_mode, report.alpha_velocity, report.epochs_to_target) == ("HOLD", 0.0, 0)
-
-
 def test_an_unmeasured_seed_is_not_fresh_and_not_zero() -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.TRAINING, blueprint=len(BLUEPRINT_IDS) - 1)

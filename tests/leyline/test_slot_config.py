@@ -6,11 +6,6 @@ from esper.leyline import EsperError, SlotConfig, UnknownNameError
 from esper.leyline.errors import SlotError
 
 
-def test_default_is_three_slots_in_a_row() -> None:
-    assert SlotConfig.default().slot_ids == ("r0c0", "r0c1", "r0c2")
-    assert SlotConfig.default().num_slots == 3
-
-
 def test_any_count() -> None:
     assert SlotConfig.of_count(8).slot_ids[-1] == "r0c7"
     assert SlotConfig.of_count(1).slot_ids == ("r0c0",)
@@ -36,11 +31,6 @@ def test_select_flags_the_wanted_in_slot_order() -> None:
 def test_malformed_configurations(ids: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(SlotError, match=f"^{re.escape(sentence)}$"):
         SlotConfig(ids)
-
-
-def test_no_slot_is_an_error_by_count_too() -> None:
-    with pytest.raises(SlotError, match="at least one slot"):
-        SlotConfig.of_count(0)
 
 
 @pytest.mark.parametrize("lookup", [lambda c: c.index_of("r0c9"), lambda c: c.select(["r0c0", "r0c9"])])

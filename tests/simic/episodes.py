@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from esper.leyline import EpochFacts, LifecycleRules, Op, SlotTable, Stage
+from esper.leyline import EpochFacts, LifecycleOp, LifecycleRules, SlotTable, Stage
 from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import FamilyName
 from esper.simic.training.growth import GrowthEnv
@@ -75,7 +75,7 @@ def play(env: GrowthEnv, script: Sequence[IntArray] | None, watcher: Watcher, rn
     rewards = []
     for number in range(env.horizon):
         if script is None:
-            observation.masks.slot_by_op[0, Op.PRUNE] = False
+            observation.masks.slot_by_op[0, LifecycleOp.PRUNE] = False
             actions = uniform_actions(observation.masks, streams.draw()).numpy()
         else:
             actions = np.stack([script[number] if number < len(script) else WAIT, *[WAIT] * (count - 1)])
@@ -109,11 +109,11 @@ def played(
 BUSY = [
     plant(1),
     plant(0),
-    action(Op.PRUNE, 0),
+    action(LifecycleOp.PRUNE, 0),
     WAIT,
-    action(Op.FOSSILIZE, 1),
+    action(LifecycleOp.FOSSILIZE, 1),
     plant(2),
-    action(Op.PRUNE, 2),
+    action(LifecycleOp.PRUNE, 2),
 ]
 """One seed becomes a fossil, two are pruned."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.leyline import CANONICAL_ACTION, AlphaTarget, Blueprint, Head, Op, Tempo
+from esper.leyline import CANONICAL_ACTION, AlphaTarget, BlueprintAction, Head, LifecycleOp, Tempo
 from esper.leyline.factored_actions import IntArray
 from esper.simic.training.lifecycle_sandbox import Lifecycle, LifecycleSandbox, Scaffold
 from esper.simic.training.proving import OracleClass
@@ -34,36 +34,41 @@ def action(num_envs: int, op: int, slot: Any = 0, **heads: Any) -> IntArray:
     return rows
 
 
-def plant(num_envs: int, slot: Any, blueprint: Any = Blueprint.NORM) -> IntArray:
+def plant(num_envs: int, slot: Any, blueprint: Any = BlueprintAction.NORM) -> IntArray:
     """Germinate with the shortest ramp to full alpha."""
     return action(
-        num_envs, Op.GERMINATE, slot, blueprint=blueprint, tempo=Tempo.FAST, alpha_target=AlphaTarget.FULL
+        num_envs,
+        LifecycleOp.GERMINATE,
+        slot,
+        blueprint=blueprint,
+        tempo=Tempo.FAST,
+        alpha_target=AlphaTarget.FULL,
     )
 
 
 def bandit(env: Bandit, step: int) -> IntArray:
-    return plant(env.num_envs, 2, Blueprint.CONV_HEAVY)
+    return plant(env.num_envs, 2, BlueprintAction.CONV_HEAVY)
 
 
 def schedule(env: Schedule, step: int) -> IntArray:
     if step == 0:
         return plant(env.num_envs, 0)
-    return action(env.num_envs, Op.FOSSILIZE if step == 4 else Op.WAIT)
+    return action(env.num_envs, LifecycleOp.FOSSILIZE if step == 4 else LifecycleOp.WAIT)
 
 
 def memory(env: Memory, step: int) -> IntArray:
-    return plant(env.num_envs, env.answer) if step == 50 else action(env.num_envs, Op.WAIT)
+    return plant(env.num_envs, env.answer) if step == 50 else action(env.num_envs, LifecycleOp.WAIT)
 
 
 def combination(env: Combination, step: int) -> IntArray:
-    slot = np.where(env.op == Op.GERMINATE, env.slot, env.slot_of_op[env.op])
+    slot = np.where(env.op == LifecycleOp.GERMINATE, env.slot, env.slot_of_op[env.op])
     rows = plant(env.num_envs, slot, env.blueprint_of_slot[slot])
     rows[:, Head.OP] = env.op
     return rows
 
 
 def rent(env: Rent, step: int) -> IntArray:
-    return plant(env.num_envs, step) if step < 2 else action(env.num_envs, Op.WAIT)
+    return plant(env.num_envs, step) if step < 2 else action(env.num_envs, LifecycleOp.WAIT)
 
 
 def distractors(env: Distractors, step: int) -> IntArray:
@@ -71,14 +76,18 @@ def distractors(env: Distractors, step: int) -> IntArray:
 
 
 def lifecycle(env: Lifecycle, step: int) -> IntArray:
-    best = (Blueprint.CONV_HEAVY, Blueprint.CONV_LIGHT, Blueprint.DEPTHWISE)
-    return plant(env.num_envs, step, best[step]) if step < 3 else action(env.num_envs, Op.WAIT)
+    best = (BlueprintAction.CONV_HEAVY, BlueprintAction.CONV_LIGHT, BlueprintAction.DEPTHWISE)
+    return plant(env.num_envs, step, best[step]) if step < 3 else action(env.num_envs, LifecycleOp.WAIT)
 
 
 def scaffold(env: Scaffold, step: int) -> IntArray:
     """The scaffold blends from step 2 on, so the building incubates then; after that it can go."""
-    steps = {0: plant(env.num_envs, 0), 2: plant(env.num_envs, 2), 4: action(env.num_envs, Op.PRUNE, 0)}
-    return steps.get(step, action(env.num_envs, Op.WAIT))
+    steps = {
+        0: plant(env.num_envs, 0),
+        2: plant(env.num_envs, 2),
+        4: action(env.num_envs, LifecycleOp.PRUNE, 0),
+    }
+    return steps.get(step, action(env.num_envs, LifecycleOp.WAIT))
 
 
 SCRIPTS: dict[OracleClass, Script] = {

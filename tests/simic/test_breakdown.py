@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.leyline import LifecycleRules, Op, Stage
+from esper.leyline import LifecycleOp, LifecycleRules, Stage
 from esper.simic.advantages import gae
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig
@@ -74,7 +74,7 @@ def poison_host(env: MorphEnv, value: float) -> None:
         next(env.model.host.parameters()).view(-1)[0] = value
 
 
-BUSY = {0: plant(1), 1: plant(0), 2: action(Op.PRUNE, 0)}
+BUSY = {0: plant(1), 1: plant(0), 2: action(LifecycleOp.PRUNE, 0)}
 
 
 def actions_at(step: int, script: Mapping[int, IntArray], num_envs: int) -> NDArray[np.int64]:
@@ -240,9 +240,9 @@ def test_the_facts_of_a_breakdown_are_those_of_the_last_good_state_and_the_end(t
     break_down(vector, 1, {1})
     untrained = vector.reset()
     vector.step(np.stack([WAIT, plant(1)]))
-    after = vector.step(np.stack([WAIT, action(Op.PRUNE, 1)]))
+    after = vector.step(np.stack([WAIT, action(LifecycleOp.PRUNE, 1)]))
     assert after.rolled_back.tolist() == after.ended.tolist() == [False, True]
-    assert (after.last_op[1], after.epoch.tolist()) == (Op.PRUNE, [2, 2])
+    assert (after.last_op[1], after.epoch.tolist()) == (LifecycleOp.PRUNE, [2, 2])
     for name in ("val_loss", "val_score", "params", "grown_params"):
         assert getattr(after, name)[1] == getattr(untrained, name)[1]
 

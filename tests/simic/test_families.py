@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from esper.leyline import EpochFacts, LifecycleRules, Op, SlotTable, Stage
+from esper.leyline import EpochFacts, LifecycleOp, LifecycleRules, SlotTable, Stage
 from esper.simic.rewards.families import (
     FAMILIES,
     FamilyName,
@@ -95,7 +95,7 @@ def test_contribution_pays_the_change_of_what_blended_seeds_are_worth() -> None:
         inputs(
             table=measured((Stage.FOSSILIZED, 6.0), (Stage.PRUNED, -1.0)),
             price=0.1,
-            last_op=Op.PRUNE,
+            last_op=LifecycleOp.PRUNE,
         ),
         scale=2.0,
     )
@@ -127,16 +127,20 @@ def test_sparse_pays_nothing_before_the_end() -> None:
     ]
 
 
-@pytest.mark.parametrize("op", Op)
+@pytest.mark.parametrize("op", LifecycleOp)
 @pytest.mark.parametrize("succeeded", [True, False])
-def test_churn_is_due_for_a_prune_that_succeeded_and_for_nothing_else(op: Op, succeeded: bool) -> None:
+def test_churn_is_due_for_a_prune_that_succeeded_and_for_nothing_else(
+    op: LifecycleOp, succeeded: bool
+) -> None:
     [found] = rewarded("contribution", inputs(), inputs(last_op=op, last_success=succeeded))
-    assert found["churn"] == (-0.01 if op is Op.PRUNE and succeeded else 0.0)
+    assert found["churn"] == (-0.01 if op is LifecycleOp.PRUNE and succeeded else 0.0)
 
 
 @pytest.mark.parametrize("family", [name for name in NAMES if name != "contribution"])
 def test_no_other_family_charges_for_a_prune(family: FamilyName) -> None:
-    assert rewarded(family, inputs(), inputs()) == rewarded(family, inputs(), inputs(last_op=Op.PRUNE))
+    assert rewarded(family, inputs(), inputs()) == rewarded(
+        family, inputs(), inputs(last_op=LifecycleOp.PRUNE)
+    )
 
 
 def test_an_episode_that_breaks_down_loses_what_it_had_gained_and_gets_the_penalty() -> None:
@@ -256,7 +260,7 @@ def test_random_episodes_grow_prune_and_fossilise(monkeypatch: pytest.MonkeyPatc
     task = task_with(horizon=LONG)
     reports = [r for seed in SEEDS for r in played("sparse", monkeypatch, task=task, rng_seed=seed).reports]
     counts = np.sum([report.op_counts for report in reports], axis=0)
-    assert (counts[[Op.GERMINATE, Op.PRUNE, Op.FOSSILIZE]] > 0).all()
+    assert (counts[[LifecycleOp.GERMINATE, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE]] > 0).all()
 
 
 @pytest.mark.parametrize("family", NAMES)
@@ -314,10 +318,10 @@ def test_planting_and_pruning_over_and_over_wins_nothing(
 ) -> None:
     """A seed that was blended has changed the host; only what it contributed is known to be gone."""
     task = task_with(rules)
-    cycle = [plant(1), action(Op.PRUNE, 1), WAIT]
+    cycle = [plant(1), action(LifecycleOp.PRUNE, 1), WAIT]
     busy = played(family, monkeypatch, [*cycle, *cycle], task)
     idle = played(family, monkeypatch, [], task)
-    assert busy.reports[0].op_counts[Op.PRUNE] == 2
+    assert busy.reports[0].op_counts[LifecycleOp.PRUNE] == 2
     assert busy.reports[0].refused == 0
     assert busy.rewards[:, 0].sum() <= idle.rewards[:, 0].sum() + 1e-12
     if family == "contribution":

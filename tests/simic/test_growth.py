@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.leyline import LifecycleRules, Op
+from esper.leyline import LifecycleOp, LifecycleRules
 from esper.leyline.factored_actions import IntArray
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig
@@ -76,7 +76,7 @@ def test_a_new_episode_owes_nothing_to_the_last(task: TaskSpec) -> None:
 def test_rent_is_charged_at_once_and_returned_with_the_seed(task: TaskSpec) -> None:
     # A seed that is exactly zero at birth changes no score before it was trained for an epoch.
     env = growth(task)
-    rewards = play(env, iter([plant(2), action(Op.PRUNE, 2), WAIT, WAIT]))
+    rewards = play(env, iter([plant(2), action(LifecycleOp.PRUNE, 2), WAIT, WAIT]))
     assert env.reports[0].params == env.reports[0].host_params
     expected = SCALE * final_potential(task, env.reports[0], 0, 0)
     assert rewards[:, 0].sum() == pytest.approx(expected, abs=1e-9)
@@ -121,7 +121,10 @@ def test_a_policy_sees_the_slots_of_its_own_environment(task: TaskSpec) -> None:
     observation = env.step(np.stack([plant(1), WAIT])).observation
     assert observation.features.shape == (2, 121)
     assert observation.blueprint_indices.tolist() == [[-1, 1, -1], [-1, -1, -1]]
-    assert observation.masks.slot_by_op[:, Op.GERMINATE].tolist() == [[True, False, True], [True] * 3]
+    assert observation.masks.slot_by_op[:, LifecycleOp.GERMINATE].tolist() == [
+        [True, False, True],
+        [True] * 3,
+    ]
     assert (env.horizon, list(env.env_indices)) == (4, [0, 1])
 
 

@@ -9,7 +9,7 @@ from esper.leyline import (
     OP_PRUNE,
     OP_SET_ALPHA_TARGET,
     OP_WAIT,
-    Blueprint,
+    BlueprintAction,
     Head,
     Stage,
 )
@@ -161,7 +161,9 @@ def test_combination_pays_by_slot_and_by_blueprint() -> None:
     env.reset()
     env.op = np.array([OP_GERMINATE, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_FOSSILIZE])
     env.slot = np.array([1, 1, 0, 0])
-    rows = plant(4, np.array([1, 1, 2, 0]), np.array([Blueprint.CONV_HEAVY, Blueprint.NORM, 0, 0]))
+    rows = plant(
+        4, np.array([1, 1, 2, 0]), np.array([BlueprintAction.CONV_HEAVY, BlueprintAction.NORM, 0, 0])
+    )
     rows[:, Head.OP] = env.op
     # Slot 1 wants the heavy one; a new alpha target belongs to slot 2, a fossil to slot 1.
     assert env.step(rows).reward.tolist() == [1.0, 0.0, 1.0, 0.0]
@@ -197,7 +199,7 @@ def test_distractors_pay_only_for_the_slot_that_is_shown() -> None:
 )
 def test_a_lifes_gain_depends_on_style_and_full_alpha(heads: dict[str, int], share: float) -> None:
     def script(env: Lifecycle, step: int) -> IntArray:
-        return plant(1, 1, Blueprint.CONV_LIGHT) if step == 0 else action(1, OP_WAIT)
+        return plant(1, 1, BlueprintAction.CONV_LIGHT) if step == 0 else action(1, OP_WAIT)
 
     def varied(env: Lifecycle, step: int) -> IntArray:
         rows = script(env, step)
@@ -214,7 +216,7 @@ def test_a_lifes_gain_depends_on_style_and_full_alpha(heads: dict[str, int], sha
 def test_a_seed_needs_eight_epochs_to_ripen_and_five_to_be_held(start: int, ripe: float) -> None:
     # Two epochs of incubation, three of ramp, then it is held: step 15 of 0 to 19 is the last to begin.
     def script(env: Lifecycle, step: int) -> IntArray:
-        return plant(1, 1, Blueprint.CONV_LIGHT) if step == start else action(1, OP_WAIT)
+        return plant(1, 1, BlueprintAction.CONV_LIGHT) if step == start else action(1, OP_WAIT)
 
     rent = 0.003 if ripe else 0.0
     assert follow(Lifecycle(0, [0]), script) == pytest.approx([5 * (0.15 * ripe - rent)])

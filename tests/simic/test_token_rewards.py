@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import blueprint_named
-from esper.leyline import Blueprint, Op
+from esper.leyline import BlueprintAction, LifecycleOp
 from esper.leyline.slot_table import IntArray
 from esper.simic.rewards.families import FamilyName
 from tests.contracts.matrix import registered
@@ -18,15 +18,15 @@ from tests.tolaria.building import WAIT, action, plant, token_task
 
 FAMILIES_OF_TOKENS: tuple[FamilyName, ...] = ("contribution", "loss")
 BUSY = [
-    plant(1, Blueprint.MLP),
-    plant(0, Blueprint.ATTENTION),
-    action(Op.PRUNE, 0),
+    plant(1, BlueprintAction.MLP),
+    plant(0, BlueprintAction.ATTENTION),
+    action(LifecycleOp.PRUNE, 0),
     WAIT,
-    action(Op.FOSSILIZE, 1),
-    plant(0, Blueprint.LORA),
+    action(LifecycleOp.FOSSILIZE, 1),
+    plant(0, BlueprintAction.LORA),
 ]
 """One seed becomes a fossil, one is pruned, one is held at the horizon or removed by it."""
-HELPFUL = [plant(0, Blueprint.MLP), plant(1, Blueprint.MLP)]
+HELPFUL = [plant(0, BlueprintAction.MLP), plant(1, BlueprintAction.MLP)]
 
 
 class Deceptive(nn.Linear):
@@ -52,8 +52,8 @@ def played_on_tokens(
 def played_with_harm(family: FamilyName, monkeypatch: pytest.MonkeyPatch) -> Episode:
     """The seed that hurts takes part in the epochs 3, 4 and 5 and is pruned."""
     with registered("deceptive", Deceptive, "tokens"):
-        blueprint = Blueprint(blueprint_named("deceptive", "tokens").index)
-        script = [WAIT, WAIT, plant(0, blueprint), WAIT, WAIT, action(Op.PRUNE, 0)]
+        blueprint = BlueprintAction(blueprint_named("deceptive", "tokens").index)
+        script = [WAIT, WAIT, plant(0, blueprint), WAIT, WAIT, action(LifecycleOp.PRUNE, 0)]
         return played_on_tokens(family, script, monkeypatch)
 
 

@@ -19,7 +19,7 @@ def decide(
     """The action of a fresh controller in a one-environment table."""
     space = space or space_of(table.num_slots)
     controller = HeuristicController(space, 1, HeuristicSettings(**settings))
-    return controller.decide(facts_of(epoch), table)[0].tolist()
+    return controller.decide(facts_of(epoch), table).actions[0].tolist()
 
 
 def held(contribution: float, error: float = 1.0, **columns: Any) -> SlotTable:
@@ -40,7 +40,7 @@ class Episode:
         put(self.table, 0, Stage.TRAINING, blueprint=3)
 
     def plant(self, epoch: int) -> int:
-        action = self.controller.decide(facts_of(epoch), self.table)[0]
+        action = self.controller.decide(facts_of(epoch), self.table).actions[0]
         assert action[Head.OP] == OP_GERMINATE
         blueprint = int(action[Head.BLUEPRINT])
         put(self.table, int(action[Head.SLOT]), Stage.TRAINING, blueprint=blueprint)

@@ -44,13 +44,13 @@ def busy_table(num_envs: int = 1) -> SlotTable:
 
 def test_off_waits() -> None:
     controller = OffController(space_of(4))
-    assert controller.decide(facts_of(num_envs=2), busy_table(2)).tolist() == [WAIT, WAIT]
+    assert controller.decide(facts_of(num_envs=2), busy_table(2)).actions.tolist() == [WAIT, WAIT]
 
 
 def test_random_takes_every_legal_op_about_equally_often() -> None:
     controller = RandomController(space_of(4, auto_forward=False), rng_seed=0, env_indices=range(600))
     table = busy_table(600)
-    actions = controller.decide(facts_of(num_envs=600), table)
+    actions = controller.decide(facts_of(num_envs=600), table).actions
     ops = Counter(actions[:, Head.OP].tolist())
     # All six are legal, so 100 of each are expected; sd = sqrt(600 · 1/6 · 5/6) = 9.
     assert set(ops) == {OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE}
@@ -60,7 +60,7 @@ def test_random_takes_every_legal_op_about_equally_often() -> None:
 def test_random_covers_every_value_of_every_head_that_is_read() -> None:
     space = space_of(4, blueprints=TRANSFORMER)
     controller = RandomController(space, rng_seed=0, env_indices=range(2000))
-    actions = controller.decide(facts_of(num_envs=2000), busy_table(2000))
+    actions = controller.decide(facts_of(num_envs=2000), busy_table(2000)).actions
 
     def values(op: int, head: Head) -> list[int]:
         return np.unique(actions[actions[:, Head.OP] == op, head]).tolist()
@@ -81,7 +81,7 @@ def test_random_covers_every_value_of_every_head_that_is_read() -> None:
 
 def play(controller: RandomController, num_envs: int, steps: int = 12) -> list[IntArray]:
     table = busy_table(num_envs)
-    return [controller.decide(facts_of(num_envs=num_envs), table) for _ in range(steps)]
+    return [controller.decide(facts_of(num_envs=num_envs), table).actions for _ in range(steps)]
 
 
 def test_the_draws_of_an_environment_do_not_depend_on_the_others() -> None:
@@ -108,7 +108,7 @@ def test_periodic_germinates_what_is_due() -> None:
     controller = PeriodicController(space, parse_plan("conv_heavy/slow/half@r0c1:1", space))
     table = SlotTable.empty(1, 3)
     germinate = [OP_GERMINATE, 1, 7, 0, 2, 0, 0, 0]
-    actions = [controller.decide(facts_of(epoch), table).tolist()[0] for epoch in range(3)]
+    actions = [controller.decide(facts_of(epoch), table).actions.tolist()[0] for epoch in range(3)]
     assert actions == [WAIT, germinate, WAIT]
 
 
@@ -116,7 +116,10 @@ def test_periodic_follows_each_environments_own_epoch() -> None:
     space = space_of()
     controller = PeriodicController(space, parse_plan("norm@r0c0:4", space))
     facts = EpochFacts.stack([env_facts(4), env_facts(0)])
-    assert controller.decide(facts, SlotTable.empty(2, 3))[:, Head.OP].tolist() == [OP_GERMINATE, OP_WAIT]
+    assert controller.decide(facts, SlotTable.empty(2, 3)).actions[:, Head.OP].tolist() == [
+        OP_GERMINATE,
+        OP_WAIT,
+    ]
 
 
 def test_periodic_waits_if_the_slot_is_taken() -> None:
@@ -124,7 +127,7 @@ def test_periodic_waits_if_the_slot_is_taken() -> None:
     controller = PeriodicController(space, parse_plan("norm@r0c0:0", space))
     table = SlotTable.empty(1, 3)
     put(table, 0, Stage.TRAINING)
-    assert controller.decide(facts_of(), table).tolist() == [WAIT]
+    assert controller.decide(facts_of(), table).actions.tolist() == [WAIT]
 
 
 def test_periodic_refuses_a_plan_made_for_another_space() -> None:
@@ -138,8 +141,8 @@ def test_periodic_fossilizes_between_germinations_if_told(fossilize: bool, op: i
     space = space_of(4)
     controller = PeriodicController(space, parse_plan("every:2:norm", space), fossilize=fossilize)
     table = busy_table()
-    assert controller.decide(facts_of(0), table)[0, Head.OP] == OP_GERMINATE
-    action = controller.decide(facts_of(1), table)[0]
+    assert controller.decide(facts_of(0), table).actions[0, Head.OP] == OP_GERMINATE
+    action = controller.decide(facts_of(1), table).actions[0]
     assert action[Head.OP] == op
     assert action[Head.SLOT] == (1 if fossilize else 0)
 
@@ -149,17 +152,19 @@ def test_periodic_moves_seeds_on_where_nothing_else_does() -> None:
     controller = PeriodicController(space, parse_plan("norm@r0c0:0", space))
     table = SlotTable.empty(1, 3)
     put(table, 1, Stage.TRAINING, epochs_in_stage=1)
-    assert controller.decide(facts_of(1), table)[0, Head.OP] == OP_WAIT
+    assert controller.decide(facts_of(1), table).actions[0, Head.OP] == OP_WAIT
     table.epochs_in_stage[0, 1] = 2
-    assert controller.decide(facts_of(1), table)[0, :2].tolist() == [OP_ADVANCE, 1]
+    assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [OP_ADVANCE, 1]
     put(table, 1, Stage.BLENDING, alpha=0.8, alpha_target=1.0, ramp_epochs=3, ramp_elapsed=2)
-    assert controller.decide(facts_of(1), table)[0, Head.OP] == OP_WAIT
+    assert controller.decide(facts_of(1), table).actions[0, Head.OP] == OP_WAIT
     put(table, 1, Stage.BLENDING, alpha=1.0, alpha_target=1.0, ramp_epochs=3, ramp_elapsed=3)
-    assert controller.decide(facts_of(1), table)[0, :2].tolist() == [OP_ADVANCE, 1]
+    assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [OP_ADVANCE, 1]
     put(table, 1, Stage.BLENDING, alpha=0.5, alpha_target=0.5, ramp_epochs=3, ramp_elapsed=3)
-    assert controller.decide(facts_of(1), table)[0, Head.OP] == OP_WAIT, "parked: gate G3 would refuse"
+    assert controller.decide(facts_of(1), table).actions[0, Head.OP] == OP_WAIT, (
+        "parked: gate G3 would refuse"
+    )
     put(table, 1, Stage.GERMINATED)
-    assert controller.decide(facts_of(1), table)[0, :2].tolist() == [OP_ADVANCE, 1]
+    assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [OP_ADVANCE, 1]
 
 
 def everyone(num_slots: int, num_envs: int, **rules: object) -> list[Controller]:
@@ -198,7 +203,7 @@ def test_nobody_ever_takes_an_illegal_action(
         for epoch in range(4):
             table = random_table(rng, 4, num_slots)
             before = table.copy()
-            actions = maker.decide(facts_of(epoch, num_envs=4), table)
+            actions = maker.decide(facts_of(epoch, num_envs=4), table).actions
             assert_legal(actions, table, space_of(num_slots, **rules))
             for name, array in table.arrays().items():
                 np.testing.assert_array_equal(array, before.arrays()[name], err_msg="deciding only reads")

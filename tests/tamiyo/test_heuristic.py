@@ -142,10 +142,10 @@ def test_a_new_episode_remembers_nothing(restart: str, remembered: str) -> None:
 def test_reset_forgets_the_plateau() -> None:
     controller = HeuristicController(space_of(), 1, HeuristicSettings(patience=1))
     table = SlotTable.empty(1, 3)
-    ops = [controller.decide(facts_of(epoch), table)[0, Head.OP] for epoch in range(2)]
+    ops = [controller.decide(facts_of(epoch), table).actions[0, Head.OP] for epoch in range(2)]
     assert ops == [OP_WAIT, OP_GERMINATE]
     controller.reset(1)
-    assert controller.decide(facts_of(2), table)[0, Head.OP] == OP_WAIT
+    assert controller.decide(facts_of(2), table).actions[0, Head.OP] == OP_WAIT
 
 
 def test_no_seed_is_both_kept_and_removed() -> None:
@@ -163,9 +163,9 @@ def test_environments_do_not_mix() -> None:
     table = SlotTable.empty(2, 1)
     put(table, 0, Stage.TRAINING, env=0, blueprint=3)
     put(table, 0, Stage.HOLDING, env=1, contribution=9.0, contribution_error=0.1, **HELD)
-    first = controller.decide(facts_of(0, num_envs=2), table)
+    first = controller.decide(facts_of(0, num_envs=2), table).actions
     assert first[:, Head.OP].tolist() == [OP_WAIT, OP_FOSSILIZE]
     table.clear(0, 0)
     table.clear(1, 0)
     facts = EpochFacts.stack([env_facts(1), env_facts(0)])  # the second began a new episode
-    assert controller.decide(facts, table)[:, Head.BLUEPRINT].tolist() == [7, 3]
+    assert controller.decide(facts, table).actions[:, Head.BLUEPRINT].tolist() == [7, 3]

@@ -41,7 +41,7 @@ def test_where_every_seed_dies_each_blueprint_is_tried_before_any_comes_again(
     table = SlotTable.empty(1, 1)  # and stays so: no seed survives its first epoch
     tried = []
     for epoch in range(8):
-        action = heuristic.decide(facts_of(epoch), table)
+        action = heuristic.decide(facts_of(epoch), table).actions
         assert_legal(action, table, space)
         tried.append(int(action[0, Head.BLUEPRINT]))
     assert tried == [*default_rotation(space), tried[0]]

@@ -28,7 +28,7 @@ def test_setting_patience() -> None:
     controller = HeuristicController(space_of(), 1, HeuristicSettings(patience=2))
     table = SlotTable.empty(1, 3)
     scores = [50.0, 60.0, 60.1, 60.2, 70.0]  # plateau: 0, 0, 1, 2, 0
-    ops = [controller.decide(facts_of(e, score=s), table)[0, Head.OP] for e, s in enumerate(scores)]
+    ops = [controller.decide(facts_of(e, score=s), table).actions[0, Head.OP] for e, s in enumerate(scores)]
     assert ops == [OP_WAIT, OP_WAIT, OP_WAIT, OP_GERMINATE, OP_WAIT]
 
 
@@ -62,7 +62,7 @@ def test_setting_rotate() -> None:
     assert [stay.plant(epoch) for epoch in range(3)] == [3, 3, 3]
     assert turn.plant(0) == 3
     turn.table.enabled[...] = False  # a step that plants nothing is no turn
-    assert turn.controller.decide(facts_of(1), turn.table)[0, Head.OP] == OP_WAIT
+    assert turn.controller.decide(facts_of(1), turn.table).actions[0, Head.OP] == OP_WAIT
     turn.table.enabled[...] = True
     assert [turn.plant(epoch) for epoch in range(2, 4)] == [7, 3]
 

@@ -3,11 +3,11 @@ import re
 import numpy as np
 import pytest
 
-from esper.leyline import AlphaTarget, Blueprint, EsperError, Style, Tempo
+from esper.leyline import AlphaTarget, BlueprintAction, EsperError, Style, Tempo
 from esper.tamiyo import Rotation, Schedule, ScheduleEntry, SeedChoice, parse_plan
 from tests.leyline.building import TRANSFORMER, space_of
 
-HEAVY = SeedChoice(Blueprint.CONV_HEAVY)
+HEAVY = SeedChoice(BlueprintAction.CONV_HEAVY)
 FREE = np.ones(3, dtype=bool)
 
 
@@ -104,7 +104,7 @@ def test_noop_is_not_selectable() -> None:
     [
         (Schedule((ScheduleEntry(0, 3, HEAVY),)), "slot index 3; this model's slots are 0 to 2"),
         (Schedule((ScheduleEntry(0, -1, HEAVY),)), "slot index -1"),
-        (Schedule((ScheduleEntry(0, 0, SeedChoice(Blueprint.MLP)),)), "unknown blueprint 'mlp'"),
+        (Schedule((ScheduleEntry(0, 0, SeedChoice(BlueprintAction.MLP)),)), "unknown blueprint 'mlp'"),
         (Rotation(1, (HEAVY, SeedChoice(99))), "unknown blueprint '99'"),
         (Rotation(1, (SeedChoice(-1),)), "unknown blueprint '-1'"),
     ],
@@ -126,7 +126,7 @@ def test_a_schedule_is_due_at_its_step_if_its_slot_is_free() -> None:
 
 
 def test_a_rotation_is_due_every_period_and_takes_the_most_upstream_free_slot() -> None:
-    norm = SeedChoice(Blueprint.NORM)
+    norm = SeedChoice(BlueprintAction.NORM)
     plan = Rotation(2, (HEAVY, norm))
     due = [plan.due(step, FREE) for step in range(5)]
     assert due == [(0, HEAVY), None, (0, norm), None, (0, HEAVY)]

@@ -15,17 +15,16 @@ from torch import Tensor, nn
 from esper.kasmina import CNNHost, Host, MorphogeneticModel, WrappedHost, lifecycle
 from esper.leyline import (
     CANONICAL_ACTION,
-    Blueprint,
+    BlueprintAction,
     EnvFacts,
     Head,
+    LifecycleOp,
     LifecycleRules,
-    Op,
     Row,
     SlotTable,
     Stage,
     Style,
 )
-from esper.leyline.signals import EnvFacts
 from esper.leyline.slot_table import IntArray
 from esper.tolaria.data import GuardedTest, Samples, Splits, split_images
 from esper.tolaria.env import MorphEnv
@@ -56,7 +55,7 @@ class ListSink:
 # --- actions ---------------------------------------------------------------------------------------
 
 
-def action(op: Op, slot: int = 0, **heads: int) -> IntArray:
+def action(op: LifecycleOp, slot: int = 0, **heads: int) -> IntArray:
     """An action ``[8]`` with every head that is not named at its canonical value."""
     row = CANONICAL_ACTION.copy()
     row[Head.OP], row[Head.SLOT] = op, slot
@@ -65,20 +64,20 @@ def action(op: Op, slot: int = 0, **heads: int) -> IntArray:
     return row
 
 
-WAIT = action(Op.WAIT)
+WAIT = action(LifecycleOp.WAIT)
 
 
-def plant(slot: int, blueprint: Blueprint = Blueprint.CONV_LIGHT, **heads: int) -> IntArray:
+def plant(slot: int, blueprint: BlueprintAction = BlueprintAction.CONV_LIGHT, **heads: int) -> IntArray:
     """Germinate with the shortest first ramp, to full alpha."""
-    return action(Op.GERMINATE, slot, blueprint=blueprint, **{"tempo": 0, **heads})
+    return action(LifecycleOp.GERMINATE, slot, blueprint=blueprint, **{"tempo": 0, **heads})
 
 
 PLAN = {
-    0: plant(1, Blueprint.CONV_HEAVY),
-    1: plant(0, Blueprint.DEPTHWISE),
-    3: plant(2, Blueprint.NORM),
-    6: action(Op.FOSSILIZE, 1),
-    8: action(Op.PRUNE, 0, alpha_speed=1),
+    0: plant(1, BlueprintAction.CONV_HEAVY),
+    1: plant(0, BlueprintAction.DEPTHWISE),
+    3: plant(2, BlueprintAction.NORM),
+    6: action(LifecycleOp.FOSSILIZE, 1),
+    8: action(LifecycleOp.PRUNE, 0, alpha_speed=1),
 }
 """Actions by epoch: one seed becomes permanent, one is ramped out, one is held."""
 
@@ -202,7 +201,7 @@ def stir(module: nn.Module, rng_seed: int = 0, scale: float = 0.3) -> None:
 
 
 def grown_model(
-    seeds: Mapping[int, Blueprint],
+    seeds: Mapping[int, BlueprintAction],
     *,
     host: Host | None = None,
     styles: Sequence[Style] = (Style.LINEAR_ADD,),
@@ -249,7 +248,7 @@ def wrapped_model() -> MorphogeneticModel:
         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10),
     )  # fmt: skip
     host = WrappedHost(module, ["0", "2"], digits(2)[0])
-    return grown_model({0: Blueprint.CONV_HEAVY, 1: Blueprint.CONV_LIGHT}, host=host)[0]
+    return grown_model({0: BlueprintAction.CONV_HEAVY, 1: BlueprintAction.CONV_LIGHT}, host=host)[0]
 
 
 def set_stage(model: MorphogeneticModel, slot: int, stage: Stage, alpha: float = 1.0) -> None:

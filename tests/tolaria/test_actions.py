@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from esper.kasmina.blueprints import blueprint_named
-from esper.leyline import Blueprint, Op, Stage
+from esper.leyline import BlueprintAction, LifecycleOp, Stage
 from esper.leyline.errors import InvalidActionError
 from esper.leyline.events import DecisionRow
 from esper.leyline.slot_table import IntArray
@@ -18,11 +18,11 @@ from tests.tolaria.building import WAIT, action, bits, plant, run, stages_of, st
     "illegal",
     [
         plant(1),
-        action(Op.SET_ALPHA_TARGET, 1),
-        action(Op.FOSSILIZE, 1),
-        action(Op.PRUNE, 0),
-        action(Op.ADVANCE, 1),
-        action(Op.PRUNE, 1),
+        action(LifecycleOp.SET_ALPHA_TARGET, 1),
+        action(LifecycleOp.FOSSILIZE, 1),
+        action(LifecycleOp.PRUNE, 0),
+        action(LifecycleOp.ADVANCE, 1),
+        action(LifecycleOp.PRUNE, 1),
     ],
     ids=["occupied", "not blended", "not held", "empty", "auto-forward", "too young"],
 )
@@ -33,7 +33,7 @@ def test_an_illegal_action_is_refused_and_is_no_more_than_waiting(illegal: IntAr
     facts, expected = take(env, illegal), twin.step(WAIT)
     decision = sink.of(DecisionRow)[-1]
     assert (decision.succeeded, decision.refused_by) == (False, "legality")
-    assert decision.failed_checks == [Op(int(illegal[0])).name.lower()]
+    assert decision.failed_checks == [LifecycleOp(int(illegal[0])).name.lower()]
     assert (facts.last_op, facts.last_success) == (illegal[0], False)
     assert bits(env.model.state()) == bits(twin.model.state())
     assert facts.val_loss == expected.val_loss
@@ -42,7 +42,7 @@ def test_an_illegal_action_is_refused_and_is_no_more_than_waiting(illegal: IntAr
 
 def test_a_gate_refuses_by_name() -> None:
     env, sink = started()
-    take(env, plant(0, Blueprint.LORA))
+    take(env, plant(0, BlueprintAction.LORA))
     decision = sink.of(DecisionRow)[-1]
     assert (decision.succeeded, decision.refused_by) == (False, "G0")
     assert decision.failed_checks == ["blueprint_selectable"]
@@ -53,7 +53,7 @@ def test_a_blueprint_that_a_slot_is_too_narrow_for_is_refused_and_the_episode_go
     # Slots of the tiny host are 2, 4 and 4 wide.
     light = blueprint_named("conv_light", "feature_map").build
     with registered("fours", light, multiple_of=4):
-        fours = Blueprint(blueprint_named("fours", "feature_map").index)
+        fours = BlueprintAction(blueprint_named("fours", "feature_map").index)
         (env, sink), (twin, _) = started(), started()
         facts, expected = take(env, plant(0, fours)), twin.step(WAIT)
         decision = sink.of(DecisionRow)[-1]
@@ -68,8 +68,8 @@ def test_a_blueprint_that_a_slot_is_too_narrow_for_is_refused_and_the_episode_go
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        (action(Op.WAIT, 3), "head slot of environment 0 has value 3; allowed are 0 to 2"),
-        (action(Op.GERMINATE, 0, blueprint=13), "head blueprint of environment 0 has value 13"),
+        (action(LifecycleOp.WAIT, 3), "head slot of environment 0 has value 3; allowed are 0 to 2"),
+        (action(LifecycleOp.GERMINATE, 0, blueprint=13), "head blueprint of environment 0 has value 13"),
         (np.zeros(7, dtype=np.int64), r"actions must have shape \(1, 8\); found \(1, 7\)"),
     ],
 )

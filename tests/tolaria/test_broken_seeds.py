@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.leyline import Blueprint, LifecycleRules, Stage
+from esper.leyline import BlueprintAction, LifecycleRules, Stage
 from esper.leyline.events import EpochRow, TransitionRow
 from esper.tolaria.env import MorphEnv
 from tests.tolaria.building import WAIT, ListSink, bits, host_bits, plant, run, stages_of, started, tiny_task
@@ -32,7 +32,7 @@ def test_a_broken_incubating_seed_is_removed_and_the_host_never_notices(
     rules = LifecycleRules(min_training_epochs=9, embargo_epochs=2, incubation=incubation)  # type: ignore[arg-type]
     task = tiny_task(batches_per_epoch=3, rules=rules)
     (env, sink), (twin, _) = started(task), started(task)
-    run(env, {0: plant(1, Blueprint.CONV_HEAVY)}, until=2)
+    run(env, {0: plant(1, BlueprintAction.CONV_HEAVY)}, until=2)
     poison(env, 1, value)
     for epoch in (3, 4, 5):
         assert env.step(WAIT).epoch == epoch
@@ -48,7 +48,7 @@ def test_a_broken_incubating_seed_is_removed_and_the_host_never_notices(
 def test_a_straight_through_seed_whose_gradient_overflows_is_removed_and_the_host_never_notices() -> None:
     rules = LifecycleRules(min_training_epochs=9, incubation="straight_through")
     (env, sink), (twin, _) = started(tiny_task(rules=rules)), started(tiny_task(rules=rules))
-    run(env, {0: plant(1, Blueprint.CONV_HEAVY)}, until=2)
+    run(env, {0: plant(1, BlueprintAction.CONV_HEAVY)}, until=2)
     with torch.no_grad():
         env.model.slot(1).seed.one[2].weight.fill_(1e30)  # type: ignore[index,operator,union-attr]
     env.step(WAIT)
@@ -59,7 +59,7 @@ def test_a_straight_through_seed_whose_gradient_overflows_is_removed_and_the_hos
 
 def test_a_broken_blended_seed_costs_one_minibatch_and_is_removed() -> None:
     env, sink = started(tiny_task(batches_per_epoch=3))
-    run(env, {0: plant(1, Blueprint.CONV_HEAVY), 1: plant(0)}, until=4)
+    run(env, {0: plant(1, BlueprintAction.CONV_HEAVY), 1: plant(0)}, until=4)
     assert stages_of(env)[:2] == [Stage.BLENDING, Stage.BLENDING]
     poison(env, 1)
     facts = env.step(WAIT)
@@ -75,7 +75,7 @@ def test_a_broken_blended_seed_costs_one_minibatch_and_is_removed() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_blended_seed_that_breaks_leaves_the_host_at_its_last_finite_step(value: float) -> None:
     env, sink = started(tiny_task(batches_per_epoch=1))
-    run(env, {0: plant(1, Blueprint.CONV_HEAVY), 1: plant(0)}, until=4)
+    run(env, {0: plant(1, BlueprintAction.CONV_HEAVY), 1: plant(0)}, until=4)
     assert stages_of(env)[:2] == [Stage.BLENDING, Stage.BLENDING]
     poison(env, 1, value)
 

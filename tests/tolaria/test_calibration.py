@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from esper import MorphogeneticModel, wrap
 from esper.kasmina.hosts import SegmentedHost
-from esper.leyline import Blueprint, LifecycleRules, SlotConfig, Stage, Style
+from esper.leyline import BlueprintAction, LifecycleRules, SlotConfig, Stage, Style
 from esper.leyline.errors import EsperError
 from esper.tolaria.calibration import CALIBRATION_SAMPLES, recalibrate
 from esper.tolaria.counterfactual import measure
@@ -63,7 +63,7 @@ def grown(host: str) -> MorphogeneticModel:
         model = MorphogeneticModel(SegmentedNet(), rules)
     model.bind_optimiser(torch.optim.SGD(model.host.parameters(), lr=0.1))
     for slot in (0, 1):
-        model.germinate(slot, Blueprint.CONV_LIGHT, Style.LINEAR_ADD)
+        model.germinate(slot, BlueprintAction.CONV_LIGHT, Style.LINEAR_ADD)
         stir(model.slot(slot), rng_seed=slot, scale=1.0)
         set_stage(model, slot, Stage.HOLDING)
     model.train()

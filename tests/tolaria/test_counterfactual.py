@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.kasmina import MorphogeneticModel
 from esper.kasmina.hosts import TransformerHost
-from esper.leyline import Blueprint, Stage, Style
+from esper.leyline import BlueprintAction, Stage, Style
 from esper.tolaria import switching
 from esper.tolaria.counterfactual import REPLAY_SAMPLES, attribute, measure
 from esper.tolaria.objective import CLASSIFICATION, NEXT_TOKEN
@@ -24,7 +24,12 @@ from tests.tolaria.building import (
     wrapped_model,
 )
 
-SEEDS = (Blueprint.CONV_HEAVY, Blueprint.DEPTHWISE, Blueprint.NORM, Blueprint.CONV_SMALL)
+SEEDS = (
+    BlueprintAction.CONV_HEAVY,
+    BlueprintAction.DEPTHWISE,
+    BlueprintAction.NORM,
+    BlueprintAction.CONV_SMALL,
+)
 STYLES = (Style.GATED_GATE, Style.LINEAR_ADD, Style.LINEAR_MULTIPLY, Style.SIGMOID_ADD)
 UNKNOWN = float("nan")
 
@@ -78,7 +83,9 @@ def test_a_seed_that_is_not_switched_is_on_in_every_configuration(slots: tuple[i
 
 
 def test_empty_and_incubating_slots_take_no_part() -> None:
-    model, _ = grown_model({0: Blueprint.CONV_LIGHT, 3: Blueprint.CONV_LIGHT}, host=cnn((2, 4, 8, 8)))
+    model, _ = grown_model(
+        {0: BlueprintAction.CONV_LIGHT, 3: BlueprintAction.CONV_LIGHT}, host=cnn((2, 4, 8, 8))
+    )
     assert_prefix_tree_is_the_plain_forward(model, (0, 3))
 
 
@@ -105,7 +112,7 @@ def test_measured_scores_are_those_of_the_plain_forwards() -> None:
 @pytest.mark.parametrize("count", [5, 8])
 def test_more_than_four_seeds_are_measured_by_leave_one_out_and_sampled_orders(count: int) -> None:
     host = cnn((2, 4, 4, 4, 4, 4, 4, 4)[:count])
-    model, optimiser = grown_model(dict.fromkeys(range(count), Blueprint.CONV_LIGHT), host=host)
+    model, optimiser = grown_model(dict.fromkeys(range(count), BlueprintAction.CONV_LIGHT), host=host)
     practise(model, optimiser)
     x, y = digits(200)
     slots = tuple(range(count))
@@ -131,7 +138,7 @@ def test_more_than_four_seeds_are_measured_by_leave_one_out_and_sampled_orders(c
 
 def test_without_a_stream_to_draw_orders_from_shapley_values_are_unknown() -> None:
     host = cnn((2, 4, 4, 4, 4))
-    model, _ = grown_model(dict.fromkeys(range(5), Blueprint.CONV_LIGHT), host=host)
+    model, _ = grown_model(dict.fromkeys(range(5), BlueprintAction.CONV_LIGHT), host=host)
     before = torch.get_rng_state()
     measured = measure(model, *digits(50), tuple(range(5)), CLASSIFICATION)
     assert len(measured.configurations) == 6, "five times one off, and everything on"
@@ -243,7 +250,7 @@ def test_large_features_are_answered_piece_by_piece(monkeypatch: pytest.MonkeyPa
 
 def test_every_configuration_of_a_text_is_its_plain_forward() -> None:
     host = TransformerHost(vocabulary=16, context=6, width=8, layers=3, heads=2)
-    seeds = {0: Blueprint.LORA, 1: Blueprint.ATTENTION, 2: Blueprint.MLP}
+    seeds = {0: BlueprintAction.LORA, 1: BlueprintAction.ATTENTION, 2: BlueprintAction.MLP}
     model, _ = grown_model(seeds, host=host, styles=STYLES)
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randint(16, (40, 6), generator=generator) for _ in range(2))

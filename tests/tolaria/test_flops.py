@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import blueprint_at
-from esper.leyline import Blueprint, EsperError, LifecycleRules, Op, Stage, Style
+from esper.leyline import BlueprintAction, EsperError, LifecycleOp, LifecycleRules, Stage, Style
 from esper.tolaria.counterfactual import measure
 from esper.tolaria.epoch import train_batch
 from esper.tolaria.flops import FlopMeter, PartCost, count_part, flop_counter
@@ -24,13 +24,13 @@ from tests.tolaria.building import (
     wrapped_model,
 )
 
-HEAVY, LIGHT, DEPTHWISE = Blueprint.CONV_HEAVY, Blueprint.CONV_LIGHT, Blueprint.DEPTHWISE
+HEAVY, LIGHT, DEPTHWISE = BlueprintAction.CONV_HEAVY, BlueprintAction.CONV_LIGHT, BlueprintAction.DEPTHWISE
 CASES = [
     ({}, None),
     ({0: HEAVY}, None),
     ({0: DEPTHWISE, 2: DEPTHWISE}, None),
-    ({0: LIGHT, 1: Blueprint.CONV_SMALL, 2: HEAVY}, None),
-    ({0: HEAVY, 1: LIGHT, 2: Blueprint.NORM}, 0),
+    ({0: LIGHT, 1: BlueprintAction.CONV_SMALL, 2: HEAVY}, None),
+    ({0: HEAVY, 1: LIGHT, 2: BlueprintAction.NORM}, 0),
     ({0: HEAVY, 1: DEPTHWISE, 2: LIGHT}, 1),
     ({2: LIGHT}, 2),
 ]
@@ -58,7 +58,7 @@ def test_a_token_attention_seed_by_hand() -> None:
     # four more products of that size: 5/2 of its forward, wherever the gradient goes.
     qkv, heads, out = 2 * 1152, 2 * 576, 2 * 384
     forward, attended = qkv + heads + out, 5 * heads // 2
-    seed = blueprint_at(Blueprint.ATTENTION, "tokens").build(8)
+    seed = blueprint_at(BlueprintAction.ATTENTION, "tokens").build(8)
     assert count_part(seed, (6, 8)) == PartCost(
         forward, 2 * qkv + attended + 2 * out, qkv + attended + 2 * out, qkv + attended + out
     )
@@ -93,7 +93,7 @@ def test_torch_alone_charges_a_depthwise_weight_gradient_for_every_pair_of_chann
 
 
 def metered(
-    seeds: Mapping[int, Blueprint], incubating: int | None, mode: str = "shadow"
+    seeds: Mapping[int, BlueprintAction], incubating: int | None, mode: str = "shadow"
 ) -> tuple[FlopMeter, torch.optim.Optimizer]:
     rules = LifecycleRules(min_training_epochs=2, incubation=mode)  # type: ignore[arg-type]
     styles = (Style.LINEAR_ADD, Style.GATED_GATE, Style.LINEAR_MULTIPLY)
@@ -117,7 +117,7 @@ def count_training(meter: FlopMeter, optimiser: torch.optim.Optimizer, counter: 
 @pytest.mark.parametrize("mode", ["shadow", "straight_through"])
 @pytest.mark.parametrize(("seeds", "incubating"), CASES)
 def test_a_minibatch_is_booked_as_it_is_counted_while_it_runs(
-    seeds: dict[int, Blueprint], incubating: int | None, mode: str
+    seeds: dict[int, BlueprintAction], incubating: int | None, mode: str
 ) -> None:
     meter, optimiser = metered(seeds, incubating, mode)
     counted = count_training(meter, optimiser, flop_counter())
@@ -160,7 +160,7 @@ def test_an_episode_is_booked_as_it_is_counted_while_it_runs() -> None:
         env.step(step)
     before = env.host.meter.ledger.total
     with flop_counter() as counted:
-        run(env, {4: action(Op.PRUNE, 2), 7: action(Op.FOSSILIZE, 0)})
+        run(env, {4: action(LifecycleOp.PRUNE, 2), 7: action(LifecycleOp.FOSSILIZE, 0)})
     assert env.host.meter.ledger.total - before == counted.get_total_flops()
     assert env.host.meter.ledger.as_dict()["pruned_seeds"] > 0
 
@@ -170,7 +170,7 @@ def test_what_a_pruned_seed_cost_is_booked_by_hand() -> None:
     env, _ = started(tiny_task((2, 4, 4), rules=rules))
     run(env, {0: plant(2, LIGHT)}, until=3)
     spent = env.host.meter.spent_by_slot()
-    env.step(action(Op.PRUNE, 2))
+    env.step(action(LifecycleOp.PRUNE, 2))
     # On the 2×2 map: 3×3 over 4 channels 2·4·9·4·4 = 1152 forward, twice that backward; the head of
     # 4 inputs and 10 classes 80 forward, 80 backward; 32 samples in each of 3 epochs.
     assert spent == {2: 3 * 32 * (1152 + 2 * 1152 + 80 + 80)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.leyline import Op, Stage
+from esper.leyline import LifecycleOp, Stage
 from esper.leyline.errors import HostError
 from esper.leyline.events import AlertRow, EpisodeRow, EpochRow, TransitionRow
 from esper.tolaria.env import MorphEnv
@@ -92,7 +92,7 @@ def test_the_same_failure_is_not_met_again_because_the_streams_differ() -> None:
 
 def test_a_fossil_survives_a_rollback() -> None:
     env, _ = started(tiny_task(horizon=12))
-    run(env, {0: plant(1), 5: action(Op.FOSSILIZE, 1)}, until=6)
+    run(env, {0: plant(1), 5: action(LifecycleOp.FOSSILIZE, 1)}, until=6)
     assert stages_of(env)[1] == Stage.FOSSILIZED
     poison_host(env)
     assert env.step(WAIT).rolled_back
@@ -101,7 +101,7 @@ def test_a_fossil_survives_a_rollback() -> None:
 
 def test_a_broken_fossil_means_a_rollback() -> None:
     env, _ = started(tiny_task(horizon=12))
-    run(env, {0: plant(1), 5: action(Op.FOSSILIZE, 1)}, until=6)
+    run(env, {0: plant(1), 5: action(LifecycleOp.FOSSILIZE, 1)}, until=6)
     with torch.no_grad():
         env.model.seed_parameters(1)[0].fill_(math.nan)
     assert env.step(WAIT).rolled_back

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.leyline import Blueprint, EsperError, LifecycleRules, Op, Stage, Style
+from esper.leyline import BlueprintAction, EsperError, LifecycleOp, LifecycleRules, Stage, Style
 from esper.leyline.errors import DataError
 from esper.leyline.slot_table import IntArray
 from esper.tolaria.env import MorphEnv
@@ -13,12 +13,12 @@ from esper.tolaria.tasks import TaskSpec
 from tests.tolaria.building import WAIT, action, bits, noisy_task, plant, run, stages_of, started, tiny_task
 
 BEFORE = {
-    0: plant(1, Blueprint.CONV_HEAVY),
-    4: plant(0, Blueprint.DEPTHWISE, style=Style.GATED_GATE),
-    5: action(Op.FOSSILIZE, 1),
-    6: plant(2, Blueprint.NORM),
+    0: plant(1, BlueprintAction.CONV_HEAVY),
+    4: plant(0, BlueprintAction.DEPTHWISE, style=Style.GATED_GATE),
+    5: action(LifecycleOp.FOSSILIZE, 1),
+    6: plant(2, BlueprintAction.NORM),
 }
-AFTER = {7: action(Op.PRUNE, 0, alpha_speed=0), 10: action(Op.PRUNE, 2), 11: plant(0)}
+AFTER = {7: action(LifecycleOp.PRUNE, 0, alpha_speed=0), 10: action(LifecycleOp.PRUNE, 2), 11: plant(0)}
 
 
 def mid_blend(task: TaskSpec | None = None) -> MorphEnv:

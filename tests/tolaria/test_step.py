@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from esper.leyline import AlphaSpeed, AlphaTarget, LifecycleRules, Op, Stage
+from esper.leyline import AlphaSpeed, AlphaTarget, LifecycleOp, LifecycleRules, Stage
 from esper.leyline.events import CounterfactualRow, DecisionRow
 from esper.tolaria.env import MorphEnv
 from tests.tolaria.building import SMALL_RULES, WAIT, action, plant, run, stages_of, started, tiny_task
@@ -43,8 +43,10 @@ def test_a_seed_s_episode_epoch_by_epoch() -> None:
 
 def test_alpha_goes_down_and_up_again_by_action() -> None:
     env, _ = started(tiny_task(horizon=14))
-    half = action(Op.SET_ALPHA_TARGET, 1, alpha_target=AlphaTarget.HALF, alpha_speed=AlphaSpeed.FAST)
-    full = action(Op.SET_ALPHA_TARGET, 1, alpha_target=AlphaTarget.FULL, alpha_speed=AlphaSpeed.INSTANT)
+    half = action(LifecycleOp.SET_ALPHA_TARGET, 1, alpha_target=AlphaTarget.HALF, alpha_speed=AlphaSpeed.FAST)
+    full = action(
+        LifecycleOp.SET_ALPHA_TARGET, 1, alpha_target=AlphaTarget.FULL, alpha_speed=AlphaSpeed.INSTANT
+    )
     run(env, {0: plant(1)}, until=5)
     assert stages_of(env)[1] == Stage.HOLDING
     lines = []
@@ -69,7 +71,7 @@ def test_without_auto_forward_a_seed_moves_by_action_only() -> None:
     assert stages_of(env)[1] == Stage.GERMINATED
     env.step(WAIT)
     assert stages_of(env)[1] == Stage.GERMINATED
-    advance = action(Op.ADVANCE, 1)
+    advance = action(LifecycleOp.ADVANCE, 1)
     assert env.step(advance).last_success
     assert stages_of(env)[1] == Stage.TRAINING
     assert not env.step(advance).last_success, "one epoch of two"
@@ -82,7 +84,7 @@ def test_without_auto_forward_a_seed_moves_by_action_only() -> None:
 def test_reset_validates_the_untrained_host_and_knows_nothing_of_training() -> None:
     env = MorphEnv(tiny_task(), rng_seed=0)
     facts = env.reset()
-    assert (facts.epoch, facts.last_op, facts.last_success, facts.ended) == (0, Op.WAIT, True, False)
+    assert (facts.epoch, facts.last_op, facts.last_success, facts.ended) == (0, LifecycleOp.WAIT, True, False)
     assert math.isnan(facts.train_loss)
     assert math.isnan(facts.host_gradient_norm)
     assert 0.0 <= facts.val_score <= 100.0
@@ -125,7 +127,7 @@ def test_a_seed_s_rate_follows_its_own_clock_while_it_incubates(incubation: str)
 
 def test_the_rate_at_the_horizon_itself_is_zero_for_host_and_fossils() -> None:
     env, _ = started(tiny_task(horizon=8))
-    run(env, {0: plant(1), 6: action(Op.FOSSILIZE, 1)})
+    run(env, {0: plant(1), 6: action(LifecycleOp.FOSSILIZE, 1)})
     env.host._before_batch(env.epoch, 0)
     assert env.host.optimiser.param_groups[0]["lr"] == 0.0
     assert env.model.slot(1).optimiser.param_groups[0]["lr"] == 0.0  # type: ignore[union-attr]
@@ -134,7 +136,7 @@ def test_the_rate_at_the_horizon_itself_is_zero_for_host_and_fossils() -> None:
 def test_an_old_fossil_counts_as_host() -> None:
     rules = LifecycleRules(min_training_epochs=2, fossil_watch_epochs=1)
     env, sink = started(tiny_task(horizon=12, rules=rules))
-    run(env, {0: plant(1), 5: action(Op.FOSSILIZE, 1)}, until=10)
+    run(env, {0: plant(1), 5: action(LifecycleOp.FOSSILIZE, 1)}, until=10)
     # Fossilized before epoch 6, so it is watched at age 1 in that stage and never after.
     assert env.table.epochs_since_measured[0, 1] == 10 - 6
     assert max(row.epoch for row in sink.of(CounterfactualRow)) == 6

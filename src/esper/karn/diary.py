@@ -22,22 +22,22 @@ from esper.leyline.events import (
     SeedRow,
     TransitionRow,
 )
-from esper.leyline.factored_actions import Head, Op
+from esper.leyline.factored_actions import Head, LifecycleOp
 from esper.leyline.stages import Stage
 
 R = TypeVar("R", bound=Row)
 
-_FATES: Final[Mapping[str, tuple[Op, Stage]]] = MappingProxyType(
-    {"fossilized": (Op.FOSSILIZE, Stage.FOSSILIZED), "pruned": (Op.PRUNE, Stage.PRUNED)}
+_FATES: Final[Mapping[str, tuple[LifecycleOp, Stage]]] = MappingProxyType(
+    {"fossilized": (LifecycleOp.FOSSILIZE, Stage.FOSSILIZED), "pruned": (LifecycleOp.PRUNE, Stage.PRUNED)}
 )
 """The decision that can bring a fate about at once, and the stage it is shown as."""
-_DEEDS: Final[Mapping[Op, str]] = MappingProxyType(
+_DEEDS: Final[Mapping[LifecycleOp, str]] = MappingProxyType(
     {
-        Op.GERMINATE: "germinated",
-        Op.SET_ALPHA_TARGET: "got a new alpha",
-        Op.PRUNE: "began to fade out",
-        Op.FOSSILIZE: "was fossilized",
-        Op.ADVANCE: "was advanced",
+        LifecycleOp.GERMINATE: "germinated",
+        LifecycleOp.SET_ALPHA_TARGET: "got a new alpha",
+        LifecycleOp.PRUNE: "began to fade out",
+        LifecycleOp.FOSSILIZE: "was fossilized",
+        LifecycleOp.ADVANCE: "was advanced",
     }
 )
 
@@ -67,7 +67,7 @@ def diary(run: RunRow, rows: Iterable[Row]) -> list[Note]:
     notes += [
         _decision_note(row, seeds, run)
         for row in decisions
-        if row.action[Head.OP] != Op.WAIT and id(row) not in told
+        if row.action[Head.OP] != LifecycleOp.WAIT and id(row) not in told
     ]
     notes += [_alert_note(row) for row in _of(kept, AlertRow) if row.event == "raised"]
     notes += [_end_note(row) for row in _of(kept, EpisodeRow)]
@@ -84,7 +84,7 @@ def _lateness(row: EnvRow) -> tuple[int, bool]:
 
 def _decisions_of(seed: SeedHistory, decisions: Sequence[DecisionRow], run: RunRow) -> list[DecisionRow]:
     """Those that its own sentence tells: its germination, and the end that was decided for it."""
-    told = [(seed.germinated_at, Op.GERMINATE)]
+    told = [(seed.germinated_at, LifecycleOp.GERMINATE)]
     if seed.fate in _FATES and seed.cause == "policy":
         told.append((seed.fate_epoch, _FATES[seed.fate][0]))
     return [
@@ -103,7 +103,7 @@ def _seed_note(seed: SeedHistory, decisions: Sequence[DecisionRow], run: RunRow)
     contribution = notation.gain_with_error(seed.contribution, seed.contribution_error)
     unit = "" if seed.contribution is None else " points"
     text = (
-        f"{seed.blueprint} germinated in {seed.slot}{policy_outputs.get(Op.GERMINATE, '')};"
+        f"{seed.blueprint} germinated in {seed.slot}{policy_outputs.get(LifecycleOp.GERMINATE, '')};"
         f" contribution {contribution}{unit}; "
     )
     if seed.fate == "alive":
@@ -134,7 +134,7 @@ def _decision_note(row: DecisionRow, seeds: Sequence[SeedHistory], run: RunRow) 
     else:
         holder = next((s for s in reversed(seeds) if s.slot == slot and s.germinated_at <= row.epoch), None)
         who = f"{holder.blueprint} in {slot}" if holder else slot
-        text = f"{who} {_DEEDS[Op(op)]}" + (f": {choices}" if choices else "")
+        text = f"{who} {_DEEDS[LifecycleOp(op)]}" + (f": {choices}" if choices else "")
     return Note(row.epoch, text + policy_output(row, run), None)
 
 

@@ -12,7 +12,7 @@ import duckdb
 import msgspec
 
 from esper.leyline.columns import COLUMNS
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import UNREADABLE, EsperError
 from esper.leyline.events import TABLES
 from esper.leyline.run_files import split_lines
 
@@ -95,7 +95,7 @@ def _what_is_wrong(files: Sequence[Path], table: str, error: Exception) -> str:
             try:
                 if line.startswith(begin):
                     decoder.decode(line)
-            except (msgspec.DecodeError, RecursionError) as reason:
+            except UNREADABLE as reason:
                 return f"{path}, line {number}, is not a row of table '{table}': {reason}"
     return f"table '{table}' cannot be read: {sentence_of(error)}"
 

@@ -13,7 +13,7 @@ import msgspec
 from esper.karn.line_copies import sentence_of
 from esper.karn.tables import QueryError, Tables, check_statement, views_named_in
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.errors import UNREADABLE, EsperError, UnknownNameError
 from esper.leyline.events import Row, RunRow
 from esper.leyline.lock import is_being_written
 from esper.leyline.run_files import TELEMETRY
@@ -116,6 +116,6 @@ def _decoded(table: str, row_type: type[R], texts: Sequence[str]) -> list[R]:
     for number, text in enumerate(texts, start=1):
         try:
             rows.append(decoder.decode(text))
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise EsperError(f"row {number} of table '{table}' is not one: {error}") from None
     return rows

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a damaged row can raise: no JSON of its type, no text, nested too deeply."""
 
 
 class EsperError(Exception):
@@ -15,6 +21,7 @@ class UnknownNameError(EsperError):
 
     def __init__(self, kind: str, found: str, allowed: Iterable[str], hint: str = "") -> None:
         names = list(allowed)
+        found = found[:80]
         near = difflib.get_close_matches(found, names, n=3, cutoff=0.5)
         sentence = f"unknown {kind} '{found}'"
         sentence += f"; did you mean {' or '.join(near)}?" if near else "."

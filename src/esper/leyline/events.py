@@ -313,6 +313,9 @@ class UpdateRow(Row, frozen=True, kw_only=True):
     first_ratio_error: Annotated[
         float | None, Column("ratio", "Largest distance from 1, first update epoch.", high=1e-4)
     ]
+    update_epochs: Annotated[
+        int, Column("count", "Update epochs completed: steps of the policy's optimiser.")
+    ]
     early_stop_update_epoch: Annotated[
         int | None, Column("update epoch", "Update epoch that the KL divergence stopped; null: none.")
     ]

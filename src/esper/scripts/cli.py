@@ -8,7 +8,7 @@ from importlib import import_module
 
 from esper import __version__
 from esper.leyline.errors import UnknownNameError
-from esper.scripts.flags import exit_on_user_error
+from esper.scripts.guard import check_words, exit_on_error
 
 COMMANDS = {
     "run": "Grow a network on a task and report what each seed contributed.",
@@ -33,12 +33,14 @@ def main(args: Sequence[str] | None = None) -> None:
     if words[0] == "--version":
         print(f"esper {__version__}")
         return
-    exit_on_user_error(lambda: _dispatch(words[0], words[1:]))
+    exit_on_error(lambda: _dispatch(words))
 
 
-def _dispatch(command: str, args: Sequence[str]) -> None:
+def _dispatch(words: Sequence[str]) -> None:
+    check_words(words)
+    command, *args = words
     if command not in COMMANDS:
-        raise UnknownNameError("command", command, COMMANDS, "See esper --help.")
+        raise UnknownNameError("command", command[:80], COMMANDS, "See esper --help.")
     module = import_module(f"esper.scripts.{command}_command")
     getattr(module, f"{command}_command")(args)
 

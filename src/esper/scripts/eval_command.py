@@ -2,46 +2,57 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from esper.config import checked
+from esper.build import build_task
+from esper.config import checked, run_config
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline.errors import EsperError
 from esper.scripts.flags import parse_flags
-from esper.simic.config import TaskName, TrainingConfig
+from esper.simic.config import MOST, MOST_SLOTS, TaskName, TrainingConfig
 from esper.study import Cell, means_by_rng_seed, run_study
-from esper.tamiyo.policy.checkpoint import load_policy
+from esper.tamiyo.policy.checkpoint import load_policy, read_training
+from esper.tamiyo.policy.observer import check_capacity
 from esper.tolaria.seeding import TEST_SEEDS
 
-DESCRIPTION = "Compare a trained policy with heuristic, random and off: test split, argmax, paired rng seeds."
+DESCRIPTION = (
+    "Compare a trained policy with heuristic, random and off: test split, argmax, paired rng seeds."
+    " Task, slots, steps and rent are those of the policy's training unless given."
+)
+CONTROLS = ("heuristic", "random", "off")
 
 
 class EvaluationConfig(BaseModel):
-    """What to evaluate on."""
+    """What to evaluate on; what is not given is taken from the policy, then from here."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
-    episodes: int = Field(20, ge=2, description="Episodes per controller, each with its own rng seed.")
-    episodes_each: int = Field(
-        1,
-        ge=1,
-        description="So many for every rng seed, which counts with their mean.",
-    )
-    steps: int | None = Field(None, ge=1, description="Host epochs per episode; the preset's unless given.")
+    slots: int | None = Field(None, ge=1, le=MOST_SLOTS, description="Blocks and so slots of the host.")
+    steps: int | None = Field(None, ge=1, le=MOST, description="Host epochs per episode.")
     rent: float = Field(
         TrainingConfig.model_fields["rent"].default,
         ge=0,
         allow_inf_nan=False,
         description="Price of a thousand grown parameters, in lead of 100 points.",
     )
-    processes: int = Field(2, ge=1, description="Processes that share the episodes.")
+    auto_forward: bool = Field(
+        True, description="Seeds change stage when theirs is over; else that takes the op ADVANCE."
+    )
+    episodes: int = Field(20, ge=2, le=MOST, description="Rng seeds per controller, of one episode each.")
+    episodes_each: int = Field(
+        1, ge=1, le=MOST, description="Episodes for every rng seed, which counts with their mean."
+    )
+    processes: int = Field(2, ge=1, le=1_000, description="Processes that share the episodes.")
 
 
 def eval_command(args: Sequence[str]) -> None:
@@ -51,17 +62,35 @@ def eval_command(args: Sequence[str]) -> None:
         raise EsperError("esper eval needs the folder of a policy as its first word, such as runs/mine/best")
     checkpoint = Path(args[0])
     given, _ = parse_flags(EvaluationConfig, "esper eval CHECKPOINT", DESCRIPTION, args[1:])
-    config = checked(EvaluationConfig, given)
-    load_policy(checkpoint)
-    shared = {"task": config.task, "steps": config.steps}
+    config, shared = _resolve(checkpoint, given)
     arms: dict[str, dict[str, object]] = {
         "ppo": {**shared, "controller": "ppo", "checkpoint": checkpoint},
-        **{name: {**shared, "controller": name} for name in ("heuristic", "random", "off")},
+        **{name: {**shared, "controller": name} for name in CONTROLS},
     }
     results = run_study(
         arms, TEST_SEEDS[: config.episodes], episodes=config.episodes_each, processes=config.processes
     )
     Console().print(comparison_table(results, config.rent))
+
+
+def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConfig, dict[str, object]]:
+    """The configuration, and the settings of all runs; says on standard error what the training had else."""
+    checked(EvaluationConfig, given)
+    policy, trained = load_policy(checkpoint), read_training(checkpoint)
+    config = checked(EvaluationConfig, {**(asdict(trained) if trained else {}), **given})
+    shared: dict[str, object] = {"task": config.task, "steps": config.steps}
+    shared |= {"auto_forward": config.auto_forward, "slots": (str(config.slots),) if config.slots else ()}
+    task = build_task(run_config(**shared))
+    check_capacity(task.num_slots, policy.num_slots)
+    asked = {"task": config.task, "slots": task.num_slots, "steps": task.horizon, "rent": config.rent}
+    if trained is None:
+        said = f"the policy in '{checkpoint}' does not say what it was trained on"
+        print(
+            f"esper: {said}; evaluated on {', '.join(f'{k} {v}' for k, v in asked.items())}", file=sys.stderr
+        )
+    elif different := trained.differences(**asked, auto_forward=config.auto_forward):
+        print(f"esper: evaluated on {different}", file=sys.stderr)
+    return config, shared
 
 
 def comparison_table(results: Mapping[str, Sequence[Cell]], rent: float) -> Table:
@@ -70,14 +99,14 @@ def comparison_table(results: Mapping[str, Sequence[Cell]], rent: float) -> Tabl
     for heading in ("controller", "test score", "ppo ahead by", "params", "after rent", "ppo ahead by"):
         table.add_column(heading, justify="left" if heading == "controller" else "right")
     bare = means_by_rng_seed(results, lambda cell: cell.test_score)
-    paid = means_by_rng_seed(results, lambda cell: cell.after_rent(rent))
+    after_rent = means_by_rng_seed(results, lambda cell: cell.after_rent(rent))
     for arm, cells in results.items():
         params = sum(cell.params for cell in cells) / len(cells)
-        table.add_row(arm, *_standing(bare, arm), f"{params:,.0f}", *_standing(paid, arm))
+        table.add_row(arm, *_mean_and_lead(bare, arm), f"{params:,.0f}", *_mean_and_lead(after_rent, arm))
     return table
 
 
-def _standing(scores: Mapping[str, Sequence[float]], arm: str) -> tuple[str, str]:
-    """The arm's mean, and the policy's lead over it."""
+def _mean_and_lead(scores: Mapping[str, Sequence[float]], arm: str) -> tuple[str, str]:
+    """The arm's mean, and by how much the policy is ahead of it."""
     lead = "" if arm == "ppo" else str(paired_difference(scores["ppo"], scores[arm]))
     return str(estimate(scores[arm])), lead

@@ -58,7 +58,9 @@ def _print_tables(arms: dict[str, Path], console: Console) -> None:
         console.print(summary.comparison(last))
     console.print()
     for directory in arms.values():
-        console.print(f"run saved in {directory} (telemetry/, model/)", soft_wrap=True, highlight=False)
+        console.print(
+            f"run saved in {directory} (telemetry/, model/)", soft_wrap=True, highlight=False, markup=False
+        )
 
 
 def _result(arms: dict[str, Path]) -> dict[str, object]:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from esper.config import checked
 from esper.karn import runs
+from esper.leyline.errors import EsperError
 from esper.scripts.flags import parse_flags
 from esper.scripts.widths import natural_width
 
@@ -32,6 +33,8 @@ def runs_command(args: Sequence[str]) -> None:
     flags = args[1:] if named else args
     given, _ = parse_flags(RunsConfig, "esper runs [DIR]", DESCRIPTION, flags, renamed={"as_json": "json"})
     config = checked(RunsConfig, given)
+    if named and not folder.is_dir():
+        raise EsperError(f"there is no folder '{folder}'")
     found = [runs.listed(path) for path in runs.find_runs(folder)]
     if config.as_json:
         print(json.dumps([runs.as_json(run) for run in found], indent=1))

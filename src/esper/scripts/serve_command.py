@@ -23,7 +23,9 @@ class ServeConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = Field(
-        "127.0.0.1", description="Address to listen at; 0.0.0.0 lets other machines in, who need the token."
+        "127.0.0.1",
+        min_length=1,
+        description="Address to listen at; 0.0.0.0 lets other machines in, who need the token.",
     )
     port: int = Field(8377, ge=0, le=65535, description="Port to listen at; 0 is any that is free.")
     token: bool = Field(False, description="Ask for a token on this machine too, if others use it.")

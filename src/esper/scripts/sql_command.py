@@ -22,7 +22,8 @@ from esper.karn import notation
 from esper.karn.answer import Answer, Limits, answer
 from esper.karn.run import open_run
 from esper.leyline.errors import EsperError
-from esper.scripts.flags import USAGE_ERROR, parse_flags
+from esper.scripts.flags import parse_flags
+from esper.scripts.guard import USAGE_ERROR
 from esper.scripts.widths import natural_width
 
 PROGRAM = 'esper sql RUN "select …"'
@@ -43,6 +44,7 @@ class SqlConfig(BaseModel):
     limit: int | None = Field(
         None,
         ge=1,
+        le=1_000_000_000,
         description=f"Most rows to print. Unless given, a table has {MAX_LINES}; JSON and CSV have all.",
     )
     as_json: bool = Field(False, description="Print columns, types and rows as JSON.")

@@ -1,4 +1,7 @@
-"""``python -m esper.scripts.train CONTROLLER …``: the same run, with the decision maker as first word."""
+"""``python -m esper.scripts.train CONTROLLER …``: ``esper run`` or ``esper train``.
+
+Flags are named as in the specification: ``--seed``, ``--max-epochs`` (steps of an episode), ``--episodes``.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,11 @@ import sys
 from collections.abc import Sequence
 
 from esper.leyline.errors import UnknownNameError
-from esper.scripts.flags import exit_on_user_error, parse_run
+from esper.scripts.flags import parse_run
+from esper.scripts.guard import check_words, exit_on_error
 
 CONTROLLERS = ("heuristic", "ppo")
 RENAMED = {"rng_seed": "seed", "steps": "max-epochs"}
-RENAMED_PPO = {**RENAMED, "iterations": "episodes"}
-"""For a policy an episode of training is an iteration: one episode in every environment and one update."""
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -20,16 +22,18 @@ def main(args: Sequence[str] | None = None) -> None:
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: python -m esper.scripts.train {{{','.join(CONTROLLERS)}}} [flags]")
         return
-    exit_on_user_error(lambda: _train(words[0], words[1:]))
+    exit_on_error(lambda: _train(words))
 
 
-def _train(controller: str, args: Sequence[str]) -> None:
+def _train(words: Sequence[str]) -> None:
+    check_words(words)
+    controller, *args = words
     if controller not in CONTROLLERS:
         raise UnknownNameError("controller", controller, CONTROLLERS)
     if controller == "ppo":
         from esper.scripts.train_command import train_command
 
-        train_command(args, prog="python -m esper.scripts.train ppo", renamed=RENAMED_PPO)
+        train_command(args, prog="python -m esper.scripts.train ppo", renamed=RENAMED)
         return
     config = parse_run(
         f"python -m esper.scripts.train {controller}",

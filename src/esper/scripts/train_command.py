@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from esper.config import PRESETS, ConfigError, read_settings, training_config
+from esper.config import PRESETS, ConfigError, checked, read_settings, training_config
 from esper.karn.terminal import TerminalView
 from esper.leyline.errors import EsperError, InterruptedRunError
 from esper.run_state import config_of_run
@@ -22,7 +23,8 @@ from esper.scripts.flags import Flag, parse_flags
 from esper.simic.agent.ppo import shards
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import SHARD_ENVS
-from esper.training import task_of, train
+from esper.tamiyo.policy.checkpoint import TrainedOn
+from esper.training import task_of, train, trained_on
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -33,6 +35,11 @@ EXTRA: dict[str, Flag] = {
     "config": (Path | None, None, "TOML or JSON file with settings; flags override it."),
     "resume": (Path | None, None, "Run directory to continue from its last checkpoint."),
     "out": (Path | None, None, "Run directory; a new one below runs/ unless given."),
+    "episodes": (
+        int | None,
+        None,
+        "Episodes in all, environments times iterations: 5 are one iteration of five environments.",
+    ),
     "processes": (int, 1, "Processes that share the environments; their number changes no result."),
 }
 SENTENCES_VARIABLE = "ESPER_SENTENCES"
@@ -66,21 +73,42 @@ def train_command(
         raise InterruptedRunError(
             f"interrupted; go on from the last checkpoint with esper train --resume {directory}"
         ) from None
-    print(
-        f"best policy in {directory / 'best'};"
-        f" compare it with: esper eval {directory / 'best'} --task {config.task}"
-    )
+    best = directory / "best"
+    print(f"best policy in {best}; compare it with: {evaluation_of(best, trained_on(config))}")
+
+
+def evaluation_of(policy: Path, trained: TrainedOn) -> str:
+    """The command that evaluates a policy on what it was trained on."""
+    words = ["esper", "eval", str(policy), "--task", trained.task, "--slots", str(trained.slots)]
+    words += ["--steps", str(trained.steps), "--rent", str(trained.rent)]
+    return shlex.join([*words, *([] if trained.auto_forward else ["--no-auto-forward"])])
 
 
 def _resolve(given: dict[str, Any], extra: dict[str, Any]) -> tuple[TrainingConfig, Path]:
     if extra["resume"] is not None:
-        if given or extra["config"] or extra["out"] or extra["preset"]:
+        if given or extra["config"] or extra["out"] or extra["preset"] or extra["episodes"]:
             raise ConfigError("a resumed run keeps its own settings; --resume goes with --processes only")
         return config_of_run(extra["resume"]), extra["resume"]
     settings = read_settings(extra["config"]) if extra["config"] else {}
     config = training_config(extra["preset"], settings, given)
+    if extra["episodes"] is not None:
+        if "iterations" in given:
+            raise ConfigError("--episodes and --iterations both say how long to train; give one of them")
+        config = _of_episodes(config, extra["episodes"])
     name = f"{config.task}-ppo-seed{config.rng_seed}"
     return config, extra["out"] or free_directory(name)
+
+
+def _of_episodes(config: TrainingConfig, episodes: int) -> TrainingConfig:
+    """As many iterations as it takes for ``episodes``, in no more environments than there are episodes."""
+    envs = max(1, min(config.envs, episodes))
+    iterations = max(episodes, 0) // envs + (episodes % envs > 0)
+    if iterations * envs != episodes > 0:
+        print(
+            f"{episodes} episodes are rounded up to {iterations * envs}:"
+            f" {iterations} iterations of {envs} environments"
+        )
+    return checked(TrainingConfig, {**config.model_dump(), "envs": envs, "iterations": iterations})
 
 
 def watching(directory: Path, *, resume: bool) -> TerminalView:

@@ -61,7 +61,8 @@ def watch(run: Run, config: WatchConfig, console: Console) -> None:
             view.refresh()
     if view.error is not None:
         raise view.error
-    console.print(f"the run in {run.path} has {run.state} {_place(run)}", soft_wrap=True, highlight=False)
+    said = f"the run in {run.path} has {run.state} {_place(run)}"
+    console.print(said, soft_wrap=True, highlight=False, markup=False)
 
 
 def _place(run: Run) -> str:

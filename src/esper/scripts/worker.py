@@ -13,7 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from esper.config import checked, read_settings
 from esper.leyline.errors import EsperError
-from esper.scripts.flags import INTERRUPTED, USAGE_ERROR, exit_on_user_error
+from esper.scripts.guard import INTERRUPTED, USAGE_ERROR, exit_on_error
 from esper.scripts.train_command import LOST_OTHERS, SENTENCES_VARIABLE, watching
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
@@ -87,4 +87,4 @@ def _leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    exit_on_user_error(work)
+    exit_on_error(work)

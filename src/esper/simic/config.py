@@ -6,15 +6,19 @@ handed the configuration itself.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from esper.leyline import NUM_HEADS
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.events import Detail
 from esper.leyline.limits import DEFAULT_TARGET_KL
 from esper.simic.rewards.families import FAMILIES, FamilyName
 
+MOST: Final = 1_000_000
+"""Largest count that a setting may ask for: beyond, memory ends before the run does."""
+MOST_SLOTS: Final = 1_000
 HeadName = Literal["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"]
 
 
@@ -36,7 +40,9 @@ class PPOConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    update_epochs: int = Field(6, ge=1, description="Update epochs: times each rollout is learned from.")
+    update_epochs: int = Field(
+        6, ge=1, le=MOST, description="Update epochs: times each rollout is learned from."
+    )
     learning_rate: float = Field(1e-3, gt=0, description="Learning rate of the policy's Adam optimiser.")
     clip: float = Field(0.2, gt=0, lt=1, description="Clipping range of the probability ratio.")
     clip_per_head: bool = Field(False, description="Clip the ratio of each head instead of the joint ratio.")
@@ -60,7 +66,7 @@ class PPOConfig(BaseModel):
     )
     value_coefficient: float = Field(0.5, ge=0, description="Weight of the value loss.")
     value_clip: float | None = Field(
-        None, gt=0, description="Clipping range of value predictions; no clipping unless given."
+        None, gt=0, le=MOST, description="Clipping range of value predictions; no clipping unless given."
     )
     max_grad_norm: float = Field(1.0, gt=0, description="Norm that the policy's gradient is clipped to.")
 
@@ -75,21 +81,28 @@ class TrainingConfig(PPOConfig):
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
     rng_seed: int = Field(0, ge=0, lt=1_000_000, description="Root of every random stream.")
-    envs: int = Field(32, ge=1, description="Environments; each runs one episode per iteration.")
-    iterations: int = Field(40, ge=1, description="Iterations: one episode per environment and one update.")
-    steps: int | None = Field(None, ge=1, description="Host epochs per episode; the preset's unless given.")
+    envs: int = Field(32, ge=1, le=MOST, description="Environments; each runs one episode per iteration.")
+    iterations: int = Field(
+        40, ge=1, le=MOST, description="Iterations: one episode per environment and one update."
+    )
+    steps: int | None = Field(
+        None, ge=1, le=MOST, description="Host epochs per episode; the preset's unless given."
+    )
     slots: int | None = Field(
-        None, ge=1, description="Blocks and so slots of the host; the preset's unless given."
+        None, ge=1, le=MOST_SLOTS, description="Blocks and so slots of the host; the preset's unless given."
+    )
+    auto_forward: bool = Field(
+        True, description="Seeds change stage when theirs is over; else that takes the op ADVANCE."
     )
     vary_slots: bool = Field(False, description="Enable a random subset of the slots in every episode.")
     capacity: int | None = Field(
-        None, ge=1, description="Slots that the policy has room for; the host's unless given."
+        None, ge=1, le=MOST_SLOTS, description="Slots that the policy has room for; the host's unless given."
     )
-    hidden_dim: int = Field(256, ge=8, description="Width of the policy network.")
+    hidden_dim: int = Field(256, ge=8, le=MOST, description="Width of the policy network.")
     critic: Literal["state_value", "op_value"] = Field("state_value", description="V(s), or Q(s, op).")
     conditioned: bool = Field(True, description="Condition the heads on the op and the slot sampled first.")
     hold_heads: tuple[HeadName, ...] = Field(
-        (), description="Heads fixed at their canonical value (ablation)."
+        (), max_length=NUM_HEADS, description="Heads fixed at their canonical value (ablation)."
     )
     reward_family: FamilyName = Field(
         "paired",
@@ -102,9 +115,11 @@ class TrainingConfig(PPOConfig):
     horizon_terminates: bool = Field(
         True, description="The horizon is a termination; else it is a truncation and the critic bootstraps."
     )
-    evaluate_every: int = Field(5, ge=1, description="Iterations between evaluations on selection rng seeds.")
-    evaluate_episodes: int = Field(16, ge=1, description="Episodes per evaluation.")
-    checkpoint_every: int = Field(5, ge=1, description="Iterations between checkpoints.")
+    evaluate_every: int = Field(
+        5, ge=1, le=MOST, description="Iterations between evaluations on selection rng seeds."
+    )
+    evaluate_episodes: int = Field(16, ge=1, le=MOST, description="Episodes per evaluation.")
+    checkpoint_every: int = Field(5, ge=1, le=MOST, description="Iterations between checkpoints.")
     detail: Detail = Field("standard", description="How much is written of every episode.")
 
     @property

@@ -9,7 +9,7 @@ from esper.leyline import (
     BLUEPRINT_IDS,
     ActionSpace,
     AlphaSpeed,
-    Blueprint,
+    BlueprintAction,
     Style,
     Tempo,
     UnknownNameError,
@@ -19,22 +19,22 @@ from esper.leyline.limits import CONFIDENCE_Z
 SlotOrder = Literal["upstream_first", "middle_first", "downstream_first"]
 
 _CNN_ORDER: Final = (
-    Blueprint.CONV_HEAVY,
-    Blueprint.CONV_LIGHT,
-    Blueprint.BOTTLENECK,
-    Blueprint.DEPTHWISE,
-    Blueprint.NORM,
-    Blueprint.CONV_SMALL,
-    Blueprint.ATTENTION,
+    BlueprintAction.CONV_HEAVY,
+    BlueprintAction.CONV_LIGHT,
+    BlueprintAction.BOTTLENECK,
+    BlueprintAction.DEPTHWISE,
+    BlueprintAction.NORM,
+    BlueprintAction.CONV_SMALL,
+    BlueprintAction.ATTENTION,
 )
 _TRANSFORMER_ORDER: Final = (
-    Blueprint.MLP,
-    Blueprint.ATTENTION,
-    Blueprint.MLP_SMALL,
-    Blueprint.LORA_LARGE,
-    Blueprint.FLEX_ATTENTION,
-    Blueprint.LORA,
-    Blueprint.NORM,
+    BlueprintAction.MLP,
+    BlueprintAction.ATTENTION,
+    BlueprintAction.MLP_SMALL,
+    BlueprintAction.LORA_LARGE,
+    BlueprintAction.FLEX_ATTENTION,
+    BlueprintAction.LORA,
+    BlueprintAction.NORM,
 )
 
 

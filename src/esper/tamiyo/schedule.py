@@ -162,10 +162,14 @@ def _parse_seed(text: str, space: ActionSpace) -> SeedChoice:
     return seed
 
 
+LONGEST_NUMBER: Final = 9
+"""Digits of a step; far beyond any horizon."""
+
+
 def _parse_number(text: str, what: str) -> int:
     # isdecimal alone lets through digits of other scripts, which is harmless: int reads them too.
-    if not text.isdecimal():
-        raise EsperError(f"the {what} must be a whole number from 0; found '{text}'")
+    if not text.isdecimal() or len(text) > LONGEST_NUMBER:
+        raise EsperError(f"the {what} must be a whole number from 0; found '{text[:80]}'")
     return int(text)
 
 

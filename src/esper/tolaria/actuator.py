@@ -16,7 +16,7 @@ from esper.leyline.factored_actions import (
     BoolArray,
     Head,
     IntArray,
-    Op,
+    LifecycleOp,
 )
 from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.slot_table import SlotTable
@@ -76,7 +76,7 @@ def apply_action(body: Body, action: IntArray, legal: BoolArray, seed_id: int) -
 
     Table and model agree again when this returns.
     """
-    op, slot = Op(int(action[Head.OP])), int(action[Head.SLOT])
+    op, slot = LifecycleOp(int(action[Head.OP])), int(action[Head.SLOT])
     if not legal[op, slot]:
         return Outcome(False, (), "legality", (op.name.lower(),))
     outcome = _attempt(body, action, op, slot, seed_id)
@@ -84,22 +84,22 @@ def apply_action(body: Body, action: IntArray, legal: BoolArray, seed_id: int) -
     return outcome
 
 
-def _attempt(body: Body, action: IntArray, op: Op, slot: int, seed_id: int) -> Outcome:
+def _attempt(body: Body, action: IntArray, op: LifecycleOp, slot: int, seed_id: int) -> Outcome:
     table, rules = body.table, body.rules
     target = ALPHA_TARGET_VALUES[action[Head.ALPHA_TARGET]]
     epochs = ALPHA_SPEED_EPOCHS[action[Head.ALPHA_SPEED]]
     curve = AlphaCurve(int(action[Head.ALPHA_CURVE]))
-    if op is Op.WAIT:
+    if op is LifecycleOp.WAIT:
         return Outcome.done([])
-    if op is Op.GERMINATE:
+    if op is LifecycleOp.GERMINATE:
         return _germinate(body, action, slot, seed_id, target)
-    if op is Op.SET_ALPHA_TARGET:
+    if op is LifecycleOp.SET_ALPHA_TARGET:
         return Outcome.done(
             lifecycle.set_alpha_target(table, 0, slot, target=target, epochs=epochs, curve=curve)
         )
-    if op is Op.PRUNE:
+    if op is LifecycleOp.PRUNE:
         return Outcome.done(lifecycle.prune(table, 0, slot, rules, epochs=epochs, curve=curve))
-    if op is Op.FOSSILIZE:
+    if op is LifecycleOp.FOSSILIZE:
         verdict = gates.g5_worthy(table, 0, slot, rules, finite=body.is_finite(slot))
         if not verdict.ok:
             return Outcome.refused(verdict)

@@ -10,7 +10,7 @@ from esper.leyline import (
     HEADS_OF_OP,
     NUM_HEADS,
     Head,
-    Op,
+    LifecycleOp,
     SlotTable,
     head_sizes,
 )
@@ -97,7 +97,7 @@ def test_heads_that_the_op_does_not_read_take_their_canonical_value() -> None:
     assert (played.log_probs[~read] == 0.0).all()
 
 
-def all_open(policy: FactoredRecurrentActorCritic, op: Op) -> tuple[Tensor, ...]:
+def all_open(policy: FactoredRecurrentActorCritic, op: LifecycleOp) -> tuple[Tensor, ...]:
     """One step of four environments that take ``op``; exactly the heads it reads have a choice."""
     actions = torch.from_numpy(CANONICAL_ACTION.copy()).repeat(4, 1, 1)
     actions[..., Head.OP] = op
@@ -111,8 +111,8 @@ def all_open(policy: FactoredRecurrentActorCritic, op: Op) -> tuple[Tensor, ...]
 
 
 @pytest.mark.parametrize("conditioned", [True, False])
-@pytest.mark.parametrize("op", Op)
-def test_exactly_the_heads_that_the_op_reads_get_a_gradient(op: Op, conditioned: bool) -> None:
+@pytest.mark.parametrize("op", LifecycleOp)
+def test_exactly_the_heads_that_the_op_reads_get_a_gradient(op: LifecycleOp, conditioned: bool) -> None:
     policy = policy_of(conditioned=conditioned)
     actions, masks = all_open(policy, op)
     state, blueprints = torch.randn(4, 1, 121), torch.full((4, 1, 3), -1)
@@ -156,7 +156,7 @@ def test_argmax_decisions_take_the_likeliest_value_and_repeat() -> None:
 def test_one_uniform_number_decides_one_head() -> None:
     policy = policy_of(4)
     masks = compute_batch_masks(SlotTable.empty(1, 4), space_of(4))
-    masks.slot_by_op[:, Op.WAIT] = False  # GERMINATE is all that is left
+    masks.slot_by_op[:, LifecycleOp.WAIT] = False  # GERMINATE is all that is left
     state, blueprints = torch.zeros(1, 151), torch.full((1, 4), -1)
 
     def decide(uniforms: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def test_one_uniform_number_decides_one_head() -> None:
 
     low = torch.zeros(1, NUM_HEADS)
     base = decide(low)
-    assert base[Head.OP] == Op.GERMINATE
+    assert base[Head.OP] == LifecycleOp.GERMINATE
     for head in (Head.SLOT, Head.BLUEPRINT, Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET):
         high = low.clone()
         high[0, head] = 0.999

@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.leyline import HEAD_NAMES, NUM_HEADS, AlphaTarget, Op, SlotConfig, SlotTable, head_sizes
+from esper.leyline import HEAD_NAMES, NUM_HEADS, AlphaTarget, LifecycleOp, SlotConfig, SlotTable, head_sizes
 from esper.tamiyo.networks.factored_lstm import (
     BlueprintEmbedding,
     Critic,
     FactoredRecurrentActorCritic,
 )
 from esper.tamiyo.policy.action_masks import compute_batch_masks
+from esper.tamiyo.policy.distributions import MASKED_LOG_PROB, AllMaskedError
 from esper.tamiyo.policy.features import get_feature_size
 from tests.leyline.building import space_of
 from tests.tamiyo.policy.deciding import policy_of
@@ -112,7 +113,7 @@ def test_waiting_and_full_alpha_have_a_head_start_and_pruning_a_handicap() -> No
     assert biases["alpha_target"].tolist() == [0.0, 0.0, 1.0]
     others = [bias for name, bias in biases.items() if name not in ("op", "alpha_target")]
     assert all(bias.abs().max() == 0.0 for bias in others)
-    assert (Op.WAIT, Op.PRUNE, AlphaTarget.FULL) == (0, 3, 2)
+    assert (LifecycleOp.WAIT, LifecycleOp.PRUNE, AlphaTarget.FULL) == (0, 3, 2)
 
 
 def test_the_blueprint_head_is_a_layer_deeper() -> None:
@@ -123,9 +124,9 @@ def test_the_blueprint_head_is_a_layer_deeper() -> None:
 def test_an_empty_slot_reads_the_null_row_of_the_embedding() -> None:
     embedding = BlueprintEmbedding()
     rows = embedding(torch.tensor([[-1, 7, 0]]))
-    assert rows.shape == (1, 12)
+    assert rows.shape == (1, 3, 4)
     weight = embedding.embedding.weight
-    assert torch.equal(rows[0], torch.cat([weight[13], weight[7], weight[0]]))
+    assert torch.equal(rows[0], torch.stack([weight[13], weight[7], weight[0]]))
     assert dict(embedding.named_buffers())["null_index"].item() == 13
 
 
@@ -163,20 +164,35 @@ def test_only_the_op_conditioned_critic_sees_the_op(critic: Critic, expected: se
     assert changed(logits(policy, 1, 0), logits(policy, 2, 0)) == expected
 
 
-def test_an_op_that_is_not_given_is_drawn_under_its_mask() -> None:
-    policy = policy_of()
-    mask = torch.tensor([False, True, False, True, False, False]).expand(300, 1, 6)
-    slot_mask = torch.tensor([True, False, True]).expand(300, 1, 3)
+def test_forward_masks_all_eight_heads_and_draws_what_is_not_given() -> None:
+    policy, rng = policy_of(), torch.Generator().manual_seed(0)
     torch.manual_seed(0)
-    result = policy(torch.randn(300, 1, 121), torch.full((300, 1, 3), -1), op_mask=mask, slot_mask=slot_mask)
-    assert result["op"].unique().tolist() == [1, 3]
-    assert result["slot"].unique().tolist() == [0, 2]
+    masks = {
+        f"{name}_mask": torch.rand(300, 1, size, generator=rng) < 0.5
+        for name, size in zip(HEAD_NAMES, policy.sizes, strict=True)
+    }
+    for mask in masks.values():
+        mask[..., 1] = True
+    state, blueprints = torch.randn(300, 1, 121, generator=rng), torch.full((300, 1, 3), -1)
+    result = policy(state, blueprints, **masks)
+    drawn = {"op": result["op"], "slot": result["slot"]}
+    free = policy(state, blueprints, **drawn)
+    for name in HEAD_NAMES:
+        mask = masks[f"{name}_mask"]
+        expected = torch.where(mask, free[f"{name}_logits"], MASKED_LOG_PROB)
+        assert torch.equal(result[f"{name}_logits"], expected), name
+    for name, values in drawn.items():
+        assert masks[f"{name}_mask"].gather(-1, values.unsqueeze(-1)).all()
+        assert len(values.unique()) == policy.sizes[HEAD_NAMES.index(name)]
+    assert torch.equal(free["op"], drawn["op"])
 
 
-def test_an_op_that_is_given_is_kept() -> None:
-    op = torch.tensor([[1], [4]])
-    result = policy_of()(torch.randn(2, 1, 121), torch.full((2, 1, 3), -1), op=op)
-    assert torch.equal(result["op"], op)
+def test_forward_refuses_a_mask_that_allows_nothing_and_one_of_no_head() -> None:
+    state, blueprints = torch.randn(1, 1, 121), torch.full((1, 1, 3), -1)
+    with pytest.raises(AllMaskedError):
+        policy_of()(state, blueprints, tempo_mask=torch.zeros(1, 1, 3, dtype=torch.bool))
+    with pytest.raises(TypeError, match="no mask named temp_mask"):
+        policy_of()(state, blueprints, temp_mask=torch.ones(1, 1, 3, dtype=torch.bool))
 
 
 def test_the_op_conditioned_critic_must_be_told_the_op() -> None:

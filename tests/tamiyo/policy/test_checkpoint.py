@@ -16,6 +16,7 @@ from esper.tamiyo.policy import checkpoint
 from esper.tamiyo.policy.checkpoint import (
     CheckpointError,
     SaveError,
+    TrainedOn,
     check_seal,
     load_policy,
     load_tensors,
@@ -58,14 +59,6 @@ def test_a_policy_comes_back_bit_for_bit(options: dict[str, Any], tmp_path: Path
     loaded = load_policy(tmp_path / "a" / "policy")
     assert loaded.shape == policy.shape
     assert weights(loaded) == weights(policy)
-
-
-def test_a_policy_whose_digest_was_taken_out_is_refused(saved: Path) -> None:
-    description = json.loads((saved / "policy.json").read_text())
-    del description["sha256"]
-    (saved / "policy.json").write_text(json.dumps(description))
-    with pytest.raises(CheckpointError, match="the digest differs"):
-        load_policy(saved)
 
 
 def test_loading_changes_no_random_number(saved: Path) -> None:
@@ -141,16 +134,19 @@ def test_a_missing_file_is_named(file: str, saved: Path) -> None:
         load_policy(saved)
 
 
-def test_the_weights_of_another_policy_are_refused(saved: Path) -> None:
-    (saved / "policy.safetensors").write_bytes(save_tensors(policy_of(3, rng_seed=1).state_dict()))
-    with pytest.raises(CheckpointError, match=r"policy\.safetensors' and policy\.json are not as they were"):
-        load_policy(saved)
-
-
-@pytest.mark.parametrize("name", ["recurrent", "conditioned"])
-def test_an_edited_description_is_refused(name: str, saved: Path) -> None:
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda d: d["shape"].pop("recurrent"),
+        lambda d: d.pop("sha256"),
+        lambda d: d["trained_on"].update(slots=3),
+    ],
+)
+def test_an_edited_description_is_refused(spoil: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
+    saved = tmp_path / "policy"
+    save_policy(policy_of(3), saved, TrainedOn("tiny", 5, 20, 0.01, auto_forward=True))
     description = json.loads((saved / "policy.json").read_text())
-    del description["shape"][name]
+    spoil(description)
     (saved / "policy.json").write_text(json.dumps(description))
     with pytest.raises(CheckpointError, match="not as they were written"):
         load_policy(saved)

@@ -42,10 +42,6 @@ def test_an_observation_has_31_columns_and_30_per_slot(slots: int, size: int) ->
     assert blueprints.dtype == torch.int64
 
 
-def test_the_default_slots_give_121_columns() -> None:
-    assert get_feature_size(SlotConfig.default()) == 121
-
-
 @pytest.mark.parametrize("slots", [1, 3, 8])
 def test_every_column_stands_where_the_table_of_features_says(slots: int) -> None:
     expected = BASE_NAMES + [f"slot{slot}.{name}" for slot in range(slots) for name in SLOT_NAMES]

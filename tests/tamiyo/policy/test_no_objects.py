@@ -1,6 +1,5 @@
 """Between two epochs actions are rows of integers; the class with names is for people only."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,28 +35,6 @@ def no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not `__new__`: CPython cannot take it off a class again so that it constructs as before.
     monkeypatch.setattr(FactoredAction, "__init__", refuse)
     monkeypatch.setattr(FactoredAction, "from_indices", refuse)
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: FactoredAction.from_indices(CANONICAL_ACTION),
-        lambda: FactoredAction(
-            WAIT.op,
-            WAIT.slot,
-            WAIT.blueprint,
-            WAIT.style,
-            WAIT.tempo,
-            WAIT.alpha_target,
-            WAIT.alpha_speed,
-            WAIT.alpha_curve,
-        ),
-    ],
-    ids=["from indices", "by hand"],
-)
-def test_the_guard_notices_every_way_to_build_one(build: Callable[[], FactoredAction]) -> None:
-    with pytest.raises(ObjectBuiltError):
-        build()
 
 
 def test_a_rollout_of_a_policy_builds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,8 +54,9 @@ def create_app(folder: RunFolder, access: Access, is_ending: Callable[[], bool] 
 def listen(host: str, port: int) -> socket.socket:
     """A socket at the address; port 0 is any that is free."""
     try:
+        host.encode("idna")  # before there is a socket that would be left open
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise EsperError(
             f"cannot listen at {host}, port {port}: {reason}; choose another one with --port, or --port 0"

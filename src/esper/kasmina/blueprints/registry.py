@@ -19,7 +19,7 @@ from esper.leyline.factored_actions import (
     CNN_BLUEPRINTS,
     NUM_BLUEPRINTS,
     TRANSFORMER_BLUEPRINTS,
-    Blueprint,
+    BlueprintAction,
 )
 
 Topology = Literal["feature_map", "tokens"]
@@ -83,7 +83,7 @@ def _index_for(name: str, topology: Topology) -> int:
     built_in = {BLUEPRINT_IDS[blueprint]: int(blueprint) for blueprint in _BUILT_IN[topology]}
     if name in built_in:
         return built_in[name]
-    reserved = {int(Blueprint.NOOP), *built_in.values()}
+    reserved = {int(BlueprintAction.NOOP), *built_in.values()}
     free = [i for i in range(NUM_BLUEPRINTS) if i not in reserved and (topology, i) not in _registry]
     if not free:
         raise BlueprintError(

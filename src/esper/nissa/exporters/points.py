@@ -110,7 +110,10 @@ def points_of(row: Row, run: RunRow) -> Points:
 
 def wall_time(run: RunRow, t: float) -> float:
     """The moment ``t`` seconds after the run began, in seconds since 1970."""
-    return datetime.fromisoformat(run.started).timestamp() + t
+    try:
+        return datetime.fromisoformat(run.started).timestamp() + t
+    except (ValueError, OverflowError):
+        raise ExportError(f"the run began at no time that can be read: '{run.started[:80]}'") from None
 
 
 def provenance(run: RunRow) -> dict[str, Any]:

@@ -69,6 +69,8 @@ class UpdateMetrics:
     ratio_min: float = 1.0
     first_ratio_error: float = 0.0
     """Largest distance from 1 in the first update epoch: rollout and update must agree."""
+    update_epochs: int = 0
+    """Completed: steps of the optimiser over the rollout."""
     early_stop_update_epoch: int | None = None
     grad_norm: float = 0.0
     """Before clipping, as of the last step."""
@@ -162,6 +164,7 @@ class PPOAgent:
             return False
         metrics.grad_norm = norm
         self.optimiser.step()
+        metrics.update_epochs = number + 1
         return True
 
     def _shard(self, batch: Batch, shard: slice) -> ShardResult:

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from esper.leyline import DEFAULT_GAMMA, EpochFacts, Op, SlotTable
+from esper.leyline import DEFAULT_GAMMA, EpochFacts, LifecycleOp, SlotTable
 from esper.simic.rewards import terms
 from esper.simic.rewards.terms import Array, Flags
 
@@ -44,7 +44,7 @@ def _rent(s: RewardInputs) -> Array:
 
 
 def _pruned(s: RewardInputs) -> Flags:
-    return (s.facts.last_op == Op.PRUNE) & s.facts.last_success
+    return (s.facts.last_op == LifecycleOp.PRUNE) & s.facts.last_success
 
 
 @dataclass(frozen=True, slots=True)

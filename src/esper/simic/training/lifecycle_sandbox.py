@@ -17,7 +17,7 @@ from esper.leyline import (
     BLUEPRINT_IDS,
     OP_WAIT,
     ActionSpace,
-    Blueprint,
+    BlueprintAction,
     EpochFacts,
     Head,
     LifecycleRules,
@@ -43,11 +43,11 @@ HOST_SCORE = 20.0
 GUESS_LOSS = 2.3
 HOST_PARAMS = 200
 PARAMS = {
-    Blueprint.CONV_LIGHT: 150,
-    Blueprint.NORM: 16,
-    Blueprint.DEPTHWISE: 60,
-    Blueprint.CONV_SMALL: 80,
-    Blueprint.CONV_HEAVY: 2000,
+    BlueprintAction.CONV_LIGHT: 150,
+    BlueprintAction.NORM: 16,
+    BlueprintAction.DEPTHWISE: 60,
+    BlueprintAction.CONV_SMALL: 80,
+    BlueprintAction.CONV_HEAVY: 2000,
 }
 SPACE = ActionSpace(
     SlotConfig.of_count(3),
@@ -66,7 +66,7 @@ class PaperBody:
     action_space: ActionSpace = SPACE
 
     def germinate(self, slot: int, blueprint: int, style: int) -> int:
-        return PARAMS[Blueprint(blueprint)]
+        return PARAMS[BlueprintAction(blueprint)]
 
     def remove(self, slot: int) -> None:
         """Nothing is attached."""
@@ -190,17 +190,17 @@ class LifecycleSandbox(ABC):
         """True worth ``[env, slot]``, in points, of every seed as it stands."""
 
 
-def _payoff(points: float, blueprint: Blueprint) -> float:
+def _payoff(points: float, blueprint: BlueprintAction) -> float:
     """Return of a committed seed that is worth ``points``."""
     return SCALE * (points / 100.0 - RENT * PARAMS[blueprint] / 1000.0)
 
 
 WORTH = {
-    Blueprint.CONV_LIGHT: (8.0, 15.0, 5.0),
-    Blueprint.NORM: (1.0, 1.0, 1.0),
-    Blueprint.DEPTHWISE: (4.0, 6.0, 12.0),
-    Blueprint.CONV_SMALL: (-2.0, 2.0, 1.0),
-    Blueprint.CONV_HEAVY: (20.0, 10.0, 9.0),
+    BlueprintAction.CONV_LIGHT: (8.0, 15.0, 5.0),
+    BlueprintAction.NORM: (1.0, 1.0, 1.0),
+    BlueprintAction.DEPTHWISE: (4.0, 6.0, 12.0),
+    BlueprintAction.CONV_SMALL: (-2.0, 2.0, 1.0),
+    BlueprintAction.CONV_HEAVY: (20.0, 10.0, 9.0),
 }
 """Points of every blueprint by slot."""
 
@@ -228,7 +228,7 @@ class Scaffold(LifecycleSandbox):
 
     scaffold, building = 0, 2
     cost, pay = 10.0, 30.0
-    optimum = _payoff(pay, Blueprint.NORM)
+    optimum = _payoff(pay, BlueprintAction.NORM)
 
     def start(self) -> None:
         self.supported = np.zeros(self.num_envs, dtype=np.bool_)

@@ -22,7 +22,7 @@ from esper.leyline import (
     OP_PRUNE,
     OP_SET_ALPHA_TARGET,
     OP_WAIT,
-    Blueprint,
+    BlueprintAction,
     Head,
     SlotConfig,
     Stage,
@@ -41,11 +41,11 @@ Legal = NDArray[np.bool_]
 NUM_SLOTS = 3
 _PROGRESS = 0
 _BLUEPRINTS = (
-    Blueprint.CONV_LIGHT,
-    Blueprint.NORM,
-    Blueprint.DEPTHWISE,
-    Blueprint.CONV_SMALL,
-    Blueprint.CONV_HEAVY,
+    BlueprintAction.CONV_LIGHT,
+    BlueprintAction.NORM,
+    BlueprintAction.DEPTHWISE,
+    BlueprintAction.CONV_SMALL,
+    BlueprintAction.CONV_HEAVY,
 )
 
 
@@ -138,7 +138,7 @@ class Bandit(Sandbox):
 
     def rewards(self, actions: Actions) -> Rewards:
         right = (actions[:, Head.OP] == OP_GERMINATE) & (actions[:, Head.SLOT] == 2)
-        return (right & (actions[:, Head.BLUEPRINT] == Blueprint.CONV_HEAVY)).astype(np.float64)
+        return (right & (actions[:, Head.BLUEPRINT] == BlueprintAction.CONV_HEAVY)).astype(np.float64)
 
 
 class Schedule(Sandbox):
@@ -213,7 +213,9 @@ class Combination(Sandbox):
     optimum = 6.0
     ops = (OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE)
     slot_of_op = np.array([0, 0, 2, 0, 1, 0])
-    blueprint_of_slot = np.array([Blueprint.NORM, Blueprint.CONV_HEAVY, Blueprint.CONV_LIGHT])
+    blueprint_of_slot = np.array(
+        [BlueprintAction.NORM, BlueprintAction.CONV_HEAVY, BlueprintAction.CONV_LIGHT]
+    )
 
     def start(self) -> None:
         self._force()

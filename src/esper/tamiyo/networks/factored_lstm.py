@@ -1,8 +1,8 @@
-"""The recurrent actor-critic with eight factored heads. Float32 always, never compiled.
+"""The recurrent actor-critic with eight factored heads. Float32 always, never compiled (ADR 0023).
 
-Op is chosen first, then the slot, then the rest; with ``conditioned`` heads each sees what was
-chosen before it. Log-probabilities, entropies and the value of a decision all come from the one
-sample that is acted on.
+Op is sampled first, then the slot, then the rest: the policy is an autoregressive product of
+categorical distributions. With ``conditioned`` heads each sees what was sampled before it.
+Log-probabilities, entropies and the value of a decision all come from the one sample that is taken.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from esper.leyline import (
     NUM_OPS,
     AlphaTarget,
     Head,
-    Op,
+    LifecycleOp,
     head_sizes,
 )
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.distributions import MaskedCategorical
+from esper.tamiyo.policy.distributions import MASKED_LOG_PROB, MaskedCategorical, mask_logits
 
 Critic = Literal["state_value", "op_value"]
 Hidden = tuple[Tensor, Tensor]
@@ -38,12 +38,13 @@ Hidden = tuple[Tensor, Tensor]
 
 HEAD_HIDDEN: Final = 128
 MEMORY_STEPS: Final = 64
-"""Longest memory that a cell starts with."""
+"""T_max of the chrono initialisation: the longest memory, in steps, that a cell starts with."""
 INITIAL_LOGITS: Final[Mapping[Head, Mapping[int, float]]] = {
-    Head.OP: {Op.WAIT: 1.0, Op.PRUNE: -2.0},
+    Head.OP: {LifecycleOp.WAIT: 1.0, LifecycleOp.PRUNE: -2.0},
     Head.ALPHA_TARGET: {AlphaTarget.FULL: 1.0},
 }
-"""Head starts: two thirds of uniform germinations would strand below HOLDING, and most be pruned."""
+"""Biases of last layers: of uniform choices two thirds of the seeds would stay below full alpha, and never
+reach HOLDING, and most would be pruned."""
 
 
 class BlueprintEmbedding(nn.Module):
@@ -58,9 +59,8 @@ class BlueprintEmbedding(nn.Module):
         self.register_buffer("null_index", torch.tensor(BLUEPRINT_NULL_INDEX))
 
     def forward(self, indices: Tensor) -> Tensor:
-        """``[..., slot]``, -1 = empty, to ``[..., slot·dim]``."""
-        known = torch.where(indices < 0, self.null_index, indices)
-        return self.embedding(known).flatten(start_dim=-2)
+        """``[..., slot]``, -1 = empty, to ``[..., slot, dim]``."""
+        return self.embedding(torch.where(indices < 0, self.null_index, indices))
 
 
 class Decision(NamedTuple):
@@ -105,16 +105,18 @@ class PolicyShape:
 
 
 def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
+    """Orthogonal initialisation (Saxe et al. 2014), with the gains customary in PPO."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-def _spread_memory(bias: Tensor, hidden: int) -> None:
-    """Forget gates that keep a cell for 1 to ``MEMORY_STEPS`` steps, and input gates that match.
+def _chrono_init(bias: Tensor, hidden: int) -> None:
+    """Chrono initialisation (Tallec & Ollivier 2018): forget biases log U(1, T_max - 1), input biases their
+    negatives.
 
-    With the customary forget bias of 1 a cell loses all but 1e-7 of its content within 50 steps, and
-    no gradient is left to learn from.
+    Cells then remember for 1 to ``MEMORY_STEPS`` steps. With the customary forget bias of 1 a cell loses all
+    but 1e-7 of its content within 50 steps, and no gradient is left to learn from (ADR 0013).
     """
     span = torch.empty(hidden).uniform_(1.0, MEMORY_STEPS - 1.0).log()
     bias[:hidden] = -span
@@ -172,7 +174,7 @@ class FactoredRecurrentActorCritic(nn.Module):
             else:
                 nn.init.zeros_(parameter)
             if name == "bias_ih_l0":
-                _spread_memory(parameter.data, self.shape.hidden_dim)
+                _chrono_init(parameter.data, self.shape.hidden_dim)
 
     def _make_head(self, head: Head) -> nn.Sequential:
         hidden = (self.shape.hidden_dim, HEAD_HIDDEN) if head is Head.BLUEPRINT else (HEAD_HIDDEN,)
@@ -203,7 +205,8 @@ class FactoredRecurrentActorCritic(nn.Module):
         self, state: Tensor, blueprint_indices: Tensor, hidden: Hidden, fresh: Tensor | None = None
     ) -> tuple[Tensor, Hidden]:
         """Features ``[batch, seq, hidden]``; ``fresh [batch, seq]`` marks steps that begin an episode."""
-        x = self.features(torch.cat([state, self.blueprints(blueprint_indices)], dim=-1))
+        blueprints = self.blueprints(blueprint_indices).flatten(start_dim=-2)
+        x = self.features(torch.cat([state, blueprints], dim=-1))
         if not self.shape.recurrent:
             return self.norm(x), hidden
         starts = [0]
@@ -247,28 +250,34 @@ class FactoredRecurrentActorCritic(nn.Module):
         hidden: Hidden | None = None,
         op: Tensor | None = None,
         slot: Tensor | None = None,
-        *,
-        op_mask: Tensor | None = None,
-        slot_mask: Tensor | None = None,
+        **masks: Tensor,
     ) -> dict[str, Tensor | Hidden]:
         """All logits ``[batch, seq, values]``, ``value [batch, seq]`` and ``hidden``.
 
-        Op and slot, where they are not given, are drawn from torch's generator under their masks.
+        ``masks`` are bool tensors ``[batch, seq, values]`` by name: ``op_mask``, ``slot_mask``,
+        ``blueprint_mask``, ``style_mask``, ``tempo_mask``, ``alpha_target_mask``, ``alpha_speed_mask``,
+        ``alpha_curve_mask``; what they forbid has the logit ``MASKED_LOG_PROB``. Op and slot, where they
+        are not given, are drawn from torch's generator under their masks.
+
+        Asked for by the specification, as is ``get_value``: rollout and update call ``get_action`` and
+        ``evaluate_actions``.
         """
+        unknown = masks.keys() - {f"{name}_mask" for name in HEAD_NAMES}
+        if unknown:
+            raise TypeError(f"forward() has no mask named {', '.join(sorted(unknown))}")
         if hidden is None:
             hidden = self.get_initial_hidden(state.shape[0], state.device)
         encoded, hidden = self.encode(state, blueprint_indices, hidden)
-        logits: dict[str, Tensor | Hidden] = {}
-        op_logits = self.heads["op"](encoded)
-        op = _drawn(op_logits, op_mask) if op is None else op
-        slot_logits = self.head_logits(Head.SLOT, encoded, op, None)
-        slot = _drawn(slot_logits, slot_mask) if slot is None else slot
-        for head in Head:
-            known = {Head.OP: op_logits, Head.SLOT: slot_logits}.get(head)
-            logits[f"{HEAD_NAMES[head]}_logits"] = (
-                self.head_logits(head, encoded, op, slot) if known is None else known
-            )
-        return {**logits, "value": self._value(encoded, op), "hidden": hidden, "op": op, "slot": slot}
+        op_logits = mask_logits(self.heads["op"](encoded), masks.get("op_mask"))
+        op = _drawn(op_logits) if op is None else op
+        slot_logits = mask_logits(self.head_logits(Head.SLOT, encoded, op, None), masks.get("slot_mask"))
+        slot = _drawn(slot_logits) if slot is None else slot
+        result: dict[str, Tensor | Hidden] = {"op_logits": op_logits, "slot_logits": slot_logits}
+        for head in list(Head)[Head.BLUEPRINT :]:
+            name = HEAD_NAMES[head]
+            logits = self.head_logits(head, encoded, op, slot)
+            result[f"{name}_logits"] = mask_logits(logits, masks.get(f"{name}_mask"))
+        return {**result, "value": self._value(encoded, op), "hidden": hidden, "op": op, "slot": slot}
 
     def get_action(
         self,
@@ -348,7 +357,6 @@ class FactoredRecurrentActorCritic(nn.Module):
         return self._value(encoded.squeeze(1), unused if op is None else op)
 
 
-def _drawn(logits: Tensor, mask: Tensor | None) -> Tensor:
-    mask = torch.ones_like(logits, dtype=torch.bool) if mask is None else mask
+def _drawn(logits: Tensor) -> Tensor:
     uniform = torch.rand(logits.shape[:-1], device=logits.device)
-    return MaskedCategorical(logits, mask).sample(uniform)
+    return MaskedCategorical(logits, logits > MASKED_LOG_PROB).sample(uniform)

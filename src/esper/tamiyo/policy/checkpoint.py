@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,36 @@ class CheckpointError(EsperError):
 # --- a policy -------------------------------------------------------------------------------------
 
 
-def save_policy(policy: FactoredRecurrentActorCritic, directory: Path) -> None:
-    """Write the policy with what it is bound to: its shape and the names of its features.
+@dataclass(frozen=True, slots=True)
+class TrainedOn:
+    """The episodes of a policy's training; whoever evaluates it takes the same, or says what differs."""
+
+    task: str
+    slots: int
+    steps: int
+    rent: float
+    auto_forward: bool
+
+    def differences(self, **asked: object) -> str:
+        """``asked``, in words, as far as it is not what the policy was trained on; empty if it is."""
+        trained = asdict(self)
+        names = [name for name, value in asked.items() if value != trained[name]]
+        return ", ".join(f"{name} {asked[name]} (trained on {trained[name]})" for name in names)
+
+
+def save_policy(
+    policy: FactoredRecurrentActorCritic, directory: Path, trained_on: TrainedOn | None = None
+) -> None:
+    """Write the policy with what it is bound to: its shape, the names of its features, and its training.
 
     A policy of the same shape that is there already is replaced in such a way that at every moment one
     of the two is there whole: while the weights are exchanged, the description holds the digests of both.
     """
-    bound = {"shape": asdict(policy.shape), "features": list(feature_names(policy.num_slots))}
+    bound = {
+        "shape": asdict(policy.shape),
+        "features": list(feature_names(policy.num_slots)),
+        "trained_on": None if trained_on is None else asdict(trained_on),
+    }
     weights = save_tensors(policy.state_dict())
     new = _digest_of_policy(bound, weights)
 
@@ -73,6 +96,16 @@ def load_policy(directory: Path | str) -> FactoredRecurrentActorCritic:
     return policy
 
 
+def read_training(directory: Path | str) -> TrainedOn | None:
+    """What the policy in ``directory`` was trained on; ``None`` if it does not say."""
+    directory = Path(directory)
+    bound, _ = _read_policy(directory)
+    try:
+        return msgspec.convert(bound.get("trained_on"), TrainedOn | None)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"'{directory / SHAPE_FILE}' does not describe a policy: {error}") from None
+
+
 def _read_policy(directory: Path) -> tuple[dict[str, Any], bytes]:
     """The description and the bytes of the weights, of one and the same policy."""
     bound = read_json(directory / SHAPE_FILE)
@@ -88,7 +121,10 @@ def _read_policy(directory: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def _digest_of_policy(bound: Mapping[str, Any], weights: bytes) -> str:
-    description = json.dumps([bound.get("shape"), bound.get("features")], sort_keys=True)
+    known = [bound.get("shape"), bound.get("features")]
+    if bound.get("trained_on") is not None:  # policies of older versions do not have it
+        known.append(bound["trained_on"])
+    description = json.dumps(known, sort_keys=True)
     return hashlib.sha256(description.encode() + weights).hexdigest()
 
 

@@ -17,13 +17,25 @@ class AllMaskedError(EsperError):
     """A row of a mask that allows nothing."""
 
 
+def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """``logits [..., k]`` with ``MASKED_LOG_PROB`` where ``mask`` forbids a value."""
+    if mask is None:
+        return logits
+    _check(mask)
+    return torch.where(mask, logits, MASKED_LOG_PROB)
+
+
+def _check(mask: Tensor) -> None:
+    if not mask.any(dim=-1).all():
+        row = (~mask.any(dim=-1)).nonzero()[0].tolist()
+        raise AllMaskedError(f"row {row} of a mask of shape {tuple(mask.shape)} allows no value")
+
+
 class MaskedCategorical:
     """Probabilities over the values that ``mask [..., k]`` allows, from ``logits [..., k]``, in float32."""
 
     def __init__(self, logits: Tensor, mask: Tensor) -> None:
-        if not mask.any(dim=-1).all():
-            row = (~mask.any(dim=-1)).nonzero()[0].tolist()
-            raise AllMaskedError(f"row {row} of a mask of shape {tuple(mask.shape)} allows no value")
+        _check(mask)
         self.mask = mask
         # A finite stand-in before the softmax would win against logits that lie even lower.
         masked = torch.where(mask, logits.float(), -torch.inf)

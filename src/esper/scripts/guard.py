@@ -1,0 +1,74 @@
+"""How a command ends: every error is one sentence on standard error and a non-zero exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+
+from esper.leyline.errors import EsperError, InterruptedRunError
+
+USAGE_ERROR = 2
+INTERNAL_ERROR = 70
+"""``EX_SOFTWARE`` of sysexits.h: a mistake of Esper's own."""
+INTERRUPTED = 130
+HEAD, TAIL = 600, 200
+"""Characters that are left of a sentence with a very long name in it."""
+
+
+class ArgumentError(EsperError):
+    """A word of the command line that is no text."""
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuse undecodable bytes and zero bytes, which no file name or setting can hold."""
+    for number, word in enumerate(words, start=1):
+        if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
+            raise ArgumentError(f"word {number} of the command line is not valid UTF-8: {word[:80]!a}")
+
+
+def exit_on_error(command: Callable[[], None]) -> None:
+    """Run ``command``; an error ends it with a sentence and a non-zero exit, never with a traceback.
+
+    What is not the user's to solve leaves its traceback in a file, which the sentence names.
+    """
+    try:
+        command()
+    except InterruptedRunError as error:
+        _end(str(error), INTERRUPTED)
+    except EsperError as error:
+        _end(str(error), USAGE_ERROR)
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(USAGE_ERROR)
+    except KeyboardInterrupt:
+        _end("interrupted", INTERRUPTED)
+    except OSError as error:
+        if error.filename is None:
+            _end_internally(error)
+        _end(f"'{error.filename}' cannot be used: {error.strerror}", USAGE_ERROR)
+    except Exception as error:
+        _end_internally(error)
+
+
+def _end_internally(error: Exception) -> None:
+    reason = str(error).partition("\n")[0]
+    sentence = f"{type(error).__name__}{f': {reason}' if reason else ''}"
+    with contextlib.suppress(OSError):  # a full disk must not hide the sentence
+        number, path = tempfile.mkstemp(prefix="esper-", suffix=".log")
+        with os.fdopen(number, "w", errors="backslashreplace") as file:
+            traceback.print_exception(error, file=file)
+        sentence = f"{sentence}; this was not foreseen, and the traceback is in {path}"
+    _end(sentence, INTERNAL_ERROR)
+
+
+def _end(sentence: str, code: int) -> None:
+    """One line, whatever names are in it."""
+    if len(sentence) > HEAD + TAIL:
+        sentence = f"{sentence[:HEAD]} … {sentence[-TAIL:]}"
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)
+    print(f"esper: {line}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,170 @@
+"""Invocations that nobody means: hostile values for every flag, and damage to run directories."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_origin
+
+from pydantic import BaseModel
+
+from esper.config import RunConfig, TrainingConfig
+from esper.scripts.eval_command import EvaluationConfig
+from esper.scripts.export_command import ExportConfig
+from esper.scripts.report_command import ReportConfig
+from esper.scripts.runs_command import RunsConfig
+from esper.scripts.serve_command import ServeConfig
+from esper.scripts.sql_command import SqlConfig
+from esper.scripts.train_command import EXTRA
+from esper.scripts.watch_command import WatchConfig
+
+DIGITS = "9" * 5_000
+DEEP = "[" * 1_000 + "]" * 1_000
+NO_TEXT = ("a\udc80", "a\0b")
+"""What undecodable bytes of the command line become, and what no file name can hold."""
+NO_PATHS = ("x" * 5_000, "/dev/null/x", "/proc/self/nowhere/x", "nowhere/[/b]")
+"""Too long, below a file, without permission, and with rich's markup in a name."""
+NO_NUMBERS = (DIGITS, "nan", "-inf", "1e999", "-1", "", "[/b]", "0x10", "1" * 400, DEEP)
+
+
+class Command(NamedTuple):
+    """A command with the words that it needs to be right but for one flag."""
+
+    config: type[BaseModel]
+    words: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+
+
+COMMANDS = {
+    "run": Command(RunConfig, ("--task", "tiny")),
+    "train": Command(TrainingConfig, ("--task", "tiny"), tuple(EXTRA)),
+    "eval": Command(EvaluationConfig, ("{runs}/trained/best",)),
+    "watch": Command(WatchConfig, ("{runs}/grown",)),
+    "report": Command(ReportConfig, ("{runs}/grown",)),
+    "runs": Command(RunsConfig, ("{runs}",)),
+    "sql": Command(SqlConfig, ("{runs}/grown", "select 1")),
+    "export": Command(ExportConfig, ("{runs}/grown",)),
+    "serve": Command(ServeConfig, ("{runs}",)),
+}
+READERS = (
+    ("report", "{run}", "--out", "{run}/report.html"),
+    ("runs", "{run}/.."),
+    ("sql", "{run}", "select * from epoch"),
+    ("sql", "{run}", "select * from decisions", "--json"),
+    ("export", "{run}", "--out", "{run}/export"),
+    ("watch", "{run}", "--speed", "0"),
+    ("train", "--resume", "{run}"),
+    ("eval", "{run}/best", "--episodes", "1"),
+)
+"""Commands that read a run; the last is wrong by itself, so that a policy that survived starts no study."""
+
+
+def refused(rng: random.Random, runs: Path) -> list[str]:
+    """One command that has to be refused, at random."""
+    name = rng.choice(sorted(COMMANDS))
+    command = COMMANDS[name]
+    words = [name, *(word.format(runs=runs) for word in command.words)]
+    flags: dict[str, Any] = {flag: field.annotation for flag, field in command.config.model_fields.items()}
+    flags |= {flag: EXTRA[flag][0] for flag in command.extra}
+    flag = rng.choice(sorted(flags))
+    how = rng.random()
+    if how < 0.1:  # a flag like no other, or one that ends too early
+        return [
+            *words,
+            rng.choice(("--" + "y" * rng.randrange(1, 9), f"--{flag}-", "-q", "--=", f"--{DIGITS}")),
+        ]
+    if how < 0.2:
+        return [*words, f"--{flag.replace('_', '-')}", rng.choice(NO_TEXT)]
+    if how < 0.3 and name not in ("run", "train"):  # the first word
+        return [name, rng.choice(NO_PATHS), *words[2:]]
+    return [*words, f"--{_spelled(flag)}", *_no_value(rng, flag, flags[flag])]
+
+
+def _spelled(flag: str) -> str:
+    return flag.removeprefix("as_").replace("_", "-")
+
+
+def _no_value(rng: random.Random, flag: str, kind: Any) -> list[str]:
+    """Words after a flag of the given type that make it wrong."""
+    text = str(kind)
+    if kind is bool:
+        return [rng.choice(("maybe", "[/b]", DIGITS))]
+    if "int" in text or "float" in text or get_origin(kind) is Literal:
+        return [rng.choice(NO_NUMBERS)]
+    if flag in ("out", "config", "resume", "checkpoint", "against") or "Path" in text:
+        return [rng.choice(NO_PATHS[:3] if flag == "out" else NO_PATHS)]
+    if flag == "host":
+        return ["[/b]"]
+    return [rng.choice(("[/b]", "x" * 5_000, "a\nb", DEEP)), *rng.choice(((), ("--steps", "-1")))]
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def damaged(rng: random.Random, run: Path, folder: Path) -> Path:
+    """A copy of a run in which one file is not what was written."""
+    copy = folder / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(run, copy)
+    files = sorted(path for path in copy.rglob("*") if path.is_file() and path.suffix != ".lock")
+    path = rng.choice([path for path in files if path.stat().st_size])
+    rng.choice((flip, cut, empty, remove, nest, exchange, exchange))(rng, path)
+    return copy
+
+
+def flip(rng: random.Random, path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    for _ in range(rng.randrange(1, 6)):
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(bytes(content))
+
+
+def cut(rng: random.Random, path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: rng.randrange(len(content))])
+
+
+def empty(rng: random.Random, path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def remove(rng: random.Random, path: Path) -> None:
+    path.unlink()
+
+
+def nest(rng: random.Random, path: Path) -> None:
+    exchange(rng, path, DEEP.encode())
+
+
+STRANGE = (
+    DIGITS.encode(),
+    b"1e308",
+    b"-1",
+    b"null",
+    b'"[/b]"',
+    b'"\xff\xfe"',
+    b'"\\ud800"',
+    b"{}",
+    b"1e999",
+    b"NaN",
+)
+
+
+def exchange(rng: random.Random, path: Path, value: bytes | None = None) -> None:
+    """Put a strange value in the place of one that a key of the file's JSON has."""
+    content = path.read_bytes()
+    values = list(re.finditer(rb'(?<=":)\s*(-?[\d.e+-]+|"[^"]*"|null|true|false)', content))
+    if not values:
+        return flip(rng, path)
+    found = rng.choice(values)
+    path.write_bytes(content[: found.start()] + (value or rng.choice(STRANGE)) + content[found.end() :])
+    return None
+
+
+def readings(rng: random.Random, run: Path) -> Iterator[list[str]]:
+    """Two commands that read the run."""
+    for words in rng.sample(READERS, 2):
+        yield [word.format(run=run) for word in words]

@@ -1,0 +1,193 @@
+"""Hostile input ends in one sentence and a non-zero exit code, never in a traceback."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from esper.scripts import cli
+from esper.scripts.guard import INTERNAL_ERROR, USAGE_ERROR, exit_on_error
+from esper.training import train
+from tests.integration import hostile
+from tests.integration.training import tiny
+
+REFUSED, DAMAGED = 400, 50
+"""Random invocations: so many commands that are wrong, and two commands for each of so many damaged runs."""
+
+
+@pytest.fixture(scope="module")
+def runs(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    train(tiny(iterations=2, detail="full"), folder / "trained")
+    cli.main(["run", "--task", "tiny", "--steps", "4", "--out", str(folder / "grown"), "--json"])
+    return folder
+
+
+@pytest.fixture
+def ending(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Calls a command and returns its exit code and what it said; what it writes goes to a new folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+    def call(*words: str) -> tuple[object, str]:
+        code: object = 0
+        try:
+            cli.main(words)
+        except SystemExit as stop:
+            code = stop.code
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err, words
+        if code == USAGE_ERROR:
+            assert re.fullmatch(r"esper: [^\n]+\n", err), words
+        return code, out + err
+
+    return call
+
+
+@pytest.mark.parametrize("path", hostile.NO_PATHS)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "{}"),
+        ("watch", "{}"),
+        ("sql", "{}", "select 1"),
+        ("eval", "{}"),
+        ("export", "{}"),
+        ("runs", "{}"),
+        ("train", "--config", "{}.json"),
+        ("train", "--resume", "{}"),
+        ("run", "--controller", "ppo", "--checkpoint", "{}"),
+        ("run", "--steps", "1", "--out", "{}/x"),
+    ],
+)
+def test_a_path_that_cannot_be_used(words: tuple[str, ...], path: str, ending, runs: Path) -> None:
+    if "--out" in words and "[/b]" in path:
+        path = str(runs / "trained" / "config.json")  # a new folder of that name is fine: see below
+    code, said = ending(*(word.format(path) for word in words))
+    assert code == USAGE_ERROR, said
+
+
+def test_markup_in_a_name_is_text(ending, runs: Path, tmp_path: Path) -> None:
+    out = "[/b] [bold]"
+    code, said = ending("run", "--task", "tiny", "--steps", "1", "--out", out)
+    assert (code, "run saved in [/b] [bold]" in said) == (0, True)
+    for words in (("watch", out, "--speed", "0"), ("runs", "."), ("export", out)):
+        code, said = ending(*words)
+        assert (code, "[/b] [bold]" in said) == (0, True), words
+
+
+@pytest.mark.parametrize("value", hostile.NO_NUMBERS)
+@pytest.mark.parametrize("flag", ["--rng-seed", "--steps", "--incubation-epochs"])
+def test_a_number_that_is_none(flag: str, value: str, ending) -> None:
+    assert ending("run", flag, value)[0] == USAGE_ERROR
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("deep.json", '{"envs": ' + hostile.DEEP + "}"),
+        ("deep.toml", "envs = " + hostile.DEEP),
+        ("digits.json", '{"envs": ' + hostile.DIGITS + "}"),
+        ("digits.toml", "envs = 0x" + "f" * 6_000),
+        ("list.json", '{"envs": [' + "1," * 400_000 + "1]}"),
+        ("list.toml", "hold_heads = [" + "1," * 10_000 + "]"),
+        ("half.json", '{"task": "\\ud800"}'),
+        ("bytes.json", "\udcff\udcfe{}"),
+        ("markup.json", '{"[/b]": 1}'),
+    ],
+)
+def test_a_configuration_that_is_none(name: str, content: str, ending, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
+    assert ending("train", "--config", name)[0] == USAGE_ERROR
+
+
+@pytest.mark.parametrize("word", hostile.NO_TEXT)
+@pytest.mark.parametrize(
+    "words", [(), ("run", "--task"), ("sql", "{runs}/grown"), ("serve", "{runs}", "--host")]
+)
+def test_bytes_that_are_no_text(words: tuple[str, ...], word: str, ending, runs: Path) -> None:
+    code, said = ending(*(w.format(runs=runs) for w in words), word)
+    assert code == USAGE_ERROR
+    assert "is not valid UTF-8" in said
+
+
+@pytest.mark.parametrize("host", ["é" * 80, "x" * 300, "[/b]", ""])
+def test_a_host_that_is_none(host: str, ending, runs: Path) -> None:
+    assert ending("serve", str(runs), "--host", host)[0] == USAGE_ERROR
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("t", "1e308"), ("started", '"never"'), ("name", '"[/b]"'), ("horizon", hostile.DEEP)],
+)
+def test_a_strange_row_of_a_run(column: str, value: str, ending, runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "grown", run)
+    for part in run.glob("telemetry/run/*"):
+        part.write_text(
+            re.sub(rf'"{column}":("[^"]*"|[^,}}]+)', lambda _: f'"{column}":{value}', part.read_text())
+        )
+    for words in hostile.READERS[:-2]:
+        assert ending(*(word.format(run=run) for word in words))[0] in (0, USAGE_ERROR), words
+
+
+def test_times_with_a_zone_can_be_asked_for(ending, runs: Path) -> None:
+    query = "select timestamptz '2020-01-01 00:00:00+00' as x, [timestamptz '2020-01-01 00:00:00+00'] as y"
+    code, said = ending("sql", str(runs / "grown"), query, "--csv")
+    assert (code, said.count("2020-01-01 00:00:00+00:00")) == (0, 2)
+
+
+# --- at random ------------------------------------------------------------------------------------
+
+
+def test_random_commands_that_are_wrong(ending, runs: Path) -> None:
+    rng = random.Random(13)
+    for _ in range(REFUSED):
+        words = hostile.refused(rng, runs)
+        code, said = ending(*words)
+        assert code == USAGE_ERROR, (words, said)
+
+
+def test_random_damage_to_runs(ending, runs: Path, tmp_path: Path) -> None:
+    rng = random.Random(13)
+    for _ in range(DAMAGED):
+        run = hostile.damaged(rng, runs / rng.choice(("grown", "trained")), tmp_path / "damaged")
+        for words in hostile.readings(rng, run):
+            code, said = ending(*words)
+            assert code in (0, USAGE_ERROR), (words, said)
+
+
+# --- what is left ---------------------------------------------------------------------------------
+
+
+def test_an_error_that_nobody_foresaw_leaves_its_traceback_in_a_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def fail() -> None:
+        raise KeyError("never\nthought of")
+
+    with pytest.raises(SystemExit) as stop:
+        exit_on_error(fail)
+    assert stop.value.code == INTERNAL_ERROR
+    (file,) = tmp_path.glob("esper-*.log")
+    said = capsys.readouterr().err
+    assert said.startswith("esper: KeyError: ")
+    assert said.endswith(f"the traceback is in {file}\n")
+    assert said.count("\n") == 1
+    assert "in fail" in file.read_text()
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (SystemExit(3), 3)])
+def test_what_is_no_error_is_not_swallowed(error: BaseException, code: int) -> None:
+    def stop() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        exit_on_error(stop)
+    assert ended.value.code == code
