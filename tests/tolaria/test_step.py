@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from esper.leyline import AlphaSpeed, AlphaTarget, LifecycleRules, Op, Stage
+from esper.leyline import LifecycleRules, Op, Stage
 from esper.leyline.events import CounterfactualRow, DecisionRow
 from esper.tolaria.env import MorphEnv
 from tests.tolaria.building import SMALL_RULES, WAIT, action, plant, run, stages_of, started, tiny_task
@@ -38,27 +38,6 @@ def test_a_seed_s_episode_epoch_by_epoch() -> None:
         ("HOLDING", 5, 0, 1.0),
         ("HOLDING", 6, 1, 1.0),
         ("HOLDING", 7, 2, 1.0),
-    ]
-
-
-def test_alpha_goes_down_and_up_again_by_action() -> None:
-    env, _ = started(tiny_task(horizon=14))
-    half = action(Op.SET_ALPHA_TARGET, 1, alpha_target=AlphaTarget.HALF, alpha_speed=AlphaSpeed.FAST)
-    full = action(Op.SET_ALPHA_TARGET, 1, alpha_target=AlphaTarget.FULL, alpha_speed=AlphaSpeed.INSTANT)
-    run(env, {0: plant(1)}, until=5)
-    assert stages_of(env)[1] == Stage.HOLDING
-    lines = []
-    for chosen in (half, WAIT, WAIT, WAIT, full, WAIT):
-        assert env.step(chosen).last_success
-        lines.append((stages_of(env)[1].name, round(float(env.table.alpha[0, 1]), 3)))
-    # One epoch each at 0.833, 0.667 and 0.5, shown is the alpha of the next; parked; then back at once.
-    assert lines == [
-        ("BLENDING", 0.667),
-        ("BLENDING", 0.5),
-        ("BLENDING", 0.5),
-        ("BLENDING", 0.5),
-        ("HOLDING", 1.0),
-        ("HOLDING", 1.0),
     ]
 
 
