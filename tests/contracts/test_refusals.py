@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper import check_blueprint
 from esper.kasmina import MorphogeneticModel, WrappedHost, register_blueprint
 from esper.kasmina.blueprints import blueprint_named, names_for, specs_for, unregister_blueprint
 from esper.leyline import BlueprintAction
@@ -108,22 +107,6 @@ def test_a_blueprint_that_does_not_fit_is_refused_and_the_slot_stays_empty(
         germinate(trial.model, "odd", style=0)
     assert_as_before(trial, before)
     assert germinate(trial.model, "conv_light", style=0).succeeded, "the next seed is welcome"
-
-
-@pytest.mark.parametrize(
-    ("build", "sentence"),
-    [
-        (
-            Narrow,
-            r"blueprint 'odd' must keep the shape of its input \(2, 4, 6, 6\); it returned \(2, 4, 4, 4\)",
-        ),
-        (Undefined, "blueprint 'odd' returned a non-finite delta at birth; look for a division by zero"),
-        (loud, "blueprint 'odd' must return a delta of exactly zero at birth"),
-    ],
-)
-def test_the_check_refuses_it_before_any_training(build: Build, sentence: str) -> None:
-    with registered("odd", build), pytest.raises(BlueprintError, match=sentence):
-        check_blueprint("odd", width=4)
 
 
 def everything(trial: Trial) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -24,25 +25,10 @@ from esper.simic.training.vectorized import Trainer
 from tests.integration.training import assert_same_end, prepare, rows_without_times
 
 ROOT = Path(__file__).parents[2]
-WORDS = [
-    "train",
-    "--task",
-    "tiny",
-    "--hidden-dim",
-    "16",
-    "--envs",
-    "12",
-    "--iterations",
-    "3",
-    "--update-epochs",
-    "2",
-    "--evaluate-episodes",
-    "5",
-    "--evaluate-every",
-    "2",
-    "--checkpoint-every",
-    "1",
-]
+WORDS = shlex.split(
+    "train --task tiny --hidden-dim 16 --envs 12 --iterations 3 --update-epochs 2"
+    " --evaluate-episodes 5 --evaluate-every 2 --checkpoint-every 1"
+)
 """Six shards of two environments, and three of episodes to evaluate with."""
 PAID = ["--reward-family", "loss"]
 """Every step of a short episode brings something, and nothing waits for twins."""
@@ -50,6 +36,7 @@ MISHAP = "ESPER_TEST_MISHAP"
 
 IN_EVERY_WORKER = """
 import os
+import shlex
 if "RANK" in os.environ:
     from tests.integration.test_processes import prepare_worker
     prepare_worker()
@@ -160,7 +147,7 @@ def test_a_worker_whose_others_are_gone_says_so(
 
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(worker, "_meet", lambda: None)
-    monkeypatch.setattr(worker, "train", lose)
+    monkeypatch.setattr(worker, "teach", lose)
     monkeypatch.setattr(worker.exchange, "rank", lambda: 1)
     monkeypatch.setattr(
         sys, "argv", ["worker", str(tmp_path / "config.json"), str(tmp_path / "run"), "start"]

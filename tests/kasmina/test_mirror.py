@@ -47,16 +47,6 @@ def test_the_branches_cancel_bit_for_bit(
 
 
 @widths
-def test_every_weight_has_a_gradient_at_the_first_backward(width: int) -> None:
-    restart(width)
-    module = mirrored(width)
-    learn(module, features(width))
-    for name, weight in module.named_parameters():
-        assert weight.grad is not None, name
-        assert weight.grad.any(), name
-
-
-@widths
 def test_one_step_parts_the_branches(width: int) -> None:
     restart(width)
     module = mirrored(width)
@@ -68,13 +58,6 @@ def test_one_step_parts_the_branches(width: int) -> None:
         sign = -1 if name.startswith("2.") else 1
         assert not torch.equal(one[name], sign * other[name]), name
     assert module(h).any()
-
-
-def test_the_branches_share_no_weight() -> None:
-    module = mirrored(4)
-    one, other = ({p.data_ptr() for p in branch.parameters()} for branch in (module.one, module.other))
-    assert len(one) == len(other) == 4
-    assert not one & other
 
 
 def test_dropout_inside_breaks_the_mirror_and_germination_says_what_to_do() -> None:

@@ -134,13 +134,6 @@ def test_on_the_cpu_flex_attention_is_sdpa(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(tokens.flex_causal_attention(query, key, value), wanted)
 
 
-def test_torchs_flex_attention_has_no_backward_on_the_cpu() -> None:
-    # If this fails, torch has learned it and flex_causal_attention can use it everywhere.
-    query = torch.randn(1, 1, 4, 16, requires_grad=True)
-    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
-        flex.flex_attention(query, query, query)
-
-
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
 def test_the_blocks_of_flex_attention_are_causal() -> None:
     query, key, value = torch.randn(3, 2, 2, 130, 16, generator=torch.Generator().manual_seed(0)).unbind()

@@ -174,15 +174,8 @@ def started(task: TaskSpec | None = None, **arguments: Any) -> tuple[MorphEnv, L
 def run(env: MorphEnv, actions: Mapping[int, IntArray], until: int | None = None) -> MorphEnv:
     """Step to epoch ``until`` (default: the horizon), waiting where ``actions`` has nothing for the epoch."""
     while not env.ended and env.epoch != until:
-        take(env, actions.get(env.epoch, WAIT))
+        env.step(actions.get(env.epoch, WAIT))
     return env
-
-
-def take(env: MorphEnv, chosen: IntArray) -> EnvFacts:
-    """One step whose decision is recorded, as ``run_episode`` does it."""
-    facts = env.step(chosen)
-    env.record_decision()
-    return facts
 
 
 def stages_of(env: MorphEnv) -> list[Stage]:

@@ -11,7 +11,7 @@ from esper.leyline.errors import InvalidActionError
 from esper.leyline.events import DecisionRow
 from esper.leyline.slot_table import IntArray
 from tests.contracts.matrix import registered
-from tests.tolaria.building import WAIT, action, bits, plant, run, stages_of, started, take
+from tests.tolaria.building import WAIT, action, bits, plant, run, stages_of, started
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_an_illegal_action_is_refused_and_is_no_more_than_waiting(illegal: IntAr
     (env, sink), (twin, _) = started(), started()
     run(env, {0: plant(1)}, until=1)
     run(twin, {0: plant(1)}, until=1)
-    facts, expected = take(env, illegal), twin.step(WAIT)
+    facts, expected = env.step(illegal), twin.step(WAIT)
     decision = sink.of(DecisionRow)[-1]
     assert (decision.succeeded, decision.refused_by) == (False, "legality")
     assert decision.failed_checks == [LifecycleOp(int(illegal[0])).name.lower()]
@@ -42,7 +42,7 @@ def test_an_illegal_action_is_refused_and_is_no_more_than_waiting(illegal: IntAr
 
 def test_a_gate_refuses_by_name() -> None:
     env, sink = started()
-    take(env, plant(0, BlueprintAction.LORA))
+    env.step(plant(0, BlueprintAction.LORA))
     decision = sink.of(DecisionRow)[-1]
     assert (decision.succeeded, decision.refused_by) == (False, "G0")
     assert decision.failed_checks == ["blueprint_selectable"]
@@ -55,13 +55,13 @@ def test_a_blueprint_that_a_slot_is_too_narrow_for_is_refused_and_the_episode_go
     with registered("fours", light, multiple_of=4):
         fours = BlueprintAction(blueprint_named("fours", "feature_map").index)
         (env, sink), (twin, _) = started(), started()
-        facts, expected = take(env, plant(0, fours)), twin.step(WAIT)
+        facts, expected = env.step(plant(0, fours)), twin.step(WAIT)
         decision = sink.of(DecisionRow)[-1]
         assert (decision.succeeded, decision.refused_by) == (False, "G0")
         assert decision.failed_checks == ["blueprint_fits"]
         assert (facts.val_loss, facts.last_success) == (expected.val_loss, False)
         assert bits(env.model.state()) == bits(twin.model.state())
-        take(env, plant(1, fours))
+        env.step(plant(1, fours))
         assert stages_of(env) == [Stage.DORMANT, Stage.TRAINING, Stage.DORMANT]
 
 
@@ -76,14 +76,14 @@ def test_a_blueprint_that_a_slot_is_too_narrow_for_is_refused_and_the_episode_go
 def test_an_action_outside_its_heads_is_an_error(row: IntArray, sentence: str) -> None:
     env, _ = started()
     with pytest.raises(InvalidActionError, match=sentence):
-        take(env, row)
+        env.step(row)
     assert env.epoch == 0
 
 
 def test_a_disabled_slot_never_germinates() -> None:
     env, sink = started(enabled=(False, True, True))
     for epoch in range(4):
-        take(env, plant(0 if epoch < 3 else 1))
+        env.step(plant(0 if epoch < 3 else 1))
     assert [row.refused_by for row in sink.of(DecisionRow)] == ["legality"] * 3 + [None]
     assert stages_of(env) == [Stage.DORMANT, Stage.TRAINING, Stage.DORMANT]
     env.reset(1)

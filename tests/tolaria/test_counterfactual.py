@@ -236,18 +236,6 @@ def test_how_the_work_is_cut_changes_nothing(
     assert len(set(whole.losses.tolist())) == 8
 
 
-def test_large_features_are_answered_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switching, "FEATURES_AT_ONCE", 12 * 128)
-    monkeypatch.setattr(switching, "BATCHED_VALUES", 12 * 32)
-    monkeypatch.setattr(switching, "ANSWERED_AT_ONCE", 5 * 32)
-    model, _ = grown_model(dict(enumerate(SEEDS[:3])), styles=STYLES)
-    found = list(outputs_by_prefix(model, digits(15)[0], (2,), every_choice(1)))
-    pieces = [(row, samples.start, samples.stop) for row, samples, _ in found]
-    large = [(row, *piece) for row in (0, 1) for piece in ((0, 5), (5, 10), (10, 12))]
-    assert pieces == [*large, (0, 12, 15), (1, 12, 15)], "what is left over is small enough for one batch"
-    assert_prefix_tree_is_the_plain_forward(model, (0, 1, 2))
-
-
 def test_every_configuration_of_a_text_is_its_plain_forward() -> None:
     host = TransformerHost(vocabulary=16, context=6, width=8, layers=3, heads=2)
     seeds = {0: BlueprintAction.LORA, 1: BlueprintAction.ATTENTION, 2: BlueprintAction.MLP}

@@ -28,7 +28,7 @@ from esper.leyline.events import DecisionRow, TransitionRow
 from esper.leyline.slot_table import NEVER, IntArray
 from esper.leyline.stages import IN_FORWARD
 from esper.tolaria.env import MorphEnv
-from tests.tolaria.building import SMALL_RULES, WAIT, ListSink, plant, stages_of, started, take, tiny_task
+from tests.tolaria.building import SMALL_RULES, WAIT, ListSink, plant, stages_of, started, tiny_task
 
 WIDTHS = (2, 4, 3, 2, 4, 2, 3, 4)
 HORIZON = 25
@@ -82,7 +82,7 @@ class WatchedEpisode:
         before = env.table.copy()
         legal = legal_slots_by_op(before, self.rules)[0]
         assert legal.any(axis=1)[OP_WAIT], "at least waiting is always possible"
-        facts = take(env, action)
+        facts = env.step(action)
         fresh = ListSink()
         fresh.rows = self.sink.rows[known:]
         [decision] = fresh.of(DecisionRow)

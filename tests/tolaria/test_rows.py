@@ -12,7 +12,7 @@ from esper.leyline.events import (
     SeedRow,
     TransitionRow,
 )
-from tests.tolaria.building import PLAN, SMALL_RULES, WAIT, plant, run, started, take, tiny_task
+from tests.tolaria.building import PLAN, SMALL_RULES, WAIT, plant, run, started, tiny_task
 
 
 def test_every_kind_of_row_is_emitted() -> None:
@@ -48,7 +48,7 @@ def test_a_move_carries_the_score_last_measured() -> None:
     env, sink = started(tiny_task(horizon=8))
     scores = {0: env._val_scores[0]}
     for epoch in range(7):
-        scores[epoch + 1] = take(env, plant(1) if epoch == 0 else WAIT).val_score
+        scores[epoch + 1] = env.step(plant(1) if epoch == 0 else WAIT).val_score
     # A move before an epoch's training has the score of the epoch before, one after it its own.
     assert [(row.epoch, row.score) for row in sink.of(TransitionRow)] == [
         (0, scores[0]),
