@@ -331,8 +331,10 @@ def test_one_environment_of_a_training_can_be_chosen(troubled: Path) -> None:
 def test_before_its_first_row_a_run_is_waited_for_and_its_last_state_stays(tmp_path: Path) -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
-    with RunWriter(tmp_path / "run") as writer, TerminalView(tmp_path / "run", console) as view:
+    view = TerminalView(tmp_path / "run", console, share_of_time=1e-9)  # it looks once, and at the end
+    with RunWriter(tmp_path / "run") as writer, view:
         view.refresh()
+        view._draw()
         assert "waiting for the run to begin" in file.getvalue()
         for row in a_run():
             writer.emit(row)
