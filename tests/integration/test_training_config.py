@@ -17,8 +17,8 @@ from esper.leyline.events import UpdateRow
 from esper.run_state import config_of_run
 from esper.simic.rewards.families import FamilyName
 from esper.simic.training.vectorized import IterationSummary
-from esper.training import train
 from esper.tolaria.tasks import TASKS
+from esper.training import train
 from tests.integration.training import TIMES
 from tests.tolaria.building import tiny_task
 

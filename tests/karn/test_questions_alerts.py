@@ -7,6 +7,7 @@ from esper.karn.run import open_run
 from esper.leyline.events import Row
 from tests.karn import made_run
 from tests.karn.made_run import alert_row
+from tests.rows import change
 
 
 def alerts_of(tmp_path: Path, rows: Sequence[Row], *, iterations: int | None = 20) -> Alerts:
@@ -83,7 +84,7 @@ def test_an_alert_about_neither_iteration_nor_episode_stands_where_the_run_was(t
 
 def test_the_worst_severity_is_a_rules(tmp_path):
     mild, bad = alert_row("kl", iteration=1), alert_row("kl", iteration=2)
-    bad.severity = "error"
+    change(bad, severity="error")
 
     assert alerts_of(tmp_path, [mild, bad]).lines[0].severity == "error"
 

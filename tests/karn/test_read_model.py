@@ -1,7 +1,9 @@
-"""One number, one value: list, page, report, figures and alerts say the same of a run."""
+"""One number, one value: terminal, lists, page, report, figures and alerts say the same of a run."""
 
 from __future__ import annotations
 
+import io
+import json
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from esper.karn.conclusion import conclude
 from esper.karn.drawing.picture import numeric_columns
@@ -21,10 +24,14 @@ from esper.karn.questions.overview import overview
 from esper.karn.questions.progress import done_text, progress
 from esper.karn.report import render_report
 from esper.karn.run import Run, open_run
+from esper.karn.runs import listed, table_of
+from esper.karn.screen import screen
+from esper.karn.terminal import TerminalView
 from esper.leyline.events import EpisodeRow, Row, UpdateRow
 from esper.leyline.limits import CORRELATED_EPISODES
 from esper.nissa.watch import Watch
 from esper.nissa.writer import RunWriter
+from esper.scripts import cli
 from tests.karn import made_run
 from tests.karn.page import Node, read_page
 from tests.karn.serving import Client
@@ -75,10 +82,32 @@ def heads(run: Path) -> list[dict[str, str]]:
     return [facts(one) for one in shown]
 
 
+def lines_of(directory: Path) -> list[str]:
+    """What is told of a run without a terminal."""
+    file = io.StringIO()
+    with TerminalView(directory, Console(file=file)) as view:
+        view.refresh()
+    return file.getvalue().splitlines()
+
+
+def screen_of(directory: Path) -> str:
+    """A run's screen in a terminal, and its line in the list of ``esper runs``."""
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(screen(open_run(directory), 100))
+    console.print(table_of([listed(directory)]))
+    return " ".join(console.export_text().split())
+
+
+def listed_for_machines(directory: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    cli.main(["runs", str(directory), "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    return found
+
+
 # --- how far ---------------------------------------------------------------------------------------
 
 
-def test_progress_of_two_episodes_counts_the_epochs_of_both(tmp_path):
+def test_progress_of_two_episodes_counts_the_epochs_of_both(tmp_path, capsys):
     """4 epochs of 16 in ten seconds: 0.4 steps/s, and 30 seconds for the 12 that are left."""
     row = msgspec.structs.replace(made_run.run_row(horizon=8), config={"episodes": 2})
     going = made_run.Episode(0, 0, 3, 8, random.Random(1)).live(epochs=4)
@@ -90,6 +119,9 @@ def test_progress_of_two_episodes_counts_the_epochs_of_both(tmp_path):
                 *("epoch 4/16", "0:00:30", "0.4 steps/s"),
             )
         assert "epoch 4/16" in Client(tmp_path).rows()["run"].text
+        assert "running · epoch 4/16 · 0:00:10 · left 0:00:30 · 0.4 steps/s" in screen_of(run)
+        machine = listed_for_machines(run, capsys)
+        assert (machine["done"], machine["total"], machine["seconds_left"]) == (4, 16, pytest.approx(30.0))
         assert figure_named("progress").answer(open_run(run)).rows[0][4:8] == [
             "4",
             "16",
@@ -107,6 +139,8 @@ def test_progress_of_a_training_counts_iterations(tmp_path):
             assert (shown["progress"], shown["left"], shown["pace"]) == (
                 *("iteration 2/5", "0:00:12", "4 steps/s"),
             )
+        assert "running · iteration 2/5 · 0:00:10 · left 0:00:12 · 4 steps/s" in screen_of(run)
+        assert lines_of(run)[-1].startswith("iteration 2/5  left 0:00:12  ")
 
 
 # --- how good --------------------------------------------------------------------------------------
@@ -124,6 +158,8 @@ def test_an_iteration_is_the_mean_of_its_episodes_that_lasted(run):
         assert (shown["score"], shown["twin"], shown["lead"], shown["params"]) == (
             *("34.0", "18.0", "+16.0", "×2.88"),
         )
+    assert "  score 34.0  twin 18.0  params 501  " in lines_of(run.path)[-1]
+    assert "34.0 18.0" in screen_of(run.path)
     point = growth(run).points[-1]
     assert (point.score, point.twin, point.params) == (34.0, 18.0, 501.0)
     assert (point.low, point.high, point.episodes) == (9.0, 61.0, 4)
@@ -167,6 +203,16 @@ def test_half_an_iteration_changes_nothing_of_what_a_killed_training_came_to(run
     assert improvement(killed).points == improvement(run).points
     assert conclude(killed).headline == conclude(run).headline
     assert (overview(killed).score, done_text(progress(killed))) == (34.0, "iteration 2/3")
+
+
+def test_a_training_killed_within_its_first_iteration_has_come_to_nothing_yet(tmp_path):
+    rows = [row for row in training() if getattr(row, "iteration", 1) == 1 and not isinstance(row, UpdateRow)]
+    killed = open_run(made_run.write(tmp_path / "run", rows))
+    assert conclude(killed).headline == "No iteration is done, so there is no result."
+    assert conclude(killed).sentences == ["Stopped before its first iteration was done."]
+    assert growth(killed) is improvement(killed) is overview(killed).score is None
+    for figure in FIGURES:
+        figure.answer(killed)
 
 
 # --- what is wrong ---------------------------------------------------------------------------------

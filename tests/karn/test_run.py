@@ -11,7 +11,7 @@ import esper
 from esper.karn import line_copies, tables
 from esper.karn.query import read_rows
 from esper.karn.run import Progress, open_run
-from esper.karn.runs import overview
+from esper.karn.runs import listed
 from esper.leyline import HEAD_NAMES
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError, UnknownNameError
@@ -396,7 +396,7 @@ def test_a_run_of_a_version_with_a_folder_per_table_is_refused():
 
     with pytest.raises(EsperError, match="was written with version 2 of the tables; this version of esper"):
         open_run(old).rows(RunRow)
-    assert overview(old).state == "damaged"
+    assert listed(old).state == "damaged"
 
 
 def test_a_run_is_opened_by_the_package_itself_without_torch():

@@ -73,6 +73,7 @@ def test_a_damaged_run_says_why(tmp_path):
     found = listed(tmp_path)
 
     assert found.state == "damaged"
+    assert found.problem is not None
     assert "rows-00000.jsonl, line 1, is not a row of table 'run': Object missing" in found.problem
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import BlueprintSpec, Mirrored, specs_for
+from esper.kasmina.blueprints import Mirrored
 from esper.leyline.errors import BlueprintError
 from tests.contracts.matrix import begin, germinate, registered, restart
 
@@ -85,19 +85,3 @@ def test_dropout_inside_breaks_the_mirror_and_germination_says_what_to_do() -> N
     refusal = pytest.raises(BlueprintError, match="or start its last linear layer at zero")
     with registered("dropping", dropping), refusal:
         germinate(trial.model, "dropping", 0)
-
-
-@layouts
-@pytest.mark.parametrize("width", [4, 8, 16])
-@pytest.mark.parametrize("spec", specs_for("feature_map"), ids=lambda spec: spec.name)
-def test_a_built_in_blueprint_learns_with_every_tensor_from_the_first_backward(
-    spec: BlueprintSpec, width: int, layout: torch.memory_format
-) -> None:
-    restart(width)
-    seed = spec.build(width).to(memory_format=layout)
-    h = features(width, layout).requires_grad_()
-    assert torch.equal(seed(h), torch.zeros_like(h))
-    learn(seed, h)
-    for part, weight in seed.named_parameters():
-        assert weight.grad is not None, part
-        assert weight.grad.any(), part

@@ -72,19 +72,6 @@ def test_the_hosts_optimiser_never_hears_of_seeds(make: Make, training_epochs: i
     assert {id(p) for p in slot.optimiser.state} == {id(p) for p in slot.parameters()}
 
 
-@every_optimiser
-def test_a_seed_learns_as_it_would_under_the_users_optimiser(make: Make) -> None:
-    trial = trial_with(make)
-    germinate(trial.model, "conv_light", style=0)
-    trial.train(3)
-    by_hand = trial_with(make)
-    germinate(by_hand.model, "conv_light", style=0)
-    by_hand.model.slot(SLOT).optimiser = make(by_hand.model.slot(SLOT).parameters())
-    by_hand.train(3)
-    for found, wanted in zip(trial.model.parameters(), by_hand.model.parameters(), strict=True):
-        assert torch.equal(found, wanted)
-
-
 SCHEDULERS: dict[str, Callable[[Optimizer], LRScheduler]] = {
     "step": lambda o: StepLR(o, step_size=2, gamma=0.5),
     "one_cycle": lambda o: OneCycleLR(o, max_lr=0.5, total_steps=8),

@@ -144,23 +144,6 @@ def test_seeds_live_at_every_slot_at_once(kind: str, style: Style) -> None:
 
 
 @kinds
-def test_straight_through_incubation_works_there_too(kind: str) -> None:
-    trial = wrap(kind, incubation="straight_through")
-    x, y = images(kind)
-    for slot in range(5):
-        germinate(trial.model, "conv_small", Style.LINEAR_MULTIPLY, slot)
-    twin = wrap(kind)
-    for other in (trial, twin):
-        restart(8)
-        loss(other.model(x), y).backward()
-    for (name, p), q in zip(trial.model.host.named_parameters(), twin.model.host.parameters(), strict=True):
-        if p.grad is None:
-            assert q.grad is None, name
-        else:
-            assert torch.equal(p.grad, q.grad), name
-
-
-@kinds
 def test_slots_hook_in_once_for_the_whole_episode(kind: str) -> None:
     trial = wrap(kind)
     host = trial.model.host
@@ -220,9 +203,7 @@ def test_deepcopy_and_pickle_have_hooks_of_their_own(kind: str) -> None:
         epoch(twin, x, y)
 
 
-def test_a_hook_added_after_unpickling_does_not_take_a_slots_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_hook_added_after_unpickling_does_not_take_a_slots_place(monkeypatch: pytest.MonkeyPatch) -> None:
     # A new process numbers its hooks from 0 again.
     monkeypatch.setattr(RemovableHandle, "next_id", 0)
     trial = wrap("resnet", slots=("layer1.0",))

@@ -18,11 +18,11 @@ from unittest import mock
 
 import msgspec
 
-from esper.config import TrainingConfig
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import TABLES, EpisodeRow, Row, RunRow, UpdateRow
+from esper.simic.config import TrainingConfig
 from esper.simic.rewards import terms
-from esper.simic.rewards.families import FAMILIES, Standing
+from esper.simic.rewards.families import FAMILIES, RewardInputs
 from esper.simic.rewards.terms import Array
 from esper.training import train
 from tests.tolaria.building import ListSink
@@ -31,12 +31,12 @@ FOLDER: Final = Path(__file__).parent / "recorded"
 
 
 def flip_the_sign() -> AbstractContextManager[object]:
-    """The lead over the twin is paid with the wrong sign."""
+    """The lead over the twin is rewarded with the wrong sign."""
     paired = FAMILIES["paired"]
     right = paired.potentials["lead"]
 
-    def wrong(standing: Standing) -> Array:
-        return -right(standing)
+    def wrong(inputs: RewardInputs) -> Array:
+        return -right(inputs)
 
     flipped = replace(paired, potentials={**paired.potentials, "lead": wrong})
     return mock.patch.dict(FAMILIES, {"paired": flipped})
@@ -64,7 +64,6 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         {
             **SMALL,
             "envs": 8,
-            "siblings": 4,
             "iterations": 16,
             "evaluate_every": 8,
             "evaluate_episodes": 4,

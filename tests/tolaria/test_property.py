@@ -193,13 +193,13 @@ def random_episode(num_slots: int, rules_name: str, name: str, legal_share: floa
 
 
 @pytest.mark.parametrize("rules_name", RULES)
-@pytest.mark.parametrize("num_slots", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("num_slots", [1, 3, 8])
 def test_an_episode_of_mostly_legal_actions_keeps_every_promise(num_slots: int, rules_name: str) -> None:
     episode = random_episode(num_slots, rules_name, "biased", legal_share=0.8)
     assert sum(episode.succeeded.values()) + sum(episode.refused.values()) == HORIZON
 
 
-@pytest.mark.parametrize("num_slots", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("num_slots", [1, 3, 8])
 def test_an_episode_of_arbitrary_indices_keeps_every_promise(num_slots: int) -> None:
     episode = random_episode(num_slots, "no incubation, no embargo", "arbitrary", legal_share=0.0)
     assert episode.refused["legality"] > 0

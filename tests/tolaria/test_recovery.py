@@ -53,10 +53,7 @@ def test_a_broken_host_returns_to_the_last_good_state() -> None:
     assert facts.epoch == SNAPSHOT_EVERY + 3, "time goes on"
     assert stages_of(env)[0] == Stage.DORMANT, "what was planted since is gone"
     [alert] = sink.of(AlertRow)
-    assert (alert.rule, alert.hint) == (
-        "non-finite",
-        f"the governor rolled back to epoch {SNAPSHOT_EVERY}",
-    )
+    assert (alert.rule, alert.hint) == ("non-finite", f"the governor rolled back to epoch {SNAPSHOT_EVERY}")
     undone = [row for row in sink.of(TransitionRow) if row.reason == "rolled back"]
     assert (0, "governor", Stage.DORMANT) in [(row.slot, row.cause, row.to_stage) for row in undone]
 
@@ -129,14 +126,6 @@ def test_the_third_rollback_ends_the_episode_with_the_last_good_network() -> Non
         env.step(WAIT)
 
 
-def test_a_healthy_episode_ends_by_its_horizon() -> None:
-    env, sink = started(tiny_task(horizon=3))
-    run(env, {})
-    assert not env.finish().cut_short
-    assert sink.of(EpisodeRow)[0].ended_by == "horizon"
-    assert sink.of(AlertRow) == []
-
-
 def test_a_live_seed_that_ruins_the_loss_is_pruned_and_nothing_is_rolled_back() -> None:
     env, sink = started(tiny_task(horizon=14, batches_per_epoch=1))
     run(env, {0: plant(2), 1: plant(0)}, until=7)
@@ -184,21 +173,6 @@ def test_a_state_that_is_not_finite_leaves_the_model_as_it_was() -> None:
     with pytest.raises(HostError, match="belongs to another host; different"):
         env.model.load_state(foreign)
     assert bits(env.model.state()) == before
-
-
-def test_a_snapshot_of_the_environment_remembers_its_rollbacks() -> None:
-    env, _ = started(tiny_task(horizon=12))
-    run(env, {}, until=2)
-    poison_host(env)
-    env.step(WAIT)
-    kept = env.state()
-    other, _ = started(tiny_task(horizon=12))
-    other.load_state(kept)
-    assert other._recovery.rollbacks == 1
-    for one in (env, other):
-        poison_host(one)
-        assert one.step(WAIT).rolled_back
-    assert bits(env.model.state()) == bits(other.model.state())
 
 
 def test_compute_spent_on_what_was_rolled_back_is_not_undone() -> None:

@@ -45,21 +45,14 @@ def through_a_file(kept: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_restored_environment_goes_on_bit_for_bit() -> None:
-    env = mid_blend()
+    env = mid_blend(noisy_task(horizon=12, batches_per_epoch=2))
     kept = env.state()
-    first = five_more(env)
-    assert stages_of(env) == [Stage.TRAINING, Stage.FOSSILIZED, Stage.RESETTING], "it has changed since"
+    first = five_more(env), bits(asdict(env.finish()))
     env.load_state(kept)
     assert bits(env.state()) == bits(kept)
-    assert five_more(env) == first
-
-
-def test_the_stream_of_a_host_with_dropout_is_part_of_a_snapshot() -> None:
-    env = mid_blend(noisy_task())
-    kept = env.state()
-    first = five_more(env)
-    env.load_state(kept)
-    assert five_more(env) == first
+    with pytest.raises(DataError, match="before the network was committed"):
+        env.finish()
+    assert (five_more(env), bits(asdict(env.finish()))) == first
 
 
 def test_a_snapshot_can_be_restored_more_than_once() -> None:
@@ -85,24 +78,6 @@ def test_a_new_environment_continues_where_the_old_one_was(begun: bool) -> None:
         run(other, {0: plant(2)}, until=3)
     other.load_state(kept)
     assert five_more(other) == first
-
-
-def test_the_rest_of_an_episode_is_the_same_up_to_the_test_score() -> None:
-    env = mid_blend(tiny_task(horizon=11))
-    kept = env.state()
-    first = bits(asdict(run(env, {}).finish()))
-    env.load_state(kept)
-    with pytest.raises(DataError, match="before the network was committed"):
-        env.finish()
-    assert bits(asdict(run(env, {}).finish())) == first
-
-
-def test_a_committed_network_can_be_finished_by_another_process() -> None:
-    env = run(mid_blend(tiny_task(horizon=8)), {})
-    kept = through_a_file(env.state())
-    other = MorphEnv(env.task, rng_seed=0)
-    other.load_state(kept)
-    assert bits(asdict(other.finish())) == bits(asdict(env.finish()))
 
 
 def test_the_stream_that_samples_orders_is_part_of_a_snapshot() -> None:

@@ -11,14 +11,14 @@ import pytest
 from esper.leyline import AlphaSpeed, AlphaTarget, LifecycleRules, Op, Stage
 from esper.leyline.events import CounterfactualRow, DecisionRow
 from esper.tolaria.env import MorphEnv
-from tests.tolaria.building import SMALL_RULES, WAIT, action, plant, run, stages_of, started, take, tiny_task
+from tests.tolaria.building import SMALL_RULES, WAIT, action, plant, run, stages_of, started, tiny_task
 
 
 def test_a_seed_s_episode_epoch_by_epoch() -> None:
     env, _ = started(tiny_task(horizon=12))
     lines = []
     for epoch in range(7):
-        take(env, plant(1) if epoch == 0 else WAIT)
+        env.step(plant(1) if epoch == 0 else WAIT)
         table = env.table
         alpha = round(float(table.alpha[0, 1]), 3)
         lines.append(
@@ -49,7 +49,7 @@ def test_alpha_goes_down_and_up_again_by_action() -> None:
     assert stages_of(env)[1] == Stage.HOLDING
     lines = []
     for chosen in (half, WAIT, WAIT, WAIT, full, WAIT):
-        assert take(env, chosen).last_success
+        assert env.step(chosen).last_success
         lines.append((stages_of(env)[1].name, round(float(env.table.alpha[0, 1]), 3)))
     # One epoch each at 0.833, 0.667 and 0.5, shown is the alpha of the next; parked; then back at once.
     assert lines == [
@@ -65,17 +65,17 @@ def test_alpha_goes_down_and_up_again_by_action() -> None:
 def test_without_auto_forward_a_seed_moves_by_action_only() -> None:
     rules = replace(SMALL_RULES, auto_forward=False)
     env, sink = started(tiny_task(horizon=14, rules=rules))
-    take(env, plant(1))
+    env.step(plant(1))
     assert stages_of(env)[1] == Stage.GERMINATED
-    take(env, WAIT)
+    env.step(WAIT)
     assert stages_of(env)[1] == Stage.GERMINATED
     advance = action(Op.ADVANCE, 1)
-    assert take(env, advance).last_success
+    assert env.step(advance).last_success
     assert stages_of(env)[1] == Stage.TRAINING
-    assert not take(env, advance).last_success, "one epoch of two"
+    assert not env.step(advance).last_success, "one epoch of two"
     decision = sink.of(DecisionRow)[-1]
     assert (decision.refused_by, decision.failed_checks) == ("G2", ["epochs"])
-    assert take(env, advance).last_success
+    assert env.step(advance).last_success
     assert stages_of(env)[1] == Stage.BLENDING
 
 
@@ -95,14 +95,14 @@ def test_a_step_after_the_horizon_is_refused() -> None:
     env, _ = started(tiny_task(horizon=2))
     run(env, {})
     with pytest.raises(RuntimeError, match=r"this episode has ended; call reset\(\)"):
-        take(env, WAIT)
+        env.step(WAIT)
 
 
 def test_learning_rates_fall_to_zero_at_the_horizon_each_on_its_own_clock() -> None:
     env, _ = started(tiny_task(horizon=4, rules=LifecycleRules(min_training_epochs=9)))
     host, seed = [], []
     for epoch in range(4):
-        take(env, plant(0) if epoch == 2 else WAIT)
+        env.step(plant(0) if epoch == 2 else WAIT)
         host.append(env.host.optimiser.param_groups[0]["lr"])
         optimiser = env.model.slot(0).optimiser
         if optimiser is not None:
@@ -126,7 +126,7 @@ def test_a_seed_s_rate_follows_its_own_clock_while_it_incubates(incubation: str)
 def test_the_rate_at_the_horizon_itself_is_zero_for_host_and_fossils() -> None:
     env, _ = started(tiny_task(horizon=8))
     run(env, {0: plant(1), 6: action(Op.FOSSILIZE, 1)})
-    env.host._before_batch(8, 0)
+    env.host._before_batch(env.epoch, 0)
     assert env.host.optimiser.param_groups[0]["lr"] == 0.0
     assert env.model.slot(1).optimiser.param_groups[0]["lr"] == 0.0  # type: ignore[union-attr]
 

@@ -9,29 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from esper.karn.questions.episodes import LAST_ITERATION, LASTED, EpisodeKey, final_episodes, is_training
-from esper.karn.questions.progress import Progress, progress
+from esper.karn.questions.episodes import LAST_ITERATION, LASTED, EpisodeKey, final_episodes
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
 from esper.karn.summary import total_flops
 from esper.leyline.events import EpisodeRow, UpdateRow
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """How far a run is, or where it ended; None is unknown, or does not apply."""
-
-    progress: Progress
-    iterations: int | None
-    """Iterations that are done; None where nothing is trained."""
-    episodes: int
-    """Finished ones."""
-    planned_episodes: int | None
-    episode: EpisodeKey | None
-    """The episode that is not finished, if rows of one are known."""
-    epoch: int | None
-    """Its finished epochs."""
-    horizon: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +50,6 @@ class Comparison:
     """Another run, and the differences of episodes that both led from the same random streams."""
 
     run: Run
-    reached: Reached
     result: Result | None
     """None: it has no finished episode."""
     pairs: int
@@ -77,28 +58,6 @@ class Comparison:
     test_score: Estimate | None
     unpaired: str | None
     """Why there are no pairs."""
-
-
-def how_far(run: Run) -> Reached:
-    """Progress, and the episode that is not finished."""
-    ((episodes,),) = run.sql("SELECT count(*) FROM episode").fetchall()
-    going = run.sql(
-        """
-        SELECT env, episode, attempt, max(epoch) FROM epoch ANTI JOIN episode USING (env, episode, attempt)
-        GROUP BY env, episode, attempt ORDER BY episode DESC, env LIMIT 1
-        """
-    ).fetchall()
-    found, trained = progress(run), is_training(run)
-    planned = run.row.config.get("episodes")
-    return Reached(
-        progress=found,
-        iterations=found.done if trained else None,
-        episodes=episodes,
-        planned_episodes=planned if isinstance(planned, int) and not trained else None,
-        episode=EpisodeKey(*going[0][:3]) if going else None,
-        epoch=going[0][3] if going else None,
-        horizon=run.row.horizon,
-    )
 
 
 def final_rows(run: Run) -> list[EpisodeRow]:
@@ -164,7 +123,6 @@ def compare(run: Run, other: Run) -> Comparison:
         unpaired = "they have no finished episode in common"
     return Comparison(
         run=other,
-        reached=how_far(other),
         result=result(theirs),
         pairs=len(pairs),
         val_score=estimate([a.val_score - b.val_score for a, b in pairs]) if pairs else None,

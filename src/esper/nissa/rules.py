@@ -161,8 +161,8 @@ RULES: Final = (
         f"the rank correlation of return and final score (lead over the twin where it is known) is below"
         f" {limits.RANK_CORRELATION:g}",
         conditions.pays_for_worse,
-        "Worse networks are rewarded more: a sign of the reward is flipped, or a cost outweighs the score; stop"
-        " and check the reward terms.",
+        "Worse networks are rewarded more: a sign of the reward is flipped, or a cost outweighs the score;"
+        " stop and check the reward terms.",
         window=limits.CORRELATED_EPISODES,
     ),
     Rule(

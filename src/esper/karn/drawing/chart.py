@@ -62,8 +62,6 @@ class Panel:
     bands: Sequence[tuple[Values, Values]] = ()
     """Pairs of lower and upper edges, the widest first."""
     parts: Sequence[Part] = ()
-    guides: Sequence[tuple[str, float]] = ()
-    """Heights to compare with, and what they are called."""
     near: float | None = None
     """A value that belongs to the axis where the others come near it."""
     zero: bool = False
@@ -79,7 +77,6 @@ class Panel:
         """All values that the axis has to hold."""
         yield from (value for line in self.lines for value in line.values if value is not None)
         yield from (value for band in self.bands for edge in band for value in edge if value is not None)
-        yield from (height for _, height in self.guides)
         for values in zip(*(part.values for part in self.parts), strict=True):
             yield from (end for segment in stack(values) for end in segment)
 
@@ -136,7 +133,6 @@ def _draw_panel(chart: Chart, panel: Panel, x: Scale, y: Scale) -> Markup:
             svg.text(x.start - 6, y.stop - 10, panel.unit, "dim", "end") if panel.unit else "",
             *_draw_parts(chart.places, panel.parts, x, y),
             svg.line(x.start, y(0), x.stop, y(0), "axis") if panel.zero else "",
-            *(svg.line(x.start, y(height), x.stop, y(height), "guide") for _, height in panel.guides),
             *(_draw_band(at, band, y, index) for index, band in enumerate(panel.bands)),
             *(_draw_line(line, chart.places, x, y, is_column=bool(panel.parts)) for line in panel.lines),
             beside_lines(min(last, x.stop) + 8, _line_labels(panel, y)),
@@ -187,7 +183,7 @@ def _draw_parts(places: Sequence[Place], parts: Sequence[Part], x: Scale, y: Sca
 
 
 def _line_labels(panel: Panel, y: Scale) -> list[Label]:
-    labels = [Label(name, y(height), "ghost halo") for name, height in panel.guides if name]
+    labels = []
     for line in panel.lines:
         last = _last(line.values)
         if last is not None and line.label != "" and not panel.parts:

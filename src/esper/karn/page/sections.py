@@ -9,7 +9,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from esper.karn import notation
-from esper.karn.conclusion import comparison_text, conclude, gain_text, score_text
+from esper.karn.conclusion import comparison_text, conclude, gain_text
 from esper.karn.diary import diary
 from esper.karn.drawing.picture import Picture
 from esper.karn.figures import FIGURES, figure_named
@@ -222,9 +222,9 @@ def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahea
     return [
         origin,
         notation.count(found.episodes),
-        score_text(found.val_score),
+        str(found.val_score),
         val_ahead,
-        score_text(found.test_score),
+        str(found.test_score),
         test_ahead,
         notation.count(round(found.params.mean)),
         notation.flop(round(found.flops.mean)),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from esper.karn.episodes import HORIZON
 from esper.karn.run import Run
+from esper.leyline.events import EpochRow
 
 THIS_EPISODE: Final = "env = ? AND episode = ? AND attempt = ?"
 """The rows of one episode, as SQL; its key has the parameters."""
@@ -30,19 +30,13 @@ class EpisodeKey(NamedTuple):
     attempt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeSummary:
-    """How one episode went; None is unknown, as while it goes on."""
+class EpisodeSummary(NamedTuple):
+    """How one episode went; None is unknown."""
 
     key: EpisodeKey
     iteration: int | None
     """The iteration of a training; None where nothing is trained."""
-    epochs: int
     score: float | None
-    twin_score: float | None
-    params: int | None
-    total_reward: float | None
-    ended_by: str | None
 
 
 def episode_name(episode: EpisodeKey, *, trained: bool) -> str:
@@ -63,19 +57,27 @@ def episodes(run: Run) -> list[EpisodeSummary]:
     """Every episode of the run, in the order of iterations and environments; the one that goes on too."""
     found = run.sql(
         """
-        WITH seen AS (SELECT env, episode, attempt, iteration, max(epoch) AS epochs,
-                             arg_max(params, epoch) AS params, arg_max(val_score, epoch) AS score,
-                             arg_max(twin_score, epoch) AS twin
+        WITH seen AS (SELECT env, episode, attempt, iteration, arg_max(val_score, epoch) AS score
                       FROM epoch GROUP BY ALL)
         SELECT env, episode, attempt, coalesce(episode.iteration, seen.iteration),
-               coalesce(episode.epoch, seen.epochs), coalesce(episode.val_score, seen.score),
-               coalesce(episode.twin_val_score, seen.twin), coalesce(episode.params, seen.params),
-               episode.total_reward, episode.ended_by
-        FROM episode FULL JOIN seen USING (env, episode, attempt)
-        ORDER BY episode, env, attempt
+               coalesce(episode.val_score, seen.score)
+        FROM episode FULL JOIN seen USING (env, episode, attempt) ORDER BY episode, env, attempt
         """
     ).fetchall()
-    return [EpisodeSummary(EpisodeKey(*row[:3]), *row[3:]) for row in found]
+    return [EpisodeSummary(EpisodeKey(*key), iteration, score) for *key, iteration, score in found]
+
+
+def count_episodes(run: Run) -> int:
+    """How many are finished."""
+    ((number,),) = run.sql("SELECT count(*) FROM episode").fetchall()
+    return int(number)
+
+
+def unfinished_episode(run: Run) -> EpochRow | None:
+    """The last epoch of the episode that goes on, or was not finished; None: there is no such episode."""
+    unfinished = "(env, episode, attempt) NOT IN (SELECT (env, episode, attempt) FROM episode)"
+    rows = run.rows(EpochRow, unfinished)
+    return max(rows, key=lambda row: (row.episode, -row.env, row.epoch), default=None)
 
 
 def final_episodes(run: Run) -> str:

@@ -108,7 +108,6 @@ def _chart(found: Growth) -> Chart:
         Line("twin", [point.twin for point in points], notation.points, "twin"),
         Line("score", [point.score for point in points], notation.points),
     ]
-    host = [("", float(found.host_params))] if any(params) else []
     size = f"{notation.count(last.params)} params"
     return Chart(
         title="Score and parameters",
@@ -119,13 +118,7 @@ def _chart(found: Growth) -> Chart:
         places=[point.place for point in points],
         panels=[
             Panel(170, scores, bands if _has_fan(found) else (), near=0.0, most=100.0),
-            Panel(
-                60,
-                [Line("parameters", params, notation.count, "steps", label=size)],
-                guides=host,
-                zero=True,
-                ticks=2,
-            ),
+            Panel(60, [Line("parameters", params, notation.count, "steps", label=size)], zero=True, ticks=2),
         ],
         room=124,
     )

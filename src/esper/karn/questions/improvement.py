@@ -1,14 +1,11 @@
 """Is the controller improving: the returns of every iteration, and the scores of its argmax episodes.
 
-The picture: returns above, scores with those of other controllers below.
+The picture: returns above, scores below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
 
 from esper.karn import notation
 from esper.karn.drawing.chart import Chart, Line, Panel, draw
@@ -16,8 +13,6 @@ from esper.karn.drawing.picture import Picture
 from esper.karn.questions.episodes import IN_A_COMPLETE_ITERATION, EpisodeKey
 from esper.karn.questions.places import Place, axis_of
 from esper.karn.run import Run
-
-NO_REFERENCES: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +37,10 @@ class Improvement:
 
     iterations: int
     points: tuple[ImprovementPoint, ...]
-    references: Mapping[str, float]
-    """Scores of other controllers, by name."""
 
 
-def improvement(
-    run: Run, episode: EpisodeKey | None = None, references: Mapping[str, float] = NO_REFERENCES
-) -> Improvement | None:
-    """Of a whole training, whichever episode is shown, beside scores of others; None: no update yet."""
+def improvement(run: Run, episode: EpisodeKey | None = None) -> Improvement | None:
+    """Of a whole training, whichever episode is shown; None: there was no update yet."""
     axis = axis_of(run, None)
     if axis.name != "iteration":
         return None
@@ -71,7 +62,7 @@ def improvement(
     if not found:
         return None
     points = tuple(ImprovementPoint(Place(first, last), *values) for first, last, *values in found)
-    return Improvement(max(axis.end, points[-1].place.last), points, dict(references))
+    return Improvement(max(axis.end, points[-1].place.last), points)
 
 
 def draw_improvement(found: Improvement, beside: Improvement | None = None) -> Picture:
@@ -80,7 +71,8 @@ def draw_improvement(found: Improvement, beside: Improvement | None = None) -> P
         svg=draw(_chart(found), None if beside is None else _chart(beside)),
         columns=["iteration", "25 %", "median", "75 %", "score", "evaluation return", "evaluation score"],
         rows=[_cells(point) for point in found.points],
-        caption=_caption(found),
+        caption="Above: return of an iteration's episodes, median and middle half; below: their mean score."
+        " Dots: argmax episodes on selection rng seeds.",
     )
 
 
@@ -95,7 +87,6 @@ def _chart(found: Improvement) -> Chart:
         Line("argmax", [point.evaluation_score for point in points], notation.points, "dots"),
     ]
     band = ([point.quarter for point in points], [point.three_quarters for point in points])
-    guides = [(f"{name} {notation.points(score)}", score) for name, score in found.references.items()]
     return Chart(
         title="Return and score per iteration",
         description=f"Median return {_signed(last.median)}, mean score {notation.points(last.score)}"
@@ -105,7 +96,7 @@ def _chart(found: Improvement) -> Chart:
         places=[point.place for point in points],
         panels=[
             Panel(130, returns, [band], zero=True),
-            Panel(130, scores, guides=guides, near=0.0, most=100.0),
+            Panel(130, scores, near=0.0, most=100.0),
         ],
     )
 
@@ -123,12 +114,3 @@ def _cells(point: ImprovementPoint) -> list[str]:
         _signed(point.evaluation_return),
         notation.points(point.evaluation_score),
     ]
-
-
-def _caption(found: Improvement) -> str:
-    others = ", ".join(f"{name} {notation.points(score)}" for name, score in found.references.items())
-    return (
-        "Above: return of an iteration's episodes, median and middle half; below: their mean score."
-        " Dots: argmax episodes on selection rng seeds."
-        + (f" For comparison, scores of {others}." if others else "")
-    )
