@@ -105,12 +105,6 @@ def _check_config(config: TrainingConfig, directory: Path) -> None:
             )
 
 
-def saved_iteration(directory: Path) -> int:
-    """The iteration after which a resumed run goes on; 0: it begins again."""
-    state = _latest_state(directory / "checkpoints")
-    return 0 if state is None else int(state.name.split("-")[1])
-
-
 def _latest_state(folder: Path) -> Path | None:
     """The state that counts; if the pointer was never written, the newest that is complete."""
     pointer = folder / POINTER

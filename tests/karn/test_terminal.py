@@ -328,16 +328,21 @@ def test_one_environment_of_a_training_can_be_chosen(troubled: Path) -> None:
     assert "slots   iteration 42, environment 0: score 62.0, twin 22.0\n" in text_of(troubled, env=0)
 
 
-def test_before_its_first_row_a_run_is_waited_for_and_its_last_state_stays(tmp_path: Path) -> None:
+def test_a_run_is_waited_for_and_its_last_state_stays(tmp_path: Path) -> None:
+    """There is time for one look at the run, and for the last one, which is due at once."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
-    with RunWriter(tmp_path / "run") as writer, TerminalView(tmp_path / "run", console) as view:
+    view = TerminalView(tmp_path / "run", console, share_of_time=1e-9)
+    row, *later = a_run()
+    with RunWriter(tmp_path / "run") as writer, view:
         view.refresh()
         assert "waiting for the run to begin" in file.getvalue()
-        for row in a_run():
-            writer.emit(row)
-        writer.flush()
-        view.refresh()
+        for rows in ([row], later):
+            for each in rows:
+                writer.emit(each)
+            writer.flush()
+            view.refresh()
+            view._draw()
 
     last = file.getvalue().rsplit("digits_impaired", 1)[1]
     assert "running · epoch 8/8" in last
