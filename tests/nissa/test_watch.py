@@ -248,7 +248,7 @@ def test_nothing_is_slow_before_it_is_known_what_is_usual() -> None:
 
 
 def episodes(pay: Callable[[int], float], count: int = 20, **changes: Any) -> list[EpisodeRow]:
-    """Episodes that lead their twin by 0, 1, 2 … points, in a stirred order; twins are weaker with the lead."""
+    """Episodes that lead their twin by 0, 1, 2 … points, in a stirred order; who leads more scores less."""
     leads = [7 * number % count for number in range(count)]
     return [
         episode(n, val_score=60.0 - lead, twin_val_score=60.0 - 2 * lead, total_reward=pay(lead), **changes)
