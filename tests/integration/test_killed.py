@@ -143,7 +143,7 @@ MOMENTS: dict[str, Callable[[], None]] = {
     ),
 }
 
-LIVED: dict[str, tuple[int, int]] = {
+FINISHED: dict[str, tuple[int, int]] = {
     "before the run's own row": (0, 0),
     "in the first rollout": (0, 1),
     "half way through the first checkpoint's weights": (2, 0),
@@ -196,31 +196,33 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_end(
     assert_same_end(undisturbed, out)
 
 
-@pytest.mark.parametrize("moment", LIVED)
+@pytest.mark.parametrize("moment", FINISHED)
 def test_every_row_of_an_epoch_that_was_over_reads_back_once(
     moment: str, undisturbed: Path, cache: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     die(cache, moment, [*WORDS, "--out", str(out)])
-    iterations, epochs = LIVED[moment]
+    iterations, epochs = FINISHED[moment]
     for kind in (DecisionRow, TransitionRow, EpochRow, EpisodeRow):
         found, whole = rows_of_episodes(out, kind), rows_of_episodes(undisturbed, kind)
         for (env, episode), rows in whole.items():
-            lived = STEPS if episode < iterations else epochs if episode == iterations else 0
+            finished = STEPS if episode < iterations else epochs if episode == iterations else 0
             there = found[env, episode]
             assert there == rows[: len(there)], "each once, in order"
-            assert len(there) >= sum(is_over(row, lived, kind) for row in rows), "all of them"
+            assert len(there) >= sum(is_over(row, finished, kind) for row in rows), "all of them"
             if moment != HALF_AN_EPOCH:
-                assert len(there) <= sum(row["epoch"] <= lived for row in rows)
+                assert len(there) <= sum(row["epoch"] <= finished for row in rows)
     assert len(read_rows(out, UpdateRow)) == iterations
 
 
-def is_over(row: dict[str, Any], lived: int, kind: type[EnvRow]) -> bool:
-    """Whether a row surely belongs to the first ``lived`` epochs.
+def is_over(row: dict[str, Any], finished: int, kind: type[EnvRow]) -> bool:
+    """Whether a row surely belongs to the first ``finished`` epochs.
 
     Decisions, and the moves that come of them, are counted by the epochs before.
     """
-    return bool(row["epoch"] < lived or lived == STEPS or (row["epoch"] == lived and kind is EpochRow))
+    return bool(
+        row["epoch"] < finished or finished == STEPS or (row["epoch"] == finished and kind is EpochRow)
+    )
 
 
 def rows_of_episodes(run: Path, kind: type[EnvRow]) -> dict[tuple[int, int], list[dict[str, Any]]]:

@@ -228,7 +228,7 @@ def test_decisions_have_the_names_that_the_runs_own_row_gives_them(run):
 
 
 def test_names_follow_the_order_of_the_heads_in_the_runs_own_row(tmp_path):
-    """A run of two heads the other way round: index 0 is the slot, index 1 the op."""
+    """A run of two heads in reverse order: index 0 is the slot, index 1 the op."""
     names = {"heads": ["slot", "op"], "head_choices": [["left", "right"], ["STAY", "GO"]]}
     row = msgspec.structs.replace(fake_run.run_row(), **names)
     chosen = {"action": [1, 0], "read": [True, True], "masked": [False, True], "op_probs": [0.75, 0.25]}

@@ -20,7 +20,9 @@ import msgspec
 
 from esper.karn.query import read_rows
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.events import TABLES, EpisodeRow, Row, RunRow, UpdateRow
+from esper.leyline.events import TABLES, AlertRow, EpisodeRow, Row, RunRow, UpdateRow
+from esper.nissa.rules import GOVERNOR_RULES
+from esper.nissa.watch import Watch
 from esper.simic.config import TrainingConfig
 from esper.simic.rewards import terms
 from esper.simic.rewards.families import FAMILIES, RewardInputs
@@ -101,6 +103,19 @@ def read(name: str) -> Iterator[Row]:
     for line in lines:
         found = msgspec.json.decode(line)
         yield msgspec.convert(found["row"], TABLES[found["table"]])
+
+
+def replay(rows: Iterable[Row]) -> list[AlertRow]:
+    """All alerts of a run by its rows, the governor's included; the first of them is the run's own."""
+    run, *others = rows
+    assert isinstance(run, RunRow)
+    watch = Watch(run)
+    alerts: list[AlertRow] = []
+    for row in others:
+        if isinstance(row, AlertRow) and row.rule in GOVERNOR_RULES and row.event == "raised":
+            alerts.append(row)
+        alerts += watch.take(row)
+    return alerts
 
 
 if __name__ == "__main__":

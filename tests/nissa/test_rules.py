@@ -25,7 +25,6 @@ from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.stages import Stage
 from esper.nissa.conditions import RESULT_TERMS
 from esper.nissa.rules import GOVERNOR_RULES, MACHINE_RULES, RULES, alerts_markdown
-from esper.nissa.watch import replay
 from esper.nissa.writer import RunWriter
 from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import FAMILIES
@@ -40,6 +39,7 @@ from esper.tolaria.tasks import TASKS
 from esper.training import train
 from tests.karn import fake_run
 from tests.nissa import record
+from tests.nissa.record import replay
 from tests.tolaria.building import ListSink, MorphEnv, plant, run, started, tiny_task
 
 ROOT = Path(__file__).parents[2]

@@ -43,15 +43,14 @@ class WriterLock:
             os.close(file)
 
 
-def _lock(file: int) -> None:
-    for _ in range(TRIES - 1):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(PAUSE_SECONDS)
-        else:
-            return
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _lock(file: int, tries: int = TRIES) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if tries == 1:
+            raise
+        time.sleep(PAUSE_SECONDS)
+        _lock(file, tries - 1)
 
 
 def is_being_written(telemetry: Path) -> bool:

@@ -6,14 +6,13 @@ finished iterations may be given again table by table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
-from esper.leyline.errors import EsperError
 from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, Row, RunRow, SeedRow, TransitionRow, UpdateRow
 from esper.leyline.stages import OCCUPIED_STAGES
 from esper.nissa.conditions import Past, Reading
@@ -120,29 +119,3 @@ def _place(row: EnvRow) -> dict[str, Any]:
 def _is_intervention(row: AlertRow) -> bool:
     """Whether the engine raised it; that it was cleared is said by ``Watch`` alone."""
     return row.rule in GOVERNOR_RULES and row.event == "raised"
-
-
-def replay(rows: Iterable[Row]) -> list[AlertRow]:
-    """All alerts of a run, the governor's included, from its rows in the order in which they were written.
-
-    Of the alerts recorded with the run only the governor's interventions are kept; the rest is found again,
-    by the rules of today.
-    """
-    watch: Watch | None = None
-    alerts: list[AlertRow] = []
-    for row in rows:
-        if watch is None:
-            watch = Watch(_run_of(row))
-        if isinstance(row, AlertRow) and _is_intervention(row):
-            alerts.append(row)
-        alerts += watch.take(row)
-    return alerts
-
-
-def _run_of(row: Row) -> RunRow:
-    if not isinstance(row, RunRow):
-        raise EsperError(
-            f"the rows of a run begin with its RunRow, which names its heads and slots; found"
-            f" {type(row).__name__} first; give the rows of table 'run' before those of the others"
-        )
-    return row

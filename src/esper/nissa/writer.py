@@ -271,7 +271,17 @@ class RunWriter:
         except CompactionError as error:
             if not self._compaction_failed:
                 self._compaction_failed = True
-                self.emit(_alert_of(error))
+                self.emit(
+                    AlertRow(
+                        rule="compaction",
+                        event="raised",
+                        severity="warning",
+                        scope="telemetry",
+                        value=None,
+                        limit=None,
+                        hint=f"rows stay JSON lines, which readers take as well: {error}",
+                    )
+                )
 
     def _emit_resource_if_due(self) -> None:
         if self._clock() - self.began >= self._resource_due:
@@ -309,18 +319,6 @@ def _claim(directory: Path) -> None:
         raise RunDirectoryError(
             f"run directory '{directory}' cannot be written: {error.strerror}; choose another one"
         ) from error
-
-
-def _alert_of(error: CompactionError) -> AlertRow:
-    return AlertRow(
-        rule="compaction",
-        event="raised",
-        severity="warning",
-        scope="telemetry",
-        value=None,
-        limit=None,
-        hint=f"rows stay JSON lines, which readers take as well: {error}",
-    )
 
 
 def _peak_mb() -> float:

@@ -14,6 +14,7 @@ from esper.simic.training.recorder import complete
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import TrainingConfig
 from esper.simic.training import growth
 from esper.simic.training.proving import new_policy
 from esper.simic.training.rollout import ActionStreams, collect
@@ -42,44 +43,44 @@ class Stopwatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Episodes:
-    """One rollout, before it is lived; twins are known beforehand."""
+class Rollout:
+    """One iteration of a training that has not begun; twins are known beforehand."""
 
+    directory: Path
+    journal: IterationJournal
     env: growth.GrowthEnv
     policy: FactoredRecurrentActorCritic
     buffer: TamiyoRolloutBuffer
     horizon: int
 
     @classmethod
-    def prepare(cls, patch: pytest.MonkeyPatch) -> Episodes:
+    def prepare(cls, directory: Path, patch: pytest.MonkeyPatch) -> Rollout:
         task = task_named("digits")
         shape = PolicyShape(BASE_SIZE + SLOT_SIZE * task.num_slots, task.num_slots)
-        env = growth.GrowthEnv(task, rng_seed=0, env_indices=range(NUM_ENVS))
+        journal = IterationJournal(directory, "full")
+        env = growth.GrowthEnv(
+            task, TrainingConfig(), rng_seed=0, env_indices=range(NUM_ENVS), journal=journal
+        )
         sizes = shape.state_dim, shape.num_slots, shape.hidden_dim
         patch.setattr(growth, "twin_scores", lambda *args, **kwargs: [90.0] * (task.horizon + 1))
-        return cls(
-            env, new_policy(shape, 0), TamiyoRolloutBuffer(NUM_ENVS, task.horizon, *sizes), task.horizon
-        )
+        buffer = TamiyoRolloutBuffer(NUM_ENVS, task.horizon, *sizes)
+        return cls(directory, journal, env, new_policy(shape, 0), buffer, task.horizon)
 
-    def live(self, directory: Path, watch: Stopwatch) -> float:
-        """One iteration as a training episodes and writes it, in full; its CPU seconds.
+    def run(self, patch: pytest.MonkeyPatch, watch: Stopwatch) -> float:
+        """Collect the episodes and write their rows, in full; CPU seconds.
 
-        ``watch`` is told of what it takes to complete the rows and of writing them, to journals and tables.
+        ``watch`` is told of what the writing takes, to the journal and to the iteration's file.
         """
-        completed, recorders = watch.wrap("rows", complete), self.env.recorders
-        with RunWriter(directory, resumable=True) as writer:
-            take = watch.wrap("writer", IterationJournal(directory, "full", writer.began).take)
-
-            def settle() -> None:
-                take(1, 0, completed(recorders, self.buffer, self.env.reward_log.ledgers, self.policy.sizes))
+        patch.setattr(IterationJournal, "take", watch.wrap("writer", IterationJournal.take))
+        with RunWriter(self.directory) as writer:
+            self.journal.begin(writer.began)
 
             def write() -> None:
-                with writer.adding_iteration(1):
-                    for recorder in recorders:
-                        for row in recorder.rows:
-                            writer.emit(row)
+                with writer.iteration(1):
+                    for row in self.env.rows:
+                        writer.emit(row)
 
             began = time.process_time()
-            collect(self.env, self.policy, ActionStreams(0, range(NUM_ENVS)), self.buffer, settle)
+            collect(self.env, self.policy, ActionStreams(0, range(NUM_ENVS)), self.buffer)
             watch.wrap("writer", write)()
             return time.process_time() - began
