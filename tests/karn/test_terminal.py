@@ -15,8 +15,6 @@ from rich.segment import Segment
 from esper.karn import notation, terminal
 from esper.karn.page.sections import head
 from esper.karn.palette import LOOKS, SEVERITIES
-from esper.karn.questions.log import log
-from esper.karn.questions.overview import overview
 from esper.karn.questions.progress import progress
 from esper.karn.run import open_run
 from esper.karn.screen import screen
@@ -185,13 +183,6 @@ def test_a_resumed_training_gets_no_lines_of_its_past(tmp_path: Path) -> None:
     shown(tmp_path / "run", Console(file=file), skip_past=True)
 
     assert file.getvalue() == ""
-
-
-def test_what_was_seen_is_not_told_again(tmp_path: Path) -> None:
-    run = open_run(write(tmp_path / "run", a_run()))
-    entries = log(run)
-
-    assert log(run, {entry.stamp for entry in entries[:-2]}) == entries[-2:]
 
 
 # --- when there is nothing to show ---------------------------------------------------------------------
@@ -401,10 +392,3 @@ def test_how_far_how_fast_and_how_much_longer_is_the_same_on_terminal_list_and_p
         assert [listed[name] for name in columns] == [getattr(found, name) for name in columns]
         page = head(open_run(tmp_path / "run"), "run", served=True)
         assert all(f"<b>{text}</b>" in page for text in (done, left, f"{pace} steps/s"))
-
-
-def test_the_score_is_that_of_the_list_and_the_page(troubled: Path) -> None:
-    found = overview(open_run(troubled))
-    assert (notation.points(found.score), notation.gain(found.lead)) == ("42.7", "+26.0")
-    assert "score    42.7 " in text_of(troubled)
-    assert "lead +26.0 " in text_of(troubled)
