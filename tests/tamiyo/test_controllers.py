@@ -116,7 +116,10 @@ def test_periodic_follows_each_environments_own_epoch() -> None:
     space = space_of()
     controller = PeriodicController(space, parse_plan("norm@r0c0:4", space))
     facts = EpochFacts.stack([env_facts(4), env_facts(0)])
-    assert controller.decide(facts, SlotTable.empty(2, 3)).actions[:, Head.OP].tolist() == [OP_GERMINATE, OP_WAIT]
+    assert controller.decide(facts, SlotTable.empty(2, 3)).actions[:, Head.OP].tolist() == [
+        OP_GERMINATE,
+        OP_WAIT,
+    ]
 
 
 def test_periodic_waits_if_the_slot_is_taken() -> None:
@@ -157,7 +160,9 @@ def test_periodic_moves_seeds_on_where_nothing_else_does() -> None:
     put(table, 1, Stage.BLENDING, alpha=1.0, alpha_target=1.0, ramp_epochs=3, ramp_elapsed=3)
     assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [OP_ADVANCE, 1]
     put(table, 1, Stage.BLENDING, alpha=0.5, alpha_target=0.5, ramp_epochs=3, ramp_elapsed=3)
-    assert controller.decide(facts_of(1), table).actions[0, Head.OP] == OP_WAIT, "parked: gate G3 would refuse"
+    assert controller.decide(facts_of(1), table).actions[0, Head.OP] == OP_WAIT, (
+        "parked: gate G3 would refuse"
+    )
     put(table, 1, Stage.GERMINATED)
     assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [OP_ADVANCE, 1]
 
