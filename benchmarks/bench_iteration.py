@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.living import NUM_ENVS, Episodes, Stopwatch
 from benchmarks.measuring import figure
+from benchmarks.rollout import NUM_ENVS, Rollout, Stopwatch
 from esper.simic.training import growth
 from esper.tamiyo.policy.observer import Observer
-from esper.tolaria import env as engine
-from esper.tolaria import recording
+from esper.tolaria import host_training as engine
+from esper.tolaria.env import MorphEnv
 
 LIMIT = 0.15
 HOST_WORK = ("training", "validation")
@@ -19,25 +19,22 @@ def bench_all_but_training_and_validation_takes_at_most_15_percent_of_an_episode
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One episode of 16 hosts under an untrained policy, every row written, twins known beforehand."""
-    episodes = Episodes.prepare(monkeypatch)
+    rollout = Rollout.prepare(tmp_path / "run", monkeypatch)
     watch = Stopwatch()
     for name, owner, function in (
         ("training", engine, "train_epoch"),
         ("validation", engine, "measure"),
-        ("policy", episodes.policy, "get_action"),
+        ("policy", rollout.policy, "get_action"),
         ("observation and masks", Observer, "observe"),
-        ("rewards", growth.GrowthEnv, "_judge"),
-        ("buffer", episodes.buffer, "add"),
-        ("buffer", episodes.buffer, "add_next_value"),
-        ("buffer", episodes.buffer, "add_outcome"),
-        ("rows", recording, "emit_epoch"),
-        ("rows", recording, "emit_decision"),
-        ("rows", recording, "emit_moves"),
-        ("rows", recording, "emit_counterfactuals"),
+        ("rewards", growth.GrowthEnv, "_rewards"),
+        ("buffer", rollout.buffer, "add"),
+        ("buffer", rollout.buffer, "add_next_value"),
+        ("buffer", rollout.buffer, "add_outcome"),
+        ("rows", MorphEnv, "_emit"),
     ):
         monkeypatch.setattr(owner, function, watch.wrap(name, getattr(owner, function)))
 
-    total = episodes.live(tmp_path / "run", watch)
+    total = rollout.run(monkeypatch, watch)
 
     shares = {name: seconds / total for name, seconds in watch.seconds.items()}
     shares["births, actions and everything else"] = 1.0 - sum(shares.values())

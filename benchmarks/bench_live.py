@@ -4,10 +4,10 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-
 from esper.karn.following import Following
 from esper.karn.live import REDRAWS_PER_SECOND, LiveView
+from rich.console import Console
+
 from esper.karn.screen import render
 from tests.karn import fake_run, fake_training
 

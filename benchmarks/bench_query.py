@@ -12,6 +12,7 @@ from benchmarks.measuring import figure
 from esper.karn.run import open_run
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
+from tests.rows import change
 
 ROWS = 1_000_000
 ROWS_PER_FLUSH = 1_000
@@ -28,7 +29,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with RunWriter(directory) as writer:
         writer.emit(fake_run.run_row())
         for number in range(ROWS):
-            row.epoch = number
+            change(row, epoch=number)
             writer.emit(row)
             if number % ROWS_PER_FLUSH == 0:
                 writer.flush()

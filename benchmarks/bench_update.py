@@ -7,8 +7,8 @@ from torch import nn
 
 from benchmarks.measuring import cpu_times, figure
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.config import PPOConfig
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import PPOConfig
 from esper.simic.training.proving import SMALL, new_policy
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from tests.tamiyo.policy.deciding import play
@@ -37,7 +37,7 @@ def pass_flops(policy: FactoredRecurrentActorCritic) -> int:
 
 
 def rollout(policy: FactoredRecurrentActorCritic, starts: torch.Tensor) -> TamiyoRolloutBuffer:
-    """Decisions on random tables, paid at random; an episode begins at each of ``starts`` ``[env, step]``."""
+    """Decisions on random tables with random rewards; an episode begins at each of ``starts`` ``[env, step]``."""
     played = play(policy, starts)
     buffer = TamiyoRolloutBuffer(
         NUM_ENVS, NUM_STEPS, policy.shape.state_dim, policy.num_slots, policy.shape.hidden_dim

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.living import NUM_ENVS, Episodes, Stopwatch
 from benchmarks.measuring import figure
+from benchmarks.rollout import NUM_ENVS, Rollout, Stopwatch
 from esper.leyline.events import Row
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
@@ -16,7 +16,7 @@ SHARE_OF_A_STEP = 0.01
 EPISODES = 40
 ITERATIONS = 5
 DECISIONS = 100_000
-"""Ten parts of them become Parquet."""
+"""Five times so many lines are there that they become Parquet."""
 DECISIONS_PER_FLUSH = 800
 
 
@@ -51,7 +51,7 @@ def _cost_of_decisions(directory: Path) -> float:
             if number % DECISIONS_PER_FLUSH == 0:
                 writer.flush()
         cost = (time.process_time() - began) / DECISIONS * 1e6
-    assert len(list((directory / "telemetry" / "decision").glob("*.parquet"))) == 10
+    assert len(list((directory / "telemetry").glob("*/decision.parquet"))) == 5
     return cost
 
 
@@ -65,13 +65,13 @@ def bench_a_decision_costs_at_most_ten_microseconds_with_its_conversion_to_parqu
 def bench_the_writer_takes_at_most_one_percent_of_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An iteration of 16 hosts on digits under an untrained policy, every row in a journal and in its table."""
-    episodes, watch = Episodes.prepare(monkeypatch), Stopwatch()
-    total = episodes.live(tmp_path / "run", watch)
+    """An iteration of 16 hosts on digits under an untrained policy, every row in journal and file."""
+    rollout, watch = Rollout.prepare(tmp_path / "run", monkeypatch), Stopwatch()
+    total = rollout.run(monkeypatch, watch)
     share = watch.seconds["writer"] / total
 
     figure(
         f"writer in an iteration of {NUM_ENVS} hosts on digits",
-        f"{share:.2%} of {1000 * total / episodes.horizon:.0f} ms a step (limit {SHARE_OF_A_STEP:.0%})",
+        f"{share:.2%} of {1000 * total / rollout.horizon:.0f} ms a step (limit {SHARE_OF_A_STEP:.0%})",
     )
     assert share <= SHARE_OF_A_STEP

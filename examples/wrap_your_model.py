@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from esper import MorphogeneticModel, harvest, wrap
 from esper.kasmina import lifecycle
-from esper.leyline import BLUEPRINT_IDS, CANONICAL_ACTION, Head, LifecycleRules, LifecycleOp, Stage, Tempo
+from esper.leyline import BLUEPRINT_IDS, CANONICAL_ACTION, Head, LifecycleOp, LifecycleRules, Stage, Tempo
 from esper.tolaria.actuator import Outcome, advance, apply_action, settle, tick
 from esper.tolaria.counterfactual import measure
 from esper.tolaria.data import BatchCursor, Samples

@@ -104,7 +104,7 @@ def with_stable_baselines3() -> dict[str, list[Case]]:
     def advantages(case: Case) -> list[Any]:
         rewards, values, following = (np.array(case[k]) for k in ("rewards", "values", "next_values"))
         ended, terminated = np.array(case["ended"]), np.array(case["terminated"])
-        paid = rewards + case["gamma"] * following * (ended & ~terminated)
+        bootstrapped = rewards + case["gamma"] * following * (ended & ~terminated)
         envs, steps = rewards.shape
         buffer = RolloutBuffer(
             steps,
@@ -119,7 +119,7 @@ def with_stable_baselines3() -> dict[str, list[Case]]:
         for step in range(steps):
             starts = ended[:, step - 1] if step else np.ones(envs)
             value = torch.tensor(values[:, step])
-            buffer.add(nothing, nothing, paid[:, step], starts, value, torch.zeros(envs))
+            buffer.add(nothing, nothing, bootstrapped[:, step], starts, value, torch.zeros(envs))
         buffer.compute_returns_and_advantage(torch.tensor(following[:, -1]), ended[:, -1])
         return buffer.advantages.T.tolist()
 
@@ -135,7 +135,7 @@ def with_sb3_contrib() -> dict[str, list[Case]]:
     """Log-probabilities and raw entropies (in nats, not normalised) by ``MaskableCategorical``."""
     from sb3_contrib.common.maskable.distributions import MaskableCategorical
 
-    def judged(case: Case) -> Case:
+    def evaluated(case: Case) -> Case:
         distribution = MaskableCategorical(logits=torch.tensor(case["logits"]), masks=np.array(case["mask"]))
         return {
             **case,
@@ -144,7 +144,7 @@ def with_sb3_contrib() -> dict[str, list[Case]]:
             "probs": distribution.probs.tolist(),
         }
 
-    return {"masked": [judged(choices(seed, size)) for seed, size in ((3, 6), (4, 13))]}
+    return {"masked": [evaluated(choices(seed, size)) for seed, size in ((3, 6), (4, 13))]}
 
 
 def with_torchrl() -> dict[str, list[Case]]:

@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 from esper.config import run_config
-from esper.karn.figures import FIGURES, standalone
+from esper.karn.drawing.picture import standalone
+from esper.karn.figures import FIGURES
 from esper.karn.run import open_run
 from esper.runner import run_arm
 

@@ -1,10 +1,10 @@
-"""Make docs/images/run.svg: the last live screen of a real run, as an 80×24 terminal shows it.
+"""Make docs/images/run.svg: the last screen of a real run, as a terminal of 80 columns shows it.
 
     python tools/make_picture.py                 run `esper run --task digits_impaired` and draw it
     python tools/make_picture.py RUN_DIRECTORY   draw a run that is there already
 
-The screen is drawn by the function that draws the live view, from the rows that the run wrote. Only
-its clock differs from one making to the next.
+The screen is drawn by the function that ``esper watch`` draws with, from the rows that the run wrote. Only
+its times differ from one making to the next.
 """
 
 import argparse
@@ -17,13 +17,12 @@ from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
 from esper.config import run_config
-from esper.karn.following import Following
-from esper.karn.screen import render
-from esper.karn.tail import Tail
+from esper.karn.run import open_run
+from esper.karn.screen import screen
 from esper.runner import run_arm
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "run.svg"
-WIDTH, HEIGHT = 80, 24
+WIDTH = 80
 
 # rich's own frame without its web font: nothing is fetched to show it.
 SVG_FORMAT = """\
@@ -59,13 +58,10 @@ SVG_FORMAT = """\
 
 def last_screen(directory: Path) -> str:
     """The screen after the last row of a run, as SVG."""
-    state = Following()
-    for row in Tail(directory).read():
-        state.take(row, 0.0)
+    run = open_run(directory)
     console = Console(record=True, width=WIDTH, file=io.StringIO())
-    # The live view leaves the terminal's last line to the cursor.
-    console.print(render(state, WIDTH, HEIGHT - 1))
-    title = f"esper run --task {state.run.task}" if state.run is not None else "esper run"
+    console.print(screen(run, WIDTH))
+    title = f"esper run --task {run.row.task}"
     return console.export_svg(title=title, theme=MONOKAI, code_format=SVG_FORMAT, unique_id="esper")
 
 
@@ -77,7 +73,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         directory = given or Path(scratch) / "run"
         if given is None:
-            torch.set_num_threads(1)  # as the command does; another number of threads iterations differently
+            torch.set_num_threads(1)  # as the command does: sums come in another order with more threads
             run_arm(run_config(task="digits_impaired"), "heuristic", directory)
         picture = last_screen(directory)
     PICTURE.parent.mkdir(parents=True, exist_ok=True)

@@ -87,7 +87,7 @@ def episode(task: TaskSpec, rng_seed: int, grow: bool) -> tuple[float, float]:
 def dead_share(vector: SerialVector) -> float:
     """Share of channels that are zero at every position of every validation image."""
     env = vector.envs[0]
-    h = env.splits.validation.x
+    h = env.host.splits.validation.x
     dead = []
     for segment in list(env.model.host.segments)[:-1]:
         h = segment(h)

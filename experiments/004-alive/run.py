@@ -45,9 +45,9 @@ def margin(task_name: str, incubated: bool, blueprint: int, style: int, slot: in
     norms: list[float] = []
     for _ in range(2):
         norms = [p.detach().norm().item() for p in env.model.seed_parameters(slot)]
-        chosen = env.cursor.next()
-        x, y = env.splits.train.x[chosen], env.splits.train.y[chosen]
-        train_batch(env.model, env.optimiser, x, y, task.objective.loss, clip=float("inf"))
+        chosen = env.host._cursor.next()
+        x, y = env.host.splits.train.x[chosen], env.host.splits.train.y[chosen]
+        train_batch(env.model, env.host.optimiser, x, y, task.objective.loss, clip=float("inf"))
     gradients = [p.grad.norm().item() for p in env.model.seed_parameters(slot) if p.grad is not None]
     return min(g / (1e-6 * n + 1e-8) for g, n in zip(gradients, norms, strict=True))
 

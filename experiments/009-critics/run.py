@@ -19,12 +19,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from esper.teaching import teach
+
 from esper.config import training_config
 from esper.karn.query import read_rows
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline.events import UpdateRow
 from esper.simic.training.vectorized import IterationSummary
-from esper.teaching import teach
 
 HERE = Path(__file__).parent
 STUDY = HERE.parent / "005-policy" / "trainings.json"

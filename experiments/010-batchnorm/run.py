@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from esper import MorphogeneticModel, wrap
 from esper.karn.statistics import estimate
-from esper.leyline import BLUEPRINT_IDS, CANONICAL_ACTION, Head, LifecycleRules, LifecycleOp, Tempo
+from esper.leyline import BLUEPRINT_IDS, CANONICAL_ACTION, Head, LifecycleOp, LifecycleRules, Tempo
 from esper.tolaria import calibration
 from esper.tolaria.actuator import advance, apply_action, tick
 from esper.tolaria.data import BatchCursor, Splits

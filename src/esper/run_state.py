@@ -7,7 +7,6 @@ differs is refused.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from pathlib import Path
@@ -17,9 +16,10 @@ import msgspec
 
 from esper.config import checked, read_settings
 from esper.karn.query import read_rows
+from esper.leyline.durable import write_durably
 from esper.leyline.errors import UNREADABLE, EsperError, RunDirectoryError
-from esper.leyline.events import RunRow
-from esper.leyline.run_files import TELEMETRY, PartSize, list_parts, part_path
+from esper.leyline.events import RunRow, UpdateRow
+from esper.leyline.run_files import TELEMETRY, RowMark, check_layout, row_files
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import OPTIMISER_FILE, PROGRESS_FILE, Trainer
 from esper.tamiyo.policy.checkpoint import (
@@ -27,11 +27,9 @@ from esper.tamiyo.policy.checkpoint import (
     SEAL_FILE,
     SHAPE_FILE,
     CheckpointError,
-    SaveError,
     check_seal,
     read_bytes,
     seal,
-    write_durably,
 )
 
 CONFIG_FILE = "config.json"
@@ -53,18 +51,16 @@ class Progress(msgspec.Struct):
     task: str
     horizon: int
     config: dict[str, object]
-    telemetry: dict[str, PartSize]
-    """How far each table was written."""
+    telemetry: RowMark
 
 
-def save_state(trainer: Trainer, directory: Path, sizes: dict[str, PartSize]) -> None:
+def save_state(trainer: Trainer, directory: Path, mark: RowMark) -> None:
     """A whole new state beside the old one, then the pointer, then the old one goes."""
     folder = directory / "checkpoints"
     name = f"iteration-{trainer.iteration:05d}"
     if (folder / POINTER).exists() and (folder / POINTER).read_text() == name:
         name += "-again"  # of a run that ends within the iteration after a checkpoint
-    _flush_to_disk(directory / TELEMETRY)
-    trainer.save(folder / name, {"telemetry": sizes})
+    trainer.save(folder / name, {"telemetry": mark})
     seal(folder / name, STATE_FILES)
     write_durably(folder / POINTER, name.encode())
     for old in folder.glob("iteration-*"):
@@ -72,27 +68,15 @@ def save_state(trainer: Trainer, directory: Path, sizes: dict[str, PartSize]) ->
             shutil.rmtree(old, ignore_errors=True)
 
 
-def _flush_to_disk(telemetry: Path) -> None:
-    """Rows that a state counts on must outlast a power cut as the state does."""
-    try:
-        for part in telemetry.glob("*/part-*.jsonl"):
-            with part.open("rb") as file:
-                os.fsync(file.fileno())
-    except OSError as error:
-        raise SaveError(f"'{telemetry}' cannot be written: {error.strerror}") from None
-
-
-def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> dict[str, PartSize]:
-    """Load the state that counts and return its sizes of telemetry.
+def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> RowMark:
+    """Load the state that counts and return how far its rows were written.
 
     A run killed before its first state starts again from its own row, or from nothing.
     """
     _check_config(config, directory)
     state = _latest_state(directory / "checkpoints")
     if state is None:
-        part = part_path(directory / TELEMETRY / "run", 0, "jsonl")
-        written = read_bytes(part) if part.exists() else b""
-        return {"run": PartSize(0, len(written))} if written.endswith(b"\n") else {}
+        return RowMark(0, 0.0)
     check_seal(state, STATE_FILES)
     progress = _progress_of(state)
     try:
@@ -121,12 +105,6 @@ def _check_config(config: TrainingConfig, directory: Path) -> None:
             )
 
 
-def saved_iteration(directory: Path) -> int:
-    """The iteration after which a resumed run goes on; 0: it begins again."""
-    state = _latest_state(directory / "checkpoints")
-    return 0 if state is None else int(state.name.split("-")[1])
-
-
 def _latest_state(folder: Path) -> Path | None:
     """The state that counts; if the pointer was never written, the newest that is complete."""
     pointer = folder / POINTER
@@ -151,28 +129,23 @@ def _progress_of(state: Path) -> Progress:
     return progress
 
 
-def _check_telemetry(sizes: dict[str, PartSize], directory: Path) -> None:
-    """Refuse to continue rows of which some are gone, or cannot be cut off."""
-    for table, size in sizes.items():
-        parts = list_parts(directory / TELEMETRY / table)
-        if len(parts) < size.part:
-            raise CheckpointError(
-                f"'{directory / TELEMETRY / table}' lost rows since the checkpoint: {len(parts)} of"
-                f" {size.part} closed parts are left"
-            )
-        later = [path for number, path in parts.items() if number >= size.part and path.suffix == ".parquet"]
-        if later:
-            raise CheckpointError(f"'{later[0]}' is newer than the checkpoint; a closed part cannot be cut")
-        part = part_path(directory / TELEMETRY / table, size.part, "jsonl")
-        found = part.stat().st_size if part.exists() else 0
-        if found < size.bytes:
-            raise CheckpointError(
-                f"'{part}' lost rows since the checkpoint: {found} of {size.bytes} bytes are left"
-            )
+def _check_telemetry(mark: RowMark, directory: Path) -> None:
+    """Refuse to continue rows of which some are gone, or cannot be removed."""
+    found = row_files(directory / TELEMETRY)
+    iterations = [row.iteration for row in read_rows(directory, UpdateRow)]
+    if found.last < mark.iteration or (mark.iteration > 0 and mark.iteration not in iterations):
+        raise CheckpointError(
+            f"'{directory / TELEMETRY}' lost rows since the checkpoint, which counts on those of iteration"
+            f" {mark.iteration}"
+        )
+    for span in found.spans:
+        if span.first <= mark.iteration < span.last:
+            raise CheckpointError(f"'{span.path}' is newer than the checkpoint; Parquet cannot be cut")
 
 
 def config_of_run(directory: Path) -> TrainingConfig:
     """The configuration of a training run, as it was written at its start."""
     if not (directory / CONFIG_FILE).exists():
         raise RunDirectoryError(f"'{directory}' is no training run: it has no {CONFIG_FILE}")
+    check_layout(directory / TELEMETRY)
     return checked(TrainingConfig, read_settings(directory / CONFIG_FILE))

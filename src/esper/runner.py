@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from esper.build import build_controller, build_task, build_vector, describe_run, one_thread
 from esper.config import RunConfig
 from esper.kasmina.export import save_committed
 from esper.leyline.errors import InterruptedRunError
-from esper.leyline.protocols import EventSink
 from esper.nissa.writer import RunWriter
 from esper.telemetry import Telemetry
 from esper.tolaria.episode import run_episode
@@ -40,9 +39,15 @@ def check_names(config: RunConfig) -> None:
 
 
 def run_arm(
-    config: RunConfig, controller_name: str, directory: Path, views: Sequence[EventSink] = ()
+    config: RunConfig,
+    controller_name: str,
+    directory: Path,
+    refresh: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Run all episodes of one controller; telemetry and networks are written to ``directory``."""
+    """Run all episodes of one controller; telemetry and networks are written to ``directory``.
+
+    ``refresh`` is called whenever rows were written.
+    """
     task = build_task(config)
     with one_thread(), RunWriter(directory, detail=config.detail) as writer:
         vector = build_vector(config, task)
@@ -50,15 +55,20 @@ def run_arm(
         env.reset(0)
         controller = build_controller(controller_name, config, vector.action_space)
         run = describe_run(config, controller_name, directory.name, env)
-        env.sink = Telemetry(run, writer, views)
+        env.sink = Telemetry(run, writer)
         env.sink.emit(run)
-        writer.flush()
+
+        def flush() -> None:
+            writer.flush()
+            refresh()
+
+        flush()
         try:
             for episode in range(config.episodes):
                 twin = None
                 if controller_name != "off":
                     twin = run_without_growth(task, rng_seed=config.rng_seed, episode=episode).val_scores
-                run_episode(vector, controller, episode, twin_scores=twin, after_epoch=writer.flush)
+                run_episode(vector, controller, episode, twin_scores=twin, after_epoch=flush)
                 save_committed(env.model, directory / "model" / f"episode-{episode}")
         except KeyboardInterrupt:
             writer.close()

@@ -1,4 +1,4 @@
-"""Arms × rng seeds: the same episodes under different decision makers and settings, in parallel.
+"""Arms × rng seeds: the same episodes under different controllers and settings, in parallel.
 
 Every arm runs the same rng seeds, so that differences are paired: initialisation, data split and
 data order of a seed are the same in all arms.

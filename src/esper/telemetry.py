@@ -1,4 +1,4 @@
-"""Where the rows of a run go: past the alert rules, to the writer and to whoever watches.
+"""Where the rows of a run go: past the alert rules, to the writer.
 
 An alert raises the level of detail for a while, and leaves a file with what was known when it was raised.
 """
@@ -14,7 +14,6 @@ import msgspec
 from esper.karn.query import read_rows
 from esper.leyline.events import AlertRow, Detail, EpisodeRow, EpochRow, ResourceRow, Row, RunRow, UpdateRow
 from esper.leyline.limits import DETAIL_EPOCHS, DETAIL_ITERATIONS
-from esper.leyline.protocols import EventSink
 from esper.nissa.rules import MACHINE_RULES
 from esper.nissa.watch import Watch
 from esper.nissa.writer import RunWriter
@@ -24,38 +23,34 @@ REPLAYED: Final = (EpisodeRow, UpdateRow, ResourceRow)
 
 
 class Telemetry:
-    """The sink of a run: everything that is emitted is judged, written and shown."""
+    """The sink of a run: everything that is emitted is checked by the alert rules and written."""
 
-    def __init__(self, run: RunRow, writer: RunWriter, views: Sequence[EventSink] = ()) -> None:
+    def __init__(self, run: RunRow, writer: RunWriter) -> None:
         self._writer = writer
-        self._sinks: tuple[EventSink, ...] = (writer, *views)
         self._watch = Watch(run)
         self._level: Detail = writer.detail
         self._left = 0
         """How many more epochs or iterations are written in full."""
-        writer.on_resources = self._judge_resources
+        writer.on_resources = self._check_resources
 
-    def _judge_resources(self, row: ResourceRow) -> None:
+    def _check_resources(self, row: ResourceRow) -> None:
         """Pass on what a resource row raises; the writer has taken the row itself."""
         for alert in self._watch.take(row):
-            for sink in self._sinks:
-                sink.emit(alert)
+            self._writer.emit(alert)
 
     def emit(self, row: Row) -> None:
         """Take one row of an episode; what it raises follows it."""
         alerts = self._watch.take(row)
         self._pass_on([row], alerts, [row, *alerts], DETAIL_EPOCHS, last=isinstance(row, EpochRow))
 
-    def emit_iteration(self, lived: Sequence[Row], update: UpdateRow) -> None:
+    def emit_iteration(self, collected: Sequence[Row], update: UpdateRow) -> None:
         """Take all rows of an iteration; an alert about the run lets all of them be written in full.
 
         Not one about a single episode: a policy that explores plants many a seed that does not thrive.
         """
-        rows = [*lived, update]
+        rows = [*collected, update]
         alerts = [alert for row in rows for alert in self._watch.take(row)]
         grave = [alert for alert in alerts if alert.env is None]
-        for alert in grave:  # episodes raise alerts about the run too, and do not know of iterations
-            alert.iteration = update.iteration
         self._pass_on(rows, alerts, grave, DETAIL_ITERATIONS, last=True)
 
     def _pass_on(
@@ -66,9 +61,8 @@ class Telemetry:
             self._left = span
             self._diagnose(raised, rows[-1])
         self._writer.detail = "full" if self._left else self._level
-        for sink in self._sinks:
-            for row in (*rows, *alerts):
-                sink.emit(row)
+        for row in (*rows, *alerts):
+            self._writer.emit(row)
         if last and self._left:
             self._left -= 1
 

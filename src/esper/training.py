@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from esper.build import describe_run, one_thread
 from esper.karn.query import read_rows
+from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.events import RunRow
-from esper.leyline.protocols import EventSink
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.run_state import CONFIG_FILE, load_latest, save_state
@@ -18,7 +18,7 @@ from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
 from esper.simic.training.vectorized import Trainer
-from esper.tamiyo.policy.checkpoint import SaveError, TrainedOn, save_policy, write_durably
+from esper.tamiyo.policy.checkpoint import TrainedOn, save_policy
 from esper.tamiyo.policy.observer import check_capacity
 from esper.telemetry import Telemetry
 from esper.tolaria.env import MorphEnv
@@ -44,39 +44,49 @@ def trained_on(config: TrainingConfig) -> TrainedOn:
 
 
 def train(
-    config: TrainingConfig, directory: Path, *, resume: bool = False, views: Sequence[EventSink] = ()
+    config: TrainingConfig,
+    directory: Path,
+    *,
+    resume: bool = False,
+    refresh: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train to the last iteration; every process of the run calls this, the first one writes and shows."""
+    """Train to the last iteration; every process of the run calls this, the first one writes and shows.
+
+    ``refresh`` is called whenever rows were written.
+    """
     with one_thread():
         journal = IterationJournal(directory, config.detail)
         trainer = Trainer(task_of(config), config, journal)
-        sizes = load_latest(trainer, config, directory) if resume else None
+        mark = load_latest(trainer, config, directory) if resume else None
         if exchange.rank() != 0:
             journal.begin(exchange.from_first(0.0))
             for _ in trainer:
                 pass  # the first process records and saves
             return
-        with RunWriter(directory, resumable=True, resume_from=sizes, detail=config.detail) as writer:
+        with RunWriter(directory, resume_from=mark, detail=config.detail) as writer:
             journal.begin(exchange.from_first(writer.began))
-            run = read_rows(directory, RunRow)[0] if sizes else _begin(config, directory, trainer)
-            telemetry = Telemetry(run, writer, views)
-            if sizes:
+            begun = read_rows(directory, RunRow) if resume else []
+            run = begun[0] if begun else _begin(config, directory, trainer)
+            telemetry = Telemetry(run, writer)
+            if begun:
                 telemetry.replay(directory)
             else:
-                telemetry.emit(run)
-                writer.flush()
+                with writer.iteration(0):
+                    telemetry.emit(run)
+            refresh()
 
             def save_checkpoint() -> None:
-                with writer.checkpoint() as sizes:
-                    save_state(trainer, directory, sizes)
+                with writer.checkpoint() as mark:
+                    save_state(trainer, directory, mark)
 
             def save_best() -> None:
                 save_policy(trainer.policy, directory / "best", trained_on(config))
 
             try:
                 for iteration in trainer:
-                    with writer.adding_iteration(trainer.iteration):
+                    with writer.iteration(trainer.iteration):
                         telemetry.emit_iteration(iteration.rows, iteration.update)
+                    refresh()
                     reached = iteration.update.evaluation_return
                     if reached is not None and reached > trainer.best_return:
                         kept = _attempt(save_best, trainer, directory)

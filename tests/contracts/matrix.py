@@ -25,7 +25,16 @@ from torch.optim import Optimizer
 from esper.kasmina import Host, MorphogeneticModel, register_blueprint
 from esper.kasmina.blueprints import Topology, blueprint_named, unregister_blueprint
 from esper.kasmina.model import slot_streams
-from esper.leyline import BLEND_IDS, CANONICAL_ACTION, Head, LifecycleOp, LifecycleRules, Stage, Tempo
+from esper.leyline import (
+    BLEND_IDS,
+    CANONICAL_ACTION,
+    Head,
+    LifecycleOp,
+    LifecycleRules,
+    Stage,
+    Tempo,
+    legal_slots_by_op,
+)
 from esper.leyline.rules import IncubationMode
 from esper.tolaria.actuator import Outcome, apply_action
 from esper.tolaria.epoch import BatchFacts, train_batch
@@ -200,7 +209,7 @@ def germinate(model: MorphogeneticModel, blueprint: str, style: int, slot: int =
     action[Head.BLUEPRINT] = blueprint_named(blueprint, model.host.topology).index
     action[Head.STYLE] = style
     action[Head.TEMPO] = Tempo.FAST
-    return apply_action(model, action, seed_id=0)
+    return apply_action(model, action, legal_slots_by_op(model.table, model.rules)[0], seed_id=0)
 
 
 def planted(case: Case, **settings: Any) -> Trial:

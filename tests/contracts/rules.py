@@ -293,13 +293,20 @@ def hides_later_tokens(episode: Episode) -> None:
 def contract(
     topology: Topology, blueprints: Iterable[str] | None = None, *, widths: Sequence[int] = WIDTHS
 ) -> list[Any]:
-    """Values of "case" for ``pytest.mark.parametrize``; by default every registered blueprint."""
+    """Values of "case" for ``pytest.mark.parametrize``; by default every registered blueprint.
+
+    Every blueprint with every style on every host, each at one width. The widths alternate so that every
+    two of blueprint, style, host and width meet: which width a seed has changes its size and nothing else.
+    """
     import pytest
 
     names = [spec.name for spec in specs_for(topology)] if blueprints is None else list(blueprints)
     # Neighbours share a host: what its twin computes is kept.
-    cells = product(KINDS_OF[topology], widths, names, Style)
+    cells = product(enumerate(KINDS_OF[topology]), enumerate(names), Style)
+    cases = [
+        Case(name, style, kind, widths[(i + j + style) % len(widths)])
+        for (i, kind), (j, name), style in cells
+    ]
     return [
-        pytest.param(case, id=str(case))
-        for case in (Case(name, style, kind, width) for kind, width, name, style in cells)
+        pytest.param(case, id=str(case)) for case in sorted(cases, key=lambda case: (case.kind, case.width))
     ]

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.leyline.events import UpdateRow
 from esper.training import train
-from tests.integration.training import OnUpdate, prepare, tiny
+from tests.integration.training import after_iterations, prepare, tiny
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +37,12 @@ def stopped_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with the checkpoint of its second iteration and the rows of its third."""
     out = tmp_path_factory.mktemp("stopped") / "run"
 
-    def stop(row: UpdateRow) -> None:
-        if row.iteration == 3:
+    def stop(iteration: int) -> None:
+        if iteration == 3:
             raise StoppedError
 
-    with pytest.raises(StoppedError):
-        train(tiny(), out, views=[OnUpdate(stop)])
+    with pytest.raises(StoppedError), after_iterations(stop):
+        train(tiny(), out)
     return out
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper import teaching
+from esper import training
 from esper.leyline.errors import EsperError
 from esper.run_state import STATE_FILES, config_of_run
 from esper.scripts import cli
@@ -81,6 +81,15 @@ def test_the_checkpoint_of_another_run_is_refused(
     shutil.rmtree(stopped / "checkpoints")
     shutil.copytree(tmp_path / "other" / "checkpoints", stopped / "checkpoints")
     assert "belongs to another run; different: rng_seed" in refusal_to_resume(capsys, stopped)
+
+
+def test_a_run_of_the_version_before_is_refused_by_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its settings have other names too, which are not what is wrong with it."""
+    shutil.copytree(Path(__file__).parents[1] / "old_run", tmp_path / "run")
+    said = refusal_to_resume(capsys, tmp_path / "run")
+    assert "was written with version 2 of the tables; this version of esper reads 3: use the version" in said
 
 
 # --- pointers -------------------------------------------------------------------------------------
@@ -167,12 +176,11 @@ def test_a_trained_policy_that_is_a_pickle_is_not_executed(
         ({"iteration": 1}, "holds the state of iteration 1"),
         ({"best_return": "high"}, "best_return"),
         ({"skipped_in_a_row": None}, "skipped_in_a_row"),
-        ({"settings": 3}, "settings"),
-        ({"settings": {}}, "belongs to another run; different: rng_seed"),
-        ({"telemetry": {"update": 5}}, "no checkpoint of this version: Expected `array`, got `int`"),
-        ({"telemetry": {"update": [0, -5]}}, "telemetry"),
-        ({"telemetry": {"update": [0, 10**9]}}, "lost rows since the checkpoint: "),
-        ({"telemetry": {"update": [2, 0]}}, "lost rows since the checkpoint: 1 of 2 closed parts are left"),
+        ({"config": 3}, "config"),
+        ({"config": {}}, "belongs to another run; different: "),
+        ({"telemetry": {"update": [0, 5]}}, "no checkpoint of this version: Expected `array`, got `object`"),
+        ({"telemetry": [2, -1.0]}, "telemetry"),
+        ({"telemetry": [9, 1.0]}, "lost rows since the checkpoint, which counts on those of iteration 9"),
         ({"telemetry": ...}, "missing required field `telemetry`"),
         ({"iteration": ...}, "missing required field `iteration`"),
     ],
@@ -204,8 +212,8 @@ def test_two_hundred_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
 ) -> None:
     config = config_of_run(stopped)
     trainer = Trainer(task_of(config), config)
-    monkeypatch.setattr(teaching, "Trainer", lambda task, settings: trainer)
-    monkeypatch.setattr(teaching, "train", lambda *args, **options: None)
+    monkeypatch.setattr(training, "Trainer", lambda task, settings, journal: trainer)
+    monkeypatch.setattr(Trainer, "__iter__", lambda trainer: iter(()))
     train(config, stopped, resume=True)
     good = state_of(trainer)
     files = sorted(path for path in (stopped / "checkpoints").rglob("*") if path.is_file())

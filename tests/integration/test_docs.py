@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-SECONDS = 240
-"""For one block or example; on an idle machine the longest takes a tenth of it."""
+SECONDS = 1200
+"""For one document or example, to catch hangs; on an idle machine the longest takes half a minute."""
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -30,19 +31,53 @@ def blocks(document: Path, language: str) -> list[str]:
     return [text for found, text in _BLOCK.findall(document.read_text(encoding="utf-8")) if found == language]
 
 
-def run(command: list[str], directory: Path) -> None:
-    """Run as somebody does who activated the environment; a failure shows what was said."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+def logical_lines(block: str) -> list[str]:
+    """The commands of a block, continued lines joined."""
+    lines = block.replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#") and not _NOT_HERE.match(line)]
+
+
+_RUNNER = """
+import contextlib, runpy, sys
+from pathlib import Path
+
+from esper.scripts import cli
+
+def run(words, out):
+    with contextlib.redirect_stdout(Path(out).open("w")) if out else contextlib.nullcontext():
+        if words[0] == "esper":
+            cli.main(words[1:])
+        else:
+            sys.argv = words[2:]
+            runpy.run_module(words[2], run_name="__main__")
+
+if __name__ == "__main__":
+"""
+
+
+def script_of(commands: list[str]) -> str:
+    """A program that runs ``commands`` one after the other: starting Python for each takes longest."""
+    calls = []
+    for command in commands:
+        words, out = shlex.split(command), None
+        if ">" in words:
+            words, out = words[: words.index(">")], words[words.index(">") + 1]
+        assert words[0] == "esper" or words[:2] == ["python", "-m"], f"not a command of ours: {command}"
+        calls.append(f"    run({words!r}, {out!r})\n")
+    return _RUNNER + "".join(calls)
+
+
+def run(script: Path) -> None:
+    """Run a program in its own folder, with warnings as errors; a failure shows what was said."""
     done = subprocess.run(
-        command,
-        cwd=directory,
-        env={**os.environ, "PATH": path},
+        [sys.executable, "-W", "error", str(script)],
+        cwd=script.parent,
         capture_output=True,
         text=True,
         timeout=SECONDS,
         check=False,
     )
-    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.parametrize(
@@ -50,18 +85,19 @@ def run(command: list[str], directory: Path) -> None:
 )
 def test_every_block_of_a_document_runs(document: Path, tmp_path: Path) -> None:
     """The commands in their order, then the code as one script, all in one directory."""
-    for block in blocks(document, "sh"):
-        lines = [line for line in block.splitlines() if not _NOT_HERE.match(line)]
-        run(["bash", "-euo", "pipefail", "-c", "\n".join(lines)], tmp_path)
-    if code := blocks(document, "python"):
-        script = tmp_path / "blocks.py"
-        script.write_text("\n".join(code), encoding="utf-8")
-        run([sys.executable, "-W", "error", str(script)], tmp_path)
+    commands = [line for block in blocks(document, "sh") for line in logical_lines(block)]
+    for program, content in (
+        ("commands.py", script_of(commands) if commands else ""),
+        ("blocks.py", "\n".join(blocks(document, "python"))),
+    ):
+        if content:
+            (tmp_path / program).write_text(content, encoding="utf-8")
+            run(tmp_path / program)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name)
 def test_every_example_runs(example: Path, tmp_path: Path) -> None:
-    run([sys.executable, "-W", "error", str(example)], tmp_path)
+    run(shutil.copy(example, tmp_path))
 
 
 def anchors(document: Path) -> set[str]:

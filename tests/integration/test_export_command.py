@@ -186,7 +186,7 @@ def writer_beside(directory: Path, out: Path, end: str) -> Iterator[None]:
     process = multiprocessing.get_context("spawn").Process(target=write_beside, args=(directory, out, end))
     process.start()
     try:
-        wait_for((directory / "telemetry" / "update").is_dir)
+        wait_for((directory / "telemetry" / "rows-00000.jsonl").exists)
         yield
     finally:
         process.kill()
@@ -300,24 +300,28 @@ def test_without_follow_a_running_run_is_exported_once(
 def test_a_run_that_went_back_to_a_checkpoint_is_not_followed_on(tmp_path: Path) -> None:
     """Iteration 2 is written again and a third one too, between two looks."""
     run = tmp_path / "run"
-    checkpoints = []
-    with RunWriter(run, resumable=True) as writer:
-        for row in [fake_run.run_row("mine", iterations=ITERATIONS), *rows_of(1)]:
-            writer.emit(row)
-        with writer.checkpoint() as sizes:
-            checkpoints.append(sizes)
-        for row in rows_of(2):
-            writer.emit(row)
-        writer.flush()
-        tail = export_command.Tail(export_command.open_run(run), UpdateRow)
-        assert len(tail.read()) == 2
-        assert tail.read() == []
-    with RunWriter(run, resume_from=checkpoints[0]) as writer:
-        for row in [*rows_of(2), *rows_of(3)]:
-            writer.emit(row)
+
+    def write(writer: RunWriter, number: int) -> None:
+        with writer.iteration(number):
+            for row in rows_of(number):
+                writer.emit(row)
+
+    with RunWriter(run) as writer:
+        with writer.iteration(0):
+            writer.emit(fake_run.run_row("mine", iterations=ITERATIONS))
+        write(writer, 1)
+        with writer.checkpoint() as mark:
+            pass
+        write(writer, 2)
+        table = export_command.NewRows(export_command.open_run(run), UpdateRow)
+        assert len(table.read()) == 2
+        assert table.read() == []
+    with RunWriter(run, resume_from=mark) as writer:
+        write(writer, 2)
+        write(writer, 3)
 
     with pytest.raises(export_command.ExportError, match="resumed from an earlier point"):
-        tail.read()
+        table.read()
 
 
 # --- trackers ---------------------------------------------------------------------------------------

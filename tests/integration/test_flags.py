@@ -8,6 +8,7 @@ import pytest
 
 from esper.config import RunConfig, TrainingConfig
 from esper.scripts.flags import UsageError, parse_flags
+from esper.scripts.guard import INTERRUPTED, exit_on_error
 
 
 @pytest.mark.parametrize(
@@ -56,3 +57,15 @@ def test_a_reader_that_leaves_early_gets_no_traceback(tmp_path: Path) -> None:
     process.stdout.close()
     _, errors = process.communicate(timeout=120)
     assert "Traceback" not in errors
+
+
+def test_an_interrupt_claims_nothing_of_what_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is on disk is known to the commands that write, and said by them."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as stop:
+        exit_on_error(interrupted)
+    assert stop.value.code == INTERRUPTED
+    assert capsys.readouterr().err == "esper: interrupted before the command was done\n"

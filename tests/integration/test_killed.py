@@ -17,8 +17,9 @@ import pytest
 
 from esper.karn.query import read_rows
 from esper.leyline.events import DecisionRow, EnvRow, EpisodeRow, EpochRow, TransitionRow, UpdateRow
-from esper.nissa import journal
-from esper.nissa.part import TablePart
+from esper.nissa import compaction, journal
+from esper.nissa import writer as writer_module
+from esper.nissa.compaction import Compactor
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from esper.simic.agent.ppo import PPOAgent
@@ -88,16 +89,8 @@ def cut_in_half_and_die(partial: Path, path: Path) -> None:
     kill()
 
 
-def tear_a_row_and_die(part: TablePart) -> None:
-    """Half of what was to be written reaches the file."""
-    line = bytes(part._buffer)
-    with part.path.open("ab") as file:
-        file.write(line[: len(line) // 2])
-    kill()
-
-
 def tear_lines_and_die(file: int, content: bytearray) -> None:
-    """Half of the bytes reach the journal."""
+    """Half of the bytes reach the file."""
     os.write(file, content[: len(content) // 2])
     kill()
 
@@ -116,24 +109,21 @@ MOMENTS: dict[str, Callable[[], None]] = {
     ),
     "between the first state and the first pointer": lambda: at_file("checkpoints/latest"),
     "in a rollout after a checkpoint": lambda: on_call(GrowthEnv, "step", STEPS_OF_TWO_ITERATIONS + 2),
-    "in an update after a checkpoint, between two passes": lambda: on_call(
+    "in an update after a checkpoint, between two update epochs": lambda: on_call(
         PPOAgent, "_update_epoch", 3, counts=lambda agent, batch, number, metrics: number == 1
     ),
     "during an evaluation": lambda: on_call(
         vectorized, "evaluate", 2, lambda *args: on_call(GrowthEnv, "step", 2)
     ),
-    "after rows were written, before their checkpoint": lambda: on_call(RunWriter, "flush", 5, after=True),
-    "half way through a row": lambda: on_call(
-        TablePart, "write_out", 4, tear_a_row_and_die, counts=lambda part: part.folder.name == "update"
-    ),
-    "before a complete iteration is added to the tables": lambda: at_file("journals/written.json", number=5),
-    "half way through an iteration of rows": lambda: on_call(
-        TablePart, "write_out", 4, tear_a_row_and_die, counts=lambda part: part.folder.name == "decision"
-    ),
-    "between the rows of an iteration and the end of its journals": lambda: on_call(
-        journal, "discard_journals", 3
-    ),
-    HALF_AN_EPOCH: lambda: on_call(journal, "_write_all", 2 * STEPS + 2, tear_lines_and_die),
+    "after rows were written, before their checkpoint": lambda: on_call(RunWriter, "_commit", 5, after=True),
+    "half way through the rows of an iteration": lambda: at_file("rows-00003.jsonl", act=cut_in_half_and_die),
+    "before the rows of an iteration get their name": lambda: at_file("rows-00003.jsonl"),
+    "after the rows of an iteration got their name": lambda: at_file("rows-00003.jsonl", after=True),
+    HALF_AN_EPOCH: lambda: on_call(journal, "write_all", 2 * STEPS + 2, tear_lines_and_die),
+    "before Parquet is written": lambda: on_call(Compactor, "_copy", 1),
+    "before Parquet gets its name": lambda: at_file("rows-00000-00002"),
+    "after Parquet got its name": lambda: at_file("rows-00000-00002", after=True),
+    "while lines that became Parquet are removed": lambda: on_call(compaction, "remove", 2),
     "before the better policy's weights": lambda: at_file("best/policy.safetensors", number=2),
     "after the better policy's weights, before their description": lambda: at_file(
         "best/policy.safetensors", number=2, after=True
@@ -144,27 +134,34 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "between optimiser and progress": lambda: at_file("iteration-00004/progress.json"),
     "between state and seal": lambda: at_file("iteration-00004/seal.json"),
     "half way through the pointer": lambda: at_file("checkpoints/latest", number=2, act=cut_in_half_and_die),
-    "while the old state is removed": lambda: on_call(shutil, "rmtree", 1, remove_one_file_and_die),
+    "while the old state is removed": lambda: on_call(
+        shutil,
+        "rmtree",
+        1,
+        remove_one_file_and_die,
+        counts=lambda folder: folder.parent.name == "checkpoints",
+    ),
 }
 
-LIVED: dict[str, tuple[int, int]] = {
+FINISHED: dict[str, tuple[int, int]] = {
     "before the run's own row": (0, 0),
     "in the first rollout": (0, 1),
     "half way through the first checkpoint's weights": (2, 0),
     "in a rollout after a checkpoint": (2, 1),
-    "in an update after a checkpoint, between two passes": (2, STEPS),
+    "in an update after a checkpoint, between two update epochs": (2, STEPS),
     "during an evaluation": (3, STEPS),
-    "before a complete iteration is added to the tables": (2, STEPS),
+    "before the rows of an iteration get their name": (2, STEPS),
     "after rows were written, before their checkpoint": (4, 0),
-    "half way through a row": (2, STEPS),
-    "half way through an iteration of rows": (2, STEPS),
-    "between the rows of an iteration and the end of its journals": (3, 0),
+    "half way through the rows of an iteration": (2, STEPS),
+    "after the rows of an iteration got their name": (3, 0),
     HALF_AN_EPOCH: (2, 1),
+    "before Parquet gets its name": (2, 0),
+    "while lines that became Parquet are removed": (2, 0),
 }
 """At these moments: the iterations that are complete, and the epochs of the next one."""
 
 MOMENTS_OF_RESUMING: dict[str, Callable[[], None]] = {
-    "while rows without a checkpoint are cut off": lambda: on_call(TablePart, "cut", 2, after=True),
+    "while rows without a checkpoint are removed": lambda: on_call(writer_module, "remove", 2, after=True),
     "before the pointer to the first state since": lambda: at_file("checkpoints/latest"),
 }
 
@@ -172,6 +169,7 @@ MOMENTS_OF_RESUMING: dict[str, Callable[[], None]] = {
 def run_to_be_killed(cache: Path, moment: str, words: list[str]) -> None:
     """What the child does; moments travel by name."""
     prepare(cache)
+    writer_module.LINES_BYTES = 2_000  # type: ignore[misc]  # every checkpoint converts
     (MOMENTS | MOMENTS_OF_RESUMING)[moment]()
     cli.main(words)
 
@@ -198,31 +196,33 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_end(
     assert_same_end(undisturbed, out)
 
 
-@pytest.mark.parametrize("moment", LIVED)
+@pytest.mark.parametrize("moment", FINISHED)
 def test_every_row_of_an_epoch_that_was_over_reads_back_once(
     moment: str, undisturbed: Path, cache: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     die(cache, moment, [*WORDS, "--out", str(out)])
-    iterations, epochs = LIVED[moment]
+    iterations, epochs = FINISHED[moment]
     for kind in (DecisionRow, TransitionRow, EpochRow, EpisodeRow):
         found, whole = rows_of_episodes(out, kind), rows_of_episodes(undisturbed, kind)
         for (env, episode), rows in whole.items():
-            lived = STEPS if episode < iterations else epochs if episode == iterations else 0
+            finished = STEPS if episode < iterations else epochs if episode == iterations else 0
             there = found[env, episode]
             assert there == rows[: len(there)], "each once, in order"
-            assert len(there) >= sum(is_over(row, lived, kind) for row in rows), "all of them"
+            assert len(there) >= sum(is_over(row, finished, kind) for row in rows), "all of them"
             if moment != HALF_AN_EPOCH:
-                assert len(there) <= sum(row["epoch"] <= lived for row in rows)
+                assert len(there) <= sum(row["epoch"] <= finished for row in rows)
     assert len(read_rows(out, UpdateRow)) == iterations
 
 
-def is_over(row: dict[str, Any], lived: int, kind: type[EnvRow]) -> bool:
-    """Whether a row surely belongs to the first ``lived`` epochs.
+def is_over(row: dict[str, Any], finished: int, kind: type[EnvRow]) -> bool:
+    """Whether a row surely belongs to the first ``finished`` epochs.
 
     Decisions, and the moves that come of them, are counted by the epochs before.
     """
-    return bool(row["epoch"] < lived or lived == STEPS or (row["epoch"] == lived and kind is EpochRow))
+    return bool(
+        row["epoch"] < finished or finished == STEPS or (row["epoch"] == finished and kind is EpochRow)
+    )
 
 
 def rows_of_episodes(run: Path, kind: type[EnvRow]) -> dict[tuple[int, int], list[dict[str, Any]]]:

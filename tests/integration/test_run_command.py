@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import io
 import json
 import os
+import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from rich.cells import cell_len
+from rich.console import Console
 
 from esper.karn.query import read_rows
+from esper.karn.run import open_run
+from esper.karn.screen import screen
 from esper.kasmina import load_committed
 from esper.leyline.events import DecisionRow, EpisodeRow, EpochRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
 from esper.scripts import cli, train
 from esper.tolaria.seeding import EpisodeStreams
-from esper.tolaria.tasks import task_named
+from esper.tolaria.tasks import TASKS, task_named
+from tests.tolaria.building import tiny_task
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -39,8 +51,54 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A heuristic run of eleven epochs beside its control: long enough to fossilize a seed."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    cli.main(["run", "--task", "digits_impaired", "--steps", "11", "--against", "off", "--out", str(out)])
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        cli.main(["run", "--task", "digits_impaired", "--steps", "11", "--against", "off", "--out", str(out)])
+    (out / "said").write_text(said.getvalue())
     return out
+
+
+def test_without_a_terminal_every_epoch_has_exactly_one_line(finished: Path) -> None:
+    said = (finished / "said").read_text()
+    for arm in ("heuristic", "off"):
+        (lines,) = (part.splitlines() for part in said.split("run ") if f"controller {arm}," in part)
+        scores = [f"score {row.val_score:>5.1f}" for row in read_rows(finished / arm, EpochRow)]
+        epochs = [line for line in lines if line.startswith("epoch ")]
+        assert [line[6:11] for line in epochs] == [f"{number:>2}/11" for number in range(1, 12)]
+        assert all(score in line for score, line in zip(scores, epochs, strict=True))
+
+
+def in_a_terminal(*words: str, width: int = 80, height: int = 24) -> str:
+    """What a pseudo-terminal of that size is sent by a command that ends well."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+    command = [sys.executable, "-c", "from esper.scripts.cli import main; main()", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment)
+    os.close(child)
+    sent = b""
+    with contextlib.suppress(OSError):  # how Linux says that the last writer is gone
+        while piece := os.read(parent, 65_536):
+            sent += piece
+    os.close(parent)
+    assert process.wait(timeout=60) == 0, sent
+    return sent.decode()
+
+
+def test_on_a_terminal_no_line_is_too_wide_and_the_last_screen_is_the_answer(tmp_path: Path) -> None:
+    sent = in_a_terminal("run", "--steps", "4", "--out", str(tmp_path / "run"))
+    # A screen is drawn over the one before from the start of a line.
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(screen(open_run(tmp_path / "run"), 80))
+    answer = [line.rstrip() for line in console.export_text().splitlines()]
+
+    assert max(cell_len(line) for line in lines if not line.startswith("run saved in")) <= 80
+    start = max(
+        at for at, line in enumerate(lines) if line.startswith("digits_impaired · heuristic · finished")
+    )
+    assert [line.rstrip() for line in lines[start : start + len(answer)]] == answer
+    assert sent.count("\x1b[?25l") == sent.count("\x1b[?25h") == 1, "the cursor comes back"
 
 
 def test_every_table_of_a_run_reads_back(finished: Path) -> None:
@@ -110,11 +168,12 @@ def test_the_module_form_reaches_the_same_run(tmp_path: Path) -> None:
     assert scores[0] == scores[1]
 
 
-def test_each_setting_changes_the_run(tmp_path: Path) -> None:
+def test_each_setting_changes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every key of the configuration has an effect on the rows."""
-    base = ["run", "--steps", "7"]
+    monkeypatch.setitem(TASKS, "tiny", tiny_task())
+    base = ["run", "--task", "tiny", "--steps", "7"]
     changes = {
-        "task": ["--task", "digits"],
+        "task": ["--task", "digits_impaired"],
         "controller": ["--controller", "random"],
         "rng_seed": ["--rng-seed", "1"],
         "episodes": ["--episodes", "2"],
@@ -196,14 +255,14 @@ def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    rows_file = out / "telemetry" / "epoch" / "part-00000.jsonl"
-    deadline = time.monotonic() + 120
-    while not (rows_file.exists() and rows_file.stat().st_size > 2000):
+    rows_file = out / "telemetry" / "rows-00000.jsonl"
+    deadline = time.monotonic() + 600
+    while not (rows_file.exists() and rows_file.stat().st_size > 5000):
         assert process.poll() is None, process.stderr and process.stderr.read()
         assert time.monotonic() < deadline, "the run never got going"
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=600)
 
     assert process.returncode == 130
     assert "Traceback" not in said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,11 @@ from esper.karn.query import read_rows
 from esper.leyline.events import UpdateRow
 from esper.scripts import cli
 from esper.simic.agent.ppo import PolicyDivergedError
-from esper.simic.training.vectorized import IterationSummary, Trainer
+from esper.simic.training.vectorized import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy, seal
 from esper.training import train
 from tests.integration.training import (
+    after_iterations,
     assert_same_end,
     everything_in,
     files_below,
@@ -52,7 +53,7 @@ def test_a_run_that_ends_in_the_iteration_after_a_checkpoint_leaves_that_one_alo
 ) -> None:
     out, run_iteration, kept = tmp_path / "run", Trainer.run_iteration, {}
 
-    def diverge(trainer: Trainer) -> IterationSummary:
+    def diverge(trainer: Trainer) -> Iteration:
         if trainer.iteration < 2:
             return run_iteration(trainer)
         kept.update(everything_in(out / "checkpoints"))
@@ -74,16 +75,16 @@ def test_a_run_that_ends_in_the_iteration_after_a_checkpoint_leaves_that_one_alo
 # --- a full disk ----------------------------------------------------------------------------------
 
 
-def without_room(out: Path, file: str, number: int) -> Callable[[IterationSummary], None]:
-    """To be called after every iteration: from iteration ``number`` on ``file`` cannot be written, once."""
+def without_room(out: Path, file: str, after: int) -> AbstractContextManager[None]:
+    """Within the context ``file`` cannot be written, once, after the rows of iteration ``after``."""
 
-    def fill_the_disk(summary: IterationSummary) -> None:
-        if summary.iteration == number:
+    def fill_the_disk(iteration: int) -> None:
+        if iteration == after:
             partial = out / f"{file}.partial"
             partial.parent.mkdir(exist_ok=True)
             partial.symlink_to("/dev/full")  # takes no byte
 
-    return fill_the_disk
+    return after_iterations(fill_the_disk)
 
 
 SAVED = [
@@ -101,12 +102,12 @@ def test_a_full_disk_does_not_end_a_training(
     out, file = tmp_path / "run", saved.format(2)
     kept = []
 
-    def look(summary: IterationSummary) -> None:
-        if summary.iteration == 3:
+    def look(iteration: int) -> None:
+        if iteration == 3:
             kept.append((out / "checkpoints" / "latest").read_text())
-        without_room(out, file, 2)(summary)
 
-    train(tiny(), out, on_iteration=look)
+    with without_room(out, file, 2), after_iterations(look):
+        train(tiny(), out)
     assert capsys.readouterr().err == (
         f"esper: '{out / file}' cannot be written: No space left on device; what was saved before is intact,"
         " and the training goes on\n"
@@ -121,7 +122,8 @@ def test_a_training_whose_end_cannot_be_saved_can_be_resumed(
     saved: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, file = tmp_path / "run", saved.format(3)
-    said = sentence_from(capsys, lambda: train(tiny(), out, on_iteration=without_room(out, file, 3)))
+    with without_room(out, file, 3):
+        said = sentence_from(capsys, lambda: train(tiny(), out))
     assert (
         f"'{out / file}' cannot be written: No space left on device; what was saved before is intact" in said
     )
@@ -137,15 +139,10 @@ def test_the_best_policy_is_the_best_that_was_saved(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    returns: list[float | None] = []
-
-    def remember(summary: IterationSummary) -> None:
-        returns.append(summary.evaluation_return)
-        without_room(out, f"best/{name}", 2)(summary)
-
-    train(tiny(), out, on_iteration=remember)
+    with without_room(out, f"best/{name}", 2):
+        train(tiny(), out)
     assert f"'{out / 'best' / name}' cannot be written" in capsys.readouterr().err
-    first, second, _ = returns
+    first, second, _ = (row.evaluation_return for row in read_rows(out, UpdateRow))
     assert first is not None
     assert second is not None
     assert second > first
@@ -164,11 +161,11 @@ def test_a_disk_that_is_full_when_it_is_flushed_is_noticed(
 
 
 def test_rows_that_cannot_be_written_do_not_end_a_training(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    monkeypatch.setattr(os, "write", half_of_iteration_two(os.write))
-    train(tiny(), out)
+    with without_room(out, "telemetry/rows-00002.jsonl", 1):
+        train(tiny(), out)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("esper: telemetry stopped: cannot write")
@@ -179,31 +176,20 @@ def test_rows_that_cannot_be_written_do_not_end_a_training(
 
 
 def test_a_training_that_lost_rows_goes_on_after_the_last_whole_one(
-    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    undisturbed: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
 
-    def stop(summary: IterationSummary) -> None:
-        if summary.iteration == 3:
+    def stop(iteration: int) -> None:
+        if iteration == 3:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "write", half_of_iteration_two(os.write))
-        with pytest.raises(KeyboardInterrupt):
-            train(tiny(), out, on_iteration=stop)
+    with (
+        without_room(out, "telemetry/rows-00002.jsonl", 1),
+        after_iterations(stop),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        train(tiny(), out)
     cli.main(["train", "--resume", str(out)])
     assert [row.iteration for row in read_rows(out, UpdateRow)] == [1, 3]
     assert files_below(out / "checkpoints") == files_below(undisturbed / "checkpoints")
-
-
-def half_of_iteration_two(write: Callable[[int, bytes], int]) -> Callable[[int, bytes], int]:
-    """A disk that is full in the middle of the second iteration's row."""
-
-    def write_half(file: int, content: bytes) -> int:
-        if len(content) > 20 and content.startswith(b'{"t":') and b'"iteration":2' in content:
-            return write(file, content[:20])
-        if not content.startswith(b'{"t":') and b'"iteration":2' in content:
-            full_disk()
-        return write(file, content)
-
-    return write_half

@@ -165,9 +165,9 @@ def test_reading_needs_no_torch(run, command):
 
 def test_runs_are_listed_one_line_each_and_damaged_ones_hide_nobody(run, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    damaged = run.parent / "damaged" / "telemetry" / "run"
+    damaged = run.parent / "damaged" / "telemetry"
     damaged.mkdir(parents=True)
-    (damaged / "part-00000.jsonl").write_text("{}\n")
+    (damaged / "rows-00000.jsonl").write_text('{"table":"run","t":1.0}\n')
 
     _, _, first, second, reason = printed(capsys, "runs", str(run.parent)).splitlines()
 
@@ -176,7 +176,7 @@ def test_runs_are_listed_one_line_each_and_damaged_ones_hide_nobody(run, capsys,
         *("digits_impaired", "heuristic", "0", "61.5", "61.5", "398", "1/1", "episodes", "finished"),
         *("2030-01-01", "00:00"),
     ]
-    assert reason.startswith(f"damaged: {damaged / 'part-00000.jsonl'}, line 1, is not a row of this table")
+    assert reason.startswith(f"damaged: {damaged / 'rows-00000.jsonl'}, line 1, is not a row of table 'run'")
 
 
 def test_runs_are_looked_for_in_runs_unless_told_otherwise(run, capsys, monkeypatch):

@@ -16,9 +16,9 @@ from esper.leyline.errors import UnknownNameError
 from esper.leyline.events import UpdateRow
 from esper.run_state import config_of_run
 from esper.simic.rewards.families import FamilyName
-from esper.training import train
 from esper.tolaria.tasks import TASKS
-from tests.integration.training import TIMES, OnUpdate
+from esper.training import train
+from tests.integration.training import TIMES, after_iterations
 from tests.tolaria.building import tiny_task
 
 AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
@@ -69,10 +69,11 @@ def run(directory: Path, settings: Mapping[str, Any]) -> Run:
     config = checked(TrainingConfig, settings)
     checkpoints = []
 
-    def look(row: UpdateRow) -> None:
+    def look(number: int) -> None:
         checkpoints.append(sorted(path.name for path in directory.glob("checkpoints/iteration-*")))
 
-    train(config, directory, views=[OnUpdate(look)])
+    with after_iterations(look):
+        train(config, directory)
     assert config_of_run(directory) == config
     rows = [
         {name: getattr(row, name) for name in row.__struct_fields__ if name not in TIMES}

@@ -14,11 +14,11 @@ import pytest
 from rich.console import Console
 
 from esper.karn.run import open_run
+from esper.leyline.events import Row
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
-from esper.scripts.train_command import watching
-from esper.scripts.watch_command import POLL_SECONDS, WatchConfig, paced, pauses, watch
-from tests.karn import fake_run, fake_training
+from esper.scripts.watch_command import WatchConfig, watch
+from tests.karn import fake_training
 
 ROOT = Path(__file__).parents[2]
 WATCH = "from esper.scripts.cli import main; main()"
@@ -146,18 +146,13 @@ def watched(run: Path, **settings: object) -> str:
     return file.getvalue()
 
 
-def test_the_last_screen_of_a_training_is_shown_at_once(training: Path) -> None:
-    sent = watched(training, speed=0)
+def test_a_training_that_is_over_is_shown_at_once(training: Path) -> None:
+    last = watched(training).rsplit("digits_impaired · ppo", 1)[1]
 
-    last = sent.rsplit(" esper", 1)[1]
-    assert "iteration   3/100" in last
-    assert "0:00:37" in last, "three iterations of 12.5 s, however long ago"
-    assert " slots   best of iteration 3: environment 3, return +0.21, score 24.5, twin 18.0" in last
+    assert " · stopped · iteration 3/100 · " in last
+    assert "slots   iteration 3, environment 3" in last
     assert last.splitlines()[-1].endswith("teach has stopped after iteration 3 of 100")
-
-
-def test_one_environment_can_be_chosen(training: Path) -> None:
-    assert " slots   iteration 3: environment 1, " in watched(training, speed=0, env=1)
+    assert "slots   iteration 3, environment 1" in watched(training, env=1)
 
 
 def test_a_log_gets_one_line_per_iteration_at_once(
@@ -174,28 +169,6 @@ def test_a_log_gets_one_line_per_iteration_at_once(
     assert lines[-1].endswith("has stopped after iteration 3 of 100")
 
 
-def test_a_replay_takes_ten_seconds_on_a_terminal(training: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr("time.sleep", slept.append)
-    watched(training)
-
-    assert sum(slept) == pytest.approx(10.0, abs=0.2)
-    assert len(slept) >= 3
-
-
-def test_a_replay_goes_so_many_times_as_fast_as_the_run_went() -> None:
-    rows = [fake_run.epoch_row(number) for number in range(3)]
-    for row, seconds in zip(rows, (1.0, 3.0, 3.5), strict=True):
-        row.t = seconds
-    slept: list[float] = []
-
-    assert list(pauses(rows)) == [1.0, 2.0, 0.5]
-    assert list(paced(rows, 2.0, slept.append)) == rows
-    assert slept == [0.5, 1.0, 0.25]
-    assert list(paced(rows, 0.0, slept.append)) == rows
-    assert len(slept) == 3
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -203,7 +176,6 @@ def test_a_replay_goes_so_many_times_as_fast_as_the_run_went() -> None:
         (["nowhere"], "there is no run directory 'nowhere'"),
         (["."], "'.' is not a run's directory"),
         (["RUN", "--env", "4"], "environment 4 is not in this run; it has 4, numbered from 0"),
-        (["RUN", "--speed", "-1"], "speed"),
     ],
 )
 def test_a_mistake_is_answered_with_a_sentence(
@@ -232,38 +204,38 @@ def test_a_mistake_is_answered_with_a_sentence(
 def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(
     is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Iteration 2 is seen with an alert; before the next look the run goes back and episodes iterations 2 and 3 anew."""
-    first = RunWriter(tmp_path / "teach", resumable=True)
+    """Iteration 2 is seen with an alert; then the run goes back to 1 and trains 2 and 3 anew."""
+    first = RunWriter(tmp_path / "teach")
     writers, file = [first], io.StringIO()
-    for row in fake_training.course(1):
-        first.emit(row)
-    first.flush()
-    with first.checkpoint() as sizes:
-        kept = dict(sizes)
-    for row in [*fake_training.iteration_rows(2), fake_training.alert_row("kl_high", 2)]:
-        first.emit(row)
-    first.flush()
+
+    def write(number: int, *rows: Row) -> None:
+        with writers[-1].iteration(number):
+            for row in rows:
+                writers[-1].emit(row)
+
+    write(0, fake_training.run_row())
+    write(1, *fake_training.iteration_rows(1))
+    with first.checkpoint() as kept:
+        pass
+    write(2, *fake_training.iteration_rows(2), fake_training.alert_row("kl_high", 2))
 
     def go_on(seconds: float) -> None:
-        if seconds != POLL_SECONDS:
-            return  # the tail waits for a writer that is at work
         if len(writers) == 1:
             first.close()
             writers.append(RunWriter(tmp_path / "teach", resume_from=kept))
-            for row in [*fake_training.iteration_rows(2), *fake_training.iteration_rows(3)]:
-                writers[1].emit(row)
-            writers[1].flush()
+            write(2, *fake_training.iteration_rows(2))
+            write(3, *fake_training.iteration_rows(3))
         else:
             writers[1].close()
 
-    monkeypatch.setattr("time.sleep", go_on)
+    monkeypatch.setattr("esper.scripts.watch_command.time.sleep", go_on)
     console = Console(file=file, force_terminal=is_terminal, color_system=None, width=80, height=24)
     watch(open_run(tmp_path / "teach"), WatchConfig(), console)
 
     if is_terminal:
-        last = file.getvalue().rsplit(" esper", 1)[1]
-        assert "iteration   3/100" in last
-        assert "alerts  none" in last
+        last = file.getvalue().rsplit("digits_impaired", 1)[1]
+        assert "iteration 3/100" in last
+        assert "alerts  none open" in last
         return
     shown = [line.split("  ")[0] for line in file.getvalue().splitlines()]
     assert [line.partition(" in ")[0] for line in shown[:-1]] == [
@@ -271,39 +243,3 @@ def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(
         *("iteration 2/100", "iteration 3/100"),
     ]
     assert shown[-1].endswith("has stopped after iteration 3 of 100")
-
-
-# --- the same view in the process that trains -----------------------------------------------------
-
-
-def test_a_resumed_training_begins_with_the_iterations_that_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with RunWriter(tmp_path / "teach") as writer:
-        for row in fake_training.course(5):
-            writer.emit(row)
-    (tmp_path / "teach/checkpoints").mkdir()
-    (tmp_path / "teach/checkpoints/latest").write_text("iteration-00003-again")
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
-    monkeypatch.setattr("esper.scripts.train_command.Console", lambda: console)
-    with watching(tmp_path / "teach", resume=True):
-        pass
-
-    assert "iteration   3/100" in file.getvalue()
-    assert "best 23.0 in iteration 3" in file.getvalue()
-
-
-def test_a_training_that_was_killed_before_its_first_checkpoint_begins_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with RunWriter(tmp_path / "teach") as writer:
-        for row in fake_training.course(2):
-            writer.emit(row)
-    file = io.StringIO()
-    console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
-    monkeypatch.setattr("esper.scripts.train_command.Console", lambda: console)
-    with watching(tmp_path / "teach", resume=True):
-        pass
-
-    assert "iteration   0/100" in file.getvalue()

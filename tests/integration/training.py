@@ -5,19 +5,23 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from esper.config import TrainingConfig
+from esper.karn.query import read_rows
 from esper.leyline import LifecycleRules
-from esper.leyline.events import AlertRow, Row, UpdateRow
+from esper.leyline.events import TABLES, AlertRow, Row, UpdateRow
 from esper.nissa.rules import MACHINE_RULES
 from esper.nissa.watch import Watch
+from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from esper.scripts.guard import exit_on_error
+from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import Evaluation, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.tasks import TASKS
@@ -42,10 +46,9 @@ def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
 
     def eventful(trainer: Trainer) -> Evaluation:
         found = evaluate(trainer)
-        if trainer.task.name != "tiny":
+        if trainer.task.name != "tiny" or trainer.is_over:
             return found
-        bonus = trainer.iteration * (trainer.iteration < trainer.config.iterations)
-        return found._replace(mean_return=found.mean_return + bonus)
+        return found._replace(mean_return=found.mean_return + trainer.iteration)
 
     patch.setattr(Trainer, "evaluate", eventful)
     take = Watch.take
@@ -77,15 +80,21 @@ def tiny(**changes: Any) -> TrainingConfig:
     return TrainingConfig(**{**settings, **changes})
 
 
-class OnUpdate:
-    """A view that calls a function with the row of every iteration."""
+@contextmanager
+def after_iterations(act: Callable[[int], None]) -> Iterator[None]:
+    """Let ``act`` happen after the rows of each iteration were written."""
+    iteration = RunWriter.iteration
 
-    def __init__(self, call: Callable[[UpdateRow], None]) -> None:
-        self._call = call
+    @contextmanager
+    def hooked(writer: RunWriter, number: int) -> Iterator[None]:
+        with iteration(writer, number):
+            yield
+        if number > 0:
+            act(number)
 
-    def emit(self, row: Row) -> None:
-        if isinstance(row, UpdateRow):
-            self._call(row)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunWriter, "iteration", hooked)
+        yield
 
 
 def full_disk(*args: object) -> None:
@@ -105,17 +114,19 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 def rows_without_times(run: Path) -> dict[str, list[dict[str, Any]]]:
     """All tables but that of memory and writing times, and what was said of the machine."""
-    tables = {}
-    for part in sorted((run / "telemetry").glob("*/part-*.jsonl")):
-        rows = [json.loads(line) for line in part.read_text().splitlines()]
-        rows = [row for row in rows if row.get("rule") not in MACHINE_RULES]
-        tables[part.parent.name] = [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
-    tables.pop("resource", None)
-    return tables
+    return {
+        table: [
+            {name: value for name, value in msgspec.to_builtins(row).items() if name not in TIMES}
+            for row in read_rows(run, table)
+            if getattr(row, "rule", None) not in MACHINE_RULES
+        ]
+        for table in TABLES
+        if table != "resource"
+    }
 
 
 def files_below(folder: Path) -> dict[str, object]:
-    """Contents by name; of progress all but the sizes of telemetry, in which times are written out."""
+    """Contents by name; of progress all but how far rows were written, which names the time."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))

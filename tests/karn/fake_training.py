@@ -1,67 +1,72 @@
-"""A small made-up training: iterations of episodes of ``fake_run``, worked out by formula rather than trained.
+"""A small made-up training: iterations of episodes of ``fake_run``, by formula rather than trained.
 
-Returns rise from iteration to iteration and differ between environments; the last iteration has what a screen must
-show well: numbers outside their bands, heads that were never read, an episode that broke down, and alerts.
+Returns rise from iteration to iteration and differ between environments. A troubled one has what a screen
+must show well: numbers outside their bands, heads that were never read, an episode that broke down, alerts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
-from esper.leyline.events import (
-    RESTART,
-    AlertRow,
-    EnvRow,
-    EpisodeRow,
-    Row,
-    RunRow,
-    SeedRow,
-    TransitionRow,
-    UpdateRow,
-)
+from msgspec.structs import replace
+
+from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, Row, RunRow, UpdateRow
 from tests.karn import fake_run
 
 ITERATIONS = 100
 ENVS = 4
 
 
-def run_row(*, slots: int = 3, iterations: int = ITERATIONS, envs: int = ENVS) -> RunRow:
+def run_row(*, iterations: int = ITERATIONS) -> RunRow:
     row = fake_run.run_row("teach", "ppo", iterations=iterations)
-    row.slots = [f"r0c{column}" for column in range(slots)]
-    row.envs = envs
-    return row
+    return replace(row, envs=ENVS, config={**row.config, "target_kl": 0.03})
 
 
 def episode_row(number: int, env: int) -> EpisodeRow:
-    """The end of an episode in iteration ``number``: 0.02 more return per iteration, 0.1 more per environment."""
-    row = fake_run.episode_row(number - 1)
-    row.env = env
-    row.val_score, row.twin_val_score = 20 + 0.5 * number + env, 15.0 + env
-    row.total_reward = 0.02 * number + 0.1 * env - 0.15
-    row.params = 400 + 10 * number
-    return row
+    """The end of an episode: 0.02 more return per iteration, 0.1 more per environment."""
+    return replace(
+        fake_run.episode_row(number - 1),
+        env=env,
+        iteration=number,
+        val_score=20 + 0.5 * number + env,
+        twin_val_score=15.0 + env,
+        total_reward=0.02 * number + 0.1 * env - 0.15,
+        params=400 + 10 * number,
+    )
 
 
 def update_row(number: int) -> UpdateRow:
-    row = fake_run.update_row(number)
-    row.mean_return, row.val_score, row.params = 0.02 * number, 21.5 + 0.5 * number, 400.0 + 10 * number
-    row.approx_kl, row.explained_variance = 0.005 + 0.0005 * number, 0.9 - 0.005 * number
-    row.head_entropy = [max(1 - 0.01 * head * number, 0.0) for head in range(6)] + [None, None]
-    row.op_shares = [0.5 + 0.002 * number, 0.25 - 0.002 * number, 0.0, 0.125, 0.125, 0.0]
-    row.reward_terms = {"lead": 0.03 * number, "rent": -0.01 * number, "rollback": 0.0}
-    if number % 10 == 0:
-        row.evaluation_return, row.evaluation_score = 0.03 * number, 25.0 + number
-    return row
+    is_evaluated = number % 10 == 0
+    return replace(
+        fake_run.update_row(number),
+        mean_return=0.02 * number,
+        val_score=21.5 + 0.5 * number,
+        params=400.0 + 10 * number,
+        approx_kl=0.005 + 0.0005 * number,
+        explained_variance=0.9 - 0.005 * number,
+        head_entropy=[max(1 - 0.01 * head * number, 0.0) for head in range(6)] + [None, None],
+        op_shares=[0.5 + 0.002 * number, 0.25 - 0.002 * number, 0.0, 0.125, 0.125, 0.0],
+        reward_terms={"lead": 0.03 * number, "rent": -0.01 * number, "rollback": 0.0},
+        evaluation_return=0.03 * number if is_evaluated else None,
+        evaluation_score=25.0 + number if is_evaluated else None,
+    )
 
 
 def troubled(row: UpdateRow) -> UpdateRow:
     """The same iteration with numbers outside their bands and others that are unknown."""
-    row.approx_kl, row.clip_fraction, row.grad_norm = 0.0812, 0.95, 140.0
-    row.explained_variance, row.value_nrmse = -0.25, None
-    row.ratio_max, row.broken_episodes, row.forced_share = 7.5, 1, 0.72
-    row.head_entropy[4] = 0.04
-    return row
+    return replace(
+        row,
+        approx_kl=0.0812,
+        clip_fraction=0.95,
+        grad_norm=140.0,
+        explained_variance=-0.25,
+        value_nrmse=None,
+        ratio_max=7.5,
+        broken_episodes=1,
+        forced_share=0.72,
+        head_entropy=[*row.head_entropy[:4], 0.04, *row.head_entropy[5:]],
+    )
 
 
 def alert_row(
@@ -84,40 +89,28 @@ def alert_row(
     )
 
 
-def episode(number: int, env: int, *, slots: int = 3) -> Iterator[EnvRow]:
-    """One episode of ``fake_run`` in an environment of iteration ``number``, as far as a host has its slots."""
+def episode(number: int, env: int) -> Iterator[EnvRow]:
+    """One episode of ``fake_run`` in an environment of iteration ``number``."""
     for row in fake_run.episode(number - 1):
         assert isinstance(row, EnvRow)
-        if isinstance(row, EpisodeRow):
-            yield episode_row(number, env)
-        elif not isinstance(row, SeedRow | TransitionRow) or row.slot < slots:
-            row.env = env
-            yield row
+        is_end = isinstance(row, EpisodeRow)
+        yield episode_row(number, env) if is_end else replace(row, env=env, iteration=number)
 
 
 def broken_episode(number: int, env: int) -> Iterator[EnvRow]:
-    """An episode that broke down after three epochs, and the beginning of the one that followed it."""
-    for row in episode(number, env):
-        if row.epoch <= 3:
-            yield row
+    """An episode that broke down after three epochs, and the beginning of the attempt that followed it."""
+    yield from (row for row in episode(number, env) if row.epoch <= 3)
     end = episode_row(number, env)
-    end.epoch, end.ended_by, end.val_score, end.total_reward = 3, "governor", 9.5, -0.5
-    yield end
+    yield replace(end, epoch=3, ended_by="governor", val_score=9.5, total_reward=-0.5)
     for row in episode(number, env):
-        if row.epoch <= 2 and not isinstance(row, EpisodeRow):
-            row.episode += RESTART
-            yield row
+        if row.epoch <= 2:
+            yield replace(row, attempt=1)
 
 
-def without_seeds(rows: Iterable[Row]) -> Iterator[Row]:
-    """What is written at the standard level of detail."""
-    return (row for row in rows if not isinstance(row, SeedRow))
-
-
-def iteration_rows(number: int, *, slots: int = 3) -> Iterator[Row]:
+def iteration_rows(number: int) -> Iterator[Row]:
     """All rows of an iteration, as a training hands them over."""
     for env in range(ENVS):
-        yield from episode(number, env, slots=slots)
+        yield from episode(number, env)
     yield update_row(number)
 
 
@@ -128,32 +121,34 @@ def ends_of_iteration(number: int) -> Iterator[Row]:
     yield update_row(number)
 
 
-def course(iterations: int, *, slots: int = 3, seeds: bool = True) -> Iterator[Row]:
+def course(iterations: int) -> Iterator[Row]:
     """A training after so many iterations; only the last one with its episodes."""
-    yield run_row(slots=slots)
+    yield run_row()
     for number in range(1, iterations):
         yield from ends_of_iteration(number)
-    last = iteration_rows(iterations, slots=slots)
-    yield from last if seeds else without_seeds(last)
+    yield from iteration_rows(iterations)
 
 
-def troubled_course(iterations: int, *, slots: int = 3) -> Iterator[Row]:
+def troubled_course(iterations: int) -> Iterator[Row]:
     """The same with trouble in the last iteration."""
-    yield run_row(slots=slots)
+    yield run_row()
     for number in range(1, iterations):
         yield from ends_of_iteration(number)
         if number == iterations - 3:
             yield alert_row("value-error", number, value=1.25)
     for env in range(ENVS):
         yield from episode(iterations, env) if env != 1 else broken_episode(iterations, env)
-    collapse = fake_run.alert_row()
-    collapse.severity, collapse.scope, collapse.hint = (
-        "error",
-        "environment 1",
-        "the governor ended the episode",
+    yield replace(
+        fake_run.alert_row(),
+        severity="error",
+        scope="environment 1",
+        hint="the governor ended the episode",
+        env=1,
+        episode=iterations - 1,
+        attempt=0,
+        iteration=iterations,
+        epoch=3,
     )
-    collapse.env, collapse.episode, collapse.epoch = 1, iterations - 1, 3
-    yield collapse
     yield troubled(update_row(iterations))
     yield alert_row("value-error", iterations, "cleared", value=0.75)
     yield alert_row("kl", iterations)

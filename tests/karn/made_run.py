@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import msgspec
 
 from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, LifecycleOp, Stage
 from esper.leyline.events import (
     SCHEMA_VERSION,
-    TABLES,
     AlertRow,
     CounterfactualRow,
     DecisionRow,
@@ -28,10 +25,10 @@ from esper.leyline.events import (
     TransitionRow,
     UpdateRow,
 )
+from esper.nissa.writer import RunWriter
 
 HOST_PARAMS = 174
 EMBARGO = 2
-_TABLE_OF = {row_type: table for table, row_type in TABLES.items()}
 
 
 @dataclass
@@ -64,8 +61,9 @@ class Episode:
         self._counts = [0] * len(OP_NAMES)
         self._refused = 0
 
-    def _where(self, epoch: int) -> dict[str, int]:
-        return {"env": self.env, "episode": self.episode, "epoch": epoch}
+    def _where(self, epoch: int) -> dict[str, int | None]:
+        iteration = self.episode + 1 if self.rewarded else None
+        return {"env": self.env, "episode": self.episode, "iteration": iteration, "epoch": epoch}
 
     def _move(self, index: int, epoch: int, target: Stage, cause: str, reason: str) -> None:
         slot = self._slots[index]
@@ -100,7 +98,7 @@ class Episode:
         succeeded = op is not LifecycleOp.FOSSILIZE or self.dice.random() < 0.8
         self._counts[op] += 1
         self._refused += not succeeded
-        paid = {"lead": self.dice.gauss(0.02, 0.05), "rent": -0.001} if self.rewarded else None
+        terms = {"lead": self.dice.gauss(0.02, 0.05), "rent": -0.001} if self.rewarded else None
         self.rows.append(
             DecisionRow(
                 **self._where(epoch),
@@ -110,8 +108,8 @@ class Episode:
                 succeeded=succeeded,
                 refused_by=None if succeeded else "G5",
                 failed_checks=[] if succeeded else ["contribution"],
-                reward=sum(paid.values()) if paid else None,
-                reward_terms=paid,
+                reward=sum(terms.values()) if terms else None,
+                reward_terms=terms,
             )
         )
         if not succeeded:
@@ -214,7 +212,7 @@ class Episode:
             score = self._score if all(on) else self._score * self.dice.random()
             self.rows.append(CounterfactualRow(**self._where(last), on=states, score=score, loss=1.0))
         terms = [row.reward_terms for row in self.rows if isinstance(row, DecisionRow) and row.reward_terms]
-        sums = {name: sum(paid[name] for paid in terms) for name in terms[0]} if terms else None
+        sums = {name: sum(of[name] for of in terms) for name in terms[0]} if terms else None
         params = HOST_PARAMS + self._params()
         self.rows.append(
             EpisodeRow(
@@ -264,7 +262,9 @@ def run_row(
         task="digits_impaired",
         controller="heuristic" if iterations is None else "ppo",
         rng_seed=0,
-        config={"episodes": 1, "nested": {"rate": 0.5}} if iterations is None else {"iterations": iterations},
+        config={"episodes": 1, "nested": {"rate": 0.5}}
+        if iterations is None
+        else {"iterations": iterations, "target_kl": 0.03},
         data_hash="0" * 64,
         git_revision=None,
         versions={"python": "3.11"},
@@ -361,27 +361,23 @@ def training_rows(
     rows: list[Row] = [run_row(horizon=horizon, slots=names, envs=envs, iterations=iterations)]
     for number in range(1, iterations + 1):
         dice = random.Random(f"{seed}-{number}")
-        lived = [
+        played = [
             Episode(
                 env, number - 1, slots, horizon, random.Random(f"{seed}-{number}-{env}"), full, rewarded=True
             )
             for env in range(envs)
         ]
-        for episode in lived:
+        for episode in played:
             rows += episode.live()
-        ended = [row for episode in lived for row in episode.rows if isinstance(row, EpisodeRow)]
+        ended = [row for episode in played for row in episode.rows if isinstance(row, EpisodeRow)]
         rows.append(update_row(number, ended, dice))
     return rows
 
 
-def write(directory: Path, rows: Sequence[Row]) -> Path:
-    """The rows as the run directory that a writer would leave; times rise by a hundredth of a second."""
-    lines: dict[str, list[bytes]] = {}
-    for number, row in enumerate(rows):
-        row.t = round(0.01 * number, 6)
-        lines.setdefault(_TABLE_OF[type(row)], []).append(msgspec.json.encode(row))
-    for table, encoded in lines.items():
-        folder = directory / "telemetry" / table
-        folder.mkdir(parents=True)
-        (folder / "part-00000.jsonl").write_bytes(b"\n".join(encoded) + b"\n")
+def write(directory: Path, rows: Iterable[Row]) -> Path:
+    """A run that is not written any more; times rise by a hundredth of a second from row to row."""
+    clock = itertools.count()
+    with RunWriter(directory, clock=lambda: 0.01 * next(clock)) as writer:
+        for row in rows:
+            writer.emit(row)
     return directory

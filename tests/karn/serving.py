@@ -18,6 +18,7 @@ from esper.karn.serve.safety import Access
 from esper.leyline.events import Row
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
+from tests.karn.page import Node, read_page
 
 LOCAL = Access("127.0.0.1", 8377, token=None)
 
@@ -34,14 +35,21 @@ def write_run(directory: Path, rows: Iterable[Row] | None = None, **columns: Any
 def training(iterations: int) -> Iterable[Row]:
     """The rows of a training with one environment."""
     for number in range(1, iterations + 1):
-        yield from fake_run.episode(episode=number - 1)
+        for row in fake_run.episode(episode=number - 1):
+            yield msgspec.structs.replace(row, iteration=number)
         yield fake_run.update_row(number)
 
 
-def part_of(run: Path, table: str) -> Path:
-    """The only part of a table."""
-    (part,) = (run / "telemetry" / table).iterdir()
-    return part
+def lines_of(run: Path) -> Path:
+    """The file with the rows of a short run."""
+    return run / "telemetry" / "rows-00000.jsonl"
+
+
+def damage(run: Path) -> Path:
+    """A run that has a line which is no row."""
+    with lines_of(run).open("a") as file:
+        file.write("<script>alert(1)</script>\n")
+    return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +61,15 @@ class Answer:
     body: bytes
 
     @property
-    def json(self) -> Any:
-        return msgspec.json.decode(self.body)
+    def html(self) -> Node:
+        return read_page(self.body.decode())
 
     @property
     def error(self) -> str:
         """The sentence of a refusal."""
-        assert set(self.json) == {"error"}
-        return self.json["error"]
+        if self.headers["content-type"] == "application/json":
+            return msgspec.json.decode(self.body)["error"]
+        return self.html.one(role="alert").text
 
 
 class Client:
@@ -71,9 +80,7 @@ class Client:
         self.access = access
         self._now = 0.0
 
-    def ask(
-        self, target: str, method: str = "GET", headers: Mapping[str, str] | None = None, body: bytes = b""
-    ) -> Answer:
+    def ask(self, target: str, method: str = "GET", headers: Mapping[str, str] | None = None) -> Answer:
         self._now += 1000  # seconds, so that the folder is looked at again
         path, _, query = target.partition("?")
         given = {"host": f"{self.access.host}:{self.access.port}", **(headers or {})}
@@ -92,7 +99,7 @@ class Client:
         }
         sent: list[Message] = []
 
-        said = iter([{"type": "http.request", "body": body, "more_body": False}])
+        said = iter([{"type": "http.request", "body": b"", "more_body": False}])
 
         async def receive() -> Message:
             for message in said:
@@ -109,16 +116,14 @@ class Client:
         answered = {name.decode().lower(): value.decode() for name, value in start["headers"]}
         return Answer(start["status"], answered, content)
 
+    def rows(self, *, patiently: bool = True) -> dict[str, Node]:
+        """The lines of the list, by the names of their runs."""
+        while patiently and b"pending" in self.ask("/rows").body:
+            pass
+        return {row.attributes["data-name"]: row for row in self.ask("/rows").html.all("tr")}
+
     def id_of(self, name: str) -> str:
-        return {run["name"]: run["id"] for run in self.ask("/api/runs").json["runs"]}[name]
+        return self.rows()[name].attributes["data-run"]
 
-    def ask_run(self, name: str, rest: str = "") -> Answer:
-        return self.ask(f"/api/runs/{self.id_of(name)}{rest}")
-
-    def query(self, name: str, query: str) -> Answer:
-        return self.ask(
-            f"/api/runs/{self.id_of(name)}/sql",
-            "POST",
-            {"content-type": "application/json"},
-            msgspec.json.encode({"query": query}),
-        )
+    def part(self, name: str, key: str) -> Answer:
+        return self.ask(f"/runs/{self.id_of(name)}/{key}")

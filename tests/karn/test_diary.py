@@ -144,7 +144,7 @@ def sentences(*rows: Row) -> list[str]:
     return [str(note) for note in diary(RUN, rows)]
 
 
-def test_a_seed_is_told_in_one_sentence_with_what_the_policy_thought() -> None:
+def test_a_seed_is_told_in_one_sentence_with_what_the_policy_said() -> None:
     rows = (
         decision(4, LifecycleOp.GERMINATE, 1, op_probs=[0.09, 0.83, 0.05, 0.0, 0.03, 0.0]),
         germination(4),
@@ -315,5 +315,7 @@ def test_an_episode_in_which_nothing_happened_has_nothing_to_tell() -> None:
         ([0.0, None, 0.0, 0.0, 0.0, 0.25], " (policy –, next best ADVANCE 0.25)"),
     ],
 )
-def test_a_thought_says_only_what_is_known(probabilities: list[float | None] | None, words: str) -> None:
+def test_a_policy_output_says_only_what_is_known(
+    probabilities: list[float | None] | None, words: str
+) -> None:
     assert policy_output(decision(1, LifecycleOp.GERMINATE, op_probs=probabilities), RUN) == words

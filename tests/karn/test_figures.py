@@ -8,14 +8,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-from esper.karn.figures import FIGURES, EpisodeKey, Picture, improvement_picture, standalone, verdict_picture
-from esper.karn.figures.svg import LETTER, WIDTH
+from esper.karn.drawing.picture import Picture, standalone
+from esper.karn.drawing.svg import LETTER, WIDTH
+from esper.karn.figures import FIGURES
+from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.lanes import lanes
+from esper.karn.questions.verdict import verdict_picture
 from esper.karn.run import Run, open_run
 from esper.leyline import Stage
 from esper.leyline.events import EpochRow, Row, RunRow, SeedRow, TransitionRow, UpdateRow
 from tests.karn import made_run
 from tests.karn.made_run import alert_row
+from tests.rows import change
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = '<script>alert("1")</script>&'
@@ -39,12 +43,13 @@ def unknowns() -> list[Row]:
     rows = made_run.training_rows(iterations=2, envs=2, horizon=4, full=False)
     for row in rows:
         if isinstance(row, EpochRow):
-            row.twin_score = None
+            change(row, twin_score=None)
         if isinstance(row, UpdateRow):
-            row.mean_return = row.val_score = row.entropy = row.approx_kl = row.value_loss = None
-            row.explained_variance = row.value_nrmse = row.ratio_max = row.ratio_min = None
-            row.head_entropy = []
-            row.reward_terms = {"lead": None}
+            unknown = (
+                *("mean_return", "val_score", "entropy", "approx_kl", "value_loss"),
+                *("explained_variance", "value_nrmse", "ratio_max", "ratio_min"),
+            )
+            change(row, **dict.fromkeys(unknown), head_entropy=[], reward_terms={"lead": None})
     return rows
 
 
@@ -212,14 +217,11 @@ def test_a_run_of_which_nothing_is_known_has_progress_and_no_alerts(runs):
 
 def test_names_are_shown_and_never_obeyed(tmp_path):
     rows = made_run.training_rows(iterations=2, envs=2, horizon=12)
-    first = rows[0]
-    first.slots = [HOSTILE, 'a"b', "c'd"]
-    first.blueprints = [f"{HOSTILE}{index}" for index in range(13)]
-    first.task = first.controller = HOSTILE
+    blueprints = [f"{HOSTILE}{index}" for index in range(13)]
+    change(rows[0], slots=[HOSTILE, 'a"b', "c'd"], blueprints=blueprints, task=HOSTILE, controller=HOSTILE)
     for row in rows:
         if isinstance(row, UpdateRow):
-            row.phase_ms = {HOSTILE: 1.0}
-            row.reward_terms = {HOSTILE: 1.0}
+            change(row, phase_ms={HOSTILE: 1.0}, reward_terms={HOSTILE: 1.0})
     hostile = [alert_row(HOSTILE, scope=HOSTILE, iteration=1), alert_row("bell\x07", iteration=1)]
     run = open_run(made_run.write(tmp_path / "run", [*rows, *hostile]))
     answers = {figure.key: figure.answer(run) for figure in FIGURES}
@@ -285,7 +287,7 @@ def test_health_shows_the_limit_beside_a_value_outside(tmp_path):
     rows = made_run.training_rows(iterations=1, envs=1, horizon=2)
     for row in rows:
         if isinstance(row, UpdateRow):
-            row.approx_kl, row.explained_variance, row.clip_fraction = 0.5, 0.1, 0.2
+            change(row, approx_kl=0.5, explained_variance=0.1, clip_fraction=0.2)
     picture = next(f for f in FIGURES if f.key == "health").answer(
         open_run(made_run.write(tmp_path / "run", rows))
     )
@@ -297,13 +299,6 @@ def test_health_shows_the_limit_beside_a_value_outside(tmp_path):
     assert looks["0.5 > 0.06"] == "strong"
     assert looks["0.1 < 0.3"] == "strong"
     assert looks["0.2"] == "dim"
-
-
-def test_references_are_lines_with_their_names(runs):
-    picture = improvement_picture(runs["a training"], references={"random": 21.04, "heuristic": 64.0})
-
-    assert {"random 21.0", "heuristic 64.0"} <= set(texts(picture))
-    assert picture.svg.count('class="guide"') == 2
 
 
 # --- lanes ----------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.karn import notation
-from esper.karn.figures import STYLE, svg
-from esper.karn.figures.axes import Scale, apart, around, tick_texts, ticks
-from esper.karn.figures.stacks import stack
+from esper.karn.drawing import svg
+from esper.karn.drawing.axes import Scale, apart, around, tick_texts, ticks
+from esper.karn.drawing.stacks import stack
+from esper.karn.drawing.style import STYLE
 from esper.karn.palette import LOOKS, OP_STAGES, SEVERITIES
 from esper.leyline import OP_NAMES
 

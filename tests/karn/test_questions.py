@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,11 +20,12 @@ from esper.karn.questions.episodes import (
 from esper.karn.questions.growth import growth, latest
 from esper.karn.questions.heads import heads
 from esper.karn.questions.health import Metric, health
+from esper.karn.questions.honesty import GROUPS, MOST_EPISODES, honesty
 from esper.karn.questions.improvement import improvement
 from esper.karn.questions.interactions import interactions
 from esper.karn.questions.places import MOST_POINTS
 from esper.karn.questions.progress import progress
-from esper.karn.questions.reward import GROUPS, MOST_EPISODES, honesty, reward
+from esper.karn.questions.reward import reward
 from esper.karn.questions.times import times
 from esper.karn.questions.verdict import verdict
 from esper.karn.questions.worth import worth
@@ -40,6 +42,7 @@ from esper.leyline.events import (
     UpdateRow,
 )
 from tests.karn import made_run
+from tests.rows import change
 
 
 def opened(tmp_path: Path, rows: Sequence[Row]) -> Run:
@@ -77,7 +80,7 @@ def test_episodes_are_listed_by_iteration_and_environment(training, training_row
         EpisodeKey(env, episode) for episode in range(3) for env in range(5)
     ]
     assert [episode.iteration for episode in found] == [1] * 5 + [2] * 5 + [3] * 5
-    scores = {(row.env, row.episode): row.val_score for row in of_type(training_rows, EpisodeRow)}
+    scores = {EpisodeKey(row.env, row.episode): row.val_score for row in of_type(training_rows, EpisodeRow)}
     assert all(episode.score == scores[episode.key] for episode in found)
 
 
@@ -86,8 +89,7 @@ def test_an_episode_that_goes_on_is_listed_with_what_is_known(tmp_path):
     (episode,) = episodes(opened(tmp_path, [made_run.run_row(), *rows]))
 
     last = of_type(rows, EpochRow)[-1]
-    assert (episode.epochs, episode.score, episode.params) == (4, last.val_score, last.params)
-    assert (episode.total_reward, episode.ended_by) == (None, None)
+    assert episode == (EpisodeKey(0, 0), None, last.val_score)
 
 
 def test_the_default_episode_is_the_best_of_a_training_and_the_last_of_a_run(
@@ -95,7 +97,7 @@ def test_the_default_episode_is_the_best_of_a_training_and_the_last_of_a_run(
 ):
     best = max(of_type(training_rows, EpisodeRow), key=lambda row: row.val_score)
 
-    assert default_episode(training) == (best.env, best.episode)
+    assert default_episode(training) == EpisodeKey(best.env, best.episode)
     assert default_episode(opened(tmp_path, made_run.run_rows(episodes=3, horizon=3))) == EpisodeKey(0, 2)
 
 
@@ -103,9 +105,9 @@ def test_best_median_and_worst_episode_are_found(training, training_rows):
     ranked = sorted(of_type(training_rows, EpisodeRow), key=lambda row: row.val_score)
 
     assert notable_episodes(training) == {
-        "best": (ranked[14].env, ranked[14].episode),
-        "median": (ranked[7].env, ranked[7].episode),
-        "worst": (ranked[0].env, ranked[0].episode),
+        "best": EpisodeKey(ranked[14].env, ranked[14].episode),
+        "median": EpisodeKey(ranked[7].env, ranked[7].episode),
+        "worst": EpisodeKey(ranked[0].env, ranked[0].episode),
     }
 
 
@@ -116,15 +118,17 @@ def test_of_two_episodes_one_is_best_and_one_is_worst(tmp_path):
 
 
 def test_an_episode_after_a_breakdown_belongs_to_its_iteration(tmp_path):
-    rows = made_run.training_rows(iterations=2, envs=2, horizon=3)
-    for row in rows:
-        if getattr(row, "env", None) == 1 and getattr(row, "episode", None) == 1:
-            row.episode += 1_000_000
+    rows = [
+        msgspec.structs.replace(row, attempt=1)
+        if getattr(row, "env", None) == 1 and getattr(row, "episode", None) == 1
+        else row
+        for row in made_run.training_rows(iterations=2, envs=2, horizon=3)
+    ]
     run = opened(tmp_path, rows)
 
     assert [episode.iteration for episode in episodes(run)] == [1, 1, 2, 2]
     assert [point.episodes for point in growth(run).points] == [2, 2]
-    assert episode_name(EpisodeKey(1, 1_000_001), trained=True) == "iteration 2, environment 1, restart 1"
+    assert episode_name(EpisodeKey(1, 1, 1), trained=True) == "iteration 2, environment 1, attempt 2"
 
 
 # --- progress -------------------------------------------------------------------------------------
@@ -132,16 +136,15 @@ def test_an_episode_after_a_breakdown_belongs_to_its_iteration(tmp_path):
 
 def test_a_training_counts_iterations_and_a_run_counts_epochs(training, tmp_path):
     trained = progress(training)
-    lived = progress(opened(tmp_path, made_run.run_rows(horizon=7)))
+    grown = progress(opened(tmp_path, made_run.run_rows(horizon=7)))
 
     assert (trained.unit, trained.done, trained.total, trained.state) == ("iteration", 3, 3, "finished")
-    assert (lived.unit, lived.done, lived.total, lived.share) == ("epoch", 7, 7, 1.0)
+    assert (grown.unit, grown.done, grown.total, grown.share) == ("epoch", 7, 7, 1.0)
 
 
 def test_a_run_that_stopped_has_no_time_left_and_a_living_one_has(tmp_path):
     rows = [made_run.run_row(), *made_run.Episode(0, 0, 3, 20, random.Random(1)).live(epochs=5)]
     run = opened(tmp_path, rows)
-    last = of_type(rows, EpochRow)[-1].t
 
     stopped = progress(run)
     with (run.path / "telemetry" / "writer.lock").open("w") as file:
@@ -150,15 +153,15 @@ def test_a_run_that_stopped_has_no_time_left_and_a_living_one_has(tmp_path):
 
     assert (stopped.state, stopped.seconds_left) == ("stopped", None)
     # 5 of 20 epochs took until the last row: the rest takes three times as long.
-    assert (running.state, running.seconds_left) == ("running", pytest.approx(3 * last))
-    assert running.steps_per_second == pytest.approx(5 / last)
+    assert (running.state, running.seconds_left) == ("running", pytest.approx(3 * running.seconds))
+    assert running.steps_per_second == pytest.approx(5 / running.seconds)
 
 
 def test_a_run_without_rows_is_at_its_begin(tmp_path):
     found = progress(opened(tmp_path, [made_run.run_row()]))
 
     assert (found.done, found.share) == (0, 0.0)
-    assert found.seconds is found.seconds_left is found.steps_per_second is None
+    assert found.seconds_left is found.steps_per_second is None
 
 
 # --- growth ---------------------------------------------------------------------------------------
@@ -193,7 +196,7 @@ def test_growth_of_one_episode_is_its_epochs(training, training_rows):
 def test_growth_without_a_twin_has_no_ghost(tmp_path):
     rows = made_run.run_rows(horizon=3)
     for row in of_type(rows, EpochRow):
-        row.twin_score = None
+        change(row, twin_score=None)
 
     assert [point.twin for point in growth(opened(tmp_path, rows)).points] == [None] * 3
 
@@ -294,21 +297,20 @@ def test_a_run_in_which_nothing_germinated_has_no_worth(tmp_path):
 
 
 def test_improvement_is_the_spread_of_returns(training, training_rows):
-    found = improvement(training, {"random": 21.0})
+    found = improvement(training)
     updates = of_type(training_rows, UpdateRow)
 
-    assert found.references == {"random": 21.0}
     for point, ended, update in zip(
         found.points, iterations_of(of_type(training_rows, EpisodeRow)).values(), updates, strict=True
     ):
-        paid = [row.total_reward for row in ended]
+        returns = [row.total_reward for row in ended]
         assert (point.quarter, point.median, point.three_quarters) == pytest.approx(
-            np.quantile(paid, [0.25, 0.5, 0.75])
+            np.quantile(returns, [0.25, 0.5, 0.75])
         )
         assert (point.score, point.evaluation_score) == (update.val_score, update.evaluation_score)
 
 
-def test_a_run_without_training_has_no_policy_to_judge(tmp_path):
+def test_a_run_without_training_has_no_policy_to_ask_about(tmp_path):
     run = opened(tmp_path, made_run.run_rows(horizon=3))
 
     assert [question(run) for question in (improvement, health, heads, reward, honesty)] == [None] * 5
@@ -341,7 +343,7 @@ def test_a_head_without_a_choice_is_unknown_and_not_dead(training, training_rows
 
 def test_an_update_that_was_left_out_has_no_entropies(tmp_path):
     rows = made_run.training_rows(iterations=1, envs=1, horizon=2)
-    of_type(rows, UpdateRow)[0].head_entropy = []
+    change(of_type(rows, UpdateRow)[0], head_entropy=[])
 
     assert set(heads(opened(tmp_path, rows)).entropy) == {(None,)}
 
@@ -397,11 +399,20 @@ def test_the_terms_of_an_episode_are_those_of_its_decisions(training, training_r
     ]
 
 
-def paid_episodes(tmp_path: Path, pairs: Sequence[tuple[float, float]]) -> Run:
+def rewarded_episodes(tmp_path: Path, pairs: Sequence[tuple[float, float]], twin: float | None = None) -> Run:
     rows = made_run.training_rows(iterations=1, envs=len(pairs), horizon=1, slots=1)
-    for row, (paid, score) in zip(of_type(rows, EpisodeRow), pairs, strict=True):
-        row.total_reward, row.val_score = paid, score
-    return opened(tmp_path, rows)
+    ends = iter(pairs)
+    return opened(
+        tmp_path,
+        [
+            msgspec.structs.replace(
+                row, **dict(zip(("total_reward", "val_score"), next(ends), strict=True)), twin_val_score=twin
+            )
+            if isinstance(row, EpisodeRow)
+            else row
+            for row in rows
+        ],
+    )
 
 
 @pytest.mark.parametrize(
@@ -416,7 +427,7 @@ def paid_episodes(tmp_path: Path, pairs: Sequence[tuple[float, float]]) -> Run:
     ],
 )
 def test_rank_correlation(tmp_path, pairs, expected):
-    found = honesty(paid_episodes(tmp_path, pairs))
+    found = honesty(rewarded_episodes(tmp_path, pairs))
 
     assert found.rank_correlation == (None if expected is None else pytest.approx(expected))
     assert [(group.median_return, group.median) for group in found.groups] == sorted(pairs)
@@ -424,7 +435,7 @@ def test_rank_correlation(tmp_path, pairs, expected):
 
 def test_many_episodes_are_taken_together_by_their_return(tmp_path):
     pairs = [(0.01 * index, float(index % 90)) for index in range(MOST_EPISODES + 40)]
-    found = honesty(paid_episodes(tmp_path, pairs))
+    found = honesty(rewarded_episodes(tmp_path, pairs))
 
     assert (len(found.groups), found.episodes) == (GROUPS, 200)
     assert sum(group.episodes for group in found.groups) == 200
@@ -487,25 +498,25 @@ def test_a_verdict_counts_each_operation_once_and_a_training_by_its_last_iterati
     training, training_rows, tmp_path
 ):
     single = opened(tmp_path, made_run.run_rows(horizon=3))
-    trained, lived = verdict({"policy": training, "single": single})
-    last = [row for row in of_type(training_rows, EpisodeRow) if row.episode == 2]
+    arms = verdict({"policy": training, "single": single})
+    trained, last = arms["policy"], [row for row in of_type(training_rows, EpisodeRow) if row.episode == 2]
 
-    assert (trained.name, trained.episodes, lived.episodes) == ("policy", 5, 1)
+    assert (trained.episodes, arms["single"].episodes) == (5, 1)
     assert trained.test_score.mean == pytest.approx(np.mean([row.test_score for row in last]))
-    assert trained.test_score.half_width > 0
-    assert np.isnan(lived.test_score.half_width)
-    assert trained.params == np.mean([row.params for row in last])
-    assert trained.flops == np.mean([3_000_000 * row.params for row in last])
+    assert (trained.test_score.margin or 0) > 0
+    assert arms["single"].test_score.margin is None
+    assert trained.params.mean == np.mean([row.params for row in last])
+    assert trained.flops.mean == np.mean([3_000_000 * row.params for row in last])
 
 
 def test_an_arm_without_a_finished_episode_is_left_out(tmp_path):
-    assert verdict({"empty": opened(tmp_path, [made_run.run_row()])}) == ()
+    assert verdict({"empty": opened(tmp_path, [made_run.run_row()])}) == {}
 
 
 def test_differences_are_keys_whose_values_differ(tmp_path):
     first, second = made_run.run_row(), made_run.run_row()
-    second.config = {"episodes": 1, "nested": {"rate": 0.25, "new": True}}
-    second.versions = {"python": "3.12"}
+    config = {"episodes": 1, "nested": {"rate": 0.25, "new": True}}
+    change(second, config=config, versions={"python": "3.12"})
     found = differences({"a": opened(tmp_path / "a", [first]), "b": opened(tmp_path / "b", [second])})
 
     assert {one.key: one.values for one in found} == {

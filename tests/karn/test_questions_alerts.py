@@ -7,6 +7,7 @@ from esper.karn.run import open_run
 from esper.leyline.events import Row
 from tests.karn import made_run
 from tests.karn.made_run import alert_row
+from tests.rows import change
 
 
 def alerts_of(tmp_path: Path, rows: Sequence[Row], *, iterations: int | None = 20) -> Alerts:
@@ -33,7 +34,7 @@ def test_an_alert_that_was_not_cleared_is_open(tmp_path):
 
 
 def test_an_alert_about_an_episode_ends_with_its_iteration(tmp_path):
-    found = alerts_of(tmp_path, [alert_row("collapse", env=2, episode=4, epoch=9)])
+    found = alerts_of(tmp_path, [alert_row("collapse", env=2, episode=4, attempt=0, iteration=5, epoch=9)])
 
     assert found.lines[0].spans == (AlertSpan(5, 5),)
     assert found.open == 0
@@ -83,13 +84,16 @@ def test_an_alert_about_neither_iteration_nor_episode_stands_where_the_run_was(t
 
 def test_the_worst_severity_is_a_rules(tmp_path):
     mild, bad = alert_row("kl", iteration=1), alert_row("kl", iteration=2)
-    bad.severity = "error"
+    change(bad, severity="error")
 
     assert alerts_of(tmp_path, [mild, bad]).lines[0].severity == "error"
 
 
 def test_alerts_of_another_episode_are_left_out(tmp_path):
-    rows = [alert_row("collapse", env=1, episode=4, epoch=9), alert_row("kl", iteration=1)]
+    rows = [
+        alert_row("collapse", env=1, episode=4, attempt=0, iteration=5, epoch=9),
+        alert_row("kl", iteration=1),
+    ]
     first = made_run.run_row(iterations=20)
     run = open_run(made_run.write(tmp_path / "run", [first, *rows]))
 

@@ -1,4 +1,4 @@
-"""Readers beside a writer that appends, closes parts and converts them: nobody disturbs anybody."""
+"""Readers beside a writer that appends lines and converts them: nobody disturbs anybody."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ print(looks)
 
 @pytest.mark.slow
 def test_two_readers_in_a_loop_and_a_writer_do_not_disturb_each_other(tmp_path, monkeypatch):
-    """A part holds about 100 rows: some hundred of them are closed and converted on the way."""
-    monkeypatch.setattr(writer_module, "PART_BYTES", 50_000)
+    """Lines are converted every hundred rows: some hundred times on the way."""
+    monkeypatch.setattr(writer_module, "LINES_BYTES", 50_000)
     warnings: list[str] = []
     with RunWriter(tmp_path, warnings.append) as writer:
         readers = [
@@ -65,4 +65,4 @@ def test_two_readers_in_a_loop_and_a_writer_do_not_disturb_each_other(tmp_path, 
     assert min(looks) >= 3
     assert warnings == []
     assert [row.epoch for row in read_rows(tmp_path, DecisionRow)] == list(range(rows))
-    assert len(list((tmp_path / "telemetry" / "decision").glob("*.parquet"))) > 20
+    assert len(list((tmp_path / "telemetry").glob("*/decision.parquet"))) > 20

@@ -4,16 +4,19 @@ import sys
 from pathlib import Path
 
 import duckdb
+import msgspec
 import pytest
 
 import esper
-from esper.karn import tables
+from esper.karn import line_copies, tables
 from esper.karn.query import read_rows
 from esper.karn.run import Progress, open_run
+from esper.karn.runs import listed
 from esper.leyline import HEAD_NAMES
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError, UnknownNameError
-from esper.leyline.events import TABLES, DecisionRow, EpochRow, Row, RunRow, UpdateRow
+from esper.leyline.events import TABLES, DecisionRow, EpochRow, Row, RunRow
+from esper.leyline.run_files import RowFiles, RowMark
 from esper.nissa import writer as writer_module
 from esper.nissa.compaction import Compactor
 from esper.nissa.writer import RunWriter
@@ -34,8 +37,11 @@ def run(tmp_path) -> Path:
 
 
 def compact(run: Path) -> None:
-    for table in TABLES:
-        Compactor().compact(run / "telemetry" / table, table, 1)
+    Compactor().compact(run / "telemetry", last=0)
+
+
+def lines_of(run: Path) -> Path:
+    return run / "telemetry" / "rows-00000.jsonl"
 
 
 # --- rows and tables ------------------------------------------------------------------------------
@@ -67,19 +73,21 @@ def test_a_condition_that_is_no_sql_is_a_sentence(run):
         open_run(run).rows(EpochRow, "speed > 3")
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_a_table_has_its_columns_and_types_whether_something_was_written_or_not(tmp_path, table):
-    expected = [(column.name, column.sql_type) for column in COLUMNS[table]]
+def test_tables_have_their_columns_and_types_whether_something_was_written_or_not(tmp_path):
     RunWriter(tmp_path / "empty").close()
-    with RunWriter(tmp_path / "lines") as writer:
-        writer.emit(fake_run.one_row_of_each_table()[table])
-    with RunWriter(tmp_path / "parquet") as writer:
-        writer.emit(fake_run.one_row_of_each_table()[table])
+    for name in ("lines", "parquet"):
+        with RunWriter(tmp_path / name) as writer:
+            for row in fake_run.one_row_of_each_table().values():
+                writer.emit(row)
     compact(tmp_path / "parquet")
 
     for name in ("empty", "lines", "parquet"):
-        relation = open_run(tmp_path / name).table(table)
-        assert list(zip(relation.columns, map(str, relation.types), strict=True)) == expected
+        run = open_run(tmp_path / name)
+        for table in TABLES:
+            relation = run.table(table)
+            assert list(zip(relation.columns, map(str, relation.types), strict=True)) == [
+                (column.name, column.sql_type) for column in COLUMNS[table]
+            ]
 
 
 def test_maps_and_lists_stay_what_they_are(run):
@@ -166,15 +174,15 @@ def test_a_query_that_cannot_be_answered_is_a_sentence(run):
 @pytest.mark.parametrize("chunk", [1, 300, 700])
 def test_lines_are_handed_over_in_pieces_and_none_is_lost(run, monkeypatch, chunk):
     """A line takes about 350 bytes."""
-    monkeypatch.setattr(tables, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(line_copies, "CHUNK_BYTES", chunk)
 
     assert [row.epoch for row in open_run(run).rows(EpochRow)] == list(range(9))
 
 
-def test_a_file_in_the_place_of_a_table_is_a_sentence(run):
-    (run / "telemetry" / "alert").write_text("in the way")
+def test_a_folder_in_the_place_of_lines_is_a_sentence(run):
+    (run / "telemetry" / "rows-00001.jsonl").mkdir()
 
-    with pytest.raises(EsperError, match=r"telemetry/alert' cannot be read: Not a directory"):
+    with pytest.raises(EsperError, match=r"rows-00001\.jsonl' cannot be read: Is a directory"):
         open_run(run).table("alert")
 
 
@@ -220,12 +228,11 @@ def test_decisions_have_the_names_that_the_runs_own_row_gives_them(run):
 
 
 def test_names_follow_the_order_of_the_heads_in_the_runs_own_row(tmp_path):
-    """A run of two heads the other way iteration: index 0 is the slot, index 1 the op."""
-    row = fake_run.run_row()
-    row.heads, row.head_choices = ["slot", "op"], [["left", "right"], ["STAY", "GO"]]
-    decision = fake_run.policy_decision_row(0)
-    decision.action, decision.read, decision.masked = [1, 0], [True, True], [False, True]
-    decision.op_probs = [0.75, 0.25]
+    """A run of two heads in reverse order: index 0 is the slot, index 1 the op."""
+    names = {"heads": ["slot", "op"], "head_choices": [["left", "right"], ["STAY", "GO"]]}
+    row = msgspec.structs.replace(fake_run.run_row(), **names)
+    chosen = {"action": [1, 0], "read": [True, True], "masked": [False, True], "op_probs": [0.75, 0.25]}
+    decision = msgspec.structs.replace(fake_run.policy_decision_row(0), **chosen)
     with RunWriter(tmp_path) as writer:
         writer.emit(row)
         writer.emit(decision)
@@ -247,39 +254,37 @@ def test_decisions_of_a_run_without_its_own_row_have_no_names(tmp_path):
 
 
 def test_every_call_sees_what_was_flushed_since(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer_module, "PART_BYTES", 500)
+    monkeypatch.setattr(writer_module, "LINES_BYTES", 500)
     with RunWriter(tmp_path) as writer:
         found = open_run(tmp_path)
         for epoch in range(12):
-            row = fake_run.epoch_row(1)
-            row.epoch = epoch
-            writer.emit(row)
+            writer.emit(msgspec.structs.replace(fake_run.epoch_row(1), epoch=epoch))
             assert [row.epoch for row in found.rows(EpochRow)] == list(range(epoch))
             writer.flush()
             assert found.sql("SELECT count(*), max(epoch) FROM epoch").fetchall() == [(epoch + 1, epoch)]
-    assert len(list((tmp_path / "telemetry" / "epoch").glob("*.parquet"))) == 6
+    assert len(list((tmp_path / "telemetry").glob("*/epoch.parquet"))) == 6
 
 
-def test_rows_that_were_cut_off_are_gone(tmp_path):
-    with RunWriter(tmp_path, resumable=True) as writer:
-        writer.emit(fake_run.update_row(1))
-        writer.flush()
-        with writer.checkpoint() as sizes:
-            pass
-        writer.emit(fake_run.update_row(2))
+def test_rows_that_a_resumed_run_removed_are_gone(tmp_path):
+    def write(writer, iteration, epoch):
+        with writer.iteration(iteration):
+            writer.emit(fake_run.epoch_row(epoch))
+
+    with RunWriter(tmp_path) as writer:
+        write(writer, 0, 0)
+        write(writer, 1, 1)
     found = open_run(tmp_path)
-    assert [row.iteration for row in found.rows(UpdateRow)] == [1, 2]
+    assert [row.epoch for row in found.rows(EpochRow)] == [0, 1]
 
-    with RunWriter(tmp_path, resume_from=sizes) as writer:
-        assert [row.iteration for row in found.rows(UpdateRow)] == [1]
-        writer.emit(fake_run.update_row(3))
-        writer.flush()
-        assert [row.iteration for row in found.rows(UpdateRow)] == [1, 3]
+    with RunWriter(tmp_path, resume_from=RowMark(0, 0.0)) as writer:
+        assert [row.epoch for row in found.rows(EpochRow)] == [0]
+        write(writer, 1, 3)
+        assert [row.epoch for row in found.rows(EpochRow)] == [0, 3]
 
 
 def test_a_line_that_is_being_written_is_not_there_yet(run):
-    part = run / "telemetry" / "epoch" / "part-00000.jsonl"
-    whole = part.read_bytes()
+    part = lines_of(run)
+    whole = b"".join(line for line in part.read_bytes().splitlines(keepends=True) if b'"epoch",' in line)
     found = open_run(run)
     for cut in (1, 2, 50, 200):
         part.write_bytes(whole[:-cut])
@@ -288,35 +293,33 @@ def test_a_line_that_is_being_written_is_not_there_yet(run):
     assert found.sql("SELECT count(*) FROM epoch").fetchall() == [(9,)]
 
 
-def test_a_part_that_becomes_parquet_between_listing_and_reading_is_read_as_such(run, monkeypatch):
-    listed = tables.list_parts
+def test_what_becomes_parquet_between_listing_and_reading_is_read_as_such(run, monkeypatch):
+    listed = tables.row_files
 
-    def too_late(folder: Path) -> dict[int, Path]:
-        parts = listed(folder)
-        if folder.name == "epoch":
-            compact(run)
-        return parts
+    def too_late(telemetry: Path) -> RowFiles:
+        files = listed(telemetry)
+        compact(run)
+        return files
 
-    monkeypatch.setattr(tables, "list_parts", too_late)
+    monkeypatch.setattr(tables, "row_files", too_late)
 
     assert [row.epoch for row in open_run(run).rows(EpochRow)] == list(range(9))
 
 
 def test_a_line_that_is_no_row_is_named_also_in_sql(run):
-    part = run / "telemetry" / "epoch" / "part-00000.jsonl"
-    lines = part.read_bytes().split(b"\n")
-    lines[3] = lines[3].replace(b'"val_loss":', b'"val_loss":"high",')
-    part.write_bytes(b"\n".join(lines))
+    lines = lines_of(run).read_bytes()
+    lines_of(run).write_bytes(lines.replace(b'"val_loss":', b'"val_loss":"high",', 1))
 
-    with pytest.raises(EsperError, match=r"epoch/part-00000\.jsonl, line 4, is not a row of this table"):
+    with pytest.raises(EsperError, match=r"rows-00000\.jsonl, line 2, is not a row of table 'epoch'"):
         open_run(run).sql("SELECT count(*) FROM epoch")
 
 
 def test_a_line_that_is_no_text_is_named(run):
-    with (run / "telemetry" / "epoch" / "part-00000.jsonl").open("ab") as file:
-        file.write(b'{"t":\xff}\n')
+    count = lines_of(run).read_bytes().count(b"\n")
+    with lines_of(run).open("ab") as file:
+        file.write(b'{"table":"epoch","t":\xff}\n')
 
-    with pytest.raises(EsperError, match=r"epoch/part-00000\.jsonl, line 10, is not a row of this table"):
+    with pytest.raises(EsperError, match=rf"rows-00000\.jsonl, line {count + 1}, is not a row of table"):
         open_run(run).rows(EpochRow)
 
 
@@ -380,17 +383,20 @@ def test_the_lock_goes_with_the_process_that_held_it(tmp_path):
 # --- what is no run -------------------------------------------------------------------------------
 
 
-def test_tables_of_another_version_are_refused(run):
-    part = run / "telemetry" / "run" / "part-00000.jsonl"
-    part.write_bytes(part.read_bytes().replace(b'"schema_version":2', b'"schema_version":1'))
+def test_tables_of_another_version_are_refused(tmp_path):
+    with RunWriter(tmp_path) as writer:
+        writer.emit(msgspec.structs.replace(fake_run.run_row(), schema_version=99))
 
-    with pytest.raises(EsperError, match="was written with version 1 of the tables; this version of esper"):
-        open_run(run).rows(RunRow)
+    with pytest.raises(EsperError, match=r"was written with version 99 of the tables; .* reads 3: use the"):
+        open_run(tmp_path).rows(RunRow)
 
 
-def test_a_missing_run_is_a_sentence(tmp_path):
-    with pytest.raises(EsperError, match="there is no run directory"):
-        open_run(tmp_path / "nowhere")
+def test_a_run_of_a_version_with_a_folder_per_table_is_refused():
+    old = ROOT / "tests" / "old_run"
+
+    with pytest.raises(EsperError, match="was written with version 2 of the tables; this version of esper"):
+        open_run(old).rows(RunRow)
+    assert listed(old).state == "damaged"
 
 
 def test_a_run_is_opened_by_the_package_itself_without_torch():

@@ -1,11 +1,13 @@
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from esper.karn.run import Progress
-from esper.karn.runs import Overview, as_json, find_runs, overview, table_of
+from esper.karn.questions.overview import overview
+from esper.karn.run import open_run
+from esper.karn.runs import ListedRun, as_json, find_runs, listed, table_of
 from esper.leyline.errors import EsperError
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
@@ -17,16 +19,6 @@ def make_episode(directory: Path, *, epochs: int = fake_run.EPOCHS) -> None:
         for row in fake_run.episode():
             if getattr(row, "epoch", 0) <= epochs and not (epochs < 8 and type(row).__name__ == "EpisodeRow"):
                 writer.emit(row)
-
-
-def make_training(directory: Path) -> None:
-    """Three iterations, the second one with the best score, the last one without any."""
-    with RunWriter(directory) as writer:
-        writer.emit(fake_run.run_row(controller="ppo", iterations=3))
-        for number, score in ((1, 40.0), (2, 61.04), (3, None)):
-            row = fake_run.update_row(number)
-            row.val_score, row.params = score, 800.0 + number
-            writer.emit(row)
 
 
 def test_runs_are_found_at_any_depth_and_not_within_each_other(tmp_path):
@@ -48,93 +40,57 @@ def test_a_missing_folder_is_a_sentence(tmp_path):
         list(find_runs(tmp_path / "nowhere"))
 
 
-def test_a_run_is_seen_by_its_episodes(tmp_path):
+def test_a_run_that_is_over_is_seen_by_its_episodes(tmp_path):
     make_episode(tmp_path)
 
-    assert overview(tmp_path) == Overview(
-        path=str(tmp_path),
-        state="stopped",
-        task="digits_impaired",
-        controller="heuristic",
-        rng_seed=0,
-        started="2030-01-01T00:00:00Z",
-        progress=Progress("episodes", 1, 2),
-        best_score=61.5,
-        last_score=61.5,
-        params=398.0,
-    )
+    found = listed(tmp_path)
+
+    assert (found.path, found.state, found.problem) == (str(tmp_path), "stopped", None)
+    assert found.overview == overview(open_run(tmp_path))
+    assert (found.overview.score, found.overview.twin, found.overview.params) == (61.5, 22.0, 398.0)
 
 
 def test_a_run_in_its_first_episode_is_seen_by_its_epochs(tmp_path):
     """Scores on the way: 10, 14, 22.5, 30; after epoch 3 the host of 250 has seeds of 148 and 1200."""
     make_episode(tmp_path, epochs=3)
 
-    found = overview(tmp_path)
+    found = listed(tmp_path).overview
 
-    assert (found.best_score, found.last_score, found.params) == (30.0, 30.0, 1598.0)
-    assert found.progress == Progress("episodes", 0, 2)
-
-
-def test_a_training_is_seen_by_its_iterations_and_unknown_scores_are_passed_over(tmp_path):
-    make_training(tmp_path)
-
-    found = overview(tmp_path)
-
-    assert (found.state, found.progress) == ("finished", Progress("iterations", 3, 3))
-    assert (found.best_score, found.last_score, found.params) == (61.04, 61.04, 803.0)
+    assert (found.score, found.params) == (30.0, 1598.0)
+    assert (found.progress.unit, found.progress.done, found.progress.total) == ("epoch", 3, 16)
 
 
 def test_a_run_without_its_own_row_is_listed_with_what_is_known(tmp_path):
     with RunWriter(tmp_path):
-        assert overview(tmp_path) == Overview(str(tmp_path), "running")
-    assert overview(tmp_path) == Overview(str(tmp_path), "stopped")
+        assert listed(tmp_path) == ListedRun(str(tmp_path), "running")
+    assert listed(tmp_path) == ListedRun(str(tmp_path), "stopped")
 
 
 def test_a_damaged_run_says_why(tmp_path):
     make_episode(tmp_path)
-    part = tmp_path / "telemetry" / "run" / "part-00000.jsonl"
-    part.write_bytes(b"{}\n")
+    (tmp_path / "telemetry" / "rows-00000.jsonl").write_bytes(b'{"table":"run","t":1.0}\n')
 
-    found = overview(tmp_path)
+    found = listed(tmp_path)
 
     assert found.state == "damaged"
     assert found.problem is not None
-    assert (
-        "part-00000.jsonl, line 1, is not a row of this table: Object missing required field" in found.problem
-    )
+    assert "rows-00000.jsonl, line 1, is not a row of table 'run': Object missing" in found.problem
 
 
-def test_the_list_shows_unknown_as_a_dash():
-    overviews = [
-        Overview("runs/a", "damaged", problem="a part is gone"),
-        Overview(
-            "runs/b", "finished", None, "digits", "ppo", 7, "2030-01-01T12:34:56Z", None, 61.04, 0.0, 1234.6
-        ),
-        Overview("runs/c", "running", progress=Progress("iterations", 3, None)),
+def test_the_list_and_machines_get_the_same(tmp_path):
+    make_episode(tmp_path)
+    runs = [
+        ListedRun("runs/a", "damaged", problem="a part is gone"),
+        replace(listed(tmp_path), path="runs/b"),
     ]
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(table_of(overviews))
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(table_of(runs))
 
-    _, _, a, b, c = (line.split() for line in console.export_text().splitlines())
+    _, _, a, b = (line.split() for line in console.export_text().splitlines())
     assert a == ["runs/a", *"–––––––", "damaged", "–"]
-    assert b == [
-        "runs/b",
-        "digits",
-        "ppo",
-        "7",
-        "61.0",
-        "0.0",
-        "1,235",
-        "–",
-        "finished",
-        "2030-01-01",
-        "12:34",
-    ]
-    assert c == ["runs/c", *"––––––", "3/–", "iterations", "running", "–"]
-
-
-def test_machines_get_the_same_without_dashes():
-    found = as_json(Overview("runs/c", "running", task="digits", progress=Progress("iterations", 3, 9)))
-
-    assert (found["unit"], found["done"], found["planned"]) == ("iterations", 3, 9)
-    assert (found["task"], found["best_score"], found["problem"]) == ("digits", None, None)
+    numbers = ["0", "61.5", "22.0", "398", "epoch", "8/16"]
+    assert b == ["runs/b", "digits_impaired", "heuristic", *numbers, "stopped", "2030-01-01", "00:00"]
+    assert as_json(runs[0]) == {"path": "runs/a", "state": "damaged", "problem": "a part is gone"}
+    machine = as_json(runs[1])
+    assert (machine["unit"], machine["done"], machine["total"]) == ("epoch", 8, 16)
+    assert (machine["score"], machine["twin"], machine["params"]) == (61.5, 22.0, 398.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from esper.karn.serve.events import HEARTBEAT_LOOKS, changes, news
 from esper.karn.serve.folder import RunFolder
-from tests.karn.serving import part_of, write_run
+from tests.karn.serving import lines_of, write_run
 
 QUIET = ": nothing new\n\n"
 
@@ -33,7 +33,7 @@ def content(event: str) -> dict[str, str | None]:
 
 
 def add_row(run: Path) -> None:
-    with part_of(run, "epoch").open("a") as file:
+    with lines_of(run).open("a") as file:
         file.write("{}\n")
 
 

@@ -8,7 +8,7 @@ from esper.leyline.errors import EsperError
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
-from tests.karn.serving import part_of, write_run
+from tests.karn.serving import lines_of, write_run
 
 
 def names(folder: Path) -> list[str]:
@@ -62,7 +62,7 @@ def test_a_link_to_a_run_is_not_followed(tmp_path):
     assert names(tmp_path / "runs") == []
 
 
-@pytest.mark.parametrize("linked", ["telemetry", "telemetry/epoch", "telemetry/epoch/part-00000.jsonl"])
+@pytest.mark.parametrize("linked", ["telemetry", "telemetry/rows-00000.jsonl"])
 def test_a_run_whose_telemetry_is_linked_from_elsewhere_is_refused(tmp_path, linked):
     outside = write_run(tmp_path / "outside")
     inside = write_run(tmp_path / "runs" / "mine")
@@ -97,7 +97,7 @@ def test_a_version_changes_with_a_row_and_with_nothing_else(tmp_path):
     first = version(tmp_path)
     assert version(tmp_path) == first
 
-    with part_of(run, "epoch").open("a") as file:
+    with lines_of(run).open("a") as file:
         file.write("{}\n")
 
     assert version(tmp_path) != first
@@ -107,7 +107,7 @@ def test_a_version_changes_when_a_file_is_replaced_by_one_of_its_size(tmp_path):
     run = write_run(tmp_path / "mine")
     first = version(tmp_path)
 
-    os.utime(part_of(run, "epoch"), (1, 1))
+    os.utime(lines_of(run), (1, 1))
 
     assert version(tmp_path) != first
 
@@ -127,8 +127,8 @@ def test_a_version_changes_when_the_writer_goes_without_a_word(tmp_path):
 
 def test_journals_change_a_version_once_they_are_read(tmp_path):
     """Else a page about a training would be worked out anew with every epoch, and show the same."""
-    with RunWriter(tmp_path / "mine", resumable=True) as writer:
-        journal = IterationJournal(tmp_path / "mine", "standard", writer.began)
+    with RunWriter(tmp_path / "mine"):
+        journal = IterationJournal(tmp_path / "mine", "standard")
         alive = version(tmp_path)
         journal.take(1, 0, [fake_run.epoch_row(1)])
         assert version(tmp_path) == alive
@@ -138,9 +138,9 @@ def test_journals_change_a_version_once_they_are_read(tmp_path):
 
 
 def test_a_link_among_the_journals_of_a_living_run_is_refused(tmp_path):
-    with RunWriter(tmp_path / "mine", resumable=True) as writer:
-        IterationJournal(tmp_path / "mine", "standard", writer.began).take(1, 0, [fake_run.epoch_row(1)])
-        (tmp_path / "mine" / "telemetry" / "journals" / "link").symlink_to(tmp_path)
+    with RunWriter(tmp_path / "mine"):
+        IterationJournal(tmp_path / "mine", "standard").take(1, 0, [fake_run.epoch_row(1)])
+        (tmp_path / "mine" / "telemetry" / "unfinished-00001" / "link").symlink_to(tmp_path)
         (run,) = RunFolder(tmp_path).runs().values()
         assert "holds a link, 'link'" in (run.refusal or "")
 

@@ -31,14 +31,6 @@ def test_literal_heights(curve: AlphaCurve) -> None:
     assert found == pytest.approx(VALUES[curve], abs=1e-6)
 
 
-@pytest.mark.parametrize("curve", AlphaCurve)
-def test_a_curve_rises_and_is_symmetric(curve: AlphaCurve) -> None:
-    heights = [alpha.curve_value(curve, i / 100) for i in range(101)]
-    assert all(low < high for low, high in pairwise(heights))
-    for low, high in zip(heights, reversed(heights), strict=True):
-        assert low + high == pytest.approx(1.0, abs=1e-12)
-
-
 def ramp(curve: AlphaCurve, epochs: int, start: float, target: float) -> list[float]:
     """Alpha of the epochs of one ramp."""
     table = SlotTable.empty(1, 1)
@@ -62,12 +54,6 @@ def test_every_ramp_spends_its_epochs_and_ends_exactly_on_target(
     assert seen[-1] == target
     rising = 1 if target > start else -1
     assert all(rising * low < rising * high for low, high in pairwise([start, *seen]))
-
-
-@pytest.mark.parametrize(("curve", "epochs"), EVERY_RAMP)
-def test_down_mirrors_up(curve: AlphaCurve, epochs: int) -> None:
-    up, down = ramp(curve, epochs, 0.0, 1.0), ramp(curve, epochs, 1.0, 0.0)
-    assert [1.0 - a for a in up] == pytest.approx(down)
 
 
 def test_literal_ramps() -> None:

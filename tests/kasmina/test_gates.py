@@ -110,7 +110,7 @@ def test_g5_asks_for_a_measurement(contribution: float, finite: bool, failed: tu
 
 
 @pytest.mark.parametrize(
-    ("contribution", "error", "update_epochs"),
+    ("contribution", "error", "passes"),
     [
         (2.96, 1.0, True),  # 2.96 − 1.96 = 1
         (2.95, 1.0, False),

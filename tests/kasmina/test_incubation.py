@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from esper.kasmina import wrap
 from esper.kasmina.incubation import shadow_loss
 from esper.kasmina.model import shadow_size
-from esper.kasmina.optim import set_rate
-from esper.leyline import LifecycleRules, Stage
+from esper.leyline import LifecycleRules
 from esper.leyline.rules import IncubationMode
 from tests.contracts.hosts import VOCABULARY
 from tests.contracts.matrix import (
@@ -65,8 +64,7 @@ Build = Callable[[int], nn.Module]
 
 
 @pytest.mark.parametrize(
-    ("samples", "kept"),
-    [(1, 1), (16, 16), (32, 32), (33, 32), (128, 32), (129, 33), (200, 50), (1000, 250)],
+    ("samples", "kept"), [(1, 1), (16, 16), (32, 32), (33, 32), (128, 32), (129, 33), (200, 50), (1000, 250)]
 )
 def test_a_quarter_of_the_batch_and_at_least_32_samples(samples: int, kept: int) -> None:
     assert shadow_size(samples) == kept
@@ -103,21 +101,6 @@ def test_nobody_listens_in_evaluation(kind: Kind) -> None:
 
 
 # --- what a seed learns -----------------------------------------------------------------------------
-
-
-@host_kinds
-def test_a_seed_learns_the_loss_that_it_would_cause(kind: Kind) -> None:
-    trial = planted(Case("conv_heavy", 0, kind, 8))
-    set_rate(trial.optimiser, 0.0)
-    x, y = batch(0)
-    for _ in range(150):
-        trial.train(1)
-    trial.model.eval()
-    with torch.no_grad():
-        without = loss(trial.model(x), y)
-        trial.place(Stage.BLENDING, 1.0)
-        blended = loss(trial.model(x), y)
-    assert blended < 0.8 * without
 
 
 @host_kinds

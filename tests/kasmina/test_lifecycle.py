@@ -223,10 +223,7 @@ def test_every_legal_move_has_a_story() -> None:
 VERBS: dict[str, tuple[Callable[[Episode], None], set[Stage]]] = {
     "germinate": (lambda s: lifecycle.germinate(s.table, 0, 0, FAST, RULES), {Stage.DORMANT}),
     "fossilize": (lambda s: s.fossilize(), {Stage.HOLDING}),
-    "prune": (
-        lambda s: s.prune(),
-        {Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING},
-    ),
+    "prune": (lambda s: s.prune(), {Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING}),
     "prune by ramp": (
         lambda s: s.prune(epochs=5),
         {Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING},

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import BlueprintSpec, Mirrored, specs_for
+from esper.kasmina.blueprints import Mirrored
 from esper.leyline.errors import BlueprintError
 from tests.contracts.matrix import begin, germinate, registered, restart
 
@@ -47,16 +47,6 @@ def test_the_branches_cancel_bit_for_bit(
 
 
 @widths
-def test_every_weight_has_a_gradient_at_the_first_backward(width: int) -> None:
-    restart(width)
-    module = mirrored(width)
-    learn(module, features(width))
-    for name, weight in module.named_parameters():
-        assert weight.grad is not None, name
-        assert weight.grad.any(), name
-
-
-@widths
 def test_one_step_parts_the_branches(width: int) -> None:
     restart(width)
     module = mirrored(width)
@@ -70,13 +60,6 @@ def test_one_step_parts_the_branches(width: int) -> None:
     assert module(h).any()
 
 
-def test_the_branches_share_no_weight() -> None:
-    module = mirrored(4)
-    one, other = ({p.data_ptr() for p in branch.parameters()} for branch in (module.one, module.other))
-    assert len(one) == len(other) == 4
-    assert not one & other
-
-
 def test_dropout_inside_breaks_the_mirror_and_germination_says_what_to_do() -> None:
     def dropping(width: int) -> Mirrored:
         return Mirrored(nn.Conv2d(width, width, 1), nn.Dropout(0.5), nn.Conv2d(width, width, 1))
@@ -85,19 +68,3 @@ def test_dropout_inside_breaks_the_mirror_and_germination_says_what_to_do() -> N
     refusal = pytest.raises(BlueprintError, match="or start its last linear layer at zero")
     with registered("dropping", dropping), refusal:
         germinate(trial.model, "dropping", 0)
-
-
-@layouts
-@pytest.mark.parametrize("width", [4, 8, 16])
-@pytest.mark.parametrize("spec", specs_for("feature_map"), ids=lambda spec: spec.name)
-def test_a_built_in_blueprint_learns_with_every_tensor_from_the_first_backward(
-    spec: BlueprintSpec, width: int, layout: torch.memory_format
-) -> None:
-    restart(width)
-    seed = spec.build(width).to(memory_format=layout)
-    h = features(width, layout).requires_grad_()
-    assert torch.equal(seed(h), torch.zeros_like(h))
-    learn(seed, h)
-    for part, weight in seed.named_parameters():
-        assert weight.grad is not None, part
-        assert weight.grad.any(), part

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from esper.kasmina import CNNHost, MorphogeneticModel
 from esper.kasmina.optim import OptimiserRecipe, cosine_rate, set_rate
@@ -70,48 +69,6 @@ def test_the_hosts_optimiser_never_hears_of_seeds(make: Make, training_epochs: i
     slot = trial.model.slot(SLOT)
     assert slot.optimiser is not None
     assert {id(p) for p in slot.optimiser.state} == {id(p) for p in slot.parameters()}
-
-
-@every_optimiser
-def test_a_seed_learns_as_it_would_under_the_users_optimiser(make: Make) -> None:
-    trial = trial_with(make)
-    germinate(trial.model, "conv_light", style=0)
-    trial.train(3)
-    by_hand = trial_with(make)
-    germinate(by_hand.model, "conv_light", style=0)
-    by_hand.model.slot(SLOT).optimiser = make(by_hand.model.slot(SLOT).parameters())
-    by_hand.train(3)
-    for found, wanted in zip(trial.model.parameters(), by_hand.model.parameters(), strict=True):
-        assert torch.equal(found, wanted)
-
-
-SCHEDULERS: dict[str, Callable[[Optimizer], LRScheduler]] = {
-    "step": lambda o: StepLR(o, step_size=2, gamma=0.5),
-    "one_cycle": lambda o: OneCycleLR(o, max_lr=0.5, total_steps=8),
-    "plateau": lambda o: ReduceLROnPlateau(o, patience=0, factor=0.1),
-}
-
-
-@pytest.mark.parametrize("schedule", SCHEDULERS.values(), ids=SCHEDULERS)
-def test_a_scheduler_of_the_users_goes_on_as_without_seeds(
-    schedule: Callable[[Optimizer], LRScheduler],
-) -> None:
-    def rates(seeds: bool) -> list[float]:
-        trial = trial_with(OPTIMISERS["sgd"])
-        scheduler = schedule(trial.optimiser)
-        seen = []
-        for step in range(6):
-            if seeds and step in (1, 3):
-                germinate(trial.model, "conv_light", style=0, slot=step // 2)
-            trial.train(1, first=step)
-            if isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step(1.0)
-            else:
-                scheduler.step()
-            seen.append(trial.optimiser.param_groups[0]["lr"])
-        return seen
-
-    assert rates(seeds=True) == rates(seeds=False)
 
 
 def test_a_seeds_clock_starts_at_the_first_learning_rate() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from esper.kasmina import CNNHost, MorphogeneticModel, WrappedHost
+from esper.kasmina import WrappedHost
 from esper.leyline import LifecycleOp, Stage, Style
 from tests.contracts.matrix import assert_same, germinate, loss, restart
 from tests.kasmina.awkward import ResNet, images, net_of, slots_of, wrap
@@ -118,13 +118,6 @@ def test_empty_slots_dispatch_no_operation(kind: str) -> None:
     assert operations(trial.model, x, y) == wanted
 
 
-def test_empty_slots_of_a_segmented_host_dispatch_no_operation() -> None:
-    host = CNNHost((4, 8, 8), kernel=3, input_shape=(2, 8, 8), classes=4)
-    x, y = images("resnet")
-    chain = nn.Sequential(*copy.deepcopy(host.segments))
-    assert operations(MorphogeneticModel(host), x, y) == operations(chain, x, y)
-
-
 # --- an episode on an awkward module ----------------------------------------------------------------------
 
 
@@ -141,40 +134,6 @@ def test_seeds_live_at_every_slot_at_once(kind: str, style: Style) -> None:
     assert trial.model.blended == [0, 1, 2, 3, 4]
     losses = [epoch(trial, x, y).loss for _ in range(8)]
     assert losses[-1] < losses[0], "and the grown network learns"
-
-
-@kinds
-def test_straight_through_incubation_works_there_too(kind: str) -> None:
-    trial = wrap(kind, incubation="straight_through")
-    x, y = images(kind)
-    for slot in range(5):
-        germinate(trial.model, "conv_small", Style.LINEAR_MULTIPLY, slot)
-    twin = wrap(kind)
-    for other in (trial, twin):
-        restart(8)
-        loss(other.model(x), y).backward()
-    for (name, p), q in zip(trial.model.host.named_parameters(), twin.model.host.parameters(), strict=True):
-        if p.grad is None:
-            assert q.grad is None, name
-        else:
-            assert torch.equal(p.grad, q.grad), name
-
-
-@kinds
-def test_slots_hook_in_once_for_the_whole_episode(kind: str) -> None:
-    trial = wrap(kind)
-    host = trial.model.host
-    assert isinstance(host, WrappedHost)
-
-    def hooks() -> list[int]:
-        return [len(host.module.get_submodule(name)._forward_hooks) for name in host.submodule_names]
-
-    pointers = [trial.model.slot(i).alpha.data_ptr() for i in range(5)]
-    grow(trial, 2, "norm", Style.LINEAR_ADD, *images(kind))
-    germinate(trial.model, "norm", Style.LINEAR_ADD, slot=0)
-    assert hooks() == [1] * 5
-    assert [trial.model.slot(i).alpha.data_ptr() for i in range(5)] == pointers, "alpha moves in place"
-    assert {tuple(trial.model.slot(i).alpha.shape) for i in range(5)} == {()}
 
 
 @pytest.mark.parametrize("incubation", ["shadow", "straight_through"])
@@ -220,9 +179,7 @@ def test_deepcopy_and_pickle_have_hooks_of_their_own(kind: str) -> None:
         epoch(twin, x, y)
 
 
-def test_a_hook_added_after_unpickling_does_not_take_a_slots_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_hook_added_after_unpickling_does_not_take_a_slots_place(monkeypatch: pytest.MonkeyPatch) -> None:
     # A new process numbers its hooks from 0 again.
     monkeypatch.setattr(RemovableHandle, "next_id", 0)
     trial = wrap("resnet", slots=("layer1.0",))

@@ -3,10 +3,9 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import WrappedHost, harvest
-from esper.leyline import Stage, Style
-from tests.contracts.matrix import Trial, assert_same, germinate
+from tests.contracts.matrix import Trial
 from tests.kasmina.awkward import ResNet, UNet, images, wrap
-from tests.kasmina.living import epoch, grow
+from tests.kasmina.living import grow
 
 kinds = pytest.mark.parametrize("kind", ["resnet", "unet"])
 
@@ -31,33 +30,6 @@ def test_harvest_returns_the_users_class_with_the_fossils_built_in(kind: str) ->
     assert not torch.allclose(trial.model(x, bare), wanted, atol=1e-3), "the fossils matter"
     assert not any(module._forward_hooks for module in plain.modules())
     assert sum(p.numel() for p in plain.parameters()) == sum(trial.model.count_parameters())
-
-
-@kinds
-def test_harvest_leaves_the_model_as_it_was_and_shares_nothing_with_it(kind: str) -> None:
-    trial, x = grown(kind)
-    before = {name: value.clone() for name, value in trial.model.state_dict().items()}
-    wanted = trial.model.eval()(x)
-    plain = harvest(trial.model)
-    with torch.no_grad():
-        for weight in plain.parameters():
-            weight.zero_()
-    assert_same(trial.model.state_dict(), before)
-    assert torch.equal(trial.model(x), wanted)
-    epoch(trial, *images(kind))
-
-
-@kinds
-def test_harvest_leaves_seeds_behind_that_are_no_fossils(kind: str) -> None:
-    trial, x = grown(kind)
-    germinate(trial.model, "conv_light", Style.LINEAR_ADD, slot=1)
-    for _ in range(3):
-        epoch(trial, *images(kind))
-    assert trial.model.table.stage[0, 1] == Stage.BLENDING
-    alphas = trial.model.live_alphas
-    alphas[1] = None
-    wanted = trial.model.eval()(x, alphas)
-    torch.testing.assert_close(harvest(trial.model).eval()(x), wanted, rtol=0, atol=1e-6)
 
 
 def test_harvest_keeps_a_users_own_hooks() -> None:

@@ -28,12 +28,7 @@ class Twice(nn.Module):
             r" layer[12]\.0 or layer[12]\.0.*\? Allowed: relu, conv1.*"
             r" Patterns such as layer\?\.0 work too\.",
         ),
-        (
-            ResNet(),
-            "blocks.*",
-            UnknownNameError,
-            r"unknown submodule of ResNet for a slot 'blocks\.\*'",
-        ),
+        (ResNet(), "blocks.*", UnknownNameError, r"unknown submodule of ResNet for a slot 'blocks\.\*'"),
         (
             UNet(),
             "down1",

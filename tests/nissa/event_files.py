@@ -61,9 +61,10 @@ def _points(run: RunRow, row: Row) -> Iterator[Point]:
     if isinstance(row, EpochRow):
         table, step = "epoch", fields.pop("epoch")
         episode = f"/env{fields.pop('env')}-episode{fields.pop('episode')}"
+        fields.pop("attempt")
     elif isinstance(row, EpisodeRow):
-        restarts, step = divmod(fields.pop("episode"), 1_000_000)
-        table, episode = "episode", f"/env{fields.pop('env')}" + (f"-restart{restarts}" if restarts else "")
+        table, step, attempt = "episode", fields.pop("episode"), fields.pop("attempt")
+        episode = f"/env{fields.pop('env')}" + (f"-attempt{attempt}" if attempt else "")
     for column, content in fields.items():
         for entry, value in _entries(run, column, content).items():
             if isinstance(value, int | float):

@@ -18,25 +18,27 @@ from unittest import mock
 
 import msgspec
 
-from esper.config import TrainingConfig
+from esper.karn.query import read_rows
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.events import TABLES, EpisodeRow, Row, RunRow, UpdateRow
+from esper.leyline.events import TABLES, AlertRow, EpisodeRow, Row, RunRow, UpdateRow
+from esper.nissa.rules import GOVERNOR_RULES
+from esper.nissa.watch import Watch
+from esper.simic.config import TrainingConfig
 from esper.simic.rewards import terms
-from esper.simic.rewards.families import FAMILIES, Standing
+from esper.simic.rewards.families import FAMILIES, RewardInputs
 from esper.simic.rewards.terms import Array
 from esper.training import train
-from tests.tolaria.building import ListSink
 
 FOLDER: Final = Path(__file__).parent / "recorded"
 
 
 def flip_the_sign() -> AbstractContextManager[object]:
-    """The lead over the twin is paid with the wrong sign."""
+    """The lead over the twin is rewarded with the wrong sign."""
     paired = FAMILIES["paired"]
     right = paired.potentials["lead"]
 
-    def wrong(standing: Standing) -> Array:
-        return -right(standing)
+    def wrong(inputs: RewardInputs) -> Array:
+        return -right(inputs)
 
     flipped = replace(paired, potentials={**paired.potentials, "lead": wrong})
     return mock.patch.dict(FAMILIES, {"paired": flipped})
@@ -64,7 +66,6 @@ RECIPES: Final[Mapping[str, Recipe]] = {
         {
             **SMALL,
             "envs": 8,
-            "siblings": 4,
             "iterations": 16,
             "evaluate_every": 8,
             "evaluate_episodes": 4,
@@ -82,11 +83,12 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 
 def record(name: str) -> None:
     """Train, and write what the training emitted."""
-    recipe, sink = RECIPES[name], ListSink()
+    recipe = RECIPES[name]
     with recipe.breakage(), tempfile.TemporaryDirectory() as folder:
-        config = TrainingConfig(**recipe.settings)
-        train(config, Path(folder) / name, views=[sink])
-    write(name, f"python -m tests.nissa.record {name}", (r for r in sink.rows if type(r) in recipe.tables))
+        train(TrainingConfig(**recipe.settings, detail="full"), Path(folder) / name)
+        rows = [row for kind in recipe.tables for row in read_rows(Path(folder) / name, kind)]
+    rows.sort(key=lambda row: row.t)
+    write(name, f"python -m tests.nissa.record {name}", rows)
 
 
 def write(name: str, made_by: str, rows: Iterable[Row]) -> None:
@@ -101,6 +103,19 @@ def read(name: str) -> Iterator[Row]:
     for line in lines:
         found = msgspec.json.decode(line)
         yield msgspec.convert(found["row"], TABLES[found["table"]])
+
+
+def replay(rows: Iterable[Row]) -> list[AlertRow]:
+    """All alerts of a run by its rows, the governor's included; the first of them is the run's own."""
+    run, *others = rows
+    assert isinstance(run, RunRow)
+    watch = Watch(run)
+    alerts: list[AlertRow] = []
+    for row in others:
+        if isinstance(row, AlertRow) and row.rule in GOVERNOR_RULES and row.event == "raised":
+            alerts.append(row)
+        alerts += watch.take(row)
+    return alerts
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ from tests.nissa.event_files import events_in, points_expected, points_in
 
 RUN = fake_run.run_row()
 TRAINING = fake_run.run_row(iterations=3)
-RESTARTED = 2_000_001
-"""The third episode of environment 0 in iteration 2: the two before it broke down."""
+THIRD_ATTEMPT = replace(fake_run.episode_row(1), attempt=2, iteration=2)
+"""In iteration 2, after two breakdowns."""
 
 
 def training_rows() -> list[Row]:
@@ -48,7 +48,7 @@ def training_rows() -> list[Row]:
         fake_run.episode_row(0),
         unknown,
         replace(fake_run.episode_row(1), total_reward=0.1, reward_terms={"lead": 0.3, "rent": None}),
-        replace(fake_run.episode_row(RESTARTED), twin_val_score=None),
+        replace(THIRD_ATTEMPT, twin_val_score=None),
         replace(fake_run.episode_row(1), env=1),
         fake_run.update_row(3),
     ]
@@ -119,9 +119,9 @@ def test_episodes_are_told_apart_by_their_tags() -> None:
 
 
 def test_an_episode_after_a_breakdown_stands_at_its_iteration() -> None:
-    points = points_of(fake_run.episode_row(RESTARTED), TRAINING)
+    points = points_of(THIRD_ATTEMPT, TRAINING)
 
-    assert (points.step, points.values["episode/val_score/env0-restart2"]) == (1, 61.5)
+    assert (points.step, points.values["episode/val_score/env0-attempt2"]) == (1, 61.5)
 
 
 def test_epochs_of_a_training_are_left_out() -> None:

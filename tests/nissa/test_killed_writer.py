@@ -72,8 +72,9 @@ def test_a_run_killed_while_it_converts_is_resumed_and_converts_what_was_left(tm
         process.send_signal(signal.SIGKILL)
         last_said(process)
 
-    assert (run / "telemetry" / "decision" / "part-00000.parquet").exists()
-    assert not (run / "telemetry" / "decision" / "part-00000.jsonl").exists()
+    files = sorted(path.name for path in (run / "telemetry").glob("rows-*"))
+    assert files[:2] in (["rows-00000-00000", f"rows-00001-{last}"] for last in ("00005", "00010"))
+    assert not {"rows-00001.jsonl", "rows-00005.jsonl"} & set(files)
     found = [row.epoch for row in read_rows(run, DecisionRow)]
     assert found == list(range(len(found)))
     assert len(found) >= 3000

@@ -1,4 +1,5 @@
 import errno
+import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -8,20 +9,18 @@ import pytest
 from esper.config import RunConfig
 from esper.karn.query import read_rows
 from esper.leyline.errors import RunDirectoryError
-from esper.leyline.events import EpisodeRow
-from esper.nissa.part import TablePart
+from esper.nissa import writer as writer_module
 from esper.nissa.writer import RunWriter
 from esper.runner import run_arm
 from esper.tolaria.tasks import TASKS
 from tests.karn import fake_run
-from tests.tolaria.building import ListSink, tiny_task
+from tests.tolaria.building import tiny_task
 
 
-def make_epochs_end_on_a_full_disk(run):
-    part = run / "telemetry" / "epoch" / "part-00000.jsonl"
-    part.parent.mkdir()
-    part.symlink_to("/dev/full")
-    return part
+def make_rows_end_on_a_full_disk(run):
+    path = run / "telemetry" / "rows-00000.jsonl"
+    path.symlink_to("/dev/full")
+    return path
 
 
 def test_a_directory_and_its_parents_are_made(tmp_path):
@@ -85,9 +84,7 @@ def test_a_place_where_nothing_may_be_made_is_a_sentence(tmp_path):
 def test_a_full_disk_ends_telemetry_with_one_sentence_and_never_raises(tmp_path):
     warnings: list[str] = []
     writer = RunWriter(tmp_path, warn=warnings.append)
-    writer.emit(fake_run.run_row())
-    writer.flush()
-    part = make_epochs_end_on_a_full_disk(tmp_path)
+    path = make_rows_end_on_a_full_disk(tmp_path)
     assert not writer.failed
 
     for epoch in range(4):
@@ -97,36 +94,34 @@ def test_a_full_disk_ends_telemetry_with_one_sentence_and_never_raises(tmp_path)
 
     assert writer.failed
     assert warnings == [
-        f"telemetry stopped: cannot write {part} (No space left on device);"
+        f"telemetry stopped: cannot write {path} (No space left on device);"
         " the run goes on, its further rows are lost"
     ]
-    assert len(read_rows(tmp_path, "run")) == 1
 
 
 def test_a_full_disk_ends_the_telemetry_of_a_run_and_not_the_run(tmp_path, monkeypatch, capsys):
     """The first row of an epoch finds no room; three episodes go on to their end, and are saved."""
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(TASKS, "tiny", tiny_task())
-    write_out = TablePart.write_out
+    writes = itertools.count()
 
-    def full_disk(part: TablePart) -> None:
-        if part.folder.name == "epoch" and part._buffer:
+    def full_disk(file: int, content: bytearray) -> None:
+        if next(writes):  # the run's own row is written
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write_out(part)
+        os.write(file, content)
 
-    monkeypatch.setattr(TablePart, "write_out", full_disk)
+    monkeypatch.setattr(writer_module, "write_all", full_disk)
     config = RunConfig(episodes=3, steps=2).model_copy(update={"task": "tiny"})
-    sink = ListSink()
-    run_arm(config, "heuristic", tmp_path / "run", views=[sink])
+    run_arm(config, "heuristic", tmp_path / "run")
 
     assert capsys.readouterr().err.count("telemetry stopped: cannot write ") == 1
-    assert sum(isinstance(row, EpisodeRow) for row in sink.rows) == 3
     assert len(list((tmp_path / "run" / "model").iterdir())) == 3
+    assert len(read_rows(tmp_path / "run", "run")) == 1
 
 
 def test_without_somebody_to_warn_the_sentence_goes_to_stderr(tmp_path, capsys):
     with RunWriter(tmp_path) as writer:
-        make_epochs_end_on_a_full_disk(tmp_path)
+        make_rows_end_on_a_full_disk(tmp_path)
         writer.emit(fake_run.epoch_row(1))
 
     assert capsys.readouterr().err.startswith("esper: telemetry stopped: cannot write ")

@@ -423,7 +423,7 @@ def test_rollout_and_update_agree_over_horizons_and_breakdowns(
     assert metrics.explosion is None
 
 
-def test_the_others_decide_and_are_paid_the_same_bit_for_bit(task: TaskSpec) -> None:
+def test_the_others_decide_and_are_rewarded_the_same_bit_for_bit(task: TaskSpec) -> None:
     policy = new_policy(TINY, 0)
     whole, broken = episodes_of(task), episodes_of(task)
     break_down(broken, 1, {2})

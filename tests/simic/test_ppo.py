@@ -200,7 +200,7 @@ def test_too_large_a_change_is_noticed_before_another_step(rate: float, target: 
 
 def test_the_first_update_epoch_always_steps() -> None:
     policy, buffer = roll(Rent)
-    agent = agent_of(policy, target_kl=-1.0)
+    agent = agent_of(policy, target_kl=1e-12)
     assert agent.update(buffer, 0.0).early_stop_update_epoch == 1
     assert not torch.equal(weights(agent), weights(agent_of(policy)))
 

@@ -143,10 +143,10 @@ def test_rollouts_repeat_from_their_rng_seed() -> None:
 
 
 class Counting(Rent):
-    """Pays 1 for every step of the episode that is being evaluated."""
+    """A reward for every step of the episode that is being evaluated."""
 
-    def judge(self, actions: np.ndarray) -> np.ndarray:
-        super().judge(actions)
+    def rewards(self, actions: np.ndarray) -> np.ndarray:
+        super().rewards(actions)
         return np.arange(self.num_envs, dtype=np.float64)
 
 

@@ -16,6 +16,7 @@ from esper.kasmina import CNNHost, Host, MorphogeneticModel, WrappedHost, lifecy
 from esper.leyline import (
     CANONICAL_ACTION,
     BlueprintAction,
+    EnvFacts,
     Head,
     LifecycleOp,
     LifecycleRules,
@@ -153,10 +154,19 @@ def noisy_task(**changes: Any) -> TaskSpec:
     return NoisyTask(**{field.name: getattr(tiny, field.name) for field in fields(tiny)})
 
 
+class RecordedEnv(MorphEnv):
+    """Emits the row of every decision itself; in a run, whoever decides has it emitted."""
+
+    def step(self, action: IntArray) -> EnvFacts:
+        facts = super().step(action)
+        self.record_decision()
+        return facts
+
+
 def started(task: TaskSpec | None = None, **arguments: Any) -> tuple[MorphEnv, ListSink]:
     """An environment at the beginning of its first episode, and what it emits."""
     sink = ListSink()
-    env = MorphEnv(task or tiny_task(), **{"rng_seed": 0, "sink": sink, **arguments})
+    env = RecordedEnv(task or tiny_task(), **{"rng_seed": 0, "sink": sink, **arguments})
     env.reset()
     return env, sink
 
@@ -275,9 +285,9 @@ def host_bits(env: MorphEnv) -> Any:
     return bits(
         {
             "weights": env.model.host.state_dict(),
-            "optimiser": env.optimiser.state_dict(),
-            "stream": env.host_stream.get_state(),
-            "cursor": env.cursor.state(),
+            "optimiser": env.host.optimiser.state_dict(),
+            "stream": env.host._host_stream.get_state(),
+            "cursor": (env.host._cursor._order, env.host._cursor._position),
         }
     )
 

@@ -37,7 +37,7 @@ def test_an_illegal_action_is_refused_and_is_no_more_than_waiting(illegal: IntAr
     assert (facts.last_op, facts.last_success) == (illegal[0], False)
     assert bits(env.model.state()) == bits(twin.model.state())
     assert facts.val_loss == expected.val_loss
-    assert env.refused == 1
+    assert env._refused == 1
 
 
 def test_a_gate_refuses_by_name() -> None:

@@ -84,7 +84,7 @@ def test_a_blended_seed_that_breaks_leaves_the_host_at_its_last_finite_step(valu
         own = env.model.slot(0).optimiser
         assert own is not None
         weights = env.model.host.state_dict(), env.model.seed_parameters(0)
-        return bits([*weights, env.optimiser.state_dict()["state"], own.state_dict()["state"]])
+        return bits([*weights, env.host.optimiser.state_dict()["state"], own.state_dict()["state"]])
 
     before = trained()
     env.step(WAIT)

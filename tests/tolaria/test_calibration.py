@@ -101,18 +101,6 @@ def test_every_configuration_is_scored_with_its_own_statistics(host: str) -> Non
 
 
 @HOSTS
-def test_stale_statistics_would_have_said_something_else(host: str) -> None:
-    model = grown(host)
-    x, y = digits(60)
-    result = measure(model, x, y, (0, 1), CLASSIFICATION, calibration=digits(200, start=100)[0])
-    alphas = model.live_alphas
-    alphas[1] = None
-    with torch.no_grad():
-        stale = CLASSIFICATION.loss(model.eval()(x, alphas), y).item()
-    assert abs(stale - result.loss_without(1)) > 0.005
-
-
-@HOSTS
 def test_measuring_leaves_weights_statistics_mode_and_random_state_alone(host: str) -> None:
     model = grown(host)
     before, state, momenta = bits(model.state_dict()), torch.get_rng_state(), _momenta(model)

@@ -47,7 +47,7 @@ def test_the_final_score_is_the_committed_network_s() -> None:
     facts = env.step(WAIT)
     report = env.finish()
 
-    validation = env.splits.validation
+    validation = env.host.splits.validation
     with torch.no_grad():
         committed = env.model.eval()(validation.x)
     right = (committed.argmax(dim=1) == validation.y).float().mean().item()
@@ -71,6 +71,6 @@ def test_nothing_but_the_commit_unlocks_the_test_part() -> None:
     for _ in range(2):
         env.step(WAIT)
         with pytest.raises(DataError, match="before the network was committed"):
-            env.splits.test.read()
+            env.host.splits.test.read()
     env.step(WAIT)
-    assert len(env.splits.test.read()) == 48
+    assert len(env.host.splits.test.read()) == 48

@@ -13,7 +13,7 @@ from esper.leyline import BlueprintAction, Stage, Style
 from esper.tolaria import switching
 from esper.tolaria.counterfactual import REPLAY_SAMPLES, attribute, measure
 from esper.tolaria.objective import CLASSIFICATION, NEXT_TOKEN
-from esper.tolaria.switching import Answers, outputs_by_prefix, samples_at_once
+from esper.tolaria.switching import Answers, outputs_by_prefix
 from tests.tolaria.building import (
     boolean_rows,
     cnn,
@@ -212,21 +212,6 @@ def test_a_sum_over_partners_of_which_one_is_unmeasured_is_unknown() -> None:
     np.testing.assert_array_equal(game.strongest_boosts(), [UNKNOWN, 2.0, UNKNOWN])
 
 
-def test_the_error_bar_agrees_with_a_bootstrap_over_samples() -> None:
-    model, optimiser = grown_model({0: BlueprintAction.CONV_HEAVY, 1: BlueprintAction.CONV_HEAVY})
-    practise(model, optimiser)
-    x, y = digits(360)
-    measured = measure(model, x, y, (0, 1), CLASSIFICATION)
-    rng = np.random.default_rng(0)
-    draws = rng.integers(0, 360, (2000, 360))
-    full = sample_scores(model, x, y, set())
-    for index, slot in enumerate((0, 1)):
-        difference = full - sample_scores(model, x, y, {slot})
-        bootstrap = difference[draws].mean(axis=1).std(ddof=1)
-        assert bootstrap > 0.0
-        assert measured.error[index] == pytest.approx(bootstrap, rel=0.1)
-
-
 # --- a share of the samples at a time --------------------------------------------------------------
 
 
@@ -249,29 +234,6 @@ def test_how_the_work_is_cut_changes_nothing(
     assert cut.losses == pytest.approx(whole.losses, rel=1e-6)
     assert cut.error.tolist() == whole.error.tolist()
     assert len(set(whole.losses.tolist())) == 8
-
-
-def test_large_features_are_answered_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switching, "FEATURES_AT_ONCE", 12 * 128)
-    monkeypatch.setattr(switching, "BATCHED_VALUES", 12 * 32)
-    monkeypatch.setattr(switching, "ANSWERED_AT_ONCE", 5 * 32)
-    model, _ = grown_model(dict(enumerate(SEEDS[:3])), styles=STYLES)
-    found = list(outputs_by_prefix(model, digits(15)[0], (2,), every_choice(1)))
-    pieces = [(row, samples.start, samples.stop) for row, samples, _ in found]
-    large = [(row, *piece) for row in (0, 1) for piece in ((0, 5), (5, 10), (10, 12))]
-    assert pieces == [*large, (0, 12, 15), (1, 12, 15)], "what is left over is small enough for one batch"
-    assert_prefix_tree_is_the_plain_forward(model, (0, 1, 2))
-
-
-def test_a_share_is_as_large_as_the_features_of_its_widest_place_allow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(switching, "FEATURES_AT_ONCE", 5000)
-    host = cnn((2, 4, 8))
-    assert host.feature_shapes == ((2, 8, 8), (4, 4, 4), (8, 2, 2))
-    assert samples_at_once(host) == 5000 // 128
-    monkeypatch.setattr(switching, "FEATURES_AT_ONCE", 1)
-    assert samples_at_once(host) == 1
 
 
 def test_every_configuration_of_a_text_is_its_plain_forward() -> None:

@@ -117,24 +117,6 @@ def test_every_minibatch_has_the_same_size_for_ever() -> None:
     assert batches[0:2] != batches[2:4]
 
 
-def test_a_batch_of_all_samples_is_a_whole_sweep() -> None:
-    cursor = BatchCursor(6, 6, generator())
-    assert [sorted(cursor.next().tolist()) for _ in range(3)] == [list(range(6))] * 3
-
-
-def test_a_cursor_continues_from_its_state() -> None:
-    cursor = BatchCursor(10, 3, generator())
-    for _ in range(4):
-        cursor.next()
-    state = cursor.state()
-    expected = [cursor.next().tolist() for _ in range(9)]
-    other = BatchCursor(10, 3, generator(77))
-    other.load_state(state)
-    assert [other.next().tolist() for _ in range(9)] == expected
-    cursor.load_state(state)
-    assert [cursor.next().tolist() for _ in range(9)] == expected, "the state is a copy"
-
-
 @pytest.mark.parametrize("size", [0, 11])
 def test_a_batch_that_the_data_cannot_fill_is_refused(size: int) -> None:
     with pytest.raises(DataError, match=rf"batch size \(={size}\) must be between 1 and the 10"):

@@ -15,7 +15,7 @@ GUESS = math.log(10)
 def alarms(losses: Sequence[float], guess_loss: float = GUESS) -> dict[int, str]:
     """The kind of alarm by the number of the epoch that raised it."""
     governor = Governor(guess_loss)
-    raised = {number: governor.judge(loss) for number, loss in enumerate(losses)}
+    raised = {number: governor.check(loss) for number, loss in enumerate(losses)}
     return {number: alarm.kind for number, alarm in raised.items() if alarm is not None}
 
 
@@ -71,19 +71,19 @@ def test_the_scale_is_that_of_the_task() -> None:
 def test_a_bad_loss_never_becomes_usual() -> None:
     governor = Governor(GUESS)
     for loss in (0.3, 0.3, 0.3, 0.3, 0.3):
-        assert governor.judge(loss) is None
-    assert governor.judge(1.0) is None
+        assert governor.check(loss) is None
+    assert governor.check(1.0) is None
     assert governor.suspicious
-    assert all(governor.judge(1.0) is not None for _ in range(5)), "it is not got used to"
+    assert all(governor.check(1.0) is not None for _ in range(5)), "it is not got used to"
 
 
 def test_after_the_cause_was_removed_one_bad_epoch_may_pass_again() -> None:
     governor = Governor(GUESS)
     for loss in (0.3, 0.3, 0.3, 1.0, 1.0):
-        governor.judge(loss)
+        governor.check(loss)
     governor.forgive()
     assert not governor.suspicious
-    assert governor.judge(1.0) is None
+    assert governor.check(1.0) is None
 
 
 def test_an_alarm_says_what_was_found_and_what_is_allowed() -> None:

@@ -63,18 +63,18 @@ def test_an_episode_is_that_of_its_instance() -> None:
     seen = set()
     for episode in range(12):
         env.reset(episode)
-        drawn = env.instance
+        drawn = env.host.instance
         assert env.model.host.widths == drawn.widths
-        assert env.optimiser.param_groups[0]["lr"] == drawn.learning_rate
+        assert env.host.optimiser.param_groups[0]["lr"] == drawn.learning_rate
         assert tuple(env.table.enabled[0]) == drawn.enabled
-        assert len(env.splits.train) == 128 * drawn.data_share
-        assert len(env.splits.validation) == 48
+        assert len(env.host.splits.train) == 128 * drawn.data_share
+        assert len(env.host.splits.validation) == 48
         seen.add(drawn)
     assert len(seen) > 6
     env.reset(3)
-    again = env.instance
+    again = env.host.instance
     env.reset(3)
-    assert env.instance == again
+    assert env.host.instance == again
 
 
 def test_slots_that_neither_side_enables_get_a_sentence() -> None:

@@ -168,7 +168,7 @@ class WatchedEpisode:
         stages = stages_of(env)
         assert env.model.blended == np.flatnonzero(table.in_forward[0]).tolist()
         assert env.model.incubating == [i for i, stage in enumerate(stages) if stage is Stage.TRAINING]
-        assert set(env.meter.spent_by_slot()) == set(np.flatnonzero(table.occupied[0]).tolist())
+        assert set(env.host.meter.spent_by_slot()) == set(np.flatnonzero(table.occupied[0]).tolist())
 
         full = np.isin(table.stage, (Stage.HOLDING, Stage.FOSSILIZED))
         assert (table.alpha[full] == 1.0).all()
@@ -193,13 +193,13 @@ def random_episode(num_slots: int, rules_name: str, name: str, legal_share: floa
 
 
 @pytest.mark.parametrize("rules_name", RULES)
-@pytest.mark.parametrize("num_slots", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("num_slots", [1, 3, 8])
 def test_an_episode_of_mostly_legal_actions_keeps_every_promise(num_slots: int, rules_name: str) -> None:
     episode = random_episode(num_slots, rules_name, "biased", legal_share=0.8)
     assert sum(episode.succeeded.values()) + sum(episode.refused.values()) == HORIZON
 
 
-@pytest.mark.parametrize("num_slots", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("num_slots", [1, 3, 8])
 def test_an_episode_of_arbitrary_indices_keeps_every_promise(num_slots: int) -> None:
     episode = random_episode(num_slots, "no incubation, no embargo", "arbitrary", legal_share=0.0)
     assert episode.refused["legality"] > 0
@@ -220,12 +220,12 @@ def test_random_episodes_try_every_op_and_meet_every_gate() -> None:
 def test_the_watch_itself_notices_a_counter_that_ticks_twice() -> None:
     episode = WatchedEpisode(2, SMALL_RULES, rng_seed=0)
     episode.step(plant(0))
-    before = episode.env.before_batch
+    before = episode.env.host._before_batch
 
-    def tick_again(number: int) -> None:
-        before(number)
+    def tick_again(epoch: int, number: int) -> None:
+        before(epoch, number)
         episode.env.table.age[0, 0] += 1
 
-    episode.env.before_batch = tick_again  # type: ignore[method-assign]
+    episode.env.host._before_batch = tick_again  # type: ignore[method-assign]
     with pytest.raises(AssertionError):
         episode.step(WAIT)

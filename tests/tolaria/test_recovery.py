@@ -12,7 +12,6 @@ import torch
 from esper.leyline import LifecycleOp, Stage
 from esper.leyline.errors import HostError
 from esper.leyline.events import AlertRow, EpisodeRow, EpochRow, TransitionRow
-from esper.tolaria import snapshot
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.governor import Alarm
@@ -30,7 +29,9 @@ def state_of(env: MorphEnv) -> Any:
     model = env.model.state()
     table = {name: model["table"][name] for name in ("stage", "alpha", "seed_id", "blueprint", "age")}
     slots = [{name: value for name, value in slot.items() if name != "stream"} for slot in model["slots"]]
-    return bits({"host": model["host"], "slots": slots, "table": table, "own": env.optimiser.state_dict()})
+    return bits(
+        {"host": model["host"], "slots": slots, "table": table, "own": env.host.optimiser.state_dict()}
+    )
 
 
 def stop_training(env: MorphEnv) -> None:
@@ -52,10 +53,7 @@ def test_a_broken_host_returns_to_the_last_good_state() -> None:
     assert facts.epoch == SNAPSHOT_EVERY + 3, "time goes on"
     assert stages_of(env)[0] == Stage.DORMANT, "what was planted since is gone"
     [alert] = sink.of(AlertRow)
-    assert (alert.rule, alert.hint) == (
-        "non-finite",
-        f"the governor rolled back to epoch {SNAPSHOT_EVERY}",
-    )
+    assert (alert.rule, alert.hint) == ("non-finite", f"the governor rolled back to epoch {SNAPSHOT_EVERY}")
     undone = [row for row in sink.of(TransitionRow) if row.reason == "rolled back"]
     assert (0, "governor", Stage.DORMANT) in [(row.slot, row.cause, row.to_stage) for row in undone]
 
@@ -63,8 +61,8 @@ def test_a_broken_host_returns_to_the_last_good_state() -> None:
 def test_a_rollback_restores_weights_optimisers_and_topology(monkeypatch: pytest.MonkeyPatch) -> None:
     env, _ = started(tiny_task(horizon=12))
     seen = []
-    measure = env.measure
-    monkeypatch.setattr(env, "measure", lambda: (measure(), seen.append(state_of(env)))[0])
+    measure = env._measure
+    monkeypatch.setattr(env, "_measure", lambda: (measure(), seen.append(state_of(env)))[0])
     run(env, {0: plant(1)}, until=SNAPSHOT_EVERY + 2)
     poison_host(env)
     env.step(WAIT)
@@ -81,13 +79,13 @@ def test_a_rollback_restores_weights_optimisers_and_topology(monkeypatch: pytest
 def test_the_same_failure_is_not_met_again_because_the_streams_differ() -> None:
     env, _ = started(tiny_task(horizon=12))
     run(env, {}, until=2)
-    before = env.host_stream.get_state(), env.model.slot(0).stream.get_state()
+    before = env.host._host_stream.get_state(), env.model.slot(0).stream.get_state()
     poison_host(env)
     env.step(WAIT)
-    once = env.host_stream.get_state(), env.model.slot(0).stream.get_state()
+    once = env.host._host_stream.get_state(), env.model.slot(0).stream.get_state()
     poison_host(env)
     env.step(WAIT)
-    twice = env.host_stream.get_state(), env.model.slot(0).stream.get_state()
+    twice = env.host._host_stream.get_state(), env.model.slot(0).stream.get_state()
     for first, second in ((before, once), (once, twice), (before, twice)):
         assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -128,14 +126,6 @@ def test_the_third_rollback_ends_the_episode_with_the_last_good_network() -> Non
         env.step(WAIT)
 
 
-def test_a_healthy_episode_ends_by_its_horizon() -> None:
-    env, sink = started(tiny_task(horizon=3))
-    run(env, {})
-    assert not env.finish().cut_short
-    assert sink.of(EpisodeRow)[0].ended_by == "horizon"
-    assert sink.of(AlertRow) == []
-
-
 def test_a_live_seed_that_ruins_the_loss_is_pruned_and_nothing_is_rolled_back() -> None:
     env, sink = started(tiny_task(horizon=14, batches_per_epoch=1))
     run(env, {0: plant(2), 1: plant(0)}, until=7)
@@ -162,11 +152,11 @@ def test_a_suspicious_epoch_is_not_kept_as_a_good_state(monkeypatch: pytest.Monk
     env, _ = started(tiny_task(horizon=14))
     run(env, {}, until=SNAPSHOT_EVERY - 1)
     with monkeypatch.context() as patch:
-        patch.setattr(env.recovery._governor, "trouble_with", lambda loss: Alarm("divergence", loss, 0.0))
+        patch.setattr(env._recovery._governor, "trouble_with", lambda loss: Alarm("divergence", loss, 0.0))
         env.step(WAIT)
-    assert env.recovery._good["epoch"] == 0, "it was due, and bad"
+    assert env._recovery._good_epoch == 0, "it was due, and bad"
     env.step(WAIT)
-    assert env.recovery._good["epoch"] == SNAPSHOT_EVERY + 1
+    assert env._recovery._good_epoch == SNAPSHOT_EVERY + 1
 
 
 def test_a_state_that_is_not_finite_leaves_the_model_as_it_was() -> None:
@@ -185,31 +175,16 @@ def test_a_state_that_is_not_finite_leaves_the_model_as_it_was() -> None:
     assert bits(env.model.state()) == before
 
 
-def test_a_snapshot_of_the_environment_remembers_its_rollbacks() -> None:
-    env, _ = started(tiny_task(horizon=12))
-    run(env, {}, until=2)
-    poison_host(env)
-    env.step(WAIT)
-    kept = snapshot.take(env)
-    other, _ = started(tiny_task(horizon=12))
-    snapshot.restore(other, kept)
-    assert other.recovery.rollbacks == 1
-    for one in (env, other):
-        poison_host(one)
-        assert one.step(WAIT).rolled_back
-    assert bits(env.model.state()) == bits(other.model.state())
-
-
 def test_compute_spent_on_what_was_rolled_back_is_not_undone() -> None:
     env, _ = started(tiny_task(horizon=12))
     run(env, {0: plant(1), SNAPSHOT_EVERY: plant(0)}, until=SNAPSHOT_EVERY + 2)
-    spent, total = env.meter.spent_by_slot(), env.meter.ledger.total
+    spent, total = env.host.meter.spent_by_slot(), env.host.meter.ledger.total
     poison_host(env)
     env.step(WAIT)
-    assert env.meter.ledger.total > total
-    assert env.meter.spent_by_slot().keys() == {1}
-    assert env.meter.spent_by_slot()[1] > spent[1] > 0, "the seed that stayed keeps its account"
-    assert total > env.meter.ledger.pruned_seeds >= spent[0] > 0, "the one that is gone does not"
+    assert env.host.meter.ledger.total > total
+    assert env.host.meter.spent_by_slot().keys() == {1}
+    assert env.host.meter.spent_by_slot()[1] > spent[1] > 0, "the seed that stayed keeps its account"
+    assert total > env.host.meter.ledger.pruned_seeds >= spent[0] > 0, "the one that is gone does not"
     assert np.all(np.diff([row.epoch for row in _rows(env)]) == 1)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from esper.leyline import EpochFacts, Row
 from esper.leyline.events import EnvRow
-from esper.tolaria import snapshot
+from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector
 from tests.tolaria.building import PLAN, WAIT, ListSink, bits, host_bits, noisy_task, run, started, tiny_task
@@ -23,6 +23,11 @@ def timeless(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Rows as plain maps without what a clock measured."""
     maps = [{"table": type(row).__name__, **msgspec.structs.asdict(row)} for row in rows]
     return [{k: v for k, v in row.items() if k not in ("t", "ms", "phase_ms", "seconds")} for row in maps]
+
+
+def everything_in(env: MorphEnv) -> Any:
+    """Host and seeds, with their optimisers, random streams and the slot table, and the scores so far."""
+    return host_bits(env), bits(env.model.state()), bits(env._val_scores)
 
 
 def rows_of_env(sink: ListSink, env: int) -> list[dict[str, Any]]:
@@ -36,7 +41,7 @@ def test_the_same_rng_seed_gives_the_same_run_bit_for_bit(make_task: Callable[..
         env, sink = started(make_task(horizon=12))
         facts = [bits(asdict(env.step(PLAN.get(epoch, WAIT)))) for epoch in range(12)]
         torch.rand(7)  # whatever others draw from the global generator in between
-        episodes.append((facts, bits(snapshot.take(env)), bits(asdict(env.finish())), timeless(sink.rows)))
+        episodes.append((facts, everything_in(env), bits(asdict(env.finish())), timeless(sink.rows)))
     assert episodes[0] == episodes[1]
 
 
@@ -71,6 +76,7 @@ def run_vector(env_indices: Sequence[int], growing: Sequence[int]) -> tuple[Seri
     for epoch in range(10):
         rows = [PLAN.get(epoch, WAIT) if env in growing else WAIT for env in env_indices]
         history.append(vector.step(np.stack(rows)))
+        vector.record_decisions(None)
     vector.finish()
     return vector, sink, history
 
@@ -80,8 +86,8 @@ def facts_of_row(history: list[EpochFacts], row: int) -> Any:
 
 
 def episode_of(vector: SerialVector, sink: ListSink, history: list[EpochFacts], env: int) -> Any:
-    row = [e.env for e in vector.envs].index(env)
-    return bits(snapshot.take(vector.envs[row])), facts_of_row(history, row), rows_of_env(sink, env)
+    row = [one._env for one in vector.envs].index(env)
+    return everything_in(vector.envs[row]), facts_of_row(history, row), rows_of_env(sink, env)
 
 
 def test_the_growth_of_one_environment_changes_nothing_in_another() -> None:

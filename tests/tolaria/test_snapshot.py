@@ -8,7 +8,6 @@ import torch
 from esper.leyline import BlueprintAction, EsperError, LifecycleOp, LifecycleRules, Stage, Style
 from esper.leyline.errors import DataError
 from esper.leyline.slot_table import IntArray
-from esper.tolaria import snapshot
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec
 from tests.tolaria.building import WAIT, action, bits, noisy_task, plant, run, stages_of, started, tiny_task
@@ -34,41 +33,34 @@ def mid_blend(task: TaskSpec | None = None) -> MorphEnv:
 def five_more(env: MorphEnv, actions: dict[int, IntArray] = AFTER) -> Any:
     """What the next five steps report, and everything the environment is afterwards."""
     facts = [asdict(env.step(actions.get(env.epoch, WAIT))) for _ in range(5)]
-    return bits(facts), bits(snapshot.take(env))
+    return bits(facts), bits(env.state())
 
 
-def through_a_file(kept: snapshot.Snapshot) -> snapshot.Snapshot:
+def through_a_file(kept: dict[str, Any]) -> dict[str, Any]:
     file = io.BytesIO()
     torch.save(kept, file)
     file.seek(0)
-    loaded: snapshot.Snapshot = torch.load(file, weights_only=True)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
     return loaded
 
 
 def test_a_restored_environment_goes_on_bit_for_bit() -> None:
-    env = mid_blend()
-    kept = snapshot.take(env)
-    first = five_more(env)
-    assert stages_of(env) == [Stage.TRAINING, Stage.FOSSILIZED, Stage.RESETTING], "it has changed since"
-    snapshot.restore(env, kept)
-    assert bits(snapshot.take(env)) == bits(kept)
-    assert five_more(env) == first
-
-
-def test_the_stream_of_a_host_with_dropout_is_part_of_a_snapshot() -> None:
-    env = mid_blend(noisy_task())
-    kept = snapshot.take(env)
-    first = five_more(env)
-    snapshot.restore(env, kept)
-    assert five_more(env) == first
+    env = mid_blend(noisy_task(horizon=12, batches_per_epoch=2))
+    kept = env.state()
+    first = five_more(env), bits(asdict(env.finish()))
+    env.load_state(kept)
+    assert bits(env.state()) == bits(kept)
+    with pytest.raises(DataError, match="before the network was committed"):
+        env.finish()
+    assert (five_more(env), bits(asdict(env.finish()))) == first
 
 
 def test_a_snapshot_can_be_restored_more_than_once() -> None:
     env = mid_blend()
-    kept = snapshot.take(env)
+    kept = env.state()
     before = bits(kept)
     five_more(env)
-    snapshot.restore(env, kept)
+    env.load_state(kept)
     five_more(env, {})
     assert bits(kept) == before, (
         "a snapshot shares nothing with the environment it was taken from or put into"
@@ -78,42 +70,24 @@ def test_a_snapshot_can_be_restored_more_than_once() -> None:
 @pytest.mark.parametrize("begun", [False, True], ids=["never reset", "in another episode"])
 def test_a_new_environment_continues_where_the_old_one_was(begun: bool) -> None:
     env = mid_blend()
-    kept = through_a_file(snapshot.take(env))
+    kept = through_a_file(env.state())
     first = five_more(env)
     other = MorphEnv(env.task, rng_seed=0)
     if begun:
         other.reset(5)
         run(other, {0: plant(2)}, until=3)
-    snapshot.restore(other, kept)
+    other.load_state(kept)
     assert five_more(other) == first
-
-
-def test_the_rest_of_an_episode_is_the_same_up_to_the_test_score() -> None:
-    env = mid_blend(tiny_task(horizon=11))
-    kept = snapshot.take(env)
-    first = bits(asdict(run(env, {}).finish()))
-    snapshot.restore(env, kept)
-    with pytest.raises(DataError, match="before the network was committed"):
-        env.finish()
-    assert bits(asdict(run(env, {}).finish())) == first
-
-
-def test_a_committed_network_can_be_finished_by_another_process() -> None:
-    env = run(mid_blend(tiny_task(horizon=8)), {})
-    kept = through_a_file(snapshot.take(env))
-    other = MorphEnv(env.task, rng_seed=0)
-    snapshot.restore(other, kept)
-    assert bits(asdict(other.finish())) == bits(asdict(env.finish()))
 
 
 def test_the_stream_that_samples_orders_is_part_of_a_snapshot() -> None:
     rules = LifecycleRules(min_training_epochs=0)
     env, _ = started(tiny_task((2, 2, 2, 2, 2), rules=rules))
     run(env, {epoch: plant(epoch) for epoch in range(5)}, until=6)
-    kept = snapshot.take(env)
+    kept = env.state()
     first = five_more(env, {})
     assert len(kept["val_scores"]) == 7
-    snapshot.restore(env, kept)
+    env.load_state(kept)
     assert five_more(env, {}) == first
 
 
@@ -126,4 +100,4 @@ def test_the_stream_that_samples_orders_is_part_of_a_snapshot() -> None:
 )
 def test_a_snapshot_of_other_data_is_refused(other: MorphEnv, sentence: str) -> None:
     with pytest.raises(EsperError, match=sentence):
-        snapshot.restore(other, snapshot.take(mid_blend()))
+        other.load_state(mid_blend().state())

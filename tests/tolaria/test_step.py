@@ -105,7 +105,7 @@ def test_learning_rates_fall_to_zero_at_the_horizon_each_on_its_own_clock() -> N
     host, seed = [], []
     for epoch in range(4):
         env.step(plant(0) if epoch == 2 else WAIT)
-        host.append(env.optimiser.param_groups[0]["lr"])
+        host.append(env.host.optimiser.param_groups[0]["lr"])
         optimiser = env.model.slot(0).optimiser
         if optimiser is not None:
             seed.append(optimiser.param_groups[0]["lr"])
@@ -128,8 +128,8 @@ def test_a_seed_s_rate_follows_its_own_clock_while_it_incubates(incubation: str)
 def test_the_rate_at_the_horizon_itself_is_zero_for_host_and_fossils() -> None:
     env, _ = started(tiny_task(horizon=8))
     run(env, {0: plant(1), 6: action(LifecycleOp.FOSSILIZE, 1)})
-    env.before_batch(0)
-    assert env.optimiser.param_groups[0]["lr"] == 0.0
+    env.host._before_batch(env.epoch, 0)
+    assert env.host.optimiser.param_groups[0]["lr"] == 0.0
     assert env.model.slot(1).optimiser.param_groups[0]["lr"] == 0.0  # type: ignore[union-attr]
 
 

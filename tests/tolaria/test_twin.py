@@ -1,6 +1,7 @@
 import numpy as np
 
 from esper.leyline import Stage
+from esper.leyline.protocols import Decisions
 from esper.tolaria.episode import run_episode
 from esper.tolaria.twin import run_without_growth
 from esper.tolaria.vector import SerialVector
@@ -22,7 +23,7 @@ class Waiting:
 
     def decide(self, facts, table):  # type: ignore[no-untyped-def]
         self.asked.append(facts.epoch.tolist())
-        return np.tile(WAIT, (table.num_envs, 1))
+        return Decisions(np.tile(WAIT, (table.num_envs, 1)))
 
 
 def test_the_twin_is_the_episode_in_which_nobody_acts() -> None:
@@ -43,8 +44,8 @@ def test_the_twin_shares_host_and_data_with_an_episode_that_grows() -> None:
         run(grown, {0: plant(1)}, until=epoch + 1)
         run(idle, {}, until=epoch + 1)
     twin = run_without_growth(TASK, rng_seed=0)
-    assert twin.val_scores[0] == grown.val_scores[0], "the same untrained host on the same validation part"
-    assert list(twin.val_scores[:4]) == idle.val_scores[:4]
+    assert twin.val_scores[0] == grown._val_scores[0], "the same untrained host on the same validation part"
+    assert list(twin.val_scores[:4]) == idle._val_scores[:4]
 
 
 def test_the_twin_spends_nothing_on_seeds() -> None:
@@ -55,7 +56,7 @@ def test_the_twin_spends_nothing_on_seeds() -> None:
 def test_an_episode_commits_every_environment_and_reads_the_test_part_once() -> None:
     class Planting(Waiting):
         def decide(self, facts, table):  # type: ignore[no-untyped-def]
-            return np.stack([plant(1) if epoch == 0 else WAIT for epoch in facts.epoch])
+            return Decisions(np.stack([plant(1) if epoch == 0 else WAIT for epoch in facts.epoch]))
 
     vector = SerialVector(TASK, rng_seed=0, env_indices=range(2))
     reports = run_episode(vector, Planting())

@@ -1,4 +1,4 @@
-"""The answer to a query of whoever asks, within limits of rows, bytes, memory and time.
+"""The answer to one SQL query over a run, within limits of rows, bytes, memory and time.
 
 Rows beyond their limit are left out with a note, since a look at the first ones is what such a query is
 for. Whatever else is too much is refused.
@@ -7,24 +7,20 @@ for. Whatever else is too much is refused.
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import duckdb
 import msgspec
 
-from esper.karn.tables import QueryError, Tables, check_statement, sentence_of
+from esper.karn.line_copies import sentence_of
+from esper.karn.tables import QueryError, Tables, check_statement
 from esper.leyline.run_files import TELEMETRY
 
 FETCHED: Final = 100
 """Rows taken from the database at once."""
-SLACK_MB: Final = 256
-"""What the process may need beside the database."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,16 +67,20 @@ def answer(run_dir: Path, query: str, limits: Limits, on_timeout: Callable[[], o
     cannot be interrupted.
     """
     check_statement(query)
+    timer = threading.Timer(limits.seconds, on_timeout)
+    timer.daemon = True
     try:
         tables = Tables(run_dir / TELEMETRY, memory=limits.memory, threads=1)
-        with _confined(limits, on_timeout):
-            found = tables.ready_for(query).execute(query)
-            described = found.description or []
-            rows, note = _taken(found, limits)
+        timer.start()
+        found = tables.ready_for(query).execute(query)
+        described = found.description or []
+        rows, note = _taken(found, limits)
     except (duckdb.OutOfMemoryException, MemoryError):
         raise QueryError(limits.too_large) from None
     except duckdb.Error as error:
         raise QueryError(f"the query cannot be answered: {sentence_of(error)}") from None
+    finally:
+        timer.cancel()
     return Answer(
         columns=[name for name, *_ in described],
         types=[str(kind) for _, kind, *_ in described],
@@ -116,28 +116,3 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | str) or (isinstance(value, int) and abs(value) < 2**63):
         return value
     return str(value)
-
-
-@contextmanager
-def _confined(limits: Limits, on_timeout: Callable[[], object]) -> Iterator[None]:
-    """Within the block this process may take so much more memory and time.
-
-    The database does not count all that it takes, so the process is limited as well.
-    """
-    timer = threading.Timer(limits.seconds, on_timeout)
-    timer.daemon = True
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    if sys.platform == "linux":  # elsewhere the kernel does not hold processes to it
-        resource.setrlimit(resource.RLIMIT_AS, (_limit_of_memory(limits.memory, before[1]), before[1]))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def _limit_of_memory(memory: int, hard: int) -> int:
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    wanted = taken + (memory + SLACK_MB) * 1_000_000
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

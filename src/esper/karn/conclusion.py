@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,18 +10,16 @@ from esper.karn.outcome import (
     Comparison,
     Evaluation,
     Result,
-    Standing,
     best_evaluation,
     broken_episodes,
     episodes_of_iteration,
-    judged_episodes,
+    final_rows,
     result,
-    standing,
 )
-from esper.karn.questions.episodes import is_training
+from esper.karn.questions.episodes import count_episodes, is_training, unfinished_episode
+from esper.karn.questions.progress import Progress, progress
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate
-from esper.leyline.events import EpochRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +42,12 @@ class Conclusion:
 
 def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
     """What is to be said of a run, and how it compares with others."""
-    reached, rows = standing(run), judged_episodes(run)
+    rows = final_rows(run)
     episodes = result(rows)
     evaluation = best_evaluation(run) if is_training(run) else None
-    sentences = [standing_text(reached)]
+    sentences = [how_far_text(run)]
     if episodes is None:
-        return Conclusion(_unfinished(run, reached), sentences, [])
+        return Conclusion(_unfinished(run), sentences, [])
     if is_training(run):
         number = rows[0].iteration or 0
         headline = _trained_headline(evaluation, episodes, number)
@@ -58,59 +55,59 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
         facts = [*_evaluation_facts(evaluation), _score_fact(episodes, f"validation, iteration {number}")]
     else:
         headline = _grown_headline(episodes)
-        test = Fact("test", score_text(episodes.test_score), "read once, at the end")
+        test = Fact("test", str(episodes.test_score), "read once, at the end")
         facts = [_score_fact(episodes, "validation"), test]
     sentences += [_cost_sentence(episodes), *map(comparison_text, comparisons)]
-    return Conclusion(headline, sentences, facts + _cost_facts(episodes, reached, comparisons))
+    return Conclusion(headline, sentences, facts + _cost_facts(run, episodes, comparisons))
 
 
 # --- how far --------------------------------------------------------------------------------------
 
 
-def standing_text(reached: Standing) -> str:
+def how_far_text(run: Run) -> str:
     """How far a run is, as a sentence."""
-    if reached.iterations is not None:
-        return _iterations_text(reached)
-    planned = f" of {reached.planned_episodes}" if reached.planned_episodes is not None else ""
-    if reached.progress.state == "finished":
-        return f"Finished: {_counted(reached.episodes, 'episode', 'episodes')} of {reached.horizon} epochs."
-    where = None
-    if reached.episode is not None:
-        where = f"epoch {reached.epoch} of {reached.horizon} in episode {reached.episodes + 1}{planned}"
-    elif reached.episodes:
-        where = f"episode {reached.episodes}{planned}"
-    if reached.progress.state == "running":
-        return f"Still running: after {where}." if where else "Still running: no epoch is done yet."
-    return f"Stopped after {where}." if where else "Stopped before its first epoch was done."
+    found = progress(run)
+    if found.state == "finished":
+        return f"Finished: {_extent(run, found)}."
+    place = _place(run, found)
+    if found.state == "running":
+        where = f"after {place}" if place else f"no {found.unit} is done yet"
+        return f"Still running: {where}."
+    return f"Stopped after {place}." if place else f"Stopped before its first {found.unit} was done."
 
 
-def _iterations_text(reached: Standing) -> str:
-    done = f"iteration {reached.iterations} of {reached.progress.total}"
-    if reached.progress.state == "finished":
-        return f"Finished: {_counted(reached.iterations or 0, 'iteration', 'iterations')}, {reached.episodes:,} episodes."
-    if reached.progress.state == "running":
-        return (
-            f"Still running: after {done}."
-            if reached.iterations
-            else "Still running: no iteration is done yet."
-        )
-    return f"Stopped after {done}." if reached.iterations else "Stopped before its first iteration was done."
+def _extent(run: Run, found: Progress) -> str:
+    episodes = count_episodes(run)
+    if is_training(run):
+        return f"{_counted(found.done, 'iteration')}, {episodes:,} episodes"
+    return f"{_counted(episodes, 'episode')} of {run.row.horizon} epochs"
 
 
-def _unfinished(run: Run, reached: Standing) -> str:
+def _place(run: Run, found: Progress) -> str | None:
+    """The last epoch or iteration that is done; None: none is."""
+    if is_training(run):
+        return f"iteration {found.done} of {found.total}" if found.done else None
+    planned = run.row.config.get("episodes")
+    of = f" of {planned}" if isinstance(planned, int) else ""
+    episodes, going = count_episodes(run), unfinished_episode(run)
+    if going is not None:
+        return f"epoch {going.epoch} of {run.row.horizon} in episode {episodes + 1}{of}"
+    return f"episode {episodes}{of}" if episodes else None
+
+
+def _unfinished(run: Run) -> str:
     """What is known before the first episode is over, or an episode of a training's iteration lasted."""
     if is_training(run):
         if broken_episodes(run):
-            return f"Every episode of iteration {reached.iterations} broke down, so there is no result."
+            return f"Every episode of iteration {progress(run).done} broke down, so there is no result."
         return "No iteration is done, so there is no result."
-    if reached.episode is not None:
-        rows = run.rows(EpochRow, "env = ? AND episode = ? AND epoch = ?", [*reached.episode, reached.epoch])
-        for row in rows:
-            lead = notation.difference(row.val_score, row.twin_score)
-            against = "" if lead is None else f", {over(lead)} its twin that does not grow"
-            score = notation.points(row.val_score)
-            return f"After epoch {row.epoch} of {run.row.horizon} the score is {score}{against}."
-    return "No episode is finished, so there is no result."
+    going = unfinished_episode(run)
+    if going is None:
+        return "No episode is finished, so there is no result."
+    lead = notation.difference(going.val_score, going.twin_score)
+    against = "" if lead is None else f", {over(lead)} its twin that does not grow"
+    score = notation.points(going.val_score)
+    return f"After epoch {going.epoch} of {run.row.horizon} the score is {score}{against}."
 
 
 # --- what it reached ------------------------------------------------------------------------------
@@ -118,19 +115,19 @@ def _unfinished(run: Run, reached: Standing) -> str:
 
 def _grown_headline(episodes: Result) -> str:
     many = f" in the mean of {episodes.episodes} episodes" if episodes.episodes > 1 else ""
-    reached = f"It reached {score_text(episodes.val_score)} on validation{many}"
+    reached = f"It reached {episodes.val_score} on validation{many}"
     if episodes.lead is None:
         return f"{reached}; no twin is known to compare it with."
-    return f"{reached}, {over(episodes.lead.mean, margin(episodes.lead))} {_twins(episodes)}."
+    return f"{reached}, {over(episodes.lead.mean, episodes.lead.margin)} {_twins(episodes)}."
 
 
 def _trained_headline(evaluation: Evaluation | None, episodes: Result, number: int) -> str:
-    """The evaluation, whose episodes have no twins in the rows, beside the last iteration, whose episodes have."""
+    """The best evaluation, beside the last iteration, whose episodes have twins."""
     if evaluation is None:
         return f"The {_iteration_text(number, episodes)}"
     return (
-        f"The best policy, that of iteration {evaluation.iteration}, scored {notation.points(evaluation.score)}"
-        f" in its evaluation; the {_iteration_text(number, episodes)}"
+        f"The best policy, that of iteration {evaluation.iteration}, scored"
+        f" {notation.points(evaluation.score)} in its evaluation; the {_iteration_text(number, episodes)}"
     )
 
 
@@ -142,20 +139,20 @@ def _course_sentences(run: Run, number: int) -> list[str]:
         sentences.append(f"The {_iteration_text(1, first)}")
     if broken := broken_episodes(run):
         are = "is" if broken == 1 else "are"
-        episodes = _counted(broken, "episode", "episodes").capitalize()
+        episodes = _counted(broken, "episode").capitalize()
         sentences.append(f"{episodes} of iteration {number} broke down and {are} not counted.")
     return sentences
 
 
 def _iteration_text(number: int, episodes: Result) -> str:
-    """How the episodes of an iteration compare with their twins, from the second word of a sentence to its end."""
+    """How the episodes of an iteration compare with their twins: a sentence without its first word."""
     reached = (
-        f"{_counted(episodes.episodes, 'episode', 'episodes')} of iteration {number} reached"
-        f" {score_text(episodes.val_score)} on validation"
+        f"{_counted(episodes.episodes, 'episode')} of iteration {number} reached"
+        f" {episodes.val_score} on validation"
     )
     if episodes.lead is None:
         return f"{reached}; no twins are known."
-    return f"{reached}, {over(episodes.lead.mean, margin(episodes.lead))} {_twins(episodes)}."
+    return f"{reached}, {over(episodes.lead.mean, episodes.lead.margin)} {_twins(episodes)}."
 
 
 def _twins(episodes: Result) -> str:
@@ -166,8 +163,9 @@ def _cost_sentence(episodes: Result) -> str:
     return (
         f"The cost: {notation.factor(episodes.params.mean, episodes.host_params.mean)} the host's parameters"
         f" ({_whole(episodes.host_params)} → {_whole(episodes.params)}),"
-        f" {notation.factor(episodes.flops_per_sample.mean, episodes.host_flops_per_sample.mean)} its compute for"
-        f" a prediction, {_flop(episodes.flops)} and {_seconds(episodes.seconds.mean)} for a whole episode."
+        f" {notation.factor(episodes.flops_per_sample.mean, episodes.host_flops_per_sample.mean)} its compute"
+        f" for a prediction, {_flop(episodes.flops)} and {_seconds(episodes.seconds.mean)} for an"
+        " episode."
     )
 
 
@@ -175,13 +173,13 @@ def comparison_text(found: Comparison) -> str:
     """How a run compares with another one, as a sentence."""
     name = found.run.row.name
     if found.result is None:
-        return f"Against {name}: it has no finished episode. {standing_text(found.standing)}"
+        return f"Against {name}: it has no finished episode. {how_far_text(found.run)}"
     if found.val_score is None or found.test_score is None:
         return (
-            f"Against {name} ({score_text(found.result.val_score)} on validation): episodes cannot be paired,"
+            f"Against {name} ({found.result.val_score} on validation): episodes cannot be paired,"
             f" since {found.unpaired}."
         )
-    pairs = _counted(found.pairs, "episode", "episodes")
+    pairs = _counted(found.pairs, "episode")
     return (
         f"Against {name}, in {pairs} begun alike:"
         f" {gain_text(found.val_score)} points on validation, {gain_text(found.test_score)} on test."
@@ -194,17 +192,18 @@ def comparison_text(found: Comparison) -> str:
 def _evaluation_facts(evaluation: Evaluation | None) -> list[Fact]:
     if evaluation is None:
         return []
-    note = f"return {notation.gain(evaluation.mean_return, 2)}, iteration {evaluation.iteration}; no twin recorded"
+    reward = notation.gain(evaluation.mean_return, 2)
+    note = f"return {reward}, iteration {evaluation.iteration}; no twin recorded"
     return [Fact("best evaluation", notation.points(evaluation.score), note)]
 
 
 def _score_fact(episodes: Result, name: str) -> Fact:
     twin = "no twin" if episodes.twin_score is None else f"twin {notation.points(episodes.twin_score.mean)}"
     lead = "" if episodes.lead is None else f", {gain_text(episodes.lead)}"
-    return Fact(name, score_text(episodes.val_score), twin + lead)
+    return Fact(name, str(episodes.val_score), twin + lead)
 
 
-def _cost_facts(episodes: Result, reached: Standing, comparisons: Sequence[Comparison]) -> list[Fact]:
+def _cost_facts(run: Run, episodes: Result, comparisons: Sequence[Comparison]) -> list[Fact]:
     return [
         Fact(
             "parameters",
@@ -217,7 +216,7 @@ def _cost_facts(episodes: Result, reached: Standing, comparisons: Sequence[Compa
             f"{_flop(episodes.host_flops_per_sample)} → {_flop(episodes.flops_per_sample)}",
         ),
         Fact("compute of an episode", _flop(episodes.flops), _against_compute(episodes, comparisons)),
-        Fact("time", _seconds(reached.progress.seconds), f"{_seconds(episodes.seconds.mean)} an episode"),
+        Fact("time", _seconds(progress(run).seconds), f"{_seconds(episodes.seconds.mean)} an episode"),
     ]
 
 
@@ -225,28 +224,17 @@ def _against_compute(episodes: Result, comparisons: Sequence[Comparison]) -> str
     """Times that of the first run it is compared with."""
     for found in comparisons:
         if found.result is not None:
-            return f"{notation.factor(episodes.flops.mean, found.result.flops.mean)} that of {found.run.row.name}"
+            factor = notation.factor(episodes.flops.mean, found.result.flops.mean)
+            return f"{factor} that of {found.run.row.name}"
     return "training and measuring"
 
 
 # --- numbers in sentences -------------------------------------------------------------------------
 
 
-def margin(value: Estimate) -> float | None:
-    """Half of the 95 % interval; None for a single value."""
-    return None if math.isnan(value.half_width) else value.half_width
-
-
-def score_text(value: Estimate) -> str:
-    """A mean score with its interval, where it has one."""
-    spread = margin(value)
-    shown = notation.points(value.mean)
-    return shown if spread is None else f"{shown} ± {notation.points(spread)}"
-
-
 def gain_text(value: Estimate) -> str:
     """A mean difference with its interval, where it has one."""
-    return notation.gain_with_error(value.mean, margin(value))
+    return notation.gain_with_error(value.mean, value.margin)
 
 
 def over(lead: float, spread: float | None = None) -> str:
@@ -271,5 +259,5 @@ def _seconds(value: float | None) -> str:
     return notation.duration(1000 * value)
 
 
-def _counted(number: int, one: str, many: str) -> str:
-    return f"one {one}" if number == 1 else f"{number:,} {many}"
+def _counted(number: int, thing: str) -> str:
+    return f"one {thing}" if number == 1 else f"{number:,} {thing}s"

@@ -1,4 +1,4 @@
-"""What became of every seed of one host episode, gathered from its transition and seed rows."""
+"""What became of every seed of one episode, gathered from its transition and seed rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def seed_histories(
 
 
 def _same_episode(row: EnvRow, episode: EnvRow) -> bool:
-    return (row.env, row.episode) == (episode.env, episode.episode)
+    return (row.env, row.episode, row.attempt) == (episode.env, episode.episode, episode.attempt)
 
 
 def _seed_history(

@@ -1,7 +1,7 @@
-"""What a run came to, in numbers: where it stands, its scores and their cost, and what other runs came to.
+"""What a run came to, in numbers: how far it is, its scores and their cost, and what other runs came to.
 
-A run is judged by its finished episodes; a training by those of its last iteration that lasted, since the policy
-that led them is the one it arrived at, and the iteration's own row counts no others.
+The result of a run is the mean of its finished episodes; that of a training, of the episodes of its last
+iteration that reached their horizon: the policy that led them is the one it arrived at.
 """
 
 from __future__ import annotations
@@ -9,29 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from esper.karn.questions.episodes import LAST_ITERATION, LASTED, EpisodeKey, is_training, judged
-from esper.karn.questions.progress import Progress, progress
+from esper.karn.questions.episodes import LAST_ITERATION, LASTED, EpisodeKey, final_episodes
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
 from esper.karn.summary import total_flops
 from esper.leyline.events import EpisodeRow, UpdateRow
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a run is, or where it ended; None is unknown, or does not apply."""
-
-    progress: Progress
-    iterations: int | None
-    """Iterations that are done; None where nothing is trained."""
-    episodes: int
-    """Finished ones."""
-    planned_episodes: int | None
-    episode: EpisodeKey | None
-    """The episode that is not finished, if rows of one are known."""
-    epoch: int | None
-    """Its finished epochs."""
-    horizon: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +50,6 @@ class Comparison:
     """Another run, and the differences of episodes that both led from the same random streams."""
 
     run: Run
-    standing: Standing
     result: Result | None
     """None: it has no finished episode."""
     pairs: int
@@ -79,31 +60,9 @@ class Comparison:
     """Why there are no pairs."""
 
 
-def standing(run: Run) -> Standing:
-    """Where the run is, from its rows."""
-    ((episodes,),) = run.sql("SELECT count(*) FROM episode").fetchall()
-    going = run.sql(
-        """
-        SELECT env, episode, max(epoch) FROM epoch ANTI JOIN episode USING (env, episode)
-        GROUP BY env, episode ORDER BY episode DESC, env LIMIT 1
-        """
-    ).fetchall()
-    reached, trained = progress(run), is_training(run)
-    planned = run.row.config.get("episodes")
-    return Standing(
-        progress=reached,
-        iterations=reached.done if trained else None,
-        episodes=episodes,
-        planned_episodes=planned if isinstance(planned, int) and not trained else None,
-        episode=EpisodeKey(going[0][0], going[0][1]) if going else None,
-        epoch=going[0][2] if going else None,
-        horizon=run.row.horizon,
-    )
-
-
-def judged_episodes(run: Run) -> list[EpisodeRow]:
-    """Those that say what a run came to."""
-    return run.rows(EpisodeRow, judged(run))
+def final_rows(run: Run) -> list[EpisodeRow]:
+    """The episodes whose means are the run's result."""
+    return run.rows(EpisodeRow, final_episodes(run))
 
 
 def episodes_of_iteration(run: Run, number: int) -> list[EpisodeRow]:
@@ -154,23 +113,26 @@ def best_evaluation(run: Run) -> Evaluation | None:
 
 def compare(run: Run, other: Run) -> Comparison:
     """The run against another one; episodes are paired where both began them alike."""
-    ours, theirs = judged_episodes(run), judged_episodes(other)
+    ours, theirs = final_rows(run), final_rows(other)
     unpaired = _difference_of_origin(run, other)
-    control = {EpisodeKey(row.env, row.episode): row for row in theirs}
-    pairs = [(row, control[key]) for row in ours if (key := EpisodeKey(row.env, row.episode)) in control]
+    control = {_key(row): row for row in theirs}
+    pairs = [(row, control[key]) for row in ours if (key := _key(row)) in control]
     if unpaired is not None:
         pairs = []
     elif not pairs:
         unpaired = "they have no finished episode in common"
     return Comparison(
         run=other,
-        standing=standing(other),
         result=result(theirs),
         pairs=len(pairs),
         val_score=estimate([a.val_score - b.val_score for a, b in pairs]) if pairs else None,
         test_score=estimate([a.test_score - b.test_score for a, b in pairs]) if pairs else None,
         unpaired=unpaired,
     )
+
+
+def _key(row: EpisodeRow) -> EpisodeKey:
+    return EpisodeKey(row.env, row.episode, row.attempt)
 
 
 def _difference_of_origin(run: Run, other: Run) -> str | None:
@@ -180,7 +142,6 @@ def _difference_of_origin(run: Run, other: Run) -> str | None:
         ("data", run.row.data_hash[:8], other.row.data_hash[:8]),
         ("rng seeds", run.row.rng_seed, other.row.rng_seed),
         ("horizons", run.row.horizon, other.row.horizon),
-        ("siblings", run.row.config.get("siblings", 1), other.row.config.get("siblings", 1)),
     )
     for name, ours, theirs in origins:
         if ours != theirs:

@@ -10,13 +10,13 @@ from typing import Literal, NamedTuple, TypeVar
 import duckdb
 import msgspec
 
-from esper.karn.answer import Answer, Limits
-from esper.karn.sandbox import ask
-from esper.karn.tables import QueryError, Tables, check_statement, sentence_of, views_named_in
+from esper.karn.line_copies import sentence_of
+from esper.karn.tables import QueryError, Tables, check_statement, views_named_in
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import UNREADABLE, EsperError, UnknownNameError
 from esper.leyline.events import Row, RunRow
-from esper.leyline.run_files import TELEMETRY, is_being_written
+from esper.leyline.lock import is_being_written
+from esper.leyline.run_files import TELEMETRY
 
 R = TypeVar("R", bound=Row)
 State = Literal["running", "finished", "stopped"]
@@ -104,14 +104,6 @@ class Run:
             return connection.sql(query, params=list(parameters))
         except duckdb.Error as error:
             raise QueryError(f"the query cannot be answered: {sentence_of(error)}") from None
-
-    def untrusted(self, query: str, *, max_rows: int, max_bytes: int, seconds: float, memory: int) -> Answer:
-        """The answer to a query of whoever asks, from any thread; ``memory`` in MB, ``max_bytes`` as JSON.
-
-        It is worked out by a process of its own, which sees the run's telemetry and no other file.
-        """
-        limits = Limits(max_rows=max_rows, max_bytes=max_bytes, seconds=seconds, memory=memory)
-        return ask(self.path, query, limits)
 
     def table(self, name: str) -> duckdb.DuckDBPyRelation:
         """A whole table, or the view ``decisions``."""

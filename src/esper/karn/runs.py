@@ -12,30 +12,25 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from esper.karn.run import Progress, Run, State, open_run
+from esper.karn import notation
+from esper.karn.questions.overview import Overview, overview
+from esper.karn.questions.progress import done_text
+from esper.karn.run import State, open_run
 from esper.leyline.errors import EsperError
 from esper.leyline.events import RunRow
 from esper.leyline.run_files import TELEMETRY
 
-UNKNOWN = "–"
-
 
 @dataclass(frozen=True, slots=True)
-class Overview:
-    """One run in a list; None is unknown."""
+class ListedRun:
+    """One run in a list."""
 
     path: str
     state: State | Literal["damaged"]
+    overview: Overview | None = None
+    """None: it has not written its own row yet, or cannot be read."""
     problem: str | None = None
     """Why it is damaged."""
-    task: str | None = None
-    controller: str | None = None
-    rng_seed: int | None = None
-    started: str | None = None
-    progress: Progress | None = None
-    best_score: float | None = None
-    last_score: float | None = None
-    params: float | None = None
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -49,93 +44,52 @@ def find_runs(folder: Path) -> Iterator[Path]:
             yield Path(parent)
 
 
-def overview(path: Path) -> Overview:
+def listed(path: Path) -> ListedRun:
     """One run; what cannot be read is part of the answer."""
     try:
-        return _overview(open_run(path))
+        run = open_run(path)
+        if not run.rows(RunRow):
+            return ListedRun(str(path), run.state)
+        found = overview(run)
     except (EsperError, OSError) as error:
-        return Overview(str(path), "damaged", problem=str(error))
+        return ListedRun(str(path), "damaged", problem=str(error))
+    return ListedRun(str(path), found.progress.state, found)
 
 
-def _overview(run: Run) -> Overview:
-    if not run.rows(RunRow):
-        return Overview(str(run.path), run.state)
-    row, progress = run.row, run.progress
-    table, key = ("update", "iteration") if progress.unit == "iterations" else ("episode", "t")
-    if table == "episode" and not progress.done:
-        table, key = "epoch", "t"  # the first episode is under way
-    ((best, last, params),) = run.sql(
-        f"SELECT max(val_score), arg_max(val_score, {key}), arg_max(params, {key}) FROM {table}"
-    ).fetchall()
-    return Overview(
-        path=str(run.path),
-        state=run.state,
-        task=row.task,
-        controller=row.controller,
-        rng_seed=row.rng_seed,
-        started=row.started,
-        progress=progress,
-        best_score=best,
-        last_score=last,
-        params=params,
-    )
-
-
-def table_of(overviews: Sequence[Overview]) -> Table:
+def table_of(runs: Sequence[ListedRun]) -> Table:
     """The list as people read it."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    right = {"rng seed", "best", "last", "params", "done"}
-    for heading in (
-        "run",
-        "task",
-        "controller",
-        "rng seed",
-        "best",
-        "last",
-        "params",
-        "done",
-        "state",
-        "started",
-    ):
-        table.add_column(heading, justify="right" if heading in right else "left", no_wrap=True)
-    for run in overviews:
-        table.add_row(*(Text(UNKNOWN if cell is None else cell) for cell in _cells(run)))
+    for heading in ("run", "task", "controller"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("rng seed", "score", "twin", "params", "done"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for heading in ("state", "started"):
+        table.add_column(heading, no_wrap=True)
+    for run in runs:
+        table.add_row(*map(Text, _cells(run)))
     return table
 
 
-def _cells(run: Overview) -> Iterator[str | None]:
-    yield run.path
-    yield run.task
-    yield run.controller
-    yield None if run.rng_seed is None else str(run.rng_seed)
-    yield None if run.best_score is None else f"{run.best_score:.1f}"
-    yield None if run.last_score is None else f"{run.last_score:.1f}"
-    yield None if run.params is None else f"{run.params:,.0f}"
-    yield None if run.progress is None else _done(run.progress)
-    yield run.state
-    yield None if run.started is None else run.started[:16].replace("T", " ")
+def _cells(run: ListedRun) -> list[str]:
+    found = run.overview
+    if found is None:
+        return [run.path, *[notation.UNKNOWN] * 7, run.state, notation.UNKNOWN]
+    row = found.row
+    scores = [notation.points(found.score), notation.points(found.twin), notation.count(found.params)]
+    place = [done_text(found.progress), run.state, row.started[:16].replace("T", " ")]
+    return [run.path, row.task, row.controller, str(row.rng_seed), *scores, *place]
 
 
-def _done(progress: Progress) -> str:
-    planned = UNKNOWN if progress.planned is None else str(progress.planned)
-    return f"{progress.done}/{planned} {progress.unit}"
-
-
-def as_json(run: Overview) -> dict[str, Any]:
+def as_json(run: ListedRun) -> dict[str, Any]:
     """The same for machines."""
-    progress = run.progress
+    known = {"path": run.path, "state": run.state, "problem": run.problem}
+    found = run.overview
+    if found is None:
+        return known
     return {
-        "path": run.path,
-        "state": run.state,
-        "problem": run.problem,
-        "task": run.task,
-        "controller": run.controller,
-        "rng_seed": run.rng_seed,
-        "started": run.started,
-        "unit": None if progress is None else progress.unit,
-        "done": None if progress is None else progress.done,
-        "planned": None if progress is None else progress.planned,
-        "best_score": run.best_score,
-        "last_score": run.last_score,
-        "params": run.params,
+        **known,
+        **{name: getattr(found.row, name) for name in ("task", "controller", "rng_seed", "started")},
+        **{name: getattr(found.progress, name) for name in ("unit", "done", "total")},
+        **{name: getattr(found.progress, name) for name in ("seconds_left", "steps_per_second")},
+        **{name: getattr(found, name) for name in ("score", "twin", "params")},
     }

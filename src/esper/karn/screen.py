@@ -1,85 +1,200 @@
-"""A run or a training as one terminal screen: state in, text out, with nothing drawn from anywhere else.
+"""A run or a training as one screen of a terminal: answers to questions in, rich's tables and texts out.
 
-Sections stand in the order of the questions they answer. A wide screen has two columns of them. Colour
-means stage or severity only; a number inside its band is dim, outside bright with the limit beside it.
+In this order: alive and how far, does growth pay, is the policy healthy, what is wrong, what does the network
+look like. Colour means stage or severity only. A number inside its band is dim, outside bright with the limit
+beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
-from esper.karn.following import Following
-from esper.karn.sections import episode, episodes, lanes, policy, progress
-from esper.karn.sections.frame import alerts, header
-from esper.karn.sections.layout import GAP, Section, beside, stack
-from esper.leyline.events import RunRow
+from esper.karn import notation
+from esper.karn.lines import finding, op_label
+from esper.karn.palette import LOOKS, SEVERITIES
+from esper.karn.questions.alerts import AlertEntry
+from esper.karn.questions.choices import choices
+from esper.karn.questions.episodes import EpisodeKey, default_episode, episode_name, is_training
+from esper.karn.questions.heads import heads
+from esper.karn.questions.health import health
+from esper.karn.questions.improvement import improvement
+from esper.karn.questions.lanes import Lane, Lanes, lanes
+from esper.karn.questions.overview import Overview, overview
+from esper.karn.questions.progress import Progress, progress_line
+from esper.karn.run import Run
+from esper.leyline.stages import Stage
 
-TWO_COLUMNS: Final = 160
-"""From so many columns on sections stand side by side."""
-OF_POLICY: Final = 80
-"""Columns for what decides in a run."""
-
-Columns = tuple[Sequence[Section], Sequence[Section], Sequence[Section]]
-"""Sections of the left column, of the right one, and those that may stand below the left ones."""
-
-
-def render(state: Following, width: int, height: int) -> Text:
-    """The screen, at most ``width`` columns wide and ``height`` lines high."""
-    lines = [header(state, width)]
-    if state.run is not None:
-        lines += _body(state, state.run, width, height - 1)
-    for line in lines:
-        line.truncate(width, overflow="ellipsis")
-    return Text("\n").join(lines[:height])
+MOST_ALERTS: Final = 4
+LABEL: Final = 8
+"""Columns of the name of a section."""
+BESIDE_COURSES: Final = 50
+"""Columns of what stands beside the course of a score."""
+BESIDE_LANES: Final = 58
 
 
-def _body(state: Following, run: RunRow, width: int, height: int) -> list[Text]:
-    wrong = alerts(state, width)
-    if width < TWO_COLUMNS:
-        left, right, below = _sections(state, run, width, width)
-        return stack([*left, *right, *below, wrong], height)
-    # A run has more to say of its slots, a training of its policy.
-    column = width - GAP - OF_POLICY if run.iterations is None else (width - GAP) // 2
-    left, right, below = _sections(state, run, column, width - GAP - column)
-    room = max(height - wrong.least - 1, 0)
-    both = beside(stack([*left, *below], room), stack(right, room), column)
-    return [*both, Text(), *stack([wrong], height - len(both) - 1)]
+def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
+    """All sections; of a training, slots of its best episode or of the last one of environment ``env``."""
+    found = overview(run)
+    columns = max(width - BESIDE_COURSES, 1)
+    scores = _scores(found, columns)
+    sections: list[RenderableType] = [_head(found.progress), scores]
+    chosen = default_episode(run)
+    if is_training(run):
+        _add_returns(scores, run, columns)
+        sections += _policy(run)
+        chosen = chosen if env is None else EpisodeKey(env, max(found.progress.done - 1, 0))
+    sections.append(_alerts(found))
+    shown = None if chosen is None else lanes(run, chosen)
+    if shown is not None:
+        sections += [_title(shown, trained=is_training(run)), _slots(shown, max(width - BESIDE_LANES, 1))]
+    return Group(*sections)
 
 
-def _sections(state: Following, run: RunRow, left: int, right: int) -> Columns:
-    """All sections, for a left column and a right one of so many columns."""
-    return (
-        _of_run(state, run, left, right) if run.iterations is None else _of_training(state, run, left, right)
-    )
+def _head(found: Progress) -> Table:
+    table = Table.grid(expand=True)
+    table.add_row(Text(progress_line(found), style="bold"))
+    if found.total is not None:
+        table.add_row(ProgressBar(total=found.total, completed=found.done))
+    return table
 
 
-def _of_run(state: Following, run: RunRow, left: int, right: int) -> Columns:
-    shown = state.episode
-    return (
-        [episode.scores(run, shown, left), lanes.slots(run, shown, left)],
-        [
-            episode.policy_outputs(run, shown, right),
-            episode.ops(run, shown, right),
-            episode.events(run, shown),
-            episode.phases(shown, right),
+def _scores(found: Overview, columns: int) -> Table:
+    """Name, value, what is to be said of it, course."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, width=LABEL - 2)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    span = notation.shared_scale([*found.scores, *found.twins])
+    best = max((score for score in found.scores if score is not None), default=None)
+    scores, twins = (notation.trend(course, columns, *span) for course in (found.scores, found.twins))
+    table.add_row("score", notation.points(found.score), f"best {notation.points(best)}", scores)
+    lead = f"lead {notation.gain(found.lead)}"
+    table.add_row("twin", notation.points(found.twin), lead, Text(twins, "dim"))
+    host = found.row.host_params
+    growth = f"{notation.factor(found.params, host)} the host's {notation.count(host)}"
+    table.add_row("params", notation.count(found.params), growth)
+    return table
+
+
+def _add_returns(table: Table, run: Run, columns: int) -> None:
+    """What a policy was rewarded, and what its argmax scores."""
+    improved = improvement(run)
+    if improved is None:
+        return
+    last = improved.points[-1]
+    quartiles = f"quartiles {notation.gain(last.quarter, 2)} to {notation.gain(last.three_quarters, 2)}"
+    returns = notation.trend([point.median for point in improved.points], columns)
+    table.add_row("return", notation.gain(last.median, 2), quartiles, returns)
+    evaluated = [point.evaluation_score for point in improved.points if point.evaluation_score is not None]
+    if evaluated:
+        best, course = notation.points(max(evaluated)), notation.trend(evaluated, columns)
+        table.add_row("argmax", notation.points(evaluated[-1]), f"best {best}", course)
+
+
+def _labelled(label: str, content: RenderableType) -> Table:
+    table = Table.grid()
+    table.add_column(width=LABEL)
+    table.add_column()
+    table.add_row(label, content)
+    return table
+
+
+def _policy(run: Run) -> list[RenderableType]:
+    """Is PPO healthy, is a head dead, what is chosen: each by its last point."""
+    healthy, entropies, chosen = health(run), heads(run), choices(run)
+    if healthy is None or entropies is None or chosen is None:
+        return []
+    metrics = [metric for metric in healthy.metrics if metric.low is not None or metric.high is not None]
+    point = chosen.points[-1]
+    cells = {
+        "policy": [_reading(m.name.replace("_", " "), m.values[-1], m.low, m.high) for m in metrics],
+        "entropy": [
+            _reading(name, course[-1], entropies.low)
+            for name, course in zip(entropies.names, entropies.entropy, strict=True)
         ],
-        [episode.course(run, shown, left)],
-    )
-
-
-def _of_training(state: Following, run: RunRow, left: int, right: int) -> Columns:
-    shown = state.episode
-    return (
-        [progress.progress(state, run, left), lanes.slots(run, shown, left, episodes.episode_title(state))],
-        [
-            policy.policy(state, right),
-            policy.entropies(state, run, right),
-            policy.ops(state, run, right),
-            policy.rewards(state, right),
-            episodes.phases(state, right),
+        "ops": [
+            Text(f"{op_label(name)} {notation.share(point.share(op.chosen))}")
+            for name, op in zip(chosen.ops, point.ops, strict=True)
         ],
-        [episodes.episodes(state, run, left), episode.events(run, shown), progress.fan(state, left)],
-    )
+    }
+    return [_labelled(label, Columns(texts, padding=(0, 2))) for label, texts in cells.items()]
+
+
+def _reading(name: str, value: float | None, low: float | None, high: float | None = None) -> Text:
+    """A number with its name, and the limit it is beyond if it is."""
+    limit = ""
+    if value is not None and low is not None and value < low:
+        limit = f" <{low:g}"
+    elif value is not None and high is not None and value > high:
+        limit = f" >{high:g}"
+    return Text(f"{name} {notation.significant(value)}{limit}", style="bold" if limit else "dim")
+
+
+def _alerts(found: Overview) -> RenderableType:
+    """Those that are open."""
+    lines = [_alert(entry, found.progress.unit) for entry in found.alerts[:MOST_ALERTS]]
+    more = len(found.alerts) - len(lines)
+    if more or not lines:
+        lines.append(Text(f"and {more} more" if more else "none open", style="dim"))
+    return _labelled("alerts", Group(*lines))
+
+
+def _alert(entry: AlertEntry, unit: str) -> Text:
+    look = SEVERITIES[entry.severity]
+    times = f", {entry.times} times" if entry.times > 1 else ""
+    facts = f"{entry.scope}  {finding(entry.value, entry.limit)}  {unit} {entry.since}{times}  {entry.hint}"
+    rule = (f"{look.glyph} {entry.rule}  ", look.colour)
+    return Text.assemble(rule, facts, no_wrap=True, overflow="ellipsis")
+
+
+def _title(shown: Lanes, *, trained: bool) -> Text:
+    """Which episode the slots are of, and how it does."""
+    last = shown.scores[-1] if shown.scores else None
+    score, twin = (None, None) if last is None else (last.score, last.twin)
+    name = episode_name(shown.episode, trained=trained)
+    scores = f"score {notation.points(score)}, twin {notation.points(twin)}"
+    return Text(f"{'slots':<{LABEL}}{name}: {scores}", no_wrap=True, overflow="ellipsis")
+
+
+def _slots(shown: Lanes, columns: int) -> Table:
+    """One line per slot: its stages over the epochs, and the seed in it."""
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("slot", no_wrap=True, min_width=LABEL - 1)
+    for heading in (f"epoch {shown.epoch}/{shown.horizon}", "stage", "seed"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("alpha", "contribution", "params"):
+        table.add_column(heading, no_wrap=True, justify="right")
+    for lane in shown.lanes:
+        cells = [notation.UNKNOWN] * 4
+        if lane.seeds and (seed := lane.seeds[-1]).fate in ("alive", "fossilized"):
+            contribution = notation.gain_with_error(seed.contribution, seed.contribution_error)
+            cells = [
+                seed.blueprint,
+                notation.points(lane.alpha, 2),
+                contribution,
+                notation.count(seed.params),
+            ]
+        stage = Text(lane.stage.name.lower(), style=LOOKS[lane.stage].colour)
+        table.add_row(lane.slot, _lane(lane, shown, columns), stage, *cells)
+    return table
+
+
+def _lane(lane: Lane, shown: Lanes, columns: int) -> Text:
+    """A glyph per epoch; where several share a column, the last of them, or a prune among them."""
+    stages = [Stage.DORMANT] * shown.epoch
+    for span in lane.spans:
+        stages[span.start : span.end] = [span.stage] * (span.end - span.start)
+    for mark in lane.marks:
+        if mark.stage is Stage.PRUNED and mark.epoch:
+            stages[mark.epoch - 1] = Stage.PRUNED
+    step = -(-shown.horizon // columns)
+    shared = (stages[start : start + step] for start in range(0, len(stages), step))
+    looks = [LOOKS[Stage.PRUNED if Stage.PRUNED in some else some[-1]] for some in shared]
+    return Text.assemble(*((look.glyph, look.colour) for look in looks))

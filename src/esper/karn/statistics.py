@@ -24,15 +24,17 @@ class Estimate(NamedTuple):
     """How many values it rests on."""
 
     @property
-    def low(self) -> float:
-        return self.mean - self.half_width
+    def margin(self) -> float | None:
+        """The half-width where it is known."""
+        return None if math.isnan(self.half_width) else self.half_width
 
     @property
-    def high(self) -> float:
-        return self.mean + self.half_width
+    def interval(self) -> tuple[float, float]:
+        """Its ends, both the mean for a single value."""
+        return self.mean - (self.margin or 0.0), self.mean + (self.margin or 0.0)
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f} ± {self.half_width:.1f}"
+        return f"{self.mean:.1f}" + ("" if self.margin is None else f" ± {self.margin:.1f}")
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -1,43 +1,34 @@
-"""A run's telemetry as tables in DuckDB: one view per table over all its parts, read while it is written.
+"""A run's telemetry as tables in DuckDB: one view per table, read while it is written.
 
-Closed parts are scanned where they lie, as Parquet. What is still JSON lines is copied into memory when a
-query names its table, up to the last whole line, so that no query meets a line that is being written or a
-file that is about to go. Of a training that was killed, what its journals hold of the iteration in progress
-stands at the end of each table. The database reads the run's own telemetry and nothing else, and writes
-nothing.
+Parquet is scanned where it lies. What is still JSON lines is copied into memory, up to the last whole line,
+so that no query meets a line that is being written or a file that is about to go. Of a training that was
+killed, the rows of the iteration in progress stand at the end of each table. The database reads the run's
+own telemetry and nothing else, and writes nothing.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from collections.abc import Collection, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
 import duckdb
-import msgspec
 
-from esper.karn.left_behind import LeftBehind, left_behind, lines_of
+from esper.karn.line_copies import LineCopies, quoted, sentence_of
 from esper.leyline.columns import COLUMNS
-from esper.leyline.errors import UNREADABLE, EsperError, UnknownNameError
+from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import SCHEMA_VERSION, TABLES
 from esper.leyline.factored_actions import HEAD_NAMES
-from esper.leyline.run_files import list_parts
+from esper.leyline.lock import is_being_written
+from esper.leyline.run_files import check_layout, old_run_error, row_files
 
 DECISIONS: Final = "decisions"
 """The table of decisions with names in the place of indices."""
 VIEWS: Final = (*TABLES, DECISIONS)
 """What a query may name."""
-CHUNK_BYTES: Final = 4_000_000
-"""JSON lines handed to the database at once."""
 LOOKS: Final = 100
-"""How often in a row a part may turn into Parquet between being listed and being read."""
-
-Stamp = tuple[int, int, int]
-"""What changes with a file's content: its inode, its bytes, the time of its last change."""
+"""How often in a row lines may turn into Parquet between being listed and being read."""
 
 
 class QueryError(EsperError):
@@ -72,8 +63,7 @@ class Tables:
         """``memory`` is in MB; without limits the database takes what the machine has."""
         self._telemetry = telemetry.resolve()
         self._connection = _locked_database(self._telemetry, memory, threads)
-        self._stamps: dict[tuple[str, str], tuple[object, ...]] = {}
-        """Of the JSON lines that were copied, by the table and the name of the copy."""
+        self._lines = LineCopies(self._connection)
         self._definitions: dict[str, str] = {}
         """The text of every view."""
         self._check_version()
@@ -85,8 +75,9 @@ class Tables:
                 raise UnknownNameError("table", name, VIEWS)
         if DECISIONS in names:
             names = ["run", "decision", *names]
+        folders = self._look()
         for name in dict.fromkeys(names):
-            self._refresh(name)
+            self._define(name, _decisions_view() if name == DECISIONS else self._view_of(name, folders))
         return self._connection
 
     def ready_for(self, query: str) -> duckdb.DuckDBPyConnection:
@@ -94,95 +85,40 @@ class Tables:
         return self.current(views_named_in(query) or VIEWS)
 
     def _check_version(self) -> None:
+        check_layout(self._telemetry)
         for (version,) in self.current(["run"]).execute("SELECT schema_version FROM run").fetchall():
             if version != SCHEMA_VERSION:
-                raise EsperError(
-                    f"'{self._telemetry.parent}' was written with version {version} of the tables;"
-                    f" this version of esper reads {SCHEMA_VERSION}"
-                )
+                raise old_run_error(self._telemetry.parent, version)
 
-    def _refresh(self, name: str) -> None:
-        definition = _decisions_view() if name == DECISIONS else self._view_of(name)
-        if self._definitions.get(name) != definition:
-            try:
-                self._connection.execute(f"CREATE OR REPLACE VIEW {_quoted(name)} AS {definition}")
-            except duckdb.Error as error:
-                raise EsperError(f"table '{name}' cannot be read: {sentence_of(error)}") from None
-            self._definitions[name] = definition
-
-    def _view_of(self, table: str) -> str:
+    def _look(self) -> list[Path]:
+        """Read the lines that are there now; the folders of Parquet before them."""
         for _ in range(LOOKS):
             try:
-                left = left_behind(self._telemetry)
-                sources = list(self._sources(table, list_parts(self._telemetry / table), left))
+                is_over = not is_being_written(self._telemetry)
+                found = row_files(self._telemetry)
+                unfinished = [path for span in found.unfinished for path in sorted(span.path.glob("*.jsonl"))]
+                self._lines.read([*(span.path for span in found.lines), *(unfinished if is_over else [])])
             except FileNotFoundError:
                 continue  # it has become Parquet
             except OSError as error:
                 raise EsperError(f"'{error.filename}' cannot be read: {error.strerror}") from None
-            self._forget_copies(table, sources)
-            return " UNION ALL ".join(f"SELECT {_names(table)} FROM {source}" for source in sources)
-        raise EsperError(f"the parts in '{self._telemetry / table}' come and go; try again")
+            return [span.path for span in found.parquet]
+        raise EsperError(f"the files in '{self._telemetry}' come and go; try again")
 
-    def _sources(self, table: str, parts: dict[int, Path], left: LeftBehind) -> Iterator[str]:
-        """What the view reads, in the order of the parts; nothing else than an empty table at first."""
-        if not parts:
-            yield f"(SELECT {_empty_row(table)} WHERE false)"
-        size = left.sizes.get(table)
-        for kind, group in groupby(parts.items(), key=lambda item: item[1].suffix):
-            if kind == ".parquet":
-                files = ", ".join(_text(str(path)) for _, path in group)
-                yield f"read_parquet([{files}])"
-            else:
-                for number, path in group:
-                    counted = size.bytes if size is not None and size.part == number else None
-                    yield self._copy(table, f"{number:05d}", path, counted)
-        if left.journals:
-            yield self._copy_journals(table, left.journals)
+    def _view_of(self, table: str, folders: Sequence[Path]) -> str:
+        sources = [self._lines.table(table)]
+        files = [path for folder in folders if (path := folder / f"{table}.parquet").exists()]
+        if files:
+            sources.insert(0, f"read_parquet([{', '.join(_text(str(path)) for path in files)}])")
+        return " UNION ALL ".join(f"SELECT {_names(table)} FROM {source}" for source in sources)
 
-    def _copy(self, table: str, name: str, part: Path, counted: int | None) -> str:
-        """The whole lines of a part as a table in memory, up to so many bytes; where it stands."""
-        with part.open("rb") as file:
-            stamp = (*_stamp(file.fileno()), counted)
-            if self._stamps.get((table, name)) != stamp:
-                self._fill(table, name, part, file.read() if counted is None else file.read(counted))
-                self._stamps[table, name] = stamp
-        return _place(table, name)
-
-    def _copy_journals(self, table: str, journals: Sequence[Path]) -> str:
-        """All rows of a table in the journals as a table in memory; where it stands."""
-        name = "journals"
-        stamp = tuple(_stamp(journal) for journal in journals)
-        if self._stamps.get((table, name)) != stamp:
-            self._fill(table, name, journals[0].parent, lines_of(table, journals))
-            self._stamps[table, name] = stamp
-        return _place(table, name)
-
-    def _fill(self, table: str, name: str, origin: Path, content: bytes) -> None:
-        place = _place(table, name)
-        self._stamps.pop((table, name), None)
-        self._connection.execute(f"CREATE OR REPLACE TABLE {place} ({_declarations(table)})")
-        insertion = (
-            f"INSERT INTO {place} SELECT unnest(from_json_strict(line, {_structure(table)}))"
-            " FROM (SELECT unnest(string_split(?, chr(10))) AS line)"
-        )
-        try:
-            for chunk in _chunks_of_lines(content):
-                self._connection.execute(insertion, [chunk.decode()])
-        except (duckdb.Error, UnicodeDecodeError) as error:
-            raise EsperError(_what_is_wrong(origin, table, content, error)) from None
-
-    def _forget_copies(self, table: str, sources: Collection[str]) -> None:
-        """Drop the copies of what is Parquet by now, or was cut off."""
-        own = [key for key in self._stamps if key[0] == table]
-        for key in own:
-            if _place(*key) not in sources:
-                self._connection.execute(f"DROP TABLE {_place(*key)}")
-                del self._stamps[key]
-
-
-def _stamp(file: int | Path) -> Stamp:
-    status = os.stat(file)
-    return (status.st_ino, status.st_size, status.st_mtime_ns)
+    def _define(self, name: str, definition: str) -> None:
+        if self._definitions.get(name) != definition:
+            try:
+                self._connection.execute(f"CREATE OR REPLACE VIEW {quoted(name)} AS {definition}")
+            except duckdb.Error as error:
+                raise EsperError(f"table '{name}' cannot be read: {sentence_of(error)}") from None
+            self._definitions[name] = definition
 
 
 # --- the database ---------------------------------------------------------------------------------
@@ -202,47 +138,13 @@ def _locked_database(telemetry: Path, memory: int | None, threads: int | None) -
     if threads is not None:
         settings["threads"] = threads
     connection = duckdb.connect(":memory:", config=settings)
-    connection.execute("CREATE SCHEMA parts")
     connection.execute(f"SET allowed_directories = [{_text(f'{telemetry}/')}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
 
 
-def _chunks_of_lines(content: bytes) -> Iterator[bytes]:
-    """The whole lines, many at a time; what follows the last newline is torn, or being written just now."""
-    start, end = 0, content.rfind(b"\n")
-    while start < end:
-        stop = content.find(b"\n", min(start + CHUNK_BYTES, end))
-        yield content[start:stop]
-        start = stop + 1
-
-
-def _what_is_wrong(part: Path, table: str, content: bytes, error: Exception) -> str:
-    decoder = msgspec.json.Decoder(TABLES[table])
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-        try:
-            decoder.decode(line)
-        except UNREADABLE as reason:
-            return f"{part}, line {number}, is not a row of this table: {reason}"
-    return f"{part} cannot be read: {sentence_of(error)}"
-
-
-def sentence_of(error: Exception) -> str:
-    """What a database's error says, without the picture of the place."""
-    return " ".join(str(error).partition("\n\nLINE ")[0].split())
-
-
 # --- pieces of SQL --------------------------------------------------------------------------------
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _place(table: str, name: str) -> str:
-    """Of a copy. Copies stand apart, so that a list of tables shows the views alone."""
-    return f"parts.{_quoted(f'{table}-{name}')}"
 
 
 def _text(value: str) -> str:
@@ -250,20 +152,7 @@ def _text(value: str) -> str:
 
 
 def _names(table: str) -> str:
-    return ", ".join(_quoted(column.name) for column in COLUMNS[table])
-
-
-def _declarations(table: str) -> str:
-    return ", ".join(f"{_quoted(column.name)} {column.sql_type}" for column in COLUMNS[table])
-
-
-def _empty_row(table: str) -> str:
-    return ", ".join(f"NULL::{column.sql_type} AS {_quoted(column.name)}" for column in COLUMNS[table])
-
-
-def _structure(table: str) -> str:
-    """The types of a row as ``from_json`` takes them."""
-    return _text(json.dumps({column.name: column.sql_type for column in COLUMNS[table]}))
+    return ", ".join(quoted(column.name) for column in COLUMNS[table])
 
 
 def _decisions_view() -> str:

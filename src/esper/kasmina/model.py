@@ -149,7 +149,7 @@ class MorphogeneticModel(nn.Module):
 
     @property
     def action_space(self) -> ActionSpace:
-        """What a decision maker may do with this model."""
+        """What a controller may do with this model."""
         topology, widths = self.host.topology, self.host.widths
         useful = [spec for spec in specs_for(topology) if any(map(spec.fits, widths))]
         return ActionSpace(

@@ -112,7 +112,7 @@ class SeedSlot(nn.Module):
         self.poisoned = False
         return h + (change - change.detach())
 
-    # --- what episodes here ----------------------------------------------------------------------
+    # --- the seed of this slot ----------------------------------------------------------------
 
     def germinate(self, blueprint: int, style: int, recipe: OptimiserRecipe, sample: Tensor) -> int:
         """Attach a new seed; returns its parameter count. ``sample`` is a batch of features of this slot.
@@ -217,7 +217,7 @@ class SeedSlot(nn.Module):
         return twin
 
     def become(self, other: SeedSlot) -> None:
-        """Take over everything that episodes in ``other``; it is left for the collector."""
+        """Take over everything of ``other``; it is left for the collector."""
         self.remove()
         self.seed, self.gate, self.operator = other.seed, other.gate, other.operator
         self.optimiser, self.stochastic = other.optimiser, other.stochastic

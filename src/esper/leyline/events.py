@@ -1,8 +1,9 @@
 """What happens in a run, as flat typed rows: the one vocabulary between engine, telemetry and views.
 
-Producers build a row and hand it to the sink they were given; the sink stamps the time. Lists are
-indexed by the names stored in the run's own row, so that more slots or heads never change a type.
-``None`` means unknown and is never replaced by 0.
+Rows are values: producers build one with all it says and hand it to the sink they were given; the writer
+adds the time, as it encodes the row, and nobody changes it. Lists are indexed by the names stored in the
+run's own row, so that more slots or heads never change a type. ``None`` means unknown and is never replaced
+by 0.
 """
 
 from __future__ import annotations
@@ -76,13 +77,13 @@ def known(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Row(msgspec.Struct, kw_only=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Common to all tables."""
 
     t: Annotated[float, Column("s", "Seconds since the run began, stamped by the writer.")] = 0.0
 
 
-class EnvRow(Row, kw_only=True):
+class EnvRow(Row, frozen=True, kw_only=True):
     """Common to what happens within an episode."""
 
     env: Annotated[int, Column("index", "Environment within the run.")]
@@ -94,7 +95,7 @@ class EnvRow(Row, kw_only=True):
     epoch: Annotated[int, Column("epoch", "Host epochs finished so far; 0 is the untrained host.")]
 
 
-class RunRow(Row, kw_only=True):
+class RunRow(Row, frozen=True, kw_only=True):
     """One per run: what was run, where, and the names that the other tables' indices refer to."""
 
     schema_version: Annotated[int, Column("version", "Raised when a column changes its meaning.")]
@@ -124,7 +125,7 @@ class RunRow(Row, kw_only=True):
     envs: Annotated[int, Column("count", "Environments side by side.")]
 
 
-class EpochRow(EnvRow, kw_only=True):
+class EpochRow(EnvRow, frozen=True, kw_only=True):
     """One per environment and epoch."""
 
     train_loss: Annotated[float | None, Column("nats", "Mean training loss over the epoch.")]
@@ -141,7 +142,7 @@ class EpochRow(EnvRow, kw_only=True):
     phase_ms: Annotated[dict[str, float], Column("ms", "Of which act, train, measure and the rest.")]
 
 
-class SeedRow(EnvRow, kw_only=True):
+class SeedRow(EnvRow, frozen=True, kw_only=True):
     """One per seed and epoch, from germination to removal."""
 
     slot: Annotated[int, Column("index", "Slot of the seed.")]
@@ -163,7 +164,7 @@ class SeedRow(EnvRow, kw_only=True):
     params: Annotated[int, Column("count", "Parameters of the seed.")]
 
 
-class TransitionRow(EnvRow, kw_only=True):
+class TransitionRow(EnvRow, frozen=True, kw_only=True):
     """One per stage change."""
 
     slot: Annotated[int, Column("index", "Slot of the seed.")]
@@ -180,7 +181,7 @@ class TransitionRow(EnvRow, kw_only=True):
     age: Annotated[int, Column("epoch", "Epochs since germination.")]
 
 
-class DecisionRow(EnvRow, kw_only=True):
+class DecisionRow(EnvRow, frozen=True, kw_only=True):
     """One per environment and step: what was chosen before the epoch, and whether it came about.
 
     What only a policy knows is null for every other controller, and rewards are known in trainings.
@@ -204,7 +205,7 @@ class DecisionRow(EnvRow, kw_only=True):
     )
 
 
-class CounterfactualRow(EnvRow, kw_only=True):
+class CounterfactualRow(EnvRow, frozen=True, kw_only=True):
     """One per on/off configuration that was scored."""
 
     on: Annotated[list[bool], Column("flags", "Which slots were on, in slot order.")]
@@ -212,7 +213,7 @@ class CounterfactualRow(EnvRow, kw_only=True):
     loss: Annotated[float, Column("nats", "Validation loss of this configuration.")]
 
 
-class AlertRow(Row, kw_only=True):
+class AlertRow(Row, frozen=True, kw_only=True):
     """One per rule that was raised, or cleared again, and per intervention of the governor."""
 
     rule: Annotated[str, Column("name", "What is wrong, by the name of its rule.")]
@@ -229,8 +230,8 @@ class AlertRow(Row, kw_only=True):
     iteration: Annotated[int | None, Column("iteration", "Iteration of a training; null: not of one.")] = None
 
 
-class EpisodeRow(EnvRow, kw_only=True):
-    """One per host episode, written after the horizon's commit."""
+class EpisodeRow(EnvRow, frozen=True, kw_only=True):
+    """One per episode, written after the horizon's commit."""
 
     val_score: Annotated[float, Column("score", "Validation score of the committed network.")]
     test_score: Annotated[float, Column("score", "Test score of the committed network, read once.")]
@@ -254,7 +255,7 @@ class EpisodeRow(EnvRow, kw_only=True):
     )
 
 
-class UpdateRow(Row, kw_only=True):
+class UpdateRow(Row, frozen=True, kw_only=True):
     """One per iteration of training: the episodes it collected and what the policy learned from them.
 
     A number that is not finite is null.
@@ -340,7 +341,7 @@ class UpdateRow(Row, kw_only=True):
     phase_ms: Annotated[dict[str, float], Column("ms", "Of which rollout, update and evaluation.")]
 
 
-class ResourceRow(Row, kw_only=True):
+class ResourceRow(Row, frozen=True, kw_only=True):
     """About every ten seconds."""
 
     rss_mb: Annotated[float, Column("MB", "Largest resident memory so far.")]

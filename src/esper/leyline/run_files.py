@@ -1,115 +1,146 @@
 """The files of a run's telemetry: what the writer leaves and every reader looks for.
 
-``DIR/telemetry/<table>/part-00000.jsonl, part-00001.jsonl, …``: rows in the order in which they came.
-A part that is closed becomes ``part-NNNNN.parquet``; while both are there they hold the same rows.
-The writer holds a lock on ``DIR/telemetry/writer.lock`` as long as it episodes.
+``rows-00007.jsonl``: the rows of iteration 7 of a training, all tables together and in order, each line a
+JSON object that begins with the name of its table; 0 has what precedes the first iteration. The file gets its
+name when the iteration is complete. A run that trains nothing appends to one file until that is full.
 
-A training writes its tables iteration by iteration. Until then the rows of an iteration stand in
-``DIR/telemetry/journals/iteration-NNNNN-env-NNNN.rows``, one file per shard of environments, each line the
-name of a table, a tab and a row. ``written.json`` beside them says which iterations the tables hold.
+``rows-00000-00007``: the rows of these numbers as Parquet, one file per table. While lines of a number within
+the range are there as well, they hold the same rows and do not count.
+
+``unfinished-00008``: lines of an iteration in progress, one file per shard of environments. They count when
+nobody writes the run any more, and the iteration was never completed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from esper.leyline.errors import UNREADABLE, EsperError
+from esper.leyline.errors import EsperError
+from esper.leyline.events import SCHEMA_VERSION, TABLES
 
 TELEMETRY: Final = "telemetry"
-LOCK_FILE: Final = "writer.lock"
-JOURNALS: Final = "journals"
-WRITTEN_FILE: Final = "written.json"
-PartKind = Literal["jsonl", "parquet"]
-_PART: Final = re.compile(r"part-([0-9]{5,})\.(jsonl|parquet)")
-_JOURNAL: Final = re.compile(r"iteration-([0-9]{5,})-env-[0-9]{4,}\.rows")
+UNFINISHED: Final = "unfinished-"
+_ROWS: Final = re.compile(r"rows-([0-9]{5,})(?:\.jsonl|-([0-9]{5,}))")
+_LINE: Final = re.compile(rb'\{"table":"(\w+)",')
+_UNFINISHED: Final = re.compile(UNFINISHED + r"([0-9]{5,})")
 
 
-class PartSize(NamedTuple):
-    """How far a table was written: the number of its open part, the bytes in it, the time of its last row."""
+class RowMark(NamedTuple):
+    """How far rows were written at a checkpoint: the last iteration that has its file, and the run's time."""
 
-    part: Annotated[int, msgspec.Meta(ge=0)]
-    bytes: Annotated[int, msgspec.Meta(ge=0)]
-    t: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-
-
-class Written(msgspec.Struct):
-    """How far the iterations of a training stand in the tables."""
-
-    iteration: Annotated[int, msgspec.Meta(ge=1)]
-    sizes: dict[str, PartSize] | None
-    """None: this iteration does, as all before. Else it is being added behind these sizes."""
+    iteration: Annotated[int, msgspec.Meta(ge=0)]
+    seconds: Annotated[float, msgspec.Meta(ge=0)]
 
 
-def part_path(folder: Path, number: int, kind: PartKind) -> Path:
-    """Where a part of the table in ``folder`` is found."""
-    return folder / f"part-{number:05d}.{kind}"
+class RowSpan(NamedTuple):
+    """A file of lines, or a folder of Parquet, with the numbers of what it holds."""
+
+    first: int
+    last: int
+    path: Path
+
+    @property
+    def is_lines(self) -> bool:
+        return self.path.suffix == ".jsonl"
 
 
-def part_files(folder: Path) -> list[tuple[int, Path]]:
-    """The files in the folder of a table with the numbers of their parts, in order; Parquet comes last."""
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    return sorted((int(match[1]), folder / name) for name in names if (match := _PART.fullmatch(name)))
+class RowFiles(NamedTuple):
+    """Everything that holds rows of a run, in order."""
+
+    spans: list[RowSpan]
+    unfinished: list[RowSpan]
+    """Folders of iterations that are not complete."""
+    superseded: list[RowSpan]
+    """What is there once more in another span."""
+
+    @property
+    def last(self) -> int:
+        """The highest number of which all rows are there; -1: none."""
+        return self.spans[-1].last if self.spans else -1
+
+    @property
+    def lines(self) -> list[RowSpan]:
+        return [span for span in self.spans if span.is_lines]
+
+    @property
+    def parquet(self) -> list[RowSpan]:
+        return [span for span in self.spans if not span.is_lines]
 
 
-def list_parts(folder: Path) -> dict[int, Path]:
-    """The parts of the table in ``folder`` by number, in order; Parquet where a part is there as both.
+def lines_path(telemetry: Path, number: int) -> Path:
+    """Where the rows of a number stand as JSON lines."""
+    return telemetry / f"rows-{number:05d}.jsonl"
 
-    While a writer works, one look may miss a part that turns into Parquet meanwhile; two equal ones do not.
+
+def parquet_path(telemetry: Path, first: int, last: int) -> Path:
+    """Where the rows of a range of numbers stand as Parquet."""
+    return telemetry / f"rows-{first:05d}-{last:05d}"
+
+
+def unfinished_path(telemetry: Path, number: int) -> Path:
+    """Where the rows of an iteration in progress stand."""
+    return telemetry / f"{UNFINISHED}{number:05d}"
+
+
+def row_files(telemetry: Path) -> RowFiles:
+    """What a run's telemetry holds.
+
+    While a writer works, one look may miss lines that turn into Parquet meanwhile; two equal ones do not.
     """
-    found = dict(part_files(folder))
-    while found != (again := dict(part_files(folder))):
-        found = again
-    if list(found) != list(range(len(found))):
-        missing = next(number for number in range(len(found)) if number not in found)
-        raise EsperError(f"'{folder}' is damaged: part {missing} is gone and later ones are there")
+    names = sorted(os.listdir(telemetry))
+    while names != (again := sorted(os.listdir(telemetry))):
+        names = again
+    found = RowFiles([], [], [])
+    # Of two that begin alike the longer range comes first, and Parquet before the lines it was made of.
+    for span in sorted(_spans(telemetry, names), key=lambda span: (span.first, -span.last)):
+        if span.last <= found.last:
+            found.superseded.append(span)
+        elif span.first == found.last + 1:
+            found.spans.append(span)
+        else:
+            raise EsperError(f"'{telemetry}' is damaged: {span.path.name} does not follow {found.last:05d}")
+    for name in names:
+        if match := _UNFINISHED.fullmatch(name):
+            number = int(match[1])
+            kept = found.unfinished if number > found.last else found.superseded
+            kept.append(RowSpan(number, number, telemetry / name))
     return found
 
 
-def journal_path(telemetry: Path, number: int, env: int) -> Path:
-    """Where the rows of an iteration are kept that the shard of environments from ``env`` on episodes."""
-    return telemetry / JOURNALS / f"iteration-{number:05d}-env-{env:04d}.rows"
+def _spans(telemetry: Path, names: list[str]) -> list[RowSpan]:
+    matches = [match for name in names if (match := _ROWS.fullmatch(name))]
+    return [RowSpan(int(match[1]), int(match[2] or match[1]), telemetry / match.string) for match in matches]
 
 
-def journal_files(telemetry: Path) -> list[tuple[int, Path]]:
-    """All journals with their iterations, in the order of iterations and environments."""
-    folder = telemetry / JOURNALS
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return []
-    return sorted((int(match[1]), folder / name) for name in names if (match := _JOURNAL.fullmatch(name)))
+def split_lines(path: Path, content: bytes, into: dict[str, list[bytes]]) -> None:
+    """Add the whole lines of a file to those of their tables, without the tables' names.
+
+    What follows the last newline is torn, or being written just now.
+    """
+    tables = {table.encode(): into.setdefault(table, []) for table in TABLES}
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        match = _LINE.match(line)
+        if match is None or match[1] not in tables:
+            raise EsperError(f"{path}, line {number}, is not a row: it must begin with the name of a table")
+        tables[match[1]].append(b"{" + line[match.end() :])
 
 
-def read_written(telemetry: Path) -> Written | None:
-    """How far the tables were written; None: no iteration yet, or nothing is trained here."""
-    path = telemetry / JOURNALS / WRITTEN_FILE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Written)
-    except FileNotFoundError:
-        return None
-    except UNREADABLE as error:
-        raise EsperError(f"'{path}' is damaged: {error}") from None
+def check_layout(telemetry: Path) -> None:
+    """Refuse a run of a version that kept a folder per table."""
+    old = telemetry / "run" / "part-00000.jsonl"
+    if old.exists():
+        found = re.search(rb'"schema_version":(\d+)', old.read_bytes()[:10_000])
+        raise old_run_error(telemetry.parent, int(found[1]) if found else None)
 
 
-def is_being_written(telemetry: Path) -> bool:
-    """Whether a living writer holds the lock; the kernel takes it from a dead one."""
-    try:
-        file = os.open(telemetry / LOCK_FILE, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(file)
-    return False
+def old_run_error(directory: Path, version: int | None) -> EsperError:
+    """What is said of a run of another version."""
+    return EsperError(
+        f"'{directory}' was written with version {version or 'unknown'} of the tables; this version of esper"
+        f" reads {SCHEMA_VERSION}: use the version of esper that wrote it, or run it again"
+    )

@@ -1,83 +1,88 @@
-"""Turns a table's closed parts from JSON lines into Parquet, which is read many times faster.
+"""Turns rows from JSON lines into Parquet, which is read many times faster.
 
-The Parquet file gets its name when it is whole and on the disk, and only then the lines are removed: a
+The folder of Parquet gets its name when it is whole and on the disk, and only then the lines are removed: a
 process killed at any moment leaves the lines, or both, or Parquet. Types come from the schema and never
-from the rows, so that all parts of a table agree.
+from the rows, so that all files of a table agree.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import duckdb
 
 from esper.leyline.columns import COLUMNS
-from esper.leyline.run_files import part_files, part_path
+from esper.leyline.durable import name_folder, partial_of
+from esper.leyline.errors import EsperError
+from esper.leyline.run_files import RowSpan, parquet_path, row_files, split_lines
 
 
 class CompactionError(Exception):
-    """A part that could not be turned into Parquet; its lines are still there."""
+    """Lines that could not be turned into Parquet; they are still there."""
 
 
 class Compactor:
-    """Keeps the database that converts; it comes into being with the first part."""
+    """Keeps the database that converts; it comes into being when it is needed first."""
 
     def __init__(self) -> None:
         self._database: duckdb.DuckDBPyConnection | None = None
 
-    def compact(self, folder: Path, table: str, below: int) -> None:
-        """Convert what is still JSON lines of the parts with numbers lower than ``below``, oldest first."""
+    def compact(self, telemetry: Path, last: int) -> None:
+        """Convert what is still JSON lines of the numbers up to ``last``."""
         try:
-            for number, lines in part_files(folder):
-                if number < below and lines.suffix == ".jsonl":
-                    target = part_path(folder, number, "parquet")
-                    if not target.exists():
-                        self._convert(lines, table, target)
-                    lines.unlink()
-        except (OSError, duckdb.Error) as error:
-            raise CompactionError(f"{folder}: {str(error).splitlines()[0]}") from error
+            found = row_files(telemetry)
+            lines = [span for span in found.lines if span.last <= last]
+            if lines:
+                self._convert(telemetry, lines)
+            for span in (*found.superseded, *lines):
+                remove(span.path)
+        except (OSError, EsperError, duckdb.Error) as error:
+            raise CompactionError(f"{telemetry}: {str(error).splitlines()[0]}") from error
 
-    def _convert(self, lines: Path, table: str, target: Path) -> None:
-        partial = target.with_name(target.name + ".partial")
+    def _convert(self, telemetry: Path, lines: Sequence[RowSpan]) -> None:
+        target = parquet_path(telemetry, lines[0].first, lines[-1].last)
+        partial = partial_of(target)
         try:
-            written = self._copy(lines, table, partial)
-            expected = _count_of_lines(lines)
-            if written != expected:
-                raise CompactionError(f"{lines}: {written} rows for {expected} whole lines")
-            _flush_to_disk(partial)
-            os.replace(partial, target)
-            _flush_to_disk(target.parent)
+            partial.mkdir(exist_ok=True)
+            rows: dict[str, list[bytes]] = {}
+            for span in lines:
+                content = span.path.read_bytes()
+                if not content.endswith(b"\n"):
+                    raise CompactionError(f"{span.path}: its last line is not whole")
+                split_lines(span.path, content, rows)
+            for table, own in rows.items():
+                if own:
+                    self._copy(own, table, partial)
+            name_folder(target)
         finally:
-            with contextlib.suppress(OSError):
-                partial.unlink()
+            shutil.rmtree(partial, ignore_errors=True)
 
-    def _copy(self, lines: Path, table: str, partial: Path) -> int:
-        """Write the rows of ``lines`` to ``partial``; how many there were."""
+    def _copy(self, lines: Sequence[bytes], table: str, folder: Path) -> None:
         if self._database is None:
             # On the trainer's own thread: none is started.
             settings = {"threads": "1", "async_threads": "0", "memory_limit": "1GB", "temp_directory": ""}
             self._database = duckdb.connect(":memory:", config={**settings})
+        source = folder / f"{table}.jsonl"
+        source.write_bytes(b"\n".join(lines) + b"\n")
         columns = ", ".join(f"{_text(column.name)}: {_text(column.sql_type)}" for column in COLUMNS[table])
-        rows = f"read_json({_text(str(lines))}, format = 'newline_delimited', columns = {{{columns}}})"
-        options = "FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false"
-        result = self._database.execute(f"COPY (FROM {rows}) TO {_text(str(partial))} ({options})").fetchone()
-        assert result is not None
-        return int(result[0])
+        rows = f"read_json({_text(str(source))}, format = 'newline_delimited', columns = {{{columns}}})"
+        place = _text(str(source.with_suffix(".parquet")))
+        result = self._database.execute(
+            f"COPY (FROM {rows}) TO {place} (FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)"
+        ).fetchone()
+        if result != (len(lines),):
+            raise CompactionError(f"{source}: {result} rows for {len(lines)} lines")
+        source.unlink()
 
 
-def _count_of_lines(lines: Path) -> int:
-    """Of whole ones: a torn one at the end is not counted, and must not be converted."""
-    return lines.read_bytes().count(b"\n")
-
-
-def _flush_to_disk(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with what is in it."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _text(value: str) -> str:

@@ -1,6 +1,6 @@
 """How each alert rule looks at a row: what it finds, and whether that is wrong.
 
-A look is a pure function of the row and of the rows before it. What it cannot judge it leaves out:
+A look is a pure function of the row and of the rows before it. What it cannot evaluate it leaves out:
 a number that is unknown neither raises an alert nor clears it.
 """
 
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from esper.leyline import limits
 from esper.leyline.events import EpisodeRow, ResourceRow, Row, RunRow, SeedRow, UpdateRow
 from esper.leyline.factored_actions import OP_WAIT
+from esper.leyline.rank_correlation import Rewarded, reward_correlation
 from esper.leyline.stages import Stage
 
 RUN: Final = "run"
@@ -44,7 +45,7 @@ class Past:
     updates: list[UpdateRow] = field(default_factory=list)
     """Those that were not left out."""
     episodes: deque[EpisodeRow] = field(default_factory=lambda: deque(maxlen=limits.CORRELATED_EPISODES - 1))
-    """The last ones that were paid."""
+    """The last ones that were rewarded."""
     seeds: dict[tuple[int, int], SeedRow] = field(default_factory=dict)
     """The last row of each environment and slot."""
 
@@ -88,7 +89,7 @@ def not_finite(row: UpdateRow, past: Past) -> Iterator[Reading]:
 
 
 def ratio_exploded(row: UpdateRow, past: Past) -> Iterator[Reading]:
-    """By the worst decision of the pass that exploded first, and by the extremes of the last pass."""
+    """By the worst decision of the first update epoch that exploded, and the extremes of the last one."""
     low, high = limits.RATIO_EXPLODED
     ratios = [row.ratio_max, row.ratio_min] if row.skipped is None else []
     if row.explosion is not None:
@@ -165,51 +166,28 @@ def slow(row: UpdateRow, past: Past) -> Iterator[Reading]:
 
 
 def pays_for_worse(row: EpisodeRow, past: Past) -> Iterator[Reading]:
-    episodes = _window(row, past)
-    returns = [episode.total_reward for episode in episodes if episode.total_reward is not None]
-    correlation = rank_correlation(_rounded(returns), _rounded(map(_gain, episodes)))
+    episodes = [
+        Rewarded(one.total_reward, one.val_score, one.twin_val_score)
+        for one in _window(row, past)
+        if one.total_reward is not None
+    ]
+    correlation = reward_correlation(episodes)
     if correlation is not None:
         yield below(RUN, correlation, limits.RANK_CORRELATION)
 
 
 def shaping(row: EpisodeRow, past: Past) -> Iterator[Reading]:
-    paid = [term for episode in _window(row, past) for term in (episode.reward_terms or {}).items()]
-    total = sum(abs(amount) for _, amount in paid if amount is not None)
+    terms = [term for episode in _window(row, past) for term in (episode.reward_terms or {}).items()]
+    total = sum(abs(amount) for _, amount in terms if amount is not None)
     if total > 0:
-        extra = sum(abs(amount) for name, amount in paid if amount is not None and name not in RESULT_TERMS)
+        extra = sum(abs(amount) for name, amount in terms if amount is not None and name not in RESULT_TERMS)
         yield above(RUN, extra / total, limits.SHAPING_SHARE)
 
 
 def _window(row: EpisodeRow, past: Past) -> list[EpisodeRow]:
-    """The last episodes that were paid, this one last; none while they are too few."""
+    """The last episodes that were rewarded, this one last; none while they are too few."""
     full = row.total_reward is not None and len(past.episodes) == past.episodes.maxlen
     return [*past.episodes, row] if full else []
-
-
-def _gain(episode: EpisodeRow) -> float:
-    """What growth is for: the final score, against the twin's where that is known."""
-    return episode.val_score - (episode.twin_val_score or 0.0)
-
-
-def _rounded(values: Iterable[float]) -> list[float]:
-    """Without the dust of floating point, which would rank episodes that are equal."""
-    return [round(value, 6) for value in values]
-
-
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Spearman's: the correlation of the ranks; ``None`` where one of them does not vary."""
-    try:
-        return statistics.correlation(_ranks(a), _ranks(b))
-    except statistics.StatisticsError:
-        return None
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Place of each in sorted order; equals share their mean place."""
-    places: dict[float, list[int]] = {}
-    for place, value in enumerate(sorted(values)):
-        places.setdefault(value, []).append(place)
-    return [statistics.fmean(places[value]) for value in values]
 
 
 # --- seeds ----------------------------------------------------------------------------------------
@@ -224,7 +202,7 @@ def dead(row: SeedRow, past: Past) -> Iterator[Reading]:
 def harmful(row: SeedRow, past: Past) -> Iterator[Reading]:
     """Only at rest: while alpha moves, a seed and its host are still getting used to one another.
 
-    And not in trainings: a policy that explores must be allowed to hold what hurts, and pays for it.
+    And not in trainings: a policy that explores must be allowed to hold what hurts; its reward shows that.
     """
     if past.run.iterations is not None:
         return

@@ -1,4 +1,4 @@
-"""One row as a JSON line, refused if it cannot be told truthfully.
+"""One row as a JSON line that names its table and the time, refused if it cannot be told truthfully.
 
 A number that is not finite is refused, because JSON could only show it as null and null means
 unknown. That is checked for every row, so it has to be cheap: no Python code per column.
@@ -41,15 +41,18 @@ class RowEncoder:
 
     def __init__(self, table: str) -> None:
         self._table = table
+        self._begin = f'{{"table":"{table}","t":'.encode()
         # Every table has `t`; it is named once more since a getter of a single name gives no tuple.
         self._floats = attrgetter("t", *(column.name for column in COLUMNS[table] if column.is_float))
         self._nested = tuple(column.name for column in COLUMNS[table] if column.nests_floats)
 
-    def line(self, row: Row) -> bytes:
-        """The row with its newline; raises ``RowError``."""
+    def line(self, row: Row, t: float) -> bytes:
+        """The row as it is at ``t`` seconds of the run, with its newline; raises ``RowError``."""
         try:
             self._check_finite(row)
-            return _ENCODER.encode(row) + b"\n"
+            encoded = _ENCODER.encode(row)
+            # Its first column is the time, which is not known before it is written.
+            return b"%b%.6f%b\n" % (self._begin, t, encoded[encoded.index(b",") :])
         except (TypeError, ValueError) as error:
             raise RowError(f"a row of table '{self._table}' cannot be written: {error}") from error
 

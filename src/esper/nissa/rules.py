@@ -161,8 +161,8 @@ RULES: Final = (
         f"the rank correlation of return and final score (lead over the twin where it is known) is below"
         f" {limits.RANK_CORRELATION:g}",
         conditions.pays_for_worse,
-        "Worse networks are paid more: a sign of the reward is flipped, or a cost outweighs the score; stop"
-        " and check the reward terms.",
+        "Worse networks are rewarded more: a sign of the reward is flipped, or a cost outweighs the score;"
+        " stop and check the reward terms.",
         window=limits.CORRELATED_EPISODES,
     ),
     Rule(
@@ -170,7 +170,7 @@ RULES: Final = (
         "warning",
         EpisodeRow,
         f"terms that pay for the way, not for the result, make up more than {limits.SHAPING_SHARE:.0%} of"
-        " what is paid, signs left aside",
+        " the reward, signs left aside",
         conditions.shaping,
         "The policy learns to please the shaping; lower its terms.",
         window=limits.CORRELATED_EPISODES,
@@ -261,8 +261,7 @@ def _markdown_lines() -> Iterator[str]:
 def promise(rule: Rule) -> str:
     """The delay in words."""
     unit = _ROW_NAMES[rule.table]
-    plural = unit.removesuffix("fe") + "ves" if unit == "episode" else unit + "s"
-    return f"within {rule.delay} {unit if rule.delay == 1 else plural}"
+    return f"within {rule.delay} {unit if rule.delay == 1 else unit + 's'}"
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ def _markdown_lines() -> Iterator[str]:
     yield "Made by `python -m esper.nissa.schema > docs/metrics.md` from the row types in"
     yield "`src/esper/leyline/events.py`; a test keeps the two equal."
     yield ""
-    yield "A run's directory holds one folder per table, `telemetry/<table>/`, with parts: one JSON object"
-    yield "per line, and Parquet for those that are full. `null` means unknown and is possible only where the"
-    yield "type says so; it never stands for 0. A value outside its healthy band deserves a look."
+    yield "A run's directory holds its rows in `telemetry/`: `rows-00000.jsonl` and so on, one JSON object"
+    yield "per line, which begins with the name of its table, and folders such as `rows-00000-00040` with one"
+    yield "Parquet file per table. `null` means unknown and is possible only where the type says so; it never"
+    yield "stands for 0. A value outside its healthy band deserves a look."
     for unit, (low, high) in UNIT_RANGES.items():
         yield f"A {unit} lies between {low:g} and {high:g}."
     yield f"This is version {SCHEMA_VERSION} of the schema, the `schema_version` of a run."

@@ -6,15 +6,14 @@ finished iterations may be given again table by table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
-from esper.leyline.errors import EsperError
-from esper.leyline.events import AlertRow, EpisodeRow, Row, RunRow, SeedRow, TransitionRow, UpdateRow
+from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, Row, RunRow, SeedRow, TransitionRow, UpdateRow
 from esper.leyline.stages import OCCUPIED_STAGES
 from esper.nissa.conditions import Past, Reading
 from esper.nissa.rules import GOVERNOR_RULES, RULES, Rule
@@ -28,14 +27,14 @@ _RULES_OF: Final[Mapping[type[Row], tuple[Rule, ...]]] = MappingProxyType(
 
 @dataclass(slots=True)
 class _Course:
-    """How one rule fares with one thing."""
+    """What one rule has found about one thing."""
 
     wrong_in_a_row: int = 0
     raised: AlertRow | None = None
     """The alert, until it is cleared."""
     env: int | None = None
     slot: int | None = None
-    """Where the thing episodes, if it is part of an episode and ends with it."""
+    """Where the thing is, if it is part of an episode and ends with it."""
 
 
 class Watch:
@@ -50,7 +49,7 @@ class Watch:
         """The alerts that this row raises or clears; those of the governor are noted and not repeated."""
         alerts: list[AlertRow | None] = []
         for rule in _RULES_OF.get(type(row), ()):
-            alerts += [self._judge(rule, reading, row) for reading in rule.look(row, self._past)]
+            alerts += [self._evaluate(rule, reading, row) for reading in rule.look(row, self._past)]
         match row:
             case AlertRow() if _is_intervention(row):
                 self._note(row)
@@ -61,7 +60,7 @@ class Watch:
         self._past.remember(row)
         return [alert for alert in alerts if alert is not None]
 
-    def _judge(self, rule: Rule, reading: Reading, row: Row) -> AlertRow | None:
+    def _evaluate(self, rule: Rule, reading: Reading, row: Row) -> AlertRow | None:
         course = self._courses.setdefault((rule.name, reading.scope), _Course())
         if isinstance(row, SeedRow):
             course.env, course.slot = row.env, row.slot
@@ -94,8 +93,7 @@ class Watch:
             if course.env == row.env and slot in (None, course.slot)
         ]
         raised = [self._courses.pop(key).raised for key in ended]
-        when = {"env": row.env, "episode": row.episode, "epoch": row.epoch}
-        return [_cleared(alert, value=None, **when) for alert in raised if alert is not None]
+        return [_cleared(alert, value=None, **_place(row)) for alert in raised if alert is not None]
 
 
 def _cleared(raised: AlertRow, **changed: Any) -> AlertRow:
@@ -103,42 +101,21 @@ def _cleared(raised: AlertRow, **changed: Any) -> AlertRow:
     return msgspec.structs.replace(raised, event="cleared", hint=PASSED, t=0.0, **changed)
 
 
-def _when(row: Row) -> dict[str, int]:
+def _when(row: Row) -> dict[str, Any]:
     """The columns of an alert that say when, and in which episode if it is about one."""
     match row:
-        case UpdateRow():
-            return {"iteration": row.iteration}
         case SeedRow():
-            return {"env": row.env, "episode": row.episode, "epoch": row.epoch}
+            return _place(row)
+        case UpdateRow() | EpisodeRow():
+            return {"iteration": row.iteration}
     return {}
+
+
+def _place(row: EnvRow) -> dict[str, Any]:
+    """The columns that say where in a run a row belongs."""
+    return {name: getattr(row, name) for name in ("env", "episode", "attempt", "iteration", "epoch")}
 
 
 def _is_intervention(row: AlertRow) -> bool:
     """Whether the engine raised it; that it was cleared is said by ``Watch`` alone."""
     return row.rule in GOVERNOR_RULES and row.event == "raised"
-
-
-def replay(rows: Iterable[Row]) -> list[AlertRow]:
-    """All alerts of a run, the governor's included, from its rows in the order in which they were written.
-
-    Of the alerts recorded with the run only the governor's interventions are kept; the rest is found again,
-    by the rules of today.
-    """
-    watch: Watch | None = None
-    alerts: list[AlertRow] = []
-    for row in rows:
-        if watch is None:
-            watch = Watch(_run_of(row))
-        if isinstance(row, AlertRow) and _is_intervention(row):
-            alerts.append(row)
-        alerts += watch.take(row)
-    return alerts
-
-
-def _run_of(row: Row) -> RunRow:
-    if not isinstance(row, RunRow):
-        raise EsperError(
-            f"the rows of a run begin with its RunRow, which names its heads and slots; found"
-            f" {type(row).__name__} first; give the rows of table 'run' before those of the others"
-        )
-    return row

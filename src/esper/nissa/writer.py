@@ -1,66 +1,58 @@
-"""Writes a run's rows to its directory: the end of a step's line, on the trainer's own thread.
+"""Writes a run's rows to its directory, on the trainer's own thread.
 
-A row is encoded at once and reaches the operating system at ``flush``, which the runner calls
-after each epoch: a killed process loses the epoch in progress and leaves at most one torn last
-line per table. No queue and no thread, so no row is dropped while the disk works; when it does
-not, telemetry ends with one warning and training goes on.
+A row is encoded at once and reaches the operating system at ``flush``, which the runner calls after each
+epoch: a killed process loses the epoch in progress and leaves at most one torn last line. The rows of a
+training's iteration are written together when it is complete (``iteration``). No queue and no thread, so
+no row is dropped while the disk works; when it does not, telemetry ends with one warning and the run goes on.
 
-A part that is full is closed and becomes Parquet. Rows of a resumable run may be cut back to its last
-checkpoint, so its parts close when a checkpoint is taken and are converted when it is stored.
+Lines become Parquet when there are enough of them. A training may go back to its last checkpoint, so its
+lines are converted when one is stored.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.errors import RunDirectoryError
+from esper.leyline.durable import SaveError, write_durably
+from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import TABLES, TABLES_OF_DETAIL, AlertRow, Detail, ResourceRow, Row
-from esper.leyline.run_files import TELEMETRY, PartSize
-from esper.nissa.compaction import CompactionError, Compactor
-from esper.nissa.encoding import RowError
-from esper.nissa.journal import (
-    begin_adding,
-    discard_journals,
-    end_adding,
-    forget_journals,
-    forget_written,
-    tidy_journals,
-)
-from esper.nissa.lock import WriterLock
-from esper.nissa.part import TablePart
+from esper.leyline.lock import WriterLock
+from esper.leyline.run_files import TELEMETRY, RowMark, lines_path, parquet_path, row_files, unfinished_path
+from esper.nissa.compaction import CompactionError, Compactor, remove
+from esper.nissa.encoding import RowEncoder, RowError
+from esper.nissa.journal import open_to_append, write_all
 
 RESOURCE_SECONDS: Final = 10.0
 """Least time between two resource rows."""
-PART_BYTES: Final = 4_000_000
-"""A part with more is full."""
+LINES_BYTES: Final = 8_000_000
+"""Of lines; when there are more, they become Parquet."""
 
 
 class RunWriter:
-    """The sink that keeps a run: parts of JSON lines per table, and Parquet of those that were full."""
+    """The sink that keeps a run."""
 
     def __init__(
         self,
         directory: Path,
         warn: Callable[[str], None] | None = None,
         *,
-        resumable: bool = False,
-        resume_from: Mapping[str, PartSize] | None = None,
+        resume_from: RowMark | None = None,
         detail: Detail = "full",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Claim ``directory``, made if need be; ``warn`` is told once if writing fails later.
 
-        Parts of a ``resumable`` run close at its checkpoints only. With ``resume_from``, what an earlier
-        writer's ``checkpoint`` gave, its files are continued from there and what came later is cut off.
+        With ``resume_from``, what an earlier writer's ``checkpoint`` gave, later rows are removed.
         """
         self.directory = directory
         self.detail: Detail = detail
@@ -68,15 +60,23 @@ class RunWriter:
         self.on_resources: Callable[[ResourceRow], None] = lambda row: None
         """Told of every resource row, the only rows that nobody else has seen."""
         self.failed = False
-        telemetry = directory / TELEMETRY
         if resume_from is None:
             _claim(directory)
-        self._lock = WriterLock(telemetry)
-        self._parts = {table: TablePart(telemetry, table) for table in TABLES}
+        self._telemetry = directory / TELEMETRY
+        self._lock = WriterLock(self._telemetry)
+        self._mark = resume_from or RowMark(0, 0.0)
+        self._last = -1
+        """The highest number that has a file."""
+        self._trains = resume_from is not None
+        """Rows are written by iterations."""
         if resume_from is not None:
-            self._cut(resume_from)
+            self._go_back(resume_from.iteration)
+        self._encoders = {table: RowEncoder(table) for table in TABLES}
+        self._buffer = bytearray()
+        self._file: int | None = None
+        self._line_bytes = 0
+        """On disk, since lines were converted last."""
         self._compactor = Compactor()
-        self._resumable = resumable or resume_from is not None
         self._compaction_failed = False
         self._warn = warn or _warn_on_stderr
         self._open = True
@@ -85,112 +85,130 @@ class RunWriter:
         self._resource_due = RESOURCE_SECONDS
         self._clock = clock
         # A resumed run goes on in its own time, or its rows would lie before those that are there.
-        self.began = clock() - max(part.size.t for part in self._parts.values())
+        self.began = clock() - self._mark.seconds
         """The moment of the clock from which the run counts its time."""
 
-    def _cut(self, sizes: Mapping[str, PartSize]) -> None:
+    def _go_back(self, iteration: int) -> None:
+        """Remove what follows an iteration, the last first, so that no gap is left at any moment."""
         try:
-            forget_journals(self.directory / TELEMETRY)
-            for table, part in self._parts.items():
-                part.cut(sizes.get(table, PartSize(0, 0)))
-            # Not before: until they are cut, it keeps readers from half an iteration in the tables.
-            forget_written(self.directory / TELEMETRY)
+            found = row_files(self._telemetry)
+            later = [span for span in found.spans if span.last > iteration]
+            for span in (*found.superseded, *found.unfinished, *reversed(later)):
+                remove(span.path)
+            for partial in self._telemetry.glob("*.partial"):
+                remove(partial)
+            self._last = row_files(self._telemetry).last
+        except EsperError:
+            self._lock.release()
+            raise
         except OSError as error:
             self._lock.release()
             raise RunDirectoryError(
                 f"run directory '{self.directory}' cannot be written: {error.strerror}"
             ) from error
 
+    # --- rows -----------------------------------------------------------------------------------------
+
     def emit(self, row: Row) -> None:
-        """Stamp the row's time and take it; it reaches the disk at the next ``flush``."""
+        """Take a row with the present time; it reaches the disk at ``flush``, or with its iteration."""
         if not self._accepts():
             return
         now = self._clock()
-        row.t = round(now - self.began, 6)
         table = TABLE_OF.get(type(row))
         if table is None:
             raise RowError(f"{type(row).__name__} belongs to no table of leyline.events.TABLES")
         if table not in TABLES_OF_DETAIL[self.detail]:
             return
-        self._parts[table].append(row)
+        self._buffer += self._encoders[table].line(row, now - self.began)
         self._rows += 1
         self._busy_seconds += self._clock() - now
 
     def keep(self, name: str, content: bytes) -> None:
-        """Write a whole file beside the tables, under the run's directory."""
+        """Write a whole file beside the telemetry, under the run's directory."""
         if not self._accepts():
             return
-        path = self.directory / name
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        except OSError as error:
-            self._fail(path, error)
+            write_durably(self.directory / name, content)
+        except SaveError as error:
+            self._fail(self.directory / name, error.reason)
 
     def flush(self) -> None:
-        """Hand everything taken so far to the operating system."""
-        if not self._accepts():
+        """Hand everything taken so far to the operating system; in a training ``iteration`` does that."""
+        if not self._accepts() or self._trains:
             return
         now = self._clock()
-        if now - self.began >= self._resource_due:
-            self._emit_resource()
-        self._write_out()
-        if not self._resumable:
-            self._compact(self._rotate())
+        self._emit_resource_if_due()
+        self._write_out(lines_path(self._telemetry, max(self._last, 0)))
+        if self._line_bytes > LINES_BYTES:
+            self._close_file()
+            self._compact(self._last)
+            self._last += 1
         self._busy_seconds += self._clock() - now
 
     @contextmanager
-    def adding_iteration(self, number: int) -> Iterator[None]:
-        """``flush`` after the rows of an iteration that journals hold, which are emitted within the context.
+    def iteration(self, number: int) -> Iterator[None]:
+        """Write the rows emitted within the context as those of an iteration, all of them or none.
 
-        A process that ends at any moment, on its own or not, leaves each row once.
+        Number 0 is what precedes the first iteration. Where writing fails, the journals of that iteration
+        are left, and nothing of later ones.
         """
-        telemetry = self.directory / TELEMETRY
-        if not self._accepts():
-            yield
-            discard_journals(telemetry, number)
-            return
-        with self._failing_at(telemetry):
-            begin_adding(telemetry, number, self._sizes())
-        yield
-        self.flush()
-        if not self.failed:
-            with self._failing_at(telemetry):
-                end_adding(telemetry, number)
-
-    @contextmanager
-    def _failing_at(self, path: Path) -> Iterator[None]:
+        begin = len(self._buffer)
+        self._trains = True
         try:
             yield
-        except OSError as error:
-            self._fail(path, error)
+            if self._accepts():
+                now = self._clock()
+                self._emit_resource_if_due()
+                self._commit(number)
+                self._busy_seconds += self._clock() - now
+            else:
+                shutil.rmtree(unfinished_path(self._telemetry, number), ignore_errors=True)
+        except BaseException:
+            del self._buffer[begin:]
+            raise
 
-    def _sizes(self) -> dict[str, PartSize]:
-        return {table: part.size for table, part in self._parts.items()}
+    def _commit(self, number: int) -> None:
+        path = lines_path(self._telemetry, number)
+        try:
+            self._close_file()
+            if number > self._last + 1:  # rows that a full disk took; an empty range says so
+                parquet_path(self._telemetry, self._last + 1, number - 1).mkdir()
+            write_durably(path, self._buffer)
+        except SaveError as error:
+            self._fail(path, error.reason)
+        except OSError as error:
+            self._fail(path, error.strerror)
+        else:
+            self._last = number
+            self._mark = RowMark(number, self._clock() - self.began)
+            self._line_bytes += len(self._buffer)
+            self._buffer.clear()
+            shutil.rmtree(unfinished_path(self._telemetry, number), ignore_errors=True)
 
     @contextmanager
-    def checkpoint(self) -> Iterator[dict[str, PartSize]]:
-        """How far each table is on disk, to be stored within the context: ``resume_from`` of a later writer.
+    def checkpoint(self) -> Iterator[RowMark]:
+        """How far rows are written, to be stored within the context: ``resume_from`` of a later writer.
 
-        What was not flushed does not count. Full parts are closed before, and converted if all went well.
-        Where writing has failed, rows end there, and a later writer goes on from there.
+        If that goes well, lines may be converted, since no run goes back before them any more.
         """
-        if not self.failed:
-            self._rotate()
-        yield self._sizes()
-        if not self.failed:
+        yield self._mark
+        if not self.failed and self._line_bytes > LINES_BYTES:
             now = self._clock()
-            self._compact(self._parts)
+            self._compact(self._mark.iteration)
             self._busy_seconds += self._clock() - now
+
+    # --- the end --------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Write what is left and a last resource row; closing twice does nothing."""
         if self._open:
             self._emit_resource()
-            self._write_out()
-            self._close_parts()
-        if not self.failed:
-            tidy_journals(self.directory / TELEMETRY)
+            if self._trains:
+                self._close_file()
+                self._write_out(unfinished_path(self._telemetry, self._last + 1) / "run.jsonl")
+            else:
+                self._write_out(lines_path(self._telemetry, max(self._last, 0)))
+            self._end()
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -206,12 +224,75 @@ class RunWriter:
             raise RowError(f"the writer of run directory '{self.directory}' is closed")
         return self._open
 
+    def _end(self) -> None:
+        self._open = False
+        self._buffer.clear()
+        self._close_file()
+
+    def _fail(self, path: Path, reason: str | None) -> None:
+        """End telemetry, with one sentence however many files are affected."""
+        if self.failed:
+            return
+        self.failed = True
+        self._end()
+        self._warn(
+            f"telemetry stopped: cannot write {path} ({reason}); the run goes on, its further rows are lost"
+        )
+
+    # --- files ----------------------------------------------------------------------------------------
+
+    def _write_out(self, path: Path) -> None:
+        """Append the buffer to the open file, which is ``path``."""
+        if not self._buffer:
+            return
+        size = len(self._buffer)
+        try:
+            if self._file is None:
+                self._file = open_to_append(path)
+                self._last = max(self._last, 0)
+            write_all(self._file, self._buffer)
+            self._line_bytes += size
+        except OSError as error:
+            self._fail(path, error.strerror)
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            try:
+                os.close(file)
+            except OSError as error:  # network file systems report a full disk here
+                self._fail(self._telemetry, error.strerror)
+
+    def _compact(self, last: int) -> None:
+        """Lines that cannot be converted are no loss; the first time is worth a row."""
+        self._line_bytes = 0
+        try:
+            self._compactor.compact(self._telemetry, last)
+        except CompactionError as error:
+            if not self._compaction_failed:
+                self._compaction_failed = True
+                self.emit(
+                    AlertRow(
+                        rule="compaction",
+                        event="raised",
+                        severity="warning",
+                        scope="telemetry",
+                        value=None,
+                        limit=None,
+                        hint=f"rows stay JSON lines, which readers take as well: {error}",
+                    )
+                )
+
+    def _emit_resource_if_due(self) -> None:
+        if self._clock() - self.began >= self._resource_due:
+            self._emit_resource()
+
     def _emit_resource(self) -> None:
         self._resource_due = self._clock() - self.began + RESOURCE_SECONDS
         try:
             free = shutil.disk_usage(self.directory).free
         except OSError as error:
-            self._fail(self.directory, error)
+            self._fail(self.directory, error.strerror)
             return
         row = ResourceRow(
             rss_mb=_peak_mb(),
@@ -221,55 +302,6 @@ class RunWriter:
         )
         self.emit(row)
         self.on_resources(row)
-
-    def _write_out(self) -> None:
-        for part in self._parts.values():
-            try:
-                part.write_out()
-            except OSError as error:
-                self._fail(part.path, error)
-                return
-
-    def _rotate(self) -> list[str]:
-        """Close the parts that are full; which they were."""
-        full = [table for table, part in self._parts.items() if part.size.bytes > PART_BYTES]
-        for table in full:
-            try:
-                self._parts[table].rotate()
-            except OSError as error:  # network file systems report a full disk here
-                self._fail(self._parts[table].path, error)
-                return []
-        return full
-
-    def _compact(self, tables: Iterable[str]) -> None:
-        """Lines that cannot be converted are no loss; the first time is worth a row."""
-        for table in tables:
-            part = self._parts[table]
-            try:
-                self._compactor.compact(part.folder, table, part.number)
-            except CompactionError as error:
-                if not self._compaction_failed:
-                    self._compaction_failed = True
-                    self.emit(_alert_of(error))
-
-    def _close_parts(self) -> None:
-        self._open = False
-        for part in self._parts.values():
-            try:
-                part.close()
-            except OSError as error:
-                self._fail(part.path, error)
-
-    def _fail(self, path: Path, error: OSError) -> None:
-        """End telemetry, with one sentence however many files are affected."""
-        if self.failed:
-            return
-        self.failed = True
-        self._close_parts()
-        self._warn(
-            f"telemetry stopped: cannot write {path} ({error.strerror});"
-            " the run goes on, its further rows are lost"
-        )
 
 
 def _claim(directory: Path) -> None:
@@ -287,18 +319,6 @@ def _claim(directory: Path) -> None:
         raise RunDirectoryError(
             f"run directory '{directory}' cannot be written: {error.strerror}; choose another one"
         ) from error
-
-
-def _alert_of(error: CompactionError) -> AlertRow:
-    return AlertRow(
-        rule="compaction",
-        event="raised",
-        severity="warning",
-        scope="telemetry",
-        value=None,
-        limit=None,
-        hint=f"a part stays JSON lines, which readers take as well: {error}",
-    )
 
 
 def _peak_mb() -> float:

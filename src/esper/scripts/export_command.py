@@ -101,32 +101,31 @@ def make_exporter(run: Run, config: ExportConfig) -> Exporter:
 
 def looks(run: Run, *, follow: bool) -> Iterator[tuple[State, list[Row]]]:
     """The state of a run and the rows that are new; one look, or one after the other until it has ended."""
-    tails = [Tail(run, row_type) for row_type in exported_types(run.row)]
+    tables = [NewRows(run, row_type) for row_type in exported_types(run.row)]
     while True:
         state = run.state  # before the rows: when it has ended, they are all there
-        yield state, [row for tail in tails for row in tail.read()]
+        yield state, [row for table in tables for row in table.read()]
         if state != "running" or not follow:
             return
         time.sleep(POLL_SECONDS)
 
 
-class Tail:
+class NewRows:
     """The rows of a table that were not there at the last look."""
 
     def __init__(self, run: Run, row_type: type[Row]) -> None:
         self._run = run
         self._row_type = row_type
-        self._count = 0
         self._last: Row | None = None
 
-    def read(self) -> Sequence[Row]:
-        rows = self._run.rows(self._row_type)
-        if self._last is not None and rows[self._count - 1 : self._count] != [self._last]:
+    def read(self) -> list[Row]:
+        last = self._last
+        since = ("t >= ?", [last.t]) if last is not None else (None, [])
+        rows = sorted(self._run.rows(self._row_type, *since), key=lambda row: row.t)
+        if last is not None and rows[:1] != [last]:
             raise ExportError(
                 "the run was resumed from an earlier point, so that part of what was exported is no longer"
                 " true; export it anew"
             )
-        fresh = rows[self._count :]
-        self._count = len(rows)
         self._last = rows[-1] if rows else None
-        return fresh
+        return rows if last is None else rows[1:]

@@ -45,7 +45,7 @@ def exit_on_error(command: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(USAGE_ERROR)
     except KeyboardInterrupt:
-        _end("interrupted", INTERRUPTED)
+        _end("interrupted before the command was done", INTERRUPTED)
     except OSError as error:
         if error.filename is None:
             _end_internally(error)

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from esper.config import RunConfig
 from esper.karn import summary
-from esper.karn.live import LiveView
 from esper.karn.query import read_rows
+from esper.karn.terminal import TerminalView
 from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
 from esper.runner import check_names, default_directory, run_arm
 from esper.scripts.flags import parse_run
@@ -42,8 +42,8 @@ def run(config: RunConfig) -> None:
 def _run_shown(config: RunConfig, controller: str, directory: Path, console: Console) -> Path:
     if config.as_json:
         return run_arm(config, controller, directory)
-    with LiveView(console) as view:
-        return run_arm(config, controller, directory, [view])
+    with TerminalView(directory, console) as view:
+        return run_arm(config, controller, directory, refresh=view.refresh)
 
 
 def _print_tables(arms: dict[str, Path], console: Console) -> None:

@@ -35,20 +35,20 @@ def runs_command(args: Sequence[str]) -> None:
     config = checked(RunsConfig, given)
     if named and not folder.is_dir():
         raise EsperError(f"there is no folder '{folder}'")
-    overviews = [runs.overview(path) for path in runs.find_runs(folder)]
+    found = [runs.listed(path) for path in runs.find_runs(folder)]
     if config.as_json:
-        print(json.dumps([runs.as_json(run) for run in overviews], indent=1))
-    elif overviews:
-        _print_list(overviews)
+        print(json.dumps([runs.as_json(run) for run in found], indent=1))
+    elif found:
+        _print_list(found)
     else:
         print(f"there are no runs in '{folder}'")
 
 
-def _print_list(overviews: Sequence[runs.Overview]) -> None:
+def _print_list(found: Sequence[runs.ListedRun]) -> None:
     """One line per run, however long, and below them what is wrong with the damaged ones."""
-    table = runs.table_of(overviews)
+    table = runs.table_of(found)
     console = Console()
     Console(width=max(console.width, natural_width(table, console))).print(table)
-    for run in overviews:
+    for run in found:
         if run.problem is not None:
             console.print(f"damaged: {run.problem}", soft_wrap=True, markup=False, highlight=False)

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from esper.config import PRESETS, ConfigError, checked, read_settings, training_config
-from esper.karn.live import LiveView
-from esper.karn.tail import Tail, iteration_within
+from esper.karn.terminal import TerminalView
 from esper.leyline.errors import EsperError, InterruptedRunError
-from esper.run_state import config_of_run, saved_iteration
+from esper.run_state import config_of_run
 from esper.runner import free_directory
 from esper.scripts.flags import Flag, parse_flags
 from esper.simic.agent.ppo import shards
@@ -67,7 +66,7 @@ def train_command(
     try:
         if processes == 1:
             with watching(directory, resume=resume) as view:
-                train(config, directory, resume=resume, views=[view])
+                train(config, directory, resume=resume, refresh=view.refresh)
         else:
             _launch(config, directory, processes, resume)
     except KeyboardInterrupt:
@@ -112,13 +111,9 @@ def _of_episodes(config: TrainingConfig, episodes: int) -> TrainingConfig:
     return checked(TrainingConfig, {**config.model_dump(), "envs": envs, "iterations": iterations})
 
 
-def watching(directory: Path, *, resume: bool) -> LiveView:
-    """Shows a training on standard output; one that is resumed with what counts of its past."""
-    view = LiveView(Console())
-    if resume:
-        last = saved_iteration(directory)
-        view.recall(row for row in Tail(directory).read(episodes_from=last) if iteration_within(row) <= last)
-    return view
+def watching(directory: Path, *, resume: bool) -> TerminalView:
+    """Shows a training on standard output; of one that is resumed, lines of what it does from here on."""
+    return TerminalView(directory, Console(), skip_past=resume)
 
 
 def _launch(config: TrainingConfig, directory: Path, processes: int, resume: bool) -> None:

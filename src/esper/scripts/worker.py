@@ -41,7 +41,7 @@ def main() -> None:
     try:
         if exchange.rank() == 0:
             with watching(Path(directory), resume=resume) as view:
-                train(config, Path(directory), resume=resume, views=[view])
+                train(config, Path(directory), resume=resume, refresh=view.refresh)
         else:
             train(config, Path(directory), resume=resume)
     except RuntimeError as error:

@@ -16,7 +16,7 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Tensor:
-    """Generalised advantage estimates, all tensors ``[env, step]``.
+    """Generalised advantage estimation (GAE, Schulman et al. 2016), all tensors ``[env, step]``.
 
     d_t = r_t + gamma · (1 − terminated_t) · v'_t − v_t
     A_t = d_t + gamma · lam · (1 − ended_t) · A_{t+1},  A_T = 0

@@ -37,7 +37,7 @@ def policy_loss(
     rows: int,
     per_head: bool = False,
 ) -> PolicyLoss:
-    """−min(r·A, clip(r, 1 ± clip)·A) with r the joint ratio of the heads that the op read.
+    """PPO's clipped surrogate −min(r·A, clip(r, 1 ± clip)·A); r is the joint ratio of the heads read.
 
     ``log_probs [env, step, 8]`` are 0 for heads that were not read. With ``per_head`` every head is
     clipped by itself and the surrogates are added.

@@ -109,12 +109,12 @@ def measure(
         if ordered and not model.host.segmented:
             x, y = x[:REPLAY_SAMPLES], y[:REPLAY_SAMPLES]
         answers = outputs_by_replay(model, x, ordered, configurations, calibration)
-    scores, losses = _judged(answers, y, objective, len(configurations))
+    scores, losses = _scored(answers, y, objective, len(configurations))
     model.train(was_training)
     return attribute(ordered, configurations, scores, losses.mean(axis=1), orders)
 
 
-def _judged(
+def _scored(
     answers: Iterable[Answers], y: Tensor, objective: Objective, configurations: int
 ) -> tuple[FloatArray, FloatArray]:
     """Scores and losses, each ``[configuration, sample]``; no output is kept for long."""
@@ -185,7 +185,7 @@ def attribute(
 def _shapley(
     count: int, orders: Sequence[Order], row_of: dict[Prefix, int], scores: FloatArray
 ) -> FloatArray:
-    """phi_i = mean over ``orders`` of v(those before i, and i) − v(those before i).
+    """Shapley values (1953): phi_i = mean over ``orders`` of v(those before i, and i) − v(those before i).
 
     Exact if these are all orders, unbiased if they were sampled, NaN if there are none; the sum is
     v(all) − v(none) in every case.

@@ -1,4 +1,4 @@
-"""What a task asks of an output: a loss to train on, a score to judge by."""
+"""What a task asks of an output: a loss to train on, a score to compare networks by."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.errors import DivergedError
 from esper.leyline.factored_actions import CANONICAL_ACTION
 from esper.tolaria.env import EpisodeReport, MorphEnv
@@ -57,8 +58,8 @@ def twin_scores(
             f"the do-nothing twin of environment {env}, episode {episode} could not be made: {error}"
         ) from error
     scores = list(report.val_scores)
-    with contextlib.suppress(OSError):
-        _write_atomically(path, json.dumps({"scores": scores, "sha256": _digest(scores)}))
+    with contextlib.suppress(SaveError):
+        write_durably(path, json.dumps({"scores": scores, "sha256": _digest(scores)}).encode())
     return scores
 
 
@@ -119,15 +120,3 @@ def _code_digest() -> str:
         for path in sorted((package / folder).rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
-            raise

@@ -6,11 +6,10 @@ import gzip
 import random
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from PIL import Image
 from esper.leyline.errors import DataError
 
 Bytes = NDArray[np.uint8]
-Read = TypeVar("Read")
 IDX_NAMES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -28,6 +26,7 @@ IDX_NAMES = (
     "t10k-labels-idx1-ubyte",
 )
 CIFAR_NAMES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
+KINDS = ("PNG", "JPEG", "BMP", "WEBP")
 
 
 def random_bytes(*shape: int, below: int = 256, rng_seed: int = 0) -> Bytes:
@@ -49,28 +48,21 @@ def mnist_like(train: int = 5, test: int = 3, height: int = 2, width: int = 3) -
 
 
 def write_mnist_like(folder: Path, arrays: dict[str, Bytes], *, packed: bool = False) -> None:
-    folder.mkdir(exist_ok=True)
     for name, values in arrays.items():
         content = idx_bytes(values)
-        if packed:
-            (folder / f"{name}.gz").write_bytes(gzip.compress(content, mtime=0))
-        else:
-            (folder / name).write_bytes(content)
-
-
-def cifar_bytes(labels: Bytes, images: Bytes) -> bytes:
-    """Records one after the other, by a plain loop."""
-    return b"".join(bytes([label]) + image.tobytes() for label, image in zip(labels, images, strict=True))
+        write_files(folder, {f"{name}.gz": gzip.compress(content, mtime=0)} if packed else {name: content})
 
 
 def write_cifar(folder: Path, records: int) -> dict[str, tuple[Bytes, Bytes]]:
-    """Labels and images by file name."""
-    folder.mkdir(exist_ok=True)
+    """Labels and images by file name; records are written one after the other, by a plain loop."""
     written = {}
     for place, name in enumerate(CIFAR_NAMES):
         labels = random_bytes(records, below=10, rng_seed=place)
         images = random_bytes(records, 3, 32, 32, rng_seed=100 + place)
-        (folder / name).write_bytes(cifar_bytes(labels, images))
+        content = b"".join(
+            bytes([label]) + image.tobytes() for label, image in zip(labels, images, strict=True)
+        )
+        write_files(folder, {name: content})
         written[name] = labels, images
     return written
 
@@ -104,26 +96,17 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
         (folder / name).write_bytes(content)
 
 
-def overwrite(path: Path, content: bytes) -> None:
-    """As a new file: some file systems wait for the disk when a file is emptied and written anew."""
-    path.unlink(missing_ok=True)
-    path.write_bytes(content)
+def cuts(content: bytes) -> list[bytes]:
+    """Representative prefixes: none, one byte, half of it, all but one byte."""
+    return [content[:length] for length in (0, 1, len(content) // 2, len(content) - 1)]
 
 
-def cuts(content: bytes, count: int, rng_seed: int) -> Iterator[bytes]:
-    """Prefixes, none of them whole."""
+def flips(content: bytes, count: int, rng_seed: int = 0) -> Iterator[bytes]:
+    """One bit flipped each, at places spread over the whole."""
     rng = random.Random(rng_seed)
-    for _ in range(count):
-        yield content[: rng.randrange(len(content))]
-
-
-def flips(content: bytes, count: int, rng_seed: int) -> Iterator[bytes]:
-    """One to three bits flipped, never back to the whole."""
-    rng = random.Random(rng_seed)
-    for _ in range(count):
+    for bit in rng.sample(range(8 * len(content)), count):
         damaged = bytearray(content)
-        for bit in rng.sample(range(8 * len(content)), rng.randint(1, 3)):
-            damaged[bit // 8] ^= 1 << bit % 8
+        damaged[bit // 8] ^= 1 << bit % 8
         yield bytes(damaged)
 
 
@@ -141,11 +124,3 @@ def refused(*parts: str) -> Iterator[None]:
 def denied(*_: object, **__: object) -> None:
     """In place of a call to the operating system: tests may run as root, whom nothing is denied."""
     raise PermissionError(13, "Permission denied")
-
-
-def attempt(read: Callable[[], Read]) -> Read | None:
-    """What was read, or None when it was refused as it must be; anything else escapes."""
-    try:
-        return read()
-    except DataError:
-        return None

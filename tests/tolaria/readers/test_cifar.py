@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.tolaria.readers import read_cifar_binary
-from tests.tolaria.readers.building import CIFAR_NAMES, denied, refused, write_cifar
+from tests.tolaria.readers.building import CIFAR_NAMES, refused, write_cifar
 
 
 def test_records_come_back_as_written_and_in_the_order_of_the_batches(tmp_path: Path) -> None:
@@ -42,8 +42,8 @@ def test_ten_thousand_records_per_file_are_the_rule(tmp_path: Path) -> None:
         read_cifar_binary(tmp_path)
 
 
-@pytest.mark.parametrize("name", CIFAR_NAMES)
-@pytest.mark.parametrize("length", [0, 1, 3072, 3073, 6145, 6147, 9219])
+@pytest.mark.parametrize("name", [CIFAR_NAMES[0], CIFAR_NAMES[-1]])
+@pytest.mark.parametrize("length", [0, 3073, 6145, 6147])
 def test_a_file_of_another_length_is_refused(tmp_path: Path, name: str, length: int) -> None:
     write_cifar(tmp_path, records=2)
     os.truncate(tmp_path / name, length)
@@ -59,33 +59,7 @@ def test_each_missing_file_is_named(tmp_path: Path, name: str) -> None:
         read_cifar_binary(tmp_path, records=1)
 
 
-def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    with refused(f"'{tmp_path / 'no' / 'data_batch_1.bin'}' does not exist"):
-        read_cifar_binary(tmp_path / "no")
-
-
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x").touch()
-    with refused(f"'{tmp_path / 'x' / 'data_batch_1.bin'}' is a file or lies below one"):
-        read_cifar_binary(tmp_path / "x")
-
-
-def test_a_folder_in_place_of_a_batch_is_refused(tmp_path: Path) -> None:
-    write_cifar(tmp_path, records=1)
-    (tmp_path / "test_batch.bin").unlink()
-    (tmp_path / "test_batch.bin").mkdir()
-    with refused(f"'{tmp_path / 'test_batch.bin'}' is a folder"):
-        read_cifar_binary(tmp_path, records=1)
-
-
-def test_permission_denied_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_cifar(tmp_path, records=1)
-    monkeypatch.setattr(Path, "open", denied)
-    with refused(f"'{tmp_path / 'data_batch_1.bin'}' may not be read (permission denied)"):
-        read_cifar_binary(tmp_path, records=1)
-
-
-@pytest.mark.parametrize("name", CIFAR_NAMES)
+@pytest.mark.parametrize("name", CIFAR_NAMES[4:])
 def test_a_label_above_nine_is_refused_with_its_place(tmp_path: Path, name: str) -> None:
     write_cifar(tmp_path, records=3)
     content = bytearray((tmp_path / name).read_bytes())

@@ -1,6 +1,5 @@
 import struct
 import tracemalloc
-import warnings
 import zlib
 from io import BytesIO
 from pathlib import Path
@@ -11,10 +10,10 @@ from PIL import Image, ImageFile
 
 from esper.tolaria.readers.images import Pixels, read_image
 from tests.tolaria.readers.building import (
+    KINDS,
     Bytes,
-    denied,
+    cuts,
     image_bytes,
-    overwrite,
     png_bytes,
     png_chunk,
     random_bytes,
@@ -24,7 +23,6 @@ from tests.tolaria.readers.building import (
 COLOURS = random_bytes(5, 7, 3)
 GREYS = random_bytes(5, 7)
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-KINDS = ("PNG", "JPEG", "BMP", "WEBP")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -34,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def read(path: Path, content: bytes, *, size: tuple[int, int] | None = None, grey: bool = False) -> Pixels:
-    overwrite(path, content)
+    path.write_bytes(content)
     return read_image(path, size=size, grey=grey)
 
 
@@ -74,21 +72,6 @@ def test_formats_without_loss_come_back_as_written(path: Path, kind: str, option
     assert read(path, image_bytes(COLOURS, kind, **options)) == Pixels(planes(COLOURS), 5, 7)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
-def test_formats_with_loss_come_back_nearly_as_written(path: Path, kind: str) -> None:
-    even = np.full((8, 16, 3), (200, 100, 50), np.uint8)
-    found = np.frombuffer(read(path, image_bytes(even, kind, quality=95)).planes, np.uint8).reshape(3, 8, 16)
-    assert np.abs(found.astype(int).mean(axis=(1, 2)) - [200, 100, 50]).max() < 4
-
-
-@pytest.mark.parametrize("kind", ["PNG", "BMP", "JPEG"])
-def test_grey_files_fill_three_channels_or_one(path: Path, kind: str) -> None:
-    even = np.full((4, 6), 77, np.uint8)
-    content = image_bytes(even, kind)
-    assert read(path, content) == Pixels(b"\x4d" * 72, 4, 6)
-    assert read(path, content, grey=True) == Pixels(b"\x4d" * 24, 4, 6)
-
-
 def test_colours_become_grey_by_luminance(path: Path) -> None:
     """Rec. 601: 0.299 R + 0.587 G + 0.114 B of 255 is 76.2, 149.7 and 29.1."""
     pure = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255]]], np.uint8)
@@ -102,31 +85,12 @@ def test_modes_of_eight_bits_are_taken(path: Path, mode: str) -> None:
     assert read(path, content) == Pixels(b"\xff" * 18, 3, 2)
 
 
-def test_opaque_transparency_is_dropped(path: Path) -> None:
-    assert read(path, image_bytes(COLOURS, "PNG", "RGBA")).planes == planes(COLOURS)
-
-
 @pytest.mark.parametrize("alpha", [254, 0])
 def test_transparent_pixels_are_refused(path: Path, alpha: int) -> None:
     pixels = np.dstack([COLOURS, np.full((5, 7), 255, np.uint8)])
     pixels[4, 6, 3] = alpha
     with refused(f"'{path}' has transparent pixels; opaque ones are allowed: put it on a background"):
         read(path, image_bytes(pixels, "PNG"))
-
-
-def test_a_transparent_colour_of_a_palette_is_refused_where_it_is_used(path: Path) -> None:
-    half = np.zeros((2, 2), np.uint8)
-    half[0] = 1
-    palette = Image.frombytes("P", (2, 2), half.tobytes())
-    palette.putpalette([10, 20, 30, 40, 50, 60])
-    for transparency, used in ((b"\xff\x80", True), (b"\xff\xff\x80", False), (b"\xff\xff", False)):
-        buffer = BytesIO()
-        palette.save(buffer, "PNG", transparency=transparency)
-        if used:
-            with refused("has transparent pixels"):
-                read(path, buffer.getvalue())
-        else:
-            assert read(path, buffer.getvalue()).planes[:4] == bytes([40, 40, 10, 10])
 
 
 def test_deeper_pixels_are_refused_and_not_clipped(path: Path) -> None:
@@ -151,17 +115,7 @@ def test_a_size_is_height_and_width(path: Path) -> None:
     assert read(path, png_bytes(COLOURS), size=(5, 7)).planes == planes(COLOURS)
 
 
-def test_a_smaller_size_averages(path: Path) -> None:
-    checks = np.array([[0, 200], [200, 0]], np.uint8)
-    assert read(path, png_bytes(checks), size=(1, 1), grey=True).planes == b"\x64"  # 100
-
-
-@every_kind
-def test_the_content_tells_the_format_and_not_the_suffix(tmp_path: Path, kind: str) -> None:
-    assert read(tmp_path / "image.gif", whole(kind))[1:] == (5, 7)
-
-
-@pytest.mark.parametrize("content", [b"", b"\x89PNG", b"hello", b"RIFF1234WAVE", b"P6 1 1 255 abc"])
+@pytest.mark.parametrize("content", [b"", b"\x89PNG", b"RIFF1234WAVE", image_bytes(GREYS, "GIF")])
 def test_other_content_is_refused(path: Path, content: bytes) -> None:
     with refused(
         f"'{path}' is none of PNG, JPEG, BMP, WEBP; only these are read: convert it or take it away"
@@ -169,35 +123,29 @@ def test_other_content_is_refused(path: Path, content: bytes) -> None:
         read(path, content)
 
 
-def test_a_gif_is_refused(path: Path) -> None:
-    with refused(f"'{path}' is none of PNG, JPEG, BMP, WEBP"):
-        read(path, image_bytes(GREYS, "GIF"))
-
-
 @every_kind
-def test_every_prefix_is_refused(path: Path, kind: str) -> None:
-    content = whole(kind)
-    for length in range(len(content)):
-        with refused(f"'{path}' is no"):  # "none of …" or "not a whole …"
-            read(path, content[:length])
-
-
-@every_kind
-def test_bytes_after_the_end_are_refused(path: Path, kind: str) -> None:
-    for tail in (b"\0", b"\xff", b"more"):
-        with refused(f"'{path}' is not a whole {kind} file (cut off, damaged, or with bytes after its end)"):
-            read(path, whole(kind) + tail)
-
-
-@every_kind
-def test_every_prefix_is_refused_even_where_pillow_is_told_to_make_do(
-    path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("makes_do", [False, True])
+def test_a_file_that_does_not_end_where_it_must_is_refused(
+    path: Path, kind: str, makes_do: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    """Even where Pillow is told to make do with a part of it."""
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", makes_do)
     content = whole(kind)
-    for length in range(0, len(content), 3):
-        with refused(f"'{path}' is no"):
-            read(path, content[:length])
+    for damaged in (*cuts(content)[2:], content[:-2], content + b"\0", content + b"\xff", content + content):
+        with refused(f"'{path}' is not a whole {kind} file (cut off, damaged, or with bytes after its end)"):
+            read(path, damaged)
+
+
+@pytest.mark.parametrize("where", ["IHDR", "IDAT", "IEND"])
+def test_a_flipped_bit_in_the_data_or_the_checksum_of_a_png_is_noticed(path: Path, where: str) -> None:
+    content = png_bytes(random_bytes(2, 2, 3))
+    start = content.index(where.encode())
+    end = start + 4 + int.from_bytes(content[start - 4 : start], "big")
+    for place in (start - 1, start, end - 1, end, end + 3):
+        damaged = bytearray(content)
+        damaged[place] ^= 1
+        with refused(f"'{path}' is not a whole PNG file"):
+            read(path, bytes(damaged))
 
 
 def test_a_png_with_fewer_rows_than_it_states_is_refused(path: Path) -> None:
@@ -208,14 +156,7 @@ def test_a_png_with_fewer_rows_than_it_states_is_refused(path: Path) -> None:
             read(path, png_of(rows))
 
 
-def test_a_png_whose_stream_has_no_end_is_refused(path: Path) -> None:
-    stream = zlib.compress(b"\0ab\0cd\0ef")
-    for damaged in (stream[:-1], stream[:-4], stream + b"\0", stream[:-1] + bytes([stream[-1] ^ 1])):
-        with refused(f"'{path}' is not a whole PNG file"):
-            read(path, png_of_stream(damaged))
-
-
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 9), (9, 1), (3, 5), (8, 8), (13, 11)])
+@pytest.mark.parametrize(("height", "width"), [(1, 9), (13, 11)])
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "RGB", "RGBA", "P"])
 def test_pngs_of_all_widths_and_depths_are_whole(path: Path, height: int, width: int, mode: str) -> None:
     pixels = random_bytes(height, width, 3)
@@ -224,7 +165,7 @@ def test_pngs_of_all_widths_and_depths_are_whole(path: Path, height: int, width:
         assert read(path, image_bytes(pixels, "PNG", mode, bits=2))[1:] == (height, width)
 
 
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 9), (9, 1), (3, 5), (8, 8), (13, 11)])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (9, 1), (3, 5), (13, 11)])
 def test_an_interlaced_png_is_whole_with_the_data_of_its_seven_passes(
     path: Path, height: int, width: int
 ) -> None:
@@ -241,39 +182,6 @@ def test_an_interlaced_png_is_whole_with_the_data_of_its_seven_passes(
         read(path, png_of(rows[:-1], height, width, interlace=1))
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        b"",
-        b"\0" * 12,
-        struct.pack(">IIBBBBB", 2, 3, 8, 1, 0, 0, 0),
-        struct.pack(">IIBBBBB", 2, 3, 8, 0, 0, 0, 2),
-    ],
-    ids=["empty", "short", "colour type 1", "interlace 2"],
-)
-def test_a_png_with_a_header_that_the_standard_does_not_know_is_refused(path: Path, header: bytes) -> None:
-    chunks = png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(b"\0ab\0cd\0ef"))
-    with refused(f"'{path}' is not a whole PNG file"):
-        read(path, SIGNATURE + chunks + png_chunk(b"IEND", b""))
-
-
-def test_a_bmp_with_fewer_rows_than_it_states_is_refused(path: Path) -> None:
-    """A row of 5 × 3 bytes is filled up to 16; here the last one is missing and the file states so."""
-    content = image_bytes(random_bytes(4, 5, 3), "BMP")[:-16]
-    with refused(f"'{path}' cannot be decoded (", "a whole BMP file is expected there"):
-        read(path, content[:2] + len(content).to_bytes(4, "little") + content[6:])
-
-
-def test_a_png_with_nothing_but_an_end_is_refused(path: Path) -> None:
-    with refused(f"'{path}' is not a whole PNG file"):
-        read(path, SIGNATURE + png_chunk(b"IEND", b""))
-
-
-def test_two_jpegs_in_one_file_are_refused(path: Path) -> None:
-    with refused(f"'{path}' is not a whole JPEG file"):
-        read(path, whole("JPEG") + whole("JPEG"))
-
-
 def jpeg_with_thumbnail() -> bytes:
     """Another JPEG, with an end of its own, inside a segment behind the start."""
     thumbnail = image_bytes(GREYS, "JPEG")
@@ -282,11 +190,8 @@ def jpeg_with_thumbnail() -> bytes:
 
 
 def test_a_jpeg_inside_a_segment_of_a_jpeg_is_passed_over(path: Path) -> None:
-    assert read(path, jpeg_with_thumbnail()) == read(path, whole("JPEG"))
-
-
-def test_a_jpeg_cut_behind_the_end_of_its_thumbnail_is_refused(path: Path) -> None:
     content = jpeg_with_thumbnail()
+    assert read(path, content) == read(path, whole("JPEG"))
     with refused(f"'{path}' is not a whole JPEG file"):
         read(path, content[: content.index(b"\xff\xd9") + 2])
 
@@ -301,29 +206,8 @@ def test_jpegs_of_several_scans_and_with_points_to_restart_are_whole(
     assert read(path, image_bytes(pixels, "JPEG", **options))[1:] == (40, 33)
 
 
-def test_fill_bytes_before_the_end_of_a_jpeg_are_allowed(path: Path) -> None:
-    content = whole("JPEG")
-    assert read(path, content[:-2] + b"\xff\xff\xff\xd9") == read(path, content)
-
-
-def test_a_jpeg_with_nothing_in_it_is_refused(path: Path) -> None:
-    with refused(f"'{path}' cannot be decoded (", "a whole JPEG file is expected there: copy or download"):
-        read(path, b"\xff\xd8\xff\xd9")
-
-
-def test_a_flipped_bit_in_any_place_of_a_png_is_noticed(path: Path) -> None:
-    content = png_bytes(random_bytes(2, 2, 3))
-    for bit in range(8 * len(content)):
-        damaged = bytearray(content)
-        damaged[bit // 8] ^= 1 << bit % 8
-        with refused(f"'{path}' is no"):
-            read(path, bytes(damaged))
-
-
 @pytest.mark.parametrize("limit", [Image.MAX_IMAGE_PIXELS, None], ids=["limit", "no limit"])
-@pytest.mark.parametrize(
-    ("height", "width"), [(8192, 8193), (9000, 10_000), (20_000, 20_000), (2**31 - 1, 2**31 - 1)]
-)
+@pytest.mark.parametrize(("height", "width"), [(8192, 8193), (9000, 10_000), (2**31 - 1, 2**31 - 1)])
 def test_absurd_sizes_are_refused_before_memory_is_taken(
     path: Path, monkeypatch: pytest.MonkeyPatch, height: int, width: int, limit: int | None
 ) -> None:
@@ -338,24 +222,8 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(
         tracemalloc.stop()
 
 
-def test_what_pillow_only_warns_of_is_refused_even_where_warnings_are_ignored(path: Path) -> None:
-    """An animation of no pictures, of which Pillow would show the default one."""
-    content = png_bytes(COLOURS)
-    behind_header = len(SIGNATURE) + 12 + 13
-    animation = png_chunk(b"acTL", struct.pack(">II", 0, 0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with refused(f"'{path}' cannot be decoded (Invalid APNG", "a whole PNG file is expected there"):
-            read(path, content[:behind_header] + animation + content[behind_header:])
-
-
 @pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (IndexError("no such row"), "no such row"),
-        (struct.error("short"), "short"),
-        (MemoryError(), "MemoryError"),
-    ],
+    ("error", "reason"), [(IndexError("no such row"), "no such row"), (MemoryError(), "MemoryError")]
 )
 def test_whatever_a_decoder_raises_becomes_the_sentence(
     path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
@@ -369,33 +237,3 @@ def test_whatever_a_decoder_raises_becomes_the_sentence(
         f"'{path}' cannot be decoded ({reason}); a whole PNG file is expected there: copy or download"
     ):
         read(path, content)
-
-
-def test_a_header_that_makes_no_sense_is_called_so(path: Path) -> None:
-    """The frame states a precision of 9 bits; Pillow answers with an address in memory."""
-    content = bytearray(whole("JPEG"))
-    content[content.index(b"\xff\xc0") + 4] = 9
-    with refused(
-        f"'{path}' cannot be decoded (its header makes no sense); a whole JPEG file is expected there"
-    ):
-        read(path, bytes(content))
-
-
-def test_the_filters_of_warnings_stay_as_they_were(path: Path) -> None:
-    before = list(warnings.filters)
-    read(path, whole("PNG"))
-    with refused("pixels"):
-        read(path, huge_bmp(9000, 10_000))
-    assert list(warnings.filters) == before
-
-
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with refused(f"'{tmp_path}' is a folder; an image file is expected there"):
-        read_image(tmp_path, size=None, grey=False)
-
-
-def test_permission_denied_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path.write_bytes(whole("PNG"))
-    monkeypatch.setattr(Path, "open", denied)
-    with refused(f"'{path}' may not be read (permission denied); an image file is expected there"):
-        read_image(path, size=None, grey=False)

@@ -1,4 +1,7 @@
-"""What is wrong, and since when: every alert from where it was raised to where it was cleared."""
+"""What is wrong, and since when: every alert from where it was raised to where it ended.
+
+The picture: a line per rule.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from esper.karn import notation
+from esper.karn.drawing import svg
+from esper.karn.drawing.axes import Scale, x_axis
+from esper.karn.drawing.picture import Picture
+from esper.karn.drawing.svg import Markup, number
 from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.places import Axis, AxisName, axis_of
 from esper.karn.run import Run
@@ -13,6 +21,9 @@ from esper.leyline.events import Severity
 
 MOST_ENTRIES: Final = 100
 """Of the table; open ones and the latest first."""
+_LEFT: Final = 190.0
+_RIGHT: Final = svg.WIDTH - 100
+_ROW: Final = 26.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +154,67 @@ def _merged(spans: Sequence[AlertSpan], bin_size: int) -> tuple[AlertSpan, ...]:
         else:
             merged.append(span)
     return tuple(merged)
+
+
+def draw_alerts(found: Alerts, beside: Alerts | None = None) -> Picture:
+    """One row per rule that was ever raised, on an axis that holds what is beside it too."""
+    x = Scale(0, max(one.end for one in (found, beside) if one is not None), _LEFT, _RIGHT)
+    bottom = 4 + _ROW * len(found.lines)
+    content = [
+        x_axis(x, bottom, found.axis, top=0),
+        *(_draw_line(line, x, 4 + _ROW * index) for index, line in enumerate(found.lines)),
+    ]
+    nothing = [svg.text(0, 16, "no alert was raised", "dim")]
+    names = ", ".join(line.rule for line in found.lines)
+    return Picture(
+        svg=svg.drawing(
+            bottom + 28 if found.lines else 24,
+            "Alerts",
+            f"Raised: {names}" if names else "No alert was raised.",
+            *(content if found.lines else nothing),
+        ),
+        columns=["rule", "severity", "about", "times", "since", "until", "value", "limit", "hint"],
+        rows=[_cells(entry, found) for entry in found.entries],
+        caption=_caption(found),
+    )
+
+
+def _caption(found: Alerts) -> str:
+    if not found.lines:
+        return "No alert was raised."
+    more = f" {notation.count(found.left_out)} older entries are left out." if found.left_out else ""
+    return f"{found.open} of {len(found.lines)} rules that were raised are still open.{more}"
+
+
+def _cells(entry: AlertEntry, found: Alerts) -> list[str]:
+    return [
+        entry.rule,
+        entry.severity,
+        entry.scope,
+        notation.count(entry.times),
+        f"{found.axis} {entry.since}",
+        "open" if entry.until is None else f"{found.axis} {entry.until}",
+        notation.significant(entry.value),
+        notation.significant(entry.limit),
+        entry.hint,
+    ]
+
+
+def _draw_line(line: AlertLine, x: Scale, top: float) -> Markup:
+    middle = top + _ROW / 2
+    spans = "".join(
+        f"M{number(x(span.start))} {number(middle)}H{number(x(span.end) if span.end is not None else x.stop)}"
+        for span in line.spans
+    )
+    is_open = any(span.end is None for span in line.spans)
+    times = f"{notation.count(line.times)}×"
+    return svg.group(
+        [
+            svg.text(_LEFT - 10, middle + 5, svg.shorten(line.rule.replace("_", " "), 18), "", "end"),
+            svg.line(_LEFT, middle, _RIGHT, middle, "grid"),
+            svg.path(spans, f"alert {line.severity}-line"),
+            svg.text(
+                _RIGHT + 10, middle + 5, f"{times} open" if is_open else times, "strong" if is_open else "dim"
+            ),
+        ]
+    )

@@ -1,12 +1,20 @@
-"""What does the decision maker choose: the mix of ops, what it had no choice in, and what failed."""
+"""What does the controller choose: the mix of ops, what it had no choice in, and what failed.
+
+The picture: ops as stacked columns, forced waiting striped, failures above.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from esper.karn import notation
+from esper.karn.drawing.chart import Chart, Panel, Part, draw
+from esper.karn.drawing.picture import Picture
+from esper.karn.palette import OP_STAGES
 from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.places import Axis, AxisName, Place, axis_of
 from esper.karn.run import Run
+from esper.leyline.stages import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +102,81 @@ def _from_episodes(run: Run, axis: Axis) -> tuple[ChoicePoint, ...]:
         ChoicePoint(Place(first, last), tuple(OpCount(int(count or 0), None, None) for count in counts))
         for first, last, *counts in found
     )
+
+
+def draw_choices(found: Choices, beside: Choices | None = None) -> Picture:
+    """One column per epoch or iteration."""
+    return Picture(
+        svg=draw(_chart(found), None if beside is None else _chart(beside)),
+        columns=[found.axis, "decisions", *(op_name(op) for op in found.ops), "forced", "failed"],
+        rows=[_cells(point) for point in found.points],
+        caption=_caption(found),
+    )
+
+
+def op_name(op: str) -> str:
+    """An op as people say it, short enough for a label."""
+    return op.lower().replace("_", " ").removesuffix(" target")
+
+
+def _chart(found: Choices) -> Chart:
+    total = sum(point.total for point in found.points)
+    parts = []
+    for index, op in enumerate(found.ops):
+        counts = [(point, point.ops[index]) for point in found.points]
+        chosen = sum(count.chosen for _, count in counts)
+        forced = [100 * point.share(count.forced or 0) for point, count in counts]
+        shares = [100 * point.share(count.chosen) for point, count in counts]
+        parts.append(Part(op_name(op), shares, _percent, _look(op), 100 * chosen / total, forced))
+    failed = [_part(point, [op.failed for op in point.ops]) for point in found.points]
+    failures = [None if share is None else 100 * share for share in failed]
+    overall = 100 * sum(op.failed or 0 for point in found.points for op in point.ops) / total
+    return Chart(
+        title="Mix of ops",
+        description=", ".join(f"{part.name} {_percent(part.total)}" for part in parts if part.total),
+        axis=found.axis,
+        end=found.end,
+        places=[point.place for point in found.points],
+        panels=[
+            Panel(
+                16,
+                parts=[Part("failed", failures, _percent, "error", overall)],
+                zero=True,
+                optional=True,
+                ticks=1,
+            ),
+            Panel(170, parts=parts, zero=True, most=100.0, ticks=2, unit="%"),
+        ],
+        room=168,
+    )
+
+
+def _percent(value: float | None) -> str:
+    return notation.share(None if value is None else value / 100)
+
+
+def _look(op: str) -> str:
+    stage = OP_STAGES.get(op, Stage.UNKNOWN)
+    return "idle" if stage is Stage.DORMANT else stage.name.lower()
+
+
+def _cells(point: ChoicePoint) -> list[str]:
+    return [
+        str(point.place),
+        notation.count(point.total),
+        *(notation.share(point.share(op.chosen)) for op in point.ops),
+        notation.share(_part(point, [op.forced for op in point.ops])),
+        notation.share(_part(point, [op.failed for op in point.ops])),
+    ]
+
+
+def _part(point: ChoicePoint, counts: list[int | None]) -> float | None:
+    return None if None in counts else point.share(sum(count for count in counts if count is not None))
+
+
+def _caption(found: Choices) -> str:
+    if any(op.forced is None for point in found.points for op in point.ops):
+        return (
+            "Shares of all decisions. Decisions were not recorded one by one: forced and failed are unknown."
+        )
+    return "Shares of all decisions. Striped: nothing but waiting was legal. Above: what failed."

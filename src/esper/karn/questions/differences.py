@@ -45,12 +45,13 @@ def _described(run: Run) -> Iterator[tuple[str, Any]]:
     for name in BESIDE:
         yield name, getattr(row, name)
     for name, value in (("config", row.config), ("versions", row.versions), ("hardware", row.hardware)):
-        yield from _flat(name, value)
+        yield from flat(name, value)
 
 
-def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A setting, or the settings within it, each with its keys joined by dots."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            yield from _flat(f"{key}.{name}", inner)
+            yield from flat(f"{key}.{name}", inner)
     else:
         yield key, value

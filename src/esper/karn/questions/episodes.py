@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from esper.karn.episodes import HORIZON
 from esper.karn.run import Run
+from esper.leyline.events import EpochRow
 
+THIS_EPISODE: Final = "env = ? AND episode = ? AND attempt = ?"
+"""The rows of one episode, as SQL; its key has the parameters."""
 LAST_ITERATION: Final = "(SELECT max(iteration) FROM update)"
-"""The last iteration of a training that is complete, as SQL; a killed one may have begun another."""
+"""The last complete iteration of a training, as SQL; one that was killed may have begun another."""
 IN_A_COMPLETE_ITERATION: Final = f"(iteration <= {LAST_ITERATION})"
-"""Whether an episode of a training belongs to an iteration that is complete, as SQL. The episodes of one that is not
-are those that were lived first, or broke down: they do not stand for their iteration."""
+"""Whether an episode belongs to an iteration that is complete, as SQL.
+
+Of an iteration that is not, only the episodes that ended first are known: they do not represent it.
+"""
 LASTED: Final = f"(ended_by = '{HORIZON}')"
-"""Whether an episode reached its horizon, as SQL. An iteration of a training is judged by those that did, as its own
-row judges it; one that broke down was followed at once by a fresh one."""
+"""Whether an episode reached its horizon, as SQL. The means of an iteration are those of such episodes; one
+that broke down was followed at once by another attempt."""
 
 
 class EpisodeKey(NamedTuple):
@@ -26,29 +30,20 @@ class EpisodeKey(NamedTuple):
     attempt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeSummary:
-    """How one episode went; None is unknown, as while it goes on."""
+class EpisodeSummary(NamedTuple):
+    """How one episode went; None is unknown."""
 
     key: EpisodeKey
     iteration: int | None
     """The iteration of a training; None where nothing is trained."""
-    epochs: int
     score: float | None
-    twin_score: float | None
-    params: int | None
-    total_reward: float | None
-    ended_by: str | None
 
 
 def episode_name(episode: EpisodeKey, *, trained: bool) -> str:
     """An episode in words."""
     if not trained:
-        return (
-            f"episode {episode.episode}"
-            if episode.env == 0
-            else f"environment {episode.env}, episode {episode.episode}"
-        )
+        name = f"episode {episode.episode}"
+        return name if episode.env == 0 else f"environment {episode.env}, {name}"
     name = f"iteration {episode.episode + 1}, environment {episode.env}"
     return f"{name}, attempt {episode.attempt + 1}" if episode.attempt else name
 
@@ -62,39 +57,36 @@ def episodes(run: Run) -> list[EpisodeSummary]:
     """Every episode of the run, in the order of iterations and environments; the one that goes on too."""
     found = run.sql(
         """
-        WITH seen AS (SELECT env, episode, attempt, iteration, max(epoch) AS epochs, last(params) AS params,
-                             last(val_score) AS score, last(twin_score) AS twin
+        WITH seen AS (SELECT env, episode, attempt, iteration, arg_max(val_score, epoch) AS score
                       FROM epoch GROUP BY ALL)
         SELECT env, episode, attempt, coalesce(episode.iteration, seen.iteration),
-               coalesce(episode.epoch, seen.epochs), coalesce(episode.val_score, seen.score),
-               coalesce(episode.twin_val_score, seen.twin), coalesce(episode.params, seen.params),
-               episode.total_reward, episode.ended_by
-        FROM episode FULL JOIN seen USING (env, episode, attempt)
-        ORDER BY episode, env, attempt
+               coalesce(episode.val_score, seen.score)
+        FROM episode FULL JOIN seen USING (env, episode, attempt) ORDER BY episode, env, attempt
         """
     ).fetchall()
-    return [
-        EpisodeSummary(
-            key=EpisodeKey(env, episode, attempt),
-            iteration=iteration,
-            epochs=epochs,
-            score=score,
-            twin_score=twin,
-            params=params,
-            total_reward=reward,
-            ended_by=ended_by,
-        )
-        for env, episode, attempt, iteration, epochs, score, twin, params, reward, ended_by in found
-    ]
+    return [EpisodeSummary(EpisodeKey(*key), iteration, score) for *key, iteration, score in found]
 
 
-def judged(run: Run) -> str:
-    """Which finished episodes say what a run came to, as SQL: all or, of a training, its last iteration's."""
+def count_episodes(run: Run) -> int:
+    """How many are finished."""
+    ((number,),) = run.sql("SELECT count(*) FROM episode").fetchall()
+    return int(number)
+
+
+def unfinished_episode(run: Run) -> EpochRow | None:
+    """The last epoch of the episode that goes on, or was not finished; None: there is no such episode."""
+    unfinished = "(env, episode, attempt) NOT IN (SELECT (env, episode, attempt) FROM episode)"
+    rows = run.rows(EpochRow, unfinished)
+    return max(rows, key=lambda row: (row.episode, -row.env, row.epoch), default=None)
+
+
+def final_episodes(run: Run) -> str:
+    """The episodes whose means are a run's result, as SQL: all or, of a training, its last iteration's."""
     return f"{LASTED} AND iteration = {LAST_ITERATION}" if is_training(run) else "true"
 
 
 def default_episode(run: Run) -> EpisodeKey | None:
-    """The best episode of a training, the last of any other run; None if nothing lived yet."""
+    """The best episode of a training, the last of any other run; None if there is none yet."""
     if is_training(run):
         query = "SELECT env, episode, attempt FROM episode ORDER BY val_score DESC, episode DESC, env LIMIT 1"
     else:
@@ -114,7 +106,8 @@ def notable_episodes(run: Run) -> dict[str, EpisodeKey]:
         WITH ranked AS (SELECT env, episode, attempt,
                                row_number() OVER (ORDER BY val_score, episode, env) AS place,
                                count(*) OVER () AS episodes FROM episode)
-        SELECT place, episodes, env, episode, attempt FROM ranked WHERE place IN (1, episodes // 2 + 1, episodes)
+        SELECT place, episodes, env, episode, attempt FROM ranked
+        WHERE place IN (1, episodes // 2 + 1, episodes)
         """
     ).fetchall()
     keys = {place: EpisodeKey(*key) for place, _, *key in found}

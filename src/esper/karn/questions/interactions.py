@@ -1,21 +1,37 @@
-"""Do seeds help or hinder each other: contributions and pair interactions from on/off configurations."""
+"""Do seeds help or hinder each other: contributions and pair interactions from on/off configurations.
+
+The picture: a matrix of slots with contributions on its diagonal and pair interactions beside it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from esper.karn.questions.episodes import EpisodeKey, default_episode
+from esper.karn import notation
+from esper.karn.drawing import svg
+from esper.karn.drawing.picture import Picture
+from esper.karn.drawing.style import shade_look
+from esper.karn.drawing.svg import Markup
+from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey, default_episode, episode_name, is_training
 from esper.karn.run import Run
 
 Configuration = tuple[bool, ...]
+_LEFT: Final = 100.0
+_CELL_WIDTH: Final = 110.0
+_CELL: Final = 38.0
+_TOP: Final = 24.0
+_PALEST: Final = 0.4
+"""The darkest cell, so that the number on it stays readable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interactions:
     """One episode at the last epoch whose configurations were scored."""
 
-    episode: EpisodeKey
+    name: str
+    """The episode in words."""
     epoch: int
     slots: tuple[str, ...]
     """Those that were switched."""
@@ -33,9 +49,9 @@ def interactions(run: Run, episode: EpisodeKey | None = None) -> Interactions | 
     if episode is None:
         return None
     found = run.sql(
-        """
-        SELECT epoch, "on", score FROM counterfactual WHERE env = ? AND episode = ?
-        AND epoch = (SELECT max(epoch) FROM counterfactual WHERE env = ? AND episode = ?)
+        f"""
+        SELECT epoch, "on", score FROM counterfactual WHERE {THIS_EPISODE}
+        AND epoch = (SELECT max(epoch) FROM counterfactual WHERE {THIS_EPISODE})
         """,
         [*episode, *episode],
     ).fetchall()
@@ -47,7 +63,7 @@ def interactions(run: Run, episode: EpisodeKey | None = None) -> Interactions | 
     if not switched or everything not in scores:  # a killed run may have written but one of them
         return None
     return Interactions(
-        episode=episode,
+        name=episode_name(episode, trained=is_training(run)),
         epoch=found[0][0],
         slots=tuple(run.row.slots[slot] for slot in switched),
         score=scores[everything],
@@ -72,3 +88,63 @@ def _effect(scores: Mapping[Configuration, float], slots: set[int]) -> float | N
     if len(slots) == 1:
         return whole - rest
     return whole - sum(value for value in single if value is not None) + rest
+
+
+def draw_interactions(found: Interactions, beside: Interactions | None = None) -> Picture:
+    """A matrix of the slots that were switched; it has no axes to share."""
+    size = len(found.slots)
+    width = min(_CELL_WIDTH, (svg.WIDTH - _LEFT) / size)
+    letters = int(width / svg.LETTER)
+    headings = [
+        svg.text(_LEFT + (index + 0.5) * width, 15, svg.shorten(slot, letters), "dim", "middle")
+        for index, slot in enumerate(found.slots)
+    ]
+    strongest = max((abs(value) for row in found.matrix for value in row if value is not None), default=0.0)
+    cells = [
+        _draw_cell(value, strongest, (_LEFT + second * width, _TOP + first * _CELL, width), first == second)
+        for first, row in enumerate(found.matrix)
+        for second, value in enumerate(row)
+    ]
+    names = [
+        svg.text(_LEFT - 8, _TOP + (index + 0.5) * _CELL + 5, svg.shorten(slot, 9), "", "end")
+        for index, slot in enumerate(found.slots)
+    ]
+    return Picture(
+        svg=svg.drawing(
+            _TOP + size * _CELL + 4,
+            "Pair interactions",
+            f"Score {notation.points(found.score)} with all of {', '.join(found.slots)} on.",
+            *headings,
+            *names,
+            *cells,
+        ),
+        columns=["slot", *found.slots],
+        rows=[
+            [slot, *(notation.gain(value) for value in row)]
+            for slot, row in zip(found.slots, found.matrix, strict=True)
+        ],
+        caption=(
+            f"{found.name.capitalize()}, epoch {found.epoch}, {notation.points(found.score)} points with all"
+            " seeds on. Bold: points lost without the slot. Elsewhere: what two slots add beyond their own;"
+            " negative: they do the same work."
+        ),
+    )
+
+
+def _draw_cell(
+    value: float | None, strongest: float, box: tuple[float, float, float], is_own: bool
+) -> Markup:
+    left, top, width = box
+    fraction = 0.0 if value is None or not strongest else _PALEST * abs(value) / strongest
+    return svg.group(
+        [
+            svg.rectangle(left, top, width, _CELL, f"cell {shade_look(fraction)}"),
+            svg.text(
+                left + width / 2,
+                top + _CELL / 2 + 5,
+                notation.gain(value),
+                "strong" if is_own else "",
+                "middle",
+            ),
+        ]
+    )

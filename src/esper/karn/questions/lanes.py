@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from esper.karn.episodes import SeedHistory, seed_histories
-from esper.karn.questions.episodes import EpisodeKey, default_episode
+from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey, default_episode, episode_name, is_training
 from esper.karn.run import Run
 from esper.leyline.events import EnvRow, EpochRow, SeedRow, TransitionRow
 from esper.leyline.stages import FORWARD_STAGES, Stage
@@ -54,6 +54,10 @@ class Lane:
     """One slot."""
 
     slot: str
+    stage: Stage
+    """The present one."""
+    alpha: float | None
+    """Blend weight for the epoch to come; None: the slot is empty, or the run did not record it."""
     spans: tuple[Span, ...]
     """In order and without gaps; what is left out is an empty slot."""
     marks: tuple[Mark, ...]
@@ -71,6 +75,8 @@ class Lanes:
     """One episode: its scores and its slots over the same epochs."""
 
     episode: EpisodeKey
+    name: str
+    """The episode in words."""
     horizon: int
     """Where the axis ends; the episode may have ended before, or go on."""
     epoch: int
@@ -84,28 +90,30 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
     episode = default_episode(run) if episode is None else episode
     if episode is None:
         return None
-    this_episode = "env = ? AND episode = ?"
-    moves = run.rows(TransitionRow, this_episode, episode)
-    seeds = run.rows(SeedRow, this_episode, episode)
-    epochs = run.rows(EpochRow, this_episode, episode)
+    moves = run.rows(TransitionRow, THIS_EPISODE, episode)
+    seeds = run.rows(SeedRow, THIS_EPISODE, episode)
+    epochs = run.rows(EpochRow, THIS_EPISODE, episode)
     if not (moves or epochs):
         return None
     last = max(row.epoch for rows in (moves, epochs) for row in rows)
-    now = EnvRow(env=episode.env, episode=episode.episode, epoch=last)
-    lived = seed_histories(run.row, now, seeds, moves)
+    now = EnvRow(env=episode.env, episode=episode.episode, attempt=episode.attempt, epoch=last)
+    grown = seed_histories(run.row, now, seeds, moves)
     moves_of = _by_slot(moves)
     alphas_of = {slot: {row.epoch: row.alpha for row in rows} for slot, rows in _by_slot(seeds).items()}
     return Lanes(
         episode=episode,
+        name=episode_name(episode, trained=is_training(run)),
         horizon=max(run.row.horizon, last),
         epoch=last,
         scores=tuple(ScorePoint(row.epoch, row.val_score, row.twin_score, row.params) for row in epochs),
         lanes=tuple(
             Lane(
                 slot=name,
+                stage=Stage(moves_of[index][-1].to_stage) if moves_of[index] else Stage.DORMANT,
+                alpha=alphas_of.get(index, {}).get(last),
                 spans=_spans(moves_of[index], last, alphas_of.get(index, {})),
                 marks=_marks(moves_of[index]),
-                seeds=tuple(seed for seed in lived if seed.slot == name),
+                seeds=tuple(seed for seed in grown if seed.slot == name),
             )
             for index, name in enumerate(run.row.slots)
         ),
@@ -129,7 +137,7 @@ def _spans(moves: Sequence[TransitionRow], last: int, alphas: Mapping[int, float
 
 
 def _alpha(stage: Stage, epoch: int, alphas: Mapping[int, float]) -> float | None:
-    """The weight in the next epoch; where weights are recorded, a seed that is not in the pass has none."""
+    """The weight in the next epoch; 0 for a seed outside the network, where weights are recorded."""
     return alphas.get(epoch, 0.0 if alphas and stage not in FORWARD_STAGES else None)
 
 

@@ -1,11 +1,11 @@
-"""Places on a run's axis: epochs of an episode or iterations of a training, neighbours together in long runs."""
+"""Places on a run's axis: epochs of an episode or iterations of a training; long runs join neighbours."""
 
 from __future__ import annotations
 
 import math
 from typing import Final, Literal, NamedTuple
 
-from esper.karn.questions.episodes import EpisodeKey, is_training
+from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey, is_training
 from esper.karn.run import Run
 
 AxisName = Literal["epoch", "iteration"]
@@ -50,7 +50,7 @@ class Axis(NamedTuple):
 def axis_of(run: Run, episode: EpisodeKey | None) -> Axis:
     """Iterations of a whole training; epochs of one episode, or of all episodes of any other run."""
     if episode is not None:
-        return Axis("epoch", run.row.horizon, "env = ? AND episode = ? AND attempt = ?", [*episode])
+        return Axis("epoch", run.row.horizon, THIS_EPISODE, [*episode])
     if is_training(run):
         return Axis("iteration", run.row.iterations or 0, "true", [])
     return Axis("epoch", run.row.horizon, "true", [])

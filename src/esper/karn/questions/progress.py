@@ -1,11 +1,17 @@
-"""Is the run alive, how far is it, and when will it be done."""
+"""Is the run alive, how far is it, and when will it be done: the one answer that every view shows.
+
+The picture: one line over a thin bar.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-from esper.karn.questions.episodes import is_training
+from esper.karn import notation
+from esper.karn.drawing import svg
+from esper.karn.drawing.picture import Picture
+from esper.karn.questions.episodes import EpisodeKey, is_training
 from esper.karn.questions.places import AxisName
 from esper.karn.run import Run, State
 
@@ -37,20 +43,22 @@ class Progress:
         return min(self.done / self.total, 1.0) if self.total else None
 
 
-def progress(run: Run) -> Progress:
-    """The present state of a run."""
+def progress(run: Run, episode: EpisodeKey | None = None) -> Progress:
+    """The present state of the whole run, whichever episode is shown."""
     row, state = run.row, run.state
     ((seconds,),) = run.sql(
         "SELECT max(t) FROM (SELECT t FROM epoch UNION ALL SELECT t FROM episode"
         " UNION ALL SELECT t FROM update UNION ALL SELECT t FROM resource)"
     ).fetchall()
-    lived, done = _epochs(run)
+    trained, done = _epochs(run)
     total = _planned_epochs(run)
     pace = seconds / done if seconds and done else None
     if is_training(run):
         ((iterations,),) = run.sql("SELECT max(iteration) FROM update").fetchall()
         done, total, pace = iterations or 0, row.iterations, _seconds_per_iteration(run)
-    goes_on = state == "running" and pace is not None and total is not None
+    left = None
+    if state == "running" and pace is not None and total is not None:
+        left = pace * max(total - done, 0)
     return Progress(
         name=row.name,
         task=row.task,
@@ -60,24 +68,24 @@ def progress(run: Run) -> Progress:
         done=done,
         total=total,
         seconds=seconds,
-        seconds_left=pace * max(total - done, 0) if goes_on and pace and total else None,
-        steps_per_second=lived / seconds if seconds and lived else None,
+        seconds_left=left,
+        steps_per_second=trained / seconds if seconds and trained else None,
     )
 
 
 def _epochs(run: Run) -> tuple[int, int]:
-    """Epochs lived, and epochs done with: an episode that ended early leaves nothing to do."""
-    ((lived, done),) = run.sql(
+    """Epochs trained, and epochs done with: an episode that ended early leaves nothing to do."""
+    ((trained, done),) = run.sql(
         """
-        WITH episode AS (SELECT env, episode, max(epoch) AS epochs, bool_or(ended) AS ended
-                      FROM (SELECT env, episode, epoch, false AS ended FROM epoch
-                            UNION ALL SELECT env, episode, epoch, true FROM episode)
-                      GROUP BY env, episode)
-        SELECT coalesce(sum(epochs), 0), coalesce(sum(CASE WHEN ended THEN ? ELSE epochs END), 0) FROM episode
+        WITH ended AS (SELECT env, episode, attempt, max(epoch) AS epochs, bool_or(is_end) AS is_over
+                       FROM (SELECT env, episode, attempt, epoch, false AS is_end FROM epoch
+                             UNION ALL SELECT env, episode, attempt, epoch, true FROM episode)
+                       GROUP BY env, episode, attempt)
+        SELECT coalesce(sum(epochs), 0), coalesce(sum(CASE WHEN is_over THEN ? ELSE epochs END), 0) FROM ended
         """,
         [run.row.horizon],
     ).fetchall()
-    return int(lived), int(done)
+    return int(trained), int(done)
 
 
 def _planned_epochs(run: Run) -> int | None:
@@ -87,6 +95,54 @@ def _planned_epochs(run: Run) -> int | None:
 
 def _seconds_per_iteration(run: Run) -> float | None:
     ((pace,),) = run.sql(
-        f"SELECT avg(seconds) FROM (SELECT seconds FROM update ORDER BY iteration DESC LIMIT {PACE_ITERATIONS})"
+        "SELECT avg(seconds) FROM"
+        f" (SELECT seconds FROM update ORDER BY iteration DESC LIMIT {PACE_ITERATIONS})"
     ).fetchall()
     return None if pace is None else float(pace)
+
+
+def done_text(found: Progress) -> str:
+    """What is done of what is planned."""
+    total = "" if found.total is None else f"/{notation.count(found.total)}"
+    return f"{found.unit} {notation.count(found.done)}{total}"
+
+
+def progress_line(found: Progress) -> str:
+    """The header line of every view."""
+    parts = [
+        f"{found.task} · {found.controller}",
+        found.state,
+        done_text(found),
+        notation.clock(found.seconds),
+    ]
+    if found.state == "running":
+        parts.append(f"left {notation.clock(found.seconds_left)}")
+    parts.append(f"{notation.significant(found.steps_per_second)} steps/s")
+    return " · ".join(parts)
+
+
+def draw_progress(found: Progress, beside: Progress | None = None) -> Picture:
+    """The line, and a bar of what is done."""
+    share = found.share
+    bar = [svg.rectangle(0, 12, svg.WIDTH, 6, "track")]
+    if share:
+        bar.append(svg.rectangle(0, 12, svg.WIDTH * share, 6, "done"))
+    line = progress_line(found)
+    return Picture(
+        svg=svg.drawing(30, "Progress", line, *bar),
+        columns=["run", "task", "controller", "state", found.unit, "of", "time", "left", "steps/s"],
+        rows=[
+            [
+                found.name,
+                found.task,
+                found.controller,
+                found.state,
+                notation.count(found.done),
+                notation.count(found.total),
+                notation.clock(found.seconds),
+                notation.clock(found.seconds_left),
+                notation.significant(found.steps_per_second),
+            ]
+        ],
+        caption=line,
+    )

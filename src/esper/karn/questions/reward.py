@@ -1,22 +1,21 @@
-"""Is the reward honest: the terms it is made of, and whether what is paid follows the final score."""
+"""Which terms make up the reward: their means per iteration or epoch, drawn as stacked columns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
+from esper.karn import notation
+from esper.karn.drawing.chart import Chart, Line, Panel, Part, draw
+from esper.karn.drawing.picture import Picture
+from esper.karn.drawing.style import part_look
 from esper.karn.questions.episodes import EpisodeKey, is_training
 from esper.karn.questions.places import AxisName, Place, axis_of
 from esper.karn.run import Run
 
-MOST_EPISODES: Final = 160
-"""Shown one by one; of more episodes, those with similar returns are taken together."""
-GROUPS: Final = 40
-
 
 @dataclass(frozen=True, slots=True)
 class RewardPoint:
-    """What was paid at one place; None is unknown."""
+    """The reward at one place; None is unknown."""
 
     place: Place
     terms: tuple[float | None, ...]
@@ -34,34 +33,8 @@ class Reward:
     points: tuple[RewardPoint, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PaidEpisodes:
-    """Episodes with the same or similar returns."""
-
-    episodes: int
-    low: float
-    high: float
-    """Their returns."""
-    median_return: float
-    quarter: float
-    median: float
-    three_quarters: float
-    """Their final validation scores."""
-
-
-@dataclass(frozen=True, slots=True)
-class Honesty:
-    """Return against final score, over the episodes of a training."""
-
-    episodes: int
-    rank_correlation: float | None
-    """Spearman's; None: fewer than three episodes, or all alike."""
-    groups: tuple[PaidEpisodes, ...]
-    """By rising return; single episodes while there are few."""
-
-
 def reward(run: Run, episode: EpisodeKey | None = None) -> Reward | None:
-    """Per iteration or, of one episode, per epoch; None: nothing was paid."""
+    """Per iteration or, of one episode, per epoch; None: there were no rewards."""
     axis = axis_of(run, episode)
     if not is_training(run):
         return None
@@ -87,38 +60,41 @@ def reward(run: Run, episode: EpisodeKey | None = None) -> Reward | None:
     ).fetchall()
     if not found:
         return None
-    points = tuple(
-        RewardPoint(Place(first, last), tuple(paid), all_paid) for first, last, *paid, all_paid in found
-    )
+    points = tuple(RewardPoint(Place(first, last), tuple(means), sum_) for first, last, *means, sum_ in found)
     return Reward(axis.name, max(axis.end, points[-1].place.last), tuple(terms), points)
 
 
-def honesty(run: Run) -> Honesty | None:
-    """Over all episodes that were paid; None: there are none."""
-    ((episodes, correlation),) = run.sql(
-        """
-        WITH ranked AS (
-            SELECT rank() OVER (ORDER BY total_reward)
-                       + (count(*) OVER (PARTITION BY total_reward) - 1) / 2 AS paid,
-                   rank() OVER (ORDER BY val_score)
-                       + (count(*) OVER (PARTITION BY val_score) - 1) / 2 AS scored
-            FROM episode WHERE total_reward IS NOT NULL)
-        SELECT count(*), CASE WHEN count(*) > 2 AND stddev_pop(paid) > 0 AND stddev_pop(scored) > 0
-                              THEN corr(paid, scored) END
-        FROM ranked
-        """
-    ).fetchall()
-    if not episodes:
-        return None
-    parts = episodes if episodes <= MOST_EPISODES else GROUPS
-    groups = run.sql(
-        f"""
-        WITH grouped AS (
-            SELECT total_reward, val_score, ntile({parts}) OVER (ORDER BY total_reward, val_score) AS part
-            FROM episode WHERE total_reward IS NOT NULL)
-        SELECT count(*), min(total_reward), max(total_reward), median(total_reward),
-               quantile_cont(val_score, 0.25), median(val_score), quantile_cont(val_score, 0.75)
-        FROM grouped GROUP BY part ORDER BY part
-        """
-    ).fetchall()
-    return Honesty(episodes, correlation, tuple(PaidEpisodes(*values) for values in groups))
+def draw_reward(found: Reward, beside: Reward | None = None) -> Picture:
+    """One column per iteration or epoch, and the sum as a line."""
+    unit = "episode" if found.axis == "iteration" else "epoch"
+    return Picture(
+        svg=draw(_chart(found), None if beside is None else _chart(beside)),
+        columns=[found.axis, *found.terms, _total_name(found)],
+        rows=[[str(point.place), *map(_text, (*point.terms, point.total))] for point in found.points],
+        caption=f"Mean reward terms per {unit}; line: their sum.",
+    )
+
+
+def _total_name(found: Reward) -> str:
+    return "return" if found.axis == "iteration" else "reward"
+
+
+def _text(value: float | None) -> str:
+    return notation.gain(value, 3)
+
+
+def _chart(found: Reward) -> Chart:
+    parts = [
+        Part(name, [point.terms[index] for point in found.points], _text, part_look(index))
+        for index, name in enumerate(found.terms)
+    ]
+    total = Line(_total_name(found), [point.total for point in found.points], _text, "thin")
+    return Chart(
+        title="Reward terms",
+        description=", ".join(f"{part.name} {_text(part.values[-1])}" for part in parts),
+        axis=found.axis,
+        end=found.end,
+        places=[point.place for point in found.points],
+        panels=[Panel(180, [total], parts=parts, zero=True)],
+        room=190,
+    )

@@ -1,12 +1,17 @@
-"""Where does the time go: the phases of every iteration, or of every epoch."""
+"""Where does the time go: the phases of every iteration or epoch, drawn as stacked columns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from esper.karn import notation
+from esper.karn.drawing.chart import Chart, Panel, Part, draw
+from esper.karn.drawing.picture import Picture
+from esper.karn.drawing.style import part_look
 from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.places import AxisName, Place, axis_of
 from esper.karn.run import Run
+from esper.karn.statistics import mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +62,38 @@ def times(run: Run, episode: EpisodeKey | None = None) -> Times | None:
     ).fetchall()
     points = tuple(TimePoint(Place(first, last), tuple(spent)) for first, last, *spent in found)
     return Times(axis.name, max(axis.end, points[-1].place.last), tuple(phases), points)
+
+
+def draw_times(found: Times, beside: Times | None = None) -> Picture:
+    """One column per epoch or iteration."""
+    held = [point for one in (found, beside) if one is not None for point in one.points]
+    longest = max(sum(phase or 0.0 for phase in point.phases) for point in held)
+    unit, size = ("s", 1000.0) if longest >= 1000 else ("ms", 1.0)
+    return Picture(
+        svg=draw(_chart(found, unit, size), None if beside is None else _chart(beside, unit, size)),
+        columns=[found.axis, *found.phases],
+        rows=[
+            [str(point.place), *(notation.duration(phase) for phase in point.phases)]
+            for point in found.points
+        ],
+        caption=f"Mean time per {found.axis}; beside it, over the whole run.",
+    )
+
+
+def _chart(found: Times, unit: str, size: float) -> Chart:
+    def text(value: float | None) -> str:
+        return notation.duration(None if value is None else value * size)
+
+    parts = []
+    for index, name in enumerate(found.phases):
+        spent = [None if (ms := point.phases[index]) is None else ms / size for point in found.points]
+        parts.append(Part(name, spent, text, part_look(index), total=mean(spent)))
+    return Chart(
+        title="Time by phase",
+        description=", ".join(f"{part.name} {text(part.total)}" for part in parts),
+        axis=found.axis,
+        end=found.end,
+        places=[point.place for point in found.points],
+        panels=[Panel(140, parts=parts, zero=True, ticks=3, unit=unit)],
+        room=190,
+    )

@@ -1,58 +1,114 @@
-"""What growth bought: the score of every arm against its parameters and against its compute."""
+"""What growth bought: the score of every run against its parameters and against its compute."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from statistics import fmean
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
-from esper.karn.questions.episodes import judged
+from esper.karn import notation
+from esper.karn.drawing import svg
+from esper.karn.drawing.axes import Scale, apart, around, y_axis
+from esper.karn.drawing.picture import Picture
+from esper.karn.drawing.svg import Markup
+from esper.karn.outcome import Result, final_rows, result
 from esper.karn.run import Run
-from esper.karn.statistics import Estimate, estimate
-from esper.karn.summary import PART_OF_OTHERS
+
+Arms = Mapping[str, Result]
+"""What each run came to, by its name."""
+_LEFT: Final = 48.0
+_RIGHT: Final = svg.WIDTH - 26
+_PANEL: Final = 170.0
+_STEP: Final = 226.0
+"""From the top of one panel to the top of the next."""
+_TOP: Final = 14.0
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One run of a comparison, by the episodes that say what it came to."""
-
-    name: str
-    episodes: int
-    test_score: Estimate
-    """Of the committed networks, with its 95 % interval where there are several episodes."""
-    val_score: Estimate
-    params: float
-    """Mean of the committed networks."""
-    flops: float
-    """Mean compute of a whole episode, each operation counted once."""
-    flops_per_sample: float
-    """Mean of one forward pass of the committed networks."""
+def verdict(runs: Mapping[str, Run]) -> Arms:
+    """The runs that have a finished episode, in the order given."""
+    found = {name: result(final_rows(run)) for name, run in runs.items()}
+    return {name: one for name, one in found.items() if one is not None}
 
 
-def verdict(runs: Mapping[str, Run]) -> tuple[Arm, ...]:
-    """The arms that have a finished episode, in the order given."""
-    arms = (_arm(name, run) for name, run in runs.items())
-    return tuple(arm for arm in arms if arm is not None)
-
-
-def _arm(name: str, run: Run) -> Arm | None:
-    parts = ", ".join(f"'{purpose}'" for purpose in sorted(PART_OF_OTHERS))
-    found = run.sql(
-        f"""
-        SELECT test_score, val_score, params, flops_per_sample,
-               list_sum([entry.value FOR entry IN map_entries(flops) IF entry.key NOT IN ({parts})])
-        FROM episode WHERE {judged(run)}
-        """
-    ).fetchall()
-    if not found:
+def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
+    """The answer of several runs; None: none of them has a finished episode."""
+    arms = verdict(runs)
+    if not arms:
         return None
-    test, validation, params, per_sample, flops = zip(*found, strict=True)
-    return Arm(
-        name=name,
-        episodes=len(found),
-        test_score=estimate(test),
-        val_score=estimate(validation),
-        params=fmean(params),
-        flops=fmean(flops),
-        flops_per_sample=fmean(per_sample),
+    return Picture(
+        svg=svg.drawing(
+            2 * _STEP + 4,
+            "Score against parameters and compute",
+            "; ".join(f"{name} {arm.test_score}" for name, arm in arms.items()),
+            _draw_panel(arms, lambda arm: arm.params.mean, "parameters", _TOP),
+            _draw_panel(arms, lambda arm: arm.flops.mean, "FLOP of an episode", _TOP + _STEP),
+        ),
+        columns=["arm", "episodes", "test", "validation", "parameters", "compute of an episode", "inference"],
+        rows=[
+            [
+                name,
+                notation.count(arm.episodes),
+                str(arm.test_score),
+                str(arm.val_score),
+                notation.count(arm.params.mean),
+                notation.flop(round(arm.flops.mean)),
+                notation.flop(round(arm.flops_per_sample.mean)),
+            ]
+            for name, arm in arms.items()
+        ],
+        caption="Test score of the committed networks, with 95 % intervals where there are several episodes.",
     )
+
+
+def _draw_panel(arms: Arms, cost: Callable[[Result], float], name: str, top: float) -> Markup:
+    """One mark per run at its score and its cost, on an axis of which each step is a factor."""
+    intervals = [[min(max(end, 0.0), 100.0) for end in arm.test_score.interval] for arm in arms.values()]
+    low, high = around([end for ends in intervals for end in ends], 4, floor=0.0)
+    y = Scale(low, min(high, 100.0), top + _PANEL, top)
+    costs = [math.log10(max(cost(arm), 1.0)) for arm in arms.values()]
+    margin = max(0.08 * (max(costs) - min(costs)), 0.1)
+    x = Scale(min(costs) - margin, max(costs) + margin, _LEFT, _RIGHT)
+    places = [(x(at), y(arm.test_score.mean)) for at, arm in zip(costs, arms.values(), strict=True)]
+    spread = zip(places, intervals, strict=True)
+    return svg.group(
+        [
+            y_axis(y, _LEFT, _RIGHT),
+            *_cost_axis(x, top + _PANEL, name),
+            *(
+                svg.line(at, y(first), at, y(last), "thin")
+                for (at, _), (first, last) in spread
+                if last > first
+            ),
+            svg.path(svg.dots(places), "dot"),
+            *_names(arms, places),
+        ]
+    )
+
+
+def _cost_axis(x: Scale, bottom: float, name: str) -> Iterator[Markup]:
+    yield svg.line(x.start, bottom, x.stop, bottom, "axis")
+    exponents = range(math.floor(x.low), math.ceil(x.high) + 1)
+    values = [factor * 10.0**exponent for exponent in exponents for factor in (1, 2, 5)]
+    shown = [value for value in values if x.low <= math.log10(value) <= x.high]
+    if len(shown) > 7:
+        shown = [value for value in shown if math.isclose(math.log10(value) % 1, 0, abs_tol=1e-9)]
+    for value in shown:
+        yield svg.text(x(math.log10(value)), bottom + svg.LINE + 2, short_count(value), "dim", "middle")
+    yield svg.text(x.stop, bottom + 2 * svg.LINE + 4, name, "dim", "end")
+
+
+def short_count(value: float) -> str:
+    """An even number with the letter of its size."""
+    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
+
+
+def _names(arms: Arms, places: Sequence[svg.Point]) -> Iterator[Markup]:
+    """Each name beside its mark, none at the height of another."""
+    heights = apart([y for _, y in places])
+    for (arm, found), (x, _), height in zip(arms.items(), places, heights, strict=True):
+        name = f"{svg.shorten(arm, 18)} {notation.points(found.test_score.mean)}"
+        is_left = x + 10 + svg.width_of(name) > svg.WIDTH
+        yield svg.text(x - 10 if is_left else x + 10, height + 4, name, "halo", "end" if is_left else None)

@@ -1,13 +1,28 @@
-"""Are seeds worth their cost: how far the seeds of each blueprint came, and what they contributed."""
+"""Are seeds worth their cost: how far the seeds of each blueprint came, and what they contributed.
+
+The picture: a funnel per blueprint, and its contribution per 1,000 parameters.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from esper.karn import notation
+from esper.karn.drawing import svg
+from esper.karn.drawing.axes import Scale, around, tick_texts, ticks
+from esper.karn.drawing.picture import Picture
+from esper.karn.drawing.svg import Markup
 from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.places import axis_of
 from esper.karn.run import Run
 from esper.leyline.stages import Stage
+
+_ROW: Final = 46.0
+_TOP: Final = 26.0
+_FUNNEL: Final = (0.0, 326.0)
+_POINTS: Final = (352.0, 492.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +56,24 @@ def worth(run: Run, episode: EpisodeKey | None = None) -> tuple[BlueprintWorth, 
         f"""
         WITH moves AS (SELECT * FROM transition WHERE seed >= 0 AND {axis.condition}),
         reached AS (
-            SELECT env, episode, seed, any_value(blueprint) AS blueprint,
+            SELECT env, episode, attempt, seed, any_value(blueprint) AS blueprint,
                    bool_or(to_stage = {Stage.BLENDING:d}) AS blended,
                    bool_or(to_stage = {Stage.HOLDING:d}) AS held,
                    bool_or(to_stage = {Stage.FOSSILIZED:d}) AS fossilized,
                    bool_or(to_stage = {Stage.PRUNED:d}) AS pruned,
                    arg_max(contribution, epoch) FILTER (contribution IS NOT NULL) AS contribution
-            FROM moves GROUP BY env, episode, seed),
+            FROM moves GROUP BY env, episode, attempt, seed),
         measured AS (
-            SELECT env, episode, seed, any_value(params) AS params,
+            SELECT env, episode, attempt, seed, any_value(params) AS params,
                    arg_max((contribution, contribution_error), epoch)
                        FILTER (contribution IS NOT NULL) AS last
-            FROM seed WHERE {axis.condition} GROUP BY env, episode, seed),
+            FROM seed WHERE {axis.condition} GROUP BY env, episode, attempt, seed),
         known AS (
             SELECT reached.* EXCLUDE (contribution), measured.params,
                    CASE WHEN last IS NULL THEN reached.contribution ELSE last[1] END AS points,
                    last[2] AS error,
                    CASE WHEN points IS NOT NULL THEN measured.params END AS counted
-            FROM reached LEFT JOIN measured USING (env, episode, seed))
+            FROM reached LEFT JOIN measured USING (env, episode, attempt, seed))
         SELECT blueprint, count(*), count(*) FILTER (blended), count(*) FILTER (held),
                count(*) FILTER (fossilized), count(*) FILTER (pruned), count(points), avg(points),
                CASE WHEN count(points) > 1 THEN stddev_samp(points) / sqrt(count(points))
@@ -75,3 +90,106 @@ def worth(run: Run, episode: EpisodeKey | None = None) -> tuple[BlueprintWorth, 
     ).fetchall()
     names = run.row.blueprints
     return tuple(BlueprintWorth(names[blueprint], *values) for blueprint, *values in found) or None
+
+
+def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth] | None = None) -> Picture:
+    """One row per blueprint, on scales that hold what is beside it too."""
+    held = [*found, *(beside or ())]
+    bottom = _TOP + _ROW * len(found)
+    count = Scale(0, max(one.germinated for one in held), *_FUNNEL)
+    points = _points_scale(held)
+    return Picture(
+        svg=svg.drawing(
+            bottom + 24,
+            "Seeds by blueprint",
+            "; ".join(f"{one.blueprint}: {one.fossilized} of {one.germinated} kept" for one in found),
+            svg.text(0, 13, "seeds, by how far they came", "dim"),
+            svg.text(svg.WIDTH, 13, "points per 1,000 params", "dim", "end"),
+            *([] if points is None else _points_axis(points, bottom)),
+            *(_draw_row(one, _TOP + _ROW * index, count, points) for index, one in enumerate(found)),
+        ),
+        columns=[
+            "blueprint",
+            "germinated",
+            "blended",
+            "held",
+            "fossilized",
+            "pruned",
+            "measured",
+            "contribution",
+            "parameters",
+            "per 1,000 parameters",
+        ],
+        rows=[_cells(one) for one in found],
+        caption=(
+            "From the left: seeds that fossilized, were held, blended, only trained. Contribution: score lost"
+            " without the seed when it was last measured; mean ± standard error over seeds."
+        ),
+    )
+
+
+def _cells(one: BlueprintWorth) -> list[str]:
+    return [
+        one.blueprint,
+        *(notation.count(n) for n in (one.germinated, one.blended, one.held, one.fossilized, one.pruned)),
+        notation.count(one.measured),
+        notation.gain_with_error(one.contribution, one.contribution_error),
+        notation.count(None if one.params is None else round(one.params)),
+        notation.gain_with_error(one.per_thousand, one.per_thousand_error),
+    ]
+
+
+def _points_scale(found: Sequence[BlueprintWorth]) -> Scale | None:
+    known = [one for one in found if one.per_thousand is not None]
+    if not known:
+        return None
+    ends = [
+        (one.per_thousand or 0.0) + side * (one.per_thousand_error or 0.0)
+        for one in known
+        for side in (-1, 1)
+    ]
+    return Scale(*around([0.0, *ends], 3), *_POINTS)
+
+
+def _points_axis(points: Scale, bottom: float) -> Iterator[Markup]:
+    values = ticks(points.low, points.high, 4)
+    for value, label in zip(values, tick_texts(values), strict=True):
+        yield svg.line(points(value), _TOP, points(value), bottom, "axis" if value == 0 else "grid")
+        yield svg.text(points(value), bottom + svg.LINE, label, "dim", "middle")
+
+
+def _draw_row(one: BlueprintWorth, top: float, count: Scale, points: Scale | None) -> Markup:
+    """The furthest stages as parts of one bar: what is left of an edge came at least that far."""
+    reached = [
+        (Stage.FOSSILIZED, 0, one.fossilized),
+        (Stage.HOLDING, one.fossilized, one.held),
+        (Stage.BLENDING, one.held, one.blended),
+        (Stage.TRAINING, one.blended, one.germinated),
+    ]
+    bars = [
+        svg.rectangle(count(start), top + 23, count(end) - count(start), 12, stage.name.lower())
+        for stage, start, end in reached
+        if end > start
+    ]
+    fates = f"{notation.count(one.fossilized)} kept, {notation.count(one.pruned)} pruned"
+    name = svg.shorten(one.blueprint, 15)
+    return svg.group(
+        [
+            svg.text(0, top + 16, name, "strong"),
+            svg.text(_FUNNEL[1] + 6, top + 16, fates, "dim", "end"),
+            *bars,
+            *_draw_points(one, top + 29, points),
+            svg.element("title", f"{one.blueprint}: {notation.count(one.germinated)} germinated, {fates}"),
+        ]
+    )
+
+
+def _draw_points(one: BlueprintWorth, y: float, points: Scale | None) -> Iterator[Markup]:
+    text = notation.gain_with_error(one.per_thousand, one.per_thousand_error)
+    yield svg.text(svg.WIDTH, y + 4, text, "" if one.per_thousand is not None else "dim", "end")
+    if points is None or one.per_thousand is None:
+        return
+    if one.per_thousand_error is not None:
+        start, end = (points(one.per_thousand + side * one.per_thousand_error) for side in (-1, 1))
+        yield svg.line(start, y, end, y, "thin")
+    yield svg.path(svg.dots([(points(one.per_thousand), y)]), "dot")

@@ -1,4 +1,4 @@
-"""The server of the page: static files, the endpoints of the API and the guard around both."""
+"""The server of the page: its views, the files they need and the guard around both."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from esper.karn.figures import STYLE
-from esper.karn.serve.api import Api, refusal
+from esper.karn.page.rendering import style
 from esper.karn.serve.folder import RunFolder
 from esper.karn.serve.readings import Readings
 from esper.karn.serve.safety import Access, Guard
+from esper.karn.serve.views import Views
 from esper.leyline.errors import EsperError
 
 STATIC: Final = Path(__file__).parent / "static"
@@ -31,14 +31,22 @@ SECONDS_TO_END: Final = 3
 
 def create_app(folder: RunFolder, access: Access, is_ending: Callable[[], bool] = lambda: False) -> ASGIApp:
     """The page over ``folder`` for whoever ``access`` lets in."""
+    views = Views(Readings(folder), is_ending)
+
+    def no_such_address(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        sentence = f"{HTTPStatus(status).phrase}: {request.method} {request.url.path[:200]}"
+        page = views.refusal(request, EsperError(sentence))
+        page.status_code = status
+        return page
+
     app = Starlette(
         routes=[
-            Route("/", _index),
-            Route("/figures.css", _figure_style),
-            *Api(Readings(folder), is_ending).routes(),
+            *views.routes(),
+            Route("/style.css", _style),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
-        exception_handlers={EsperError: refusal, HTTPException: _no_such_address},
+        exception_handlers={EsperError: views.refusal, HTTPException: no_such_address},
     )
     return Guard(app, access)
 
@@ -69,18 +77,5 @@ def serve(folder: RunFolder, access: Access, listener: socket.socket) -> None:
     server.run(sockets=[listener])
 
 
-def _index(request: Request) -> Response:
-    return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
-
-
-def _figure_style(request: Request) -> Response:
-    return PlainTextResponse(STYLE, media_type="text/css", headers={"Cache-Control": "no-cache"})
-
-
-def _no_such_address(request: Request, error: Exception) -> Response:
-    """What starlette refuses, as a sentence too."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    return JSONResponse(
-        {"error": f"{HTTPStatus(status).phrase}: {request.method} {request.url.path[:200]}"},
-        status_code=status,
-    )
+def _style(request: Request) -> Response:
+    return PlainTextResponse(style(), media_type="text/css", headers={"Cache-Control": "no-cache"})

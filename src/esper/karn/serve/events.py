@@ -1,4 +1,4 @@
-"""``GET /api/events``: tells a browser which runs have new rows, as server-sent events.
+"""``GET /events``: tells a browser which runs have new rows, as server-sent events.
 
 Every connection begins with all runs and their versions, so one that was cut off misses nothing: the page
 compares with what it has. After that come only the runs that changed, and a comment where nothing did.

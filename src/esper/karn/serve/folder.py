@@ -17,7 +17,8 @@ from typing import Final
 
 from esper.karn.runs import find_runs
 from esper.leyline.errors import EsperError
-from esper.leyline.run_files import JOURNALS, TELEMETRY, is_being_written
+from esper.leyline.lock import is_being_written
+from esper.leyline.run_files import TELEMETRY, UNFINISHED
 
 SECONDS_BETWEEN_LOOKS: Final = 1.0
 SHARE_OF_LOOKING: Final = 0.1
@@ -87,8 +88,14 @@ def _look_into(telemetry: Path) -> tuple[str, str | None]:
         return "", telemetry.name
     files = sorted(_files(telemetry), key=lambda file: file.path)
     link = next((file.name for file in files if file.is_symlink()), None)
-    if written := is_being_written(telemetry):  # then nobody reads journals, which grow with every epoch
-        files = [file for file in files if JOURNALS not in Path(file.path).relative_to(telemetry).parts]
+    if written := is_being_written(
+        telemetry
+    ):  # then nobody reads an unfinished iteration, which grows with every epoch
+        files = [
+            file
+            for file in files
+            if not Path(file.path).relative_to(telemetry).parts[0].startswith(UNFINISHED)
+        ]
     return _digest([_stamp(file) for file in files], link or written), link
 
 

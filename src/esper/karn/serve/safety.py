@@ -1,8 +1,8 @@
 """Who may ask and what a browser may do with the answer; every request passes here first.
 
-Four doors, in this order: the name by which the server was called (a page of somebody else's that points
-its own name at this machine is turned away), the method, the origin of a POST, and the token where other
-machines can reach the server. Answers forbid everything that does not come from here.
+Three doors, in this order: the name by which the server was called (a page of somebody else's that points
+its own name at this machine is turned away), the method, and the token where other machines can reach the
+server. Answers forbid everything that does not come from here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
-        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        " base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -32,7 +32,7 @@ HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 """Of every answer."""
-METHODS: Final = ("GET", "HEAD", "POST")
+METHODS: Final = ("GET", "HEAD")
 TOKEN: Final = "token"
 
 
@@ -81,10 +81,10 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        turned_away = self._judge(scope)
+        turned_away = self._check(scope)
         await (turned_away or self._app)(scope, receive, send_guarded)
 
-    def _judge(self, scope: Scope) -> Response | None:
+    def _check(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not self._is_ours(host):
@@ -94,9 +94,6 @@ class Guard:
             )
         if scope["method"] not in METHODS:
             return _sentence(405, f"{scope['method'][:20]} is not allowed; this server is read, by GET")
-        origin = headers.get("origin")
-        if scope["method"] == "POST" and origin is not None and urlsplit(origin).netloc != host:
-            return _sentence(403, "a page of another origin cannot ask this server")
         return None if self._access.token is None else self._ask_for_token(scope, headers)
 
     def _is_ours(self, host_header: str) -> bool:

@@ -26,7 +26,7 @@ def _branch_hidden(width: int, least: int) -> int:
 
 @register_blueprint("attention", topology="feature_map")
 class ChannelAttention(nn.Module):
-    """h·tanh(e(mean of h)): squeeze over the positions, then excite or silence whole channels.
+    """h·tanh(e(mean of h)): squeeze-and-excitation (Hu et al. 2018) as a residual delta.
 
     Only what the excitation computes is a pair of branches that cancel, so tanh is zero at birth.
     """

@@ -41,7 +41,7 @@ class TokenNorm(nn.Module):
 
 
 def _low_rank(width: int, rank: int) -> Mirrored:
-    """A linear map of ``rank``, both branches together."""
+    """Low-rank adaptation (LoRA, Hu et al. 2022): a linear map of ``rank``, both branches together."""
     down, up = nn.Linear(width, rank // 2, bias=False), nn.Linear(rank // 2, width, bias=False)
     return Mirrored(down, up)
 

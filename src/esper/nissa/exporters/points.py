@@ -87,7 +87,7 @@ def claim_place(out: Path) -> None:
 def exported_types(run: RunRow) -> tuple[type[Row], ...]:
     """The tables that are exported of a run.
 
-    Epochs of a training are not: every episode would need tags of its own, and there are thousands of episodes.
+    Epochs of a training are not: each of its thousands of episodes would need tags of its own.
     """
     return (UpdateRow, EpisodeRow) if run.iterations is not None else (EpochRow, EpisodeRow)
 

@@ -1,1 +1,1 @@
-"""What a decision is paid: few bounded terms, in a ledger that sums to the reward."""
+"""Rewards: few bounded terms, recorded by name, that sum to the reward."""

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline import NUM_OPS, Head
+from esper.leyline.durable import write_durably
 from esper.leyline.events import Row, UpdateRow, known
 from esper.simic.agent.ppo import PPOAgent, shards
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
@@ -36,7 +37,6 @@ from esper.tamiyo.policy.checkpoint import (
     read_json,
     save_policy,
     save_tensors,
-    write_durably,
 )
 from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
 from esper.tolaria.env import EpisodeReport

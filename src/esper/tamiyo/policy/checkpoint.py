@@ -6,10 +6,8 @@ weights, and a folder of several files can be sealed with a digest of each.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from esper.leyline.durable import write_durably
 from esper.leyline.errors import EsperError
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
 from esper.tamiyo.policy.features import feature_names
@@ -32,26 +31,6 @@ SEAL_FILE = "seal.json"
 
 class CheckpointError(EsperError):
     """A checkpoint that is missing, damaged, or of another kind than what is asked of it."""
-
-
-class SaveError(EsperError):
-    """A file that could not be written; what was there before still is."""
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """Write, flush to the disk, then rename: a reader sees the old file or the new one, never a part."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise SaveError(f"'{path}' cannot be written: {error.strerror}") from None
 
 
 # --- a policy -------------------------------------------------------------------------------------

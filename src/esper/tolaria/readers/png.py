@@ -10,7 +10,7 @@ from typing import Final
 SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
 CHANNELS: Final = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """By colour type: grey, RGB, palette, grey with alpha, RGB with alpha."""
-PASSES: Final = {
+INTERLACED: Final = {
     0: ((0, 0, 1, 1),),
     1: (
         (0, 0, 8, 8),
@@ -32,7 +32,7 @@ def is_whole(content: bytes) -> bool:
     if not chunks or chunks[0][0] != b"IHDR" or len(chunks[0][1]) != 13 or chunks[-1][0] != b"IEND":
         return False
     width, height, depth, colour, _, _, interlace = struct.unpack(">IIBBBBB", chunks[0][1])
-    if colour not in CHANNELS or interlace not in PASSES:
+    if colour not in CHANNELS or interlace not in INTERLACED:
         return False
     rows = _rows_size(width, height, depth * CHANNELS[colour], interlace)
     return _unpacks_to(b"".join(data for name, data in chunks if name == b"IDAT"), rows)
@@ -52,7 +52,7 @@ def _chunks(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _rows_size(width: int, height: int, pixel_bits: int, interlace: int) -> int:
     """Bytes of all rows, each with its filter byte."""
     size = 0
-    for first_row, first_column, row_step, column_step in PASSES[interlace]:
+    for first_row, first_column, row_step, column_step in INTERLACED[interlace]:
         rows = max(0, -(-(height - first_row) // row_step))
         columns = max(0, -(-(width - first_column) // column_step))
         size += rows * (1 + (columns * pixel_bits + 7) // 8) if columns else 0

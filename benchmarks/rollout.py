@@ -1,0 +1,86 @@
+"""Episodes of sixteen hosts on digits under an untrained policy, every row written: what a step costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from esper.simic.training.recorder import complete
+
+from esper.nissa.journal import IterationJournal
+from esper.nissa.writer import RunWriter
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import TrainingConfig
+from esper.simic.training import growth
+from esper.simic.training.proving import new_policy
+from esper.simic.training.rollout import ActionStreams, collect
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
+from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
+from esper.tolaria.tasks import task_named
+
+NUM_ENVS = 16
+
+
+class Stopwatch:
+    """CPU seconds inside wrapped functions, none of which calls another."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.process_time()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - began
+
+        return timed
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One iteration of a training that has not begun; twins are known beforehand."""
+
+    directory: Path
+    journal: IterationJournal
+    env: growth.GrowthEnv
+    policy: FactoredRecurrentActorCritic
+    buffer: TamiyoRolloutBuffer
+    horizon: int
+
+    @classmethod
+    def prepare(cls, directory: Path, patch: pytest.MonkeyPatch) -> Rollout:
+        task = task_named("digits")
+        shape = PolicyShape(BASE_SIZE + SLOT_SIZE * task.num_slots, task.num_slots)
+        journal = IterationJournal(directory, "full")
+        env = growth.GrowthEnv(
+            task, TrainingConfig(), rng_seed=0, env_indices=range(NUM_ENVS), journal=journal
+        )
+        sizes = shape.state_dim, shape.num_slots, shape.hidden_dim
+        patch.setattr(growth, "twin_scores", lambda *args, **kwargs: [90.0] * (task.horizon + 1))
+        buffer = TamiyoRolloutBuffer(NUM_ENVS, task.horizon, *sizes)
+        return cls(directory, journal, env, new_policy(shape, 0), buffer, task.horizon)
+
+    def run(self, patch: pytest.MonkeyPatch, watch: Stopwatch) -> float:
+        """Collect the episodes and write their rows, in full; CPU seconds.
+
+        ``watch`` is told of what the writing takes, to the journal and to the iteration's file.
+        """
+        patch.setattr(IterationJournal, "take", watch.wrap("writer", IterationJournal.take))
+        with RunWriter(self.directory) as writer:
+            self.journal.begin(writer.began)
+
+            def write() -> None:
+                with writer.iteration(1):
+                    for row in self.env.rows:
+                        writer.emit(row)
+
+            began = time.process_time()
+            collect(self.env, self.policy, ActionStreams(0, range(NUM_ENVS)), self.buffer)
+            watch.wrap("writer", write)()
+            return time.process_time() - began

@@ -1,0 +1,135 @@
+"""Scales, ticks and axes: where a value lies in a picture, and the numbers that say so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from esper.karn.drawing import svg
+from esper.karn.drawing.svg import Markup
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A straight line from values to coordinates."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low
+        part = (value - self.low) / span if span else 0.5
+        return self.start + part * (self.stop - self.start)
+
+
+def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
+    """At most ``most`` even values within ``low`` to ``high``; ``whole``: none but integers."""
+    if high <= low:
+        return [low]
+    step = _round_step((high - low) / max(most, 1), whole=whole)
+    while len(found := _multiples(step, low, high)) > most:
+        step = _round_step(step * 1.01, whole=whole)
+    return [index * step for index in found]
+
+
+def _multiples(step: float, low: float, high: float) -> range:
+    """Which multiples of ``step`` lie within ``low`` to ``high``, rounding errors forgiven."""
+    return range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+
+
+def _round_step(least: float, *, whole: bool) -> float:
+    """The next of 1, 2, 5, 10, 20, … times a power of ten."""
+    if whole and least <= 1:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= least * (1 - 1e-9))
+
+
+def around(values: Sequence[float], most: int, floor: float | None = None) -> tuple[float, float]:
+    """A range with even ends that holds the values; ``floor`` belongs to it where they come near it."""
+    low, high = min(values), max(values)
+    if floor is not None and (high <= low or low - floor < 0.8 * (high - floor)):
+        low = min(floor, low)
+    if high <= low:
+        spread = 0.1 * abs(low) or 1.0
+        low, high = low - spread, high + spread
+    step = _round_step((high - low) / max(most, 1), whole=False)
+    return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+
+
+def tick_text(value: float, step: float) -> str:
+    """The number at a tick, with as many decimals as neighbours need to differ, k for thousands."""
+    if step >= 1000 or (abs(value) >= 10_000 and step >= 100):
+        thousands = value / 1000
+        return "0" if value == 0 else f"{thousands:.{_decimals(step / 1000)}f}k"
+    return f"{round(value, 9) + 0.0:.{_decimals(step)}f}"
+
+
+def _decimals(step: float) -> int:
+    return max(-math.floor(math.log10(step) + 1e-9), 0) if step > 0 else 0
+
+
+def tick_texts(values: Sequence[float]) -> list[str]:
+    """The numbers at ticks that lie equally far apart."""
+    step = values[1] - values[0] if len(values) > 1 else max(abs(values[0]), 1.0) if values else 1.0
+    return [tick_text(value, step) for value in values]
+
+
+def y_axis(scale: Scale, left: float, right: float, most: int = 5) -> Markup:
+    """Faint lines across the picture, each with its number on the left."""
+    values = ticks(scale.low, scale.high, most)
+    lines = "".join(f"M{svg.number(left)} {svg.number(scale(value))}H{svg.number(right)}" for value in values)
+    numbers = [
+        svg.text(left - 6, scale(value) + 4, label, "dim", "end")
+        for value, label in zip(values, tick_texts(values), strict=True)
+    ]
+    return svg.group([svg.path(lines, "grid"), *numbers])
+
+
+def x_axis(scale: Scale, y: float, name: str, top: float | None = None, most: int = 8) -> Markup:
+    """The shared axis at the bottom: whole numbers, the name of what they count at its end.
+
+    With ``top``, faint lines go up from the ticks.
+    """
+    values = ticks(scale.low, scale.high, most, whole=True)
+    marks = "".join(f"M{svg.number(scale(value))} {svg.number(y)}v4" for value in values)
+    rise = (
+        ""
+        if top is None
+        else "".join(f"M{svg.number(scale(value))} {svg.number(y)}V{svg.number(top)}" for value in values)
+    )
+    numbers = [
+        svg.text(scale(value), y + svg.LINE + 2, label, "dim", "middle")
+        for value, label in zip(values, tick_texts(values), strict=True)
+    ]
+    return svg.group(
+        [
+            svg.path(rise, "grid"),
+            svg.path(f"M{svg.number(scale.start)} {svg.number(y)}H{svg.number(scale.stop)}{marks}", "axis"),
+            *numbers,
+            svg.text(svg.WIDTH, y + svg.LINE + 2, name, "dim", "end"),
+        ]
+    )
+
+
+def apart(heights: Sequence[float], gap: float = svg.LINE) -> list[float]:
+    """Places for labels as near to these heights as they can be with ``gap`` between them.
+
+    Labels that would touch become one block around the mean of what its members want.
+    """
+    order = sorted(range(len(heights)), key=lambda index: heights[index])
+    blocks: list[tuple[float, int]] = []
+    """What each block's first label wants on average, and how many labels it holds."""
+    for index in order:
+        start, count = heights[index], 1
+        while blocks and blocks[-1][0] + gap * blocks[-1][1] > start:
+            above, others = blocks.pop()
+            start = (above * others + (start - gap * others) * count) / (others + count)
+            count += others
+        blocks.append((start, count))
+    placed = [start + gap * step for start, count in blocks for step in range(count)]
+    found = dict(zip(order, placed, strict=True))
+    return [found[index] for index in range(len(heights))]

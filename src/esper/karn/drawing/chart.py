@@ -1,0 +1,224 @@
+"""Charts over the epochs of an episode or the iterations of a training, drawn from a specification.
+
+A chart is one or more panels over one axis. A panel holds lines, bands between two lines, and stacked
+columns. Two charts of the same question are drawn on the same axes by handing one to the other as ``beside``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from esper.karn.drawing import svg
+from esper.karn.drawing.axes import Scale, around, x_axis, y_axis
+from esper.karn.drawing.labels import Label, beside_areas, beside_lines
+from esper.karn.drawing.stacks import column, edges, stack
+from esper.karn.drawing.svg import Markup, number
+from esper.karn.questions.places import AxisName, Place
+
+Values = Sequence[float | None]
+_LEFT: Final = 62.0
+_TOP: Final = 14.0
+_GAP: Final = 30.0
+"""Between panels."""
+_BOTTOM: Final = 28.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One value per place; None is a gap."""
+
+    name: str
+    values: Values
+    text: Callable[[float | None], str]
+    """How a value reads."""
+    look: str = "line"
+    """``line``, ``thin``, ``twin`` (dotted), ``steps`` or ``dots``."""
+    label: str | None = None
+    """What stands at its end; its name and last value unless given, nothing if empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of every stacked column."""
+
+    name: str
+    values: Values
+    text: Callable[[float | None], str]
+    look: str
+    total: float | None = None
+    """What its label says; its last value unless given."""
+    striped: Values | None = None
+    """How much of the part, from its foot, is striped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """What shares one vertical axis."""
+
+    height: float
+    lines: Sequence[Line] = ()
+    bands: Sequence[tuple[Values, Values]] = ()
+    """Pairs of lower and upper edges, the widest first."""
+    parts: Sequence[Part] = ()
+    near: float | None = None
+    """A value that belongs to the axis where the others come near it."""
+    zero: bool = False
+    """The axis holds 0, and a line marks it."""
+    most: float | None = None
+    """The largest value that there can be."""
+    optional: bool = False
+    """It is left out where all values are 0."""
+    ticks: int = 4
+    unit: str = ""
+
+    def reached(self) -> Iterator[float]:
+        """All values that the axis has to hold."""
+        yield from (value for line in self.lines for value in line.values if value is not None)
+        yield from (value for band in self.bands for edge in band for value in edge if value is not None)
+        for values in zip(*(part.values for part in self.parts), strict=True):
+            yield from (end for segment in stack(values) for end in segment)
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Panels over one axis."""
+
+    title: str
+    description: str
+    axis: AxisName
+    end: int
+    places: Sequence[Place]
+    panels: Sequence[Panel]
+    room: float = 150.0
+    """For the labels on the right."""
+
+
+def draw(chart: Chart, beside: Chart | None = None) -> Markup:
+    """The chart as SVG, on axes that hold the one beside it too."""
+    right = svg.WIDTH - chart.room
+    x = Scale(0, max(chart.end, beside.end if beside else 0), _LEFT, right)
+    top, drawn, bottom = _TOP, [], _TOP
+    for index, panel in enumerate(chart.panels):
+        values = [*panel.reached(), *(beside.panels[index].reached() if beside else ())]
+        if panel.optional and not any(values):
+            continue
+        top += 10 if panel.unit else 0
+        bottom = top + panel.height
+        if values:
+            drawn.append(_draw_panel(chart, panel, x, _scale(panel, values, top, bottom)))
+        top = bottom + _GAP
+    return svg.drawing(
+        bottom + _BOTTOM,
+        chart.title,
+        chart.description,
+        x_axis(x, bottom, chart.axis, top=_TOP),
+        *drawn,
+        svg.group(_hover(chart, x, bottom), class_="hits"),
+    )
+
+
+def _scale(panel: Panel, values: Sequence[float], top: float, bottom: float) -> Scale:
+    low, high = around([*values, *([0.0] if panel.zero else [])], panel.ticks, floor=panel.near)
+    return Scale(low, high if panel.most is None else min(high, panel.most), bottom, top)
+
+
+def _draw_panel(chart: Chart, panel: Panel, x: Scale, y: Scale) -> Markup:
+    at = [x(place.last) for place in chart.places]
+    last = at[-1] if at else x.start
+    return svg.group(
+        [
+            y_axis(y, x.start, x.stop, most=panel.ticks + 1),
+            svg.text(x.start - 6, y.stop - 10, panel.unit, "dim", "end") if panel.unit else "",
+            *_draw_parts(chart.places, panel.parts, x, y),
+            svg.line(x.start, y(0), x.stop, y(0), "axis") if panel.zero else "",
+            *(_draw_band(at, band, y, index) for index, band in enumerate(panel.bands)),
+            *(_draw_line(line, chart.places, x, y, is_column=bool(panel.parts)) for line in panel.lines),
+            beside_lines(min(last, x.stop) + 8, _line_labels(panel, y)),
+            beside_areas(x.stop + 10, _part_labels(panel, y), y.start, y.stop),
+        ]
+    )
+
+
+def _draw_line(line: Line, places: Sequence[Place], x: Scale, y: Scale, *, is_column: bool) -> Markup:
+    ends = [sum(edges(place, x)) / 2 if is_column else x(place.last) for place in places]
+    points = [
+        None if value is None else (end, y(value)) for end, value in zip(ends, line.values, strict=True)
+    ]
+    known = [point for point in points if point is not None]
+    if line.look == "dots":
+        return svg.path(svg.dots(known), "dot small")
+    if line.look == "steps":
+        return svg.path(svg.steps(x(places[0].first - 1), known), "line") if known else Markup("")
+    return svg.curve(points, line.look)
+
+
+def _draw_band(at: Sequence[float], band: tuple[Values, Values], y: Scale, index: int) -> Markup:
+    known = [
+        (place, y(high), y(low))
+        for place, low, high in zip(at, *band, strict=True)
+        if low is not None and high is not None
+    ]
+    if not known:
+        return Markup("")
+    ends, upper, lower = zip(*known, strict=True)
+    return svg.path(svg.fan(ends, upper, lower), "fan inner" if index else "fan")
+
+
+def _draw_parts(places: Sequence[Place], parts: Sequence[Part], x: Scale, y: Scale) -> Iterator[Markup]:
+    stacks = [stack(values) for values in zip(*(part.values for part in parts), strict=True)]
+    for index, part in enumerate(parts):
+        columns = zip(places, stacks, strict=True)
+        yield svg.path("".join(column(place, of[index], x, y) for place, of in columns), part.look)
+        if part.striped:
+            feet = [of[index][0] for of in stacks]
+            stripes = "".join(
+                f"M{number(sum(edges(place, x)) / 2)} {number(y(foot))}V{number(y(foot + size))}"
+                for place, foot, size in zip(places, feet, part.striped, strict=True)
+                if size
+            )
+            width = min(edges(place, x)[1] - edges(place, x)[0] for place in places)
+            yield svg.path(stripes, "hatch", stroke_width=width)
+
+
+def _line_labels(panel: Panel, y: Scale) -> list[Label]:
+    labels = []
+    for line in panel.lines:
+        last = _last(line.values)
+        if last is not None and line.label != "" and not panel.parts:
+            look = {"twin": "ghost halo", "line": "strong halo"}.get(line.look, "halo")
+            labels.append(Label(line.label or f"{line.name} {line.text(last)}", y(last), look))
+    return labels
+
+
+def _part_labels(panel: Panel, y: Scale) -> list[Label]:
+    if not panel.parts:
+        return []
+    labels = []
+    segments = stack([part.values[-1] for part in panel.parts])
+    for part, segment in zip(panel.parts, segments, strict=True):
+        value = part.values[-1] if part.total is None else part.total
+        if part.total != 0:
+            name = f"{svg.shorten(part.name, 12)} {part.text(value)}"
+            labels.append(Label(name, y(sum(segment) / 2), part.look))
+    return labels
+
+
+def _hover(chart: Chart, x: Scale, bottom: float) -> Iterator[Markup]:
+    """Over every place, what its values are."""
+    for index, place in enumerate(chart.places):
+        named: list[Line | Part] = [
+            one for panel in chart.panels for group in (panel.lines, panel.parts) for one in group
+        ]
+        said = ", ".join(f"{one.name} {one.text(one.values[index])}" for one in named)
+        left, right = x(place.first - 1), x(place.last)
+        if chart.panels[0].lines and not chart.panels[0].parts:  # a point of a line lies at its place's end
+            half = (right - left) / 2
+            left, right = left + half, min(right + half, svg.WIDTH)
+        title = svg.element("title", f"{chart.axis} {place}: {said}")
+        yield svg.rectangle(left, _TOP, right - left, bottom - _TOP, None, title)
+
+
+def _last(values: Values) -> float | None:
+    return next((value for value in reversed(values) if value is not None), None)

@@ -1,0 +1,260 @@
+"""What the network looks like: swim-lanes of the slots under the score of one episode, on one axis.
+
+Colour is stage, the filled height of a bar is the seed's blend weight alpha.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Final
+
+from esper.karn import notation
+from esper.karn.drawing import svg
+from esper.karn.drawing.axes import Scale, around, x_axis, y_axis
+from esper.karn.drawing.labels import Label, beside_lines
+from esper.karn.drawing.marks import element_of, mark
+from esper.karn.drawing.picture import Picture
+from esper.karn.drawing.svg import Markup
+from esper.karn.episodes import SeedHistory
+from esper.karn.palette import LOOKS
+from esper.karn.questions.lanes import Lane, Lanes, Mark, ScorePoint, Span, end_of
+from esper.leyline.stages import COOLING_STAGES, Stage
+
+_RIGHT: Final = svg.WIDTH - 124
+_SCORES: Final = (12.0, 162.0)
+_FIRST_LANE: Final = 184.0
+_LANE: Final = 46.0
+_BAR_TOP: Final = 14.0
+_BAR: Final = 25.0
+_NAME_LETTERS: Final = 12
+"""Of a slot's name; the rest is in the table."""
+_MOST_GUIDES: Final = 16
+"""More lines up to the score would hide it."""
+
+
+def draw_lanes(found: Lanes, beside: Lanes | None = None) -> Picture:
+    """The picture of an episode, on axes that hold the one beside it too."""
+    both = [found] if beside is None else [found, beside]
+    names = [svg.shorten(lane.slot, _NAME_LETTERS) for one in both for lane in one.lanes]
+    left = max(48.0, *(svg.width_of(slot) + 10 for slot in names), 0.0)
+    x = Scale(0, max(one.horizon for one in both), left, _RIGHT)
+    bottom = _FIRST_LANE + _LANE * len(found.lanes)
+    tops = [_FIRST_LANE + _LANE * index for index in range(len(found.lanes))]
+    seeds = [seed for lane in found.lanes for seed in lane.seeds]
+    return Picture(
+        svg=svg.drawing(
+            bottom + 54,
+            f"Slots and score of {found.name}",
+            _describe(found),
+            x_axis(x, bottom, "epoch", top=_SCORES[0]),
+            *_draw_scores(found, x, [point for one in both for point in one.scores]),
+            *(_draw_lane(lane, x, top) for lane, top in zip(found.lanes, tops, strict=True)),
+            _draw_key(found, bottom + 46),
+        ),
+        columns=["slot", "seed", "born", "course", "fate", "contribution", "parameters"],
+        rows=[_cells(seed) for seed in sorted(seeds, key=lambda seed: seed.seed)],
+        caption=_caption(found),
+    )
+
+
+def _cells(seed: SeedHistory) -> list[str]:
+    fate = seed.fate if seed.fate == "alive" else f"{seed.fate} after {seed.fate_epoch}"
+    return [
+        seed.slot,
+        seed.blueprint,
+        str(seed.germinated_at),
+        seed.course,
+        f"{fate}: {seed.reason}" if seed.reason else fate,
+        notation.gain_with_error(seed.contribution, seed.contribution_error),
+        notation.count(seed.params),
+    ]
+
+
+def _describe(found: Lanes) -> str:
+    seeds = [seed for lane in found.lanes for seed in lane.seeds]
+    kept = [seed for seed in seeds if seed.fate in ("fossilized", "alive")]
+    held = ", ".join(f"{seed.blueprint} in {seed.slot}" for seed in kept) or "no seed"
+    last = found.scores[-1] if found.scores else None
+    return (
+        f"After epoch {found.epoch} the score is {notation.points(last.score if last else None)}, the twin's"
+        f" {notation.points(last.twin if last else None)}; the network holds {held}."
+    )
+
+
+def _caption(found: Lanes) -> str:
+    known = any(alpha is not None for lane in found.lanes for span in lane.spans for alpha in span.alphas)
+    height = "The filled height of a bar is alpha." if known else "Alpha was not recorded: bars are full."
+    return (
+        f"{found.name.capitalize()}. {height} Dotted line: the do-nothing twin. Beside a slot: the points"
+        " lost without its seed, and the seed's parameters."
+    )
+
+
+def _draw_key(found: Lanes, baseline: float) -> Markup:
+    """The stages and marks that occur, one after the other."""
+    stages = {span.stage for lane in found.lanes for span in lane.spans} - COOLING_STAGES
+    marks = {mark.stage for lane in found.lanes for mark in lane.marks}
+    parts, x = [], 6.0
+    for stage in LOOKS:
+        if stage in marks:
+            parts.append(element_of(stage, x + 2, baseline - 4))
+        elif stage in stages:
+            look = stage.name.lower() if stage is not Stage.TRAINING else "tint training"
+            parts.append(svg.rectangle(x - 4, baseline - 10, 12, 11, look))
+            parts.append(_texture(stage, x - 4, x + 8, baseline - 10, 11))
+        if stage in stages | marks:
+            name = stage.name.lower()
+            parts.append(svg.text(x + 12, baseline, name, "dim"))
+            x += svg.width_of(name) + 22
+    return svg.group(parts)
+
+
+# --- the score ------------------------------------------------------------------------------------
+
+
+def _draw_scores(found: Lanes, x: Scale, held: Sequence[ScorePoint]) -> Iterator[Markup]:
+    """The scores of the episode, on an axis that holds all of ``held``."""
+    points = found.scores
+    if not points:
+        return
+    twins = [point.twin for point in points if point.twin is not None]
+    known = [value for point in held for value in (point.score, point.twin) if value is not None]
+    low, high = around(known, 4, floor=0.0)
+    y = Scale(low, min(high, 100.0), _SCORES[1], _SCORES[0])
+    twin_line = [None if p.twin is None else (x(p.epoch), y(p.twin)) for p in points]
+    score_line = [(x(point.epoch), y(point.score)) for point in points]
+    yield y_axis(y, x.start, x.stop)
+    if len(twins) == len(points):
+        yield svg.path(svg.band(score_line, [(x(p.epoch), y(p.twin or 0.0)) for p in points]), "gain")
+    yield svg.curve(twin_line, "twin")
+    yield svg.curve(score_line, "line")
+    yield from _guides(found, x, y)
+    yield _score_labels(points[-1], x, y)
+
+
+def _guides(found: Lanes, x: Scale, y: Scale) -> Iterator[Markup]:
+    """From where a seed became permanent up to the score it had then."""
+    kept = [
+        (index, mark.epoch)
+        for index, lane in enumerate(found.lanes)
+        for mark in lane.marks
+        if mark.stage is Stage.FOSSILIZED
+    ]
+    if len(kept) > _MOST_GUIDES:
+        return
+    score_at = {point.epoch: point.score for point in found.scores}
+    for index, epoch in kept:
+        if epoch in score_at:
+            foot = _FIRST_LANE + _LANE * index + _BAR_TOP
+            yield svg.line(x(epoch), foot, x(epoch), y(score_at[epoch]), "guide")
+            yield svg.element("circle", cx=x(epoch), cy=y(score_at[epoch]), r=4, class_="mark fossilized")
+
+
+def _score_labels(last: ScorePoint, x: Scale, y: Scale) -> Markup:
+    labels = [Label(f"score {notation.points(last.score)}", y(last.score), "strong halo")]
+    if last.twin is not None:
+        labels.append(Label(f"twin {notation.points(last.twin)}", y(last.twin), "ghost halo"))
+    return beside_lines(x(last.epoch) + 8, labels)
+
+
+# --- the slots ------------------------------------------------------------------------------------
+
+
+def _draw_lane(lane: Lane, x: Scale, top: float) -> Markup:
+    bar = top + _BAR_TOP
+    middle = bar + _BAR / 2
+    return svg.group(
+        [
+            svg.path(_gaps(lane, x, middle), "empty"),
+            svg.text(x.start - 8, middle + 5, svg.shorten(lane.slot, _NAME_LETTERS), "", "end"),
+            *(_draw_span(span, x, bar) for span in lane.spans),
+            *_seed_names(lane, x, middle + 5),
+            *(mark(one.stage, x(one.epoch), bar - 3, _mark_text(one, lane)) for one in lane.marks),
+            *_worth(lane, middle),
+        ]
+    )
+
+
+def _gaps(lane: Lane, x: Scale, middle: float) -> str:
+    """Where the slot is empty."""
+    ends = [0.0, *(float(span.end) for span in lane.spans)]
+    starts = [*(float(span.start) for span in lane.spans), x.high]
+    return "".join(
+        f"M{svg.number(x(end))} {svg.number(middle)}H{svg.number(x(start))}"
+        for end, start in zip(ends, starts, strict=True)
+        if start > end
+    )
+
+
+def _draw_span(span: Span, x: Scale, bar: float) -> Markup:
+    start, end = x(span.start), x(span.end)
+    name = span.stage.name.lower()
+    if span.stage in COOLING_STAGES:
+        return svg.line(start, bar + _BAR / 2, end, bar + _BAR / 2, f"cooling {name}-line")
+    outline = svg.rectangle(
+        start, bar, end - start, _BAR, f"tint {name}", svg.element("title", _span_text(span))
+    )
+    bottom = bar + _BAR
+    filled = f"M{svg.number(start)} {svg.number(bottom)}"
+    epoch = span.start
+    for alpha, epochs in groupby(span.alphas):
+        epoch += len(list(epochs))
+        height = bottom - _BAR * (1.0 if alpha is None else alpha)
+        filled += f"V{svg.number(height)}H{svg.number(x(epoch))}"
+    return Markup(
+        outline
+        + svg.path(f"{filled}V{svg.number(bottom)}z", name)
+        + _texture(span.stage, start, end, bar, _BAR)
+    )
+
+
+def _texture(stage: Stage, start: float, end: float, top: float, height: float) -> Markup:
+    """What tells stages apart without colour: training and holding are striped."""
+    if stage not in (Stage.TRAINING, Stage.HOLDING):
+        return Markup("")
+    middle = svg.number(top + height / 2)
+    look = f"{stage.name.lower()}-texture"
+    return svg.path(f"M{svg.number(start)} {middle}H{svg.number(end)}", look, stroke_width=height)
+
+
+def _span_text(span: Span) -> str:
+    return f"{span.stage.name.lower()}, epochs {span.start + 1} to {span.end}"
+
+
+def _mark_text(one: Mark, lane: Lane) -> str:
+    return f"{lane.slot} {one.stage.name.lower()} after epoch {one.epoch} ({one.cause}): {one.reason}"
+
+
+def _seed_names(lane: Lane, x: Scale, baseline: float) -> Iterator[Markup]:
+    """Each seed's blueprint where its bar is full or, if it is nowhere long enough, over it or behind it."""
+    next_starts = [*(x(seed.germinated_at) for seed in lane.seeds[1:]), x.stop]
+    for seed, next_start in zip(lane.seeds, next_starts, strict=False):
+        start, end, room = x(seed.germinated_at), x(end_of(seed)), svg.width_of(seed.blueprint) + 12
+        full = [
+            span for span in lane.spans if _is_solid(span) and seed.germinated_at <= span.start < end_of(seed)
+        ]
+        longest = max(full, key=lambda span: span.end - span.start, default=None)
+        if longest is not None and room <= x(longest.end) - x(longest.start):
+            yield svg.text(x(longest.start) + 9, baseline, seed.blueprint, "on")
+        elif room <= end - start:
+            yield svg.text(start + 7, baseline, seed.blueprint, "halo")
+        elif room <= next_start - end:
+            yield svg.text(end + 6, baseline, seed.blueprint, "dim halo")
+
+
+def _is_solid(span: Span) -> bool:
+    """Whether a text on it lies on one colour."""
+    return span.stage is Stage.FOSSILIZED and all(alpha is None or alpha > 0.99 for alpha in span.alphas)
+
+
+def _worth(lane: Lane, middle: float) -> Iterator[Markup]:
+    """What the seed that the slot holds at the end contributes, and its size."""
+    held = [seed for seed in lane.seeds if seed.fate in ("fossilized", "alive")]
+    if not held:
+        yield svg.text(_RIGHT + 8, middle + 5, notation.UNKNOWN, "dim")
+        return
+    seed = held[-1]
+    worth = notation.gain_with_error(seed.contribution, seed.contribution_error)
+    yield svg.text(_RIGHT + 8, middle - 3, worth, "strong")
+    yield svg.text(_RIGHT + 8, middle + 14, f"{notation.count(seed.params)} params", "dim")

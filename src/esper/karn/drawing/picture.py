@@ -1,0 +1,71 @@
+"""What an answer looks like: a drawing, the table of the same numbers, and a sentence about both.
+
+A drawing that stands alone, as a file or in a notebook, carries its stylesheet and follows light and dark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from esper.karn.drawing.style import STYLE
+from esper.karn.drawing.svg import element
+from esper.karn.questions.episodes import EpisodeKey
+from esper.karn.run import Run
+
+_NUMBER: Final = re.compile(r"[<+-]?×?\d[\d,.:e+-]*( ± [\d.]+)?( (%|s|ms|[kMGTPE]?FLOP))?|–|")
+
+
+def numeric_columns(rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Which columns of a table hold nothing but numbers, and are set flush right on every page."""
+    return [all(_NUMBER.fullmatch(cell) for cell in column) for column in zip(*rows, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawing and its table, both made from the same numbers."""
+
+    svg: str
+    columns: list[str]
+    rows: list[list[str]]
+    caption: str
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"every row of the table needs {len(self.columns)} cells: {self.columns}")
+
+    def _repr_svg_(self) -> str:
+        """What a notebook shows."""
+        return standalone(self)
+
+
+def standalone(picture: Picture) -> str:
+    """The text of an SVG file."""
+    opening, mark, rest = picture.svg.partition(">")
+    return opening + mark + element("style", STYLE) + rest
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One of the questions that a run answers: a function to its numbers, and one from them to a picture."""
+
+    key: str
+    question: str
+    ask: Callable[[Run, EpisodeKey | None], Any]
+    """The numbers of a whole run, or of one of its episodes; None: it has none."""
+    draw: Callable[[Any, Any], Picture]
+    """The picture of these numbers, on axes that hold those of another run too unless they are None."""
+
+    def answer(
+        self, run: Run, episode: EpisodeKey | None = None, beside: Run | None = None
+    ) -> Picture | None:
+        """The picture of this run, or of one of its episodes; None: it has nothing to show for it."""
+        found = self.ask(run, episode)
+        if found is None:
+            return None
+        other = None if beside is None else self.ask(beside, None)
+        if getattr(other, "axis", None) != getattr(found, "axis", None):
+            other = None  # one counts epochs and the other iterations: they have no axis in common
+        return self.draw(found, other)

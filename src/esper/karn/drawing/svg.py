@@ -1,0 +1,145 @@
+"""SVG as text: elements with escaped content, and coordinates that take little room."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import groupby
+from typing import Final
+
+WIDTH: Final = 640.0
+"""Of every drawing, in its own units; a page scales it."""
+LETTER: Final = 9.6
+"""Widest a letter gets on average, in units: text is drawn larger where the page is narrow."""
+LINE: Final = 17.0
+"""Height of a line of that text."""
+
+_FORBIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]")
+
+Point = tuple[float, float]
+
+
+class Markup(str):
+    """Text that is SVG already and is not escaped again."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        """What templates put into a page as it is."""
+        return self
+
+
+def number(value: float) -> str:
+    """A coordinate with at most one decimal."""
+    text = f"{value:.1f}"
+    return "0" if text == "-0.0" else text.removesuffix(".0")
+
+
+def element(tag: str, *children: str, **attributes: str | float | None) -> Markup:
+    """One element; attributes that are None are left out, ``class_`` is class, ``_`` in names is ``-``."""
+    parts = [tag]
+    for name, value in attributes.items():
+        if value is not None:
+            shown = value if isinstance(value, str) else number(value)
+            parts.append(f'{name.rstrip("_").replace("_", "-")}="{_clean(shown, quote=True)}"')
+    opening = " ".join(parts)
+    if not children:
+        return Markup(f"<{opening}/>")
+    inside = "".join(child if isinstance(child, Markup) else _clean(child) for child in children)
+    return Markup(f"<{opening}>{inside}</{tag}>")
+
+
+def _clean(text: str, *, quote: bool = False) -> str:
+    """Escaped, and without the characters that XML cannot hold."""
+    return escape(_FORBIDDEN.sub("", text), quote=quote)
+
+
+def group(children: Iterable[str], **attributes: str | float | None) -> Markup:
+    """Elements that belong together; nothing if there are none."""
+    inside = "".join(children)
+    return element("g", Markup(inside), **attributes) if inside else Markup("")
+
+
+def drawing(height: float, title: str, description: str, *children: str) -> Markup:
+    """A whole picture, ``WIDTH`` units wide, with what a screen reader says about it."""
+    return element(
+        "svg",
+        element("title", title),
+        element("desc", description),
+        *children,
+        xmlns="http://www.w3.org/2000/svg",
+        class_="esper",
+        viewBox=f"0 0 {number(WIDTH)} {number(height)}",
+        role="img",
+    )
+
+
+def text(x: float, y: float, content: str, class_: str = "", anchor: str | None = None) -> Markup:
+    """A line of text; ``y`` is its baseline, ``anchor`` is middle or end where it is not start."""
+    return element("text", content, x=x, y=y, class_=class_ or None, text_anchor=anchor)
+
+
+def rectangle(x: float, y: float, width: float, height: float, class_: str | None, *children: str) -> Markup:
+    """A filled box."""
+    return element("rect", *children, x=x, y=y, width=width, height=height, class_=class_)
+
+
+def path(commands: str, class_: str, *children: str, **attributes: str | float | None) -> Markup:
+    """A path; nothing if it has no commands."""
+    if not commands:
+        return Markup("")
+    return element("path", *children, d=commands, class_=class_, **attributes)
+
+
+def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
+    """A straight line."""
+    return path(f"M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}", class_)
+
+
+def polyline(points: Iterable[Point]) -> str:
+    """The commands of a line through points."""
+    return "".join(f"{'L' if index else 'M'}{number(x)} {number(y)}" for index, (x, y) in enumerate(points))
+
+
+def curve(points: Sequence[Point | None], class_: str) -> Markup:
+    """A line that is interrupted where a point is unknown; a point without known neighbours is a dot."""
+    parts = [list(part) for is_known, part in groupby(points, lambda point: point is not None) if is_known]
+    known = [[point for point in part if point is not None] for part in parts]
+    lines = "".join(polyline(part) for part in known if len(part) > 1)
+    alone = dots(part[0] for part in known if len(part) == 1)
+    return Markup(path(lines, class_) + path(alone, "dot small"))
+
+
+def steps(start: float, points: Sequence[Point]) -> str:
+    """The commands of a line that has each point's height from the point before up to it."""
+    commands = f"M{number(start)} {number(points[0][1])}" if points else ""
+    return commands + "".join(f"V{number(y)}H{number(x)}" for x, y in points)
+
+
+def band(upper: Sequence[Point], lower: Sequence[Point]) -> str:
+    """The commands of the area between two lines."""
+    outline = [*upper, *reversed(lower)]
+    return polyline(outline) + "z" if len(outline) > 2 else ""
+
+
+def fan(places: Sequence[float], upper: Sequence[float], lower: Sequence[float]) -> str:
+    """The commands of a band over places; a single place is drawn a little wide."""
+    if len(places) == 1:
+        places, upper, lower = [places[0] - 5, places[0] + 5], [upper[0]] * 2, [lower[0]] * 2
+    return band(list(zip(places, upper, strict=True)), list(zip(places, lower, strict=True)))
+
+
+def dots(points: Iterable[Point]) -> str:
+    """The commands of lines of no length, which the caps of lines make dots."""
+    return "".join(f"M{number(x)} {number(y)}h0" for x, y in points)
+
+
+def width_of(content: str) -> float:
+    """How much room a text takes at most, as a rule."""
+    return LETTER * len(content)
+
+
+def shorten(content: str, letters: int) -> str:
+    """A text of at most so many letters."""
+    return content if len(content) <= letters else content[: max(letters - 1, 0)] + "…"

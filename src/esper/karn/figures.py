@@ -1,0 +1,46 @@
+"""The questions that a run answers with a picture, in the order in which they are shown."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from esper.karn.drawing.lanes import draw_lanes
+from esper.karn.drawing.picture import Figure
+from esper.karn.questions.alerts import alerts, draw_alerts
+from esper.karn.questions.choices import choices, draw_choices
+from esper.karn.questions.growth import draw_growth, growth
+from esper.karn.questions.heads import draw_heads, heads
+from esper.karn.questions.health import draw_health, health
+from esper.karn.questions.honesty import draw_honesty, honesty
+from esper.karn.questions.improvement import draw_improvement, improvement
+from esper.karn.questions.interactions import draw_interactions, interactions
+from esper.karn.questions.lanes import lanes
+from esper.karn.questions.progress import draw_progress, progress
+from esper.karn.questions.reward import draw_reward, reward
+from esper.karn.questions.times import draw_times, times
+from esper.karn.questions.worth import draw_worth, worth
+from esper.leyline.errors import UnknownNameError
+
+FIGURES: Final[tuple[Figure, ...]] = (
+    Figure("progress", "Is it alive, and how far?", progress, draw_progress),
+    Figure("growth", "Does growth pay?", growth, draw_growth),
+    Figure("lanes", "What does the network look like?", lanes, draw_lanes),
+    Figure("worth", "Are seeds worth their cost?", worth, draw_worth),
+    Figure("improvement", "Is the controller improving?", improvement, draw_improvement),
+    Figure("health", "Is PPO healthy?", health, draw_health),
+    Figure("heads", "Is a head dead?", heads, draw_heads),
+    Figure("choices", "What does the controller choose?", choices, draw_choices),
+    Figure("reward", "Which terms make up the reward?", reward, draw_reward),
+    Figure("honesty", "Is the reward honest?", honesty, draw_honesty),
+    Figure("alerts", "What is wrong, and since when?", alerts, draw_alerts),
+    Figure("times", "Where does the time go?", times, draw_times),
+    Figure("interactions", "Do seeds help or hinder each other?", interactions, draw_interactions),
+)
+
+
+def figure_named(key: str) -> Figure:
+    """One of them."""
+    for figure in FIGURES:
+        if figure.key == key:
+            return figure
+    raise UnknownNameError("figure", key[:40], [figure.key for figure in FIGURES])

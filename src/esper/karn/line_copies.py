@@ -1,0 +1,115 @@
+"""The rows of a run that are still JSON lines, copied into tables in memory of a database."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import duckdb
+import msgspec
+
+from esper.leyline.columns import COLUMNS
+from esper.leyline.errors import UNREADABLE, EsperError
+from esper.leyline.events import TABLES
+from esper.leyline.run_files import split_lines
+
+CHUNK_BYTES: Final = 4_000_000
+"""JSON lines handed to the database at once."""
+Stamp = tuple[int, int, int]
+"""What changes with a file's content: its inode, its bytes, the time of its last change."""
+
+
+class LineCopies:
+    """One table in memory per table of the run, made when it is asked for."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+        self._stamps: dict[Path, Stamp] = {}
+        """Of the files that were read, in their order."""
+        self._lines: dict[str, list[bytes]] = {}
+        """By table, those that were read and not copied yet."""
+        self._tables: set[str] = set()
+        """Those that there is a copy of."""
+        connection.execute("CREATE SCHEMA lines")
+
+    def read(self, files: Sequence[Path]) -> None:
+        """Let the copies hold the whole lines of these files, in this order; raises ``OSError``."""
+        stamps = [(path, _stamp(path)) for path in files]
+        if stamps[: len(self._stamps)] != list(self._stamps.items()):
+            self._forget()
+        for path, stamp in stamps[len(self._stamps) :]:
+            split_lines(path, path.read_bytes(), self._lines)
+            self._stamps[path] = stamp
+
+    def _forget(self) -> None:
+        for table in self._tables:
+            self._connection.execute(f"DROP TABLE {_place(table)}")
+        self._tables.clear()
+        self._lines.clear()
+        self._stamps.clear()
+
+    def table(self, name: str) -> str:
+        """Where the copy of a table stands, up to date."""
+        if name not in self._tables:
+            columns = ", ".join(f"{quoted(column.name)} {column.sql_type}" for column in COLUMNS[name])
+            self._connection.execute(f"CREATE TABLE {_place(name)} ({columns})")
+            self._tables.add(name)
+        structure = json.dumps({column.name: column.sql_type for column in COLUMNS[name]})
+        insertion = (
+            f"INSERT INTO {_place(name)} SELECT unnest(from_json_strict(line, '{structure}'))"
+            " FROM (SELECT unnest(string_split(?, chr(10))) AS line)"
+        )
+        try:
+            for chunk in _chunks(self._lines.get(name, [])):
+                self._connection.execute(insertion, [chunk.decode()])
+        except (duckdb.Error, UnicodeDecodeError) as error:
+            raise EsperError(_what_is_wrong(list(self._stamps), name, error)) from None
+        finally:
+            self._lines.pop(name, None)
+        return _place(name)
+
+
+def _stamp(path: Path) -> Stamp:
+    status = os.stat(path)
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _chunks(lines: Sequence[bytes]) -> Iterator[bytes]:
+    start, size = 0, 0
+    for number, line in enumerate(lines):
+        size += len(line)
+        if size > CHUNK_BYTES or number == len(lines) - 1:
+            yield b"\n".join(lines[start : number + 1])
+            start, size = number + 1, 0
+
+
+def _what_is_wrong(files: Sequence[Path], table: str, error: Exception) -> str:
+    """The sentence about the first line that is no row of its table."""
+    decoder = msgspec.json.Decoder(TABLES[table])
+    begin = f'{{"table":"{table}",'.encode()
+    for path in files:
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+            try:
+                if line.startswith(begin):
+                    decoder.decode(line)
+            except UNREADABLE as reason:
+                return f"{path}, line {number}, is not a row of table '{table}': {reason}"
+    return f"table '{table}' cannot be read: {sentence_of(error)}"
+
+
+def sentence_of(error: Exception) -> str:
+    """What a database's error says, without the picture of the place."""
+    return " ".join(str(error).partition("\n\nLINE ")[0].split())
+
+
+def quoted(name: str) -> str:
+    """A name in SQL."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _place(table: str) -> str:
+    """Copies stand apart, so that a list of tables shows the views alone."""
+    return f"lines.{quoted(table)}"

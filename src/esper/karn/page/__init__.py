@@ -1,0 +1,1 @@
+"""The page of a run, from one set of templates: as a file (``esper report``) or live (``esper serve``)."""

@@ -1,0 +1,75 @@
+"""The templates, and the notation that they write numbers in. Text is escaped, None reads "–"."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from esper.karn import notation
+from esper.karn.drawing.picture import numeric_columns
+from esper.karn.drawing.style import STYLE
+from esper.karn.palette import LOOKS, SEVERITIES, stage_variable
+from esper.karn.questions.progress import done_text
+
+TREND: Final = 16
+"""Letters of a trend, at most."""
+
+
+def render_page(template: str, **content: Any) -> str:
+    """A whole page."""
+    return _environment().get_template(template).render(content)
+
+
+def render(template: str, **content: Any) -> Markup:
+    """A part of a page, which is not escaped again."""
+    return Markup(render_page(template, **content))
+
+
+@cache
+def style() -> str:
+    """The one stylesheet of all pages: figures, page, glyphs in the colours of their stages."""
+    glyphs = "".join(f".glyph.{one.name.lower()}{{color:var({stage_variable(one)})}}" for one in LOOKS)
+    marks = "".join(
+        f'.alert-{name}::before{{content:"{look.glyph} ";color:var(--{name})}}'
+        for name, look in SEVERITIES.items()
+    )
+    return STYLE + files("esper.karn.page").joinpath("page.css").read_text(encoding="utf-8") + glyphs + marks
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("esper.karn.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "clock": notation.clock,
+        "count": notation.count,
+        "done": done_text,
+        "factor": notation.factor,
+        "gain": notation.gain,
+        "glyph": lambda stage: LOOKS[stage].glyph,
+        "numeric": numeric_columns,
+        "points": notation.points,
+        "significant": notation.significant,
+        "trend": lambda scores: notation.trend(scores, TREND, low=0.0),
+    }
+    environment.globals["style"] = style
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    """What is unknown as such, and a number on one line with its interval."""
+    if value is None:
+        return notation.UNKNOWN
+    if isinstance(value, str) and not hasattr(value, "__html__"):
+        return value.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+    return value

@@ -1,0 +1,272 @@
+"""The sections of a run's page. Report and server ask for the same ones; both get them as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from markupsafe import Markup
+
+from esper.karn import notation
+from esper.karn.conclusion import comparison_text, conclude, gain_text
+from esper.karn.diary import diary
+from esper.karn.drawing.picture import Picture
+from esper.karn.figures import FIGURES, figure_named
+from esper.karn.outcome import Comparison, Result, compare, final_rows, result
+from esper.karn.page.chooser import chooser
+from esper.karn.page.rendering import render
+from esper.karn.questions.differences import differences, flat
+from esper.karn.questions.episodes import (
+    THIS_EPISODE,
+    EpisodeKey,
+    default_episode,
+    episode_name,
+    episodes,
+    is_training,
+    notable_episodes,
+)
+from esper.karn.questions.overview import overview
+from esper.karn.questions.verdict import verdict_picture
+from esper.karn.run import Run
+from esper.leyline.events import (
+    AlertRow,
+    DecisionRow,
+    EpisodeRow,
+    EpochRow,
+    Row,
+    RunRow,
+    SeedRow,
+    TransitionRow,
+)
+
+MOST_DIARIES: Final = 10
+"""Episodes of a run that a report tells; of a training it tells the best."""
+SHOWN: Final = tuple(figure.key for figure in FIGURES if figure.key != "progress")
+"""The figures that have a section; progress stands in the head of the page."""
+TITLES: Final = {figure.key: figure.question for figure in FIGURES} | {
+    "conclusion": "What does it come to?",
+    "comparison": "How does it compare?",
+    "diary": "What happened, in words",
+    "command": "How to do it again",
+    "configuration": "Configuration",
+    "environment": "Environment",
+}
+OF_EPISODE: Final = ("lanes", "diary")
+"""Sections about one episode."""
+KEYS: Final = ("conclusion", *SHOWN[: SHOWN.index("lanes") + 1], "diary", *SHOWN[SHOWN.index("lanes") + 1 :])
+"""Sections of a page in their order, before what was set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One element of a page; a served one names the address that it is renewed from."""
+
+    key: str
+    body: Markup
+    tag: str = "section"
+    look: str = "panel"
+    side: str = ""
+    """Tells the two sections of one key apart, where runs stand side by side."""
+    source: str = ""
+    runs: str = ""
+    """Ids of the runs that it is about."""
+
+    @property
+    def of_episode(self) -> bool:
+        return self.key in OF_EPISODE
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Sections that stand in one grid."""
+
+    look: str
+    sections: Sequence[Section]
+
+
+def section(key: str, kind: str, found: Any, **more: Any) -> Markup:
+    """A section of one of the kinds that the template knows."""
+    content = {"chooser": None, "left": 0, "note": "", **more}
+    return render("section.html", key=key, title=TITLES[key], kind=kind, found=found, **content)
+
+
+def empty(key: str) -> Markup:
+    """A section that is loaded when somebody comes to it."""
+    return Markup("<h2>{}</h2>").format(TITLES[key])
+
+
+def head(run: Run, name: str, *, served: bool) -> Markup:
+    """What is run, how far it is, and what is wrong."""
+    return render("head.html", overview=overview(run), name=name, served=served)
+
+
+def run_section(run: Run, key: str, episode: EpisodeKey | None = None, beside: Run | None = None) -> Markup:
+    """A section of a served page: of the chosen episode and beside another run, if there are any."""
+    if key == "conclusion":
+        return section(key, "conclusion", conclude(run))
+    if key == "configuration":
+        return section(key, "pairs", configuration(run.row))
+    if key == "environment":
+        return section(key, "pairs", environment(run.row))
+    if key not in OF_EPISODE:
+        return section(key, "figure", figure_named(key).answer(run, beside=beside))
+    shown = default_episode(run) if episode is None else episode
+    if shown is None:
+        return section(key, "episodes", [])
+    choice = chooser(run, shown) if key == "lanes" and beside is None else None
+    return section(key, "episodes", [("", episode_content(run, key, shown, beside))], chooser=choice)
+
+
+def episode_content(run: Run, key: str, episode: EpisodeKey, beside: Run | None = None) -> object:
+    """The lanes or the diary of an episode."""
+    if key == "diary":
+        return diary(run.row, rows_of_episode(run, episode))
+    return figure_named(key).answer(run, episode, beside)
+
+
+def reported_lanes(run: Run) -> Markup:
+    """Of the episode that a run is shown by or, of a training, of its best, median and worst."""
+    shown = [(title, figure_named("lanes").answer(run, key)) for title, key in chosen_episodes(run)]
+    return section("lanes", "episodes", [(title, picture) for title, picture in shown if picture is not None])
+
+
+def reported_diary(run: Run) -> Markup:
+    """Of the first episodes or, of a training, of its best."""
+    left = 0
+    if is_training(run):
+        told = chosen_episodes(run)[:1]
+    else:
+        keys = [episode.key for episode in episodes(run)]
+        told = [(episode_name(key, trained=False).capitalize(), key) for key in keys[:MOST_DIARIES]]
+        left = len(keys) - len(told)
+    headed = len(told) > 1 or is_training(run)
+    notes = [(title if headed else "", episode_content(run, "diary", key)) for title, key in told]
+    return section("diary", "episodes", notes, left=left)
+
+
+def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
+    """The episodes to show, each with a heading unless it is the only one."""
+    if not is_training(run):
+        key = default_episode(run)
+        return [] if key is None else [("", key)]
+    names = {key: name for name, key in reversed(notable_episodes(run).items())}
+    found = []
+    for key, name in reversed(names.items()):
+        (row,) = run.rows(EpisodeRow, THIS_EPISODE, key)
+        scores = f"score {notation.points(row.val_score)}, twin {notation.points(row.twin_val_score)}"
+        found.append((f"{name.capitalize()} episode: {episode_name(key, trained=True)}, {scores}", key))
+    return found
+
+
+def rows_of_episode(run: Run, episode: EpisodeKey) -> list[Row]:
+    """What a diary is written from."""
+    kinds: tuple[type[Row], ...] = (EpochRow, DecisionRow, TransitionRow, SeedRow, AlertRow, EpisodeRow)
+    return [row for kind in kinds for row in run.rows(kind, THIS_EPISODE, episode)]
+
+
+# --- several runs ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Runs beside each other."""
+
+    sentence: str
+    columns: list[str]
+    rows: list[list[str]]
+    picture: Picture | None
+    names: list[str]
+    differences: list[list[str]]
+
+
+def comparison(runs: Mapping[str, Run], sentence: str = "") -> Markup:
+    """The first run against all others, by their names."""
+    (first, run), *others = runs.items()
+    comparisons = [(name, compare(run, other)) for name, other in others]
+    columns = ["run", "episodes", "validation", "ahead", "test", "ahead", "parameters", "compute"]
+    rows = [_arm(first, run.row, result(final_rows(run)), "", "")]
+    rows += [_compared(name, found) for name, found in comparisons]
+    changed = [[one.key, *map(setting_text, one.values)] for one in differences(runs)]
+    found = Compared(sentence, columns, rows, verdict_picture(runs), list(runs), changed)
+    return section("comparison", "comparison", found)
+
+
+def pair_comparison(runs: Mapping[str, Run]) -> Markup:
+    """Two runs, with the sentence that says which one is ahead."""
+    run, other = runs.values()
+    return comparison(runs, comparison_text(compare(run, other)))
+
+
+def arm_names(runs: Sequence[Run]) -> dict[str, Run]:
+    """The runs by their names; of runs that share one, the later ones have a number behind it."""
+    named: dict[str, Run] = {}
+    for run in runs:
+        name, number = run.row.name, 1
+        while name in named:
+            number += 1
+            name = f"{run.row.name} ({number})"
+        named[name] = run
+    return named
+
+
+def _compared(name: str, found: Comparison) -> list[str]:
+    ahead = [notation.UNKNOWN if d is None else gain_text(d) for d in (found.val_score, found.test_score)]
+    return _arm(name, found.run.row, found.result, *ahead)
+
+
+def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahead: str) -> list[str]:
+    origin = f"{name} ({row.controller}, rng seed {row.rng_seed})"
+    if found is None:
+        return [origin, "0", *[notation.UNKNOWN] * 6]
+    return [
+        origin,
+        notation.count(found.episodes),
+        str(found.val_score),
+        val_ahead,
+        str(found.test_score),
+        test_ahead,
+        notation.count(round(found.params.mean)),
+        notation.flop(round(found.flops.mean)),
+    ]
+
+
+# --- where a run comes from -----------------------------------------------------------------------
+
+
+def configuration(row: RunRow) -> list[tuple[str, str]]:
+    """All settings; those within settings have names with dots."""
+    return [(name, setting_text(value)) for key in row.config for name, value in flat(key, row.config[key])]
+
+
+def environment(row: RunRow) -> list[tuple[str, str]]:
+    """Where, when and from what the run was made."""
+    values = {
+        "git revision": row.git_revision,
+        "data hash": row.data_hash,
+        "started": row.started,
+        "host parameters": row.host_params,
+        "slots": row.slots,
+        **row.versions,
+        **row.hardware,
+    }
+    return [(name, setting_text(value)) for key in values for name, value in flat(key, values[key])]
+
+
+def setting_text(value: object) -> str:
+    """A setting as it would be written; "–" where there is none."""
+    return notation.UNKNOWN if value is None else notation.written(value)
+
+
+def command(row: RunRow, reproduction: str | None) -> Markup:
+    """The command that does the same again, and what it needs."""
+    if reproduction is None:
+        note = "No command began this run; its configuration is below."
+    else:
+        code = (
+            "an unknown revision of the code" if row.git_revision is None else f"revision {row.git_revision}"
+        )
+        note = f"The same numbers need {code}, the versions below and the same kind of processor."
+        if row.git_revision is not None and row.git_revision.endswith("-dirty"):
+            note += " The code had changes that were not committed, so they are not known."
+    return section("command", "command", reproduction, note=note)

@@ -1,0 +1,171 @@
+"""Is the reward honest: the return of every episode against what growth gained in it.
+
+The gain is the lead over the twin where twins are known, else the final score; the alert ``pays-for-worse``
+ranks by the same function.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from esper.karn import notation
+from esper.karn.drawing import svg
+from esper.karn.drawing.axes import Scale, around, tick_texts, ticks, y_axis
+from esper.karn.drawing.picture import Picture
+from esper.karn.drawing.svg import Markup
+from esper.karn.questions.episodes import EpisodeKey
+from esper.karn.run import Run
+from esper.leyline.limits import CORRELATED_EPISODES
+from esper.leyline.rank_correlation import Rewarded, gains, reward_correlation
+
+MOST_EPISODES: Final = 160
+"""Shown one by one; of more episodes, those with similar returns are taken together."""
+GROUPS: Final = 40
+_LEFT: Final = 62.0
+_RIGHT: Final = svg.WIDTH - 26
+_TOP: Final = 14.0
+_BOTTOM: Final = 224.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnGroup:
+    """Episodes with the same or similar returns."""
+
+    episodes: int
+    low: float
+    high: float
+    """Their returns."""
+    median_return: float
+    quarter: float
+    median: float
+    three_quarters: float
+    """Their gains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Honesty:
+    """Return against gain, over the episodes of a training."""
+
+    episodes: int
+    gain: str
+    """What the gain is: ``lead`` over the twin, or final ``score``."""
+    rank_correlation: float | None
+    """Spearman's; None: fewer than three episodes, or all alike."""
+    recent: float | None
+    """The same over the last ``CORRELATED_EPISODES``, which is what the alert watches; None: fewer."""
+    groups: tuple[ReturnGroup, ...]
+    """By rising return; single episodes while there are few."""
+
+
+def honesty(run: Run, episode: EpisodeKey | None = None) -> Honesty | None:
+    """Over all episodes that were rewarded, whichever one is shown; None: there are none."""
+    found = run.sql(
+        "SELECT total_reward, val_score, twin_val_score FROM episode"
+        " WHERE total_reward IS NOT NULL ORDER BY t"
+    ).fetchall()
+    if not found:
+        return None
+    rewarded = [Rewarded(*values) for values in found]
+    latest = rewarded[-CORRELATED_EPISODES:]
+    return Honesty(
+        episodes=len(rewarded),
+        gain="score" if any(one.twin_val_score is None for one in rewarded) else "lead",
+        rank_correlation=reward_correlation(rewarded),
+        recent=reward_correlation(latest) if len(latest) == CORRELATED_EPISODES else None,
+        groups=tuple(_groups(rewarded)),
+    )
+
+
+def _groups(rewarded: Sequence[Rewarded]) -> list[ReturnGroup]:
+    """Parts of equal size along the returns."""
+    pairs = sorted(zip((one.total_reward for one in rewarded), gains(rewarded), strict=True))
+    parts = len(pairs) if len(pairs) <= MOST_EPISODES else GROUPS
+    edges = [index * len(pairs) // parts for index in range(parts + 1)]
+    return [_group(pairs[start:end]) for start, end in pairwise(edges)]
+
+
+def _group(pairs: Sequence[tuple[float, float]]) -> ReturnGroup:
+    returns, gained = zip(*pairs, strict=True)
+    quarter, median, three_quarters = (
+        statistics.quantiles(gained, n=4, method="inclusive") if len(gained) > 1 else gained * 3
+    )
+    return ReturnGroup(
+        len(pairs), returns[0], returns[-1], statistics.median(returns), quarter, median, three_quarters
+    )
+
+
+def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
+    """A dot per episode or, of many episodes, per group with similar returns."""
+    groups = found.groups
+    held = [*groups, *(beside.groups if beside else ())]
+    x = Scale(*around([group.median_return for group in held], 5), _LEFT, _RIGHT)
+    low, high = around([s for group in held for s in (group.quarter, group.three_quarters)], 4, floor=0.0)
+    y = Scale(low, min(high, 100.0), _BOTTOM, _TOP)
+    places = [x(group.median_return) for group in groups]
+    spread = "".join(
+        f"M{svg.number(at)} {svg.number(y(group.quarter))}V{svg.number(y(group.three_quarters))}"
+        for group, at in zip(groups, places, strict=True)
+        if group.episodes > 1
+    )
+    dots = svg.dots((at, y(group.median)) for group, at in zip(groups, places, strict=True))
+    correlation = f"rank correlation {notation.gain(found.rank_correlation, 2)}"
+    return Picture(
+        svg=svg.drawing(
+            _BOTTOM + 46,
+            f"Return against {_gain_name(found)}",
+            f"{correlation} over {found.episodes} episodes",
+            y_axis(y, _LEFT, _RIGHT),
+            _return_axis(x),
+            svg.text(_LEFT + 6, _TOP + 10, _gain_name(found), "dim halo"),
+            svg.path(spread, "spread"),
+            svg.path(dots, "dot faint"),
+            svg.text(_RIGHT, _BOTTOM - 8, correlation, "strong halo", "end"),
+        ),
+        columns=["episodes", "return", *(f"{found.gain} {name}" for name in ("25 %", "median", "75 %"))],
+        rows=[_cells(group) for group in groups],
+        caption=_caption(found),
+    )
+
+
+def _gain_name(found: Honesty) -> str:
+    return "lead over the twin" if found.gain == "lead" else "final score"
+
+
+def _caption(found: Honesty) -> str:
+    count = notation.count(found.episodes)
+    if all(group.episodes == 1 for group in found.groups):
+        shown = f"One dot per episode, {count} in all."
+    else:
+        shown = (
+            f"{count} episodes in {len(found.groups)} groups of similar return:"
+            f" median and middle half of their {_gain_name(found)}."
+        )
+    recent = notation.gain(found.recent, 2)
+    return f"{shown} Over the last {CORRELATED_EPISODES} episodes, which the alert watches: {recent}."
+
+
+def _cells(group: ReturnGroup) -> list[str]:
+    low, high = notation.gain(group.low, 2), notation.gain(group.high, 2)
+    return [
+        notation.count(group.episodes),
+        low if group.episodes == 1 else f"{low} to {high}",
+        *(notation.points(score) for score in (group.quarter, group.median, group.three_quarters)),
+    ]
+
+
+def _return_axis(x: Scale) -> Markup:
+    values = ticks(x.low, x.high, 6)
+    return svg.group(
+        [
+            svg.line(x.start, _BOTTOM, x.stop, _BOTTOM, "axis"),
+            *(
+                svg.text(x(value), _BOTTOM + svg.LINE + 2, label, "dim", "middle")
+                for value, label in zip(values, tick_texts(values), strict=True)
+            ),
+            svg.text(x.stop, _BOTTOM + 2 * svg.LINE + 4, "return", "dim", "end"),
+        ]
+    )

@@ -1,0 +1,68 @@
+"""One run in one line: how far it is, its score beside the twin's, what it grew to, and what is wrong.
+
+The list of runs, the head of a page and the terminal show this answer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from esper.karn.notation import difference
+from esper.karn.outcome import final_rows, result
+from esper.karn.questions.alerts import AlertEntry, alerts
+from esper.karn.questions.growth import growth, latest
+from esper.karn.questions.progress import Progress, progress
+from esper.karn.run import Run
+from esper.leyline.events import RunRow, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What is known of a run; None is unknown."""
+
+    row: RunRow
+    progress: Progress
+    score: float | None
+    twin: float | None
+    params: float | None
+    scores: tuple[float | None, ...]
+    twins: tuple[float | None, ...]
+    """Over the epochs or iterations so far."""
+    alerts: tuple[AlertEntry, ...]
+    """Those that are open."""
+
+    @property
+    def lead(self) -> float | None:
+        """The score over the twin's."""
+        return difference(self.score, self.twin)
+
+    @property
+    def alert_counts(self) -> dict[Severity, int]:
+        """How many alerts of each severity are open."""
+        return dict(Counter(entry.severity for entry in self.alerts))
+
+
+def overview(run: Run) -> Overview:
+    """Of a run that goes on, its last epoch or iteration; of one that is over, its result."""
+    found, grown, wrong = progress(run), growth(run), alerts(run)
+    score, twin, params = _numbers(run, found)
+    return Overview(
+        row=run.row,
+        progress=found,
+        score=score,
+        twin=twin,
+        params=params,
+        scores=tuple(point.score for point in grown.points) if grown else (),
+        twins=tuple(point.twin for point in grown.points) if grown else (),
+        alerts=tuple(entry for entry in wrong.entries if entry.until is None),
+    )
+
+
+def _numbers(run: Run, found: Progress) -> tuple[float | None, float | None, float | None]:
+    episodes = None if found.state == "running" else result(final_rows(run))
+    if episodes is not None:
+        twin = None if episodes.twin_score is None else episodes.twin_score.mean
+        return episodes.val_score.mean, twin, episodes.params.mean
+    last = latest(run)
+    return (None, None, None) if last is None else (last.score, last.twin, last.params)

@@ -1,0 +1,194 @@
+"""What a browser can ask for, as HTML: the list of runs, one run, two runs, and parts of these.
+
+A page is a frame of parts. The browser asks for each part when somebody comes to it, and again when the run
+it is about has new rows. Endpoints are plain functions that starlette runs on threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from esper.karn.page import sections
+from esper.karn.page.chooser import episode_at
+from esper.karn.page.rendering import render, render_page
+from esper.karn.page.sections import KEYS, OF_EPISODE, SHOWN, TITLES, Group, Section
+from esper.karn.questions.overview import Overview, overview
+from esper.karn.serve.events import events_response
+from esper.karn.serve.folder import FoundRun, UnknownRunError
+from esper.karn.serve.readings import ReadingError, Readings
+from esper.leyline.errors import EsperError, UnknownNameError
+
+SECONDS_FOR_ROWS: Final = 0.5
+"""After which the list leaves runs unread; the browser asks again for the rest."""
+ORIGIN: Final = ("configuration", "environment")
+PARTS: Final = ("head", *KEYS, *ORIGIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One run of the list."""
+
+    id: str
+    name: str
+    overview: Overview | None = None
+    """None: it was not read yet, or cannot be."""
+    problem: str | None = None
+
+    @property
+    def state(self) -> str:
+        if self.problem:
+            return "unreadable"
+        return "unread" if self.overview is None else self.overview.progress.state
+
+
+class Views:
+    """The pages over one folder."""
+
+    def __init__(self, readings: Readings, is_ending: Callable[[], bool]) -> None:
+        self._readings = readings
+        self._is_ending = is_ending
+        self._folder = readings.folder
+
+    def routes(self) -> list[Route]:
+        """Every address but those of files."""
+        return [
+            Route("/", self.list),
+            Route("/rows", self.rows),
+            Route("/runs/{id}", self.run),
+            Route("/runs/{id}/{key}", self.part),
+            Route("/compare", self.compare),
+            Route("/comparison", self.comparison),
+            Route("/events", self.events),
+        ]
+
+    async def events(self, request: Request) -> Response:
+        """Which runs have new rows, as long as somebody listens."""
+        return events_response(self._folder, self._is_ending)
+
+    def list(self, request: Request) -> Response:
+        """All runs of the folder."""
+        return self._page("list.html", "esper", rows=self._rows())
+
+    def rows(self, request: Request) -> Response:
+        """The lines of that list."""
+        return HTMLResponse(self._rows())
+
+    def run(self, request: Request) -> Response:
+        """One run."""
+        found = self._folder.run(request.path_params["id"])
+        groups = [
+            Group("heads", [self._pending(found, "head", "head")]),
+            Group("panels", [self._pending(found, key) for key in KEYS]),
+            Group("origin", [self._pending(found, key) for key in ORIGIN]),
+        ]
+        return self._page("run.html", f"{found.name} · esper", groups=groups)
+
+    def part(self, request: Request) -> Response:
+        """A part of a run's page, of the episode and beside the run that the query names."""
+        found, key = self._folder.run(request.path_params["id"]), request.path_params["key"]
+        if key not in PARTS:
+            raise UnknownNameError("part of a page", key[:40], PARTS)
+        episode = episode_at(request.query_params.get("at")) if key in OF_EPISODE else None
+        beside = request.query_params.get("beside") if key in SHOWN else None
+
+        def answer(run: Any, other: Any = None) -> str:
+            if key == "head":
+                return sections.head(run, found.name, served=True)
+            return sections.run_section(run, key, episode, other)
+
+        return self._answer(key, lambda: self._readings.ask(found.id, (key, episode), answer, beside))
+
+    def compare(self, request: Request) -> Response:
+        """Two runs side by side; what is drawn shares its axes."""
+        left, right = self._both(request)
+        heads = [self._pending(run, "head", "head", side) for run, side in ((left, ""), (right, "-2"))]
+        both = Section(
+            "comparison",
+            sections.empty("comparison"),
+            look="panel wide pending",
+            source=f"/comparison?run={left.id}&run={right.id}",
+            runs=f"{left.id} {right.id}",
+        )
+        groups = [Group("sides", heads), Group("panels", [both])]
+        for key in SHOWN:
+            sides = ((left, right, ""), (right, left, "-2"))
+            pair = [self._pending(run, key, "panel pending", side, other) for run, other, side in sides]
+            groups.append(Group("sides", pair))
+        return self._page("run.html", f"{left.name} and {right.name} · esper", groups=groups)
+
+    def comparison(self, request: Request) -> Response:
+        """How the first run compares with the second."""
+        left, right = self._both(request)
+
+        def answer(run: Any, other: Any = None) -> str:
+            if other is None:
+                raise EsperError(f"'{right.name}' cannot be read")
+            return sections.pair_comparison({left.name: run, right.name: other})
+
+        return self._answer("comparison", lambda: self._readings.ask(left.id, "comparison", answer, right.id))
+
+    def _rows(self) -> str:
+        """Running ones first, then by their begin; what is not read yet stands last."""
+        end = time.monotonic() + SECONDS_FOR_ROWS
+        listed = [self._listed(found, end) for found in self._folder.runs().values()]
+        listed.sort(key=lambda one: one.overview.row.started if one.overview else "", reverse=True)
+        listed.sort(key=lambda one: (one.state == "unread", one.state != "running"))
+        return render("rows.html", runs=listed)
+
+    def _listed(self, found: FoundRun, end: float) -> Listed:
+        if time.monotonic() > end and not self._readings.knows(found.id, "overview"):
+            return Listed(found.id, found.name)
+        try:
+            return Listed(found.id, found.name, self._readings.ask(found.id, "overview", overview))
+        except ReadingError as error:
+            return Listed(found.id, found.name, problem=str(error))
+
+    def _both(self, request: Request) -> tuple[FoundRun, FoundRun]:
+        ids: Sequence[str] = request.query_params.getlist("run")
+        if len(ids) != 2:
+            raise EsperError(f"two runs are compared; {len(ids)} were named")
+        return self._folder.run(ids[0]), self._folder.run(ids[1])
+
+    def _pending(
+        self,
+        found: FoundRun,
+        key: str,
+        look: str = "panel pending",
+        side: str = "",
+        beside: FoundRun | None = None,
+    ) -> Section:
+        """A part that the browser asks for."""
+        query = "" if beside is None else f"?beside={beside.id}"
+        runs = found.id if beside is None else f"{found.id} {beside.id}"
+        if key == "head":
+            body, tag = render("opening.html", name=found.name), "header"
+        else:
+            body, tag = sections.empty(key), "section"
+        return Section(key, body, tag, look, side, f"/runs/{found.id}/{key}{query}", runs)
+
+    def _answer(self, key: str, work_out: Callable[[], str]) -> Response:
+        """A part, or why it cannot be shown."""
+        try:
+            return HTMLResponse(work_out(), headers={"Cache-Control": "no-store"})
+        except ReadingError as error:
+            title = TITLES.get(key)
+            return HTMLResponse(render("refusal.html", title=title, sentence=str(error)))
+
+    def _page(self, template: str, title: str, **content: Any) -> Response:
+        return HTMLResponse(
+            render_page(template, title=title, served=True, folder=self._folder.root.name, **content),
+            headers={"Cache-Control": "no-store"},
+        )
+
+    def refusal(self, request: Request, error: Exception) -> Response:
+        """A mistake as a page that says what it was."""
+        page = self._page("problem.html", "esper", sentence=str(error))
+        page.status_code = 404 if isinstance(error, UnknownNameError | UnknownRunError) else 400
+        return page

@@ -1,0 +1,68 @@
+"""The mark of a living writer: a lock in a run's telemetry that the kernel releases with its process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from esper.leyline.errors import RunDirectoryError
+
+LOCK_FILE: Final = "writer.lock"
+TRIES: Final = 100
+PAUSE_SECONDS: Final = 0.01
+"""Readers that ask whether somebody writes hold the lock for a moment themselves."""
+
+
+class WriterLock:
+    """Held from construction to ``release``."""
+
+    def __init__(self, telemetry: Path) -> None:
+        run_dir = telemetry.parent
+        self._file: int | None = None
+        try:
+            self._file = os.open(telemetry / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+            _lock(self._file)
+        except BlockingIOError:
+            self.release()
+            raise RunDirectoryError(
+                f"run directory '{run_dir}' is being written by another process; let it finish, or stop it"
+            ) from None
+        except OSError as error:
+            self.release()
+            raise RunDirectoryError(
+                f"run directory '{run_dir}' cannot be written: {error.strerror}"
+            ) from error
+
+    def release(self) -> None:
+        """Let another writer in; releasing twice does nothing."""
+        if self._file is not None:
+            file, self._file = self._file, None
+            os.close(file)
+
+
+def _lock(file: int, tries: int = TRIES) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if tries == 1:
+            raise
+        time.sleep(PAUSE_SECONDS)
+        _lock(file, tries - 1)
+
+
+def is_being_written(telemetry: Path) -> bool:
+    """Whether a living writer holds the lock."""
+    try:
+        file = os.open(telemetry / LOCK_FILE, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False

@@ -1,0 +1,281 @@
+"""One number, one value: terminal, lists, page, report, figures and alerts say the same of a run."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from esper.karn.conclusion import conclude
+from esper.karn.drawing.picture import numeric_columns
+from esper.karn.figures import FIGURES, figure_named
+from esper.karn.questions.growth import growth
+from esper.karn.questions.health import health
+from esper.karn.questions.honesty import honesty
+from esper.karn.questions.improvement import improvement
+from esper.karn.questions.overview import overview
+from esper.karn.questions.progress import done_text, progress
+from esper.karn.report import render_report
+from esper.karn.run import Run, open_run
+from esper.karn.runs import listed, table_of
+from esper.karn.screen import screen
+from esper.karn.terminal import TerminalView
+from esper.leyline.events import EpisodeRow, Row, UpdateRow
+from esper.leyline.limits import CORRELATED_EPISODES
+from esper.nissa.watch import Watch
+from esper.nissa.writer import RunWriter
+from esper.scripts import cli
+from tests.karn import made_run
+from tests.karn.page import Node, read_page
+from tests.karn.serving import Client
+
+ITERATIONS = 2
+SCORES, TWINS = (20.0, 21.0, 61.0, 9.0), (10.0, 11.0, 33.0, 2.0)
+"""Of the environments in the last iteration; the episode of the last one broke down.
+
+Of the three that lasted, the means are 34 and 18; medians would be 21 and 11, means of all four 27.8 and 14.
+"""
+
+
+def training() -> Iterator[Row]:
+    for row in made_run.training_rows(iterations=ITERATIONS, envs=4, horizon=5):
+        if isinstance(row, EpisodeRow) and row.iteration == ITERATIONS:
+            yield msgspec.structs.replace(
+                row,
+                val_score=SCORES[row.env],
+                twin_val_score=TWINS[row.env],
+                params=500 + row.env,
+                ended_by="governor" if row.env == 3 else "horizon",
+            )
+        elif isinstance(row, UpdateRow) and row.iteration == ITERATIONS:
+            yield msgspec.structs.replace(row, val_score=34.0, params=501.0, broken_episodes=1)
+        else:
+            yield row
+
+
+@contextmanager
+def running(directory: Path, rows: Iterable[Row]) -> Iterator[Path]:
+    """A run that is being written; it has taken ten seconds so far."""
+    clock = iter([0.0])
+    with RunWriter(directory, clock=lambda: next(clock, 10.0)) as writer:
+        for row in rows:
+            writer.emit(row)
+        writer.flush()
+        yield directory
+
+
+def facts(head: Node) -> dict[str, str]:
+    return {one.attributes["data-fact"]: one.one("b").text for one in head.all(class_="fact")}
+
+
+def heads(run: Path) -> list[dict[str, str]]:
+    """What the page and the report say on top of a run."""
+    client = Client(run.parent)
+    shown = [client.part(run.name, "head").html, read_page(render_report(open_run(run)))]
+    return [facts(one) for one in shown]
+
+
+def lines_of(directory: Path) -> list[str]:
+    """What is told of a run without a terminal."""
+    file = io.StringIO()
+    with TerminalView(directory, Console(file=file)) as view:
+        view.refresh()
+    return file.getvalue().splitlines()
+
+
+def screen_of(directory: Path) -> str:
+    """A run's screen in a terminal, and its line in the list of ``esper runs``."""
+    console = Console(width=300, record=True, file=io.StringIO())
+    console.print(screen(open_run(directory), 100))
+    console.print(table_of([listed(directory)]))
+    return " ".join(console.export_text().split())
+
+
+def listed_for_machines(directory: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    cli.main(["runs", str(directory), "--json"])
+    (found,) = json.loads(capsys.readouterr().out)
+    return found
+
+
+# --- how far ---------------------------------------------------------------------------------------
+
+
+def test_progress_of_two_episodes_counts_the_epochs_of_both(tmp_path, capsys):
+    """4 epochs of 16 in ten seconds: 0.4 steps/s, and 30 seconds for the 12 that are left."""
+    row = msgspec.structs.replace(made_run.run_row(horizon=8), config={"episodes": 2})
+    going = made_run.Episode(0, 0, 3, 8, random.Random(1)).live(epochs=4)
+    with running(tmp_path / "run", [row, *going]) as run:
+        found = progress(open_run(run))
+        assert (done_text(found), found.seconds_left) == ("epoch 4/16", pytest.approx(30.0))
+        for shown in heads(run):
+            assert (shown["progress"], shown["left"], shown["pace"]) == (
+                *("epoch 4/16", "0:00:30", "0.4 steps/s"),
+            )
+        assert "epoch 4/16" in Client(tmp_path).rows()["run"].text
+        assert "running · epoch 4/16 · 0:00:10 · left 0:00:30 · 0.4 steps/s" in screen_of(run)
+        machine = listed_for_machines(run, capsys)
+        assert (machine["done"], machine["total"], machine["seconds_left"]) == (4, 16, pytest.approx(30.0))
+        assert figure_named("progress").answer(open_run(run)).rows[0][4:8] == [
+            "4",
+            "16",
+            "0:00:10",
+            "0:00:30",
+        ]
+
+
+def test_progress_of_a_training_counts_iterations(tmp_path):
+    """2 of 5 iterations of 4 seconds each: 12 seconds are left; 40 epochs in ten seconds."""
+    rows = list(training())
+    rows[0] = msgspec.structs.replace(rows[0], iterations=5)
+    with running(tmp_path / "run", rows) as run:
+        for shown in heads(run):
+            assert (shown["progress"], shown["left"], shown["pace"]) == (
+                *("iteration 2/5", "0:00:12", "4 steps/s"),
+            )
+        assert "running · iteration 2/5 · 0:00:10 · left 0:00:12 · 4 steps/s" in screen_of(run)
+        assert lines_of(run)[-1].startswith("iteration 2/5  left 0:00:12  ")
+
+
+# --- how good --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return open_run(made_run.write(tmp_path_factory.mktemp("runs") / "run", training()))
+
+
+def test_an_iteration_is_the_mean_of_its_episodes_that_lasted(run):
+    found = overview(run)
+    assert (found.score, found.twin, found.lead, found.params) == (34.0, 18.0, 16.0, 501.0)
+    for shown in heads(run.path):
+        assert (shown["score"], shown["twin"], shown["lead"], shown["params"]) == (
+            *("34.0", "18.0", "+16.0", "×2.88"),
+        )
+    assert "  score 34.0  twin 18.0  params 501  " in lines_of(run.path)[-1]
+    assert "34.0 18.0" in screen_of(run.path)
+    point = growth(run).points[-1]
+    assert (point.score, point.twin, point.params) == (34.0, 18.0, 501.0)
+    assert (point.low, point.high, point.episodes) == (9.0, 61.0, 4)
+    assert improvement(run).points[-1].score == 34.0
+    assert "score 34.0" in figure_named("growth").answer(run).svg
+    fact = next(fact for fact in conclude(run).facts if fact.name == "validation, iteration 2")
+    assert fact.value.startswith("34.0 ± ")
+    assert fact.note.startswith("twin 18.0, +16.0 ± ")
+    assert "One episode of iteration 2 broke down and is not counted." in conclude(run).sentences
+
+
+def test_what_is_unknown_is_a_dash_everywhere(tmp_path):
+    """No episode of the last iteration lasted, and a setting has no value."""
+    rows = [
+        msgspec.structs.replace(row, ended_by="governor") if isinstance(row, EpisodeRow) else row
+        for row in training()
+    ]
+    rows[0] = msgspec.structs.replace(rows[0], config={"gamma": None})
+    made_run.write(tmp_path / "run", rows)
+    for shown in heads(tmp_path / "run"):
+        assert (shown["score"], shown["twin"], shown["lead"], shown["params"]) == ("–", "–", "–", "–")
+    client = Client(tmp_path)
+    cells = [cell.text for cell in client.rows()["run"].all("td")]
+    assert cells[8:12] == ["–", "–", "–", "–"]
+    report = read_page(render_report(open_run(tmp_path / "run"))).one(id="configuration")
+    assert [one.text for one in report.all("dd")] == ["–"]
+    assert client.part("run", "configuration").html.one("dd").text == "–"
+    for figure in FIGURES:
+        figure.answer(open_run(tmp_path / "run"))
+
+
+def test_half_an_iteration_changes_nothing_of_what_a_killed_training_came_to(run, tmp_path):
+    """Of a third iteration two episodes ended and a third one began."""
+    rows = list(training())
+    rows[0] = msgspec.structs.replace(rows[0], iterations=ITERATIONS + 1)
+    for env, epochs in ((0, None), (1, None), (2, 2)):
+        episode = made_run.Episode(env, ITERATIONS, 3, 5, random.Random(env), rewarded=True)
+        rows += episode.live(epochs=epochs)
+    killed = open_run(made_run.write(tmp_path / "run", rows))
+    assert growth(killed).points == growth(run).points
+    assert improvement(killed).points == improvement(run).points
+    assert conclude(killed).headline == conclude(run).headline
+    assert (overview(killed).score, done_text(progress(killed))) == (34.0, "iteration 2/3")
+
+
+def test_a_training_killed_within_its_first_iteration_has_come_to_nothing_yet(tmp_path):
+    rows = [row for row in training() if getattr(row, "iteration", 1) == 1 and not isinstance(row, UpdateRow)]
+    killed = open_run(made_run.write(tmp_path / "run", rows))
+    assert conclude(killed).headline == "No iteration is done, so there is no result."
+    assert conclude(killed).sentences == ["Stopped before its first iteration was done."]
+    assert growth(killed) is improvement(killed) is overview(killed).score is None
+    for figure in FIGURES:
+        figure.answer(killed)
+
+
+# --- what is wrong ---------------------------------------------------------------------------------
+
+
+def test_the_alert_about_the_reward_and_its_figure_are_one_number(tmp_path):
+    """The higher the return of twenty episodes, the higher the score and the lower the lead."""
+    rows = made_run.training_rows(iterations=1, envs=CORRELATED_EPISODES, horizon=1, slots=1)
+    told = Watch(rows[0])
+    raised, written = [], []
+    for row in rows:
+        if isinstance(row, EpisodeRow):
+            ends = {
+                "total_reward": row.env * 0.1,
+                "val_score": 20.0 + row.env,
+                "twin_val_score": 2.0 * row.env,
+            }
+            row = msgspec.structs.replace(row, **ends)  # noqa: PLW2901
+        written.append(row)
+        raised += told.take(row)
+    (alert,) = (alert for alert in raised if alert.rule == "pays-for-worse")
+    found = honesty(open_run(made_run.write(tmp_path / "run", written)))
+    assert alert.value == found.rank_correlation == found.recent == pytest.approx(-1.0)
+    assert found.gain == "lead"
+    assert "rank correlation -1.00" in figure_named("honesty").draw(found, None).svg
+
+
+@pytest.mark.parametrize(("target", "limit"), [(0.03, 0.06), (0.1, 0.2)])
+def test_the_alert_about_the_divergence_and_its_band_have_one_limit(tmp_path, target, limit):
+    rows = [
+        msgspec.structs.replace(row, approx_kl=0.5) if isinstance(row, UpdateRow) else row
+        for row in training()
+    ]
+    rows[0] = msgspec.structs.replace(rows[0], config={"iterations": 2, "target_kl": target})
+    told = Watch(rows[0])
+    raised = [alert for row in rows for alert in told.take(row) if alert.rule == "kl"]
+    found = open_run(made_run.write(tmp_path / "run", rows))
+    (metric,) = (metric for metric in health(found).metrics if metric.name == "approx_kl")
+    assert [alert.limit for alert in raised] == [pytest.approx(limit)]
+    assert metric.high == pytest.approx(limit)
+    assert f"0.5 &gt; {limit:g}" in figure_named("health").answer(found).svg
+
+
+# --- tables ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_number"),
+    [
+        (["1", "+2.5", "-3", "1,234", "–", ""], True),
+        (["61.5 ± 0.8", "<1 %", "12.5 ms", "×25", "4.00 GFLOP", "0:00:12", "3e-07"], True),
+        (["1", "2 kept"], False),
+        (["r0c0"], False),
+        (["+0.10 to +0.20"], False),
+    ],
+)
+def test_a_column_is_numeric_if_all_its_cells_are(cells, is_number):
+    assert numeric_columns([[cell] for cell in cells]) == [is_number]
+
+
+def test_columns_of_words_are_marked_on_page_and_in_report(tmp_path):
+    made_run.write(tmp_path / "run", made_run.run_rows())
+    report = read_page(render_report(open_run(tmp_path / "run"))).one("section", id="lanes")
+    for lanes in (report, Client(tmp_path).part("run", "lanes").html):
+        looks = {cell.text: cell.attributes.get("class") for cell in lanes.one("thead").all("th")}
+        assert (looks["slot"], looks["born"], looks["parameters"]) == ("text", None, None)

@@ -1,0 +1,406 @@
+"""The served page says what the questions answer, and only about runs of its folder."""
+
+import re
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from esper.karn.figures import FIGURES, figure_named
+from esper.karn.page.sections import SHOWN
+from esper.karn.questions.episodes import EpisodeKey
+from esper.karn.run import open_run
+from esper.leyline.events import EpisodeRow, EpochRow, Row, UpdateRow
+from esper.nissa.writer import RunWriter
+from tests.karn import fake_run, made_run
+from tests.karn.page import Node
+from tests.karn.serving import Client, damage, lines_of, training, write_run
+
+DAMAGED = "is not a row: it must begin with the name of a table"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """An episode, a training, and a run that is damaged."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "episode")
+    write_run(folder / "nested" / "training", training(3), iterations=3, controller="ppo")
+    damage(write_run(folder / "damaged"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def client(runs) -> Client:
+    return Client(runs)
+
+
+def facts(head: Node) -> dict[str, str]:
+    return {one.attributes["data-fact"]: one.one("b").text for one in head.all(class_="fact")}
+
+
+# --- the list -------------------------------------------------------------------------------------
+
+
+def test_the_list_says_of_every_run_what_the_questions_answer(client):
+    rows = client.rows()
+
+    assert set(rows) == {"damaged", "episode", "nested/training"}
+    cells = [cell.text for cell in rows["episode"].all("td")]
+    # The network that the made-up episode left behind, as `esper runs` has it; its last epoch was at 62.0.
+    assert cells[2:] == [
+        *("finished", "digits_impaired", "heuristic", "epoch 8/8", "–", "▂▃▃▄▅▆▇██"),
+        *("61.5", "22.0", "+39.5", "×1.59", "", "2030-01-01 00:00"),
+    ]
+    assert "iteration 3/3" in rows["nested/training"].text
+    assert "unreadable" in rows["damaged"].text
+    assert DAMAGED in rows["damaged"].text
+
+
+def test_a_list_that_takes_long_leaves_runs_for_later(client, runs, monkeypatch):
+    client.rows()
+    monkeypatch.setattr("esper.karn.serve.views.SECONDS_FOR_ROWS", -1.0)
+
+    unread = Client(runs).rows(patiently=False)
+    assert {row.attributes.get("class") for row in unread.values()} == {"pending"}
+    assert "61.5" in client.rows()["episode"].text  # what is known is shown at once
+
+
+def test_an_empty_folder_says_how_to_begin(tmp_path):
+    assert f"esper run --out {tmp_path.name}/mine" in Client(tmp_path).ask("/").html.text
+
+
+# --- one run --------------------------------------------------------------------------------------
+
+
+def test_a_page_asks_for_every_part_and_every_part_is_there(client):
+    for name in ("episode", "nested/training"):
+        page = client.ask(f"/runs/{client.id_of(name)}").html
+        parts = [node.attributes["data-part"] for node in page.all() if "data-part" in node.attributes]
+        keys = [part.rpartition("/")[2] for part in parts]
+
+        assert [key for key in keys if key in SHOWN] == list(SHOWN)
+        assert {"head", "conclusion", "diary", "configuration", "environment"} < set(keys)
+        for part in parts:
+            answer = client.ask(part)
+            assert answer.status == 200, part
+            assert not list(answer.html.all(role="alert")), part
+
+
+def test_the_head_says_how_far_and_how_good(client):
+    head = client.part("episode", "head").html
+
+    assert head.one("h1").text == "episode"
+    assert facts(head) == {
+        "progress": "epoch 8/8", "time": "0:00:00", "pace": facts(head)["pace"], "score": "61.5",
+        "twin": "22.0", "lead": "+39.5", "params": "×1.59",
+    }  # fmt: skip
+
+
+def test_alerts_that_are_open_stand_in_the_head_and_are_counted_in_the_list(tmp_path):
+    rows = [*fake_run.episode(), fake_run.alert_row("collapse"), fake_run.alert_row("slow")]
+    write_run(tmp_path / "mine", [*rows, fake_run.alert_row("slow", "cleared")])
+    client = Client(tmp_path)
+
+    (alert,) = client.part("mine", "head").html.one(class_="alerts").all("li")
+    assert alert.text.startswith("collapse")
+    assert fake_run.alert_row().hint in alert.text
+    assert client.rows()["mine"].one(class_="alert-warning").text == "1"
+
+
+@pytest.mark.parametrize("key", SHOWN)
+@pytest.mark.parametrize("name", ["episode", "nested/training"])
+def test_a_figure_is_the_picture_of_the_run(client, runs, key, name):
+    shown = client.part(name, key)
+    picture = figure_named(key).answer(open_run(runs / name))
+
+    if picture is None:
+        assert shown.html.one(class_="nothing").text == "nothing to show"
+    elif picture.rows:
+        assert picture.svg in shown.body.decode()
+        cells = [[cell.text for cell in row.all("td")] for row in shown.html.one("tbody").all("tr")]
+        assert cells == [[" ".join(cell.split()) for cell in row] for row in picture.rows]
+
+
+def test_a_chosen_episode_is_shown_and_its_neighbours_offered(client, runs):
+    lanes = figure_named("lanes").answer(open_run(runs / "nested/training"), EpisodeKey(0, 1))
+    shown = client.part("nested/training", "lanes?at=0-1-0")
+
+    assert lanes.svg in shown.body.decode()
+    steps = {one.attributes["rel"]: one.attributes["href"] for one in shown.html.all("a")}
+    assert steps == {"prev": "?at=0-0-0", "next": "?at=0-2-0"}
+    assert [one.text for one in shown.html.all("option")] == [f"iteration {number}" for number in (1, 2, 3)]
+    assert "fossilized at 5" in client.part("nested/training", "diary?at=0-1-0").html.text
+
+
+@pytest.mark.parametrize("at", ["0", "0-1", "x-0-0", "1.5-0-0", "0-0-0-0", "--"])
+def test_an_episode_that_is_none_is_a_sentence(client, at):
+    answer = client.part("episode", f"lanes?at={at}")
+
+    assert (answer.status, answer.error) == (
+        400,
+        "an episode is named by env, episode and attempt, such as ?at=0-3-0",
+    )
+
+
+def test_an_unknown_part_is_named_with_the_nearest(client):
+    answer = client.part("episode", "lane")
+
+    assert answer.status == 404
+    assert answer.error.startswith("unknown part of a page 'lane'; did you mean lanes?")
+
+
+def test_a_run_that_began_a_moment_ago_says_that_nothing_is_known(tmp_path):
+    with RunWriter(tmp_path / "mine") as writer:
+        writer.emit(fake_run.run_row())
+        writer.flush()
+        client = Client(tmp_path)
+
+        head = client.part("mine", "head").html
+        assert head.one(class_="state").text == "running"
+        assert (facts(head)["score"], facts(head)["lead"], facts(head)["left"]) == ("–", "–", "–")
+        for key in (*SHOWN, "diary"):
+            assert client.part("mine", key).status == 200
+
+
+def test_new_rows_are_seen_at_the_next_question(tmp_path):
+    with RunWriter(tmp_path / "mine") as writer:
+        writer.emit(fake_run.run_row())
+        writer.emit(fake_run.epoch_row(1))
+        writer.flush()
+        client = Client(tmp_path)
+        assert facts(client.part("mine", "head").html)["score"] == "14.0"
+
+        writer.emit(fake_run.epoch_row(2))
+        writer.flush()
+
+        assert facts(client.part("mine", "head").html)["score"] == "22.5"
+
+
+def test_a_run_that_takes_the_place_of_another_is_read_as_its_own(tmp_path):
+    write_run(tmp_path / "mine", controller="first")
+    client = Client(tmp_path)
+    assert "first" in client.rows()["mine"].text
+
+    shutil.rmtree(tmp_path / "mine")
+    write_run(tmp_path / "mine", controller="second")
+
+    assert "second" in client.rows()["mine"].text
+
+
+def test_a_run_that_was_moved_away_is_gone(tmp_path):
+    write_run(tmp_path / "mine")
+    client = Client(tmp_path)
+    id = client.id_of("mine")
+    shutil.rmtree(tmp_path / "mine")
+
+    for address in (f"/runs/{id}", f"/runs/{id}/head"):
+        answer = client.ask(address)
+        assert answer.status == 404
+        assert answer.error == f"there is no run '{id}' in this folder; it may have been moved away"
+
+
+# --- two runs -------------------------------------------------------------------------------------
+
+
+def axes_of(body: bytes) -> list[tuple[str, ...]]:
+    """The numbers at the axes and the healthy bands, each with its place."""
+    number = r'<text x="([^"]+)" y="([^"]+)" class="dim" text-anchor="(?:end|middle)">(-?[\d.]+k?)</text>'
+    band = r'<rect x="([^"]+)" y="([^"]+)" width="[^"]+" height="([^"]+)" class="inband"/>'
+    return re.findall(number, body.decode()) + re.findall(band, body.decode())
+
+
+def changed(row: Row, more: float) -> Row:
+    """A row of a training that scores and is rewarded ``more``."""
+    if isinstance(row, EpisodeRow):
+        score, reward = more + 0.5 * row.val_score, (row.total_reward or 0.0) + more
+        return msgspec.structs.replace(
+            row, val_score=score, total_reward=reward, params=int(row.params + more)
+        )
+    if isinstance(row, EpochRow):
+        twin = 0.5 * (row.twin_score or 0.0)
+        return msgspec.structs.replace(row, val_score=more + 0.5 * row.val_score, twin_score=twin)
+    if isinstance(row, UpdateRow):
+        return msgspec.structs.replace(
+            row,
+            approx_kl=(row.approx_kl or 0.0) + more,
+            val_score=more,
+            phase_ms={phase: ms * (1 + more) for phase, ms in row.phase_ms.items()},
+            reward_terms={term: (value or 0.0) - more for term, value in row.reward_terms.items()},
+        )
+    return row
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Client:
+    """Two trainings of unequal length, of which one scores and is rewarded more; and one that is damaged."""
+    folder = tmp_path_factory.mktemp("pair")
+    for name, iterations, more in (("short", 3, 0.0), ("long", 7, 30.0)):
+        rows = made_run.training_rows(iterations=iterations, envs=3, horizon=10 + iterations)
+        rows.append(made_run.alert_row("kl_high", iteration=2))
+        made_run.write(folder / name, [changed(row, more) for row in rows])
+    damage(write_run(folder / "damaged"))
+    return Client(folder)
+
+
+@pytest.mark.parametrize("key", [key for key in SHOWN if key != "interactions"])
+def test_figures_beside_each_other_have_the_same_axes(pair, key):
+    short, long = (
+        pair.part(name, f"{key}?beside={pair.id_of(other)}").body
+        for name, other in (("short", "long"), ("long", "short"))
+    )
+    alone = pair.part("short", key).body
+
+    if key == "worth":  # one row per blueprint, so that the axis lies higher or lower
+        short_axes, long_axes = ([(x, text) for x, _, text in axes_of(one)] for one in (short, long))
+        assert short_axes == long_axes != []
+    else:
+        assert axes_of(short) == axes_of(long) != []
+        assert axes_of(short) != axes_of(alone)
+
+
+def test_a_run_beside_one_that_cannot_be_read_is_shown_alone(pair):
+    alone = pair.part("short", "growth").body
+
+    assert pair.part("short", f"growth?beside={pair.id_of('damaged')}").body == alone
+    assert DAMAGED in pair.part("damaged", f"growth?beside={pair.id_of('short')}").error
+    assert pair.part("short", "growth?beside=nobody").status == 404
+
+
+def test_an_episode_beside_a_training_counts_something_else(client):
+    """Epochs and iterations share no axis."""
+    beside = client.part("episode", f"choices?beside={client.id_of('nested/training')}").body
+    assert beside == client.part("episode", "choices").body
+
+
+def test_two_runs_are_compared_by_setting_and_by_score(tmp_path):
+    write_run(tmp_path / "one")
+    write_run(tmp_path / "two", controller="off")
+    client = Client(tmp_path)
+    both = f"run={client.id_of('one')}&run={client.id_of('two')}"
+
+    page = client.ask(f"/compare?{both}").html
+    sources = [node.attributes["data-part"] for node in page.all() if "data-part" in node.attributes]
+    assert len(sources) == 2 + 1 + 2 * len(SHOWN)
+    assert {client.ask(source).status for source in sources} == {200}
+    found = client.ask(f"/comparison?{both}").html
+    assert found.one("details", id="differences").table == [
+        {"setting": "controller", "one": "heuristic", "two": "off"}
+    ]
+    assert [row["arm"] for row in found.one("figure").table] == ["one", "two"]
+    assert found.one(class_="headline").text.startswith("Against demo, in one episode begun alike: +0.0")
+
+
+def test_a_comparison_says_what_is_missing(client):
+    episode, damaged = client.id_of("episode"), client.id_of("damaged")
+
+    assert "'damaged' cannot be read" in client.ask(f"/comparison?run={episode}&run={damaged}").error
+    answer = client.ask(f"/compare?run={episode}")
+    assert (answer.status, answer.error) == (400, "two runs are compared; 1 were named")
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+def test_a_damaged_run_says_why_in_every_part(client):
+    assert client.ask(f"/runs/{client.id_of('damaged')}").status == 200
+    for key in ("head", "conclusion", "growth", "diary"):
+        answer = client.part("damaged", key)
+        assert answer.error.startswith("'damaged' cannot be read: telemetry/")
+        assert DAMAGED in answer.error
+        assert b"<script" not in answer.body
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\x00", b'{"t": NaN}', b"[]", b"null", b'{"t":1e400}', b"{" * 10_000]
+)
+def test_no_content_of_a_file_breaks_the_page(tmp_path, content):
+    write_run(tmp_path / "fine")
+    lines_of(write_run(tmp_path / "broken")).write_bytes(content + b"\n")
+    rows = Client(tmp_path).rows()
+
+    assert "unreadable" in rows["broken"].text
+    assert "finished" in rows["fine"].text
+
+
+def test_rows_that_contradict_each_other_break_only_what_they_are_shown_in(tmp_path):
+    row = fake_run.transition_row(1, 0, fake_run.D, fake_run.G, "policy", "germinated")
+    write_run(tmp_path / "mine", [*fake_run.episode(), msgspec.structs.replace(row, to_stage=77)])
+    client = Client(tmp_path)
+
+    assert client.part("mine", "lanes").error == "'mine' cannot be read: 77 is not a valid Stage"
+    assert not list(client.part("mine", "growth").html.all(role="alert"))
+
+
+def test_a_run_that_is_repaired_is_read_again(tmp_path):
+    part = lines_of(write_run(tmp_path / "mine"))
+    whole = part.read_bytes()
+    part.write_bytes(b"no row\n")
+    client = Client(tmp_path)
+    assert "unreadable" in client.rows()["mine"].text
+
+    part.write_bytes(whole)
+
+    assert "finished" in client.rows()["mine"].text
+
+
+# --- paths ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/static/../app.py",
+        "/static/%2e%2e/app.py",
+        "/static/..%2fapp.py",
+        "/static//etc/passwd",
+        "/static/",
+        "/static/%00",
+        "/../etc/passwd",
+        "/runs/../runs",
+        "/runs/%2e%2e%2fepisode",
+        "/runs/..%2f..%2fetc/head",
+        "/runs/episode",
+        "/runs/episode/head",
+        "/runs/%2fetc%2fpasswd/head",
+        "/runs/nested%2ftraining/head",
+        "/runs/%00/head",
+        "/runs//head",
+        "/compare?run=episode&run=%2fetc",
+    ],
+)
+def test_no_path_leads_out_of_what_is_served(client, target):
+    answer = client.ask(target)
+
+    assert answer.status == 404
+    assert answer.error
+    assert b"root:" not in answer.body
+
+
+def test_a_link_out_of_the_folder_shows_nothing_of_what_it_leads_to(tmp_path):
+    outside = write_run(tmp_path / "outside", controller="secret")
+    inside = write_run(tmp_path / "runs" / "mine")
+    lines_of(inside).unlink()
+    lines_of(inside).symlink_to(lines_of(outside))
+    client = Client(tmp_path / "runs")
+
+    for answer in [client.ask("/rows"), *(client.part("mine", key) for key in ("head", "growth", "diary"))]:
+        assert b"secret" not in answer.body
+        assert b"links are not followed" in answer.body
+
+
+def test_names_are_shown_and_never_obeyed(tmp_path):
+    evil = '<script>alert("x")</script>'
+    row = msgspec.structs.replace(fake_run.run_row(evil, evil), task=evil, slots=[evil, "r0c1", "r0c2"])
+    folder = tmp_path / "<b>runs"
+    with RunWriter(folder / "<i>mine") as writer:
+        for one in [row, *fake_run.episode()]:
+            writer.emit(one)
+    client = Client(folder)
+
+    pages = [client.ask("/"), client.ask(f"/runs/{client.id_of('<i>mine')}")]
+    parts = [client.part("<i>mine", figure.key) for figure in FIGURES if figure.key in SHOWN]
+    for answer in [*pages, *parts, client.part("<i>mine", "head")]:
+        assert b"<script>" not in answer.body
+        assert not list(answer.html.all("b", id="")) or b"<b>runs" not in answer.body
+        assert b"<i>" not in answer.body

@@ -1,0 +1,260 @@
+"""Lines become Parquet, which holds what they held; what cannot be converted stays lines."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import msgspec
+import pytest
+
+from esper.karn.query import read_rows
+from esper.leyline.columns import COLUMNS
+from esper.leyline.errors import EsperError
+from esper.leyline.events import TABLES, AlertRow, DecisionRow, EpochRow, Row
+from esper.nissa import writer as writer_module
+from esper.nissa.compaction import Compactor
+from esper.nissa.writer import RunWriter
+from tests.karn import fake_run
+
+
+@pytest.fixture(autouse=True)
+def few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two epochs are more than that, and one is not."""
+    monkeypatch.setattr(writer_module, "LINES_BYTES", 500)
+
+
+def names(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "telemetry").glob("rows-*"))
+
+
+def write_epochs(writer: RunWriter, *epochs: int) -> None:
+    for epoch in epochs:
+        writer.emit(msgspec.structs.replace(fake_run.epoch_row(1), epoch=epoch))
+    writer.flush()
+
+
+def epochs_of(run: Path) -> list[int]:
+    return [row.epoch for row in read_rows(run, EpochRow)]
+
+
+def compact_by_hand(run: Path) -> None:
+    Compactor().compact(run / "telemetry", last=0)
+    assert names(run) == ["rows-00000-00000"]
+
+
+# --- Parquet holds what the lines held ------------------------------------------------------------
+
+
+def emptied(table: str, row: Row) -> Row:
+    """The row with null in every column that may be unknown, and with empty lists and maps."""
+    changes = {}
+    for column in COLUMNS[table]:
+        value = getattr(row, column.name)
+        if column.may_be_unknown:
+            changes[column.name] = None
+        elif isinstance(value, list | dict):
+            changes[column.name] = type(value)()
+    return msgspec.structs.replace(row, **changes)
+
+
+def test_rows_of_every_table_are_the_same_from_parquet_with_the_types_of_the_schema(tmp_path: Path) -> None:
+    whole = fake_run.one_row_of_each_table()
+    with RunWriter(tmp_path, clock=lambda: 0.0) as writer:
+        for table, row in whole.items():
+            writer.emit(emptied(table, row))
+            if table != "run":  # of which there is one
+                writer.emit(row)
+    lines = {table: read_rows(tmp_path, table) for table in TABLES}
+
+    compact_by_hand(tmp_path)
+
+    for table, row in whole.items():
+        file = tmp_path / "telemetry" / "rows-00000-00000" / f"{table}.parquet"
+        described = duckdb.sql(f"DESCRIBE FROM read_parquet('{file}')").fetchall()
+        assert [(name, kind) for name, kind, *_ in described] == [
+            (column.name, column.sql_type) for column in COLUMNS[table]
+        ]
+        found = read_rows(tmp_path, table)
+        assert found == lines[table]
+        assert found[: len(found)][:2] == [emptied(table, row), row][: 1 if table == "run" else 2]
+
+
+def test_numbers_and_texts_come_back_bit_for_bit(tmp_path: Path) -> None:
+    stream = random.Random(7)
+    rows = [
+        msgspec.structs.replace(
+            fake_run.policy_decision_row(number),
+            value=stream.uniform(-1, 1) * 10.0 ** stream.randint(-300, 300),
+            log_probs=[stream.gauss(0, 1), 5e-324, -0.0, 1e22, 0.1 + 0.2, None, 1.7976931348623157e308],
+            reward_terms={"a \u2028 ± \x00": stream.random(), "": None, 'quote"\\': 1e-7},
+            refused_by=stream.choice([None, "", "null", "line\nbreak\r\ttab", "\U0001f33f"]),
+            env=stream.randint(-(2**63), 2**63 - 1),
+        )
+        for number in range(300)
+    ]
+    with RunWriter(tmp_path, clock=lambda: 0.0) as writer:
+        for row in rows:
+            writer.emit(row)
+    assert read_rows(tmp_path, DecisionRow) == rows
+
+    compact_by_hand(tmp_path)
+
+    found = read_rows(tmp_path, DecisionRow)
+    assert msgspec.json.encode(found) == msgspec.json.encode(rows)  # -0.0 too, which equals 0.0
+
+
+# --- when lines are converted ---------------------------------------------------------------------
+
+
+def test_enough_lines_become_parquet_at_flush_and_another_file_begins(tmp_path: Path) -> None:
+    with RunWriter(tmp_path) as writer:
+        write_epochs(writer, 0, 1)
+        assert names(tmp_path) == ["rows-00000-00000"]
+        write_epochs(writer, 2)
+        assert names(tmp_path) == ["rows-00000-00000", "rows-00001.jsonl"]
+        write_epochs(writer, 3)
+        write_epochs(writer, 4, 5, 6)
+
+    assert names(tmp_path) == [
+        *(f"rows-0000{number}-0000{number}" for number in range(3)),
+        "rows-00003.jsonl",
+    ]
+    assert epochs_of(tmp_path) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_lines_of_a_training_are_converted_when_a_checkpoint_is_stored(tmp_path: Path) -> None:
+    with RunWriter(tmp_path) as writer:
+        for number in range(3):
+            with writer.iteration(number):
+                writer.emit(fake_run.epoch_row(number))
+        with writer.checkpoint():
+            assert names(tmp_path) == [f"rows-0000{number}.jsonl" for number in range(3)]
+        assert names(tmp_path) == ["rows-00000-00002"]
+        with writer.iteration(3):
+            write_epochs(writer, 3, 4)
+        with pytest.raises(RuntimeError, match="power"), writer.checkpoint():
+            raise RuntimeError("power")
+        assert names(tmp_path) == ["rows-00000-00002", "rows-00003.jsonl"]
+
+    assert epochs_of(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_where_rows_are_there_as_both_parquet_counts(tmp_path: Path) -> None:
+    with RunWriter(tmp_path) as writer:
+        write_epochs(writer, 0)
+    path = tmp_path / "telemetry" / "rows-00000.jsonl"
+    lines = path.read_bytes()
+    compact_by_hand(tmp_path)
+    path.write_bytes(lines[:-9])  # so that one sees which
+
+    assert epochs_of(tmp_path) == [0]
+    compact_by_hand(tmp_path)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_rows_that_are_gone_are_a_sentence(tmp_path: Path, number: int) -> None:
+    with RunWriter(tmp_path) as writer:
+        for iteration in range(3):
+            with writer.iteration(iteration):
+                writer.emit(fake_run.epoch_row(iteration))
+    (tmp_path / "telemetry" / f"rows-0000{number}.jsonl").unlink()
+
+    with pytest.raises(EsperError, match=rf"is damaged: rows-0000{number + 1}.jsonl does not follow"):
+        read_rows(tmp_path, "epoch")
+
+
+def test_damaged_parquet_is_a_sentence(tmp_path: Path) -> None:
+    with RunWriter(tmp_path) as writer:
+        write_epochs(writer, 0, 1)
+    file = tmp_path / "telemetry" / "rows-00000-00000" / "epoch.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+
+    with pytest.raises(EsperError, match=r"epoch\.parquet"):
+        read_rows(tmp_path, "epoch")
+
+
+# --- what cannot be converted stays lines ---------------------------------------------------------
+
+
+def test_a_failed_conversion_leaves_the_lines_and_one_alert_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+
+    def full_disk(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with RunWriter(tmp_path, warnings.append) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full_disk)
+            write_epochs(writer, 0, 1)
+            write_epochs(writer, 2, 3)
+        assert names(tmp_path) == ["rows-00000.jsonl", "rows-00001.jsonl"]
+        assert epochs_of(tmp_path) == [0, 1, 2, 3]
+        write_epochs(writer, 4, 5)  # what was left is made up for
+
+    assert warnings == []
+    assert epochs_of(tmp_path) == [0, 1, 2, 3, 4, 5]
+    assert names(tmp_path) == ["rows-00000-00002", "rows-00003.jsonl"]
+    (alert,) = read_rows(tmp_path, AlertRow)
+    assert (alert.rule, alert.severity, alert.event) == ("compaction", "warning", "raised")
+    assert "No space left on device" in alert.hint
+
+
+@pytest.mark.parametrize(
+    "damage", [b'{"table":"epoch","t":1.0,"env"', b'{"table":"epoch","t":"soon"}\n', b"\xff\xfe\n", b"{}\n"]
+)
+def test_lines_that_are_no_rows_are_never_converted(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "telemetry" / "rows-00000.jsonl"
+    with RunWriter(tmp_path) as writer:
+        write_epochs(writer, 0)
+        with path.open("ab") as file:
+            file.write(damage)
+        before = path.read_bytes()
+        write_epochs(writer, 1)
+
+    assert path.read_bytes().startswith(before)
+    assert names(tmp_path) == ["rows-00000.jsonl", "rows-00001.jsonl"]
+    assert b'"rule":"compaction"' in (tmp_path / "telemetry" / "rows-00001.jsonl").read_bytes()
+
+
+WRITE_WITHOUT_ROOM = """
+import resource, signal, sys
+from pathlib import Path
+from esper.nissa.writer import RunWriter
+from tests.karn import fake_run
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+warnings = []
+with RunWriter(Path(sys.argv[1]), warnings.append) as writer:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+    for epoch in range(100):
+        writer.emit(fake_run.policy_decision_row(epoch))
+        writer.flush()
+print(len(warnings), *warnings)
+"""
+
+
+def test_files_that_may_not_grow_end_telemetry_with_one_sentence(tmp_path: Path) -> None:
+    """A row takes about 500 bytes; no file may hold more than 10,000."""
+    root = Path(__file__).parents[2]
+    finished = subprocess.run(
+        [sys.executable, "-c", WRITE_WITHOUT_ROOM, str(tmp_path / "run")],
+        cwd=root,
+        env={"PYTHONPATH": f"{root / 'src'}:{root}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert finished.stderr == ""
+    assert finished.stdout.startswith("1 telemetry stopped: cannot write ")
+    epochs = [row.epoch for row in read_rows(tmp_path / "run", DecisionRow)]
+    assert epochs == list(range(len(epochs)))
+    assert 15 < len(epochs) < 30

@@ -1,0 +1,22 @@
+import pytest
+
+from esper.simic.config import TrainingConfig
+from esper.simic.training.growth import GrowthEnv
+from esper.simic.training.rollout import evaluate
+from esper.simic.training.vectorized import Trainer
+from tests.simic.episodes import task_with
+
+
+def test_candidates_are_compared_on_rng_seeds_that_nothing_is_trained_on() -> None:
+    task = task_with(horizon=2)
+    config = TrainingConfig(rng_seed=3, envs=2, evaluate_episodes=2, hidden_dim=16, reward_family="loss")
+    trainer = Trainer(task, config)
+
+    def mean_return(rng_seed: int) -> float:
+        env = GrowthEnv(task, config, rng_seed=rng_seed, env_indices=range(2))
+        env.seek(0)
+        return float(evaluate(env, trainer.policy).mean())
+
+    found = trainer.evaluate().mean_return
+    assert found == pytest.approx(mean_return(1_000_003))
+    assert found != pytest.approx(mean_return(3))
