@@ -90,9 +90,9 @@ def test_rent_is_taken_off_for_what_was_grown_and_off_grows_nothing(
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
     estimates = {arm: re.findall(r"-?[\d.]+ ±", rows[arm]) for arm in ("heuristic", "off")}
     assert estimates["off"][0] == estimates["off"][2]
-    bare, _, paid, _ = (float(text.split()[0]) for text in estimates["heuristic"])
+    bare, _, after_rent, _ = (float(text.split()[0]) for text in estimates["heuristic"])
     params = int(rows["heuristic"].replace(",", "").split()[7]) - 174
-    assert bare - paid == pytest.approx(100 * params / 1000, abs=0.2)
+    assert bare - after_rent == pytest.approx(100 * params / 1000, abs=0.2)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_tamiyo_decides_without_torch() -> None:
 
 
 def test_named_streams_are_frozen() -> None:
-    # First 8 bytes of sha256("0") and sha256("7/env/3/episode/0/decider"), little-endian, halved.
+    # First 8 bytes of sha256 of the parts joined by slashes, little-endian, halved.
     assert derive_seed(0) == 2033344993903900207
     assert derive_seed(7, "env", 3, "episode", 0, "decider") == 8395582433212906931
 

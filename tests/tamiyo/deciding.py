@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from esper.leyline import OP_GERMINATE, ActionSpace, Head, SlotTable, Stage
+from esper.leyline import OP_GERMINATE, ActionSpace, Head, SlotTable, Stage, canonicalise
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from tests.leyline.building import facts_of, put, space_of
 
@@ -19,7 +19,8 @@ def decide(
     """The action of a fresh controller in a one-environment table."""
     space = space or space_of(table.num_slots)
     controller = HeuristicController(space, 1, HeuristicSettings(**settings))
-    return controller.decide(facts_of(epoch), table).actions[0].tolist()
+    actions = controller.decide(facts_of(epoch), table).actions
+    return canonicalise(actions, table.alpha[[0], actions[:, Head.SLOT]])[0].tolist()
 
 
 def held(contribution: float, error: float = 1.0, **columns: Any) -> SlotTable:

@@ -169,7 +169,7 @@ def test_periodic_moves_seeds_on_where_nothing_else_does() -> None:
 
 def everyone(num_slots: int, num_envs: int, **rules: object) -> list[Controller]:
     space = space_of(num_slots, **rules)
-    eager = HeuristicSettings(patience=0, judge_epochs=0, stuck_epochs=1, rotate=True)
+    eager = HeuristicSettings(patience=0, evaluation_epochs=0, stuck_epochs=1, rotate=True)
     return [
         OffController(space),
         RandomController(space, 0, range(num_envs)),
@@ -180,7 +180,7 @@ def everyone(num_slots: int, num_envs: int, **rules: object) -> list[Controller]
     ]
 
 
-def test_all_are_decision_makers_and_are_recorded_by_name() -> None:
+def test_all_are_controllers_and_are_recorded_by_name() -> None:
     makers = everyone(3, 1)
     assert all(isinstance(maker, Controller) for maker in makers)
     assert [maker.name for maker in makers] == ["off", "random", *["periodic"] * 2, *["heuristic"] * 2]

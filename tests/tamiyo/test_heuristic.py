@@ -13,7 +13,7 @@ from esper.leyline import (
     Tempo,
 )
 from esper.tamiyo import HeuristicController, HeuristicSettings
-from esper.tamiyo.heuristic import judge
+from esper.tamiyo.heuristic import evaluate
 from tests.leyline.building import env_facts, facts_of, put, space_of
 from tests.tamiyo.deciding import HELD, Episode, decide, held
 
@@ -29,7 +29,7 @@ def test_what_hurts_for_sure_is_pruned() -> None:
     assert decide(held(-1.9))[0] == OP_WAIT
 
 
-def test_a_parked_seed_is_judged_and_a_moving_one_is_not() -> None:
+def test_a_parked_seed_is_evaluated_and_a_moving_one_is_not() -> None:
     table = held(-5.0)
     put(table, 1, Stage.BLENDING, alpha=0.5, ramp_epochs=3, ramp_elapsed=3, epochs_in_stage=4)
     assert decide(table)[:2] == [OP_PRUNE, 1]
@@ -72,12 +72,12 @@ def test_a_seed_is_planted_and_the_order_of_rules_is_kept() -> None:
 @pytest.mark.parametrize(
     ("tempo", "auto_forward", "last"),
     [
-        (Tempo.FAST, True, 14),  # 20 − (2 incubation + 3 ramp + 1 to be judged)
+        (Tempo.FAST, True, 14),  # 20 − (2 incubation + 3 ramp + 1 to be evaluated)
         (Tempo.SLOW, True, 9),
         (Tempo.FAST, False, 13),  # GERMINATED lasts an epoch
     ],
 )
-def test_nothing_is_planted_that_could_not_be_judged(tempo: Tempo, auto_forward: bool, last: int) -> None:
+def test_nothing_is_planted_that_could_not_be_evaluated(tempo: Tempo, auto_forward: bool, last: int) -> None:
     space, table = space_of(auto_forward=auto_forward), SlotTable.empty(1, 3)
     assert decide(table, epoch=last, space=space, tempo=tempo)[0] == OP_GERMINATE
     assert decide(table, epoch=last + 1, space=space, tempo=tempo)[0] == OP_WAIT
@@ -150,11 +150,11 @@ def test_reset_forgets_the_plateau() -> None:
 
 def test_no_seed_is_both_kept_and_removed() -> None:
     rules, settings = space_of().rules, HeuristicSettings()
-    worthy, unwanted = judge(held(0.5, epochs_in_stage=9), rules, settings)
+    worthy, unwanted = evaluate(held(0.5, epochs_in_stage=9), rules, settings)
     assert (worthy[0, 1], unwanted[0, 1]) == (True, False)
     parked = held(5.0, epochs_in_stage=9)
     put(parked, 1, Stage.BLENDING, alpha=0.5, ramp_epochs=3, ramp_elapsed=3)
-    worthy, unwanted = judge(parked, rules, settings)
+    worthy, unwanted = evaluate(parked, rules, settings)
     assert (worthy[0, 1], unwanted[0, 1]) == (False, True), "the horizon keeps held seeds only"
 
 

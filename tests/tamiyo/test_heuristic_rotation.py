@@ -4,30 +4,31 @@ import numpy as np
 import pytest
 
 from esper.leyline import OP_GERMINATE, EpochFacts, Head, SlotTable
-from esper.leyline.events import DecisionRow
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.heuristic_settings import default_rotation
 from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector
 from tests.contracts.matrix import begin
 from tests.leyline.building import CNN, TRANSFORMER, assert_legal, facts_of, space_of
-from tests.tolaria.building import ListSink, tiny_task, token_task
+from tests.tolaria.building import tiny_task, token_task
 
 TASKS = [tiny_task((4,) * 7), token_task((4,) * 7, batches_per_epoch=1)]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=["feature_map", "tokens"])
 def test_seven_slots_are_planted_with_all_seven_blueprints_of_the_host(task: TaskSpec) -> None:
-    sink = ListSink()
-    vector = SerialVector(task, rng_seed=0, sink=sink)
+    vector = SerialVector(task, rng_seed=0)
     facts: EpochFacts = vector.reset()
     space = vector.action_space
     heuristic = HeuristicController(space, 1, HeuristicSettings(rotate=True))
+    planted = []
     for _ in range(7):
-        facts = vector.step(heuristic.decide(facts, vector.table))
-    planted = [row for row in sink.of(DecisionRow) if row.action[Head.OP] == OP_GERMINATE]
-    assert all(row.succeeded for row in planted), [row.failed_checks for row in planted]
-    assert [row.action[Head.BLUEPRINT] for row in planted] == list(default_rotation(space))
+        actions = heuristic.decide(facts, vector.table).actions
+        facts = vector.step(actions)
+        if actions[0, Head.OP] == OP_GERMINATE:
+            assert facts.last_success[0]
+            planted.append(int(actions[0, Head.BLUEPRINT]))
+    assert planted == list(default_rotation(space))
     assert sorted(default_rotation(space)) == sorted(space.blueprints)
     assert len(space.blueprints) == 7
 

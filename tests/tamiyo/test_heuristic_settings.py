@@ -127,10 +127,12 @@ def test_setting_prune_below() -> None:
     assert decide(held(-2.5), prune_below=-0.6)[0] == OP_WAIT
 
 
-def test_setting_judge_epochs() -> None:
-    assert decide(held(-5.0, epochs_in_stage=2), judge_epochs=2)[0] == OP_PRUNE
-    assert decide(held(-5.0, epochs_in_stage=2), judge_epochs=3)[0] == OP_WAIT
-    assert decide(held(5.0, epochs_in_stage=0), judge_epochs=3)[0] == OP_FOSSILIZE, "good news need not wait"
+def test_setting_evaluation_epochs() -> None:
+    assert decide(held(-5.0, epochs_in_stage=2), evaluation_epochs=2)[0] == OP_PRUNE
+    assert decide(held(-5.0, epochs_in_stage=2), evaluation_epochs=3)[0] == OP_WAIT
+    assert decide(held(5.0, epochs_in_stage=0), evaluation_epochs=3)[0] == OP_FOSSILIZE, (
+        "good news need not wait"
+    )
 
 
 @pytest.mark.parametrize(("contribution", "op"), [(0.5, OP_FOSSILIZE), (0.0, OP_PRUNE), (-0.5, OP_PRUNE)])

@@ -125,7 +125,7 @@ def test_reset_makes_the_next_update_the_first(epoch: int) -> None:
     assert (signals.best_loss[0], signals.best_score[0], signals.stabilised[0]) == (9.0, 1.0, False)
 
 
-def test_the_rest_of_the_facts_passes_through() -> None:
+def test_the_rest_of_the_facts_is_handed_on() -> None:
     (signals,) = follow([2.0])
     assert (signals.epoch[0], signals.max_epochs[0]) == (0, 20)
     assert (signals.val_loss[0], signals.val_score[0]) == (2.0, 50.0)

@@ -60,4 +60,4 @@ class DivergedError(EsperError):
 
 
 class InvalidActionError(EsperError):
-    """An action array that no decision maker may produce (wrong shape, index out of range)."""
+    """An action array that no controller may produce (wrong shape, index out of range)."""

@@ -18,7 +18,7 @@ from esper.leyline.stages import Stage
 
 @dataclass(frozen=True, slots=True)
 class SeedStateReport:
-    """One slot as a person or a decision maker sees it; ``None`` means not known or no seed."""
+    """One slot as a person or a controller sees it; ``None`` means not known or no seed."""
 
     slot_id: str = ""
     stage: Stage = Stage.UNKNOWN

@@ -35,7 +35,7 @@ class LifecycleRules:
 
 @dataclass(frozen=True, slots=True)
 class ActionSpace:
-    """What a decision maker may choose from: slots, lifecycle rules, blueprints of this host."""
+    """What a controller may choose from: slots, lifecycle rules, blueprints of this host."""
 
     slot_config: SlotConfig
     rules: LifecycleRules

@@ -1,4 +1,4 @@
-"""Tamiyo decides: trends made of facts, and the decision makers that act on them. No torch at this level."""
+"""Tamiyo decides: trends made of facts, and the controllers that act on them. No torch at this level."""
 
 from esper.tamiyo.controllers import OffController, PeriodicController, RandomController
 from esper.tamiyo.heuristic import HeuristicController

@@ -1,4 +1,4 @@
-"""The hand-written decision maker: plant on a plateau, keep what contributes, remove what hurts.
+"""The hand-written controller: plant on a plateau, keep what contributes, remove what hurts.
 
 One action per environment and step, the first of these rules that finds a slot: fossilize, prune,
 advance (only without auto-forward), germinate; else wait. Every rule looks at all slots, and what is
@@ -62,7 +62,7 @@ class HeuristicController:
         self._note_losses(facts, table)
         rules = self._space.rules
         legal = legal_slots_by_op(table, rules)
-        worthy, unwanted = judge(table, rules, self._settings)
+        worthy, unwanted = evaluate(table, rules, self._settings)
         value = np.nan_to_num(table.contribution)
         plantable = self._wants_seed(facts, signals)[:, None] & legal[:, OP_GERMINATE]
 
@@ -101,7 +101,7 @@ class HeuristicController:
         self._kept, self._blueprint = kept, table.blueprint.copy()
 
     def _wants_seed(self, facts: EpochFacts, signals: TrainingSignals) -> BoolArray:
-        """``[env]``: progress has stalled, and a seed planted today could still be judged."""
+        """``[env]``: progress has stalled, and a seed planted today could still be evaluated."""
         rules = self._space.rules
         # GERMINATED takes an epoch of its own where nothing moves by itself.
         waiting = 0 if rules.auto_forward else 1
@@ -128,7 +128,7 @@ class HeuristicController:
             self._cursor = np.where(planting, (choice + 1) % length, self._cursor)
 
 
-def judge(
+def evaluate(
     table: SlotTable, rules: LifecycleRules, settings: HeuristicSettings
 ) -> tuple[BoolArray, BoolArray]:
     """``[env, slot]`` twice: seeds that are worth keeping, seeds that should go.
@@ -149,7 +149,7 @@ def judge(
         worthy &= lower >= rules.min_contribution
 
     at_rest = (blending | holding) & ~table.ramping
-    seen = beyond >= settings.judge_epochs
+    seen = beyond >= settings.evaluation_epochs
     hurts = at_rest & seen & (table.contribution + margin < settings.prune_below)
     waiting = (table.stage == Stage.TRAINING) | (blending & ~table.ramping)
     stuck = undecided | (waiting & overdue)

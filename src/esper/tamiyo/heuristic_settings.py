@@ -60,7 +60,7 @@ class HeuristicSettings:
     """Contribution above which a held seed becomes permanent."""
     prune_below: float = 0.0
     """Contribution below which a seed is removed."""
-    judge_epochs: int = 1
+    evaluation_epochs: int = 1
     """Epochs at a resting alpha before a seed may be removed for its contribution."""
     stuck_epochs: int = 5
     """Epochs beyond its stage's own length after which a seed counts as stuck.

@@ -31,12 +31,12 @@ def fresh_flags() -> Tensor:
 
 
 @pytest.mark.parametrize(("critic", "conditioned"), VARIANTS)
-def test_stored_decisions_are_judged_as_they_were_made(critic: Critic, conditioned: bool) -> None:
+def test_stored_decisions_are_evaluated_as_they_were_made(critic: Critic, conditioned: bool) -> None:
     policy = policy_of(critic=critic, conditioned=conditioned)
     played = play(policy, fresh_flags())
-    judged = policy.evaluate_actions(*played.sequences)
-    torch.testing.assert_close(judged.log_probs, played.log_probs, atol=1e-5, rtol=0.0)
-    torch.testing.assert_close(judged.value, played.values, atol=1e-5, rtol=0.0)
+    evaluated = policy.evaluate_actions(*played.sequences)
+    torch.testing.assert_close(evaluated.log_probs, played.log_probs, atol=1e-5, rtol=0.0)
+    torch.testing.assert_close(evaluated.value, played.values, atol=1e-5, rtol=0.0)
     assert (played.log_probs.sum(dim=-1) < -0.1).any(), "there was something to choose"
     assert len(played.actions[..., Head.OP].unique()) >= 4
 
@@ -46,8 +46,8 @@ def test_a_rollout_may_begin_in_the_middle_of_an_episode() -> None:
     going_on = fresh_flags()
     going_on[:, 0] = False
     played = play(policy, going_on)
-    judged = policy.evaluate_actions(*played.sequences)
-    torch.testing.assert_close(judged.log_probs, played.log_probs, atol=1e-5, rtol=0.0)
+    evaluated = policy.evaluate_actions(*played.sequences)
+    torch.testing.assert_close(evaluated.log_probs, played.log_probs, atol=1e-5, rtol=0.0)
     forgotten = policy.evaluate_actions(*played.sequences[:4], policy.get_initial_hidden(3), going_on)
     assert not torch.allclose(forgotten.log_probs, played.log_probs, atol=1e-5), "the start state counts"
 
@@ -81,12 +81,12 @@ def test_every_value_of_the_stored_masks_belongs_to_its_head() -> None:
     parts = played.masks.split(list(head_sizes(3)), dim=-1)
     for head, mask in enumerate(parts):
         assert mask.gather(-1, played.actions[..., head : head + 1]).all(), HEAD_NAMES[head]
-    judged = policy.evaluate_actions(*played.sequences)
+    evaluated = policy.evaluate_actions(*played.sequences)
     choices = torch.stack([mask.sum(dim=-1) > 1 for mask in parts], dim=-1)
-    assert torch.equal(judged.has_choice, choices)
+    assert torch.equal(evaluated.has_choice, choices)
     assert (played.log_probs[~choices] == 0.0).all()
-    assert (judged.entropies[~choices] == 0.0).all()
-    assert (judged.entropies[choices] > 0.0).all()
+    assert (evaluated.entropies[~choices] == 0.0).all()
+    assert (evaluated.entropies[choices] > 0.0).all()
 
 
 def test_heads_that_the_op_does_not_read_take_their_canonical_value() -> None:
@@ -117,8 +117,10 @@ def test_exactly_the_heads_that_the_op_reads_get_a_gradient(op: LifecycleOp, con
     actions, masks = all_open(policy, op)
     state, blueprints = torch.randn(4, 1, 121), torch.full((4, 1, 3), -1)
     fresh = torch.ones(4, 1, dtype=torch.bool)
-    judged = policy.evaluate_actions(state, blueprints, actions, masks, policy.get_initial_hidden(4), fresh)
-    judged.log_probs.sum().backward()
+    evaluated = policy.evaluate_actions(
+        state, blueprints, actions, masks, policy.get_initial_hidden(4), fresh
+    )
+    evaluated.log_probs.sum().backward()
     moved = {
         name
         for name, head in policy.heads.items()

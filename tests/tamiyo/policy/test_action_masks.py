@@ -30,7 +30,15 @@ from esper.tamiyo.policy.action_masks import (
     compute_action_masks,
     compute_batch_masks,
 )
-from tests.leyline.building import CNN, TRANSFORMER, assert_legal, put, random_table, space_of
+from tests.leyline.building import (
+    CNN,
+    TRANSFORMER,
+    assert_canonical,
+    assert_legal,
+    put,
+    random_table,
+    space_of,
+)
 from tests.tamiyo.policy.deciding import busy_table
 
 
@@ -173,6 +181,7 @@ def test_whatever_is_chosen_under_the_masks_is_legal_and_canonical(
     np.testing.assert_array_equal(masks.slot_by_op.numpy(), legal_slots_by_op(table, space.rules))
     actions = uniform_actions(masks, torch.from_numpy(rng.random((6, NUM_HEADS))))
     assert_legal(actions.numpy(), table, space)
+    assert_canonical(actions.numpy(), table)
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 8])

@@ -1,4 +1,4 @@
-"""A trained policy as a decision maker does what the policy says, step by step."""
+"""A trained policy as a controller does what the policy says, step by step."""
 
 from typing import Any
 

@@ -85,7 +85,7 @@ def test_draws_follow_the_probabilities() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_logits_of_any_precision_are_judged_in_float32(dtype: torch.dtype) -> None:
+def test_logits_of_any_precision_are_evaluated_in_float32(dtype: torch.dtype) -> None:
     distribution = MaskedCategorical(LOGITS.to(dtype), MASK)
     assert distribution.log_probs.dtype == torch.float32
     assert distribution.probs.tolist() == pytest.approx([0.1, 0.0, 0.3, 0.6], abs=3e-3)
