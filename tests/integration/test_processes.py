@@ -147,7 +147,7 @@ def test_a_worker_whose_others_are_gone_says_so(
 
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(worker, "_meet", lambda: None)
-    monkeypatch.setattr(worker, "teach", lose)
+    monkeypatch.setattr(worker, "train", lose)
     monkeypatch.setattr(worker.exchange, "rank", lambda: 1)
     monkeypatch.setattr(
         sys, "argv", ["worker", str(tmp_path / "config.json"), str(tmp_path / "run"), "start"]
