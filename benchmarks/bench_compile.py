@@ -1,4 +1,4 @@
-"""What compiling the policy would save: ``get_action`` and ``evaluate_actions`` under torch.compile (ADR 0023)."""
+"""What compiling the policy would save: its two calls under torch.compile (ADR 0023)."""
 
 from __future__ import annotations
 

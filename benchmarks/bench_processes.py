@@ -20,7 +20,7 @@ LIMIT = 1.7
 
 
 def _seconds(processes: int, directory: Path, cache: Path) -> list[float]:
-    """Wall time of every iteration but the first, which still warms up, and the last, which also evaluates."""
+    """Wall time of the iterations but the first, which still warms up, and the last, which evaluates."""
     command = [sys.executable, "-c", "from esper.scripts.cli import main; main()", *RUN.split()]
     command += [*EVALUATION.split(), "--processes", str(processes), "--out", str(directory)]
     environment = {**os.environ, CACHE_VARIABLE: str(cache), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -37,7 +37,7 @@ def pass_flops(policy: FactoredRecurrentActorCritic) -> int:
 
 
 def rollout(policy: FactoredRecurrentActorCritic, starts: torch.Tensor) -> TamiyoRolloutBuffer:
-    """Decisions on random tables with random rewards; an episode begins at each of ``starts`` ``[env, step]``."""
+    """Random decisions and rewards; an episode begins at each of ``starts [env, step]``."""
     played = play(policy, starts)
     buffer = TamiyoRolloutBuffer(
         NUM_ENVS, NUM_STEPS, policy.shape.state_dim, policy.num_slots, policy.shape.hidden_dim

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from esper.simic.training.recorder import complete
 
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter

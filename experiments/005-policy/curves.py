@@ -1,4 +1,4 @@
-"""Every training over its iterations, as a picture: what its policy reached, and how undecided it still was."""
+"""Every training over its iterations, as a picture: what its policy reached, and its entropy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """V(s) or Q(s, op), heads that see the op or do not, siblings or none: how fast does each learn?
 
-digits_impaired, the first 10 of the study's 25 iterations, so that entropy and everything else is the study's,
+digits_impaired, the first 10 of the study's 25 iterations, so that entropy and all else is the study's,
 with its three rng seeds. The curves of the study itself are read from experiments/005-policy/trainings.json.
 
 Run with ``.venv/bin/python experiments/009-critics/run.py`` (about forty minutes on two cores). It rewrites

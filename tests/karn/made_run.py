@@ -1,4 +1,4 @@
-"""Runs that were made up: episodes in which seeds germinate, blend and end by dice, as the rows of a real run.
+"""Made-up runs: episodes in which seeds germinate, blend and end by dice, as the rows of a real run.
 
 Every number in them is a row's own, so that a test can compute what a view must say from the rows alone.
 """
