@@ -277,6 +277,12 @@ def test_the_score_itself_is_compared_where_there_is_no_twin() -> None:
     assert [rule for _, _, rule, _ in told(Watch(run_row()), rows)] == ["pays-for-worse"]
 
 
+def test_an_alert_raised_by_an_episode_says_in_which_iteration() -> None:
+    watch = Watch(run_row())
+    found = [alert for row in episodes(lambda lead: -lead, iteration=7) for alert in watch.take(row)]
+    assert [(alert.iteration, alert.env) for alert in found] == [(7, None)]
+
+
 def test_episodes_that_were_not_rewarded_are_not_compared() -> None:
     unrewarded = [msgspec.structs.replace(row, total_reward=None) for row in episodes(lambda lead: -lead)]
     assert told(Watch(run_row()), unrewarded) == []
