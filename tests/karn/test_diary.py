@@ -270,7 +270,8 @@ def test_an_intervention_of_the_governor_is_told_and_its_clearing_is_not() -> No
 def test_the_end_stands_last(twin: float | None, against: str) -> None:
     rows = (ended(twin_val_score=twin), germination(4), move(20, Stage.HOLDING, Stage.FOSSILIZED))
     assert sentences(*rows)[-1] == (
-        f"epoch 20: the horizon ended the episode: 61.5 on validation{against}, 60.2 on test, 1,398 parameters"
+        f"epoch 20: the horizon ended the episode: 61.5 on validation{against}, 60.2 on test,"
+        " 1,398 parameters"
     )
 
 
@@ -303,5 +304,7 @@ def test_an_episode_in_which_nothing_happened_has_nothing_to_tell() -> None:
         ([0.0, None, 0.0, 0.0, 0.0, 0.25], " (policy –, next best ADVANCE 0.25)"),
     ],
 )
-def test_a_policy_output_says_only_what_is_known(probabilities: list[float | None] | None, words: str) -> None:
+def test_a_policy_output_says_only_what_is_known(
+    probabilities: list[float | None] | None, words: str
+) -> None:
     assert policy_output(decision(1, Op.GERMINATE, op_probs=probabilities), RUN) == words
