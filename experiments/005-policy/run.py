@@ -3,8 +3,8 @@
 Three trainings on digits_impaired, rng seeds 0 to 2. Each is judged by the policy that did best on the
 selection rng seeds: argmax, test split, 20 rng seeds that neither training nor selection nor an earlier
 evaluation has met. Two episodes under one plan may end thirty points apart, so every rng seed has ten
-episodes, and its score is their mean: intervals are over 20 independent means. Beside the policies stand the controls
-and the fixed plans that did best in experiments/008-plans, bare and after rent.
+episodes, and its score is their mean: intervals are over 20 independent means. Beside the policies stand
+the controls and the fixed plans that did best in experiments/008-plans, bare and after rent.
 
 Run with ``.venv/bin/python experiments/005-policy/run.py`` (an hour and three quarters on two cores, two
 fifths of it for judging), or with ``judge`` to judge the trainings that are there. Trainings go to runs/

@@ -5,6 +5,8 @@ with its three rng seeds. The curves of the study itself are read from experimen
 
 Run with ``.venv/bin/python experiments/009-critics/run.py`` (about forty minutes on two cores). It rewrites
 results.json and table.md beside this file.
+
+The option of siblings is gone since; revision 221dcb4 has it and repeats this table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Does the governor notice what it should, and nothing else?
 
 Per task 20 healthy episodes under the heuristic, in which it must not intervene; and episodes that go wrong
-after their sixth epoch: the learning rate times 30, or the last layer set to zero and kept there. An alarm is in
-time within three epochs.
+after their sixth epoch: the learning rate times 30, or the last layer set to zero and kept there. An alarm
+is in time within three epochs.
 
 Run with ``.venv/bin/python experiments/011-governor/run.py`` (about ten minutes on two cores); it rewrites
 table.md beside this file. Tasks may be named, to run only those.

@@ -1,4 +1,4 @@
-"""Made-up runs: episodes in which seeds germinate, blend and end by dice, as the rows of a real run.
+"""Runs that were made up: episodes in which seeds germinate, blend and end by dice, as rows of a real run.
 
 Every number in them is a row's own, so that a test can compute what a view must say from the rows alone.
 """
@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, LifecycleOp, Stage
+from msgspec.structs import replace
+
+from esper.leyline import HEAD_NAMES, OP_NAMES, LifecycleOp, Stage
 from esper.leyline.events import (
-    SCHEMA_VERSION,
     AlertRow,
     CounterfactualRow,
     DecisionRow,
@@ -21,11 +22,10 @@ from esper.leyline.events import (
     EpochRow,
     Row,
     RunRow,
-    SeedRow,
-    TransitionRow,
     UpdateRow,
 )
 from esper.nissa.writer import RunWriter
+from tests.karn import fake_run
 
 HOST_PARAMS = 174
 EMBARGO = 2
@@ -70,17 +70,12 @@ class Episode:
         is_gone = slot.stage in (Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
         measured = slot.stage in (Stage.BLENDING, Stage.HOLDING) and epoch > slot.since
         self.rows.append(
-            TransitionRow(
+            replace(
+                fake_run.transition_row(0, 0, slot.stage, target, cause, reason),
                 **self._where(epoch),
                 slot=index,
                 seed=-1 if is_gone else slot.seed,
                 blueprint=-1 if is_gone else slot.blueprint,
-                from_stage=slot.stage,
-                to_stage=target,
-                cause=cause,
-                reason=reason,
-                gate=None,
-                passed=[],
                 score=self._score,
                 contribution=self.dice.gauss(3, 4) if measured else None,
                 age=epoch - slot.born,
@@ -159,40 +154,29 @@ class Episode:
             if self.full and slot in list(self._occupied()):
                 known = slot.stage is not Stage.TRAINING
                 self.rows.append(
-                    SeedRow(
+                    replace(
+                        fake_run.seed_row(0, 4),
                         **self._where(epoch),
                         slot=index,
                         seed=slot.seed,
                         blueprint=slot.blueprint,
-                        style=0,
                         stage=slot.stage,
                         age=epoch - slot.born,
                         alpha=slot.alpha,
                         contribution=self.dice.gauss(5, 3) if known else None,
                         contribution_error=abs(self.dice.gauss(1, 0.2)) if known else None,
-                        shapley=None,
-                        interaction_sum=None,
-                        freshness=1.0 if known else 0.0,
-                        gradient_norm=0.1,
-                        gradient_health=1.0,
                         params=100 * slot.blueprint,
                     )
                 )
         grown = self._params()
         self.rows.append(
-            EpochRow(
+            replace(
+                fake_run.epoch_row(1),
                 **self._where(epoch),
-                train_loss=2.0,
-                train_score=self._score,
-                val_loss=2.0,
                 val_score=self._score,
                 twin_score=min(10.0 + 0.2 * epoch, 100.0),
                 params=HOST_PARAMS + grown,
                 grown_params=grown,
-                host_gradient_norm=0.2,
-                learning_rate=0.05,
-                skipped_batches=0,
-                ms=12.0,
                 phase_ms={"act": 1.0, "train": 8.0 + self.dice.random(), "measure": 2.0},
             )
         )
@@ -215,7 +199,8 @@ class Episode:
         sums = {name: sum(of[name] for of in terms) for name in terms[0]} if terms else None
         params = HOST_PARAMS + self._params()
         self.rows.append(
-            EpisodeRow(
+            replace(
+                fake_run.episode_row(),
                 **self._where(last),
                 val_score=self._score,
                 test_score=max(self._score - 1, 0.0),
@@ -223,14 +208,9 @@ class Episode:
                 best_val_score=max(row.val_score for row in self.rows if isinstance(row, EpochRow)),
                 host_params=HOST_PARAMS,
                 params=params,
-                host_flops_per_sample=1_000,
-                flops_per_sample=1_000 + 10 * params,
                 flops={"forward": 1_000_000 * params, "backward": 2_000_000 * params, "pruned_seeds": 5_000},
                 op_counts=self._counts,
                 refused=self._refused,
-                rollbacks=0,
-                ended_by="horizon",
-                seconds=0.5,
                 total_reward=sum(sums.values()) if sums else None,
                 reward_terms=sums,
             )
@@ -255,29 +235,18 @@ def run_row(
     iterations: int | None = None,
 ) -> RunRow:
     """The run's own row."""
-    return RunRow(
-        schema_version=SCHEMA_VERSION,
-        name="made",
-        started="2030-01-01T00:00:00+00:00",
-        task="digits_impaired",
-        controller="heuristic" if iterations is None else "ppo",
-        rng_seed=0,
-        config={"episodes": 1, "nested": {"rate": 0.5}}
-        if iterations is None
-        else {"iterations": iterations, "target_kl": 0.03},
-        data_hash="0" * 64,
-        git_revision=None,
-        versions={"python": "3.11"},
+    config = {"episodes": 1, "nested": {"rate": 0.5}}
+    if iterations is not None:
+        config = {"iterations": iterations, "target_kl": 0.03}
+    controller = "heuristic" if iterations is None else "ppo"
+    return replace(
+        fake_run.run_row("made", controller, iterations=iterations),
+        config=config,
         hardware={"cores": 2},
+        versions={"python": "3.11"},
         host_params=HOST_PARAMS,
         slots=list(slots),
-        ops=list(OP_NAMES),
-        heads=list(HEAD_NAMES),
-        blueprints=list(BLUEPRINT_IDS),
-        stages=list(STAGE_NAMES),
-        head_choices=[[] for _ in HEAD_NAMES],
         horizon=horizon,
-        iterations=iterations,
         envs=envs,
     )
 
@@ -289,18 +258,15 @@ def update_row(number: int, episodes: Sequence[EpisodeRow], dice: random.Random)
     entropy = [
         max(1.0 - 0.004 * number * index + dice.gauss(0, 0.02), 0.0) for index in range(len(HEAD_NAMES))
     ]
-    return UpdateRow(
-        iteration=number,
+    return replace(
+        fake_run.update_row(number),
         mean_return=sum(returns) / len(returns),
         reward_terms={
             name: sum((episode.reward_terms or {}).get(name) or 0.0 for episode in episodes) / len(episodes)
             for name in ("lead", "rent")
         },
-        reward_variance=0.1,
-        reward_variance_unpaired=None,
         val_score=sum(episode.val_score for episode in episodes) / len(episodes),
         params=sum(episode.params for episode in episodes) / len(episodes),
-        broken_episodes=0,
         op_shares=[count / sum(chosen) for count in chosen],
         policy_loss=dice.gauss(0, 0.1),
         value_loss=abs(dice.gauss(0.2, 0.1)),
@@ -310,23 +276,14 @@ def update_row(number: int, episodes: Sequence[EpisodeRow], dice: random.Random)
         ],
         explained_variance=min(dice.gauss(0.4, 0.3), 1.0),
         value_nrmse=abs(dice.gauss(0.8, 0.2)),
-        value_return_correlation=0.5,
         approx_kl=abs(dice.gauss(0.03, 0.02)),
         clip_fraction=min(abs(dice.gauss(0.2, 0.08)), 1.0),
-        ratio_mean=1.0,
-        ratio_std=0.3,
         ratio_max=2.0,
         ratio_min=0.4,
-        first_ratio_error=1e-7,
-        update_epochs=6,
-        early_stop_update_epoch=None,
         grad_norm=abs(dice.gauss(1, 0.3)),
-        head_grad_norm=[0.1] * len(HEAD_NAMES),
-        forced_share=0.1,
-        skipped=None,
-        explosion=None,
         evaluation_return=0.5 if number % 5 == 0 else None,
         evaluation_score=min(20.0 + 0.2 * number, 100.0) if number % 5 == 0 else None,
+        explosion=None,
         seconds=4.0,
         phase_ms={
             "rollout": 3000.0 + dice.random(),

@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 
 from esper.karn.diary import diary, policy_output
-from esper.leyline import (
-    BLUEPRINT_IDS,
-    HEAD_NAMES,
-    OP_NAMES,
-    STAGE_NAMES,
-    BlueprintAction,
-    LifecycleOp,
-    Stage,
-)
+from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Blueprint, LifecycleOp, Stage
 from esper.leyline.events import (
     AlertRow,
     DecisionRow,
@@ -80,7 +72,7 @@ def move(epoch: int, origin: Stage, target: Stage, **columns: Any) -> Transition
     row: dict[str, Any] = {
         "slot": 1,
         "seed": 0,
-        "blueprint": BlueprintAction.CONV_LIGHT,
+        "blueprint": Blueprint.CONV_LIGHT,
         "cause": "mechanical",
         "reason": "",
         "gate": None,
@@ -103,7 +95,7 @@ def measured(epoch: int, contribution: float | None, error: float | None) -> See
         epoch=epoch,
         slot=1,
         seed=0,
-        blueprint=BlueprintAction.CONV_LIGHT,
+        blueprint=Blueprint.CONV_LIGHT,
         style=0,
         stage=Stage.FOSSILIZED,
         age=1,
@@ -205,7 +197,7 @@ def test_a_refused_action_names_what_refused_it_and_why() -> None:
         8,
         LifecycleOp.GERMINATE,
         2,
-        action=[LifecycleOp.GERMINATE, 2, BlueprintAction.NORM, 1, 0, 2, 0, 0],
+        action=[LifecycleOp.GERMINATE, 2, Blueprint.NORM, 1, 0, 2, 0, 0],
         read=[True] * 6 + [False] * 2,
         succeeded=False,
         refused_by="legality",
@@ -239,7 +231,7 @@ def test_later_decisions_name_the_seed_that_the_slot_held_then() -> None:
     rows = (
         germination(1),
         move(5, Stage.BLENDING, Stage.PRUNED, cause="policy", reason="pruned"),
-        germination(9, seed=1, blueprint=BlueprintAction.NORM),
+        germination(9, seed=1, blueprint=Blueprint.NORM),
         decision(
             3,
             LifecycleOp.SET_ALPHA_TARGET,
@@ -282,7 +274,8 @@ def test_an_intervention_of_the_governor_is_told_and_its_clearing_is_not() -> No
 def test_the_end_stands_last(twin: float | None, against: str) -> None:
     rows = (ended(twin_val_score=twin), germination(4), move(20, Stage.HOLDING, Stage.FOSSILIZED))
     assert sentences(*rows)[-1] == (
-        f"epoch 20: the horizon ended the episode: 61.5 on validation{against}, 60.2 on test, 1,398 parameters"
+        f"epoch 20: the horizon ended the episode: 61.5 on validation{against}, 60.2 on test,"
+        " 1,398 parameters"
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from esper.karn.figures import FIGURES, figure_named
+from esper.karn.figures import figure_named
 from esper.karn.page.sections import SHOWN
 from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import open_run
@@ -175,17 +175,6 @@ def test_new_rows_are_seen_at_the_next_question(tmp_path):
         writer.flush()
 
         assert facts(client.part("mine", "head").html)["score"] == "22.5"
-
-
-def test_a_run_that_takes_the_place_of_another_is_read_as_its_own(tmp_path):
-    write_run(tmp_path / "mine", controller="first")
-    client = Client(tmp_path)
-    assert "first" in client.rows()["mine"].text
-
-    shutil.rmtree(tmp_path / "mine")
-    write_run(tmp_path / "mine", controller="second")
-
-    assert "second" in client.rows()["mine"].text
 
 
 def test_a_run_that_was_moved_away_is_gone(tmp_path):
@@ -387,20 +376,3 @@ def test_a_link_out_of_the_folder_shows_nothing_of_what_it_leads_to(tmp_path):
     for answer in [client.ask("/rows"), *(client.part("mine", key) for key in ("head", "growth", "diary"))]:
         assert b"secret" not in answer.body
         assert b"links are not followed" in answer.body
-
-
-def test_names_are_shown_and_never_obeyed(tmp_path):
-    evil = '<script>alert("x")</script>'
-    row = msgspec.structs.replace(fake_run.run_row(evil, evil), task=evil, slots=[evil, "r0c1", "r0c2"])
-    folder = tmp_path / "<b>runs"
-    with RunWriter(folder / "<i>mine") as writer:
-        for one in [row, *fake_run.episode()]:
-            writer.emit(one)
-    client = Client(folder)
-
-    pages = [client.ask("/"), client.ask(f"/runs/{client.id_of('<i>mine')}")]
-    parts = [client.part("<i>mine", figure.key) for figure in FIGURES if figure.key in SHOWN]
-    for answer in [*pages, *parts, client.part("<i>mine", "head")]:
-        assert b"<script>" not in answer.body
-        assert not list(answer.html.all("b", id="")) or b"<b>runs" not in answer.body
-        assert b"<i>" not in answer.body

@@ -43,19 +43,6 @@ def count(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
-def tabular(value: float | None) -> str:
-    """A number of any size in at most six characters, with decimals that depend on its size alone."""
-    if value is None:
-        return UNKNOWN
-    if isinstance(value, int) or value == 0:
-        return f"{value:.0f}"
-    size = abs(value)
-    if not 0.0005 <= size < 99_999.5:
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e+")
-    decimals = 0 if size >= 99.95 else 1 if size >= 9.995 else 2 if size >= 0.0995 else 3
-    return f"{value:.{decimals}f}"
-
-
 def share(value: float | None) -> str:
     """A fraction in per cent; what is there but would read 0 is shown as less than 1."""
     if value is None:
