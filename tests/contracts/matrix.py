@@ -33,7 +33,6 @@ from esper.leyline import (
     LifecycleRules,
     Stage,
     Tempo,
-    legal_slots_by_op,
 )
 from esper.leyline.rules import IncubationMode
 from esper.tolaria.actuator import Outcome, apply_action
@@ -209,7 +208,7 @@ def germinate(model: MorphogeneticModel, blueprint: str, style: int, slot: int =
     action[Head.BLUEPRINT] = blueprint_named(blueprint, model.host.topology).index
     action[Head.STYLE] = style
     action[Head.TEMPO] = Tempo.FAST
-    return apply_action(model, action, legal_slots_by_op(model.table, model.rules)[0], seed_id=0)
+    return apply_action(model, action, seed_id=0)
 
 
 def planted(case: Case, **settings: Any) -> Trial:

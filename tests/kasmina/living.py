@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from esper.kasmina import lifecycle
-from esper.leyline import CANONICAL_ACTION, Head, LifecycleOp, Stage, legal_slots_by_op
+from esper.leyline import CANONICAL_ACTION, Head, LifecycleOp, Stage
 from esper.tolaria.actuator import Outcome, apply_action, settle
 from esper.tolaria.epoch import BatchFacts, train_batch
 from tests.contracts.matrix import CLIP, Trial, germinate, loss
@@ -18,7 +18,7 @@ def act(trial: Trial, op: LifecycleOp, slot: int, **heads: int) -> Outcome:
     for name, value in heads.items():
         action[Head[name.upper()]] = value
     model = trial.model
-    return apply_action(model, action, legal_slots_by_op(model.table, model.rules)[0], seed_id=0)
+    return apply_action(model, action, seed_id=0)
 
 
 def epoch(trial: Trial, x: Tensor, y: Tensor) -> BatchFacts:

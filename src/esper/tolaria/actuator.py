@@ -18,6 +18,7 @@ from esper.leyline.factored_actions import (
     IntArray,
     LifecycleOp,
 )
+from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
@@ -69,14 +70,15 @@ class Outcome:
         return cls(False, (), verdict.gate, verdict.failed)
 
 
-def apply_action(body: Body, action: IntArray, legal: BoolArray, seed_id: int) -> Outcome:
+def apply_action(body: Body, action: IntArray, seed_id: int, legal: BoolArray | None = None) -> Outcome:
     """Carry out one canonical action ``[8]``; ``seed_id`` is the number of the next seed.
 
-    ``legal [op, slot]`` says what is possible.
+    ``legal [op, slot]`` says what is possible, where that is known already.
 
     Table and model agree again when this returns.
     """
     op, slot = LifecycleOp(int(action[Head.OP])), int(action[Head.SLOT])
+    legal = legal_slots_by_op(body.table, body.rules)[0] if legal is None else legal
     if not legal[op, slot]:
         return Outcome(False, (), "legality", (op.name.lower(),))
     outcome = _attempt(body, action, op, slot, seed_id)

@@ -171,7 +171,7 @@ class MorphEnv:
         alpha = self.table.alpha[:, action[Head.SLOT]]
         canonical = canonicalise(action[None], alpha)
         legal = legal_slots_by_op(self.table, self.model.rules)[0]
-        outcome = actuator.apply_action(self.model, canonical[0], legal, self._next_seed_id)
+        outcome = actuator.apply_action(self.model, canonical[0], self._next_seed_id, legal)
         op = int(canonical[0, Head.OP])
         self._op_counts[op] += 1
         self._refused += not outcome.succeeded

@@ -133,7 +133,7 @@ class LifecycleSandbox(ABC):
         legal = legal_slots_by_op(self.table, SPACE.rules)
         outcomes = []
         for body, action, possible in zip(self._bodies, canonical, legal, strict=True):
-            outcomes.append(actuator.apply_action(body, action, possible, self._next_seed).succeeded)
+            outcomes.append(actuator.apply_action(body, action, self._next_seed, possible).succeeded)
             self._next_seed += 1
         return np.array(outcomes)
 
