@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina.blueprints import Topology, names_for, specs_for
+from esper.kasmina.blueprints import Topology, blueprint_at, names_for, specs_for
 from esper.kasmina.hosts.base import Host
 from esper.kasmina.hosts.wrapped import WrappedHost
-from esper.kasmina.optim import OptimiserRecipe
+from esper.kasmina.optim import OptimiserRecipe, copy_moments
 from esper.kasmina.slot import SeedSlot
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import HostError
@@ -66,8 +66,12 @@ class MorphogeneticModel(nn.Module):
             for slot_id, width in zip(self.slot_config.slot_ids, host.widths, strict=True)
         )
         self._seed_slots: list[SeedSlot] = [s for s in self.slots if isinstance(s, SeedSlot)]
+        for index, slot in enumerate(self._seed_slots):
+            original = host.original(index)
+            slot.original = () if original is None else (original,)
         host.attach(self._seed_slots)
         self._host_parameters = list(host.parameters())
+        self._optimiser: Optimizer | None = None
         self._recipe: OptimiserRecipe | None = None
         self._tapped_input: Tensor | None = None
         self.sync()
@@ -150,18 +154,18 @@ class MorphogeneticModel(nn.Module):
     @property
     def action_space(self) -> ActionSpace:
         """What a controller may do with this model."""
-        topology, widths = self.host.topology, self.host.widths
-        useful = [spec for spec in specs_for(topology) if any(map(spec.fits, widths))]
+        topology = self.host.topology
+        useful = [s for s in specs_for(topology) if any(slot.takes(s) for slot in self._seed_slots)]
         return ActionSpace(
             self.slot_config,
             self.rules,
             tuple(spec.index for spec in useful),
             names_for(topology),
             frozenset(
-                (slot, spec.index)
+                (index, spec.index)
                 for spec in useful
-                for slot, width in enumerate(widths)
-                if not spec.fits(width)
+                for index, slot in enumerate(self._seed_slots)
+                if not slot.takes(spec)
             ),
         )
 
@@ -169,7 +173,7 @@ class MorphogeneticModel(nn.Module):
 
     def bind_optimiser(self, optimiser: Optimizer) -> None:
         """Seeds get optimisers like this one, each an object of its own."""
-        self._recipe = OptimiserRecipe.of(optimiser)
+        self._optimiser, self._recipe = optimiser, OptimiserRecipe.of(optimiser)
 
     @property
     def recipe(self) -> OptimiserRecipe:
@@ -182,7 +186,22 @@ class MorphogeneticModel(nn.Module):
         shape = (2, *self.host.feature_shapes[slot])
         # All values differ: a normalisation would make zero of a constant.
         sample = torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape).to(self._seed_slots[slot].alpha)
-        return self._seed_slots[slot].germinate(blueprint, style, self.recipe, sample)
+        params = self._seed_slots[slot].germinate(blueprint, style, self.recipe, sample)
+        if blueprint_at(blueprint, self.host.topology).copies:
+            self._take_over(slot)
+        return params
+
+    def _take_over(self, slot: int) -> None:
+        """Give the copy in ``slot`` what its original has gathered: the nearest copy upstream, else the trunk's."""
+        new, source, optimiser = self._seed_slots[slot], self._seed_slots[slot].original[0], self._optimiser
+        for earlier in self._seed_slots[:slot]:
+            if earlier.seed is not None and type(earlier.seed) is type(new.seed):
+                source, optimiser = earlier.seed, earlier.optimiser
+        assert new.seed is not None and new.optimiser is not None and optimiser is not None
+        with torch.no_grad():
+            for theirs, ours in zip(source.state_dict().values(), new.seed.state_dict().values(), strict=True):
+                ours.copy_(theirs)
+        copy_moments(optimiser, source.parameters(), new.optimiser, new.seed.parameters())
 
     def remove(self, slot: int) -> None:
         """Take the seed out of ``slot``, with its optimiser; the table is the lifecycle's to change."""
