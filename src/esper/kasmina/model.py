@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from esper.kasmina.blueprints import Topology, blueprint_at, names_for, specs_for
 from esper.kasmina.hosts.base import Host
 from esper.kasmina.hosts.wrapped import WrappedHost
-from esper.kasmina.optim import OptimiserRecipe, copy_moments
+from esper.kasmina.optim import OptimiserRecipe
 from esper.kasmina.slot import SeedSlot
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import HostError
@@ -188,20 +188,18 @@ class MorphogeneticModel(nn.Module):
         sample = torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape).to(self._seed_slots[slot].alpha)
         params = self._seed_slots[slot].germinate(blueprint, style, self.recipe, sample)
         if blueprint_at(blueprint, self.host.topology).copies:
-            self._take_over(slot)
+            self._seed_slots[slot].take_over(*self._copied(slot))
         return params
 
-    def _take_over(self, slot: int) -> None:
-        """Give the copy in ``slot`` what its original has gathered: the nearest copy upstream, else the trunk's."""
-        new, source, optimiser = self._seed_slots[slot], self._seed_slots[slot].original[0], self._optimiser
+    def _copied(self, slot: int) -> tuple[nn.Module, Optimizer]:
+        """What a copy in ``slot`` repeats: the nearest copy upstream, else the trunk's block."""
+        new, optimiser = self._seed_slots[slot], self._optimiser
+        found = new.original[0]
         for earlier in self._seed_slots[:slot]:
             if earlier.seed is not None and type(earlier.seed) is type(new.seed):
-                source, optimiser = earlier.seed, earlier.optimiser
-        assert new.seed is not None and new.optimiser is not None and optimiser is not None
-        with torch.no_grad():
-            for theirs, ours in zip(source.state_dict().values(), new.seed.state_dict().values(), strict=True):
-                ours.copy_(theirs)
-        copy_moments(optimiser, source.parameters(), new.optimiser, new.seed.parameters())
+                found, optimiser = earlier.seed, earlier.optimiser
+        assert optimiser is not None
+        return found, optimiser
 
     def remove(self, slot: int) -> None:
         """Take the seed out of ``slot``, with its optimiser; the table is the lifecycle's to change."""

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from esper.kasmina import blend
 from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_at, specs_for
-from esper.kasmina.optim import OptimiserRecipe
+from esper.kasmina.optim import OptimiserRecipe, copy_moments
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import BlueprintError, SlotError
 from esper.leyline.factored_actions import STYLE_OPERATORS, BlendOperator
@@ -149,8 +149,8 @@ class SeedSlot(nn.Module):
         others = ", ".join(other.name for other in specs_for(self.topology) if self.takes(other))
         if spec.copies and not self.original:
             raise BlueprintError(
-                f"blueprint '{spec.name}' copies the last block upstream, and before slot {self.slot_id} there"
-                f" is none whose output has the shape of its input; choose from {others}"
+                f"blueprint '{spec.name}' copies the last block upstream, and before slot {self.slot_id}"
+                f" there is none whose output has the shape of its input; choose from {others}"
             )
         if not spec.fits(self.width):
             raise BlueprintError(
@@ -175,6 +175,14 @@ class SeedSlot(nn.Module):
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
         self.optimiser = recipe.make(self.parameters())
         self.train(self.training)
+
+    def take_over(self, original: nn.Module, optimiser: Optimizer) -> None:
+        """Go on from the weights of ``original`` and from what its optimiser has gathered for them."""
+        assert self.seed is not None
+        assert self.optimiser is not None
+        own = self.seed.state_dict()
+        self.seed.load_state_dict(dict(zip(own, original.state_dict().values(), strict=True)))
+        copy_moments(optimiser, original.parameters(), self.optimiser, self.seed.parameters())
 
     def _check_birth(self, spec: BlueprintSpec, sample: Tensor) -> None:
         """Try the seed in both modes, on a copy: its own statistics must not see the sample."""

@@ -46,7 +46,7 @@ def _branching_step(task: TaskSpec, mark: float) -> int:
     step = (1.0 - DECAY_SHARE) * task.until(mark).horizon
     if task.schedule != "wsd" or abs(step - round(step)) > 1e-9:
         raise EsperError(
-            f"an answer at {mark:g} of the budget needs a wsd schedule and a whole step at 0.8 of the mark; task"
+            f"an answer at {mark:g} of the budget needs a wsd schedule and a whole step at 0.8 of the mark;"
             f" '{task.name}' has {task.horizon} steps and the schedule {task.schedule}: choose other marks"
         )
     return round(step)

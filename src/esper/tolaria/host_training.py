@@ -6,8 +6,6 @@ import copy
 from collections.abc import Sequence
 from typing import Any, Final
 
-import torch
-
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import DECAY_SHARE, cosine_rate, set_rate, wsd_factor
 from esper.leyline.errors import HostError, SlotError
@@ -22,7 +20,6 @@ from esper.tolaria.epoch import EpochTraining, Supervisor, train_epoch
 from esper.tolaria.flops import FlopMeter
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
-
 
 SEED_WARMUP: Final = 32
 """Minibatches over which the rate of a new seed rises in a ``wsd`` schedule."""
@@ -76,8 +73,8 @@ class HostTraining:
         cost = self.meter.minibatch(self._task.batch_size)
         if budget is not None and budget < steps * cost:
             raise HostError(
-                f"a budget of {budget:,} FLOP gives each of {steps} steps {budget // steps:,}, and one minibatch"
-                f" of the bare host takes {cost:,}; give at least {steps * cost:,}, or take fewer steps"
+                f"a budget of {budget:,} FLOP gives each of {steps} steps {budget // steps:,}, and one"
+                f" minibatch of the bare host takes {cost:,}; give {steps * cost:,}, or take fewer steps"
             )
 
     def begin_streams(self, *purpose: str) -> None:

@@ -56,7 +56,7 @@ def register_blueprint(
     """Decorator: make ``name`` germinable on hosts of ``topology``.
 
     In a slot whose width is no multiple of ``multiple_of`` nobody can choose it. One that ``copies`` is
-    built from the last block upstream of its slot instead of from a width; its delta may be non-zero at birth.
+    built from the last block upstream of its slot, not from a width; its delta may be non-zero at birth.
 
     >>> @register_blueprint("my_block", topology="feature_map")
     ... class MyBlock(nn.Module): ...

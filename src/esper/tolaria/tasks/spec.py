@@ -143,7 +143,7 @@ class TaskSpec:
         return replace(self, horizon=round(steps), budget=self.budget * round(steps) // self.horizon)
 
     def with_trunk(self, blocks: int) -> TaskSpec:
-        """The same task with hosts of ``blocks`` blocks before the slots: a static size, if nobody grows it."""
+        """The same task with hosts of ``blocks`` blocks before the slots: a static size if nobody acts."""
         return replace(self, instances=replace(self.instances, trunks=(blocks,)))
 
     def build_host(self, instance: Instance) -> Host:

@@ -50,9 +50,11 @@ MODULES: Final = (
 )
 
 
-def split_text(content: bytes, context: int, generator: torch.Generator) -> Splits:
+def split_text(
+    content: bytes, context: int, generator: torch.Generator, validation: int = VALIDATION
+) -> Splits:
     """Windows of ``context`` bytes with their next bytes, in blocks that stay in one part."""
-    held_out = (VALIDATION // BLOCK, TEST // BLOCK)
+    held_out = (validation // BLOCK, TEST // BLOCK)
     needed = (sum(held_out) + 1) * BLOCK * context + 1
     if len(content) < needed:
         raise DataError(
@@ -130,6 +132,8 @@ PYCODE = TaskSpec(
     batches_per_epoch=32,
 )
 SCALING_CONTEXT: Final = 64
+SCALING_VALIDATION: Final = 128
+"""Windows: as many characters as in the shorter windows."""
 ASCII: Final = 128
 SCALING_RULES: Final = LifecycleRules(
     min_training_epochs=0, enters_at_once=True, min_prune_age=3, embargo_epochs=2
@@ -140,7 +144,7 @@ SCALING_RULES: Final = LifecycleRules(
 def load_ascii(generator: torch.Generator) -> Splits:
     """The same library in longer windows, every byte beyond ASCII a question mark."""
     content = _library_source().decode("utf-8", "replace").encode("ascii", "replace")
-    return split_text(content, SCALING_CONTEXT, generator)
+    return split_text(content, SCALING_CONTEXT, generator, SCALING_VALIDATION)
 
 
 PYCODE_SCALING = TaskSpec(
