@@ -295,18 +295,19 @@ def contract(
 ) -> list[Any]:
     """Values of "case" for ``pytest.mark.parametrize``; by default every registered blueprint.
 
-    Every blueprint with every style on every host, each at one width. The widths alternate so that every
-    two of blueprint, style, host and width meet: which width a seed has changes its size and nothing else.
+    Every blueprint with every style, on one host in segments and one wrapped (on tokens: on one of them).
+    Hosts and widths alternate so that every two of blueprint, style, host and width meet.
     """
     import pytest
 
     names = [spec.name for spec in specs_for(topology)] if blueprints is None else list(blueprints)
-    # Neighbours share a host: what its twin computes is kept.
-    cells = product(enumerate(KINDS_OF[topology]), enumerate(names), Style)
+    kinds = KINDS_OF[topology]
+    cells = product(range(len(kinds) // 2), enumerate(names), Style)
     cases = [
-        Case(name, style, kind, widths[(i + j + style) % len(widths)])
-        for (i, kind), (j, name), style in cells
+        Case(name, style, kinds[(style + j + 2 * i) % len(kinds)], widths[(style + j // 2 + i) % len(widths)])
+        for i, (j, name), style in cells
     ]
+    # Neighbours share a host: what its twin computes is kept.
     return [
         pytest.param(case, id=str(case)) for case in sorted(cases, key=lambda case: (case.kind, case.width))
     ]

@@ -42,7 +42,6 @@ def test_every_two_of_blueprint_style_host_and_width_meet() -> None:
         axes = (names, range(4), hosts[topology], (4, 8, 16, 32))
         cases = [parameter.values[0] for parameter in contract(topology)]
         rows = {(case.blueprint, case.style, case.kind, case.width) for case in cases}
-        assert {row[:3] for row in rows} == set(product(*axes[:3]))
         for (i, one), (j, other) in combinations(enumerate(axes), 2):
             assert {(row[i], row[j]) for row in rows} == set(product(one, other))
 

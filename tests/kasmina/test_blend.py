@@ -40,12 +40,6 @@ def test_what_full_alpha_adds(operator: BlendOperator, expected: list[float]) ->
     torch.testing.assert_close(change, torch.tensor([[[expected]]]))
 
 
-@pytest.mark.parametrize("operator", BlendOperator)
-def test_no_delta_no_change(operator: BlendOperator) -> None:
-    change = blend.change(operator, H, Constant(torch.zeros_like(H)), HalfOpen())
-    assert torch.equal(change, torch.zeros_like(H))
-
-
 def test_a_multiplied_change_never_leaves_the_features_size() -> None:
     change = blend.change(BlendOperator.MULTIPLY, H, Constant(torch.tensor([[[[1e9, -1e9]]]])), None)
     assert change.flatten().tolist() == [1.0, 2.0]
@@ -57,9 +51,6 @@ def test_a_gate_opens_per_position_and_starts_mostly_open() -> None:
     assert opening.shape == (2, 1, 4, 5)
     torch.testing.assert_close(opening, torch.full((2, 1, 4, 5), 0.7310586))  # σ(1)
     assert blend.Gate(3, "tokens")(torch.randn(2, 7, 3)).shape == (2, 7, 1)
-
-
-def test_the_gate_operator_needs_its_gate() -> None:
     with pytest.raises(RuntimeError, match="the GATE operator needs a gate module"):
         blend.change(BlendOperator.GATE, H, Constant(DELTA), None)
 

@@ -14,17 +14,13 @@ def draw(stream: TorchStream, count: int = 3) -> list[float]:
         return torch.rand(count).tolist()
 
 
-def test_the_global_state_does_not_notice() -> None:
-    restart(1)
-    before = torch.get_rng_state()
-    draw(TorchStream(7))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_stream_goes_on_where_it_was_left_whatever_happens_outside() -> None:
+def test_a_stream_goes_on_where_it_was_left_and_nobody_outside_notices() -> None:
     whole = draw(TorchStream(7), 6)
     stream = TorchStream(7)
+    restart(1)
+    before = torch.get_rng_state()
     first = draw(stream)
+    assert torch.equal(torch.get_rng_state(), before)
     torch.rand(5)
     assert first + draw(stream) == whole
 
@@ -39,7 +35,7 @@ def test_streams_of_different_seeds_differ_and_nest() -> None:
     assert nested == draw(TorchStream(2))
 
 
-def test_an_error_inside_gives_the_global_state_back() -> None:
+def test_an_error_inside_gives_the_global_state_back_and_nobody_enters_twice() -> None:
     restart(1)
     before = torch.get_rng_state()
     stream = TorchStream(7)
@@ -47,10 +43,6 @@ def test_an_error_inside_gives_the_global_state_back() -> None:
         _ = torch.rand(3).numel() / 0
     assert torch.equal(torch.get_rng_state(), before)
     assert draw(stream) == draw(TorchStream(7), 6)[3:], "what was drawn is drawn"
-
-
-def test_a_stream_is_not_entered_twice() -> None:
-    stream = TorchStream(7)
     with stream, pytest.raises(RuntimeError, match="cannot be entered twice"):
         stream.__enter__()
 
