@@ -5,7 +5,9 @@ import pytest
 from esper.kasmina import gates
 from esper.leyline import ActionSpace, LifecycleRules, SlotConfig, SlotTable, Stage
 
+Checks = tuple[str, ...]
 RULES = LifecycleRules(min_training_epochs=2)
+UNMEASURED = ("contribution_measured", "contribution_lower_bound")
 UNFIT = frozenset({(1, 1)})
 SPACE = ActionSpace(SlotConfig.of_count(2), RULES, (1, 3), ("noop", "light", "none", "norm"), UNFIT)
 
@@ -93,13 +95,7 @@ def test_g3_asks_for_full_alpha(target: float, elapsed: int, failed: tuple[str, 
     ("contribution", "error", "finite", "failed", "failed_if_strict"),
     [
         (-3.0, 0.0, True, (), ("contribution_lower_bound",)),
-        (
-            math.nan,
-            0.0,
-            True,
-            ("contribution_measured",),
-            ("contribution_measured", "contribution_lower_bound"),
-        ),
+        (math.nan, 0.0, True, ("contribution_measured",), UNMEASURED),
         (9.0, 0.0, False, ("weights_finite",), ("weights_finite",)),
         (2.96, 1.0, True, (), ()),  # 2.96 − 1.96 = 1
         (2.95, 1.0, True, (), ("contribution_lower_bound",)),
@@ -108,11 +104,7 @@ def test_g3_asks_for_full_alpha(target: float, elapsed: int, failed: tuple[str, 
     ],
 )
 def test_g5_asks_for_a_measurement_and_if_strict_for_its_lower_bound(
-    contribution: float,
-    error: float,
-    finite: bool,
-    failed: tuple[str, ...],
-    failed_if_strict: tuple[str, ...],
+    contribution: float, error: float, finite: bool, failed: Checks, failed_if_strict: Checks
 ) -> None:
     table = SlotTable.empty(1, 1)
     table.contribution[0, 0], table.contribution_error[0, 0] = contribution, error

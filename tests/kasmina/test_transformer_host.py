@@ -30,12 +30,14 @@ def test_the_output_is_a_score_for_every_token_at_every_place() -> None:
     assert MorphogeneticModel(host())(tokens()[:, :4]).shape == (4, 4, 11), "a shorter text fits as well"
 
 
-def test_one_embedding_serves_input_and_output() -> None:
-    network = host()
-    assert sum(weight.shape == (11, 8) for weight in network.parameters()) == 1
-    MorphogeneticModel(network)(tokens()).sum().backward()
+def test_one_embedding_serves_input_and_output_of_a_host_and_of_its_copy() -> None:
+    network = copy.deepcopy(host())
     [embedding] = [weight for weight in network.parameters() if weight.shape == (11, 8)]
+    MorphogeneticModel(network)(tokens()).sum().backward()
     assert embedding.grad is not None
+    with torch.no_grad():
+        embedding.zero_()
+    assert not MorphogeneticModel(network)(tokens()).any()
 
 
 @pytest.mark.parametrize("after", [(0,), (2,), (0, 2), (1, 2), (0, 1, 2)])
@@ -43,15 +45,8 @@ def test_slots_stand_after_any_layers_and_change_nothing_while_empty(after: tupl
     network = host(slots_after=after)
     assert network.slot_config.num_slots == len(after)
     assert network.widths == (8,) * len(after)
+    assert names_for("tokens") == MorphogeneticModel(network).action_space.blueprint_names
     torch.testing.assert_close(MorphogeneticModel(network)(tokens()), MorphogeneticModel(host())(tokens()))
-
-
-def test_a_copy_is_tied_to_itself() -> None:
-    network = copy.deepcopy(host())
-    [embedding] = [weight for weight in network.parameters() if weight.shape == (11, 8)]
-    with torch.no_grad():
-        embedding.zero_()
-    assert not MorphogeneticModel(network)(tokens()).any()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +64,3 @@ def test_a_copy_is_tied_to_itself() -> None:
 def test_a_host_that_cannot_be_built_gets_a_sentence(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(HostError, match=sentence):
         host(**changes)
-
-
-def test_names_of_blueprints_are_those_for_tokens() -> None:
-    assert names_for("tokens") == MorphogeneticModel(host()).action_space.blueprint_names
