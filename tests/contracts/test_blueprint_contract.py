@@ -1,5 +1,4 @@
 from itertools import combinations, product
-from typing import get_args
 
 import pytest
 import torch
@@ -10,8 +9,7 @@ from esper.kasmina import Mirrored
 from esper.kasmina.blueprints import Topology, specs_for, unregister_blueprint
 from esper.leyline.errors import BlueprintError
 from examples import own_blueprint
-from tests.contracts.hosts import Kind
-from tests.contracts.matrix import Case, batch, begin, build_host, registered
+from tests.contracts.matrix import Case, registered
 from tests.contracts.rules import contract, incubates, keeps_the_contract
 
 # The example registers them for the whole process; here they are known only where they are tested.
@@ -44,19 +42,6 @@ def test_every_two_of_blueprint_style_host_and_width_meet() -> None:
         rows = {(case.blueprint, case.style, case.kind, case.width) for case in cases}
         for (i, one), (j, other) in combinations(enumerate(axes), 2):
             assert {(row[i], row[j]) for row in rows} == set(product(one, other))
-
-
-@pytest.mark.parametrize("kind", get_args(Kind))
-def test_a_host_is_of_the_kind_that_its_name_says(kind: Kind) -> None:
-    host = build_host(kind, 8)
-    classes = {type(module) for module in host.modules()}
-    assert host.segmented == kind.startswith("segmented")
-    assert (nn.BatchNorm2d in classes) == (kind in ("segmented_batch", "wrapped"))
-    assert (nn.GroupNorm in classes) == (kind in ("segmented", "wrapped_group"))
-    assert (nn.LayerNorm in classes) == kind.endswith("tokens")
-    x, _ = batch(0, host.topology)
-    model = begin(kind, 8).model.train()
-    assert not torch.equal(model(x), model(x)), "dropout draws anew"
 
 
 # --- a user's own blueprint -------------------------------------------------------------------
