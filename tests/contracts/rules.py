@@ -6,13 +6,11 @@ An episode serves many rules one after the other: building a model costs more th
 
 from __future__ import annotations
 
-import atexit
 import copy
 import math
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -264,21 +262,14 @@ def is_harvested_as_it_episodes(episode: Episode) -> None:
     x, _ = batch(3, model.host.topology)
     plain = [harvest(model)]
     if isinstance(model.host, CNNHost | TransformerHost):
-        save_committed(model, scratch())
-        plain.append(load_committed(scratch()))
+        with TemporaryDirectory() as folder:
+            save_committed(model, Path(folder))
+            plain.append(load_committed(folder))
     with torch.no_grad():
         wanted = model.eval()(x)
         assert not torch.equal(wanted, model(x, [None, None])), "the fossil changes nothing"
         for module in plain:
             assert torch.equal(module.eval()(x), wanted)
-
-
-@cache
-def scratch() -> Path:
-    """One folder for all cells; it goes with the process."""
-    folder = TemporaryDirectory()
-    atexit.register(folder.cleanup)
-    return Path(folder.name)
 
 
 def hides_later_tokens(episode: Episode) -> None:

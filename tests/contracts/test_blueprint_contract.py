@@ -20,13 +20,8 @@ FEATURE_MAP = ["conv_light", "attention", "norm", "depthwise", "bottleneck", "co
 TOKENS = ["attention", "norm", "lora", "lora_large", "mlp_small", "mlp", "flex_attention"]
 
 
-@pytest.mark.parametrize("case", contract("feature_map"))
-def test_every_blueprint_for_feature_maps(case: Case) -> None:
-    keeps_the_contract(case)
-
-
-@pytest.mark.parametrize("case", contract("tokens"))
-def test_every_blueprint_for_tokens(case: Case) -> None:
+@pytest.mark.parametrize("case", contract("feature_map") + contract("tokens"))
+def test_every_blueprint(case: Case) -> None:
     keeps_the_contract(case)
 
 
@@ -57,15 +52,9 @@ class Regularised(nn.Sequential):
         super().__init__(first, nn.BatchNorm2d(width), nn.Dropout(0.5), last)
 
 
-@pytest.mark.parametrize("case", contract("feature_map", ["cross"]))
-def test_the_examples_blueprint_for_feature_maps(case: Case) -> None:
-    with registered("cross", own_blueprint.Cross):
-        keeps_the_contract(case)
-
-
-@pytest.mark.parametrize("case", contract("tokens", ["remember"]))
-def test_the_examples_blueprint_for_tokens(case: Case) -> None:
-    with registered("remember", own_blueprint.Remember, "tokens"):
+@pytest.mark.parametrize("case", contract("feature_map", ["cross"]) + contract("tokens", ["remember"]))
+def test_the_examples_blueprints(case: Case) -> None:
+    with registered("cross", own_blueprint.Cross), registered("remember", own_blueprint.Remember, "tokens"):
         keeps_the_contract(case)
 
 
@@ -123,14 +112,11 @@ def test_the_check_names_what_is_dead_and_where() -> None:
         check_blueprint("odd", "tokens", width=4)
 
 
-def test_the_check_asks_for_causality_unless_told_otherwise() -> None:
+def test_the_check_asks_for_causality_unless_told_otherwise_and_for_a_width_that_fits() -> None:
     with registered("odd", Gossip, "tokens"):
         with pytest.raises(BlueprintError, match=r"blueprint 'odd' lets a token see later ones\. Mask them"):
             check_blueprint("odd", "tokens")
         check_blueprint("odd", "tokens", causal=False)
-
-
-def test_the_check_refuses_what_germination_refuses() -> None:
     with pytest.raises(
         BlueprintError, match="blueprint 'attention' needs a slot whose width is a multiple of 4"
     ):

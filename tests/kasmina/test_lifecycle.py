@@ -88,17 +88,13 @@ def test_a_parked_seed_is_sent_on_and_a_held_one_down_and_up_again() -> None:
     assert episode.run(2) == [B(1.0), H], "INSTANT is there at once, held after an epoch"
 
 
-@pytest.mark.parametrize("epochs", [0, 3, 5, 8])
-def test_a_target_where_alpha_is_already_starts_no_ramp(epochs: int) -> None:
-    episode = Episode()
-    episode.run(6)
-    episode.send(1.0, epochs=epochs)
-    assert episode.run(2) == [H, H]
-    assert not episode.table.ramping.any()
-    parked = Episode(seed=FAST._replace(target=0.5))
-    parked.run(6)
-    parked.send(0.5, epochs=epochs)
-    assert not parked.table.ramping.any()
+def test_a_target_where_alpha_is_already_starts_no_ramp() -> None:
+    for target in (1.0, 0.5):
+        episode = Episode(seed=FAST._replace(target=target))
+        before = episode.run(6)[-1]
+        episode.send(target, epochs=5)
+        assert not episode.table.ramping.any()
+        assert episode.run(2) == [before] * 2
 
 
 @pytest.mark.parametrize(
