@@ -7,15 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from esper.kasmina import CNNHost, MorphogeneticModel, TorchStream
+from esper.kasmina import CNNHost, MorphogeneticModel
 from esper.leyline import LifecycleOp, LifecycleRules, SlotTable, Stage, Style
 from tests.contracts.matrix import (
     KINDS,
     SLOT,
     Case,
     Kind,
-    Trial,
-    assert_same,
     batch,
     begin,
     germinate,
@@ -128,13 +126,6 @@ def test_nothing_keeps_a_pruned_seed_in_memory_and_the_next_one_starts_afresh() 
     assert not slot.optimiser.state
 
 
-def test_a_slot_that_is_engaged_but_empty_says_so() -> None:
-    trial = begin("segmented", 4)
-    trial.place(Stage.BLENDING, 1.0)
-    with pytest.raises(RuntimeError, match="slot r0c0 is engaged but empty"):
-        trial.model(batch(0)[0])
-
-
 # --- state --------------------------------------------------------------------------------------------
 
 
@@ -156,24 +147,15 @@ def test_a_state_undoes_whatever_grew_or_went_since(kind: Kind) -> None:
     assert all(map(torch.equal, trial.outputs(), outputs)), "a state can be returned to twice"
 
 
-def test_a_state_shares_no_memory_with_the_model() -> None:
-    trial = planted(Case("conv_light", 0, "segmented", 4), training_epochs=0)
-    trial.train(1)
-    kept = trial.model.state()
-    before = copy.deepcopy(kept)
-    trial.train(2, first=1)
-    trial.model.table.alpha[0, SLOT] = 0.125
-    assert_same(kept["host"], before["host"])
-    assert_same(kept["slots"][SLOT]["weights"], before["slots"][SLOT]["weights"])
-    for name, column in before["table"].items():
-        np.testing.assert_array_equal(kept["table"][name].numpy(), column.numpy(), err_msg=name)
-
-
-def test_seeds_of_a_state_need_an_optimiser_to_be_made() -> None:
+def test_seeds_of_a_state_need_an_optimiser_and_a_slot_that_is_engaged_but_empty_says_so() -> None:
     kept = planted(Case("conv_light", 0, "segmented", 4)).model.state()
     model = MorphogeneticModel(CNNHost((4, 4), kernel=3, input_shape=(2, 6, 6), classes=4))
     with pytest.raises(RuntimeError, match=r"needs bind_optimiser\(host_optimiser\) first"):
         model.load_state(kept)
+    trial = begin("segmented", 4)
+    trial.place(Stage.BLENDING, 1.0)
+    with pytest.raises(RuntimeError, match="slot r0c0 is engaged but empty"):
+        trial.model(batch(0)[0])
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
@@ -193,16 +175,3 @@ def test_the_copy_of_a_row_of_a_bigger_table_is_independent(how: str) -> None:
     assert torch.equal(model(x), wanted)
     assert table.alpha[1].tolist() == [1.0, 0.5, pytest.approx(1 / 3)]
     assert twin.slot(0).alpha is twin.live_alphas[0]
-
-
-def test_a_model_of_a_shared_table_writes_into_its_row_alone() -> None:
-    table = SlotTable.empty(3, 2)
-    restart(0)
-    host = CNNHost((4, 4), kernel=3, input_shape=(2, 6, 6), classes=4)
-    model = MorphogeneticModel(host, table=table.row(2), streams=lambda _: TorchStream(0))
-    optimiser = torch.optim.SGD(host.parameters(), lr=0.1)
-    model.bind_optimiser(optimiser)
-    germinate(model, "norm", 0)
-    epoch(Trial(model, optimiser), *batch(0))
-    assert table.stage.tolist() == [[1, 1], [1, 1], [Stage.TRAINING, 1]]
-    assert table.age.tolist() == [[0, 0], [0, 0], [1, 0]]

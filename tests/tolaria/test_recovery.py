@@ -140,14 +140,12 @@ def test_a_state_that_is_not_finite_leaves_the_model_as_it_was() -> None:
     kept = env.model.state()
     run(env, {}, until=6)
     before = bits(env.model.state())
-    spoilt = {**kept, "host": {name: value * math.nan for name, value in kept["host"].items()}}
-    with pytest.raises(HostError, match="not finite"):
-        env.model.load_state(spoilt)
-    assert bits(env.model.state()) == before
-    foreign = {**kept, "host": {f"other.{name}": value for name, value in kept["host"].items()}}
-    with pytest.raises(HostError, match="belongs to another host; different"):
-        env.model.load_state(foreign)
-    assert bits(env.model.state()) == before
+    spoilt = {name: value * math.nan for name, value in kept["host"].items()}
+    foreign = {f"other.{name}": value for name, value in kept["host"].items()}
+    for host, sentence in ((spoilt, "not finite"), (foreign, "belongs to another host; different")):
+        with pytest.raises(HostError, match=sentence):
+            env.model.load_state({**kept, "host": host})
+        assert bits(env.model.state()) == before
 
 
 def test_compute_spent_on_what_was_rolled_back_is_not_undone() -> None:

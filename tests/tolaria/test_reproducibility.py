@@ -30,10 +30,6 @@ def everything_in(env: MorphEnv) -> Any:
     return host_bits(env), bits(env.model.state()), bits(env._val_scores)
 
 
-def rows_of_env(sink: ListSink, env: int) -> list[dict[str, Any]]:
-    return timeless([row for row in sink.rows if isinstance(row, EnvRow) and row.env == env])
-
-
 @pytest.mark.parametrize("make_task", [tiny_task, noisy_task])
 def test_the_same_rng_seed_gives_the_same_run_bit_for_bit(make_task: Callable[..., TaskSpec]) -> None:
     episodes = []
@@ -72,13 +68,11 @@ def run_vector(env_indices: Sequence[int], growing: Sequence[int]) -> tuple[Seri
     return vector, sink, history
 
 
-def facts_of_row(history: list[EpochFacts], row: int) -> Any:
-    return bits([{name: values[row] for name, values in asdict(facts).items()} for facts in history])
-
-
 def episode_of(vector: SerialVector, sink: ListSink, history: list[EpochFacts], env: int) -> Any:
     row = [one._env for one in vector.envs].index(env)
-    return everything_in(vector.envs[row]), facts_of_row(history, row), rows_of_env(sink, env)
+    facts = [{name: values[row] for name, values in asdict(facts).items()} for facts in history]
+    own = [found for found in sink.rows if isinstance(found, EnvRow) and found.env == env]
+    return everything_in(vector.envs[row]), bits(facts), timeless(own)
 
 
 def test_the_growth_of_one_environment_changes_nothing_in_another() -> None:

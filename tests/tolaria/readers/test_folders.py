@@ -1,5 +1,3 @@
-import os
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +5,7 @@ import pytest
 import torch
 
 from esper.tolaria.readers import read_image_folder, read_split_folders
-from tests.tolaria.readers.building import image_bytes, png_bytes, random_bytes, refused, write_files
+from tests.tolaria.readers.building import png_bytes, refused, write_files
 
 
 def even(value: int, height: int = 2, width: int = 3) -> bytes:
@@ -26,14 +24,6 @@ def test_images_come_class_by_class_in_the_order_of_names(tmp_path: Path) -> Non
     assert read.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
     assert (read.images.dtype, read.labels.dtype) == (torch.uint8, torch.int64)
     assert read.images.shape == (5, 1, 2, 3)
-
-
-def test_colours_come_back_as_written(tmp_path: Path) -> None:
-    written = [random_bytes(4, 5, 3, rng_seed=place) for place in range(3)]
-    for name, kind, pixels in zip(("a/1", "a/2", "b/1"), ("PNG", "BMP", "WEBP"), written, strict=True):
-        write_files(tmp_path, {name: image_bytes(pixels, kind, lossless=True)})
-    read = read_image_folder(tmp_path)
-    np.testing.assert_array_equal(read.images, np.stack(written).transpose(0, 3, 1, 2))
 
 
 def test_a_size_brings_images_together_and_hidden_entries_are_none(tmp_path: Path) -> None:
@@ -96,27 +86,3 @@ def test_splits_that_do_not_belong_together_are_refused(
     write_files(tmp_path, files)
     with refused(sentence.format(tmp_path)):
         read_split_folders(tmp_path)
-
-
-def test_the_shared_archive_of_jpegs_is_read(tmp_path: Path) -> None:
-    """Two classes of it with three images per split; $ESPER_SHARED_DATA says where the archive lies."""
-    archive = Path(os.environ.get("ESPER_SHARED_DATA", "")) / "cifar10_jpg.tar.xz"
-    if not archive.is_file():
-        pytest.skip("$ESPER_SHARED_DATA names no folder with cifar10_jpg.tar.xz")
-    wanted = {
-        f"{split}/{name}/000{number}.jpg"
-        for split in ("train", "test")
-        for name in ("airplane", "truck")
-        for number in range(3)
-    }
-    with tarfile.open(archive, "r|xz") as members:
-        for member in members:
-            file = members.extractfile(member) if member.name in wanted else None
-            if file is not None:
-                write_files(tmp_path, {member.name: file.read()})
-    train, test = read_split_folders(tmp_path)
-    for part in (train, test):
-        assert part.images.shape == (6, 3, 32, 32)
-        assert part.labels.tolist() == [0, 0, 0, 1, 1, 1]
-        assert part.images.float().std() > 10
-    assert not torch.equal(train.images, test.images)
