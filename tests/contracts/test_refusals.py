@@ -52,10 +52,7 @@ overwriting = odd(lambda layer, h: 0 * layer(h.relu_()))
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (
-            lambda width: nn.Conv2d(width, width, 3),
-            r"must keep the shape of its input \(2, 4, 4, 4\); it returned \(2, 4, 2,",
-        ),
+        (lambda width: nn.Conv2d(width, width, 3), r"keep the shape .*; it returned \(2, 4, 2, 2\)"),
         (two_results, r"blueprint 'odd' must keep the shape of its input \(2, 4, 4, 4\); it returned tuple"),
         (undefined, "blueprint 'odd' returned a non-finite delta at birth; look for a division by zero"),
         (overwriting, "blueprint 'odd' changes its input in place, .* features; leave out inplace=True"),

@@ -78,12 +78,9 @@ def test_a_seeds_clock_starts_at_the_first_learning_rate() -> None:
     ("progress", "rate"),
     [(-1.0, 2.0), (0.0, 2.0), (1 / 3, 1.5), (0.5, 1.0), (2 / 3, 0.5), (1.0, 0.0), (3.0, 0.0)],
 )
-def test_the_cosine_falls_from_its_base_to_zero(progress: float, rate: float) -> None:
+def test_the_cosine_falls_from_its_base_to_zero_in_every_group(progress: float, rate: float) -> None:
     assert math.isclose(cosine_rate(2.0, progress), rate, abs_tol=1e-12)
-
-
-def test_a_rate_is_set_in_every_group() -> None:
     groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 2.0)]
     optimiser = SGD(groups, lr=0.5)
-    set_rate(optimiser, 0.25)
-    assert [group["lr"] for group in optimiser.param_groups] == [0.25, 0.25]
+    set_rate(optimiser, rate)
+    assert [group["lr"] for group in optimiser.param_groups] == [rate, rate]

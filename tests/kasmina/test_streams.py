@@ -33,6 +33,10 @@ def test_streams_of_different_seeds_differ_and_nest() -> None:
         second = torch.rand(2).tolist()
     assert first + second == draw(TorchStream(1), 4)
     assert nested == draw(TorchStream(2))
+    places = ((0, "r0c0"), (0, "r0c0"), (0, "r0c1"), (1, "r0c0"))
+    first, same, *others = (draw(slot_streams(rng_seed)(slot_id)) for rng_seed, slot_id in places)
+    assert first == same
+    assert first not in others
 
 
 def test_an_error_inside_gives_the_global_state_back_and_nobody_enters_twice() -> None:
@@ -56,10 +60,3 @@ def test_a_position_can_be_returned_to_and_copied() -> None:
     stream.set_state(position)
     assert draw(stream) == wanted
     assert [draw(other) for other in copies] == [wanted, wanted]
-
-
-def test_slots_have_streams_by_name() -> None:
-    make = slot_streams(0)
-    assert draw(make("r0c0")) == draw(slot_streams(0)("r0c0"))
-    assert draw(make("r0c0")) != draw(make("r0c1"))
-    assert draw(make("r0c0")) != draw(slot_streams(1)("r0c0"))

@@ -25,15 +25,13 @@ def host(**changes: object) -> TransformerHost:
     return TransformerHost(**{**SIZES, **changes})  # type: ignore[arg-type]
 
 
-def test_the_output_is_a_score_for_every_token_at_every_place() -> None:
-    assert MorphogeneticModel(host())(tokens()).shape == (4, 6, 11)
-    assert MorphogeneticModel(host())(tokens()[:, :4]).shape == (4, 4, 11), "a shorter text fits as well"
-
-
 def test_one_embedding_serves_input_and_output_of_a_host_and_of_its_copy() -> None:
     network = copy.deepcopy(host())
     [embedding] = [weight for weight in network.parameters() if weight.shape == (11, 8)]
-    MorphogeneticModel(network)(tokens()).sum().backward()
+    scores = MorphogeneticModel(network)(tokens())
+    assert scores.shape == (4, 6, 11), "for every token at every place"
+    assert MorphogeneticModel(network)(tokens()[:, :4]).shape == (4, 4, 11), "a shorter text fits as well"
+    scores.sum().backward()
     assert embedding.grad is not None
     with torch.no_grad():
         embedding.zero_()

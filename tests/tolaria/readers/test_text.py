@@ -11,6 +11,9 @@ def test_line_ends_and_every_other_character_stay_as_they_are(tmp_path: Path) ->
     content = "a\r\nb\rc\nd\u2028e\u0085f\tä€😀\0\ufeff"
     (tmp_path / "x").write_bytes(content.encode())
     assert read_text(tmp_path / "x") == content
+    (tmp_path / "x").write_bytes(b"")
+    with refused(f"'{tmp_path / 'x'}' is empty; a text file in UTF-8 with at least one character"):
+        read_text(tmp_path / "x")
 
 
 @pytest.mark.parametrize(
@@ -28,12 +31,6 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_offset(
     (tmp_path / "x").write_bytes(content)
     expected = f"'{tmp_path / 'x'}' cannot be decoded at offset {offset} (byte 0x{byte}, "
     with refused(expected, "; a text file in UTF-8 is expected there: convert it"):
-        read_text(tmp_path / "x")
-
-
-def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "x").touch()
-    with refused(f"'{tmp_path / 'x'}' is empty; a text file in UTF-8 with at least one character"):
         read_text(tmp_path / "x")
 
 
