@@ -50,10 +50,8 @@ def test_one_step_parts_the_branches(width: int) -> None:
 
 
 def test_dropout_inside_breaks_the_mirror_and_germination_says_what_to_do() -> None:
-    def dropping(width: int) -> Mirrored:
-        return Mirrored(nn.Conv2d(width, width, 1), nn.Dropout(0.5), nn.Conv2d(width, width, 1))
-
+    one, last = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
     trial = begin("segmented", 4)
     refusal = pytest.raises(BlueprintError, match="or start its last linear layer at zero")
-    with registered("dropping", dropping), refusal:
+    with registered("dropping", lambda _: Mirrored(one, nn.Dropout(0.5), last)), refusal:
         germinate(trial.model, "dropping", 0)
