@@ -79,11 +79,11 @@ class Episode:
 # --- the episodes --------------------------------------------------------------------------------
 
 
-def keeps_the_contract(case: Case, *, alive: bool = True) -> None:
+def keeps_the_contract(case: Case, *, alive: bool = True, born_at_zero: bool = True) -> None:
     """Every rule in one cell; ``alive=False`` for a seed that starts too slowly for the rule of episode."""
     incubates(case, "shadow", alive=alive)
     incubates(case, "straight_through", alive=alive)
-    takes_part(case, alive=alive)
+    takes_part(case, alive=alive, born_at_zero=born_at_zero)
     learns_while_incubating(case)
     # Two styles with one operator differ in a ramp that the module does not know of.
     if alive and case.style == STYLE_OPERATORS.index(STYLE_OPERATORS[case.style]):
@@ -109,13 +109,14 @@ def incubates(case: Case, mode: IncubationMode, *, alive: bool = True) -> None:
     leaves_the_host_alone(episode)
 
 
-def takes_part(case: Case, *, alive: bool = True) -> None:
+def takes_part(case: Case, *, alive: bool = True, born_at_zero: bool = True) -> None:
     """A seed that is blended from the start, becomes a fossil and is harvested; its like is pruned."""
     trial = planted(case, training_epochs=0)
     episode = Episode(case, trial)
     assert trial.model.table.stage[0, SLOT] == Stage.BLENDING
     assert trial.model.table.alpha[0, SLOT] > 0.0
-    keeps_the_output(episode)
+    if born_at_zero:
+        keeps_the_output(episode)
     trial.place(Stage.BLENDING, 0.5)
     comes_alive(episode, "blended", demanded=alive)
     continues_from_copies(episode)
@@ -284,14 +285,15 @@ def hides_later_tokens(episode: Episode) -> None:
 def contract(
     topology: Topology, blueprints: Iterable[str] | None = None, *, widths: Sequence[int] = WIDTHS
 ) -> list[Any]:
-    """Values of "case" for ``pytest.mark.parametrize``; by default every registered blueprint.
+    """Values of "case" for ``pytest.mark.parametrize``; by default every blueprint that begins at zero.
 
     Every blueprint with every style, on one host in segments and one wrapped (on tokens: on one of them).
     Hosts and widths alternate so that every two of blueprint, style, host and width meet.
     """
     import pytest
 
-    names = [spec.name for spec in specs_for(topology)] if blueprints is None else list(blueprints)
+    born_at_zero = [spec.name for spec in specs_for(topology) if not spec.copies]
+    names = born_at_zero if blueprints is None else list(blueprints)
     kinds = KINDS_OF[topology]
     cells = product(range(len(kinds) // 2), enumerate(names), Style)
     cases = [

@@ -25,13 +25,19 @@ def test_every_blueprint(case: Case) -> None:
     keeps_the_contract(case)
 
 
+@pytest.mark.parametrize("style", range(4))
+def test_a_copy_keeps_the_contract_but_for_zero_at_birth(style: int) -> None:
+    keeps_the_contract(Case("stack", style, "segmented_tokens", 8), born_at_zero=False)
+
+
 def test_every_two_of_blueprint_style_host_and_width_meet() -> None:
     hosts = {
         "feature_map": {"segmented", "segmented_batch", "wrapped", "wrapped_group"},
         "tokens": {"segmented_tokens", "wrapped_tokens"},
     }
     for topology, names in (("feature_map", FEATURE_MAP), ("tokens", TOKENS)):
-        assert [spec.name for spec in specs_for(topology)] == names
+        assert [spec.name for spec in specs_for(topology) if not spec.copies] == names
+        assert [spec.name for spec in specs_for(topology) if spec.copies] == ["stack"]
         axes = (names, range(4), hosts[topology], (4, 8, 16, 32))
         cases = [parameter.values[0] for parameter in contract(topology)]
         rows = {(case.blueprint, case.style, case.kind, case.width) for case in cases}

@@ -102,7 +102,7 @@ def test_heads_that_do_not_divide_the_width_are_refused_and_nothing_has_changed(
     before = everything(trial)
     sentence = (
         rf"blueprint '{name}' needs a slot whose width is a multiple of 4; slot r0c0 is {width} wide\. Change"
-        r" the host's width, or choose from norm, lora, lora_large, mlp_small, mlp$"
+        r" the host's width, or choose from stack, norm, lora, lora_large, mlp_small, mlp$"
     )
     with pytest.raises(BlueprintError, match=sentence):
         trial.model.germinate(SLOT, BlueprintAction[name.upper()], 0)
@@ -113,7 +113,7 @@ def test_a_blueprint_that_fits_no_slot_or_another_one_is_refused_by_name() -> No
     nowhere = begin("segmented_tokens", 6)
     space = nowhere.model.action_space
     names = [space.blueprint_names[index] for index in space.blueprints]
-    assert names == ["norm", "lora", "lora_large", "mlp_small", "mlp"]
+    assert names == ["stack", "norm", "lora", "lora_large", "mlp_small", "mlp"]
     assert space.unfit == frozenset()
     layers = (nn.Embedding(VOCABULARY, 6), nn.Linear(6, 8), nn.Linear(8, CLASSES))
     sample = torch.zeros(2, 5, dtype=torch.long)
@@ -159,7 +159,7 @@ def test_a_name_is_registered_once() -> None:
     with pytest.raises(
         BlueprintError,
         match=r"blueprint 'norm' is registered for feature_map already; choose another name"
-        r" \(taken: attention, bottleneck, conv_heavy, conv_light, conv_small, depthwise, norm\)",
+        r" \(taken: attention, bottleneck, conv_heavy, conv_light, conv_small, depthwise, norm, stack\)",
     ):
         register_blueprint("norm", topology="feature_map")(loud)
     with registered("mine", loud):
@@ -168,15 +168,15 @@ def test_a_name_is_registered_once() -> None:
         assert blueprint_named("mine", "feature_map").build is loud, "the first one stays"
         with registered("mine", loud, "tokens"):
             assert "mine" in names_for("tokens"), "tokens have names of their own"
-    assert [len(specs_for(topology)) for topology in ("feature_map", "tokens")] == [7, 7]
+    assert [len(specs_for(topology)) for topology in ("feature_map", "tokens")] == [8, 8]
 
 
 def test_a_users_blueprints_take_the_indices_that_their_topology_leaves_free() -> None:
-    # Of 13 indices feature maps reserve NOOP and seven built-in ones.
+    # Of 13 indices feature maps reserve NOOP and seven built-in ones, and stack takes one more.
     with ExitStack() as own:
-        for letter in "abcde":
+        for letter in "abcd":
             own.enter_context(registered(letter, loud))
-        assert names_for("feature_map")[8:] == ("a", "b", "c", "d", "e")
+        assert names_for("feature_map")[8:] == ("stack", "a", "b", "c", "d")
         assert names_for("tokens")[8:] == ("lora", "lora_large", "mlp_small", "mlp", "flex_attention")
         with pytest.raises(
             BlueprintError,
@@ -184,7 +184,7 @@ def test_a_users_blueprints_take_the_indices_that_their_topology_leaves_free() -
             r" of a user's own; unregister one first",
         ):
             own.enter_context(registered("f", loud))
-    assert len(specs_for("feature_map")) == 7
+    assert len(specs_for("feature_map")) == 8
 
 
 def test_a_built_in_name_keeps_its_own_index() -> None:
@@ -192,7 +192,7 @@ def test_a_built_in_name_keeps_its_own_index() -> None:
     unregister_blueprint("bottleneck", "feature_map")
     try:
         with registered("mine", loud), registered("bottleneck", loud):
-            assert [blueprint_named(name, "feature_map").index for name in ("mine", "bottleneck")] == [8, 5]
+            assert [blueprint_named(name, "feature_map").index for name in ("mine", "bottleneck")] == [9, 5]
     finally:
         register_blueprint("bottleneck", topology="feature_map")(built_in.build)
 

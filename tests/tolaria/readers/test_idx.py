@@ -89,17 +89,15 @@ def test_what_is_no_whole_idx_file_is_refused(
 
 
 def test_values_that_are_missing_are_counted(path: Path) -> None:
-    path.write_bytes(LITERAL[:17])
-    with refused(f"'{path}' promises 2 × 3 values in its header and cannot hold them in its 17 bytes"):
-        read_idx(path)
-    path.write_bytes(packed(LITERAL[:17]))
-    with refused(f"'{path}' promises 2 × 3 values in its header and holds 5 of 6 bytes"):
-        read_idx(path)
+    for content in (LITERAL[:17], packed(LITERAL[:17])):
+        path.write_bytes(content)
+        with refused(f"'{path}' promises 2 × 3 values in its header and holds 5 of 6 bytes"):
+            read_idx(path)
 
 
 def test_packed_data_with_a_wrong_seal_or_with_more_behind_it_or_packed_twice_is_refused(path: Path) -> None:
     whole = packed(LITERAL)
-    for tail in (b"\0", b"\x1f\x8b", b"garbage", packed(b"x")[:-1]):
+    for tail in (b"\x1f\x8b", b"garbage", packed(b"x")[:-1]):
         path.write_bytes(whole + tail)
         with refused(f"'{path}' ", "again"):
             read_idx(path)
