@@ -84,7 +84,7 @@ def train(
 
             try:
                 for iteration in trainer:
-                    with writer.iteration(trainer.iteration):
+                    with writer.iteration(trainer.iteration, is_last=trainer.is_over):
                         telemetry.emit_iteration(iteration.rows, iteration.update)
                     refresh()
                     reached = iteration.update.evaluation_return

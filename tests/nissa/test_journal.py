@@ -161,6 +161,17 @@ def test_an_iteration_has_its_name_when_it_is_on_the_disk_and_its_journal_goes(
     assert not (out / "telemetry" / "unfinished-00001").exists()
 
 
+def test_a_training_that_is_over_leaves_whole_iterations_and_nothing_else(out: Path) -> None:
+    now = 0.0
+    with RunWriter(out, clock=lambda: now) as writer:
+        write_iteration(writer, 1)
+        with writer.iteration(2, is_last=True):
+            writer.emit(fake_run.update_row(2))
+        now = 60.0  # a last resource row would be due, were it not with the last iteration
+    assert list((out / "telemetry").glob("unfinished-*")) == []
+    assert [row.t for row in read_rows(out, ResourceRow)] == [0.0]
+
+
 # --- resuming -------------------------------------------------------------------------------------
 
 

@@ -69,6 +69,8 @@ class RunWriter:
         """The highest number that has a file."""
         self._trains = resume_from is not None
         """Rows are written by iterations."""
+        self._ended = False
+        """The last resource row was emitted."""
         if resume_from is not None:
             self._go_back(resume_from.iteration)
         self._encoders = {table: RowEncoder(table) for table in TABLES}
@@ -137,7 +139,7 @@ class RunWriter:
         if not self._accepts() or self._trains:
             return
         now = self._clock()
-        self._emit_resource_if_due()
+        self._emit_resource(if_due=True)
         self._write_out(lines_path(self._telemetry, max(self._last, 0)))
         if self._line_bytes > LINES_BYTES:
             self._close_file()
@@ -146,11 +148,11 @@ class RunWriter:
         self._busy_seconds += self._clock() - now
 
     @contextmanager
-    def iteration(self, number: int) -> Iterator[None]:
+    def iteration(self, number: int, *, is_last: bool = False) -> Iterator[None]:
         """Write the rows emitted within the context as those of an iteration, all of them or none.
 
-        Number 0 is what precedes the first iteration. Where writing fails, the journals of that iteration
-        are left, and nothing of later ones.
+        Number 0 is what precedes the first iteration; the last one has the resource row of the end. Where
+        writing fails, the journals of that iteration are left, and nothing of later ones.
         """
         begin = len(self._buffer)
         self._trains = True
@@ -158,7 +160,8 @@ class RunWriter:
             yield
             if self._accepts():
                 now = self._clock()
-                self._emit_resource_if_due()
+                self._emit_resource(if_due=not is_last)
+                self._ended = is_last
                 self._commit(number)
                 self._busy_seconds += self._clock() - now
             else:
@@ -202,7 +205,8 @@ class RunWriter:
     def close(self) -> None:
         """Write what is left and a last resource row; closing twice does nothing."""
         if self._open:
-            self._emit_resource()
+            if not self._ended:
+                self._emit_resource()
             if self._trains:
                 self._close_file()
                 self._write_out(unfinished_path(self._telemetry, self._last + 1) / "run.jsonl")
@@ -283,12 +287,11 @@ class RunWriter:
                     )
                 )
 
-    def _emit_resource_if_due(self) -> None:
-        if self._clock() - self.began >= self._resource_due:
-            self._emit_resource()
-
-    def _emit_resource(self) -> None:
-        self._resource_due = self._clock() - self.began + RESOURCE_SECONDS
+    def _emit_resource(self, *, if_due: bool = False) -> None:
+        seconds = self._clock() - self.began
+        if if_due and seconds < self._resource_due:
+            return
+        self._resource_due = seconds + RESOURCE_SECONDS
         try:
             free = shutil.disk_usage(self.directory).free
         except OSError as error:
