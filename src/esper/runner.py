@@ -39,10 +39,7 @@ def check_names(config: RunConfig) -> None:
 
 
 def run_arm(
-    config: RunConfig,
-    controller_name: str,
-    directory: Path,
-    refresh: Callable[[], None] = lambda: None,
+    config: RunConfig, controller_name: str, directory: Path, refresh: Callable[[], None] = lambda: None
 ) -> Path:
     """Run all episodes of one controller; telemetry and networks are written to ``directory``.
 

@@ -232,10 +232,7 @@ def test_a_gradient_is_compared_with_the_mean_of_the_updates_before_it() -> None
 def test_rollouts_are_slow_against_the_median_of_the_iterations_before_them() -> None:
     spans = [*[7.0] * 20, 900.0, *[10.1] * 3, 9.9, *[10.1] * 5, 9.9]  # the median stays 7, and 7 / 0.7 is 10
     rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
-    assert told(Watch(run_row()), rows) == [
-        (30, "raised", "slow", "run"),
-        (31, "cleared", "slow", "run"),
-    ]
+    assert told(Watch(run_row()), rows) == [(30, "raised", "slow", "run"), (31, "cleared", "slow", "run")]
 
 
 def test_nothing_is_slow_before_it_is_known_what_is_usual() -> None:

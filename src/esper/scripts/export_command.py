@@ -39,8 +39,7 @@ class ExportConfig(BaseModel):
 
     to: Literal["tensorboard", "trackio", "wandb"] = Field("tensorboard", description="Tool to write for.")
     out: Path | None = Field(
-        None,
-        description="Directory to write to; RUN/export/TOOL unless given, for trackio its usual one.",
+        None, description="Directory to write to; RUN/export/TOOL unless given, for trackio its usual one."
     )
     project: str = Field("esper", min_length=1, description="Project in trackio or wandb.")
     follow: bool = Field(False, description="Go on until the run has ended; end earlier with Ctrl-C.")
