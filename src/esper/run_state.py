@@ -100,9 +100,7 @@ def _check_config(config: TrainingConfig, directory: Path) -> None:
         now = config.model_dump()
         different = [f"{name} was {began[name]}, is {now[name]}" for name in now if began[name] != now[name]]
         if different:
-            raise CheckpointError(
-                f"'{directory / CONFIG_FILE}' was changed since the run began: {'; '.join(different)}"
-            )
+            raise CheckpointError(f"'{directory / CONFIG_FILE}' was changed: {'; '.join(different)}")
 
 
 def _latest_state(folder: Path) -> Path | None:
@@ -121,9 +119,8 @@ def _progress_of(state: Path) -> Progress:
     try:
         progress = msgspec.json.decode(read_bytes(state / PROGRESS_FILE), type=Progress)
     except UNREADABLE as error:
-        raise CheckpointError(
-            f"'{state / PROGRESS_FILE}' is damaged or no checkpoint of this version: {error}"
-        ) from None
+        file = state / PROGRESS_FILE
+        raise CheckpointError(f"'{file}' is damaged or no checkpoint of this version: {error}") from None
     if state.name.removesuffix("-again") != f"iteration-{progress.iteration:05d}":
         raise CheckpointError(f"'{state}' holds the state of iteration {progress.iteration}, not of its own")
     return progress

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from esper.leyline.errors import InvalidActionError
 
 IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 
@@ -150,7 +149,6 @@ STYLE_OPERATORS: Final = (BlendOperator.ADD, BlendOperator.MULTIPLY, BlendOperat
 STYLE_CURVES: Final = (AlphaCurve.LINEAR, AlphaCurve.LINEAR, AlphaCurve.SIGMOID, AlphaCurve.LINEAR)
 
 
-
 def _blueprints(names: str) -> frozenset[BlueprintAction]:
     return frozenset(BlueprintAction[name.upper()] for name in names.split())
 
@@ -166,7 +164,7 @@ DEFAULT_FEATURE_DIM: Final = 256
 DEFAULT_GAMMA: Final = 0.995
 """Decay per epoch of a measurement's freshness, and the discount where nothing else is said."""
 
-_HEADS_BY_OP: Final[Mapping[LifecycleOp, str]] = MappingProxyType(
+_READS: Final[Mapping[LifecycleOp, str]] = MappingProxyType(
     {
         LifecycleOp.WAIT: "op",
         LifecycleOp.GERMINATE: "op slot blueprint style tempo alpha_target",
@@ -176,9 +174,7 @@ _HEADS_BY_OP: Final[Mapping[LifecycleOp, str]] = MappingProxyType(
         LifecycleOp.ADVANCE: "op slot",
     }
 )
-HEADS_OF_OP: Final = np.array(
-    [[name in _HEADS_BY_OP[op].split() for name in HEAD_NAMES] for op in LifecycleOp]
-)
+HEADS_OF_OP: Final = np.array([[name in read.split() for name in HEAD_NAMES] for read in _READS.values()])
 """Which heads an op reads, ``[op, head]``: masks, credit, entropy and telemetry index this."""
 HEADS_OF_OP.setflags(write=False)
 

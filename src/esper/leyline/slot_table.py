@@ -14,8 +14,11 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
 from esper.leyline.stages import IN_FORWARD, IS_LIVE, IS_OCCUPIED, Stage
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 NEVER: Final = -1
 """Epochs since a measurement that was never made."""
@@ -156,9 +159,9 @@ class SlotTable:
 
 
 _DEFAULTS: Final[Mapping[str, bool | int | float]] = {"BoolArray": False, "IntArray": 0, "FloatArray": np.nan}
-_BLANK: Final[Mapping[str, bool | int | float]] = {
-    **{field.name: _DEFAULTS[str(field.type)] for field in fields(SlotTable)},
-    **{"enabled": True, "stage": int(Stage.DORMANT), "seed_id": -1, "blueprint": NO_BLUEPRINT},
-    **{"alpha": 0.0, "alpha_from": 0.0, "alpha_target": 0.0, "epochs_since_measured": NEVER},
-}
+_BLANK: Final[Mapping[str, bool | int | float]] = (
+    {field.name: _DEFAULTS[str(field.type)] for field in fields(SlotTable)}
+    | {"enabled": True, "stage": int(Stage.DORMANT), "seed_id": -1, "blueprint": NO_BLUEPRINT}
+    | {"alpha": 0.0, "alpha_from": 0.0, "alpha_target": 0.0, "epochs_since_measured": NEVER}
+)
 """What every column of a slot without a seed holds."""

@@ -87,11 +87,8 @@ class Watch:
 
     def _end_of(self, row: EpisodeRow | TransitionRow, slot: int | None) -> list[AlertRow]:
         """What was about the episode that ended, or about the seed that is gone, is over."""
-        ended = [
-            key
-            for key, course in self._courses.items()
-            if course.env == row.env and slot in (None, course.slot)
-        ]
+        courses = list(self._courses.items())
+        ended = [key for key, one in courses if one.env == row.env and slot in (None, one.slot)]
         raised = [self._courses.pop(key).raised for key in ended]
         return [_cleared(alert, value=None, **_place(row)) for alert in raised if alert is not None]
 

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from esper.leyline.columns import TABLE_OF
@@ -100,14 +99,11 @@ class RunWriter:
             for partial in self._telemetry.glob("*.partial"):
                 remove(partial)
             self._last = row_files(self._telemetry).last
-        except EsperError:
+        except (EsperError, OSError) as error:
             self._lock.release()
-            raise
-        except OSError as error:
-            self._lock.release()
-            raise RunDirectoryError(
-                f"run directory '{self.directory}' cannot be written: {error.strerror}"
-            ) from error
+            if isinstance(error, EsperError):
+                raise
+            raise RunDirectoryError(f"'{self.directory}' cannot be written: {error.strerror}") from error
 
     # --- rows -----------------------------------------------------------------------------------------
 
@@ -207,20 +203,17 @@ class RunWriter:
         if self._open:
             if not self._ended:
                 self._emit_resource()
+            unfinished = unfinished_path(self._telemetry, self._last + 1) / "run.jsonl"
             if self._trains:
                 self._close_file()
-                self._write_out(unfinished_path(self._telemetry, self._last + 1) / "run.jsonl")
-            else:
-                self._write_out(lines_path(self._telemetry, max(self._last, 0)))
+            self._write_out(unfinished if self._trains else lines_path(self._telemetry, max(self._last, 0)))
             self._end()
         self._lock.release()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _accepts(self) -> bool:
@@ -239,9 +232,8 @@ class RunWriter:
             return
         self.failed = True
         self._end()
-        self._warn(
-            f"telemetry stopped: cannot write {path} ({reason}); the run goes on, its further rows are lost"
-        )
+        ending = "the run goes on, its further rows are lost"
+        self._warn(f"telemetry stopped: cannot write {path} ({reason}); {ending}")
 
     # --- files ----------------------------------------------------------------------------------------
 

@@ -12,16 +12,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from esper.config import checked
+from esper.config import Settings
 from esper.karn.run import Run, State, open_run
-from esper.leyline.errors import EsperError
 from esper.leyline.events import Row, RunRow
 from esper.nissa.exporters.points import Exporter, ExportError, exported_types, points_of
 from esper.nissa.exporters.tensorboard import TensorBoardExporter
 from esper.nissa.exporters.trackers import trackio_exporter, wandb_exporter
-from esper.scripts.flags import parse_flags
+from esper.scripts.flags import parse_words
 
 DESCRIPTION = "Write a run's numbers for TensorBoard, Trackio or Weights & Biases."
 POLL_SECONDS: Final = 2.0
@@ -32,10 +31,8 @@ ENDINGS: Final = {
 }
 
 
-class ExportConfig(BaseModel):
+class ExportConfig(Settings):
     """Where to export to."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     to: Literal["tensorboard", "trackio", "wandb"] = Field("tensorboard", description="Tool to write for.")
     out: Path | None = Field(
@@ -53,12 +50,9 @@ class ExportConfig(BaseModel):
 
 def export_command(args: Sequence[str]) -> None:
     """The first word is the run's directory, the rest are flags."""
-    if not args or args[0].startswith("-"):
-        parse_flags(ExportConfig, "esper export RUN", DESCRIPTION, args)
-        raise EsperError("esper export needs a run's directory as its first word, such as runs/mine")
-    given, _ = parse_flags(ExportConfig, "esper export RUN", DESCRIPTION, args[1:])
-    config = checked(ExportConfig, given)
-    run = open_run(args[0])
+    needed = "a run's directory as its first word, such as runs/mine"
+    words, config = parse_words(ExportConfig, "esper export RUN", DESCRIPTION, args, needed=needed)
+    run = open_run(words[0])
     exported: Counter[str] = Counter()
     ending = ""
     try:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeGuard
 
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import EsperError
-from esper.leyline.events import EnvRow, EpisodeRow, EpochRow, Row, RunRow, UpdateRow
+from esper.leyline.events import EpisodeRow, EpochRow, Row, RunRow, UpdateRow
 
 STEP_COLUMNS: Final[Mapping[type[Row], str]] = MappingProxyType(
     {UpdateRow: "iteration", EpisodeRow: "episode", EpochRow: "epoch"}
@@ -24,15 +24,8 @@ LIST_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {"op_shares": "ops", "op_counts": "ops", "head_entropy": "heads", "head_grad_norm": "heads"}
 )
 """The lists of numbers, and the column of the run's row that names their entries."""
-_PROVENANCE: Final = (
-    "name",
-    "started",
-    "schema_version",
-    "data_hash",
-    "git_revision",
-    "versions",
-    "hardware",
-)
+_POSITION: Final = {"t", "env", "episode", "attempt", "iteration"}
+_ORIGIN: Final = ("name", "started", "schema_version", "data_hash", "git_revision", "versions", "hardware")
 
 
 class ExportError(EsperError):
@@ -95,17 +88,13 @@ def exported_types(run: RunRow) -> tuple[type[Row], ...]:
 def points_of(row: Row, run: RunRow) -> Points:
     """All numbers of a row; ``run`` has the names of what stands in lists."""
     table, axis = TABLE_OF[type(row)], STEP_COLUMNS[type(row)]
-    position = (
-        {"t", axis, "env", "episode", "attempt", "iteration"} if isinstance(row, EnvRow) else {"t", axis}
-    )
     episode = _episode_of(row)
     values: dict[str, float] = {}
     for column in row.__struct_fields__:
-        if column not in position:
+        if column not in _POSITION and column != axis:
             for path, number in _numbers(column, getattr(row, column), run):
                 values["/".join((table, *path, *episode))] = number
-    step = getattr(row, axis)
-    return Points(table, axis, step, row.t, values)
+    return Points(table, axis, getattr(row, axis), row.t, values)
 
 
 def wall_time(run: RunRow, t: float) -> float:
@@ -118,7 +107,7 @@ def wall_time(run: RunRow, t: float) -> float:
 
 def provenance(run: RunRow) -> dict[str, Any]:
     """Where a run comes from: what its configuration does not say."""
-    return {name: getattr(run, name) for name in _PROVENANCE}
+    return {name: getattr(run, name) for name in _ORIGIN}
 
 
 def _episode_of(row: Row) -> tuple[str, ...]:
