@@ -8,13 +8,16 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import Detail
+from esper.leyline.rules import IncubationMode
 from esper.simic.config import MOST, MOST_SLOTS, TaskName, TrainingConfig
+
+Names = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS)]
 
 
 class ConfigError(EsperError):
@@ -35,35 +38,21 @@ class RunConfig(Settings):
     rng_seed: int = Field(0, ge=0, lt=2**63, description="Root of every random stream; same seed, same run.")
     episodes: int = Field(1, ge=1, le=MOST, description="Episodes, one after the other.")
     steps: int | None = Field(None, ge=1, le=MOST, description="Host epochs per episode; else the preset's.")
-    slots: tuple[str, ...] = Field(
-        (),
-        max_length=MOST_SLOTS,
-        description="Slots that may grow, by ids such as r0c0 r0c2; or a number, for a host with so many.",
+    slots: Names = Field(
+        (), description="Slots that may grow, by ids such as r0c0 r0c2; or a number, for a host with so many."
     )
-    rotation: tuple[str, ...] = Field(
-        (),
-        max_length=MOST_SLOTS,
-        description="Blueprints the heuristic tries, favourite first; all unless given.",
-    )
+    rotation: Names = Field((), description="Blueprints the heuristic tries, favourite first; else all.")
     plan: str = Field(
         "every:1:conv_heavy",
         description="Schedule of the periodic controller: blueprint@slot:step,… or every:K[:blueprint,…].",
     )
-    incubation: Literal["shadow", "straight_through"] = Field(
-        "shadow", description="How a seed learns before it is blended in."
-    )
+    incubation: IncubationMode = Field("shadow", description="How a seed learns before it is blended in.")
     incubation_epochs: int | None = Field(
         None, ge=0, le=MOST, description="Epochs before a seed is blended in; the preset's unless given."
     )
-    auto_forward: bool = Field(
-        True, description="Seeds change stage when theirs is over; else that takes the op ADVANCE."
-    )
+    auto_forward: bool = Field(True, description="Seeds change stage by themselves; else by the op ADVANCE.")
     checkpoint: Path | None = Field(None, description="Folder of a trained policy, for the ppo controller.")
-    against: tuple[str, ...] = Field(
-        (),
-        max_length=MOST_SLOTS,
-        description="Control controllers to run with the same rng seed and compare with.",
-    )
+    against: Names = Field((), description="Controllers to run with the same rng seed and compare with.")
     detail: Detail = Field("full", description="How much is written of every episode.")
     out: Path | None = Field(None, description="Run directory; a new one below runs/ unless given.")
     as_json: bool = Field(False, description="Print the result as JSON and nothing else.")

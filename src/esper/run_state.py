@@ -38,10 +38,6 @@ STATE_NAME: Final = re.compile(r"iteration-[0-9]{5,}(-again)?")
 STATE_FILES: Final = (POLICY_FILE, SHAPE_FILE, OPTIMISER_FILE, PROGRESS_FILE)
 
 
-class FinishedRunError(EsperError):
-    """A run that has no iteration left."""
-
-
 class Progress(msgspec.Struct):
     """What is asked of a state's progress file."""
 
@@ -85,10 +81,8 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> Ro
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"the checkpoint in '{state}' does not fit its run: {reason}") from None
     if trainer.is_over:
-        raise FinishedRunError(
-            f"the run in '{directory}' has finished its {config.iterations} iterations;"
-            " there is nothing to resume"
-        )
+        done = f"has finished its {config.iterations} iterations; there is nothing to resume"
+        raise EsperError(f"the run in '{directory}' {done}")
     _check_telemetry(progress.telemetry, directory)
     return progress.telemetry
 

@@ -50,13 +50,10 @@ def _lock(file: int) -> None:
 def is_being_written(telemetry: Path) -> bool:
     """Whether a living writer holds the lock."""
     try:
-        file = os.open(telemetry / LOCK_FILE, os.O_RDONLY)
+        with (telemetry / LOCK_FILE).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(file)
     return False

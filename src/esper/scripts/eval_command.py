@@ -42,13 +42,9 @@ class EvaluationConfig(Settings):
         allow_inf_nan=False,
         description="Price of a thousand grown parameters, in lead of 100 points.",
     )
-    auto_forward: bool = Field(
-        True, description="Seeds change stage when theirs is over; else that takes the op ADVANCE."
-    )
+    auto_forward: bool = Field(True, description="Seeds change stage by themselves; else by the op ADVANCE.")
     episodes: int = Field(20, ge=2, le=MOST, description="Rng seeds per controller, of one episode each.")
-    episodes_each: int = Field(
-        1, ge=1, le=MOST, description="Episodes for every rng seed, which counts with their mean."
-    )
+    episodes_each: int = Field(1, ge=1, le=MOST, description="Episodes for each rng seed, whose mean counts.")
     processes: int = Field(2, ge=1, le=1_000, description="Processes that share the episodes.")
 
 

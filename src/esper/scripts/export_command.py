@@ -94,31 +94,24 @@ def make_exporter(run: Run, config: ExportConfig) -> Exporter:
 
 def looks(run: Run, *, follow: bool) -> Iterator[tuple[State, list[Row]]]:
     """The state of a run and the rows that are new; one look, or one after the other until it has ended."""
-    tables = [NewRows(run, row_type) for row_type in exported_types(run.row)]
+    last: dict[type[Row], Row] = {}
     while True:
         state = run.state  # before the rows: when it has ended, they are all there
-        yield state, [row for table in tables for row in table.read()]
+        yield state, [row for row_type in exported_types(run.row) for row in new_rows(run, row_type, last)]
         if state != "running" or not follow:
             return
         time.sleep(POLL_SECONDS)
 
 
-class NewRows:
-    """The rows of a table that were not there at the last look."""
-
-    def __init__(self, run: Run, row_type: type[Row]) -> None:
-        self._run = run
-        self._row_type = row_type
-        self._last: Row | None = None
-
-    def read(self) -> list[Row]:
-        last = self._last
-        since = ("t >= ?", [last.t]) if last is not None else (None, [])
-        rows = sorted(self._run.rows(self._row_type, *since), key=lambda row: row.t)
-        if last is not None and rows[:1] != [last]:
-            raise ExportError(
-                "the run was resumed from an earlier point, so that part of what was exported is no longer"
-                " true; export it anew"
-            )
-        self._last = rows[-1] if rows else None
-        return rows if last is None else rows[1:]
+def new_rows(run: Run, row_type: type[Row], lasts: dict[type[Row], Row]) -> list[Row]:
+    """The rows of a table after its last one, which becomes the one of this look."""
+    last = lasts.get(row_type)
+    since = ("t >= ?", [last.t]) if last is not None else (None, [])
+    rows = sorted(run.rows(row_type, *since), key=lambda row: row.t)
+    if last is not None and rows[:1] != [last]:
+        raise ExportError(
+            "the run was resumed from an earlier point, so that part of what was exported is no longer"
+            " true; export it anew"
+        )
+    lasts |= {row_type: rows[-1]} if rows else {}
+    return rows if last is None else rows[1:]

@@ -13,26 +13,12 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from esper.config import Config, ConfigError, RunConfig, Settings, checked
+from esper.config import Config, ConfigError, Settings, checked
 from esper.leyline.errors import EsperError
 
 
 class UsageError(ConfigError):
     """A word of the command line that cannot be read."""
-
-
-def parse_run(
-    prog: str,
-    description: str,
-    args: Sequence[str],
-    *,
-    renamed: dict[str, str] | None = None,
-    fixed: dict[str, Any] | None = None,
-) -> RunConfig:
-    """Read flags for ``RunConfig``; ``renamed`` gives fields other flag names, ``fixed`` takes some away."""
-    fixed = fixed or {}
-    given, _ = parse_flags(RunConfig, prog, description, args, renamed=renamed, without=fixed)
-    return checked(RunConfig, given | fixed)
 
 
 def parse_words(

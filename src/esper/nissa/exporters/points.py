@@ -59,18 +59,13 @@ class Exporter(Protocol):
     def close(self) -> None: ...
 
 
-def make_place(out: Path) -> None:
-    """Make the directory of an export, if it is not there."""
+def claim_place(out: Path, *, alone: bool = True) -> None:
+    """Make the directory of an export, in which nothing else may be: points twice would count twice."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ExportError(f"'{out}' cannot be written: {error.strerror}; choose another --out") from error
-
-
-def claim_place(out: Path) -> None:
-    """The same where nothing else may be: points that are exported twice would count twice."""
-    make_place(out)
-    if any(out.iterdir()):
+    if alone and any(out.iterdir()):
         raise ExportError(
             f"'{out}' is not empty; an export goes into a directory of its own:"
             " remove this one to export anew, or choose another with --out"

@@ -11,6 +11,7 @@ import sqlite3
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,28 +19,26 @@ from typing import Any
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import RunRow
 from esper.nissa.exporters import points as export
-from esper.nissa.exporters.points import ExportError, Points, claim_place, make_place, provenance
+from esper.nissa.exporters.points import ExportError, Points, claim_place, provenance
 
 
+@dataclass(frozen=True, slots=True)
 class TrackerExporter:
     """Hands points to a run that a tracker has begun."""
 
-    def __init__(
-        self, log: Callable[[dict[str, float], int], object], finish: Callable[[], object], view: str
-    ) -> None:
-        self._log = log
-        self._finish = finish
-        self.view = view
+    log: Callable[[dict[str, float], int], object]
+    finish: Callable[[], object]
+    view: str
 
     def take(self, points: Points) -> None:
         position = {f"{points.table}/{points.axis}": points.step, f"{points.table}/t": points.t}
-        self._log({**position, **points.values}, points.step)
+        self.log({**position, **points.values}, points.step)
 
     def flush(self) -> None:
         """Nothing to do: trackers send by themselves."""
 
     def close(self) -> None:
-        self._finish()
+        self.finish()
 
 
 def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExporter:
@@ -51,7 +50,7 @@ def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExpo
         os.environ["TRACKIO_DIR"] = str(out)  # read once, when the package is loaded
     trackio = _package("trackio")
     if out is not None:
-        make_place(out)
+        claim_place(out, alone=False)
     hardware = {"auto_log_gpu": False, "auto_log_cpu": False}  # this machine is not the run's
     try:
         if run.name in _known_names(trackio, project):
