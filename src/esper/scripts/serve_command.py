@@ -35,7 +35,8 @@ def serve_command(args: Sequence[str]) -> None:
     words, config = parse_words(ServeConfig, "esper serve DIR", DESCRIPTION, args, needed=needed)
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise EsperError(f"the page needs {' and '.join(missing)}: install it by pip install 'esper[serve]'")
+        names = " and ".join(missing)
+        raise EsperError(f"the page needs {names}, not installed here: pip install 'esper[serve]'")
     from esper.karn.serve.app import listen, serve
     from esper.karn.serve.folder import RunFolder
     from esper.karn.serve.safety import access
