@@ -115,21 +115,10 @@ class Head(IntEnum):
     ALPHA_CURVE = 7
 
 
-NUM_OPS: Final = 6
-NUM_BLUEPRINTS: Final = 13
-NUM_STYLES: Final = 4
-NUM_TEMPO: Final = 3
-NUM_ALPHA_TARGETS: Final = 3
-NUM_ALPHA_SPEEDS: Final = 4
-NUM_ALPHA_CURVES: Final = 5
-NUM_HEADS: Final = 8
-
-OP_WAIT: Final = int(LifecycleOp.WAIT)
-OP_GERMINATE: Final = int(LifecycleOp.GERMINATE)
-OP_SET_ALPHA_TARGET: Final = int(LifecycleOp.SET_ALPHA_TARGET)
-OP_PRUNE: Final = int(LifecycleOp.PRUNE)
-OP_FOSSILIZE: Final = int(LifecycleOp.FOSSILIZE)
-OP_ADVANCE: Final = int(LifecycleOp.ADVANCE)
+NUM_OPS, NUM_BLUEPRINTS, NUM_STYLES, NUM_TEMPO = map(len, (LifecycleOp, BlueprintAction, Style, Tempo))
+NUM_ALPHA_TARGETS, NUM_ALPHA_SPEEDS, NUM_ALPHA_CURVES = map(len, (AlphaTarget, AlphaSpeed, AlphaCurve))
+NUM_HEADS: Final = len(Head)
+OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE = map(int, LifecycleOp)
 
 OP_NAMES: Final = tuple(op.name for op in LifecycleOp)
 HEAD_NAMES: Final = tuple(head.name.lower() for head in Head)
@@ -227,7 +216,6 @@ def check_actions(actions: IntArray, num_envs: int, num_slots: int) -> None:
 
 def _check_tables() -> None:
     """Compare the derived tables with literal expectations; ``raise`` survives ``python -O``."""
-    heads = (LifecycleOp, BlueprintAction, Style, Tempo, AlphaTarget, AlphaSpeed, AlphaCurve, Head)
     blueprints = (
         "noop conv_light attention norm depthwise bottleneck conv_small conv_heavy"
         " lora lora_large mlp_small mlp flex_attention"
@@ -240,7 +228,7 @@ def _check_tables() -> None:
         "speeds": (" ".join(ALPHA_SPEED_NAMES), "INSTANT FAST MEDIUM SLOW"),
         "curves": (" ".join(ALPHA_CURVE_NAMES), "LINEAR COSINE SIGMOID_GENTLE SIGMOID SIGMOID_SHARP"),
         "sizes": (head_sizes(3), (6, 3, 13, 4, 3, 3, 4, 5)),
-        "enum sizes": (tuple(map(len, heads)), (6, 13, 4, 3, 3, 4, 5, 8)),
+        "heads": (NUM_HEADS, 8),
         "values per style": ((len(STYLE_OPERATORS), len(STYLE_CURVES)), (4, 4)),
         "op indices": (
             (OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE),

@@ -22,7 +22,7 @@ from esper.nissa.exporters import points as export
 from esper.nissa.exporters.points import ExportError, Points, claim_place, provenance
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TrackerExporter:
     """Hands points to a run that a tracker has begun."""
 
