@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from esper.karn.query import read_rows
 from esper.leyline.columns import COLUMNS, TABLE_OF
 from esper.leyline.events import EpisodeRow, EpochRow, Row, RunRow, UpdateRow
 from esper.nissa.exporters.event_file import EventFile, scalar
@@ -23,7 +22,6 @@ from esper.nissa.exporters.points import (
 )
 from esper.nissa.exporters.tensorboard import TensorBoardExporter
 from esper.nissa.exporters.trackers import trackio_exporter, wandb_exporter
-from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 from tests.nissa.event_files import events_in, points_expected, points_in
 
@@ -60,24 +58,17 @@ def two_episodes() -> list[Row]:
     return [run, *fake_run.episode(0), *fake_run.episode(1)]
 
 
-def write(directory: Path, rows: list[Row]) -> Path:
-    """A run directory with these rows, each 0.1234 s after the one before."""
-    ticks = iter(range(10_000))
-    with RunWriter(directory, clock=lambda: next(ticks) * 0.0617) as writer:
-        for row in rows:
-            writer.emit(row)
-    return directory
-
-
-def export(directory: Path, out: Path) -> tuple[RunRow, list[Row]]:
-    """Export all tables of a run directory for TensorBoard; what was exported."""
-    (run,) = read_rows(directory, RunRow)
-    rows = [row for row_type in exported_types(run) for row in read_rows(directory, row_type)]
+def export(rows: list[Row], out: Path) -> list[Row]:
+    """Export rows for TensorBoard, each 0.1234 s after the one before; those of tables that are exported."""
+    run, *others = rows
+    assert isinstance(run, RunRow)
+    timed = [replace(row, t=0.1234 * number) for number, row in enumerate(others)]
+    exported = [row for row in timed if isinstance(row, exported_types(run))]
     exporter = TensorBoardExporter(run, out)
-    for row in rows:
+    for row in exported:
         exporter.take(points_of(row, run))
     exporter.close()
-    return run, rows
+    return exported
 
 
 # --- rows as points ---------------------------------------------------------------------------------
@@ -112,13 +103,10 @@ def test_episodes_are_told_apart_by_their_tags(row: Row, tag: str, expected: tup
     assert (points.step, points.values[tag]) == expected
 
 
-def test_epochs_of_a_training_are_left_out() -> None:
+def test_every_list_of_numbers_has_names_and_epochs_of_a_training_are_left_out() -> None:
+    """A new list would be left out in silence."""
     assert exported_types(RUN) == (EpochRow, EpisodeRow)
     assert exported_types(TRAINING) == (UpdateRow, EpisodeRow)
-
-
-def test_every_list_of_numbers_has_names() -> None:
-    """A new one would be left out in silence."""
     lists = {
         column.name
         for row_type in STEP_COLUMNS
@@ -146,13 +134,11 @@ def test_a_row_happened_its_seconds_after_the_start() -> None:
 @pytest.mark.parametrize("rows", [training_rows(), two_episodes()], ids=["training", "run"])
 def test_every_number_of_every_row_is_in_the_file_and_nothing_else(rows: list[Row], tmp_path: Path) -> None:
     """Tables with axes of their own in one file, all of whose points TensorBoard shows."""
-    run, exported = export(write(tmp_path / "run", rows), tmp_path / "out")
+    exported = export(rows, tmp_path / "out")
 
     found = points_in(tmp_path / "out")
-    assert len(exported) == sum(isinstance(row, exported_types(run)) for row in rows)
-    assert len({row.t for row in exported}) == len(exported)
     assert len(found) > 150
-    assert found == points_expected(run, exported)
+    assert found == points_expected(rows[0], exported)
     shown = EventAccumulator(str(tmp_path / "out"), size_guidance={"scalars": 0}).Reload()
     assert sum(len(shown.Scalars(tag)) for tag in shown.Tags()["scalars"]) == len(found)
 
