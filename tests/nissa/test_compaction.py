@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from esper.karn.query import read_rows
+from esper.karn.run import Run
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError
 from esper.leyline.events import TABLES, AlertRow, DecisionRow, EpochRow, Row
@@ -70,19 +71,21 @@ def test_rows_of_every_table_are_the_same_from_parquet_with_the_types_of_the_sch
             writer.emit(emptied(table, row))
             if table != "run":  # of which there is one
                 writer.emit(row)
-    lines = {table: read_rows(tmp_path, table) for table in TABLES}
+    written = Run(tmp_path)
+    lines = {table: written.rows(kind) for table, kind in TABLES.items()}
 
     compact_by_hand(tmp_path)
 
+    compacted = Run(tmp_path)
     for table, row in whole.items():
         file = tmp_path / "telemetry" / "rows-00000-00000" / f"{table}.parquet"
         described = duckdb.sql(f"DESCRIBE FROM read_parquet('{file}')").fetchall()
         assert [(name, kind) for name, kind, *_ in described] == [
             (column.name, column.sql_type) for column in COLUMNS[table]
         ]
-        found = read_rows(tmp_path, table)
+        found = compacted.rows(TABLES[table])
         assert found == lines[table]
-        assert found[: len(found)][:2] == [emptied(table, row), row][: 1 if table == "run" else 2]
+        assert found[:2] == [emptied(table, row), row][: 1 if table == "run" else 2]
 
 
 def test_numbers_and_texts_come_back_bit_for_bit(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from esper.leyline.events import AlertRow, EpisodeRow, ResourceRow, Row, RunRow, SeedRow, UpdateRow
+from esper.leyline.events import AlertRow, EpisodeRow, Row, RunRow, SeedRow, UpdateRow
 from esper.leyline.factored_actions import HEAD_NAMES
 from esper.leyline.rank_correlation import rank_correlation
 from esper.leyline.stages import Stage
@@ -39,10 +39,6 @@ def seed(epoch: int, **changes: Any) -> SeedRow:
     healthy = {"epoch": epoch, "stage": Stage.HOLDING, "alpha": 1.0, "slot": 1, "env": 3}
     measured = {"contribution": 2.0, "contribution_error": 1.0, "freshness": 1.0, "gradient_health": 1.0}
     return msgspec.structs.replace(fake_run.seed_row(0, 4), **{**healthy, **measured, **changes})
-
-
-def resources(free_mb: float) -> ResourceRow:
-    return msgspec.structs.replace(fake_run.resource_row(), disk_free_mb=free_mb)
 
 
 def told(watch: Watch, rows: Iterable[Row]) -> list[tuple[int, str, str, str]]:
@@ -378,17 +374,6 @@ def test_an_alert_about_a_seed_is_over_when_its_episode_is() -> None:
     assert (cleared.event, cleared.rule, cleared.scope, cleared.value) == ("cleared", "dead-seed", HERE, None)
     assert (cleared.env, cleared.episode, cleared.epoch) == (3, 0, end.epoch)
     assert told(watch, dying((1,), episode=1)) == []
-
-
-# --- machine ----------------------------------------------------------------------------------------
-
-
-def test_a_disk_is_nearly_full_below_its_limit() -> None:
-    rows = [resources(500.0), resources(499.0), resources(400.0), resources(501.0)]
-    assert told(Watch(run_row()), rows) == [
-        (2, "raised", "disk-nearly-full", "run"),
-        (4, "cleared", "disk-nearly-full", "run"),
-    ]
 
 
 # --- the governor's own alerts ----------------------------------------------------------------------
