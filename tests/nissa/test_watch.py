@@ -439,6 +439,7 @@ def test_the_watch_of_a_resumed_run_goes_on_as_if_nothing_had_been() -> None:
 def test_a_replay_finds_the_same_alerts_whether_they_were_recorded_or_not() -> None:
     watch = Watch(run_row())
     bare: list[Row] = [run_row(), *dying((4, 5)), intervention(), episode(0, env=3), update(1, approx_kl=1.0)]
+    bare.append(episode(1, env=3))  # to which nothing is left to be cleared
     recorded = [found for row in bare for found in (row, *watch.take(row))]
     assert [(alert.event, alert.rule) for alert in replay(bare)] == [
         ("raised", "dead-seed"),
