@@ -14,7 +14,6 @@ from esper.leyline import (
     CANONICAL_ACTION,
     CNN_BLUEPRINTS,
     HEAD_NAMES,
-    HEADS_OF_OP,
     OP_NAMES,
     STYLE_CURVES,
     STYLE_OPERATORS,
@@ -51,18 +50,6 @@ def test_blueprints_of_each_kind_of_host() -> None:
     assert {BLUEPRINT_IDS[b] for b in TRANSFORMER_BLUEPRINTS} == {
         *("norm", "lora", "lora_large", "attention", "flex_attention", "mlp_small", "mlp")
     }
-
-
-def test_which_heads_an_op_reads() -> None:
-    # columns: op slot blueprint style tempo alpha_target alpha_speed alpha_curve
-    assert HEADS_OF_OP.astype(int).tolist() == [
-        [1, 0, 0, 0, 0, 0, 0, 0],
-        [1, 1, 1, 1, 1, 1, 0, 0],
-        [1, 1, 0, 0, 0, 1, 1, 1],
-        [1, 1, 0, 0, 0, 0, 1, 1],
-        [1, 1, 0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0, 0, 0],
-    ]
 
 
 def test_actions_with_names_agree_with_the_tables_over_every_index_tuple() -> None:
