@@ -17,7 +17,6 @@ from esper.leyline import (
     STAGE_NAMES,
     ActionSpace,
     Controller,
-    EventSink,
     SlotConfig,
     UnknownNameError,
 )
@@ -71,30 +70,27 @@ def one_thread() -> Iterator[None]:
 
 def build_task(config: RunConfig) -> TaskSpec:
     """The preset with the run's own horizon, slots and lifecycle rules."""
+    task = preset_of(config, config.slot_count)
+    rules = replace(task.rules, incubation=config.incubation)
+    if config.incubation_epochs is not None:
+        rules = replace(rules, min_training_epochs=config.incubation_epochs)
+    return replace(task, rules=rules)
+
+
+def preset_of(config: RunConfig | TrainingConfig, slots: int | None) -> TaskSpec:
+    """A task by name, with what runs and trainings can say of it."""
     task = task_named(config.task)
-    if config.slot_count is not None:
-        task = task.with_slots(config.slot_count)
-    epochs = config.incubation_epochs
-    rules = replace(
-        task.rules,
-        auto_forward=config.auto_forward,
-        incubation=config.incubation,
-        min_training_epochs=task.rules.min_training_epochs if epochs is None else epochs,
-    )
+    if slots is not None:
+        task = task.with_slots(slots)
+    rules = replace(task.rules, auto_forward=config.auto_forward)
     return replace(task, rules=rules, horizon=config.steps or task.horizon)
 
 
-def enabled_slots(config: RunConfig, task: TaskSpec) -> tuple[bool, ...]:
-    """Which slots may grow: all, or those named."""
+def build_vector(config: RunConfig, task: TaskSpec) -> SerialVector:
+    """One environment, ready for its first episode; all its slots may grow, or those named."""
     slots = SlotConfig.of_count(task.num_slots)
-    if not config.slots or config.slot_count is not None:
-        return (True,) * slots.num_slots
-    return slots.select(config.slots)
-
-
-def build_vector(config: RunConfig, task: TaskSpec, sink: EventSink | None = None) -> SerialVector:
-    """One environment, ready for its first episode."""
-    return SerialVector(task, rng_seed=config.rng_seed, enabled=enabled_slots(config, task), sink=sink)
+    named = config.slots if config.slots and config.slot_count is None else slots.slot_ids
+    return SerialVector(task, rng_seed=config.rng_seed, enabled=slots.select(named))
 
 
 def build_controller(name: str, config: RunConfig, space: ActionSpace) -> Controller:

@@ -8,60 +8,51 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import Detail
+from esper.leyline.rules import IncubationMode
 from esper.simic.config import MOST, MOST_SLOTS, TaskName, TrainingConfig
+
+Names = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS)]
 
 
 class ConfigError(EsperError):
     """One or more settings that cannot be used, all of them named."""
 
 
-class RunConfig(BaseModel):
-    """One network that grows, under one controller; every field is also a flag."""
+class Settings(BaseModel):
+    """What a command is told: every field is also a flag, and what is unknown is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunConfig(Settings):
+    """One network that grows, under one controller."""
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
     controller: str = Field("heuristic", description="Controller: heuristic, random, periodic, off or ppo.")
     rng_seed: int = Field(0, ge=0, lt=2**63, description="Root of every random stream; same seed, same run.")
     episodes: int = Field(1, ge=1, le=MOST, description="Episodes, one after the other.")
-    steps: int | None = Field(
-        None, ge=1, le=MOST, description="Host epochs per episode; the preset's unless given."
+    steps: int | None = Field(None, ge=1, le=MOST, description="Host epochs per episode; else the preset's.")
+    slots: Names = Field(
+        (), description="Slots that may grow, by ids such as r0c0 r0c2; or a number, for a host with so many."
     )
-    slots: tuple[str, ...] = Field(
-        (),
-        max_length=MOST_SLOTS,
-        description="Slots that may grow, by ids such as r0c0 r0c2; or a number, for a host with so many.",
-    )
-    rotation: tuple[str, ...] = Field(
-        (),
-        max_length=MOST_SLOTS,
-        description="Blueprints the heuristic tries, favourite first; all unless given.",
-    )
+    rotation: Names = Field((), description="Blueprints the heuristic tries, favourite first; else all.")
     plan: str = Field(
         "every:1:conv_heavy",
         description="Schedule of the periodic controller: blueprint@slot:step,… or every:K[:blueprint,…].",
     )
-    incubation: Literal["shadow", "straight_through"] = Field(
-        "shadow", description="How a seed learns before it is blended in."
-    )
+    incubation: IncubationMode = Field("shadow", description="How a seed learns before it is blended in.")
     incubation_epochs: int | None = Field(
         None, ge=0, le=MOST, description="Epochs before a seed is blended in; the preset's unless given."
     )
-    auto_forward: bool = Field(
-        True, description="Seeds change stage when theirs is over; else that takes the op ADVANCE."
-    )
+    auto_forward: bool = Field(True, description="Seeds change stage by themselves; else by the op ADVANCE.")
     checkpoint: Path | None = Field(None, description="Folder of a trained policy, for the ppo controller.")
-    against: tuple[str, ...] = Field(
-        (),
-        max_length=MOST_SLOTS,
-        description="Control controllers to run with the same rng seed and compare with.",
-    )
+    against: Names = Field((), description="Controllers to run with the same rng seed and compare with.")
     detail: Detail = Field("full", description="How much is written of every episode.")
     out: Path | None = Field(None, description="Run directory; a new one below runs/ unless given.")
     as_json: bool = Field(False, description="Print the result as JSON and nothing else.")
@@ -75,23 +66,18 @@ class RunConfig(BaseModel):
     @field_validator("slots")
     @classmethod
     def _slots_can_be_built(cls, slots: tuple[str, ...]) -> tuple[str, ...]:
-        if (
-            len(slots) == 1
-            and slots[0].isdecimal()
-            and not (len(slots[0]) < 5 and 1 <= int(slots[0]) <= MOST_SLOTS)
-        ):
-            raise ValueError(f"a host can have 1 to {MOST_SLOTS} slots; found {slots[0][:20]}")
+        number = slots[0] if len(slots) == 1 and slots[0].isdecimal() else "1"
+        if len(number) > 4 or not 1 <= int(number) <= MOST_SLOTS:
+            raise ValueError(f"a host can have 1 to {MOST_SLOTS} slots; found {number[:20]}")
         return slots
 
     @model_validator(mode="after")
     def _settings_have_an_effect(self) -> RunConfig:
         controllers = (self.controller, *self.against)
-        if "plan" in self.model_fields_set and "periodic" not in controllers:
-            raise ValueError("plan is read by the periodic controller only; add --controller periodic")
-        if "rotation" in self.model_fields_set and "heuristic" not in controllers:
-            raise ValueError("rotation is read by the heuristic only; add --controller heuristic")
-        if self.checkpoint is not None and "ppo" not in controllers:
-            raise ValueError("checkpoint is read by the ppo controller only; add --controller ppo")
+        for name, reader in {"plan": "periodic", "rotation": "heuristic", "checkpoint": "ppo"}.items():
+            given = name in self.model_fields_set and getattr(self, name) is not None
+            if given and reader not in controllers:
+                raise ValueError(f"{name} is read by the {reader} controller only; add --controller {reader}")
         if len(set(controllers)) != len(controllers):
             raise ValueError(f"every controller runs once; found {', '.join(controllers)}")
         return self
@@ -183,9 +169,8 @@ def _sentence(problem: dict[str, object], known: list[str]) -> str:
     name = ".".join(map(str, location))[:80] if isinstance(location, tuple) else ""
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, known, n=1)
-        return f"unknown key '{name}'" + (
-            f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
-        )
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        return f"unknown key '{name}'; {hint}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return message

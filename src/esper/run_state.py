@@ -38,10 +38,6 @@ STATE_NAME: Final = re.compile(r"iteration-[0-9]{5,}(-again)?")
 STATE_FILES: Final = (POLICY_FILE, SHAPE_FILE, OPTIMISER_FILE, PROGRESS_FILE)
 
 
-class FinishedRunError(EsperError):
-    """A run that has no iteration left."""
-
-
 class Progress(msgspec.Struct):
     """What is asked of a state's progress file."""
 
@@ -85,10 +81,8 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> Ro
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"the checkpoint in '{state}' does not fit its run: {reason}") from None
     if trainer.is_over:
-        raise FinishedRunError(
-            f"the run in '{directory}' has finished its {config.iterations} iterations;"
-            " there is nothing to resume"
-        )
+        done = f"has finished its {config.iterations} iterations; there is nothing to resume"
+        raise EsperError(f"the run in '{directory}' {done}")
     _check_telemetry(progress.telemetry, directory)
     return progress.telemetry
 
@@ -100,9 +94,7 @@ def _check_config(config: TrainingConfig, directory: Path) -> None:
         now = config.model_dump()
         different = [f"{name} was {began[name]}, is {now[name]}" for name in now if began[name] != now[name]]
         if different:
-            raise CheckpointError(
-                f"'{directory / CONFIG_FILE}' was changed since the run began: {'; '.join(different)}"
-            )
+            raise CheckpointError(f"'{directory / CONFIG_FILE}' was changed: {'; '.join(different)}")
 
 
 def _latest_state(folder: Path) -> Path | None:
@@ -121,9 +113,8 @@ def _progress_of(state: Path) -> Progress:
     try:
         progress = msgspec.json.decode(read_bytes(state / PROGRESS_FILE), type=Progress)
     except UNREADABLE as error:
-        raise CheckpointError(
-            f"'{state / PROGRESS_FILE}' is damaged or no checkpoint of this version: {error}"
-        ) from None
+        file = state / PROGRESS_FILE
+        raise CheckpointError(f"'{file}' is damaged or no checkpoint of this version: {error}") from None
     if state.name.removesuffix("-again") != f"iteration-{progress.iteration:05d}":
         raise CheckpointError(f"'{state}' holds the state of iteration {progress.iteration}, not of its own")
     return progress

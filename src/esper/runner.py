@@ -15,11 +15,6 @@ from esper.tolaria.episode import run_episode
 from esper.tolaria.twin import run_without_growth
 
 
-def default_directory(config: RunConfig) -> Path:
-    """A directory that does not exist yet, named after the run."""
-    return free_directory(f"{config.task}-{config.controller}-seed{config.rng_seed}")
-
-
 def free_directory(name: str, base: Path = Path("runs")) -> Path:
     """``base / name``, or that with the first number at which nothing exists yet."""
     candidate, number = base / name, 1
@@ -39,10 +34,7 @@ def check_names(config: RunConfig) -> None:
 
 
 def run_arm(
-    config: RunConfig,
-    controller_name: str,
-    directory: Path,
-    refresh: Callable[[], None] = lambda: None,
+    config: RunConfig, controller_name: str, directory: Path, refresh: Callable[[], None] = lambda: None
 ) -> Path:
     """Run all episodes of one controller; telemetry and networks are written to ``directory``.
 

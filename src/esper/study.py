@@ -37,17 +37,8 @@ class Cell:
     @classmethod
     def of(cls, arm: str, rng_seed: int, report: EpisodeReport, episode: int = 0) -> Cell:
         """What the report of an episode says of its committed network."""
-        return cls(
-            arm=arm,
-            rng_seed=rng_seed,
-            val_score=report.val_score,
-            test_score=report.test_score,
-            host_params=report.host_params,
-            params=report.params,
-            flops=report.flops,
-            refused=report.refused,
-            episode=episode,
-        )
+        scores, params = (report.val_score, report.test_score), (report.host_params, report.params)
+        return cls(arm, rng_seed, *scores, *params, report.flops, report.refused, episode)
 
     def after_rent(self, rent: float) -> float:
         """Test score less ``rent`` for a thousand grown parameters, in points: what was to be had."""

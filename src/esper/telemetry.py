@@ -80,9 +80,8 @@ class Telemetry:
             for row in read_rows(directory, kind):
                 self._watch.take(row)
         iterations = [row.iteration for row in read_rows(directory, UpdateRow)]
-        raised = [
-            row.iteration for row in read_rows(directory, AlertRow) if _raises_detail(row) and row.iteration
-        ]
+        alerts = read_rows(directory, AlertRow)
+        raised = [row.iteration for row in alerts if _raises_detail(row) and row.iteration]
         if iterations and raised:
             self._left = max(DETAIL_ITERATIONS - 1 - (iterations[-1] - max(raised)), 0)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from esper.build import describe_run, one_thread
+from esper.build import describe_run, one_thread, preset_of
 from esper.karn.query import read_rows
 from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.events import RunRow
@@ -22,16 +22,12 @@ from esper.tamiyo.policy.checkpoint import TrainedOn, save_policy
 from esper.tamiyo.policy.observer import check_capacity
 from esper.telemetry import Telemetry
 from esper.tolaria.env import MorphEnv
-from esper.tolaria.tasks import TaskSpec, task_named
+from esper.tolaria.tasks import TaskSpec
 
 
 def task_of(config: TrainingConfig) -> TaskSpec:
     """The preset with the training's own horizon, slots and lifecycle rules."""
-    task = task_named(config.task)
-    rules = replace(task.rules, auto_forward=config.auto_forward)
-    task = replace(task, rules=rules, horizon=config.steps or task.horizon)
-    if config.slots is not None:
-        task = task.with_slots(config.slots)
+    task = preset_of(config, config.slots)
     check_capacity(task.num_slots, config.capacity or task.num_slots)
     varied = config.vary_slots or task.instances.vary_slots
     return replace(task, instances=replace(task.instances, vary_slots=varied))
@@ -84,7 +80,7 @@ def train(
 
             try:
                 for iteration in trainer:
-                    with writer.iteration(trainer.iteration):
+                    with writer.iteration(trainer.iteration, is_last=trainer.is_over):
                         telemetry.emit_iteration(iteration.rows, iteration.update)
                     refresh()
                     reached = iteration.update.evaluation_return

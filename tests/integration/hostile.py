@@ -18,7 +18,7 @@ from esper.scripts.report_command import ReportConfig
 from esper.scripts.runs_command import RunsConfig
 from esper.scripts.serve_command import ServeConfig
 from esper.scripts.sql_command import SqlConfig
-from esper.scripts.train_command import EXTRA
+from esper.scripts.train_command import TrainFlags
 from esper.scripts.watch_command import WatchConfig
 
 DIGITS = "9" * 5_000
@@ -40,7 +40,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "run": Command(RunConfig, ("--task", "tiny")),
-    "train": Command(TrainingConfig, ("--task", "tiny"), tuple(EXTRA)),
+    "train": Command(TrainingConfig, ("--task", "tiny"), tuple(TrainFlags.model_fields)),
     "eval": Command(EvaluationConfig, ("{runs}/trained/best",)),
     "watch": Command(WatchConfig, ("{runs}/grown",)),
     "report": Command(ReportConfig, ("{runs}/grown",)),
@@ -68,7 +68,7 @@ def refused(rng: random.Random, runs: Path) -> list[str]:
     command = COMMANDS[name]
     words = [name, *(word.format(runs=runs) for word in command.words)]
     flags: dict[str, Any] = {flag: field.annotation for flag, field in command.config.model_fields.items()}
-    flags |= {flag: EXTRA[flag][0] for flag in command.extra}
+    flags |= {flag: TrainFlags.model_fields[flag].annotation for flag in command.extra}
     flag = rng.choice(sorted(flags))
     how = rng.random()
     if how < 0.1:  # a flag like no other, or one that ends too early

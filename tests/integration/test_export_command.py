@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -313,15 +314,15 @@ def test_a_run_that_went_back_to_a_checkpoint_is_not_followed_on(tmp_path: Path)
         with writer.checkpoint() as mark:
             pass
         write(writer, 2)
-        table = export_command.NewRows(export_command.open_run(run), UpdateRow)
-        assert len(table.read()) == 2
-        assert table.read() == []
+        read = partial(export_command.new_rows, export_command.open_run(run), UpdateRow, {})
+        assert len(read()) == 2
+        assert read() == []
     with RunWriter(run, resume_from=mark) as writer:
         write(writer, 2)
         write(writer, 3)
 
     with pytest.raises(export_command.ExportError, match="resumed from an earlier point"):
-        table.read()
+        read()
 
 
 # --- trackers ---------------------------------------------------------------------------------------

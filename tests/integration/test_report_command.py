@@ -12,7 +12,7 @@ from esper.config import RunConfig, TrainingConfig, checked, run_config
 from esper.karn.query import read_rows
 from esper.leyline.events import EpisodeRow
 from esper.scripts import cli
-from esper.scripts.flags import parse_flags, parse_run
+from esper.scripts.flags import parse_flags
 from esper.scripts.report_command import reproduction
 from tests.karn import fake_run
 from tests.karn.page import Node, read_page
@@ -83,8 +83,8 @@ def test_settings_of_a_run_survive_as_flags(config: RunConfig) -> None:
     assert command is not None
     name, kind, *flags = shlex.split(command)
     assert (name, kind) == ("esper", "run")
-    found = parse_run("esper run", "", flags)
-    assert found == config.model_copy(update={"out": None, "as_json": False})
+    given, _ = parse_flags(RunConfig, "esper run", "", flags)
+    assert checked(RunConfig, given) == config.model_copy(update={"out": None, "as_json": False})
 
 
 @pytest.mark.parametrize(

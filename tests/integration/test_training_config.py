@@ -13,7 +13,7 @@ from esper.config import PRESETS, ConfigError, TrainingConfig, checked, read_set
 from esper.karn.query import read_rows
 from esper.leyline import LifecycleRules
 from esper.leyline.errors import UnknownNameError
-from esper.leyline.events import UpdateRow
+from esper.leyline.events import TABLES, UpdateRow
 from esper.run_state import config_of_run
 from esper.simic.rewards.families import FamilyName
 from esper.tolaria.tasks import TASKS
@@ -51,7 +51,8 @@ class Run(NamedTuple):
     rows: list[dict[str, Any]]
     checkpoints: list[list[str]]
     """Those on disk when each iteration was over."""
-    files: list[str]
+    tables: list[str]
+    """Those that have rows."""
 
     @property
     def columns(self) -> dict[str, list[Any]]:
@@ -61,7 +62,7 @@ class Run(NamedTuple):
         """Names of the columns that are not the same, and of what else is not."""
         found = {name for name, values in self.columns.items() if values != other.columns[name]}
         return found | {
-            name for name in ("checkpoints", "files") if getattr(self, name) != getattr(other, name)
+            name for name in ("checkpoints", "tables") if getattr(self, name) != getattr(other, name)
         }
 
 
@@ -79,8 +80,7 @@ def run(directory: Path, settings: Mapping[str, Any]) -> Run:
         {name: getattr(row, name) for name in row.__struct_fields__ if name not in TIMES}
         for row in read_rows(directory, UpdateRow)
     ]
-    files = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
-    return Run(rows, checkpoints, files)
+    return Run(rows, checkpoints, [table for table in TABLES if read_rows(directory, table)])
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ ALONE: Mapping[str, set[str]] = {
     "evaluate_every": {"evaluation_return", "evaluation_score"},
     "evaluate_episodes": {"evaluation_return", "evaluation_score"},
     "checkpoint_every": {"checkpoints"},
-    "detail": {"files"},
+    "detail": {"tables"},
 }
 """Keys that must leave the training itself alone, and all that they may change."""
 FIRST_ITERATION_SAME = ("iterations", "entropy_end")

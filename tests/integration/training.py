@@ -86,8 +86,8 @@ def after_iterations(act: Callable[[int], None]) -> Iterator[None]:
     iteration = RunWriter.iteration
 
     @contextmanager
-    def hooked(writer: RunWriter, number: int) -> Iterator[None]:
-        with iteration(writer, number):
+    def hooked(writer: RunWriter, number: int, **settings: bool) -> Iterator[None]:
+        with iteration(writer, number, **settings):
             yield
         if number > 0:
             act(number)

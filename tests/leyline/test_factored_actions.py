@@ -1,4 +1,5 @@
 from itertools import product
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from esper.leyline import (
     CANONICAL_ACTION,
     CNN_BLUEPRINTS,
     HEAD_NAMES,
-    HEADS_OF_OP,
     OP_NAMES,
     STYLE_CURVES,
     STYLE_OPERATORS,
@@ -45,40 +45,24 @@ def test_tables_literally() -> None:
 
 def test_blueprints_of_each_kind_of_host() -> None:
     assert {BLUEPRINT_IDS[b] for b in CNN_BLUEPRINTS} == {
-        *("norm", "attention", "conv_small", "depthwise", "bottleneck", "conv_light", "conv_heavy"),
+        *("norm", "attention", "conv_small", "depthwise", "bottleneck", "conv_light", "conv_heavy")
     }
     assert {BLUEPRINT_IDS[b] for b in TRANSFORMER_BLUEPRINTS} == {
-        *("norm", "lora", "lora_large", "attention", "flex_attention", "mlp_small", "mlp"),
+        *("norm", "lora", "lora_large", "attention", "flex_attention", "mlp_small", "mlp")
     }
-
-
-def test_which_heads_an_op_reads() -> None:
-    # columns: op slot blueprint style tempo alpha_target alpha_speed alpha_curve
-    assert HEADS_OF_OP.astype(int).tolist() == [
-        [1, 0, 0, 0, 0, 0, 0, 0],
-        [1, 1, 1, 1, 1, 1, 0, 0],
-        [1, 1, 0, 0, 0, 1, 1, 1],
-        [1, 1, 0, 0, 0, 0, 1, 1],
-        [1, 1, 0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0, 0, 0],
-    ]
 
 
 def test_actions_with_names_agree_with_the_tables_over_every_index_tuple() -> None:
+    """Of a model with one slot; more of them change a single number."""
     assert head_sizes(3) == SIZES
-    for indices in product(*map(range, SIZES)):
-        op, slot, blueprint, style, tempo, target, speed, _ = indices
-        action = FactoredAction.from_indices(indices)
-        assert action.indices == indices
-        assert action.slot == slot
-        assert action.is_op == tuple(number == op for number in range(6))
-        assert action.op.name == OP_NAMES[op]
-        assert action.blueprint_id == BLUEPRINT_IDS[blueprint]
-        assert action.blend_id == BLEND_IDS[style]
-        assert action.operator is STYLE_OPERATORS[style]
-        assert action.tempo_epochs == TEMPO_EPOCHS[tempo]
-        assert action.target_value == ALPHA_TARGET_VALUES[target]
-        assert action.speed_epochs == ALPHA_SPEED_EPOCHS[speed]
+    assert FactoredAction.from_indices([1, 2, 1, 0, 0, 0, 0, 0]).slot == 2
+    questions = [f"is_{name.lower()}" for name in OP_NAMES]
+    shown = attrgetter("indices", "op.name", "blueprint_id", "blend_id", "operator", *questions)
+    is_op = np.eye(6, dtype=bool).tolist()
+    for indices in product(*map(range, head_sizes(1))):
+        op, _, blueprint, style, *_ = indices
+        looked_up = (OP_NAMES[op], BLUEPRINT_IDS[blueprint], BLEND_IDS[style], STYLE_OPERATORS[style])
+        assert shown(FactoredAction.from_indices(indices)) == (indices, *looked_up, *is_op[op])
 
 
 @pytest.mark.parametrize("head", [0, 2, 3, 4, 5, 6, 7])
@@ -94,41 +78,27 @@ CANONICAL = [0, 0, 0, 0, 1, 2, 0, 0]
 
 
 @pytest.mark.parametrize(
-    ("op", "speed", "alpha", "expected"),
+    ("op", "speed", "alpha", "expected", "read"),
     [
-        (WAIT, 1, 0.5, [WAIT, 0, 0, 0, 1, 2, 0, 0]),
-        (GERMINATE, 1, 0.0, [GERMINATE, 2, 7, 3, 0, 1, 0, 0]),
-        (SET_ALPHA, 1, 0.5, [SET_ALPHA, 2, 0, 0, 1, 1, 1, 4]),
-        (SET_ALPHA, 0, 0.5, [SET_ALPHA, 2, 0, 0, 1, 1, 0, 0]),  # INSTANT has no curve
-        (PRUNE, 1, 0.5, [PRUNE, 2, 0, 0, 1, 2, 1, 4]),
-        (PRUNE, 0, 0.5, [PRUNE, 2, 0, 0, 1, 2, 0, 0]),
-        (PRUNE, 3, 0.0, [PRUNE, 2, 0, 0, 1, 2, 0, 0]),  # nothing to ramp down from
-        (FOSSILIZE, 1, 1.0, [FOSSILIZE, 2, 0, 0, 1, 2, 0, 0]),
-        (ADVANCE, 1, 1.0, [ADVANCE, 2, 0, 0, 1, 2, 0, 0]),
+        (WAIT, 1, 0.5, [WAIT, 0, 0, 0, 1, 2, 0, 0], "op"),
+        (GERMINATE, 1, 0.0, [GERMINATE, 2, 7, 3, 0, 1, 0, 0], "op slot blueprint style tempo alpha_target"),
+        (SET_ALPHA, 1, 0.5, [SET_ALPHA, 2, 0, 0, 1, 1, 1, 4], "op slot alpha_target alpha_speed alpha_curve"),
+        (SET_ALPHA, 0, 0.5, [SET_ALPHA, 2, 0, 0, 1, 1, 0, 0], "op slot alpha_target alpha_speed"),  # INSTANT
+        (PRUNE, 1, 0.5, [PRUNE, 2, 0, 0, 1, 2, 1, 4], "op slot alpha_speed alpha_curve"),
+        (PRUNE, 0, 0.5, [PRUNE, 2, 0, 0, 1, 2, 0, 0], "op slot alpha_speed"),
+        (PRUNE, 3, 0.0, [PRUNE, 2, 0, 0, 1, 2, 0, 0], "op slot"),  # nothing to ramp down from
+        (FOSSILIZE, 1, 1.0, [FOSSILIZE, 2, 0, 0, 1, 2, 0, 0], "op slot"),
+        (ADVANCE, 1, 1.0, [ADVANCE, 2, 0, 0, 1, 2, 0, 0], "op slot"),
     ],
 )
-def test_unread_heads_become_canonical(op: int, speed: int, alpha: float, expected: list[int]) -> None:
+def test_unread_heads_become_canonical(
+    op: int, speed: int, alpha: float, expected: list[int], read: str
+) -> None:
     action = np.array([[op, 2, 7, 3, 0, 1, speed, 4]])
+    flags = heads_read(action, np.array([alpha]))[0]
+    assert [name for name, flag in zip(HEAD_NAMES, flags, strict=True) if flag] == read.split()
     assert CANONICAL_ACTION.tolist() == CANONICAL
     assert canonicalise(action, np.array([alpha])).tolist() == [expected]
-
-
-@pytest.mark.parametrize(
-    ("op", "speed", "alpha", "read"),
-    [
-        (SET_ALPHA, 2, 0.7, "op slot alpha_target alpha_speed alpha_curve"),
-        (SET_ALPHA, 0, 0.7, "op slot alpha_target alpha_speed"),
-        (PRUNE, 2, 0.7, "op slot alpha_speed alpha_curve"),
-        (PRUNE, 0, 0.7, "op slot alpha_speed"),
-        (PRUNE, 2, 0.0, "op slot"),
-        (GERMINATE, 0, 0.0, "op slot blueprint style tempo alpha_target"),
-    ],
-)
-def test_speed_and_curve_are_read_only_where_there_is_a_ramp(
-    op: int, speed: int, alpha: float, read: str
-) -> None:
-    flags = heads_read(np.array([[op, 0, 1, 0, 0, 0, speed, 1]]), np.array([alpha]))
-    assert [name for name, flag in zip(HEAD_NAMES, flags[0], strict=True) if flag] == read.split()
 
 
 @given(st.tuples(*(st.integers(0, size - 1) for size in SIZES)), st.sampled_from([0.0, 0.3, 1.0]))

@@ -52,18 +52,13 @@ def test_each_op_needs_its_stages(op: int, rules: LifecycleRules, expected: list
     assert slots(table_of_all_stages(**SEEDED), op, rules) == expected
 
 
-def test_germinate_needs_an_enabled_slot() -> None:
-    table = SlotTable.empty(1, 3)
-    table.enabled[0, 1] = False
-    assert slots(table, OP_GERMINATE) == [0, 2]
-
-
 @pytest.mark.parametrize(("max_seeds", "expected"), [(0, [2, 3]), (1, []), (2, []), (3, [2, 3])])
-def test_germinate_counts_live_seeds_and_fossils(max_seeds: int, expected: list[int]) -> None:
-    table = SlotTable.empty(1, 5)
+def test_germinate_counts_seeds_and_needs_an_enabled_slot(max_seeds: int, expected: list[int]) -> None:
+    table = SlotTable.empty(1, 6)
     put(table, 0, Stage.FOSSILIZED)
     put(table, 1, Stage.TRAINING)
     put(table, 4, Stage.EMBARGOED)  # counts as nothing
+    table.enabled[0, 5] = False
     assert slots(table, OP_GERMINATE, LifecycleRules(max_seeds=max_seeds)) == expected
 
 

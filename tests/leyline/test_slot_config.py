@@ -6,17 +6,10 @@ from esper.leyline import EsperError, SlotConfig, UnknownNameError
 from esper.leyline.errors import SlotError
 
 
-def test_any_count() -> None:
+def test_slots_are_counted_found_and_selected_in_the_order_given() -> None:
     assert SlotConfig.of_count(8).slot_ids[-1] == "r0c7"
-    assert SlotConfig.of_count(1).slot_ids == ("r0c0",)
-
-
-def test_index_follows_the_order_given() -> None:
     config = SlotConfig(("r1c0", "r0c12"))
     assert (config.index_of("r1c0"), config.index_of("r0c12")) == (0, 1)
-
-
-def test_select_flags_the_wanted_in_slot_order() -> None:
     assert SlotConfig.default().select(["r0c2", "r0c0", "r0c2"]) == (True, False, True)
 
 
@@ -46,14 +39,20 @@ def test_selecting_nothing_is_an_error() -> None:
         SlotConfig.default().select([])
 
 
-def test_an_unknown_name_comes_with_its_nearest() -> None:
-    error = UnknownNameError("blueprint", "conv_hevy", ["conv_heavy", "norm"], hint="See the docs.")
-    assert str(error) == (
-        "unknown blueprint 'conv_hevy'; did you mean conv_heavy? Allowed: conv_heavy, norm. See the docs."
-    )
+@pytest.mark.parametrize(
+    ("kind", "found", "allowed", "hint", "sentence"),
+    [
+        ("task", "xyz", ["digits"], "", "unknown task 'xyz'. Allowed: digits."),
+        ("task", "xyz", [], "", "unknown task 'xyz'. Allowed: none."),
+        (
+            *("seed", "conv_hevy", ["conv_heavy", "norm"], "See the docs."),
+            "unknown seed 'conv_hevy'; did you mean conv_heavy? Allowed: conv_heavy, norm. See the docs.",
+        ),
+    ],
+)
+def test_an_unknown_name_comes_with_its_nearest(
+    kind: str, found: str, allowed: list[str], hint: str, sentence: str
+) -> None:
+    error = UnknownNameError(kind, found, allowed, hint)
+    assert str(error) == sentence
     assert isinstance(error, EsperError)
-
-
-def test_a_name_far_from_all_gets_no_suggestion() -> None:
-    assert str(UnknownNameError("task", "xyz", ["digits"])) == "unknown task 'xyz'. Allowed: digits."
-    assert str(UnknownNameError("task", "xyz", [])) == "unknown task 'xyz'. Allowed: none."

@@ -54,14 +54,6 @@ def test_clear_forgets_one_seed_and_keeps_the_slot_disabled() -> None:
     assert not table.enabled[1, 2]
 
 
-def test_predicates_look_up_the_stage() -> None:
-    table = SlotTable.empty(1, 4)
-    table.stage[0] = [Stage.TRAINING, Stage.HOLDING, Stage.FOSSILIZED, Stage.EMBARGOED]
-    assert table.live.tolist() == [[True, True, False, False]]
-    assert table.in_forward.tolist() == [[False, True, True, False]]
-    assert table.occupied.tolist() == [[True, True, True, False]]
-
-
 def test_alpha_ramps_until_its_epochs_are_over() -> None:
     table = SlotTable.empty(1, 4)
     table.stage[0] = [Stage.BLENDING, Stage.BLENDING, Stage.HOLDING, Stage.TRAINING]

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from esper.leyline import LEGAL_MOVES, NUM_STAGES, STAGE_NAMES, Stage, is_legal_move
-from esper.leyline.stages import IN_FORWARD, IS_COOLING, IS_LIVE, IS_OCCUPIED
+from esper.leyline import NUM_STAGES, STAGE_NAMES, Stage, is_legal_move
+from esper.leyline.stages import COOLING_STAGES, IN_FORWARD, IS_LIVE, IS_OCCUPIED
 
 MOVES = {
     "UNKNOWN": {"DORMANT"},
@@ -24,14 +24,8 @@ def test_stage_order_is_the_one_hot_order() -> None:
 
 
 @pytest.mark.parametrize("origin", Stage)
-@pytest.mark.parametrize("target", Stage)
-def test_a_move_is_legal_exactly_if_the_table_has_it(origin: Stage, target: Stage) -> None:
-    assert is_legal_move(origin, target) == (target.name in MOVES[origin.name])
-
-
-def test_the_table_cannot_be_changed() -> None:
-    with pytest.raises(TypeError):
-        LEGAL_MOVES[Stage.DORMANT] = frozenset()  # type: ignore[index]
+def test_a_move_is_legal_exactly_if_the_table_has_it(origin: Stage) -> None:
+    assert {target.name for target in Stage if is_legal_move(origin, target)} == MOVES[origin.name]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +33,6 @@ def test_the_table_cannot_be_changed() -> None:
     [
         (IS_LIVE, {2, 3, 4, 5}),  # GERMINATED, TRAINING, BLENDING, HOLDING
         (IN_FORWARD, {4, 5, 6}),  # BLENDING, HOLDING, FOSSILIZED
-        (IS_COOLING, {7, 8, 9}),  # PRUNED, EMBARGOED, RESETTING
         (IS_OCCUPIED, {2, 3, 4, 5, 6}),  # live or FOSSILIZED
     ],
 )
@@ -48,3 +41,4 @@ def test_derived_predicates(lookup: np.ndarray, stages: set[int]) -> None:
     assert lookup.shape == (10,)
     with pytest.raises(ValueError, match="read-only"):
         lookup[0] = True
+    assert {7, 8, 9} == COOLING_STAGES  # PRUNED, EMBARGOED, RESETTING

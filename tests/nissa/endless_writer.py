@@ -1,18 +1,21 @@
-"""A process that writes for ever, to be killed: ``endless_writer.py RUN [MOMENT]``.
+"""Writers that go on for ever, in processes of their own that are killed.
 
-It says how many rows are flushed. A resumable one stores its checkpoint in ``RUN.json`` and goes on from it.
+They say how many rows are flushed. A resumable one stores its checkpoint in ``RUN.json`` and goes on from it.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
-import sys
+import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
+import pytest
 
 from esper.leyline.durable import write_durably
 from esper.leyline.run_files import RowMark
@@ -23,13 +26,16 @@ from tests.karn import fake_run
 
 BATCH = 200
 CHECKPOINT_BATCHES = 5
-writer_module.LINES_BYTES = 400_000  # type: ignore[misc]
+LINES_BYTES = 400_000
 """About 800 rows: four batches."""
 
 
 class Checkpoint(msgspec.Struct):
     rows: int
     mark: RowMark
+
+
+# --- moments at which a process ends itself ---------------------------------------------------------
 
 
 def kill(*_: object) -> NoReturn:
@@ -67,7 +73,7 @@ def before_the_last_lines_go() -> None:
     original = compaction.remove
 
     def hooked(path: Path) -> None:
-        if path.name == "rows-00004.jsonl" or "write" in sys.argv:
+        if path.name in ("rows-00004.jsonl", "rows-00000.jsonl"):  # of one that resumes, and of the other
             kill()
         original(path)
 
@@ -83,9 +89,7 @@ MOMENTS: dict[str, Callable[[], None]] = {
 }
 
 
-def say(rows: int) -> None:
-    sys.stdout.write(f"{rows}\n")
-    sys.stdout.flush()
+# --- in the process ---------------------------------------------------------------------------------
 
 
 def emit_batch(writer: RunWriter, start: int) -> int:
@@ -94,7 +98,7 @@ def emit_batch(writer: RunWriter, start: int) -> int:
     return start + BATCH
 
 
-def write_for_ever(run: Path) -> None:
+def write_for_ever(run: Path, say: Callable[[int], None]) -> None:
     writer, rows = RunWriter(run), 0
     while True:
         rows = emit_batch(writer, rows)
@@ -102,7 +106,7 @@ def write_for_ever(run: Path) -> None:
         say(rows)
 
 
-def resume_for_ever(run: Path) -> None:
+def resume_for_ever(run: Path, say: Callable[[int], None]) -> None:
     """An iteration is a batch; every five there is a checkpoint."""
     stored = run.with_suffix(".json")
     checkpoint = Checkpoint(0, RowMark(0, 0.0))
@@ -120,8 +124,44 @@ def resume_for_ever(run: Path) -> None:
             write_durably(stored, msgspec.json.encode(Checkpoint(rows, mark)))
 
 
-if __name__ == "__main__":
-    kind, directory, *moment = sys.argv[1:]
-    for name in moment:
-        MOMENTS[name]()
-    {"write": write_for_ever, "resume": resume_for_ever}[kind](Path(directory))
+def work(kind: str, run: Path, moment: str | None, said: Connection) -> None:
+    writer_module.LINES_BYTES = LINES_BYTES  # type: ignore[misc]
+    if moment is not None:
+        MOMENTS[moment]()
+    {"write": write_for_ever, "resume": resume_for_ever}[kind](run, said.send)
+
+
+# --- outside ----------------------------------------------------------------------------------------
+
+
+class Writer:
+    """A process that writes, forked from one that has loaded everything."""
+
+    def __init__(self, kind: str, run: Path, moment: str | None = None) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["pytest", __name__])
+        self.said, saying = context.Pipe(duplex=False)
+        root = str(Path(__file__).parents[2])
+        with pytest.MonkeyPatch.context() as patch:  # where the first of all looks for what it loads
+            patch.setenv("PYTHONPATH", f"{root}/src:{root}")
+            self.process = context.Process(target=work, args=(kind, run, moment, saying), daemon=True)
+            self.process.start()
+        saying.close()
+
+    def kill_after(self, seconds: float) -> int:
+        """Kill it that long after it said something for the first time; how many rows it had flushed."""
+        first = self.said.recv()
+        time.sleep(seconds)
+        self.process.kill()
+        return max(first, self.last_said())
+
+    def last_said(self) -> int:
+        """How many rows it had flushed when it was killed."""
+        rows = 0
+        try:
+            while True:
+                rows = self.said.recv()
+        except EOFError:
+            self.process.join()
+            assert self.process.exitcode == -signal.SIGKILL
+            return rows

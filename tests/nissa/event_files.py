@@ -1,8 +1,7 @@
-"""Reads TensorBoard's event files with its own messages and checksums, and says what a row should give."""
+"""Reads TensorBoard's event files with its own reader, and says what a row should give."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from esper.leyline.events import EpisodeRow, EpochRow, Row, RunRow
 
@@ -24,19 +23,9 @@ class Point(NamedTuple):
 
 
 def events_in(directory: Path) -> list[Event]:
-    """All events of the one file in a directory; every record must be whole and its checksums right."""
+    """All events of the one file in a directory, by TensorBoard's own reader, which checks the checksums."""
     (file,) = directory.iterdir()
-    return list(_events(file.read_bytes()))
-
-
-def _events(content: bytes) -> Iterator[Event]:
-    while content:
-        (length,) = struct.unpack("<Q", content[:8])
-        data = content[12 : 12 + length]
-        assert struct.unpack("<I", content[8:12]) == (masked_crc32c(content[:8]),)
-        assert struct.unpack("<I", content[12 + length : 16 + length]) == (masked_crc32c(data),)
-        yield Event.FromString(data)
-        content = content[16 + length :]
+    return [Event.FromString(data) for data in RawEventFileLoader(str(file)).Load()]
 
 
 def points_in(directory: Path) -> list[Point]:

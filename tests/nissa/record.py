@@ -63,14 +63,7 @@ SMALL: Final = MappingProxyType(
 )
 RECIPES: Final[Mapping[str, Recipe]] = {
     "good": Recipe(
-        {
-            **SMALL,
-            "envs": 8,
-            "iterations": 16,
-            "evaluate_every": 8,
-            "evaluate_episodes": 4,
-            "rng_seed": 1,
-        },
+        {**SMALL, "envs": 8, "iterations": 16, "evaluate_every": 8, "evaluate_episodes": 4, "rng_seed": 1},
         (RunRow, EpisodeRow, UpdateRow),
     ),
     "exploding": Recipe({**SMALL, "learning_rate": 0.05}, (RunRow, UpdateRow)),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import random
-import subprocess
-import sys
+import resource
+import signal
 from pathlib import Path
 
 import duckdb
@@ -14,12 +13,14 @@ import msgspec
 import pytest
 
 from esper.karn.query import read_rows
+from esper.karn.run import Run
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError
 from esper.leyline.events import TABLES, AlertRow, DecisionRow, EpochRow, Row
 from esper.nissa import writer as writer_module
 from esper.nissa.compaction import Compactor
 from esper.nissa.writer import RunWriter
+from tests.integration.training import full_disk
 from tests.karn import fake_run
 
 
@@ -70,19 +71,21 @@ def test_rows_of_every_table_are_the_same_from_parquet_with_the_types_of_the_sch
             writer.emit(emptied(table, row))
             if table != "run":  # of which there is one
                 writer.emit(row)
-    lines = {table: read_rows(tmp_path, table) for table in TABLES}
+    written = Run(tmp_path)
+    lines = {table: written.rows(kind) for table, kind in TABLES.items()}
 
     compact_by_hand(tmp_path)
 
+    compacted = Run(tmp_path)
     for table, row in whole.items():
         file = tmp_path / "telemetry" / "rows-00000-00000" / f"{table}.parquet"
         described = duckdb.sql(f"DESCRIBE FROM read_parquet('{file}')").fetchall()
         assert [(name, kind) for name, kind, *_ in described] == [
             (column.name, column.sql_type) for column in COLUMNS[table]
         ]
-        found = read_rows(tmp_path, table)
+        found = compacted.rows(TABLES[table])
         assert found == lines[table]
-        assert found[: len(found)][:2] == [emptied(table, row), row][: 1 if table == "run" else 2]
+        assert found[:2] == [emptied(table, row), row][: 1 if table == "run" else 2]
 
 
 def test_numbers_and_texts_come_back_bit_for_bit(tmp_path: Path) -> None:
@@ -145,7 +148,7 @@ def test_lines_of_a_training_are_converted_when_a_checkpoint_is_stored(tmp_path:
     assert epochs_of(tmp_path) == [0, 1, 2, 3, 4]
 
 
-def test_where_rows_are_there_as_both_parquet_counts(tmp_path: Path) -> None:
+def test_where_rows_are_there_as_both_parquet_counts_and_damage_to_it_is_a_sentence(tmp_path: Path) -> None:
     with RunWriter(tmp_path) as writer:
         write_epochs(writer, 0)
     path = tmp_path / "telemetry" / "rows-00000.jsonl"
@@ -155,6 +158,10 @@ def test_where_rows_are_there_as_both_parquet_counts(tmp_path: Path) -> None:
 
     assert epochs_of(tmp_path) == [0]
     compact_by_hand(tmp_path)
+    file = tmp_path / "telemetry" / "rows-00000-00000" / "epoch.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(EsperError, match=r"epoch\.parquet"):
+        read_rows(tmp_path, "epoch")
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -169,16 +176,6 @@ def test_rows_that_are_gone_are_a_sentence(tmp_path: Path, number: int) -> None:
         read_rows(tmp_path, "epoch")
 
 
-def test_damaged_parquet_is_a_sentence(tmp_path: Path) -> None:
-    with RunWriter(tmp_path) as writer:
-        write_epochs(writer, 0, 1)
-    file = tmp_path / "telemetry" / "rows-00000-00000" / "epoch.parquet"
-    file.write_bytes(file.read_bytes()[:-20])
-
-    with pytest.raises(EsperError, match=r"epoch\.parquet"):
-        read_rows(tmp_path, "epoch")
-
-
 # --- what cannot be converted stays lines ---------------------------------------------------------
 
 
@@ -186,10 +183,6 @@ def test_a_failed_conversion_leaves_the_lines_and_one_alert_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[str] = []
-
-    def full_disk(*args: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with RunWriter(tmp_path, warnings.append) as writer:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full_disk)
@@ -224,37 +217,25 @@ def test_lines_that_are_no_rows_are_never_converted(tmp_path: Path, damage: byte
     assert b'"rule":"compaction"' in (tmp_path / "telemetry" / "rows-00001.jsonl").read_bytes()
 
 
-WRITE_WITHOUT_ROOM = """
-import resource, signal, sys
-from pathlib import Path
-from esper.nissa.writer import RunWriter
-from tests.karn import fake_run
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-warnings = []
-with RunWriter(Path(sys.argv[1]), warnings.append) as writer:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-    for epoch in range(100):
-        writer.emit(fake_run.policy_decision_row(epoch))
-        writer.flush()
-print(len(warnings), *warnings)
-"""
-
-
-def test_files_that_may_not_grow_end_telemetry_with_one_sentence(tmp_path: Path) -> None:
+def test_files_that_may_not_grow_end_telemetry_with_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A row takes about 500 bytes; no file may hold more than 10,000."""
-    root = Path(__file__).parents[2]
-    finished = subprocess.run(
-        [sys.executable, "-c", WRITE_WITHOUT_ROOM, str(tmp_path / "run")],
-        cwd=root,
-        env={"PYTHONPATH": f"{root / 'src'}:{root}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    monkeypatch.setattr(writer_module, "LINES_BYTES", 1_000_000)
+    warnings: list[str] = []
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with RunWriter(tmp_path / "run", warnings.append) as writer:
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+            for epoch in range(100):
+                writer.emit(fake_run.policy_decision_row(epoch))
+                writer.flush()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, handler)
 
-    assert finished.stderr == ""
-    assert finished.stdout.startswith("1 telemetry stopped: cannot write ")
+    assert len(warnings) == 1
+    assert warnings[0].startswith("telemetry stopped: cannot write ")
     epochs = [row.epoch for row in read_rows(tmp_path / "run", DecisionRow)]
     assert epochs == list(range(len(epochs)))
     assert 15 < len(epochs) < 30

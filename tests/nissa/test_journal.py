@@ -66,10 +66,11 @@ def test_readers_of_a_run_that_nobody_writes_find_its_journals_behind_the_tables
     assert places(out) == [(0, 0, 1), (0, 1, 1), (1, 1, 1), (0, 1, 2), (4, 1, 1)]
 
 
-def test_rows_have_the_time_of_the_run(out: Path, killed: IterationJournal) -> None:
-    kept = IterationJournal(out, "standard", clock=lambda: 107.25)
-    kept.begin(100.0)
-    kept.take(2, 0, [fake_run.epoch_row(1)])
+def test_rows_have_the_time_of_the_run_and_its_level_of_detail(out: Path, killed: IterationJournal) -> None:
+    for detail in ("summary", "standard"):
+        kept = IterationJournal(out, detail, clock=lambda: 107.25)
+        kept.begin(100.0)
+        kept.take(2, 0, [fake_run.epoch_row(1)])
     assert [row.t for row in read_rows(out, EpochRow)][1:] == [7.25]
 
 
@@ -89,30 +90,22 @@ def test_while_a_run_is_written_only_complete_iterations_count(out: Path) -> Non
         kept.take(2, 0, [fake_run.epoch_row(epoch)])  # of a process that outlives the first
 
 
-def test_a_torn_line_is_not_there(out: Path, killed: IterationJournal) -> None:
+def test_a_torn_line_is_not_there_and_a_damaged_one_gets_a_sentence(
+    out: Path, killed: IterationJournal
+) -> None:
     killed.take(2, 0, [fake_run.epoch_row(1, episode=1), fake_run.epoch_row(2, episode=1)])
     path = out / "telemetry" / "unfinished-00002" / "env-0000.jsonl"
     os.truncate(path, path.stat().st_size - 9)
     killed.take(2, 1, [fake_run.epoch_row(1, episode=1, env=1)])
     assert places(out) == [(0, 0, 1), (0, 1, 1), (1, 1, 1)]
-
-
-def test_what_a_level_of_detail_leaves_out_is_not_kept(out: Path, killed: IterationJournal) -> None:
-    IterationJournal(out, "summary").take(2, 0, [fake_run.epoch_row(1)])
-    assert places(out) == [(0, 0, 1)]
+    path.write_bytes(b'{"table":"epoch","t":"soon"}\n')
+    with pytest.raises(EsperError, match=r"env-0000\.jsonl, line 1, is not a row of table 'epoch'"):
+        read_rows(out, EpochRow)
 
 
 def test_a_row_that_cannot_be_told_truthfully_is_refused(killed: IterationJournal) -> None:
     with pytest.raises(RowError, match="column 'val_loss' of table 'epoch' is nan"):
         killed.take(2, 0, [msgspec.structs.replace(fake_run.epoch_row(1), val_loss=float("nan"))])
-
-
-def test_a_damaged_journal_gets_a_sentence(out: Path, killed: IterationJournal) -> None:
-    killed.take(2, 0, [])
-    path = out / "telemetry" / "unfinished-00002" / "env-0000.jsonl"
-    path.write_bytes(b'{"table":"epoch","t":"soon"}\n')
-    with pytest.raises(EsperError, match=r"env-0000\.jsonl, line 1, is not a row of table 'epoch'"):
-        read_rows(out, EpochRow)
 
 
 # --- an iteration is written whole or not at all --------------------------------------------------
@@ -159,6 +152,17 @@ def test_an_iteration_has_its_name_when_it_is_on_the_disk_and_its_journal_goes(
         inode = (out / "telemetry" / "rows-00001.jsonl").stat().st_ino
     assert done == [("synced", inode), ("named", inode)]
     assert not (out / "telemetry" / "unfinished-00001").exists()
+
+
+def test_a_training_that_is_over_leaves_whole_iterations_and_nothing_else(out: Path) -> None:
+    now = 0.0
+    with RunWriter(out, clock=lambda: now) as writer:
+        write_iteration(writer, 1)
+        with writer.iteration(2, is_last=True):
+            writer.emit(fake_run.update_row(2))
+        now = 60.0  # a last resource row would be due, were it not with the last iteration
+    assert list((out / "telemetry").glob("unfinished-*")) == []
+    assert [row.t for row in read_rows(out, ResourceRow)] == [0.0]
 
 
 # --- resuming -------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ from esper.karn.query import read_rows
 from esper.leyline.columns import COLUMNS, TABLE_OF
 from esper.leyline.events import TABLES, UNIT_RANGES, Row
 from esper.runner import run_arm
+from esper.tolaria.tasks import TASKS
 from tests.nissa import record
+from tests.tolaria.building import tiny_task
 
 
 def numbers_within(value: object) -> Iterator[float]:
@@ -53,7 +55,9 @@ def test_all_tables_of_a_run_keep_to_the_ranges_of_their_units(
     controller: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))
-    run = run_arm(RunConfig(controller=controller, steps=10), controller, tmp_path / "run")
+    monkeypatch.setitem(TASKS, "tiny", tiny_task())
+    config = RunConfig(controller=controller, steps=10).model_copy(update={"task": "tiny"})
+    run = run_arm(config, controller, tmp_path / "run")
     found, seen = outside(row for table in TABLES for row in read_rows(run, table))
 
     assert found == []

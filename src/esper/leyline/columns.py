@@ -7,13 +7,13 @@ and bands stand beside them as ``Column``, and a column without one stops the im
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from esper.leyline.events import TABLES, Column, Row
 
-_PLAIN_NAMES: Final[Mapping[object, tuple[str, str]]] = MappingProxyType(
+_FLAT_NAMES: Final[Mapping[object, tuple[str, str]]] = MappingProxyType(
     {
         int: ("integer", "BIGINT"),
         float: ("number", "DOUBLE"),
@@ -25,8 +25,8 @@ _PLAIN_NAMES: Final[Mapping[object, tuple[str, str]]] = MappingProxyType(
 """What each flat type is called in words and in SQL."""
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnSpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnSpec(Column):
     """One column as writers, queries, axis labels and documentation see it."""
 
     name: str
@@ -36,11 +36,6 @@ class ColumnSpec:
     """The type in DuckDB, the same in every part of a table; entries of lists and maps may be null."""
     may_be_unknown: bool
     """null is allowed, and means that nobody measured it."""
-    unit: str
-    meaning: str
-    low: float | None
-    high: float | None
-    """Edges of the healthy band; None: open."""
     is_float: bool
     nests_floats: bool
     """The value is a list or a map in which a float may stand."""
@@ -56,19 +51,16 @@ def _column(table: str, name: str, hint: object) -> ColumnSpec:
     notes = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Column)]
     if get_origin(hint) is not Annotated or len(notes) != 1:
         raise RuntimeError(f"column '{name}' of table '{table}' needs exactly one Column(unit, meaning)")
-    declared = get_args(hint)[0]
-    known, may_be_unknown = _split_unknown(declared)
+    known, may_be_unknown = _split_unknown(get_args(hint)[0])
+    type_name, sql_type, holds_floats = _described(known)
     return ColumnSpec(
+        **asdict(notes[0]),
         name=name,
-        type_name=_type_name(known),
-        sql_type=_sql_type(known),
+        type_name=type_name,
+        sql_type=sql_type,
         may_be_unknown=may_be_unknown,
-        unit=notes[0].unit,
-        meaning=notes[0].meaning,
-        low=notes[0].low,
-        high=notes[0].high,
         is_float=known is float,
-        nests_floats=known is not float and bool({float, Any} & _leaves(known)),
+        nests_floats=known is not float and holds_floats,
     )
 
 
@@ -82,49 +74,25 @@ def _split_unknown(declared: Any) -> tuple[Any, bool]:
     return members[0], True
 
 
-def _leaves(declared: Any) -> set[Any]:
-    """The flat types that a type is made of."""
-    declared, _ = _split_unknown(declared)
-    if get_origin(declared) in (list, dict):
-        return set().union(*(_leaves(argument) for argument in get_args(declared)))
-    return {declared}
-
-
-def _type_name(declared: Any) -> str:
-    origin, arguments = get_origin(declared), get_args(declared)
-    if origin is list:
-        return f"list of {_inner_name(arguments[0])}"
-    if origin is dict:
-        return f"map of {_inner_name(arguments[0])} to {_inner_name(arguments[1])}"
-    return _plain(declared)[0]
-
-
-def _inner_name(declared: Any) -> str:
-    """The type of what stands in a list or a map, where single entries may be unknown."""
+def _described(declared: Any) -> tuple[str, str, bool]:
+    """A type in words and in SQL, and whether a float may stand in it; what is nested may be unknown."""
     known, may_be_unknown = _split_unknown(declared)
-    return _type_name(known) + (" or null" if may_be_unknown else "")
-
-
-def _sql_type(declared: Any) -> str:
-    declared, _ = _split_unknown(declared)
-    origin, arguments = get_origin(declared), get_args(declared)
-    if origin is list:
-        return f"{_sql_type(arguments[0])}[]"
-    if origin is dict and Any in arguments:
-        return "JSON"  # a map of mixed values
-    if origin is dict:
-        return f"MAP({_sql_type(arguments[0])}, {_sql_type(arguments[1])})"
-    return _plain(declared)[1]
-
-
-def _plain(declared: Any) -> tuple[str, str]:
-    if get_origin(declared) is Literal:
-        return _PLAIN_NAMES[str]
-    if declared not in _PLAIN_NAMES:
-        raise RuntimeError(
-            f"a column cannot hold {declared}; allowed are flat values, lists and maps of them"
-        )
-    return _PLAIN_NAMES[declared]
+    kind = get_origin(known)
+    if kind in (list, dict):
+        names, sql_types, floats = zip(*map(_described, get_args(known)), strict=True)
+        if kind is list:
+            name, sql_type = f"list of {names[0]}", f"{sql_types[0]}[]"
+        else:
+            name = f"map of {names[0]} to {names[1]}"
+            sql_type = "JSON" if Any in get_args(known) else f"MAP({', '.join(sql_types)})"
+        holds_floats = any(floats)
+    else:
+        flat = str if kind is Literal else known
+        if flat not in _FLAT_NAMES:
+            raise RuntimeError(f"a column holds flat values, lists and maps of them; found {declared}")
+        name, sql_type = _FLAT_NAMES[flat]
+        holds_floats = flat in (float, Any)
+    return name + (" or null" if may_be_unknown else ""), sql_type, holds_floats
 
 
 COLUMNS: Final[Mapping[str, tuple[ColumnSpec, ...]]] = MappingProxyType(

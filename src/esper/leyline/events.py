@@ -21,10 +21,10 @@ from esper.leyline.stages import Stage
 
 Cause = Literal["policy", "mechanical", "governor", "user"]
 Severity = Literal["warning", "error"]
+Terms = dict[str, float | None]
+"""Of a reward, by name."""
 
-UNIT_RANGES: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
-    {"fraction": (0.0, 1.0), "score": (0.0, 100.0)}
-)
+UNIT_RANGES: Final = MappingProxyType({"fraction": (0.0, 1.0), "score": (0.0, 100.0)})
 """What a value of this unit cannot leave. Differences of scores are points and may be anything."""
 
 
@@ -89,9 +89,7 @@ class EnvRow(Row, frozen=True, kw_only=True):
     env: Annotated[int, Column("index", "Environment within the run.")]
     episode: Annotated[int, Column("index", "Episode within the environment.")]
     attempt: Annotated[int, Column("index", "0, or how many breakdowns preceded it in this episode.")] = 0
-    iteration: Annotated[
-        int | None, Column("iteration", "Iteration of a training, from 1; null: nothing is trained.")
-    ] = None
+    iteration: Annotated[int | None, Column("iteration", "Of a training, from 1; null: of none.")] = None
     epoch: Annotated[int, Column("epoch", "Host epochs finished so far; 0 is the untrained host.")]
 
 
@@ -115,13 +113,9 @@ class RunRow(Row, frozen=True, kw_only=True):
     heads: Annotated[list[str], Column("names", "Action heads in index order.")]
     blueprints: Annotated[list[str], Column("names", "Blueprints in index order.")]
     stages: Annotated[list[str], Column("names", "Stages in index order.")]
-    head_choices: Annotated[
-        list[list[str]], Column("names", "Per head, the names of its choices in index order.")
-    ]
+    head_choices: Annotated[list[list[str]], Column("names", "Choices of each head in index order.")]
     horizon: Annotated[int, Column("epoch", "Epochs of a whole episode.")]
-    iterations: Annotated[
-        int | None, Column("iteration", "Iterations of a training; null: nothing is trained here.")
-    ]
+    iterations: Annotated[int | None, Column("iteration", "Of a training; null: nothing is trained here.")]
     envs: Annotated[int, Column("count", "Environments side by side.")]
 
 
@@ -193,16 +187,12 @@ class DecisionRow(EnvRow, frozen=True, kw_only=True):
     succeeded: Annotated[bool, Column("flag", "The action came about.")]
     refused_by: Annotated[str | None, Column("name", "Gate, or 'legality', that refused it.")]
     failed_checks: Annotated[list[str], Column("names", "Checks that failed.")]
-    masked: Annotated[
-        list[bool] | None, Column("flags", "Per head, whether some of its choices were masked off.")
-    ] = None
+    masked: Annotated[list[bool] | None, Column("flags", "Per head, if a choice was masked off.")] = None
     log_probs: Annotated[list[float | None] | None, Column("nats", "Per head, of what was chosen.")] = None
     op_probs: Annotated[list[float | None] | None, Column("fraction", "Of every op, masked ones 0.")] = None
     value: Annotated[float | None, Column("reward", "What the critic expected from here on.")] = None
     reward: Annotated[float | None, Column("reward", "Reward of the decision.")] = None
-    reward_terms: Annotated[dict[str, float | None] | None, Column("reward", "The reward, term by term.")] = (
-        None
-    )
+    reward_terms: Annotated[Terms | None, Column("reward", "The reward, term by term.")] = None
 
 
 class CounterfactualRow(EnvRow, frozen=True, kw_only=True):
@@ -247,12 +237,8 @@ class EpisodeRow(EnvRow, frozen=True, kw_only=True):
     rollbacks: Annotated[int, Column("count", "Returns to an earlier state.")]
     ended_by: Annotated[str, Column("name", "Why the episode ended: horizon, or governor.")]
     seconds: Annotated[float, Column("s", "Time of the whole episode.")]
-    total_reward: Annotated[
-        float | None, Column("reward", "Undiscounted return; null: nothing was rewarded.")
-    ] = None
-    reward_terms: Annotated[dict[str, float | None] | None, Column("reward", "The return, term by term.")] = (
-        None
-    )
+    total_reward: Annotated[float | None, Column("reward", "Undiscounted return; null: no rewards.")] = None
+    reward_terms: Annotated[Terms | None, Column("reward", "The return, term by term.")] = None
 
 
 class UpdateRow(Row, frozen=True, kw_only=True):
@@ -263,11 +249,9 @@ class UpdateRow(Row, frozen=True, kw_only=True):
 
     iteration: Annotated[int, Column("iteration", "Iterations finished, this one included.")]
     mean_return: Annotated[float | None, Column("reward", "Mean undiscounted return of the environments.")]
-    reward_terms: Annotated[dict[str, float | None], Column("reward", "Mean return, term by term.")]
+    reward_terms: Annotated[Terms, Column("reward", "Mean return, term by term.")]
     reward_variance: Annotated[float | None, Column("reward²", "Of single rewards over all decisions.")]
-    reward_variance_unpaired: Annotated[
-        float | None, Column("reward²", "The same if the twin were left out; null: the family has none.")
-    ]
+    reward_variance_unpaired: Annotated[float | None, Column("reward²", "Without the twin; null: no twin.")]
     val_score: Annotated[float | None, Column("score", "Mean validation score of the committed networks.")]
     params: Annotated[float | None, Column("count", "Mean parameters of the committed networks.")]
     broken_episodes: Annotated[int, Column("count", "Episodes that a breakdown of their host ended.", high=0)]
@@ -277,64 +261,38 @@ class UpdateRow(Row, frozen=True, kw_only=True):
     entropy: Annotated[float | None, Column("bonus", "Weighted entropy of the heads that had a choice.")]
     head_entropy: Annotated[
         list[float | None],
-        Column(
-            "fraction",
-            "Per head, 1 uniform over what was legal; null: never read.",
-            low=limits.HEAD_ENTROPY_COLLAPSED,
-        ),
+        Column("fraction", "Per head, 1: uniform; null: never read.", low=limits.HEAD_ENTROPY_COLLAPSED),
     ]
-    explained_variance: Annotated[
-        float | None, Column("ratio", "Of the returns by the critic, variance floored.", low=0.3)
-    ]
+    explained_variance: Annotated[float | None, Column("ratio", "Of the returns by the critic.", low=0.3)]
     value_nrmse: Annotated[
-        float | None,
-        Column("ratio", "Error of the critic over the spread of the returns.", high=limits.VALUE_NRMSE),
+        float | None, Column("ratio", "Critic's error over the spread of returns.", high=limits.VALUE_NRMSE)
     ]
     value_return_correlation: Annotated[float | None, Column("correlation", "Of values and returns.")]
     approx_kl: Annotated[
         float | None,
-        Column(
-            "nats",
-            "KL divergence from the rollout's policy, last update epoch evaluated.",
-            high=limits.KL_HIGH * limits.DEFAULT_TARGET_KL,
-        ),
+        Column("nats", "KL from the rollout's policy.", high=limits.KL_HIGH * limits.DEFAULT_TARGET_KL),
     ]
     clip_fraction: Annotated[
         float, Column("fraction", "Rows with a choice whose ratio was clipped.", high=limits.CLIP_SHARE)
     ]
     ratio_mean: Annotated[float | None, Column("ratio", "New over old probability, mean.")]
     ratio_std: Annotated[float | None, Column("ratio", "New over old probability, standard deviation.")]
-    ratio_max: Annotated[
-        float | None, Column("ratio", "New over old probability, largest.", high=limits.RATIO_RANGE[1])
-    ]
-    ratio_min: Annotated[
-        float | None, Column("ratio", "New over old probability, smallest.", low=limits.RATIO_RANGE[0])
-    ]
+    ratio_max: Annotated[float | None, Column("ratio", "New over old, largest.", high=limits.RATIO_RANGE[1])]
+    ratio_min: Annotated[float | None, Column("ratio", "New over old, smallest.", low=limits.RATIO_RANGE[0])]
     first_ratio_error: Annotated[
         float | None, Column("ratio", "Largest distance from 1, first update epoch.", high=1e-4)
     ]
-    update_epochs: Annotated[
-        int, Column("count", "Update epochs completed: steps of the policy's optimiser.")
-    ]
+    update_epochs: Annotated[int, Column("count", "Update epochs completed: steps of the optimiser.")]
     early_stop_update_epoch: Annotated[
         int | None, Column("update epoch", "Update epoch that the KL divergence stopped; null: none.")
     ]
     grad_norm: Annotated[
-        float,
-        Column(
-            "norm",
-            "Gradient norm before clipping, last update epoch evaluated.",
-            high=limits.POLICY_GRADIENT_EXPLODING,
-        ),
+        float, Column("norm", "Before clipping, last update epoch.", high=limits.POLICY_GRADIENT_EXPLODING)
     ]
     head_grad_norm: Annotated[list[float | None], Column("norm", "Per head, first update epoch.")]
-    forced_share: Annotated[
-        float, Column("fraction", "Rows in which no head had a choice.", high=limits.FORCED_SHARE)
-    ]
+    forced_share: Annotated[float, Column("fraction", "Rows without any choice.", high=limits.FORCED_SHARE)]
     skipped: Annotated[str | None, Column("text", "Why the update was left out; null: it was not.")]
-    explosion: Annotated[
-        dict[str, Any] | None, Column("map", "Row, head and action whose ratio left its range; null: none.")
-    ]
+    explosion: Annotated[dict[str, Any] | None, Column("map", "Decision whose ratio left its range.")]
     evaluation_return: Annotated[float | None, Column("reward", "Argmax episodes on selection rng seeds.")]
     evaluation_score: Annotated[float | None, Column("score", "Their validation score.")]
     seconds: Annotated[float, Column("s", "Time of the iteration.")]
@@ -347,9 +305,7 @@ class ResourceRow(Row, frozen=True, kw_only=True):
     rss_mb: Annotated[float, Column("MB", "Largest resident memory so far.")]
     rows_written: Annotated[int, Column("count", "Rows written so far, all tables.")]
     writer_ms: Annotated[float, Column("ms", "Time spent in the writer so far.")]
-    disk_free_mb: Annotated[
-        float, Column("MB", "Room left where the run is written.", low=limits.DISK_FREE_MB)
-    ]
+    disk_free_mb: Annotated[float, Column("MB", "Room left for the run.", low=limits.DISK_FREE_MB)]
 
 
 TABLES: dict[str, type[Row]] = {

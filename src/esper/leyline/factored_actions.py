@@ -1,48 +1,250 @@
-"""One action with names; and the address at which everything about actions can be imported.
+"""The eight heads of an action, lookup tables for action arrays ``[env, 8]``, and one action with names.
 
-``FactoredAction`` is for edges, display and tests, as the specification asks: the step loop works on
-integer arrays and never builds one.
+The step loop works on integer arrays and the tables. Every table is derived from the enumerations and
+compared with literal expectations when the module is imported. ``FactoredAction`` is for edges, display and
+tests, as the specification asks; the step loop never builds one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
-from esper.leyline import action_heads, action_tables
-from esper.leyline.action_heads import *  # noqa: F403
-from esper.leyline.action_heads import (
-    AlphaCurve,
-    AlphaSpeed,
-    AlphaTarget,
-    BlendOperator,
-    BlueprintAction,
-    LifecycleOp,
-    Style,
-    Tempo,
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.leyline.errors import InvalidActionError
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+
+class LifecycleOp(IntEnum):
+    """What to do in one step."""
+
+    WAIT = 0
+    GERMINATE = 1
+    SET_ALPHA_TARGET = 2
+    PRUNE = 3
+    FOSSILIZE = 4
+    ADVANCE = 5
+
+
+class BlueprintAction(IntEnum):
+    """Which seed to germinate. NOOP keeps index 0 out of use: it is never selectable."""
+
+    NOOP = 0
+    CONV_LIGHT = 1
+    ATTENTION = 2
+    NORM = 3
+    DEPTHWISE = 4
+    BOTTLENECK = 5
+    CONV_SMALL = 6
+    CONV_HEAVY = 7
+    LORA = 8
+    LORA_LARGE = 9
+    MLP_SMALL = 10
+    MLP = 11
+    FLEX_ATTENTION = 12
+
+
+class Style(IntEnum):
+    """How a seed is joined to the host: operator and the curve of its first ramp."""
+
+    LINEAR_ADD = 0
+    LINEAR_MULTIPLY = 1
+    SIGMOID_ADD = 2
+    GATED_GATE = 3
+
+
+class Tempo(IntEnum):
+    """Length of the first ramp."""
+
+    FAST = 0
+    STANDARD = 1
+    SLOW = 2
+
+
+class AlphaTarget(IntEnum):
+    """Where alpha goes."""
+
+    HALF = 0
+    SEVENTY = 1
+    FULL = 2
+
+
+class AlphaSpeed(IntEnum):
+    """Length of a later ramp."""
+
+    INSTANT = 0
+    FAST = 1
+    MEDIUM = 2
+    SLOW = 3
+
+
+class AlphaCurve(IntEnum):
+    """Shape of a ramp."""
+
+    LINEAR = 0
+    COSINE = 1
+    SIGMOID_GENTLE = 2
+    SIGMOID = 3
+    SIGMOID_SHARP = 4
+
+
+class BlendOperator(IntEnum):
+    """ADD h + a·d, MULTIPLY h·(1 + a·tanh d), GATE h + a·g(h)·d."""
+
+    ADD = 0
+    MULTIPLY = 1
+    GATE = 2
+
+
+class Head(IntEnum):
+    """Column of each head in an action array."""
+
+    OP = 0
+    SLOT = 1
+    BLUEPRINT = 2
+    STYLE = 3
+    TEMPO = 4
+    ALPHA_TARGET = 5
+    ALPHA_SPEED = 6
+    ALPHA_CURVE = 7
+
+
+NUM_OPS, NUM_BLUEPRINTS, NUM_STYLES, NUM_TEMPO = map(len, (LifecycleOp, BlueprintAction, Style, Tempo))
+NUM_ALPHA_TARGETS, NUM_ALPHA_SPEEDS, NUM_ALPHA_CURVES = map(len, (AlphaTarget, AlphaSpeed, AlphaCurve))
+NUM_HEADS: Final = len(Head)
+OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE = map(int, LifecycleOp)
+
+OP_NAMES: Final = tuple(op.name for op in LifecycleOp)
+HEAD_NAMES: Final = tuple(head.name.lower() for head in Head)
+BLUEPRINT_IDS: Final = tuple(blueprint.name.lower() for blueprint in BlueprintAction)
+BLEND_IDS: Final = tuple(style.name.lower() for style in Style)
+TEMPO_NAMES: Final = tuple(tempo.name for tempo in Tempo)
+ALPHA_SPEED_NAMES: Final = tuple(speed.name for speed in AlphaSpeed)
+ALPHA_CURVE_NAMES: Final = tuple(curve.name for curve in AlphaCurve)
+
+TEMPO_EPOCHS: Final = (3, 5, 8)
+ALPHA_TARGET_VALUES: Final = (0.5, 0.7, 1.0)
+ALPHA_SPEED_EPOCHS: Final = (0, 3, 5, 8)
+SIGMOID_STEEPNESS: Final[Mapping[AlphaCurve, float]] = MappingProxyType(
+    {AlphaCurve.SIGMOID_GENTLE: 6.0, AlphaCurve.SIGMOID: 12.0, AlphaCurve.SIGMOID_SHARP: 24.0}
 )
-from esper.leyline.action_tables import *  # noqa: F403
-from esper.leyline.action_tables import (
-    ALPHA_SPEED_EPOCHS,
-    ALPHA_TARGET_VALUES,
-    BLEND_IDS,
-    BLUEPRINT_IDS,
-    CANONICAL_ACTION,
-    OP_NAMES,
-    STYLE_OPERATORS,
-    TEMPO_EPOCHS,
-    IntArray,
-    head_sizes,
+STYLE_OPERATORS: Final = (BlendOperator.ADD, BlendOperator.MULTIPLY, BlendOperator.ADD, BlendOperator.GATE)
+STYLE_CURVES: Final = (AlphaCurve.LINEAR, AlphaCurve.LINEAR, AlphaCurve.SIGMOID, AlphaCurve.LINEAR)
+
+
+def _blueprints(names: str) -> frozenset[BlueprintAction]:
+    return frozenset(BlueprintAction[name.upper()] for name in names.split())
+
+
+CNN_BLUEPRINTS: Final = _blueprints("norm attention conv_small depthwise bottleneck conv_light conv_heavy")
+TRANSFORMER_BLUEPRINTS: Final = _blueprints("norm lora lora_large attention flex_attention mlp_small mlp")
+
+BLUEPRINT_NULL_INDEX: Final = 13
+"""Embedding row of an empty slot."""
+DEFAULT_BLUEPRINT_EMBED_DIM: Final = 4
+DEFAULT_LSTM_HIDDEN_DIM: Final = 256
+DEFAULT_FEATURE_DIM: Final = 256
+DEFAULT_GAMMA: Final = 0.995
+"""Decay per epoch of a measurement's freshness, and the discount where nothing else is said."""
+
+_READS: Final[Mapping[LifecycleOp, str]] = MappingProxyType(
+    {
+        LifecycleOp.WAIT: "op",
+        LifecycleOp.GERMINATE: "op slot blueprint style tempo alpha_target",
+        LifecycleOp.SET_ALPHA_TARGET: "op slot alpha_target alpha_speed alpha_curve",
+        LifecycleOp.PRUNE: "op slot alpha_speed alpha_curve",
+        LifecycleOp.FOSSILIZE: "op slot",
+        LifecycleOp.ADVANCE: "op slot",
+    }
 )
+HEADS_OF_OP: Final = np.array([[name in read.split() for name in HEAD_NAMES] for read in _READS.values()])
+"""Which heads an op reads, ``[op, head]``: masks, credit, entropy and telemetry index this."""
+HEADS_OF_OP.setflags(write=False)
 
-__all__ = ["FactoredAction"]
-__all__ += action_heads.__all__
-__all__ += action_tables.__all__
+_FULL_AT_ONCE: Final = (AlphaTarget.FULL, AlphaSpeed.INSTANT, AlphaCurve.LINEAR)
+CANONICAL_ACTION: Final = np.array(
+    [OP_WAIT, 0, BlueprintAction.NOOP, Style.LINEAR_ADD, Tempo.STANDARD, *_FULL_AT_ONCE], dtype=np.int64
+)
+"""The value ``[head]`` that a head takes when the op does not read it."""
+CANONICAL_ACTION.setflags(write=False)
 
 
-@dataclass(frozen=True, slots=True)
-class FactoredAction:
+def head_sizes(num_slots: int) -> tuple[int, ...]:
+    """Number of values of each head, in ``Head`` order."""
+    alpha = (NUM_ALPHA_TARGETS, NUM_ALPHA_SPEEDS, NUM_ALPHA_CURVES)
+    return (NUM_OPS, num_slots, NUM_BLUEPRINTS, NUM_STYLES, NUM_TEMPO, *alpha)
+
+
+def heads_read(actions: IntArray, alpha: NDArray[np.float64]) -> BoolArray:
+    """Which heads matter for each action, ``[env, head]``.
+
+    ``alpha [env]`` is the alpha of the slot acted on: at 0 a removal has no ramp, so neither speed
+    nor curve is read; under INSTANT there is no curve.
+    """
+    read: BoolArray = HEADS_OF_OP[actions[:, Head.OP]]
+    no_ramp = alpha == 0.0
+    read[:, Head.ALPHA_SPEED] &= ~no_ramp
+    instant = actions[:, Head.ALPHA_SPEED] == AlphaSpeed.INSTANT
+    read[:, Head.ALPHA_CURVE] &= ~(no_ramp | instant)
+    return read
+
+
+def canonicalise(actions: IntArray, alpha: NDArray[np.float64]) -> IntArray:
+    """``actions [env, head]`` with every unread head at its canonical value."""
+    return np.where(heads_read(actions, alpha), actions, CANONICAL_ACTION)
+
+
+def check_actions(actions: IntArray, num_envs: int, num_slots: int) -> None:
+    """Refuse an action array of the wrong shape or with an index outside its head."""
+    if actions.shape != (num_envs, NUM_HEADS):
+        raise InvalidActionError(f"actions must have shape ({num_envs}, {NUM_HEADS}); found {actions.shape}")
+    sizes = np.array(head_sizes(num_slots))
+    outside = (actions < 0) | (actions >= sizes)
+    if outside.any():
+        env, head = (int(i) for i in np.argwhere(outside)[0])
+        raise InvalidActionError(
+            f"head {HEAD_NAMES[head]} of environment {env} has value {actions[env, head]};"
+            f" allowed are 0 to {sizes[head] - 1}"
+        )
+
+
+def _check_tables() -> None:
+    """Compare the derived tables with literal expectations; ``raise`` survives ``python -O``."""
+    blueprints = (
+        "noop conv_light attention norm depthwise bottleneck conv_small conv_heavy"
+        " lora lora_large mlp_small mlp flex_attention"
+    )
+    expected: Mapping[str, tuple[object, object]] = {
+        "ops": (" ".join(OP_NAMES), "WAIT GERMINATE SET_ALPHA_TARGET PRUNE FOSSILIZE ADVANCE"),
+        "blueprints": (" ".join(BLUEPRINT_IDS), blueprints),
+        "styles": (" ".join(BLEND_IDS), "linear_add linear_multiply sigmoid_add gated_gate"),
+        "tempo": (" ".join(TEMPO_NAMES), "FAST STANDARD SLOW"),
+        "speeds": (" ".join(ALPHA_SPEED_NAMES), "INSTANT FAST MEDIUM SLOW"),
+        "curves": (" ".join(ALPHA_CURVE_NAMES), "LINEAR COSINE SIGMOID_GENTLE SIGMOID SIGMOID_SHARP"),
+        "sizes": (head_sizes(3), (6, 3, 13, 4, 3, 3, 4, 5)),
+        "heads": (NUM_HEADS, 8),
+        "values per style": ((len(STYLE_OPERATORS), len(STYLE_CURVES)), (4, 4)),
+        "op indices": (
+            (OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE),
+            (0, 1, 2, 3, 4, 5),
+        ),
+        "heads per op": (HEADS_OF_OP.sum(axis=1).tolist(), [1, 6, 5, 4, 2, 2]),
+    }
+    for name, (found, wanted) in expected.items():
+        if found != wanted:
+            raise RuntimeError(f"action table '{name}' is {found}, expected {wanted}")
+
+
+_check_tables()
+
+
+class FactoredAction(NamedTuple):
     """One action with names, for people: display, edges and tests."""
 
     op: LifecycleOp
@@ -55,32 +257,13 @@ class FactoredAction:
     alpha_curve: AlphaCurve
 
     @classmethod
-    def from_indices(cls, indices: Sequence[int] | IntArray) -> Self:
+    def from_indices(cls, indices: Sequence[int] | IntArray) -> FactoredAction:
         """Build from eight indices in ``Head`` order."""
-        op, slot, blueprint, style, tempo, target, speed, curve = (int(i) for i in indices)
-        return cls(
-            LifecycleOp(op),
-            slot,
-            BlueprintAction(blueprint),
-            Style(style),
-            Tempo(tempo),
-            AlphaTarget(target),
-            AlphaSpeed(speed),
-            AlphaCurve(curve),
-        )
+        return cls._make(kind(int(index)) for kind, index in zip(_KINDS, indices, strict=True))
 
     @property
     def indices(self) -> tuple[int, ...]:
-        return (
-            int(self.op),
-            self.slot,
-            int(self.blueprint),
-            int(self.style),
-            int(self.tempo),
-            int(self.alpha_target),
-            int(self.alpha_speed),
-            int(self.alpha_curve),
-        )
+        return tuple(map(int, self))
 
     @property
     def is_wait(self) -> bool:
@@ -107,18 +290,6 @@ class FactoredAction:
         return self.op is LifecycleOp.ADVANCE
 
     @property
-    def is_op(self) -> tuple[bool, ...]:
-        """The six questions above, in the order of the ops."""
-        return (
-            self.is_wait,
-            self.is_germinate,
-            self.is_set_alpha_target,
-            self.is_prune,
-            self.is_fossilize,
-            self.is_advance,
-        )
-
-    @property
     def blueprint_id(self) -> str:
         return self.blueprint.name.lower()
 
@@ -130,17 +301,8 @@ class FactoredAction:
     def operator(self) -> BlendOperator:
         return BlendOperator[self.style.name.rpartition("_")[2]]
 
-    @property
-    def tempo_epochs(self) -> int:
-        return TEMPO_EPOCHS[self.tempo]
 
-    @property
-    def target_value(self) -> float:
-        return ALPHA_TARGET_VALUES[self.alpha_target]
-
-    @property
-    def speed_epochs(self) -> int:
-        return ALPHA_SPEED_EPOCHS[self.alpha_speed]
+_KINDS: Final = (LifecycleOp, int, BlueprintAction, Style, Tempo, AlphaTarget, AlphaSpeed, AlphaCurve)
 
 
 def check_lookups() -> None:
@@ -153,7 +315,7 @@ def check_lookups() -> None:
             action = FactoredAction.from_indices(indices)
             pairs: tuple[tuple[object, object], ...] = (
                 (action.indices, tuple(indices)),
-                (action.is_op.index(True), op),
+                ([name for name in OP_NAMES if getattr(action, f"is_{name.lower()}")], [OP_NAMES[op]]),
                 (action.op.name, OP_NAMES[op]),
                 (action.blueprint_id, BLUEPRINT_IDS[blueprint]),
                 (action.blend_id, BLEND_IDS[style]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,21 +21,16 @@ class WriterLock:
     """Held from construction to ``release``."""
 
     def __init__(self, telemetry: Path) -> None:
-        run_dir = telemetry.parent
         self._file: int | None = None
         try:
             self._file = os.open(telemetry / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
             _lock(self._file)
-        except BlockingIOError:
-            self.release()
-            raise RunDirectoryError(
-                f"run directory '{run_dir}' is being written by another process; let it finish, or stop it"
-            ) from None
         except OSError as error:
             self.release()
-            raise RunDirectoryError(
-                f"run directory '{run_dir}' cannot be written: {error.strerror}"
-            ) from error
+            is_held = isinstance(error, BlockingIOError)
+            reason = "is being written by another process; let it finish, or stop it"
+            said = reason if is_held else f"cannot be written: {error.strerror}"
+            raise RunDirectoryError(f"run directory '{telemetry.parent}' {said}") from error
 
     def release(self) -> None:
         """Let another writer in; releasing twice does nothing."""
@@ -43,26 +39,21 @@ class WriterLock:
             os.close(file)
 
 
-def _lock(file: int, tries: int = TRIES) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if tries == 1:
-            raise
+def _lock(file: int) -> None:
+    for _ in range(TRIES - 1):
+        with suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         time.sleep(PAUSE_SECONDS)
-        _lock(file, tries - 1)
+    return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_being_written(telemetry: Path) -> bool:
     """Whether a living writer holds the lock."""
     try:
-        file = os.open(telemetry / LOCK_FILE, os.O_RDONLY)
+        with (telemetry / LOCK_FILE).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(file)
     return False

@@ -5,12 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from esper.leyline.factored_actions import (
-    BLEND_IDS,
-    DEFAULT_GAMMA,
-    STYLE_OPERATORS,
-    BlendOperator,
-)
+from esper.leyline.factored_actions import BLEND_IDS, DEFAULT_GAMMA, STYLE_OPERATORS, BlendOperator
 from esper.leyline.rules import ActionSpace
 from esper.leyline.slot_table import NEVER, SlotTable
 from esper.leyline.stages import Stage
@@ -77,13 +72,10 @@ def alpha_mode(table: SlotTable, env: int, slot: int) -> str:
 
 def report_slot(table: SlotTable, env: int, slot: int, space: ActionSpace) -> SeedStateReport:
     """The report of one slot."""
-    slot_id = space.slot_config.slot_ids[slot]
-    stage = Stage(int(table.stage[env, slot]))
-    if not table.occupied[env, slot]:
-        return SeedStateReport(
-            slot_id=slot_id, stage=stage, epochs_in_stage=int(table.epochs_in_stage[env, slot])
-        )
-    at = (env, slot)
+    at, slot_id = (env, slot), space.slot_config.slot_ids[slot]
+    stage = Stage(int(table.stage[at]))
+    if not table.occupied[at]:
+        return SeedStateReport(slot_id=slot_id, stage=stage, epochs_in_stage=int(table.epochs_in_stage[at]))
     since = int(table.epochs_since_measured[at])
     left = int(table.ramp_epochs[at] - table.ramp_elapsed[at]) if table.ramping[at] else 0
     remaining = float(table.alpha_target[at] - table.alpha[at])

@@ -158,36 +158,10 @@ class SlotTable:
         self.exploding[env, slot] = float(exploding)
 
 
-_BLANK: Final[Mapping[str, bool | int | float]] = {
-    "enabled": True,
-    "stage": int(Stage.DORMANT),
-    "seed_id": -1,
-    "blueprint": NO_BLUEPRINT,
-    "style": 0,
-    "age": 0,
-    "epochs_in_stage": 0,
-    "alpha": 0.0,
-    "alpha_from": 0.0,
-    "alpha_target": 0.0,
-    "ramp_epochs": 0,
-    "ramp_elapsed": 0,
-    "ramp_curve": 0,
-    "leaving": False,
-    "seed_params": 0,
-    "contribution": np.nan,
-    "contribution_error": np.nan,
-    "contribution_velocity": np.nan,
-    "shapley": np.nan,
-    "interaction_sum": np.nan,
-    "strongest_boost": np.nan,
-    "epochs_since_measured": NEVER,
-    "gradient_norm": np.nan,
-    "gradient_norm_ratio": np.nan,
-    "gradient_health": np.nan,
-    "previous_health": np.nan,
-    "vanishing": np.nan,
-    "exploding": np.nan,
-}
-
-if set(_BLANK) != {field.name for field in fields(SlotTable)}:
-    raise RuntimeError("every column of SlotTable needs a blank value and the reverse")
+_DEFAULTS: Final[Mapping[str, bool | int | float]] = {"BoolArray": False, "IntArray": 0, "FloatArray": np.nan}
+_BLANK: Final[Mapping[str, bool | int | float]] = (
+    {field.name: _DEFAULTS[str(field.type)] for field in fields(SlotTable)}
+    | {"enabled": True, "stage": int(Stage.DORMANT), "seed_id": -1, "blueprint": NO_BLUEPRINT}
+    | {"alpha": 0.0, "alpha_from": 0.0, "alpha_target": 0.0, "epochs_since_measured": NEVER}
+)
+"""What every column of a slot without a seed holds."""

@@ -85,7 +85,6 @@ OCCUPIED_STAGES: Final = _reachable(Stage.GERMINATED, without=Stage.PRUNED)
 
 IS_LIVE: Final = _lookup(LIVE_STAGES)
 IN_FORWARD: Final = _lookup(FORWARD_STAGES)
-IS_COOLING: Final = _lookup(COOLING_STAGES)
 IS_OCCUPIED: Final = _lookup(OCCUPIED_STAGES)
 """Lookup tables ``[NUM_STAGES]``, indexed by arrays of stages."""
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from numbers import Real
 from operator import attrgetter
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import msgspec
 
@@ -58,13 +58,9 @@ class RowEncoder:
 
     def _check_finite(self, row: Row) -> None:
         # None and 0.0 drop out of the filter; NaN and the infinities do not.
-        if not all(map(math.isfinite, filter(None, self._floats(row)))):
-            self._refuse_non_finite(row)
-        for name in self._nested:
-            if not _all_finite(getattr(row, name)):
-                self._refuse_non_finite(row)
-
-    def _refuse_non_finite(self, row: Row) -> NoReturn:
+        flat = all(map(math.isfinite, filter(None, self._floats(row))))
+        if flat and all(_all_finite(getattr(row, name)) for name in self._nested):
+            return
         name, number = next(
             (column.name, number)
             for column in COLUMNS[self._table]

@@ -48,17 +48,14 @@ class IterationJournal:
         path = unfinished_path(self._telemetry, iteration) / f"env-{env:04d}.jsonl"
         try:
             if path != self._path:
-                self._open(path)
+                self.close()
+                self._path = path
+                self._file = open_to_append(path)
             if self._file is not None:
                 write_all(self._file, lines)
         except OSError:
             with suppress(OSError):  # network file systems report a full disk once more
                 self.close()
-
-    def _open(self, path: Path) -> None:
-        self.close()
-        self._path = path
-        self._file = open_to_append(path)
 
     def close(self) -> None:
         """Let go of the file; closing twice does nothing."""

@@ -7,10 +7,10 @@ Every limit is one of ``leyline.limits``; ``nissa.watch`` evaluates the table, o
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, get_type_hints
 
 from esper.leyline import limits
 from esper.leyline.columns import TABLE_OF
@@ -25,8 +25,6 @@ class Rule:
 
     name: str
     severity: Severity
-    table: type[Row]
-    """The rows that it looks at."""
     condition: str
     """What is wrong, in words; the limits are those that ``look`` compares with."""
     look: Look
@@ -38,6 +36,12 @@ class Rule:
     """Rows that one reading is made of."""
     of_the_machine: bool = False
     """It is about the machine and not about the run: two equal runs may differ in it."""
+
+    @property
+    def table(self) -> type[Row]:
+        """The rows that it looks at."""
+        row: type[Row] = get_type_hints(self.look)["row"]
+        return row
 
     @property
     def delay(self) -> int:
@@ -54,7 +58,6 @@ RULES: Final = (
     Rule(
         "non-finite-update",
         "error",
-        UpdateRow,
         "a loss, the entropy or the divergence is not finite, or the update was left out",
         conditions.not_finite,
         "Read `skipped` of the update for the first number that broke; lower learning_rate or reward_scale.",
@@ -62,7 +65,6 @@ RULES: Final = (
     Rule(
         "ratio",
         "error",
-        UpdateRow,
         "a decision's probability changed by a factor outside {:g} to {:g}".format(*limits.RATIO_EXPLODED),
         conditions.ratio_exploded,
         "`explosion` of the update names the decision and its head; lower learning_rate, and go back to a"
@@ -71,7 +73,6 @@ RULES: Final = (
     Rule(
         "kl",
         "warning",
-        UpdateRow,
         f"the divergence is above {limits.KL_HIGH:g} times target_kl",
         conditions.divergence_above(limits.KL_HIGH),
         "Single steps overshoot the target, so the early stop comes too late; lower learning_rate.",
@@ -80,7 +81,6 @@ RULES: Final = (
     Rule(
         "kl-runaway",
         "error",
-        UpdateRow,
         f"the divergence is above {limits.KL_RUNAWAY:g} times target_kl",
         conditions.divergence_above(limits.KL_RUNAWAY),
         "One step threw the policy away from its rollout; lower learning_rate and go back to a checkpoint.",
@@ -88,7 +88,6 @@ RULES: Final = (
     Rule(
         "clip-share",
         "warning",
-        UpdateRow,
         f"the ratio is clipped in more than {limits.CLIP_SHARE:.0%} of the rows that had a choice",
         conditions.update_above("clip_fraction", limits.CLIP_SHARE),
         "Most rows no longer pull at the policy; lower learning_rate or update_epochs.",
@@ -97,7 +96,6 @@ RULES: Final = (
     Rule(
         "head-collapse",
         "warning",
-        UpdateRow,
         f"a head's entropy is below {limits.HEAD_ENTROPY_COLLAPSED:.0%} of what was legal, and either fell"
         f" there at once from above {limits.HEAD_ENTROPY_OPEN:.0%}, or {_NOT_LEARNED}",
         conditions.heads_collapsed,
@@ -109,7 +107,6 @@ RULES: Final = (
     Rule(
         "value-error",
         "warning",
-        UpdateRow,
         f"the critic's error is above {limits.VALUE_NRMSE:g} spread of the returns",
         conditions.update_above("value_nrmse", limits.VALUE_NRMSE),
         "The critic is worse than a constant, so advantages are noise; check reward_scale and gamma, or"
@@ -119,7 +116,6 @@ RULES: Final = (
     Rule(
         "gradient-jump",
         "error",
-        UpdateRow,
         f"the gradient before clipping is above {limits.GRADIENT_JUMP:g} times the mean of earlier updates",
         conditions.gradient_jump,
         "Look for an outlier among the iteration's rewards; lower reward_scale or learning_rate.",
@@ -127,7 +123,6 @@ RULES: Final = (
     Rule(
         "forced-share",
         "warning",
-        UpdateRow,
         f"more than {limits.FORCED_SHARE:.0%} of the decisions had no choice, and {_NOT_LEARNED}",
         conditions.forced,
         "Little is left to learn from; give an episode more slots or fewer steps.",
@@ -136,7 +131,6 @@ RULES: Final = (
     Rule(
         "idle",
         "warning",
-        UpdateRow,
         f"more than {limits.WAIT_SHARE:.0%} of the decisions are WAIT",
         conditions.waits,
         "The policy does nothing: growth does not pay here, or costs too much at first; lower rent or raise"
@@ -146,7 +140,6 @@ RULES: Final = (
     Rule(
         "slow",
         "warning",
-        UpdateRow,
         f"throughput of the rollout is below {limits.SLOWDOWN:.0%} of the median of all earlier iterations,"
         f" known after {limits.USUAL_ITERATIONS}",
         conditions.slow,
@@ -157,7 +150,6 @@ RULES: Final = (
     Rule(
         "pays-for-worse",
         "error",
-        EpisodeRow,
         f"the rank correlation of return and final score (lead over the twin where it is known) is below"
         f" {limits.RANK_CORRELATION:g}",
         conditions.pays_for_worse,
@@ -168,7 +160,6 @@ RULES: Final = (
     Rule(
         "shaping",
         "warning",
-        EpisodeRow,
         f"terms that pay for the way, not for the result, make up more than {limits.SHAPING_SHARE:.0%} of"
         " the reward, signs left aside",
         conditions.shaping,
@@ -178,7 +169,6 @@ RULES: Final = (
     Rule(
         "dead-seed",
         "warning",
-        SeedRow,
         f"a seed that trains, blends or holds has a gradient health below {limits.MIN_GRADIENT_HEALTH:g}",
         conditions.dead,
         "Its gradients vanish or explode, so it does not learn; prune it, and try another blueprint there.",
@@ -187,7 +177,6 @@ RULES: Final = (
     Rule(
         "harmful-seed",
         "warning",
-        SeedRow,
         "outside of trainings, a seed that holds, or blends at rest, contributes less than nothing by more"
         f" than {limits.CONFIDENCE_Z:g} standard errors",
         conditions.harmful,
@@ -197,7 +186,6 @@ RULES: Final = (
     Rule(
         "disk-nearly-full",
         "error",
-        ResourceRow,
         f"less than {limits.DISK_FREE_MB:g} MB are free where the run is written",
         conditions.disk_full,
         "Make room: on a full disk a run goes on without telemetry, a training also without checkpoints.",
@@ -220,42 +208,43 @@ _ROW_NAMES: Final[Mapping[type[Row], str]] = MappingProxyType(
 )
 
 
+_REFERENCE: Final = """\
+# What raises an alert
+
+Made by `python -m esper.nissa.rules > docs/alerts.md` from the table in
+`src/esper/nissa/rules.py`, whose limits stand in `src/esper/leyline/limits.py`; a test keeps the
+two equal.
+
+An alert is one row of the table `alert` when its condition begins and one when it ends, for each
+thing that it is about: the run, a head, a slot of an environment. The delay counts rows of the
+table that the rule looks at, from the first that is wrong to the alert. What is unknown raises
+nothing and clears nothing.
+
+| rule | severity | looks at | raised when | delay | what to do |
+|---|---|---|---|---|---|
+{rules}
+
+## Interventions of the governor
+
+The engine raises these errors itself, in the epoch in which it undoes or prunes something; the
+hint says what was done. They are cleared when the episode ends.
+
+| rule | raised when |
+|---|---|
+{interventions}
+"""
+
+
 def alerts_markdown() -> str:
     """The reference of all rules, as Markdown."""
-    return "\n".join(_markdown_lines()) + "\n"
+    interventions = (f"| `{name}` | {meaning} |" for name, meaning in GOVERNOR_RULES.items())
+    return _REFERENCE.format(rules="\n".join(map(_line, RULES)), interventions="\n".join(interventions))
 
 
-def _markdown_lines() -> Iterator[str]:
-    yield "# What raises an alert"
-    yield ""
-    yield "Made by `python -m esper.nissa.rules > docs/alerts.md` from the table in"
-    yield "`src/esper/nissa/rules.py`, whose limits stand in `src/esper/leyline/limits.py`; a test keeps the"
-    yield "two equal."
-    yield ""
-    yield "An alert is one row of the table `alert` when its condition begins and one when it ends, for each"
-    yield "thing that it is about: the run, a head, a slot of an environment. The delay counts rows of the"
-    yield "table that the rule looks at, from the first that is wrong to the alert. What is unknown raises"
-    yield "nothing and clears nothing."
-    yield ""
-    yield "| rule | severity | looks at | raised when | delay | what to do |"
-    yield "|---|---|---|---|---|---|"
-    for rule in RULES:
-        table = TABLE_OF[rule.table]
-        times = f", {rule.times} times in a row" if rule.times > 1 else ""
-        yield (
-            f"| `{rule.name}` | {rule.severity} | `{table}` | {rule.condition}{times}"
-            f" | {promise(rule)} | {rule.hint} |"
-        )
-    yield ""
-    yield "## Interventions of the governor"
-    yield ""
-    yield "The engine raises these errors itself, in the epoch in which it undoes or prunes something; the"
-    yield "hint says what was done. They are cleared when the episode ends."
-    yield ""
-    yield "| rule | raised when |"
-    yield "|---|---|"
-    for name, meaning in GOVERNOR_RULES.items():
-        yield f"| `{name}` | {meaning} |"
+def _line(rule: Rule) -> str:
+    times = f", {rule.times} times in a row" if rule.times > 1 else ""
+    table, what = TABLE_OF[rule.table], f"{rule.condition}{times}"
+    return f"| `{rule.name}` | {rule.severity} | `{table}` | {what} | {promise(rule)} | {rule.hint} |"
 
 
 def promise(rule: Rule) -> str:

@@ -51,8 +51,8 @@ class Watch:
         for rule in _RULES_OF.get(type(row), ()):
             alerts += [self._evaluate(rule, reading, row) for reading in rule.look(row, self._past)]
         match row:
-            case AlertRow() if _is_intervention(row):
-                self._note(row)
+            case AlertRow(event="raised") if row.rule in GOVERNOR_RULES:
+                self._courses[row.rule, row.scope] = _Course(raised=row, env=row.env)
             case EpisodeRow():
                 alerts += self._end_of(row, slot=None)
             case TransitionRow() if row.to_stage not in OCCUPIED_STAGES:
@@ -82,16 +82,10 @@ class Watch:
             return _cleared(raised, value=reading.value, limit=reading.limit, **_when(row))
         return None
 
-    def _note(self, row: AlertRow) -> None:
-        self._courses[row.rule, row.scope] = _Course(raised=row, env=row.env)
-
     def _end_of(self, row: EpisodeRow | TransitionRow, slot: int | None) -> list[AlertRow]:
         """What was about the episode that ended, or about the seed that is gone, is over."""
-        ended = [
-            key
-            for key, course in self._courses.items()
-            if course.env == row.env and slot in (None, course.slot)
-        ]
+        courses = list(self._courses.items())
+        ended = [key for key, one in courses if one.env == row.env and slot in (None, one.slot)]
         raised = [self._courses.pop(key).raised for key in ended]
         return [_cleared(alert, value=None, **_place(row)) for alert in raised if alert is not None]
 
@@ -114,8 +108,3 @@ def _when(row: Row) -> dict[str, Any]:
 def _place(row: EnvRow) -> dict[str, Any]:
     """The columns that say where in a run a row belongs."""
     return {name: getattr(row, name) for name in ("env", "episode", "attempt", "iteration", "epoch")}
-
-
-def _is_intervention(row: AlertRow) -> bool:
-    """Whether the engine raised it; that it was cleared is said by ``Watch`` alone."""
-    return row.rule in GOVERNOR_RULES and row.event == "raised"

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from esper.leyline.columns import TABLE_OF
@@ -69,6 +68,8 @@ class RunWriter:
         """The highest number that has a file."""
         self._trains = resume_from is not None
         """Rows are written by iterations."""
+        self._ended = False
+        """The last resource row was emitted."""
         if resume_from is not None:
             self._go_back(resume_from.iteration)
         self._encoders = {table: RowEncoder(table) for table in TABLES}
@@ -98,14 +99,11 @@ class RunWriter:
             for partial in self._telemetry.glob("*.partial"):
                 remove(partial)
             self._last = row_files(self._telemetry).last
-        except EsperError:
+        except (EsperError, OSError) as error:
             self._lock.release()
-            raise
-        except OSError as error:
-            self._lock.release()
-            raise RunDirectoryError(
-                f"run directory '{self.directory}' cannot be written: {error.strerror}"
-            ) from error
+            if isinstance(error, EsperError):
+                raise
+            raise RunDirectoryError(f"'{self.directory}' cannot be written: {error.strerror}") from error
 
     # --- rows -----------------------------------------------------------------------------------------
 
@@ -137,7 +135,7 @@ class RunWriter:
         if not self._accepts() or self._trains:
             return
         now = self._clock()
-        self._emit_resource_if_due()
+        self._emit_resource(if_due=True)
         self._write_out(lines_path(self._telemetry, max(self._last, 0)))
         if self._line_bytes > LINES_BYTES:
             self._close_file()
@@ -146,11 +144,11 @@ class RunWriter:
         self._busy_seconds += self._clock() - now
 
     @contextmanager
-    def iteration(self, number: int) -> Iterator[None]:
+    def iteration(self, number: int, *, is_last: bool = False) -> Iterator[None]:
         """Write the rows emitted within the context as those of an iteration, all of them or none.
 
-        Number 0 is what precedes the first iteration. Where writing fails, the journals of that iteration
-        are left, and nothing of later ones.
+        Number 0 is what precedes the first iteration; the last one has the resource row of the end. Where
+        writing fails, the journals of that iteration are left, and nothing of later ones.
         """
         begin = len(self._buffer)
         self._trains = True
@@ -158,7 +156,8 @@ class RunWriter:
             yield
             if self._accepts():
                 now = self._clock()
-                self._emit_resource_if_due()
+                self._emit_resource(if_due=not is_last)
+                self._ended = is_last
                 self._commit(number)
                 self._busy_seconds += self._clock() - now
             else:
@@ -202,21 +201,19 @@ class RunWriter:
     def close(self) -> None:
         """Write what is left and a last resource row; closing twice does nothing."""
         if self._open:
-            self._emit_resource()
+            if not self._ended:
+                self._emit_resource()
+            unfinished = unfinished_path(self._telemetry, self._last + 1) / "run.jsonl"
             if self._trains:
                 self._close_file()
-                self._write_out(unfinished_path(self._telemetry, self._last + 1) / "run.jsonl")
-            else:
-                self._write_out(lines_path(self._telemetry, max(self._last, 0)))
+            self._write_out(unfinished if self._trains else lines_path(self._telemetry, max(self._last, 0)))
             self._end()
         self._lock.release()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _accepts(self) -> bool:
@@ -235,9 +232,8 @@ class RunWriter:
             return
         self.failed = True
         self._end()
-        self._warn(
-            f"telemetry stopped: cannot write {path} ({reason}); the run goes on, its further rows are lost"
-        )
+        ending = "the run goes on, its further rows are lost"
+        self._warn(f"telemetry stopped: cannot write {path} ({reason}); {ending}")
 
     # --- files ----------------------------------------------------------------------------------------
 
@@ -283,12 +279,11 @@ class RunWriter:
                     )
                 )
 
-    def _emit_resource_if_due(self) -> None:
-        if self._clock() - self.began >= self._resource_due:
-            self._emit_resource()
-
-    def _emit_resource(self) -> None:
-        self._resource_due = self._clock() - self.began + RESOURCE_SECONDS
+    def _emit_resource(self, *, if_due: bool = False) -> None:
+        seconds = self._clock() - self.began
+        if if_due and seconds < self._resource_due:
+            return
+        self._resource_due = seconds + RESOURCE_SECONDS
         try:
             free = shutil.disk_usage(self.directory).free
         except OSError as error:

@@ -47,6 +47,5 @@ def _dispatch(words: Sequence[str]) -> None:
 
 def _overview() -> str:
     lines = [f"  {name:<8}{text}" for name, text in COMMANDS.items()]
-    return "\n".join(
-        ["usage: esper COMMAND [flags]", "", *lines, "", "esper COMMAND --help lists its flags."]
-    )
+    usage, more = "usage: esper COMMAND [flags]\n", "\nesper COMMAND --help lists its flags."
+    return "\n".join([usage, *lines, more])

@@ -8,16 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from esper.build import build_task
-from esper.config import checked, run_config
+from esper.config import Settings, checked, run_config
 from esper.karn.statistics import estimate, paired_difference
-from esper.leyline.errors import EsperError
-from esper.scripts.flags import parse_flags
+from esper.scripts.flags import parse_words
 from esper.simic.config import MOST, MOST_SLOTS, TaskName, TrainingConfig
 from esper.study import Cell, means_by_rng_seed, run_study
 from esper.tamiyo.policy.checkpoint import load_policy, read_training
@@ -31,10 +30,8 @@ DESCRIPTION = (
 CONTROLS = ("heuristic", "random", "off")
 
 
-class EvaluationConfig(BaseModel):
+class EvaluationConfig(Settings):
     """What to evaluate on; what is not given is taken from the policy, then from here."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
     slots: int | None = Field(None, ge=1, le=MOST_SLOTS, description="Blocks and so slots of the host.")
@@ -45,37 +42,29 @@ class EvaluationConfig(BaseModel):
         allow_inf_nan=False,
         description="Price of a thousand grown parameters, in lead of 100 points.",
     )
-    auto_forward: bool = Field(
-        True, description="Seeds change stage when theirs is over; else that takes the op ADVANCE."
-    )
+    auto_forward: bool = Field(True, description="Seeds change stage by themselves; else by the op ADVANCE.")
     episodes: int = Field(20, ge=2, le=MOST, description="Rng seeds per controller, of one episode each.")
-    episodes_each: int = Field(
-        1, ge=1, le=MOST, description="Episodes for every rng seed, which counts with their mean."
-    )
+    episodes_each: int = Field(1, ge=1, le=MOST, description="Episodes for each rng seed, whose mean counts.")
     processes: int = Field(2, ge=1, le=1_000, description="Processes that share the episodes.")
 
 
 def eval_command(args: Sequence[str]) -> None:
     """The first word is the checkpoint, the rest are flags."""
-    if not args or args[0].startswith("-"):
-        parse_flags(EvaluationConfig, "esper eval CHECKPOINT", DESCRIPTION, args)
-        raise EsperError("esper eval needs the folder of a policy as its first word, such as runs/mine/best")
-    checkpoint = Path(args[0])
-    given, _ = parse_flags(EvaluationConfig, "esper eval CHECKPOINT", DESCRIPTION, args[1:])
-    config, shared = _resolve(checkpoint, given)
+    needed = "the folder of a policy as its first word, such as runs/mine/best"
+    words, asked = parse_words(EvaluationConfig, "esper eval CHECKPOINT", DESCRIPTION, args, needed=needed)
+    checkpoint = Path(words[0])
+    config, shared = _resolve(checkpoint, asked.model_dump(exclude_unset=True))
     arms: dict[str, dict[str, object]] = {
         "ppo": {**shared, "controller": "ppo", "checkpoint": checkpoint},
         **{name: {**shared, "controller": name} for name in CONTROLS},
     }
-    results = run_study(
-        arms, TEST_SEEDS[: config.episodes], episodes=config.episodes_each, processes=config.processes
-    )
+    rng_seeds = TEST_SEEDS[: config.episodes]
+    results = run_study(arms, rng_seeds, episodes=config.episodes_each, processes=config.processes)
     Console().print(comparison_table(results, config.rent))
 
 
 def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConfig, dict[str, object]]:
     """The configuration, and the settings of all runs; says on standard error what the training had else."""
-    checked(EvaluationConfig, given)
     policy, trained = load_policy(checkpoint), read_training(checkpoint)
     config = checked(EvaluationConfig, {**(asdict(trained) if trained else {}), **given})
     shared: dict[str, object] = {"task": config.task, "steps": config.steps}
@@ -84,10 +73,8 @@ def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConf
     check_capacity(task.num_slots, policy.num_slots)
     asked = {"task": config.task, "slots": task.num_slots, "steps": task.horizon, "rent": config.rent}
     if trained is None:
-        said = f"the policy in '{checkpoint}' does not say what it was trained on"
-        print(
-            f"esper: {said}; evaluated on {', '.join(f'{k} {v}' for k, v in asked.items())}", file=sys.stderr
-        )
+        said = f"the policy in '{checkpoint}' does not say what it was trained on; evaluated on"
+        print(f"esper: {said} {', '.join(f'{k} {v}' for k, v in asked.items())}", file=sys.stderr)
     elif different := trained.differences(**asked, auto_forward=config.auto_forward):
         print(f"esper: evaluated on {different}", file=sys.stderr)
     return config, shared

@@ -12,16 +12,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from esper.config import checked
+from esper.config import Settings
 from esper.karn.run import Run, State, open_run
-from esper.leyline.errors import EsperError
 from esper.leyline.events import Row, RunRow
 from esper.nissa.exporters.points import Exporter, ExportError, exported_types, points_of
 from esper.nissa.exporters.tensorboard import TensorBoardExporter
 from esper.nissa.exporters.trackers import trackio_exporter, wandb_exporter
-from esper.scripts.flags import parse_flags
+from esper.scripts.flags import parse_words
 
 DESCRIPTION = "Write a run's numbers for TensorBoard, Trackio or Weights & Biases."
 POLL_SECONDS: Final = 2.0
@@ -32,15 +31,12 @@ ENDINGS: Final = {
 }
 
 
-class ExportConfig(BaseModel):
+class ExportConfig(Settings):
     """Where to export to."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     to: Literal["tensorboard", "trackio", "wandb"] = Field("tensorboard", description="Tool to write for.")
     out: Path | None = Field(
-        None,
-        description="Directory to write to; RUN/export/TOOL unless given, for trackio its usual one.",
+        None, description="Directory to write to; RUN/export/TOOL unless given, for trackio its usual one."
     )
     project: str = Field("esper", min_length=1, description="Project in trackio or wandb.")
     follow: bool = Field(False, description="Go on until the run has ended; end earlier with Ctrl-C.")
@@ -54,12 +50,9 @@ class ExportConfig(BaseModel):
 
 def export_command(args: Sequence[str]) -> None:
     """The first word is the run's directory, the rest are flags."""
-    if not args or args[0].startswith("-"):
-        parse_flags(ExportConfig, "esper export RUN", DESCRIPTION, args)
-        raise EsperError("esper export needs a run's directory as its first word, such as runs/mine")
-    given, _ = parse_flags(ExportConfig, "esper export RUN", DESCRIPTION, args[1:])
-    config = checked(ExportConfig, given)
-    run = open_run(args[0])
+    needed = "a run's directory as its first word, such as runs/mine"
+    words, config = parse_words(ExportConfig, "esper export RUN", DESCRIPTION, args, needed=needed)
+    run = open_run(words[0])
     exported: Counter[str] = Counter()
     ending = ""
     try:
@@ -101,31 +94,24 @@ def make_exporter(run: Run, config: ExportConfig) -> Exporter:
 
 def looks(run: Run, *, follow: bool) -> Iterator[tuple[State, list[Row]]]:
     """The state of a run and the rows that are new; one look, or one after the other until it has ended."""
-    tables = [NewRows(run, row_type) for row_type in exported_types(run.row)]
+    last: dict[type[Row], Row] = {}
     while True:
         state = run.state  # before the rows: when it has ended, they are all there
-        yield state, [row for table in tables for row in table.read()]
+        yield state, [row for row_type in exported_types(run.row) for row in new_rows(run, row_type, last)]
         if state != "running" or not follow:
             return
         time.sleep(POLL_SECONDS)
 
 
-class NewRows:
-    """The rows of a table that were not there at the last look."""
-
-    def __init__(self, run: Run, row_type: type[Row]) -> None:
-        self._run = run
-        self._row_type = row_type
-        self._last: Row | None = None
-
-    def read(self) -> list[Row]:
-        last = self._last
-        since = ("t >= ?", [last.t]) if last is not None else (None, [])
-        rows = sorted(self._run.rows(self._row_type, *since), key=lambda row: row.t)
-        if last is not None and rows[:1] != [last]:
-            raise ExportError(
-                "the run was resumed from an earlier point, so that part of what was exported is no longer"
-                " true; export it anew"
-            )
-        self._last = rows[-1] if rows else None
-        return rows if last is None else rows[1:]
+def new_rows(run: Run, row_type: type[Row], lasts: dict[type[Row], Row]) -> list[Row]:
+    """The rows of a table after its last one, which becomes the one of this look."""
+    last = lasts.get(row_type)
+    since = ("t >= ?", [last.t]) if last is not None else (None, [])
+    rows = sorted(run.rows(row_type, *since), key=lambda row: row.t)
+    if last is not None and rows[:1] != [last]:
+        raise ExportError(
+            "the run was resumed from an earlier point, so that part of what was exported is no longer"
+            " true; export it anew"
+        )
+    lasts |= {row_type: rows[-1]} if rows else {}
+    return rows if last is None else rows[1:]

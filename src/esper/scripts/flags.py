@@ -6,34 +6,30 @@ import argparse
 import difflib
 import types
 from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
-from esper.config import ConfigError, RunConfig, run_config
-
-Flag = tuple[Any, Any, str]
-"""Type, default and help of a flag that is no setting of the configuration."""
+from esper.config import Config, ConfigError, Settings, checked
+from esper.leyline.errors import EsperError
 
 
 class UsageError(ConfigError):
     """A word of the command line that cannot be read."""
 
 
-def parse_run(
-    prog: str,
-    description: str,
-    args: Sequence[str],
-    *,
-    renamed: dict[str, str] | None = None,
-    fixed: dict[str, Any] | None = None,
-) -> RunConfig:
-    """Read flags for ``RunConfig``; ``renamed`` gives fields other flag names, ``fixed`` takes some away."""
-    fixed = fixed or {}
-    names = {"as_json": "json", **(renamed or {})}
-    given, _ = parse_flags(RunConfig, prog, description, args, renamed=names, without=fixed)
-    return run_config(**given, **fixed)
+def parse_words(
+    kind: type[Config], prog: str, description: str, args: Sequence[str], *, count: int = 1, needed: str = ""
+) -> tuple[list[str], Config]:
+    """Read the first words, up to ``count``, and flags for ``kind``; ``needed`` refuses fewer words."""
+    words = list(takewhile(lambda word: not word.startswith("-"), args[:count]))
+    given, _ = parse_flags(kind, prog, description, args[len(words) :])
+    if needed and len(words) < count:
+        raise EsperError(f"{' '.join(prog.split()[:2])} needs {needed}")
+    return words, checked(kind, given)
 
 
 def parse_flags(
@@ -44,34 +40,24 @@ def parse_flags(
     *,
     renamed: Mapping[str, str] | None = None,
     without: Collection[str] = (),
-    extra: Mapping[str, Flag] | None = None,
+    extra: type[BaseModel] = Settings,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of ``kind`` that were given as flags, and the values of the ``extra`` flags.
+    """The settings of ``kind`` and of ``extra`` that were given as flags; ``as_json`` has the flag --json.
 
     Only what was spelled out counts as given: the rest is the file's or the default's to say. A setting of
     the wrong type is returned as it was written, for ``checked`` to refuse with whatever else is wrong.
     """
-    names, extra = renamed or {}, extra or {}
     parser = _Parser(prog=prog, usage=f"{prog} [flags]", description=description, allow_abbrev=False)
-    for name, field in kind.model_fields.items():
+    fields = kind.model_fields | extra.model_fields
+    for name, field in fields.items():
         if name not in without:
-            _add(
-                parser, name, names.get(name, name), field.annotation, field.default, field.description or ""
-            )
-    for name, (flag_type, default, text) in extra.items():
-        _add(parser, name, name, flag_type, default, text)
+            _add(parser, name, (renamed or {}).get(name, name.removeprefix("as_")), field)
     parsed, unknown = parser.parse_known_args([_hyphenated(word) for word in args])
     if unknown:
         parser.refuse(unknown[0])
-    given, values = {}, {name: default for name, (_, default, _) in extra.items()}
-    for name, written in vars(parsed).items():
-        if name not in extra:
-            given[name] = _typed(kind.model_fields[name].annotation, written)
-        else:
-            values[name] = _typed(extra[name][0], written)
-            if isinstance(values[name], str) and not _is_a(str, extra[name][0]):
-                raise UsageError(f"--{name}: expected {_metavar(extra[name][0])}; found {written[:80]!r}")
-    return given, values
+    given = {name: _typed(fields[name].annotation, written) for name, written in vars(parsed).items()}
+    own, others = ({n: v for n, v in given.items() if n in of.model_fields} for of in (kind, extra))
+    return own, others
 
 
 class _Parser(argparse.ArgumentParser):
@@ -87,10 +73,12 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"unknown flag '{flag[:80]}'; {hint}")
 
 
-def _add(parser: _Parser, name: str, flag: str, kind: Any, default: Any, text: str) -> None:
+def _add(parser: _Parser, name: str, flag: str, field: FieldInfo) -> None:
     """One flag; what is not given does not appear among the parsed values."""
-    shown = "" if default is None or default == () else f" (default: {default})"
-    options: dict[str, Any] = {"help": f"{text}{shown}".replace("%", "%%"), "default": argparse.SUPPRESS}
+    kind = field.annotation
+    shown = "" if field.default is None or field.default == () else f" (default: {field.default})"
+    text = f"{field.description}{shown}".replace("%", "%%")
+    options: dict[str, Any] = {"help": text, "default": argparse.SUPPRESS}
     if kind is bool:
         options["action"] = argparse.BooleanOptionalAction
     else:

@@ -19,15 +19,11 @@ HEAD, TAIL = 600, 200
 """Characters that are left of a sentence with a very long name in it."""
 
 
-class ArgumentError(EsperError):
-    """A word of the command line that is no text."""
-
-
 def check_words(words: Sequence[str]) -> None:
     """Refuse undecodable bytes and zero bytes, which no file name or setting can hold."""
     for number, word in enumerate(words, start=1):
         if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
-            raise ArgumentError(f"word {number} of the command line is not valid UTF-8: {word[:80]!a}")
+            raise EsperError(f"word {number} of the command line is not valid UTF-8: {word[:80]!a}")
 
 
 def exit_on_error(command: Callable[[], None]) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from esper.config import RunConfig, checked
+from esper.config import RunConfig, Settings
 from esper.karn.report import render_report
 from esper.karn.run import open_run
 from esper.leyline.errors import EsperError
 from esper.leyline.events import RunRow
-from esper.scripts.flags import parse_flags
+from esper.scripts.flags import parse_words
 from esper.simic.config import TrainingConfig
 
 DESCRIPTION = "Show what a run came to, in one HTML file that needs nothing else."
@@ -25,34 +25,25 @@ _ALWAYS = ("task", "controller", "rng_seed")
 """Said even where they are the default."""
 
 
-class ReportConfig(BaseModel):
+class ReportConfig(Settings):
     """What to compare with, and where to write."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     against: tuple[Path, ...] = Field((), description="Directories of runs to compare with.")
-    out: Path | None = Field(
-        None, description=f"File to write; {FILE_NAME} in the run's directory unless given."
-    )
+    out: Path | None = Field(None, description=f"File to write; else {FILE_NAME} in the run's directory.")
 
 
 def report_command(args: Sequence[str]) -> None:
     """The first word is the run's directory, the rest are flags."""
-    if not args or args[0].startswith("-"):
-        parse_flags(ReportConfig, "esper report RUN", DESCRIPTION, args)
-        raise EsperError("esper report needs the directory of a run as its first word, such as runs/mine")
-    directory = Path(args[0])
-    given, _ = parse_flags(ReportConfig, "esper report RUN", DESCRIPTION, args[1:])
-    config = checked(ReportConfig, given)
-    run = open_run(directory)
+    needed = "the directory of a run as its first word, such as runs/mine"
+    words, config = parse_words(ReportConfig, "esper report RUN", DESCRIPTION, args, needed=needed)
+    run = open_run(words[0])
     page = render_report(run, [open_run(path) for path in config.against], reproduction(run.row))
-    out = config.out or directory / FILE_NAME
+    out = config.out or Path(words[0]) / FILE_NAME
     try:
         out.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise EsperError(
-            f"'{out}' cannot be written: {error.strerror}; choose another file with --out"
-        ) from None
+        reason = f"{error.strerror}; choose another file with --out"
+        raise EsperError(f"'{out}' cannot be written: {reason}") from None
     print(f"report saved in {out}")
 
 

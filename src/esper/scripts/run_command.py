@@ -4,80 +4,81 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
-from esper.config import RunConfig
+from esper.config import RunConfig, checked
 from esper.karn import summary
 from esper.karn.query import read_rows
 from esper.karn.terminal import TerminalView
 from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
-from esper.runner import check_names, default_directory, run_arm
-from esper.scripts.flags import parse_run
+from esper.runner import check_names, free_directory, run_arm
+from esper.scripts.flags import parse_flags
 
 DESCRIPTION = "Grow a network on a task and report what each seed contributed."
 
 
-def run_command(args: Sequence[str]) -> None:
-    """Parse ``args`` and run."""
-    run(parse_run("esper run", DESCRIPTION, args))
+def run_command(
+    args: Sequence[str],
+    *,
+    prog: str = "esper run",
+    renamed: dict[str, str] | None = None,
+    controller: str | None = None,
+) -> None:
+    """Parse ``args`` and run; ``renamed`` gives settings other flags, ``controller`` takes its flag away."""
+    fixed = {} if controller is None else {"controller": controller}
+    given, _ = parse_flags(RunConfig, prog, DESCRIPTION, args, renamed=renamed, without=fixed)
+    run(checked(RunConfig, given | fixed))
 
 
 def run(config: RunConfig) -> None:
     """Run the controller and its controls, then print what came of it."""
     check_names(config)
-    base = config.out or default_directory(config)
+    base = config.out or free_directory(f"{config.task}-{config.controller}-seed{config.rng_seed}")
     console = Console()
-    arms: dict[str, Path] = {}
+    arms: dict[str, Rows] = {}
     for controller in (config.controller, *config.against):
         directory = base / controller if config.against else base
-        arms[controller] = _run_shown(config, controller, directory, console)
+        with nullcontext() if config.as_json else TerminalView(directory, console) as view:
+            run_arm(config, controller, directory, refresh=view.refresh if view else lambda: None)
+        arms[controller] = Rows.of(directory)
     if config.as_json:
-        print(json.dumps(_result(arms), indent=2))
+        print(json.dumps({controller: rows.as_json() for controller, rows in arms.items()}, indent=2))
     else:
         _print_tables(arms, console)
 
 
-def _run_shown(config: RunConfig, controller: str, directory: Path, console: Console) -> Path:
-    if config.as_json:
-        return run_arm(config, controller, directory)
-    with TerminalView(directory, console) as view:
-        return run_arm(config, controller, directory, refresh=view.refresh)
+class Rows(NamedTuple):
+    """What one controller's run recorded, as far as it is shown at the end."""
+
+    directory: Path
+    run: RunRow
+    episodes: list[EpisodeRow]
+    seeds: list[SeedRow]
+    transitions: list[TransitionRow]
+
+    @classmethod
+    def of(cls, directory: Path) -> Rows:
+        rest = (read_rows(directory, kind) for kind in (EpisodeRow, SeedRow, TransitionRow))
+        return cls._make((directory, *read_rows(directory, RunRow), *rest))
+
+    def as_json(self) -> dict[str, object]:
+        episodes = [summary.as_json(self.run, e, self.seeds, self.transitions) for e in self.episodes]
+        return {"directory": str(self.directory), "episodes": episodes}
 
 
-def _print_tables(arms: dict[str, Path], console: Console) -> None:
-    for directory in arms.values():
-        run, episodes, seeds, transitions = _rows(directory)
-        for episode in episodes:
+def _print_tables(arms: dict[str, Rows], console: Console) -> None:
+    for rows in arms.values():
+        for episode in rows.episodes:
             console.print()
-            console.print(summary.episode_summary(run, episode, seeds, transitions))
+            console.print(summary.episode_summary(rows.run, episode, rows.seeds, rows.transitions))
     if len(arms) > 1:
-        last = [(controller, _rows(directory)[1][-1]) for controller, directory in arms.items()]
         console.print()
-        console.print(summary.comparison(last))
+        console.print(summary.comparison([(name, rows.episodes[-1]) for name, rows in arms.items()]))
     console.print()
-    for directory in arms.values():
-        console.print(
-            f"run saved in {directory} (telemetry/, model/)", soft_wrap=True, highlight=False, markup=False
-        )
-
-
-def _result(arms: dict[str, Path]) -> dict[str, object]:
-    result: dict[str, object] = {}
-    for controller, directory in arms.items():
-        run, episodes, seeds, transitions = _rows(directory)
-        result[controller] = {
-            "directory": str(directory),
-            "episodes": [summary.as_json(run, e, seeds, transitions) for e in episodes],
-        }
-    return result
-
-
-def _rows(directory: Path) -> tuple[RunRow, list[EpisodeRow], list[SeedRow], list[TransitionRow]]:
-    return (
-        read_rows(directory, RunRow)[0],
-        read_rows(directory, EpisodeRow),
-        read_rows(directory, SeedRow),
-        read_rows(directory, TransitionRow),
-    )
+    for rows in arms.values():
+        said = f"run saved in {rows.directory} (telemetry/, model/)"
+        console.print(said, soft_wrap=True, highlight=False, markup=False)

@@ -6,34 +6,29 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from rich.console import Console
 
-from esper.config import checked
+from esper.config import Settings
 from esper.karn import runs
 from esper.leyline.errors import EsperError
-from esper.scripts.flags import parse_flags
+from esper.scripts.flags import parse_words
 from esper.scripts.widths import natural_width
 
 DESCRIPTION = "List the runs below a folder, runs/ unless another one is named."
 
 
-class RunsConfig(BaseModel):
+class RunsConfig(Settings):
     """How to list."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     as_json: bool = Field(False, description="Print the list as JSON.")
 
 
 def runs_command(args: Sequence[str]) -> None:
     """The first word may be a folder, the rest are flags."""
-    named = bool(args) and not args[0].startswith("-")
-    folder = Path(args[0] if named else "runs")
-    flags = args[1:] if named else args
-    given, _ = parse_flags(RunsConfig, "esper runs [DIR]", DESCRIPTION, flags, renamed={"as_json": "json"})
-    config = checked(RunsConfig, given)
-    if named and not folder.is_dir():
+    words, config = parse_words(RunsConfig, "esper runs [DIR]", DESCRIPTION, args)
+    folder = Path(*words or ["runs"])
+    if words and not folder.is_dir():
         raise EsperError(f"there is no folder '{folder}'")
     found = [runs.listed(path) for path in runs.find_runs(folder)]
     if config.as_json:

@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from esper.config import checked
+from esper.config import Settings
 from esper.leyline.errors import EsperError
-from esper.scripts.flags import parse_flags
+from esper.scripts.flags import parse_words
 
 DESCRIPTION = "Show all runs below a folder on a page in your browser, live. Nothing leaves this machine."
 NEEDED = ("starlette", "uvicorn")
 
 
-class ServeConfig(BaseModel):
+class ServeConfig(Settings):
     """Where the page is served."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = Field(
         "127.0.0.1",
@@ -33,25 +31,21 @@ class ServeConfig(BaseModel):
 
 def serve_command(args: Sequence[str]) -> None:
     """The first word is the folder, the rest are flags."""
-    if not args or args[0].startswith("-"):
-        parse_flags(ServeConfig, "esper serve DIR", DESCRIPTION, args)
-        raise EsperError("esper serve needs a folder as its first word, such as: esper serve runs")
-    given, _ = parse_flags(ServeConfig, "esper serve DIR", DESCRIPTION, args[1:])
-    config = checked(ServeConfig, given)
+    needed = "a folder as its first word, such as: esper serve runs"
+    words, config = parse_words(ServeConfig, "esper serve DIR", DESCRIPTION, args, needed=needed)
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise EsperError(
-            f"the page needs {' and '.join(missing)}, not installed here: pip install 'esper[serve]'"
-        )
+        names = " and ".join(missing)
+        raise EsperError(f"the page needs {names}, not installed here: pip install 'esper[serve]'")
     from esper.karn.serve.app import listen, serve
     from esper.karn.serve.folder import RunFolder
     from esper.karn.serve.safety import access
 
-    folder = RunFolder(Path(args[0]))
+    folder = RunFolder(Path(words[0]))
     listener = listen(config.host, config.port)
     entrance = access(config.host, listener.getsockname()[1], ask_for_token=config.token)
     found = "1 run" if len(folder.runs()) == 1 else f"{len(folder.runs())} runs"
-    print(f"esper: {found} in {args[0]}, at {entrance.url}  (Ctrl+C ends it)", flush=True)
+    print(f"esper: {found} in {words[0]}, at {entrance.url}  (Ctrl+C ends it)", flush=True)
     try:
         serve(folder, entrance, listener)
     except KeyboardInterrupt:

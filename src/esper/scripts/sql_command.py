@@ -7,22 +7,21 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from esper.config import checked
+from esper.config import Settings
 from esper.karn import notation
 from esper.karn.answer import Answer, Limits, answer
 from esper.karn.run import open_run
 from esper.leyline.errors import EsperError
-from esper.scripts.flags import parse_flags
+from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR
 from esper.scripts.widths import natural_width
 
@@ -36,10 +35,8 @@ MAX_LINES = 100
 """Rows of a table for people, unless they ask for another number."""
 
 
-class SqlConfig(BaseModel):
+class SqlConfig(Settings):
     """How to answer."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     limit: int | None = Field(
         None,
@@ -53,12 +50,8 @@ class SqlConfig(BaseModel):
 
 def sql_command(args: Sequence[str]) -> None:
     """The first two words are the run and the query, the rest are flags."""
-    words = list(takewhile(lambda word: not word.startswith("-"), args[:2]))
-    names = {"as_json": "json", "as_csv": "csv"}
-    given, _ = parse_flags(SqlConfig, PROGRAM, DESCRIPTION, args[len(words) :], renamed=names)
-    if len(words) < 2:
-        raise EsperError('esper sql needs a run and a query, such as runs/mine "select count(*) from epoch"')
-    config = checked(SqlConfig, given)
+    needed = 'a run and a query, such as runs/mine "select count(*) from epoch"'
+    words, config = parse_words(SqlConfig, PROGRAM, DESCRIPTION, args, count=2, needed=needed)
     if config.as_json and config.as_csv:
         raise EsperError("--json and --csv are two ways to print one answer; choose one of them")
     is_for_people = not (config.as_json or config.as_csv)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 
 from esper.leyline.errors import UnknownNameError
-from esper.scripts.flags import parse_run
 from esper.scripts.guard import check_words, exit_on_error
 
 CONTROLLERS = ("heuristic", "ppo")
@@ -30,21 +29,15 @@ def _train(words: Sequence[str]) -> None:
     controller, *args = words
     if controller not in CONTROLLERS:
         raise UnknownNameError("controller", controller, CONTROLLERS)
+    prog = f"python -m esper.scripts.train {controller}"
     if controller == "ppo":
         from esper.scripts.train_command import train_command
 
-        train_command(args, prog="python -m esper.scripts.train ppo", renamed=RENAMED)
-        return
-    config = parse_run(
-        f"python -m esper.scripts.train {controller}",
-        f"Grow a network under the {controller}.",
-        args,
-        renamed=RENAMED,
-        fixed={"controller": controller},
-    )
-    from esper.scripts.run_command import run
+        train_command(args, prog=prog, renamed=RENAMED)
+    else:
+        from esper.scripts.run_command import run_command
 
-    run(config)
+        run_command(args, prog=prog, renamed=RENAMED, controller=controller)
 
 
 if __name__ == "__main__":

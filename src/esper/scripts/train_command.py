@@ -12,14 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
 from rich.console import Console
 
-from esper.config import PRESETS, ConfigError, checked, read_settings, training_config
+from esper.config import PRESETS, ConfigError, Settings, checked, read_settings, training_config
 from esper.karn.terminal import TerminalView
 from esper.leyline.errors import EsperError, InterruptedRunError
 from esper.run_state import config_of_run
 from esper.runner import free_directory
-from esper.scripts.flags import Flag, parse_flags
+from esper.scripts.flags import parse_flags
 from esper.simic.agent.ppo import shards
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import SHARD_ENVS
@@ -30,39 +31,40 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 DESCRIPTION = "Train a policy that decides what grows, and keep the best one."
-EXTRA: dict[str, Flag] = {
-    "preset": (str | None, None, f"Named settings: {', '.join(PRESETS)}; file and flags override them."),
-    "config": (Path | None, None, "TOML or JSON file with settings; flags override it."),
-    "resume": (Path | None, None, "Run directory to continue from its last checkpoint."),
-    "out": (Path | None, None, "Run directory; a new one below runs/ unless given."),
-    "episodes": (
-        int | None,
-        None,
-        "Episodes in all, environments times iterations: 5 are one iteration of five environments.",
-    ),
-    "processes": (int, 1, "Processes that share the environments; their number changes no result."),
-}
 SENTENCES_VARIABLE = "ESPER_SENTENCES"
 """Folder in which each of several processes leaves why it ended."""
 LOST_OTHERS = 3
 """Exit code of a process that ended because another one had."""
 
 
+class TrainFlags(Settings):
+    """What is said of a training that is no part of its configuration."""
+
+    preset: str | None = Field(None, description=f"Settings by name: {', '.join(PRESETS)}; others override.")
+    config: Path | None = Field(None, description="TOML or JSON file with settings; flags override it.")
+    resume: Path | None = Field(None, description="Run directory to continue from its last checkpoint.")
+    out: Path | None = Field(None, description="Run directory; a new one below runs/ unless given.")
+    episodes: int | None = Field(
+        None, description="Episodes in all, environments times iterations: 5 are one iteration of five."
+    )
+    processes: int = Field(1, description="Processes that share the environments; no result depends on it.")
+
+
 def train_command(
     args: Sequence[str], *, prog: str = "esper train", renamed: dict[str, str] | None = None
 ) -> None:
     """Parse ``args`` and train."""
-    given, extra = parse_flags(TrainingConfig, prog, DESCRIPTION, args, renamed=renamed, extra=EXTRA)
-    config, directory = _resolve(given, extra)
+    given, extra = parse_flags(TrainingConfig, prog, DESCRIPTION, args, renamed=renamed, extra=TrainFlags)
+    flags = checked(TrainFlags, extra)
+    config, directory = _resolve(given, flags)
     task_of(config)
-    processes = int(extra["processes"])
+    processes, resume = flags.processes, flags.resume is not None
     groups = len(shards(config.envs, SHARD_ENVS))
     if not 1 <= processes <= groups:
         raise ConfigError(
             f"{processes} processes were asked for; {config.envs} environments form {groups} shards of up to"
             f" {SHARD_ENVS}, so 1 to {groups} are possible"
         )
-    resume = extra["resume"] is not None
     try:
         if processes == 1:
             with watching(directory, resume=resume) as view:
@@ -84,30 +86,28 @@ def evaluation_of(policy: Path, trained: TrainedOn) -> str:
     return shlex.join([*words, *([] if trained.auto_forward else ["--no-auto-forward"])])
 
 
-def _resolve(given: dict[str, Any], extra: dict[str, Any]) -> tuple[TrainingConfig, Path]:
-    if extra["resume"] is not None:
-        if given or extra["config"] or extra["out"] or extra["preset"] or extra["episodes"]:
+def _resolve(given: dict[str, Any], flags: TrainFlags) -> tuple[TrainingConfig, Path]:
+    if flags.resume is not None:
+        if given or flags.model_fields_set - {"resume", "processes"}:
             raise ConfigError("a resumed run keeps its own settings; --resume goes with --processes only")
-        return config_of_run(extra["resume"]), extra["resume"]
-    settings = read_settings(extra["config"]) if extra["config"] else {}
-    config = training_config(extra["preset"], settings, given)
-    if extra["episodes"] is not None:
+        return config_of_run(flags.resume), flags.resume
+    settings = read_settings(flags.config) if flags.config else {}
+    config = training_config(flags.preset, settings, given)
+    if flags.episodes is not None:
         if "iterations" in given:
             raise ConfigError("--episodes and --iterations both say how long to train; give one of them")
-        config = _of_episodes(config, extra["episodes"])
-    name = f"{config.task}-ppo-seed{config.rng_seed}"
-    return config, extra["out"] or free_directory(name)
+        config = _of_episodes(config, flags.episodes)
+    return config, flags.out or free_directory(f"{config.task}-ppo-seed{config.rng_seed}")
 
 
 def _of_episodes(config: TrainingConfig, episodes: int) -> TrainingConfig:
     """As many iterations as it takes for ``episodes``, in no more environments than there are episodes."""
     envs = max(1, min(config.envs, episodes))
     iterations = max(episodes, 0) // envs + (episodes % envs > 0)
-    if iterations * envs != episodes > 0:
-        print(
-            f"{episodes} episodes are rounded up to {iterations * envs}:"
-            f" {iterations} iterations of {envs} environments"
-        )
+    total = iterations * envs
+    if total != episodes > 0:
+        shape = f"{iterations} iterations of {envs} environments"
+        print(f"{episodes} episodes are rounded up to {total}: {shape}")
     return checked(TrainingConfig, {**config.model_dump(), "envs": envs, "iterations": iterations})
 
 

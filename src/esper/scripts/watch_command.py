@@ -6,28 +6,25 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from rich.console import Console
 
-from esper.config import checked
+from esper.config import Settings
 from esper.karn.questions.progress import progress
 from esper.karn.run import Run, open_run
 from esper.karn.terminal import TerminalView
 from esper.leyline.errors import EsperError
 from esper.leyline.events import RunRow
-from esper.scripts.flags import parse_flags
+from esper.scripts.flags import parse_words
 
 DESCRIPTION = "Show a run that is over, or follow one that goes on. Ctrl-C ends watching, never the run."
-PROG = "esper watch RUN"
 POLL_SECONDS: Final = 0.25
 SHARE_OF_TIME: Final = 0.5
 """Of its own time, that watching spends on looking at the files."""
 
 
-class WatchConfig(BaseModel):
+class WatchConfig(Settings):
     """What to show of a run."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     env: int | None = Field(
         None,
@@ -38,12 +35,10 @@ class WatchConfig(BaseModel):
 
 def watch_command(args: Sequence[str]) -> None:
     """The first word is the run's directory, the rest are flags."""
-    if not args or args[0].startswith("-"):
-        parse_flags(WatchConfig, PROG, DESCRIPTION, args)
-        raise EsperError("esper watch needs a run's directory as its first word, such as runs/mine")
-    given, _ = parse_flags(WatchConfig, PROG, DESCRIPTION, args[1:])
+    needed = "a run's directory as its first word, such as runs/mine"
+    words, config = parse_words(WatchConfig, "esper watch RUN", DESCRIPTION, args, needed=needed)
     try:
-        watch(open_run(args[0]), checked(WatchConfig, given), Console())
+        watch(open_run(words[0]), config, Console())
     except KeyboardInterrupt:
         return
 
@@ -51,9 +46,8 @@ def watch_command(args: Sequence[str]) -> None:
 def watch(run: Run, config: WatchConfig, console: Console) -> None:
     """Show what is recorded, then what comes, until the run is over."""
     if config.env is not None and run.rows(RunRow) and config.env >= run.row.envs:
-        raise EsperError(
-            f"environment {config.env} is not in this run; it has {run.row.envs}, numbered from 0"
-        )
+        known = f"it has {run.row.envs}, numbered from 0"
+        raise EsperError(f"environment {config.env} is not in this run; {known}")
     with TerminalView(run.path, console, env=config.env, share_of_time=SHARE_OF_TIME) as view:
         view.refresh()
         while run.state == "running" and view.error is None:

@@ -24,10 +24,6 @@ ARRIVAL_SECONDS = 300.0
 """How long a process waits for the others at the start."""
 
 
-class GatheringError(EsperError):
-    """The processes of a run did not find one another."""
-
-
 class LostProcessError(EsperError):
     """A process of the run is gone."""
 
@@ -58,22 +54,20 @@ def _meet() -> None:
         exchange.join(store, rank, size)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise GatheringError(f"the processes of the run did not come together: {reason}") from None
+        raise EsperError(f"the processes of the run did not come together: {reason}") from None
 
 
 def work() -> None:
     """``main``, with its sentence left for ``esper train``, which shows one of those of all processes."""
-    folder = os.environ.get(SENTENCES_VARIABLE)
-    if folder is None:
-        main()
-        _leave(0)
     try:
         main()
         _leave(0)
     except LostProcessError:
         _leave(LOST_OTHERS)
     except EsperError as error:
-        (Path(folder) / os.environ["RANK"]).write_text(str(error))
+        if SENTENCES_VARIABLE not in os.environ:
+            raise
+        (Path(os.environ[SENTENCES_VARIABLE]) / os.environ["RANK"]).write_text(str(error))
         _leave(USAGE_ERROR)
     except KeyboardInterrupt:
         _leave(INTERRUPTED)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeGuard
 
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import EsperError
-from esper.leyline.events import EnvRow, EpisodeRow, EpochRow, Row, RunRow, UpdateRow
+from esper.leyline.events import EpisodeRow, EpochRow, Row, RunRow, UpdateRow
 
 STEP_COLUMNS: Final[Mapping[type[Row], str]] = MappingProxyType(
     {UpdateRow: "iteration", EpisodeRow: "episode", EpochRow: "epoch"}
@@ -24,15 +24,8 @@ LIST_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {"op_shares": "ops", "op_counts": "ops", "head_entropy": "heads", "head_grad_norm": "heads"}
 )
 """The lists of numbers, and the column of the run's row that names their entries."""
-_PROVENANCE: Final = (
-    "name",
-    "started",
-    "schema_version",
-    "data_hash",
-    "git_revision",
-    "versions",
-    "hardware",
-)
+_POSITION: Final = {"t", "env", "episode", "attempt", "iteration"}
+_ORIGIN: Final = ("name", "started", "schema_version", "data_hash", "git_revision", "versions", "hardware")
 
 
 class ExportError(EsperError):
@@ -66,18 +59,13 @@ class Exporter(Protocol):
     def close(self) -> None: ...
 
 
-def make_place(out: Path) -> None:
-    """Make the directory of an export, if it is not there."""
+def claim_place(out: Path, *, alone: bool = True) -> None:
+    """Make the directory of an export, in which nothing else may be: points twice would count twice."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ExportError(f"'{out}' cannot be written: {error.strerror}; choose another --out") from error
-
-
-def claim_place(out: Path) -> None:
-    """The same where nothing else may be: points that are exported twice would count twice."""
-    make_place(out)
-    if any(out.iterdir()):
+    if alone and any(out.iterdir()):
         raise ExportError(
             f"'{out}' is not empty; an export goes into a directory of its own:"
             " remove this one to export anew, or choose another with --out"
@@ -95,17 +83,13 @@ def exported_types(run: RunRow) -> tuple[type[Row], ...]:
 def points_of(row: Row, run: RunRow) -> Points:
     """All numbers of a row; ``run`` has the names of what stands in lists."""
     table, axis = TABLE_OF[type(row)], STEP_COLUMNS[type(row)]
-    position = (
-        {"t", axis, "env", "episode", "attempt", "iteration"} if isinstance(row, EnvRow) else {"t", axis}
-    )
     episode = _episode_of(row)
     values: dict[str, float] = {}
     for column in row.__struct_fields__:
-        if column not in position:
+        if column not in _POSITION and column != axis:
             for path, number in _numbers(column, getattr(row, column), run):
                 values["/".join((table, *path, *episode))] = number
-    step = getattr(row, axis)
-    return Points(table, axis, step, row.t, values)
+    return Points(table, axis, getattr(row, axis), row.t, values)
 
 
 def wall_time(run: RunRow, t: float) -> float:
@@ -118,7 +102,7 @@ def wall_time(run: RunRow, t: float) -> float:
 
 def provenance(run: RunRow) -> dict[str, Any]:
     """Where a run comes from: what its configuration does not say."""
-    return {name: getattr(run, name) for name in _PROVENANCE}
+    return {name: getattr(run, name) for name in _ORIGIN}
 
 
 def _episode_of(row: Row) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from esper.nissa.exporters.event_file import EventFile, scalar, text
 from esper.nissa.exporters.points import Points, claim_place, provenance, wall_time
 
 
-class TensorBoardExporter:
+class TensorBoardExporter(EventFile):
     """One event file in a directory of its own; TensorBoard would mix what else is there into one run."""
 
     def __init__(self, run: RunRow, out: Path) -> None:
@@ -18,19 +18,13 @@ class TensorBoardExporter:
         self._run = run
         self.view = f"tensorboard --logdir {out}"
         began = wall_time(run, 0.0)
-        self._file = EventFile(out / f"events.out.tfevents.{began:.0f}.esper", began)
+        super().__init__(out / f"events.out.tfevents.{began:.0f}.esper", began)
         texts = {"run/configuration": run.config, "run/provenance": provenance(run)}
-        self._file.add(began, 0, [text(tag, table(facts)) for tag, facts in texts.items()])
+        self.add(began, 0, [text(tag, table(facts)) for tag, facts in texts.items()])
 
     def take(self, points: Points) -> None:
         values = [scalar(tag, number) for tag, number in points.values.items()]
-        self._file.add(wall_time(self._run, points.t), points.step, values)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+        self.add(wall_time(self._run, points.t), points.step, values)
 
 
 def table(facts: Mapping[str, object]) -> str:

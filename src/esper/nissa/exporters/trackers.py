@@ -11,42 +11,34 @@ import sqlite3
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import RunRow
-from esper.nissa.exporters.points import (
-    STEP_COLUMNS,
-    ExportError,
-    Points,
-    claim_place,
-    exported_types,
-    make_place,
-    provenance,
-)
+from esper.nissa.exporters import points as export
+from esper.nissa.exporters.points import ExportError, Points, claim_place, provenance
 
 
+@dataclass(slots=True)
 class TrackerExporter:
     """Hands points to a run that a tracker has begun."""
 
-    def __init__(
-        self, log: Callable[[dict[str, float], int], object], finish: Callable[[], object], view: str
-    ) -> None:
-        self._log = log
-        self._finish = finish
-        self.view = view
+    log: Callable[[dict[str, float], int], object]
+    finish: Callable[[], object]
+    view: str
 
     def take(self, points: Points) -> None:
         position = {f"{points.table}/{points.axis}": points.step, f"{points.table}/t": points.t}
-        self._log({**position, **points.values}, points.step)
+        self.log({**position, **points.values}, points.step)
 
     def flush(self) -> None:
         """Nothing to do: trackers send by themselves."""
 
     def close(self) -> None:
-        self._finish()
+        self.finish()
 
 
 def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExporter:
@@ -58,7 +50,7 @@ def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExpo
         os.environ["TRACKIO_DIR"] = str(out)  # read once, when the package is loaded
     trackio = _package("trackio")
     if out is not None:
-        make_place(out)
+        claim_place(out, alone=False)
     hardware = {"auto_log_gpu": False, "auto_log_cpu": False}  # this machine is not the run's
     try:
         if run.name in _known_names(trackio, project):
@@ -70,10 +62,8 @@ def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExpo
     except (ValueError, OSError, sqlite3.Error) as error:
         raise ExportError(f"Trackio did not begin a run: {error}") from error
     place = "" if out is None else f"TRACKIO_DIR={out} "
-    view = f"{place}trackio show --project {project}"
-    return TrackerExporter(
-        lambda values, step: trackio.log(values, step=step), _without_warnings(trackio.finish), view
-    )
+    view, finish = f"{place}trackio show --project {project}", _without_warnings(trackio.finish)
+    return TrackerExporter(lambda values, step: trackio.log(values, step=step), finish, view)
 
 
 def wandb_exporter(run: RunRow, out: Path, project: str) -> TrackerExporter:
@@ -94,9 +84,9 @@ def wandb_exporter(run: RunRow, out: Path, project: str) -> TrackerExporter:
         )
     except wandb.Error as error:
         raise ExportError(f"Weights & Biases did not begin a run: {error}") from error
-    for row_type in exported_types(run):
+    for row_type in export.exported_types(run):
         table = TABLE_OF[row_type]
-        begun.define_metric(f"{table}/*", step_metric=f"{table}/{STEP_COLUMNS[row_type]}")
+        begun.define_metric(f"{table}/*", step_metric=f"{table}/{export.STEP_COLUMNS[row_type]}")
     view = begun.url or f"wandb sync {Path(begun.dir).parent}"
     return TrackerExporter(lambda values, step: begun.log(values), begun.finish, view)
 
@@ -107,9 +97,7 @@ def _package(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ExportError(
-            f"the package '{name}' is not installed; install it with: pip install {name}"
-        ) from None
+        raise ExportError(f"the package '{name}' is not installed; get it by: pip install {name}") from None
 
 
 def _known_names(trackio: Any, project: str) -> set[str]:
