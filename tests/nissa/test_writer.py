@@ -1,5 +1,6 @@
 import json
 import math
+import os
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,16 @@ def test_rows_reach_the_disk_at_flush_and_not_before(tmp_path):
     writer.flush()
     assert len(read_rows(tmp_path, "epoch")) == 1
     writer.close()
+
+
+def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_every_row(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, content: write(file, content[:50]))
+    with RunWriter(tmp_path) as writer:
+        writer.emit(fake_run.epoch_row(1))
+        writer.emit(fake_run.epoch_row(2))
+
+    assert [row.epoch for row in read_rows(tmp_path, EpochRow)] == [1, 2]
 
 
 def test_rows_are_stamped_with_the_seconds_since_the_run_began(tmp_path):
