@@ -29,7 +29,7 @@ def gae(
     advantages = torch.zeros_like(values)
     running = torch.zeros_like(values[:, 0])
     for step in range(values.shape[1] - 1, -1, -1):
-        running = deltas[:, step] + gamma * lam * continues[:, step] * running
+        running = deltas[:, step] + gamma * continues[:, step] * running
         advantages[:, step] = running
     return advantages
 
