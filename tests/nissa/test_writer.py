@@ -1,5 +1,6 @@
 import json
 import math
+import os
 from pathlib import Path
 
 import msgspec
@@ -32,6 +33,16 @@ def test_the_file_has_json_lines_that_name_their_table(tmp_path):
     lines = [json.loads(line) for line in file_of(tmp_path).read_text(encoding="utf-8").splitlines()]
     assert [line["table"] for line in lines] == ["epoch", "update", "resource"]
     assert lines[1]["iteration"] == 2
+
+
+def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_every_row(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, content: write(file, content[:50]))
+    with RunWriter(tmp_path) as writer:
+        writer.emit(fake_run.epoch_row(1))
+        writer.emit(fake_run.epoch_row(2))
+
+    assert [row.epoch for row in read_rows(tmp_path, EpochRow)] == [1, 2]
 
 
 def test_rows_have_the_time_since_the_run_began_and_reach_the_disk_at_flush(tmp_path):

@@ -77,6 +77,8 @@ def test_measuring_leaves_weights_statistics_mode_and_random_state_alone(host: K
     assert torch.equal(torch.get_rng_state(), state)
     assert _momenta(model) == momenta
     assert all(module.training for module in model.modules())
+    measure(model.eval(), *inputs(20), (0, 1), CLASSIFICATION, calibration=inputs(50)[0])
+    assert not any(module.training for module in model.modules())
 
 
 def test_recalibration_stays_and_uses_no_more_inputs_than_it_needs() -> None:
