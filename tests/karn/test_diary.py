@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from esper.karn.diary import diary, policy_output
-from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Blueprint, LifecycleOp, Stage
+from esper.leyline import (
+    BLUEPRINT_IDS,
+    HEAD_NAMES,
+    OP_NAMES,
+    STAGE_NAMES,
+    BlueprintAction,
+    LifecycleOp,
+    Stage,
+)
 from esper.leyline.events import (
     AlertRow,
     DecisionRow,
@@ -72,7 +80,7 @@ def move(epoch: int, origin: Stage, target: Stage, **columns: Any) -> Transition
     row: dict[str, Any] = {
         "slot": 1,
         "seed": 0,
-        "blueprint": Blueprint.CONV_LIGHT,
+        "blueprint": BlueprintAction.CONV_LIGHT,
         "cause": "mechanical",
         "reason": "",
         "gate": None,
@@ -95,7 +103,7 @@ def measured(epoch: int, contribution: float | None, error: float | None) -> See
         epoch=epoch,
         slot=1,
         seed=0,
-        blueprint=Blueprint.CONV_LIGHT,
+        blueprint=BlueprintAction.CONV_LIGHT,
         style=0,
         stage=Stage.FOSSILIZED,
         age=1,
@@ -197,7 +205,7 @@ def test_a_refused_action_names_what_refused_it_and_why() -> None:
         8,
         LifecycleOp.GERMINATE,
         2,
-        action=[LifecycleOp.GERMINATE, 2, Blueprint.NORM, 1, 0, 2, 0, 0],
+        action=[LifecycleOp.GERMINATE, 2, BlueprintAction.NORM, 1, 0, 2, 0, 0],
         read=[True] * 6 + [False] * 2,
         succeeded=False,
         refused_by="legality",
@@ -231,7 +239,7 @@ def test_later_decisions_name_the_seed_that_the_slot_held_then() -> None:
     rows = (
         germination(1),
         move(5, Stage.BLENDING, Stage.PRUNED, cause="policy", reason="pruned"),
-        germination(9, seed=1, blueprint=Blueprint.NORM),
+        germination(9, seed=1, blueprint=BlueprintAction.NORM),
         decision(
             3,
             LifecycleOp.SET_ALPHA_TARGET,
