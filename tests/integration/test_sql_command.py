@@ -173,7 +173,7 @@ def test_runs_are_listed_one_line_each_and_damaged_ones_hide_nobody(run, capsys,
 
     assert first.split()[-2:] == ["damaged", "–"]
     assert second.split()[1:] == [
-        *("digits_impaired", "heuristic", "0", "61.5", "22.0", "398", "epoch", "20/20", "finished"),
+        *("digits_impaired", "heuristic", "0", "61.5", "22.0", "398", "epoch", "8/8", "finished"),
         *("2030-01-01", "00:00"),
     ]
     assert reason.startswith(f"damaged: {damaged / 'rows-00000.jsonl'}, line 1, is not a row of table 'run'")
