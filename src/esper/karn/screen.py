@@ -19,10 +19,10 @@ from esper.karn import notation
 from esper.karn.lines import finding, op_label
 from esper.karn.palette import LOOKS, SEVERITIES
 from esper.karn.questions.alerts import AlertEntry
-from esper.karn.questions.choices import choices
+from esper.karn.questions.choices import choices, ops_of
 from esper.karn.questions.episodes import EpisodeKey, default_episode, episode_name, is_training
-from esper.karn.questions.heads import heads
-from esper.karn.questions.health import health
+from esper.karn.questions.heads import LOW, heads
+from esper.karn.questions.health import beyond, health
 from esper.karn.questions.improvement import improvement
 from esper.karn.questions.lanes import Lane, Lanes, lanes
 from esper.karn.questions.overview import Overview, overview
@@ -88,11 +88,9 @@ def _add_returns(table: Table, run: Run, columns: int) -> None:
     improved = improvement(run)
     if improved is None:
         return
-    last = improved.points[-1]
-    quartiles = f"quartiles {notation.gain(last.quarter, 2)} to {notation.gain(last.three_quarters, 2)}"
-    returns = notation.trend([point.median for point in improved.points], columns)
-    table.add_row("return", notation.gain(last.median, 2), quartiles, returns)
-    evaluated = [point.evaluation_score for point in improved.points if point.evaluation_score is not None]
+    low, middle, high = (notation.gain(improved.last(name), 2) for name in ("25 %", "median", "75 %"))
+    table.add_row("return", middle, f"quartiles {low} to {high}", notation.trend(improved["median"], columns))
+    evaluated = [score for score in improved["evaluation score"] if score is not None]
     if evaluated:
         best, course = notation.points(max(evaluated)), notation.trend(evaluated, columns)
         table.add_row("argmax", notation.points(evaluated[-1]), f"best {best}", course)
@@ -112,29 +110,20 @@ def _policy(run: Run) -> list[RenderableType]:
     if healthy is None or entropies is None or chosen is None:
         return []
     metrics = [metric for metric in healthy.metrics if metric.low is not None or metric.high is not None]
-    point = chosen.points[-1]
     cells = {
-        "policy": [_reading(m.name.replace("_", " "), m.values[-1], m.low, m.high) for m in metrics],
-        "entropy": [
-            _reading(name, course[-1], entropies.low)
-            for name, course in zip(entropies.names, entropies.entropy, strict=True)
+        "policy": [
+            _reading(m.name.replace("_", " "), healthy.courses.last(m.name), m.low, m.high) for m in metrics
         ],
-        "ops": [
-            Text(f"{op_label(name)} {notation.share(point.share(op.chosen))}")
-            for name, op in zip(chosen.ops, point.ops, strict=True)
-        ],
+        "entropy": [_reading(name, entropies.last(name), LOW) for name in entropies.values],
+        "ops": [Text(f"{op_label(name)} {notation.share(chosen.last(name))}") for name in ops_of(chosen)],
     }
     return [_labelled(label, Columns(texts, padding=(0, 2))) for label, texts in cells.items()]
 
 
 def _reading(name: str, value: float | None, low: float | None, high: float | None = None) -> Text:
     """A number with its name, and the limit it is beyond if it is."""
-    limit = ""
-    if value is not None and low is not None and value < low:
-        limit = f" <{low:g}"
-    elif value is not None and high is not None and value > high:
-        limit = f" >{high:g}"
-    return Text(f"{name} {notation.significant(value)}{limit}", style="bold" if limit else "dim")
+    limit = beyond(value, low, high).replace(" ", "")
+    return Text(f"{name} {notation.significant(value)} {limit}".rstrip(), style="bold" if limit else "dim")
 
 
 def _alerts(found: Overview) -> RenderableType:

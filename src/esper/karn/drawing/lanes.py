@@ -11,9 +11,7 @@ from typing import Final
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, around, x_axis, y_axis
-from esper.karn.drawing.labels import Label, beside_lines
-from esper.karn.drawing.marks import element_of, mark
+from esper.karn.drawing.axes import Label, Scale, around, beside_lines, x_axis, y_axis
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import Markup
 from esper.karn.episodes import SeedHistory
@@ -98,7 +96,7 @@ def _draw_key(found: Lanes, baseline: float) -> Markup:
     parts, x = [], 6.0
     for stage in LOOKS:
         if stage in marks:
-            parts.append(element_of(stage, x + 2, baseline - 4))
+            parts.append(_shape(stage, x + 2, baseline - 4))
         elif stage in stages:
             look = stage.name.lower() if stage is not Stage.TRAINING else "tint training"
             parts.append(svg.rectangle(x - 4, baseline - 10, 12, 11, look))
@@ -170,7 +168,7 @@ def _draw_lane(lane: Lane, x: Scale, top: float) -> Markup:
             svg.text(x.start - 8, middle + 5, svg.shorten(lane.slot, _NAME_LETTERS), "", "end"),
             *(_draw_span(span, x, bar) for span in lane.spans),
             *_seed_names(lane, x, middle + 5),
-            *(mark(one.stage, x(one.epoch), bar - 3, _mark_text(one, lane)) for one in lane.marks),
+            *(_mark(one.stage, x(one.epoch), bar - 3, _mark_text(one, lane)) for one in lane.marks),
             *_worth(lane, middle),
         ]
     )
@@ -258,3 +256,30 @@ def _worth(lane: Lane, middle: float) -> Iterator[Markup]:
     worth = notation.gain_with_error(seed.contribution, seed.contribution_error)
     yield svg.text(_RIGHT + 8, middle - 3, worth, "strong")
     yield svg.text(_RIGHT + 8, middle + 14, f"{notation.count(seed.params)} params", "dim")
+
+
+# --- marks, as shapes so that they look alike in every font ---------------------------------------
+
+
+def _mark(stage: Stage, x: float, y: float, label: str) -> Markup:
+    """Germinated is a ring, fossilized a diamond, pruned a pair of scissors; ``label`` is shown on hover."""
+    return svg.group([_shape(stage, x, y), svg.element("title", label)])
+
+
+def _shape(stage: Stage, x: float, y: float) -> Markup:
+    """The shape alone, about ten units wide around its place."""
+    if stage is Stage.GERMINATED:
+        return svg.element("circle", cx=x, cy=y, r=4, class_="ring germinated")
+    if stage is Stage.FOSSILIZED:
+        return svg.path(f"M{svg.number(x)} {svg.number(y - 6)}l6 6l-6 6l-6 -6z", "mark fossilized")
+    return _scissors(x, y)
+
+
+def _scissors(x: float, y: float) -> Markup:
+    """Two blades that cross, each with its grip below."""
+    blades = f"M{svg.number(x - 4)} {svg.number(y - 6)}l5.6 8.6m2.4 -8.6l-5.6 8.6"
+    grips = "".join(
+        f"M{svg.number(x + side - 1.8)} {svg.number(y + 4.2)}a1.8 1.8 0 1 0 3.6 0a1.8 1.8 0 1 0 -3.6 0"
+        for side in (-2.6, 2.6)
+    )
+    return svg.path(blades + grips, "cut pruned-line")

@@ -42,8 +42,7 @@ from esper.leyline.events import (
 
 MOST_DIARIES: Final = 10
 """Episodes of a run that a report tells; of a training it tells the best."""
-SHOWN: Final = tuple(figure.key for figure in FIGURES if figure.key != "progress")
-"""The figures that have a section; progress stands in the head of the page."""
+SHOWN: Final = tuple(figure.key for figure in FIGURES)
 TITLES: Final = {figure.key: figure.question for figure in FIGURES} | {
     "conclusion": "What does it come to?",
     "comparison": "How does it compare?",

@@ -17,7 +17,6 @@ from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale, around, tick_texts, ticks, y_axis
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import Markup
-from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import Run
 from esper.leyline.limits import CORRELATED_EPISODES
 from esper.leyline.rank_correlation import Rewarded, gains, reward_correlation
@@ -61,8 +60,8 @@ class Honesty:
     """By rising return; single episodes while there are few."""
 
 
-def honesty(run: Run, episode: EpisodeKey | None = None) -> Honesty | None:
-    """Over all episodes that were rewarded, whichever one is shown; None: there are none."""
+def honesty(run: Run) -> Honesty | None:
+    """Over all episodes that were rewarded; None: there are none."""
     found = run.sql(
         "SELECT total_reward, val_score, twin_val_score FROM episode"
         " WHERE total_reward IS NOT NULL ORDER BY t"

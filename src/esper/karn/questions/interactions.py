@@ -14,7 +14,7 @@ from esper.karn.drawing import svg
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.style import shade_look
 from esper.karn.drawing.svg import Markup
-from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey, default_episode, episode_name, is_training
+from esper.karn.questions.episodes import THIS_EPISODE, default_episode, episode_name, is_training
 from esper.karn.run import Run
 
 Configuration = tuple[bool, ...]
@@ -43,9 +43,9 @@ class Interactions:
     """On the diagonal what a slot contributes, elsewhere what two add beyond their own; None: unknown."""
 
 
-def interactions(run: Run, episode: EpisodeKey | None = None) -> Interactions | None:
-    """Of one episode; without one, of the run's default episode. None: no configuration was scored."""
-    episode = default_episode(run) if episode is None else episode
+def interactions(run: Run) -> Interactions | None:
+    """Of the run's default episode; None: no configuration was scored."""
+    episode = default_episode(run)
     if episode is None:
         return None
     found = run.sql(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from esper.karn.questions.episodes import is_training
-from esper.karn.questions.growth import growth_by_place
+from esper.karn.questions.growth import growth
 from esper.karn.run import Run
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import AlertRow, EpisodeRow, EpochRow, Row, TransitionRow, UpdateRow
@@ -45,8 +45,9 @@ def log(run: Run, seen: Collection[Stamp] = ()) -> list[LogEntry]:
     rows.sort(key=lambda row: row.t)
     epochs = [row for row in rows if isinstance(row, EpochRow)]
     moves = run.rows(TransitionRow, "episode >= ?", [min(row.episode for row in epochs)]) if epochs else []
+    grown = growth(run, joined=False) if is_training(run) and rows else None
     twins = (
-        {point.place.last: point.twin for point in growth_by_place(run)} if is_training(run) and rows else {}
+        {} if grown is None else {p.last: twin for p, twin in zip(grown.places, grown["twin"], strict=True)}
     )
     return [_entry(run, row, moves, twins) for row in rows]
 

@@ -14,8 +14,6 @@ from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale, around, tick_texts, ticks
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import Markup
-from esper.karn.questions.episodes import EpisodeKey
-from esper.karn.questions.places import axis_of
 from esper.karn.run import Run
 from esper.leyline.stages import Stage
 
@@ -49,12 +47,11 @@ class BlueprintWorth:
     per_thousand_error: float | None
 
 
-def worth(run: Run, episode: EpisodeKey | None = None) -> tuple[BlueprintWorth, ...] | None:
+def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
     """By blueprint, the most germinated first; None: no seed germinated."""
-    axis = axis_of(run, episode)
     found = run.sql(
         f"""
-        WITH moves AS (SELECT * FROM transition WHERE seed >= 0 AND {axis.condition}),
+        WITH moves AS (SELECT * FROM transition WHERE seed >= 0),
         reached AS (
             SELECT env, episode, attempt, seed, any_value(blueprint) AS blueprint,
                    bool_or(to_stage = {Stage.BLENDING:d}) AS blended,
@@ -67,7 +64,7 @@ def worth(run: Run, episode: EpisodeKey | None = None) -> tuple[BlueprintWorth, 
             SELECT env, episode, attempt, seed, any_value(params) AS params,
                    arg_max((contribution, contribution_error), epoch)
                        FILTER (contribution IS NOT NULL) AS last
-            FROM seed WHERE {axis.condition} GROUP BY env, episode, attempt, seed),
+            FROM seed GROUP BY env, episode, attempt, seed),
         known AS (
             SELECT reached.* EXCLUDE (contribution), measured.params,
                    CASE WHEN last IS NULL THEN reached.contribution ELSE last[1] END AS points,
@@ -85,8 +82,7 @@ def worth(run: Run, episode: EpisodeKey | None = None) -> tuple[BlueprintWorth, 
                          * sqrt(count(points) FILTER (counted > 0)) / sum(counted) FILTER (counted > 0)
                     ELSE 1000 * any_value(error) / sum(counted) FILTER (counted > 0) END
         FROM known GROUP BY blueprint ORDER BY count(*) DESC, blueprint
-        """,
-        [*axis.parameters, *axis.parameters],
+        """
     ).fetchall()
     names = run.row.blueprints
     return tuple(BlueprintWorth(names[blueprint], *values) for blueprint, *values in found) or None
