@@ -46,7 +46,6 @@ vector-effect:non-scaling-stroke}
 .esper .faint{stroke-opacity:.5}
 .esper .spread{stroke:var(--ink);stroke-width:1.2;stroke-opacity:.45}
 .esper .track{fill:var(--grid)}
-.esper .done{fill:var(--ink)}
 .esper .inband{fill:var(--ink);fill-opacity:.08}
 .esper .unread{stroke:var(--ghost);stroke-opacity:.55;stroke-dasharray:1.5 3}
 .esper .hatch{stroke:var(--paper);stroke-dasharray:1.5 2.5}

@@ -11,9 +11,8 @@ from markupsafe import Markup
 from esper.karn import notation
 from esper.karn.conclusion import comparison_text, conclude, gain_text
 from esper.karn.diary import diary
-from esper.karn.drawing.picture import Picture
 from esper.karn.figures import FIGURES, figure_named
-from esper.karn.outcome import Comparison, Result, compare, final_rows, result
+from esper.karn.outcome import Result, compare, final_rows, result
 from esper.karn.page.chooser import chooser
 from esper.karn.page.rendering import render
 from esper.karn.questions.differences import differences, flat
@@ -51,6 +50,7 @@ TITLES: Final = {figure.key: figure.question for figure in FIGURES} | {
     "configuration": "Configuration",
     "environment": "Environment",
 }
+ORIGIN: Final = ("configuration", "environment")
 OF_EPISODE: Final = ("lanes", "diary")
 """Sections about one episode."""
 KEYS: Final = ("conclusion", *SHOWN[: SHOWN.index("lanes") + 1], "diary", *SHOWN[SHOWN.index("lanes") + 1 :])
@@ -86,8 +86,7 @@ class Group:
 
 def section(key: str, kind: str, found: Any, **more: Any) -> Markup:
     """A section of one of the kinds that the template knows."""
-    content = {"chooser": None, "left": 0, "note": "", **more}
-    return render("section.html", key=key, title=TITLES[key], kind=kind, found=found, **content)
+    return render("section.html", key=key, title=TITLES[key], kind=kind, found=found, **more)
 
 
 def empty(key: str) -> Markup:
@@ -104,44 +103,40 @@ def run_section(run: Run, key: str, episode: EpisodeKey | None = None, beside: R
     """A section of a served page: of the chosen episode and beside another run, if there are any."""
     if key == "conclusion":
         return section(key, "conclusion", conclude(run))
-    if key == "configuration":
-        return section(key, "pairs", configuration(run.row))
-    if key == "environment":
-        return section(key, "pairs", environment(run.row))
+    if key in ORIGIN:
+        return section(key, "pairs", settings(run.row, key))
     if key not in OF_EPISODE:
         return section(key, "figure", figure_named(key).answer(run, beside=beside))
     shown = default_episode(run) if episode is None else episode
-    if shown is None:
-        return section(key, "episodes", [])
-    choice = chooser(run, shown) if key == "lanes" and beside is None else None
-    return section(key, "episodes", [("", episode_content(run, key, shown, beside))], chooser=choice)
+    choice = chooser(run, shown) if shown and key == "lanes" and beside is None else None
+    return _of_episodes(run, key, [] if shown is None else [("", shown)], beside, chooser=choice)
 
 
-def episode_content(run: Run, key: str, episode: EpisodeKey, beside: Run | None = None) -> object:
-    """The lanes or the diary of an episode."""
-    if key == "diary":
-        return diary(run.row, rows_of_episode(run, episode))
-    return figure_named(key).answer(run, episode, beside)
+def _of_episodes(
+    run: Run, key: str, episodes: Sequence[tuple[str, EpisodeKey]], beside: Run | None = None, **more: Any
+) -> Markup:
+    """The lanes or the diaries of episodes, each with its heading."""
+    if key == "lanes":
+        lanes = [(title, figure_named(key).answer(run, episode, beside)) for title, episode in episodes]
+        return section(key, "episodes", [one for one in lanes if one[1] is not None or not one[0]], **more)
+    told = [(title, diary(run.row, rows_of_episode(run, episode))) for title, episode in episodes]
+    return section(key, "episodes", told, **more)
 
 
 def reported_lanes(run: Run) -> Markup:
     """Of the episode that a run is shown by or, of a training, of its best, median and worst."""
-    shown = [(title, figure_named("lanes").answer(run, key)) for title, key in chosen_episodes(run)]
-    return section("lanes", "episodes", [(title, picture) for title, picture in shown if picture is not None])
+    return _of_episodes(run, "lanes", chosen_episodes(run))
 
 
 def reported_diary(run: Run) -> Markup:
     """Of the first episodes or, of a training, of its best."""
-    left = 0
     if is_training(run):
-        told = chosen_episodes(run)[:1]
-    else:
-        keys = [episode.key for episode in episodes(run)]
-        told = [(episode_name(key, trained=False).capitalize(), key) for key in keys[:MOST_DIARIES]]
-        left = len(keys) - len(told)
-    headed = len(told) > 1 or is_training(run)
-    notes = [(title if headed else "", episode_content(run, "diary", key)) for title, key in told]
-    return section("diary", "episodes", notes, left=left)
+        return _of_episodes(run, "diary", chosen_episodes(run)[:1])
+    keys = [episode.key for episode in episodes(run)]
+    told = [(episode_name(key, trained=False).capitalize(), key) for key in keys[:MOST_DIARIES]]
+    if len(told) == 1:
+        told = [("", keys[0])]
+    return _of_episodes(run, "diary", told, left=len(keys) - len(told))
 
 
 def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
@@ -167,28 +162,24 @@ def rows_of_episode(run: Run, episode: EpisodeKey) -> list[Row]:
 # --- several runs ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """Runs beside each other."""
-
-    sentence: str
-    columns: list[str]
-    rows: list[list[str]]
-    picture: Picture | None
-    names: list[str]
-    differences: list[list[str]]
-
-
 def comparison(runs: Mapping[str, Run], sentence: str = "") -> Markup:
     """The first run against all others, by their names."""
     (first, run), *others = runs.items()
-    comparisons = [(name, compare(run, other)) for name, other in others]
-    columns = ["run", "episodes", "validation", "ahead", "test", "ahead", "parameters", "compute"]
     rows = [_arm(first, run.row, result(final_rows(run)), "", "")]
-    rows += [_compared(name, found) for name, found in comparisons]
-    changed = [[one.key, *map(setting_text, one.values)] for one in differences(runs)]
-    found = Compared(sentence, columns, rows, verdict_picture(runs), list(runs), changed)
-    return section("comparison", "comparison", found)
+    for name, other in others:
+        found = compare(run, other)
+        ahead = [notation.UNKNOWN if d is None else gain_text(d) for d in (found.val_score, found.test_score)]
+        rows.append(_arm(name, other.row, found.result, *ahead))
+    return section(
+        "comparison",
+        "comparison",
+        verdict_picture(runs),
+        sentence=sentence,
+        columns=["run", "episodes", "validation", "ahead", "test", "ahead", "parameters", "compute"],
+        rows=rows,
+        settings=["setting", *runs],
+        differences=[[one.key, *map(setting_text, one.values)] for one in differences(runs)],
+    )
 
 
 def pair_comparison(runs: Mapping[str, Run]) -> Markup:
@@ -207,11 +198,6 @@ def arm_names(runs: Sequence[Run]) -> dict[str, Run]:
             name = f"{run.row.name} ({number})"
         named[name] = run
     return named
-
-
-def _compared(name: str, found: Comparison) -> list[str]:
-    ahead = [notation.UNKNOWN if d is None else gain_text(d) for d in (found.val_score, found.test_score)]
-    return _arm(name, found.run.row, found.result, *ahead)
 
 
 def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahead: str) -> list[str]:
@@ -233,14 +219,9 @@ def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahea
 # --- where a run comes from -----------------------------------------------------------------------
 
 
-def configuration(row: RunRow) -> list[tuple[str, str]]:
-    """All settings; those within settings have names with dots."""
-    return [(name, setting_text(value)) for key in row.config for name, value in flat(key, row.config[key])]
-
-
-def environment(row: RunRow) -> list[tuple[str, str]]:
-    """Where, when and from what the run was made."""
-    values = {
+def settings(row: RunRow, key: str) -> list[tuple[str, str]]:
+    """The configuration, or where, when and from what the run was made; names within others have dots."""
+    environment = {
         "git revision": row.git_revision,
         "data hash": row.data_hash,
         "started": row.started,
@@ -249,6 +230,7 @@ def environment(row: RunRow) -> list[tuple[str, str]]:
         **row.versions,
         **row.hardware,
     }
+    values = row.config if key == "configuration" else environment
     return [(name, setting_text(value)) for key in values for name, value in flat(key, values[key])]
 
 

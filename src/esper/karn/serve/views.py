@@ -18,7 +18,7 @@ from starlette.routing import Route
 from esper.karn.page import sections
 from esper.karn.page.chooser import episode_at
 from esper.karn.page.rendering import render, render_page
-from esper.karn.page.sections import KEYS, OF_EPISODE, SHOWN, TITLES, Group, Section
+from esper.karn.page.sections import KEYS, OF_EPISODE, ORIGIN, SHOWN, TITLES, Group, Section
 from esper.karn.questions.overview import Overview, overview
 from esper.karn.serve.events import events_response
 from esper.karn.serve.folder import FoundRun, UnknownRunError
@@ -27,7 +27,6 @@ from esper.leyline.errors import EsperError, UnknownNameError
 
 SECONDS_FOR_ROWS: Final = 0.5
 """After which the list leaves runs unread; the browser asks again for the rest."""
-ORIGIN: Final = ("configuration", "environment")
 PARTS: Final = ("head", *KEYS, *ORIGIN)
 
 
