@@ -12,7 +12,7 @@ from typing import Final
 from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from esper.karn import notation
@@ -66,11 +66,8 @@ def _head(found: Progress) -> Table:
 
 def _scores(found: Overview, columns: int) -> Table:
     """Name, value, what is to be said of it, course."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, width=LABEL - 2)
-    table.add_column(no_wrap=True, justify="right")
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
+    name, value = Column(width=LABEL - 2, no_wrap=True), Column(justify="right", no_wrap=True)
+    table = Table.grid(name, value, Column(no_wrap=True), Column(no_wrap=True), padding=(0, 2, 0, 0))
     span = notation.shared_scale([*found.scores, *found.twins])
     best = max((score for score in found.scores if score is not None), default=None)
     scores, twins = (notation.trend(course, columns, *span) for course in (found.scores, found.twins))
@@ -97,9 +94,7 @@ def _add_returns(table: Table, run: Run, columns: int) -> None:
 
 
 def _labelled(label: str, content: RenderableType) -> Table:
-    table = Table.grid()
-    table.add_column(width=LABEL)
-    table.add_column()
+    table = Table.grid(Column(width=LABEL), Column())
     table.add_row(label, content)
     return table
 
@@ -154,12 +149,13 @@ def _title(shown: Lanes, *, trained: bool) -> Text:
 
 def _slots(shown: Lanes, columns: int) -> Table:
     """One line per slot: its stages over the epochs, and the seed in it."""
+    words = ("slot", f"epoch {shown.epoch}/{shown.horizon}", "stage", "seed")
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("slot", no_wrap=True, min_width=LABEL - 1)
-    for heading in (f"epoch {shown.epoch}/{shown.horizon}", "stage", "seed"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("alpha", "contribution", "params"):
-        table.add_column(heading, no_wrap=True, justify="right")
+    for heading in (*words, "alpha", "contribution", "params"):
+        width = LABEL - 1 if heading == "slot" else None
+        table.add_column(
+            heading, no_wrap=True, min_width=width, justify="left" if heading in words else "right"
+        )
     for lane in shown.lanes:
         cells = [notation.UNKNOWN] * 4
         if lane.seeds and (seed := lane.seeds[-1]).fate in ("alive", "fossilized"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -112,6 +112,17 @@ def x_axis(scale: Scale, y: float, name: str, top: float | None = None, most: in
             svg.path(f"M{svg.number(scale.start)} {svg.number(y)}H{svg.number(scale.stop)}{marks}", "axis"),
             *numbers,
             svg.text(svg.WIDTH, y + svg.LINE + 2, name, "dim", "end"),
+        ]
+    )
+
+
+def value_axis(scale: Scale, y: float, name: str, labels: Mapping[float, str]) -> Markup:
+    """An axis at the bottom with these numbers at these values, the name of what they are below its end."""
+    return svg.group(
+        [
+            svg.line(scale.start, y, scale.stop, y, "axis"),
+            *(svg.text(scale(at), y + svg.LINE + 2, text, "dim", "middle") for at, text in labels.items()),
+            svg.text(scale.stop, y + 2 * svg.LINE + 4, name, "dim", "end"),
         ]
     )
 

@@ -94,8 +94,9 @@ def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth]
     bottom = _TOP + _ROW * len(found)
     count = Scale(0, max(one.germinated for one in held), *_FUNNEL)
     points = _points_scale(held)
+    counted = ("germinated", "blended", "held", "fossilized", "pruned", "measured")
     return Picture(
-        svg=svg.drawing(
+        svg.drawing(
             bottom + 24,
             "Seeds by blueprint",
             "; ".join(f"{one.blueprint}: {one.fossilized} of {one.germinated} kept" for one in found),
@@ -104,47 +105,28 @@ def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth]
             *([] if points is None else _points_axis(points, bottom)),
             *(_draw_row(one, _TOP + _ROW * index, count, points) for index, one in enumerate(found)),
         ),
-        columns=[
-            "blueprint",
-            "germinated",
-            "blended",
-            "held",
-            "fossilized",
-            "pruned",
-            "measured",
-            "contribution",
-            "parameters",
-            "per 1,000 parameters",
+        ["blueprint", *counted, "contribution", "parameters", "per 1,000 parameters"],
+        [
+            [
+                one.blueprint,
+                *(notation.count(getattr(one, name)) for name in counted),
+                notation.gain_with_error(one.contribution, one.contribution_error),
+                notation.count(None if one.params is None else round(one.params)),
+                notation.gain_with_error(one.per_thousand, one.per_thousand_error),
+            ]
+            for one in found
         ],
-        rows=[_cells(one) for one in found],
-        caption=(
-            "From the left: seeds that fossilized, were held, blended, only trained. Contribution: score lost"
-            " without the seed when it was last measured; mean ± standard error over seeds."
-        ),
+        "From the left: seeds that fossilized, were held, blended, only trained. Contribution: score lost"
+        " without the seed when it was last measured; mean ± standard error over seeds.",
     )
 
 
-def _cells(one: BlueprintWorth) -> list[str]:
-    return [
-        one.blueprint,
-        *(notation.count(n) for n in (one.germinated, one.blended, one.held, one.fossilized, one.pruned)),
-        notation.count(one.measured),
-        notation.gain_with_error(one.contribution, one.contribution_error),
-        notation.count(None if one.params is None else round(one.params)),
-        notation.gain_with_error(one.per_thousand, one.per_thousand_error),
-    ]
-
-
 def _points_scale(found: Sequence[BlueprintWorth]) -> Scale | None:
-    known = [one for one in found if one.per_thousand is not None]
-    if not known:
-        return None
-    ends = [
-        (one.per_thousand or 0.0) + side * (one.per_thousand_error or 0.0)
-        for one in known
-        for side in (-1, 1)
+    known = [
+        (one.per_thousand, one.per_thousand_error or 0.0) for one in found if one.per_thousand is not None
     ]
-    return Scale(*around([0.0, *ends], 3), *_POINTS)
+    ends = [value + side * error for value, error in known for side in (-1, 1)]
+    return Scale(*around([0.0, *ends], 3), *_POINTS) if known else None
 
 
 def _points_axis(points: Scale, bottom: float) -> Iterator[Markup]:
