@@ -2,13 +2,13 @@ import itertools
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale, apart, around, tick_texts, ticks
-from esper.karn.drawing.stacks import stack
+from esper.karn.drawing.chart import stack
 from esper.karn.drawing.style import STYLE
 from esper.karn.palette import LOOKS, OP_STAGES, SEVERITIES
 from esper.leyline import OP_NAMES
@@ -16,6 +16,7 @@ from esper.leyline import OP_NAMES
 numbers = st.floats(-1e9, 1e9, allow_nan=False)
 
 
+@settings(max_examples=30)
 @given(st.text(), st.text())
 def test_any_text_survives_as_content_and_as_attribute(content, value):
     drawn = ElementTree.fromstring(svg.element("a", content or "x", title=value, left_out=None))

@@ -51,25 +51,15 @@ def test_unknown_is_a_dash_and_never_zero(shown):
     assert shown == "–"
 
 
-def test_a_sparkline_spans_its_range_and_leaves_gaps():
-    # Eight blocks over 0 to 70: one block per ten.
-    assert notation.sparkline([0, 10, 20, None, 60, 70], 0, 70) == "▁▂▃ ▇█"
-
-
-def test_a_flat_sparkline_lies_on_the_ground():
-    assert notation.sparkline([5.0, 5.0], 5.0, 5.0) == "▁▁"
-
-
 def test_a_long_course_is_condensed_to_the_means_of_neighbours():
     assert notation.condense([1.0, 3.0, None, 5.0, None, None], 3) == [2.0, 5.0, None]
     assert notation.condense([1.0, None], 3) == [1.0, None]
 
 
 def test_a_trend_spans_its_own_range_unless_told_otherwise():
-    assert notation.trend([0.0, 0.5, 1.0], 3) == "▁▅█"
+    # Eight blocks over 0 to 70: one block per ten; what is unknown is a gap, what is level lies low.
+    assert notation.trend([0, 10, 20, None, 60, 70], 6) == "▁▂▃ ▇█"
+    assert notation.trend([5.0, 5.0], 2) == "▁▁"
     assert notation.trend([0.0, 0.5, 1.0], 3, 0.0, 7.0) == "▁▁▂"
-    assert notation.trend([None, None], 3) == "  "
-
-
-def test_a_trend_stays_within_the_range_it_is_given():
     assert notation.trend([-1.0, 2.0], 2, 0.0, 1.0) == "▁█"
+    assert notation.trend([None, None], 3) == "  "

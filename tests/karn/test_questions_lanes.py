@@ -31,7 +31,7 @@ def stages_by_epoch(rows: Sequence[Row], slot: int, last: int) -> list[Stage]:
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10_000), horizon=st.integers(1, 40), slots=st.integers(1, 8), full=st.booleans())
 def test_spans_marks_and_alphas_are_those_of_the_rows(seed, horizon, slots, full, tmp_path_factory):
     rows = made_run.run_rows(horizon=horizon, slots=slots, seed=seed, full=full)
