@@ -20,7 +20,7 @@ from esper.karn.lines import finding, op_label
 from esper.karn.palette import LOOKS, SEVERITIES
 from esper.karn.questions.alerts import AlertEntry
 from esper.karn.questions.choices import choices, ops_of
-from esper.karn.questions.episodes import EpisodeKey, default_episode, episode_name, is_training
+from esper.karn.questions.episodes import EpisodeKey, default_episode, is_training
 from esper.karn.questions.heads import LOW, heads
 from esper.karn.questions.health import beyond, health
 from esper.karn.questions.improvement import improvement
@@ -52,7 +52,7 @@ def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
     sections.append(_alerts(found))
     shown = None if chosen is None else lanes(run, chosen)
     if shown is not None:
-        sections += [_title(shown, trained=is_training(run)), _slots(shown, max(width - BESIDE_LANES, 1))]
+        sections += [_title(shown), _slots(shown, max(width - BESIDE_LANES, 1))]
     return Group(*sections)
 
 
@@ -138,13 +138,11 @@ def _alert(entry: AlertEntry, unit: str) -> Text:
     return Text.assemble(rule, facts, no_wrap=True, overflow="ellipsis")
 
 
-def _title(shown: Lanes, *, trained: bool) -> Text:
+def _title(shown: Lanes) -> Text:
     """Which episode the slots are of, and how it does."""
-    last = shown.scores[-1] if shown.scores else None
-    score, twin = (None, None) if last is None else (last.score, last.twin)
-    name = episode_name(shown.episode, trained=trained)
-    scores = f"score {notation.points(score)}, twin {notation.points(twin)}"
-    return Text(f"{'slots':<{LABEL}}{name}: {scores}", no_wrap=True, overflow="ellipsis")
+    score, twin = (notation.points(value) for value in shown.last_scores)
+    text = f"{'slots':<{LABEL}}{shown.name}: score {score}, twin {twin}"
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _slots(shown: Lanes, columns: int) -> Table:
@@ -177,7 +175,7 @@ def _lane(lane: Lane, shown: Lanes, columns: int) -> Text:
     for span in lane.spans:
         stages[span.start : span.end] = [span.stage] * (span.end - span.start)
     for mark in lane.marks:
-        if mark.stage is Stage.PRUNED and mark.epoch:
+        if mark.to_stage == Stage.PRUNED and mark.epoch:
             stages[mark.epoch - 1] = Stage.PRUNED
     step = -(-shown.horizon // columns)
     shared = (stages[start : start + step] for start in range(0, len(stages), step))

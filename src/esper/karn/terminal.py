@@ -20,8 +20,7 @@ from rich.live import Live
 from rich.segment import SegmentLines
 from rich.text import Text
 
-from esper.karn.lines import first_lines, line_of
-from esper.karn.questions.log import Stamp, log, stamps
+from esper.karn.lines import Stamp, first_lines, line_of, log, stamps
 from esper.karn.questions.progress import progress
 from esper.karn.run import Run, open_run
 from esper.karn.screen import screen

@@ -6,7 +6,7 @@ columns: at every place, parts on top of each other; what is negative hangs belo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,8 @@ _TOP: Final = 14.0
 _GAP: Final = 30.0
 """Between panels."""
 _BOTTOM: Final = 28.0
+_FIRST: Final = 4.0
+"""Top of the first strip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def draw(chart_of: Callable[[Courses], Chart], found: Courses, beside: Courses |
         top += 10 if panel.unit else 0
         bottom = top + panel.height
         if values:
-            drawn.append(_draw_panel(found.places, panel, x, _scale(panel, values, top, bottom)))
+            drawn.append(draw_panel(found.places, panel, x, panel_scale(panel, values, top, bottom)))
         top = bottom + _GAP
     return svg.drawing(
         bottom + _BOTTOM,
@@ -116,12 +118,14 @@ def draw(chart_of: Callable[[Courses], Chart], found: Courses, beside: Courses |
     )
 
 
-def _scale(panel: Panel, values: Sequence[float], top: float, bottom: float) -> Scale:
+def panel_scale(panel: Panel, values: Sequence[float], top: float, bottom: float) -> Scale:
+    """The vertical axis of a panel that holds these values."""
     low, high = around([*values, *([0.0] if panel.zero else [])], panel.ticks, floor=panel.near)
     return Scale(low, high if panel.most is None else min(high, panel.most), bottom, top)
 
 
-def _draw_panel(places: Sequence[Place], panel: Panel, x: Scale, y: Scale) -> Markup:
+def draw_panel(places: Sequence[Place], panel: Panel, x: Scale, y: Scale) -> Markup:
+    """Its axis, what it holds, and the names of that."""
     at = [x(place.last) for place in places]
     return svg.group(
         [
@@ -252,3 +256,62 @@ def column(place: Place, segment: Segment, x: Scale, y: Scale) -> str:
     if abs(bottom - top) < 0.05:
         return ""
     return f"M{number(left)} {number(bottom)}V{number(top)}H{number(right)}V{number(bottom)}z"
+
+
+# --- rows over one axis: a name on the left, a strip over the places, what it comes to on the right ---
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """One row."""
+
+    name: str
+    draw: Callable[[Scale, float], Iterable[Markup]]
+    """What lies on it, by the scale of the axis and the height of its upper edge."""
+    value: str
+    is_strong: bool
+    """Whether the value stands out."""
+    title: str = ""
+    """What is said under the mouse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strips:
+    """How the rows of one picture lie."""
+
+    left: float
+    """Room for the names."""
+    right: float
+    """Room for the values."""
+    height: float
+    """Of a strip."""
+    gap: float = 0.0
+    """Between strips."""
+    letters: int = 18
+    """Of a name, at most."""
+
+    def draw(
+        self, title: str, description: str, axis: str, end: int, rows: Sequence[Strip], *, grid: bool = True
+    ) -> Markup:
+        """The picture; ``end`` is where its axis ends, ``grid`` draws lines up from its ticks."""
+        x = Scale(0, end, self.left, svg.WIDTH - self.right)
+        step = self.height + self.gap
+        bottom = _FIRST + step * len(rows)
+        return svg.drawing(
+            bottom + 26,
+            title,
+            description,
+            x_axis(x, bottom, axis, top=0 if grid else None),
+            *(self._draw_row(row, x, _FIRST + step * index) for index, row in enumerate(rows)),
+        )
+
+    def _draw_row(self, row: Strip, x: Scale, top: float) -> Markup:
+        baseline = top + self.height / 2 + 5
+        return svg.group(
+            [
+                svg.element("title", row.title) if row.title else "",
+                svg.text(x.start - 8, baseline, svg.shorten(row.name, self.letters), "", "end"),
+                *row.draw(x, top),
+                svg.text(x.stop + 8, baseline, row.value, "strong" if row.is_strong else "dim"),
+            ]
+        )

@@ -31,7 +31,6 @@ font-variant-numeric:tabular-nums}
 vector-effect:non-scaling-stroke}
 .esper .fan{fill:var(--ink);fill-opacity:.1}
 .esper .fan.inner{fill-opacity:.16}
-.esper .gain{fill:var(--ink);fill-opacity:.07}
 .esper .tint{fill-opacity:.25}
 .esper .mark{stroke:var(--paper);stroke-width:1.2}
 .esper .ring{stroke:var(--ink);stroke-width:1.2}

@@ -12,8 +12,8 @@ from typing import Final
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale
+from esper.karn.drawing.chart import Strip, Strips
 from esper.karn.drawing.picture import Picture
-from esper.karn.drawing.strips import Strip, Strips
 from esper.karn.drawing.svg import Markup, number
 from esper.karn.questions.places import Axis, AxisName, axis_of
 from esper.karn.run import Run

@@ -12,9 +12,8 @@ from typing import Final
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale
-from esper.karn.drawing.chart import edges
+from esper.karn.drawing.chart import Strip, Strips, edges
 from esper.karn.drawing.picture import Picture, course_table
-from esper.karn.drawing.strips import Strip, Strips
 from esper.karn.drawing.style import shade_look
 from esper.karn.drawing.svg import Markup, number
 from esper.karn.questions.places import Courses, courses

@@ -13,8 +13,8 @@ from typing import Final
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale
+from esper.karn.drawing.chart import Strip, Strips
 from esper.karn.drawing.picture import Picture, course_table
-from esper.karn.drawing.strips import Strip, Strips
 from esper.karn.drawing.svg import Markup
 from esper.karn.questions.places import Courses, Values, courses
 from esper.karn.run import Run
