@@ -360,5 +360,6 @@ def test_every_move_that_matters_has_its_mark(drawn, runs):
         titles = ["".join(title.itertext()) for title in root.iter(f"{SVG}title")]
         assert marks
         for mark in marks:
-            assert any(f"{mark.stage.name.lower()} after epoch {mark.epoch} (" in title for title in titles)
+            stage = Stage(mark.to_stage).name.lower()
+            assert any(f"{stage} after epoch {mark.epoch} (" in title for title in titles)
         assert sum(" after epoch " in title for title in titles) == len(marks)
