@@ -75,7 +75,7 @@ def test_the_answer_of_a_run_comes_first_and_is_that_of_its_row(grown_page: Node
     """61.5 is 39.5 over 22; 398 / 250 = 1.59; 25,000 / 2,000 = 12.5; 1.2 + 2.4 + 0.4 GFLOP, each once."""
     told = "It reached 61.5 on validation, 39.5 points above its twin that did not grow."
     assert headline(grown_page) == told
-    assert sentences(grown_page) == ["Finished: one episode of 8 epochs."]
+    assert sentences(grown_page) == ["Finished after epoch 8 of 8."]
     assert facts(grown_page) == {
         "validation": ("61.5", "twin 22.0, +39.5"),
         "test": ("60.2", "read once, at the end"),
@@ -269,7 +269,7 @@ def test_a_training_is_measured_by_its_best_evaluation_and_its_last_iteration(tr
         " not grow."
     )
     assert sentences(page) == [
-        "Finished: 3 iterations, 6 episodes.",
+        "Finished after iteration 3 of 3.",
         "The 2 episodes of iteration 1 reached 40.0 ± 63.5 on validation,"
         " 15.0 ± 63.5 points above their twins that did not grow.",
     ]
@@ -363,20 +363,20 @@ def until(epoch: int, episode: int = 0) -> list[Row]:
         ),
         (
             [fake_run.run_row(), *until(5)],
-            "Still running: after epoch 5 of 8 in episode 1 of 1.",
-            "Stopped after epoch 5 of 8 in episode 1 of 1.",
+            "Still running: after epoch 5 of 8.",
+            "Stopped after epoch 5 of 8.",
             "After epoch 5 of 8 the score is 47.5, 28.0 points above its twin that does not grow.",
         ),
         (
             [fake_run.run_row(episodes=3), *fake_run.episode(), *until(2, episode=1)],
-            "Still running: after epoch 2 of 8 in episode 2 of 3.",
-            "Stopped after epoch 2 of 8 in episode 2 of 3.",
+            "Still running: after epoch 10 of 24.",
+            "Stopped after epoch 10 of 24.",
             "It reached 61.5 on validation, 39.5 points above its twin that did not grow.",
         ),
         (
             [fake_run.run_row(episodes=3), *fake_run.episode()],
-            "Still running: after episode 1 of 3.",
-            "Stopped after episode 1 of 3.",
+            "Still running: after epoch 8 of 24.",
+            "Stopped after epoch 8 of 24.",
             "It reached 61.5 on validation, 39.5 points above its twin that did not grow.",
         ),
         (

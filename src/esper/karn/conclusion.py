@@ -15,8 +15,8 @@ from esper.karn.outcome import (
     final_rows,
     result,
 )
-from esper.karn.questions.episodes import count_episodes, is_training, unfinished_episode
-from esper.karn.questions.progress import Progress, progress
+from esper.karn.questions.episodes import is_training, unfinished_episode
+from esper.karn.questions.progress import progress
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate
 from esper.leyline.events import UpdateRow
@@ -67,32 +67,12 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
 def how_far_text(run: Run) -> str:
     """How far a run is, as a sentence."""
     found = progress(run)
-    if found.state == "finished":
-        return f"Finished: {_extent(run, found)}."
-    place = _place(run, found)
-    if found.state == "running":
-        where = f"after {place}" if place else f"no {found.unit} is done yet"
-        return f"Still running: {where}."
-    return f"Stopped after {place}." if place else f"Stopped before its first {found.unit} was done."
-
-
-def _extent(run: Run, found: Progress) -> str:
-    episodes = count_episodes(run)
-    if is_training(run):
-        return f"{_counted(found.done, 'iteration')}, {episodes:,} episodes"
-    return f"{_counted(episodes, 'episode')} of {run.row.horizon} epochs"
-
-
-def _place(run: Run, found: Progress) -> str | None:
-    """The last epoch or iteration that is done; None: none is."""
-    if is_training(run):
-        return f"iteration {found.done} of {found.total}" if found.done else None
-    planned = run.row.config.get("episodes")
-    of = f" of {planned}" if isinstance(planned, int) else ""
-    episodes, going = count_episodes(run), unfinished_episode(run)
-    if going is not None:
-        return f"epoch {going.epoch} of {run.row.horizon} in episode {episodes + 1}{of}"
-    return f"episode {episodes}{of}" if episodes else None
+    if not found.done:
+        none = {"running": f"Still running: no {found.unit} is done yet."}
+        return none.get(found.state, f"Stopped before its first {found.unit} was done.")
+    begin = "Still running:" if found.state == "running" else found.state.capitalize()
+    of = "" if found.total is None else f" of {notation.count(found.total)}"
+    return f"{begin} after {found.unit} {notation.count(found.done)}{of}."
 
 
 def _unfinished(run: Run) -> str:

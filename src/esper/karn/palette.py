@@ -63,24 +63,13 @@ OP_STAGES: Final[Mapping[str, Stage]] = MappingProxyType(
 SEVERITIES: Final[Mapping[Severity, Look]] = MappingProxyType(
     {"warning": Look("▲", "W", "#E69F00"), "error": Look("■", "E", "#D55E00")}
 )
+_INK_NAMES: Final = ("paper", "ink", "dim", "twin", "ghost", "grid")
+_LIGHT: Final = ("#ffffff", "#1c2128", "#5f6974", "#66707b", "#828c97", "#e3e7eb")
+_DARK: Final = ("#14181d", "#e8ebee", "#9ba5af", "#aab4be", "#7f8a95", "#2b323a")
 INKS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
-        "light": {
-            "paper": "#ffffff",
-            "ink": "#1c2128",
-            "dim": "#5f6974",
-            "twin": "#66707b",
-            "ghost": "#828c97",
-            "grid": "#e3e7eb",
-        },
-        "dark": {
-            "paper": "#14181d",
-            "ink": "#e8ebee",
-            "dim": "#9ba5af",
-            "twin": "#aab4be",
-            "ghost": "#7f8a95",
-            "grid": "#2b323a",
-        },
+        theme: dict(zip(_INK_NAMES, colours, strict=True))
+        for theme, colours in (("light", _LIGHT), ("dark", _DARK))
     }
 )
 """Paper and what is drawn on it. A line that says something stands out from the paper by 3 to 1, text by
