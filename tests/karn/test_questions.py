@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from esper.karn.outcome import ABSENT, differences
 from esper.karn.questions.choices import choices
-from esper.karn.questions.differences import ABSENT, differences
 from esper.karn.questions.episodes import (
     EpisodeKey,
     default_episode,
@@ -499,7 +499,7 @@ def test_differences_are_keys_whose_values_differ(tmp_path):
     change(second, config=config, versions={"python": "3.12"})
     found = differences({"a": opened(tmp_path / "a", [first]), "b": opened(tmp_path / "b", [second])})
 
-    assert {one.key: one.values for one in found} == {
+    assert found == {
         "config.nested.rate": (0.5, 0.25),
         "config.nested.new": (ABSENT, True),
         "versions.python": ("3.11", "3.12"),

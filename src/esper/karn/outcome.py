@@ -1,4 +1,4 @@
-"""What a run came to, in numbers: how far it is, its scores and their cost, and what other runs came to.
+"""What a run came to, in numbers, and how it compares with others: by scores, cost and settings.
 
 The result of a run is the mean of its finished episodes; that of a training, of the episodes of its last
 iteration that reached their horizon: the policy that led them is the one it arrived at.
@@ -6,15 +6,17 @@ iteration that reached their horizon: the policy that led them is the one it arr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from esper.karn.questions.episodes import LAST_ITERATION, LASTED, EpisodeKey, final_episodes
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
 from esper.karn.summary import total_flops
-from esper.leyline.events import EpisodeRow, UpdateRow
+from esper.leyline.events import EpisodeRow, RunRow, UpdateRow
+
+ABSENT: Final = "–"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +135,30 @@ def _difference_of_origin(run: Run, other: Run) -> str | None:
         if ours != theirs:
             return f"their {name} differ: {ours} here, {theirs} there"
     return None
+
+
+# --- what was set -----------------------------------------------------------------------------------
+
+
+def differences(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
+    """What is not the same in all runs: their values, ``ABSENT`` where one has none, by key."""
+    described = [dict(_described(run.row)) for run in runs.values()]
+    keys = dict.fromkeys(key for one in described for key in one)
+    found = {key: tuple(one.get(key, ABSENT) for one in described) for key in keys}
+    return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
+
+
+def _described(row: RunRow) -> Iterator[tuple[str, Any]]:
+    names = ("task", "controller", "rng_seed", "data_hash", "git_revision", "host_params", "horizon", "envs")
+    yield from ((name, getattr(row, name)) for name in names)
+    for name, value in (("config", row.config), ("versions", row.versions), ("hardware", row.hardware)):
+        yield from flat(name, value)
+
+
+def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A setting, or the settings within it, each with its keys joined by dots."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from flat(f"{key}.{name}", inner)
+    else:
+        yield key, value

@@ -12,9 +12,8 @@ from esper.karn import notation
 from esper.karn.conclusion import comparison_text, conclude, gain_text
 from esper.karn.diary import diary
 from esper.karn.figures import FIGURES, figure_named
-from esper.karn.outcome import Result, compare, final_rows, result
+from esper.karn.outcome import Result, compare, differences, final_rows, flat, result
 from esper.karn.page.rendering import render
-from esper.karn.questions.differences import differences, flat
 from esper.karn.questions.episodes import (
     THIS_EPISODE,
     EpisodeKey,
@@ -247,7 +246,7 @@ def comparison(runs: Mapping[str, Run], sentence: str = "") -> Markup:
         columns=["run", "episodes", "validation", "ahead", "test", "ahead", "parameters", "compute"],
         rows=rows,
         settings=["setting", *runs],
-        differences=[[one.key, *map(setting_text, one.values)] for one in differences(runs)],
+        differences=[[key, *map(setting_text, values)] for key, values in differences(runs).items()],
     )
 
 

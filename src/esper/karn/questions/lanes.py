@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from esper.karn.episodes import SeedHistory, seed_histories
 from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey, default_episode, episode_name, is_training
-from esper.karn.questions.places import Courses, Place
+from esper.karn.questions.places import Courses, Place, Values
 from esper.karn.run import Run
 from esper.leyline.events import EnvRow, EpochRow, SeedRow, TransitionRow
 from esper.leyline.stages import FORWARD_STAGES, Stage
@@ -111,7 +111,10 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
 def _scores(epochs: Sequence[EpochRow], end: int) -> Courses | None:
     if not epochs:
         return None
-    values = {"score": [row.val_score for row in epochs], "twin": [row.twin_score for row in epochs]}
+    values: dict[str, Values] = {
+        "score": [row.val_score for row in epochs],
+        "twin": [row.twin_score for row in epochs],
+    }
     return Courses("epoch", end, tuple(Place(row.epoch, row.epoch) for row in epochs), values)
 
 
