@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -12,7 +13,6 @@ from esper.karn.drawing.picture import Picture
 from esper.karn.figures import figure_named
 from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import open_run
-from esper.karn.serve.folder import SECONDS_BETWEEN_LOOKS
 from esper.nissa.encoding import RowEncoder
 from esper.nissa.writer import RunWriter
 from tests.browser.conftest import Server
@@ -33,24 +33,25 @@ def written(runs: Path) -> None:
 
 
 @pytest.fixture
-def live(page, runs: Path, tmp_path: Path) -> Iterator[RunWriter]:
+def live(page, server, runs: Path, tmp_path: Path) -> Iterator[RunWriter]:
     """A run that has begun."""
     with RunWriter(runs / "live") as writer:
         writer.emit(fake_run.run_row("live"))
         writer.emit(fake_run.epoch_row(0))
         writer.flush()
         yield writer
-    move_away(page, runs / "live", tmp_path)
+    move_away(page, server, runs / "live", tmp_path)
 
 
-def move_away(page, run: Path, place: Path) -> None:
+def move_away(page, server, run: Path, place: Path) -> None:
     """In one step, so that nobody reads half a run, and when the page asks for nothing of it any more.
 
     The server looks anew after a while; a page that is opened before that would ask for what is gone.
     """
     page.close()
     run.rename(place / run.name)
-    time.sleep(2 * SECONDS_BETWEEN_LOOKS)
+    while f'data-name="{run.name}"'.encode() in urlopen(f"{server.url}rows").read():
+        time.sleep(0.1)
 
 
 def row_of(page, name: str):
@@ -112,35 +113,26 @@ def test_the_page_of_a_run_follows_it_to_its_end(page, server, live):
 
     _, *rows = fake_run.episode()
     half = next(at for at, row in enumerate(rows) if row == fake_run.epoch_row(4)) + 1
-    for row in rows[:half]:
+    for row in [*rows[:half], fake_run.alert_row("collapse")]:
         live.emit(row)
     live.flush()
     expect(fact(page, "progress")).to_have_text("epoch 4/8")
+    expect(page.locator(".head .alerts")).to_contain_text("collapse")
     expect(fact(page, "score")).to_have_text("41.0")
     expect(panel(page, "growth").locator("svg")).to_contain_text("score 41.0")
     expect(panel(page, "lanes").locator("svg")).to_contain_text("conv_light")
     expect(panel(page, "lanes").locator("svg")).not_to_contain_text("norm")
 
-    for row in rows[half:]:
+    for row in [*rows[half:], fake_run.alert_row("collapse", "cleared")]:
         live.emit(row)
     live.flush()
     expect(fact(page, "progress")).to_have_text("epoch 8/8")
+    expect(page.locator(".head")).not_to_contain_text("collapse")
     expect(panel(page, "lanes").locator("svg")).to_contain_text("norm")
     expect(panel(page, "diary")).to_contain_text("conv_heavy germinated in r0c1")
     live.close()
     expect(page.locator(".head .state")).to_have_text("finished")
     assert page.evaluate("window.isTheSamePage")
-
-
-def test_an_alert_stands_on_top_until_it_is_cleared(page, server, live):
-    open_page(page, server, "live")
-    live.emit(fake_run.alert_row("collapse"))
-    live.flush()
-    expect(page.locator(".head .alerts")).to_contain_text("collapse")
-
-    live.emit(fake_run.alert_row("collapse", "cleared"))
-    live.flush()
-    expect(page.locator(".head")).not_to_contain_text("collapse")
 
 
 def test_a_page_that_lost_its_server_goes_on_where_that_comes_back(page, seen, tmp_path):
@@ -243,7 +235,7 @@ def test_a_damaged_run_says_why_and_the_others_are_shown(page, server, runs, tmp
     expect(row_of(page, EPISODE)).to_contain_text("61.5")
     row_of(page, "damaged").get_by_role("link").click()
     expect(page.get_by_role("alert").first).to_contain_text("it must begin with the name of a table")
-    move_away(page, damaged, tmp_path)
+    move_away(page, server, damaged, tmp_path)
 
 
 # --- how it is used -------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ def test_runs_are_listed_one_line_each_and_damaged_ones_hide_nobody(run, capsys,
 
     assert first.split()[-2:] == ["damaged", "–"]
     assert second.split()[1:] == [
-        *("digits_impaired", "heuristic", "0", "61.5", "61.5", "398", "1/1", "episodes", "finished"),
+        *("digits_impaired", "heuristic", "0", "61.5", "22.0", "398", "epoch", "8/8", "finished"),
         *("2030-01-01", "00:00"),
     ]
     assert reason.startswith(f"damaged: {damaged / 'rows-00000.jsonl'}, line 1, is not a row of table 'run'")
@@ -183,7 +183,7 @@ def test_runs_are_looked_for_in_runs_unless_told_otherwise(run, capsys, monkeypa
     monkeypatch.chdir(run.parents[1])
 
     (found,) = json.loads(printed(capsys, "runs", "--json"))
-    assert (found["path"], found["state"], found["best_score"]) == ("runs/mine", "finished", 61.5)
+    assert (found["path"], found["state"], found["score"]) == ("runs/mine", "finished", 61.5)
 
 
 def test_a_folder_without_runs_says_so(tmp_path, capsys):

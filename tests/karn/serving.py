@@ -79,6 +79,7 @@ class Client:
         self.app = create_app(RunFolder(folder, clock=lambda: self._now), access)
         self.access = access
         self._now = 0.0
+        self._ids: dict[str, str] = {}
 
     def ask(self, target: str, method: str = "GET", headers: Mapping[str, str] | None = None) -> Answer:
         self._now += 1000  # seconds, so that the folder is looked at again
@@ -123,7 +124,9 @@ class Client:
         return {row.attributes["data-name"]: row for row in self.ask("/rows").html.all("tr")}
 
     def id_of(self, name: str) -> str:
-        return self.rows()[name].attributes["data-run"]
+        if name not in self._ids:
+            self._ids |= {name: row.attributes["data-run"] for name, row in self.rows().items()}
+        return self._ids[name]
 
     def part(self, name: str, key: str) -> Answer:
         return self.ask(f"/runs/{self.id_of(name)}/{key}")

@@ -5,83 +5,39 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from esper.karn.diary import diary, policy_output
-from esper.leyline import BLUEPRINT_IDS, HEAD_NAMES, OP_NAMES, STAGE_NAMES, Blueprint, LifecycleOp, Stage
-from esper.leyline.events import (
-    AlertRow,
-    DecisionRow,
-    EpisodeRow,
-    EpochRow,
-    Row,
-    RunRow,
-    SeedRow,
-    TransitionRow,
-)
+from esper.leyline import BlueprintAction, LifecycleOp, Stage
+from esper.leyline.events import DecisionRow, EpisodeRow, Row, SeedRow, TransitionRow
+from tests.karn import fake_run
 
 EPISODE: dict[str, Any] = {"env": 3, "episode": 7}
-SLOTS = ["r0c0", "r0c1", "r0c2"]
-RUN = RunRow(
-    schema_version=2,
-    name="demo",
-    started="2030-01-01T00:00:00+00:00",
-    task="digits",
-    controller="ppo",
-    rng_seed=0,
-    config={},
-    data_hash="",
-    git_revision=None,
-    versions={},
-    hardware={},
-    host_params=250,
-    slots=SLOTS,
-    ops=list(OP_NAMES),
-    heads=list(HEAD_NAMES),
-    blueprints=list(BLUEPRINT_IDS),
-    stages=list(STAGE_NAMES),
+FAKE = fake_run.run_row()
+RUN = replace(
+    FAKE,
     head_choices=[
-        list(OP_NAMES),
-        SLOTS,
-        list(BLUEPRINT_IDS),
-        ["plain", "gated"],
-        ["fast", "slow"],
-        ["half", "seventy", "full"],
-        ["instant", "slow"],
-        ["linear", "cosine"],
+        *FAKE.head_choices[:3],
+        *(["plain", "gated"], ["fast", "slow"], ["half", "seventy", "full"]),
+        *(["instant", "slow"], ["linear", "cosine"]),
     ],
-    horizon=20,
-    iterations=9,
-    envs=4,
 )
 
 
 def decision(epoch: int, op: LifecycleOp, slot: int = 0, **columns: Any) -> DecisionRow:
     """An action that came about, with every head that is not named at 0 and unread."""
-    row: dict[str, Any] = {
+    named = {
         "action": [op, slot, 0, 0, 0, 0, 0, 0],
         "read": [True, op is not LifecycleOp.WAIT] + [False] * 6,
-        "forced": False,
-        "succeeded": True,
-        "refused_by": None,
-        "failed_checks": [],
+        **columns,
     }
-    return DecisionRow(**EPISODE, epoch=epoch, **(row | columns))
+    return replace(fake_run.decision_row(0), **EPISODE, epoch=epoch, **named)
 
 
 def move(epoch: int, origin: Stage, target: Stage, **columns: Any) -> TransitionRow:
-    row: dict[str, Any] = {
-        "slot": 1,
-        "seed": 0,
-        "blueprint": Blueprint.CONV_LIGHT,
-        "cause": "mechanical",
-        "reason": "",
-        "gate": None,
-        "passed": [],
-        "score": 50.0,
-        "contribution": None,
-        "age": 0,
-    }
-    return TransitionRow(**EPISODE, epoch=epoch, from_stage=origin, to_stage=target, **(row | columns))
+    row = fake_run.transition_row(0, 1, origin, target, "mechanical", "")
+    named = {"seed": 0, "blueprint": BlueprintAction.CONV_LIGHT, **columns}
+    return replace(row, **EPISODE, epoch=epoch, **named)
 
 
 def germination(epoch: int = 4, **columns: Any) -> TransitionRow:
@@ -90,46 +46,13 @@ def germination(epoch: int = 4, **columns: Any) -> TransitionRow:
 
 
 def measured(epoch: int, contribution: float | None, error: float | None) -> SeedRow:
-    return SeedRow(
-        **EPISODE,
-        epoch=epoch,
-        slot=1,
-        seed=0,
-        blueprint=Blueprint.CONV_LIGHT,
-        style=0,
-        stage=Stage.FOSSILIZED,
-        age=1,
-        alpha=1.0,
-        contribution=contribution,
-        contribution_error=error,
-        shapley=None,
-        interaction_sum=None,
-        freshness=1.0,
-        gradient_norm=None,
-        gradient_health=None,
-        params=148,
-    )
+    row = replace(fake_run.seed_row(0, 4), **EPISODE, epoch=epoch, slot=1)
+    return replace(row, contribution=contribution, contribution_error=error)
 
 
 def ended(**columns: Any) -> EpisodeRow:
-    row: dict[str, Any] = {
-        "epoch": 20,
-        "val_score": 61.55,
-        "test_score": 60.25,
-        "twin_val_score": 22.05,
-        "best_val_score": 64.1,
-        "host_params": 250,
-        "params": 1398,
-        "host_flops_per_sample": 1,
-        "flops_per_sample": 2,
-        "flops": {},
-        "op_counts": [0] * 6,
-        "refused": 0,
-        "rollbacks": 0,
-        "ended_by": "horizon",
-        "seconds": 1.0,
-    }
-    return EpisodeRow(**EPISODE, **(row | columns))
+    named = {"epoch": 20, "val_score": 61.55, "twin_val_score": 22.05, "params": 1398, **columns}
+    return replace(fake_run.episode_row(), **(EPISODE | named))
 
 
 def sentences(*rows: Row) -> list[str]:
@@ -197,7 +120,7 @@ def test_a_refused_action_names_what_refused_it_and_why() -> None:
         8,
         LifecycleOp.GERMINATE,
         2,
-        action=[LifecycleOp.GERMINATE, 2, Blueprint.NORM, 1, 0, 2, 0, 0],
+        action=[LifecycleOp.GERMINATE, 2, BlueprintAction.NORM, 1, 0, 2, 0, 0],
         read=[True] * 6 + [False] * 2,
         succeeded=False,
         refused_by="legality",
@@ -210,14 +133,12 @@ def test_a_refused_action_names_what_refused_it_and_why() -> None:
 
 
 def test_what_was_refused_does_not_pass_for_what_a_user_did_in_the_same_step() -> None:
+    germinate = decision(4, LifecycleOp.GERMINATE, 1, op_probs=[0.2, 0.8, 0, 0, 0, 0])
+    fossilize = decision(11, LifecycleOp.FOSSILIZE, 1, op_probs=[0.1, 0, 0, 0, 0.9, 0])
     rows = (
-        decision(
-            4, LifecycleOp.GERMINATE, 1, succeeded=False, refused_by="G0", op_probs=[0.2, 0.8, 0, 0, 0, 0]
-        ),
+        replace(germinate, succeeded=False, refused_by="G0"),
         germination(4, cause="user"),
-        decision(
-            11, LifecycleOp.FOSSILIZE, 1, succeeded=False, refused_by="G5", op_probs=[0.1, 0, 0, 0, 0.9, 0]
-        ),
+        replace(fossilize, succeeded=False, refused_by="G5"),
         move(11, Stage.HOLDING, Stage.FOSSILIZED, cause="user", reason="kept by hand"),
     )
     assert sentences(*rows) == [
@@ -231,7 +152,7 @@ def test_later_decisions_name_the_seed_that_the_slot_held_then() -> None:
     rows = (
         germination(1),
         move(5, Stage.BLENDING, Stage.PRUNED, cause="policy", reason="pruned"),
-        germination(9, seed=1, blueprint=Blueprint.NORM),
+        germination(9, seed=1, blueprint=BlueprintAction.NORM),
         decision(
             3,
             LifecycleOp.SET_ALPHA_TARGET,
@@ -249,25 +170,11 @@ def test_later_decisions_name_the_seed_that_the_slot_held_then() -> None:
 
 
 def test_an_intervention_of_the_governor_is_told_and_its_clearing_is_not() -> None:
-    alarm: dict[str, Any] = {
-        "rule": "collapse",
-        "severity": "error",
-        "scope": "environment 3",
-        "value": 7.654321,
-        "limit": 2.25,
-        "hint": "the governor rolled back to epoch 3",
-        "env": 3,
-        "episode": 7,
-        "epoch": 5,
-    }
-    rows = (germination(4), AlertRow(event="raised", **alarm), AlertRow(event="cleared", **alarm))
-    assert sentences(*rows)[1:] == [
-        "epoch 5: collapse (7.65, limit 2.25); the governor rolled back to epoch 3"
-    ]
-    unknown = alarm | {"value": None, "limit": None}
-    assert sentences(germination(4), AlertRow(event="raised", **unknown))[1:] == [
-        "epoch 5: collapse; the governor rolled back to epoch 3"
-    ]
+    raised = replace(fake_run.alert_row(), **EPISODE, epoch=5, value=7.654321)
+    rows = (germination(4), raised, replace(raised, event="cleared"))
+    assert sentences(*rows)[1:] == ["epoch 5: collapse (7.65, limit 2.25); rolled back to epoch 3"]
+    unknown = replace(raised, value=None, limit=None)
+    assert sentences(germination(4), unknown)[1:] == ["epoch 5: collapse; rolled back to epoch 3"]
 
 
 @pytest.mark.parametrize(("twin", "against"), [(22.05, " (+39.5 against the twin)"), (None, "")])
@@ -280,22 +187,7 @@ def test_the_end_stands_last(twin: float | None, against: str) -> None:
 
 
 def test_an_episode_in_which_nothing_happened_has_nothing_to_tell() -> None:
-    epoch = EpochRow(
-        **EPISODE,
-        epoch=1,
-        train_loss=None,
-        train_score=None,
-        val_loss=1.0,
-        val_score=50.0,
-        twin_score=None,
-        params=250,
-        grown_params=0,
-        host_gradient_norm=None,
-        learning_rate=0.1,
-        skipped_batches=0,
-        ms=1.0,
-        phase_ms={},
-    )
+    epoch = replace(fake_run.epoch_row(1), **EPISODE)
     assert diary(RUN, []) == []
     assert diary(RUN, [epoch, decision(0, LifecycleOp.WAIT)]) == []
 

@@ -24,6 +24,16 @@ from esper.karn import notation
         (notation.flop(12_345_678), "12.3 MFLOP"),
         (notation.flop(999_600_000), "1.00 GFLOP"),
         (notation.flop(250_000_000), "250 MFLOP"),
+        (notation.share(0.0), "0 %"),
+        (notation.share(0.001), "<1 %"),
+        (notation.share(0.005), "0 %"),
+        (notation.share(0.256), "26 %"),
+        (notation.duration(0.5), "0.5 ms"),
+        (notation.duration(999.4), "999 ms"),
+        (notation.duration(1500.0), "1.5 s"),
+        (notation.duration(3_600_000.0), "1:00:00"),
+        (notation.significant(1234.5), "1.23e+03"),
+        (notation.significant(0.05), "0.05"),
         (notation.clock(0), "0:00:00"),
         (notation.clock(3725.9), "1:02:05"),
     ],
@@ -45,19 +55,13 @@ def test_numbers_read_as_people_write_them(shown, expected):
         notation.factor(3, 0),
         notation.flop(None),
         notation.clock(None),
+        notation.share(None),
+        notation.duration(None),
+        notation.significant(None),
     ],
 )
 def test_unknown_is_a_dash_and_never_zero(shown):
     assert shown == "–"
-
-
-def test_a_sparkline_spans_its_range_and_leaves_gaps():
-    # Eight blocks over 0 to 70: one block per ten.
-    assert notation.sparkline([0, 10, 20, None, 60, 70], 0, 70) == "▁▂▃ ▇█"
-
-
-def test_a_flat_sparkline_lies_on_the_ground():
-    assert notation.sparkline([5.0, 5.0], 5.0, 5.0) == "▁▁"
 
 
 def test_a_long_course_is_condensed_to_the_means_of_neighbours():
@@ -66,10 +70,9 @@ def test_a_long_course_is_condensed_to_the_means_of_neighbours():
 
 
 def test_a_trend_spans_its_own_range_unless_told_otherwise():
-    assert notation.trend([0.0, 0.5, 1.0], 3) == "▁▅█"
+    # Eight blocks over 0 to 70: one block per ten; what is unknown is a gap, what is level lies low.
+    assert notation.trend([0, 10, 20, None, 60, 70], 6) == "▁▂▃ ▇█"
+    assert notation.trend([5.0, 5.0], 2) == "▁▁"
     assert notation.trend([0.0, 0.5, 1.0], 3, 0.0, 7.0) == "▁▁▂"
-    assert notation.trend([None, None], 3) == "  "
-
-
-def test_a_trend_stays_within_the_range_it_is_given():
     assert notation.trend([-1.0, 2.0], 2, 0.0, 1.0) == "▁█"
+    assert notation.trend([None, None], 3) == "  "

@@ -10,34 +10,17 @@ from esper.leyline.stages import Stage
 OKABE_ITO = {"#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"}
 
 
-def test_every_stage_has_a_look():
-    assert set(LOOKS) == set(Stage)
-
-
 def test_glyphs_and_letters_tell_all_stages_apart_without_colour():
     assert len({look.glyph for look in LOOKS.values()}) == 10
     assert len({look.letter for look in LOOKS.values()}) == 10
-
-
-def test_a_glyph_takes_one_column_and_a_letter_is_ascii():
     assert all(cell_len(look.glyph) == 1 for look in LOOKS.values())
     assert all(look.letter.isascii() for look in LOOKS.values())
 
 
-def test_colours_are_of_the_colour_blind_safe_set():
+def test_colours_are_colour_blind_safe_and_differ_where_a_seed_lives_or_ends():
     assert {look.colour for look in LOOKS.values()} <= OKABE_ITO
-
-
-def test_stages_in_which_a_seed_episodes_or_ends_differ_in_colour():
-    stages = (
-        Stage.GERMINATED,
-        Stage.TRAINING,
-        Stage.BLENDING,
-        Stage.HOLDING,
-        Stage.FOSSILIZED,
-        Stage.PRUNED,
-    )
-    assert len({LOOKS[stage].colour for stage in stages}) == 6
+    others = {Stage.UNKNOWN, Stage.DORMANT, Stage.EMBARGOED, Stage.RESETTING}
+    assert len({LOOKS[stage].colour for stage in set(Stage) - others}) == 6
 
 
 # --- what is drawn can be seen ----------------------------------------------------------------------
@@ -71,11 +54,6 @@ def opacity_of(look: str) -> float:
     return float(found)
 
 
-def test_contrast_is_that_of_the_standard():
-    assert contrast(colour("#000000"), colour("#ffffff")) == pytest.approx(21.0)
-    assert contrast(colour("#777777"), colour("#ffffff")) == pytest.approx(4.48, abs=0.01)
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_lines_and_texts_stand_out_from_the_paper(theme):
     inks = {name: colour(text) for name, text in INKS[theme].items()}
@@ -90,15 +68,9 @@ def test_the_twin_stands_out_from_the_paper_and_from_the_bands_it_crosses(theme)
     inks = {name: colour(text) for name, text in INKS[theme].items()}
     outer = mixed(inks["ink"], inks["paper"], opacity_of("fan"))
     inner = mixed(inks["ink"], outer, opacity_of("fan.inner"))
-    gained = mixed(inks["ink"], inks["paper"], opacity_of("gain"))
 
-    for ground in (inks["paper"], outer, inner, gained):
+    for ground in (inks["paper"], outer, inner):
         assert contrast(inks["twin"], ground) >= 3
-    assert ".esper .twin{stroke:var(--twin)" in STYLE
-
-
-def test_the_twin_is_as_thick_in_a_narrow_picture_as_in_a_wide_one():
     (twin,) = re.findall(r"\.esper \.twin\{([^}]*)\}", STYLE)
-
-    assert "stroke-width:2;" in twin
-    assert "vector-effect:non-scaling-stroke" in twin
+    assert twin.startswith("stroke:var(--twin);stroke-width:2;")
+    assert "vector-effect:non-scaling-stroke" in twin  # as thick in a narrow picture as in a wide one

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from esper.karn.query import read_rows
-from esper.leyline.errors import EsperError, UnknownNameError
-from esper.leyline.events import EpochRow
+from esper.leyline.errors import EsperError
+from esper.leyline.events import EpochRow, RunRow, SeedRow
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 
@@ -24,9 +24,9 @@ def lines(run: Path, number: int = 0) -> Path:
     return run / "telemetry" / f"rows-{number:05}.jsonl"
 
 
-def test_a_table_is_read_by_name_or_by_row_type(run):
-    assert read_rows(run, "epoch") == read_rows(run, EpochRow)
+def test_a_table_is_read_oldest_first_and_one_that_was_never_written_is_empty(run):
     assert [row.epoch for row in read_rows(run, EpochRow)] == [0, 1, 2]
+    assert read_rows(run, SeedRow) == []
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40, 200])
@@ -41,7 +41,7 @@ def test_a_line_torn_within_a_character_is_passed_over(run):
     with lines(run).open("ab") as file:
         file.write('{"name":"×'.encode()[:-1])
 
-    assert len(read_rows(run, "epoch")) == 3
+    assert len(read_rows(run, EpochRow)) == 3
 
 
 def test_a_malformed_line_elsewhere_is_an_error_that_names_file_and_line(run):
@@ -49,7 +49,7 @@ def test_a_malformed_line_elsewhere_is_an_error_that_names_file_and_line(run):
     lines(run).write_bytes(b"\n".join([first, second[:40], third, b""]))
 
     with pytest.raises(EsperError, match=r"rows-00000\.jsonl, line 2, is not a row of table 'epoch'"):
-        read_rows(run, "epoch")
+        read_rows(run, EpochRow)
 
 
 def test_a_null_where_a_number_must_stand_is_an_error(run):
@@ -59,7 +59,7 @@ def test_a_null_where_a_number_must_stand_is_an_error(run):
         EsperError,
         match=r"row 1 of table 'epoch' is not one: Expected `float`, got `null` - at `\$\.val_score`",
     ):
-        read_rows(run, "epoch")
+        read_rows(run, EpochRow)
 
 
 def test_files_are_read_in_order_and_each_may_be_torn(run):
@@ -70,23 +70,14 @@ def test_files_are_read_in_order_and_each_may_be_torn(run):
     assert [row.epoch for row in read_rows(run, EpochRow)] == [0, 1, 0, 1, 2]
 
 
-def test_a_table_that_was_never_written_is_empty(run):
-    assert read_rows(run, "seed") == []
-
-
-def test_an_unknown_table_is_named_with_the_nearest(run):
-    with pytest.raises(UnknownNameError, match=r"unknown table 'epochs'; did you mean epoch"):
-        read_rows(run, "epochs")
-
-
 def test_a_missing_run_is_a_sentence(tmp_path):
     with pytest.raises(EsperError, match=r"there is no run directory '.*nowhere'"):
-        read_rows(tmp_path / "nowhere", "epoch")
+        read_rows(tmp_path / "nowhere", EpochRow)
 
 
 def test_a_directory_that_is_no_run_is_a_sentence(tmp_path):
     with pytest.raises(EsperError, match="is not a run's directory: it holds no folder 'telemetry'"):
-        read_rows(tmp_path, "epoch")
+        read_rows(tmp_path, EpochRow)
 
 
 @pytest.mark.parametrize("line", [b"{}", b'{"table":"epochs","t":1.0}', b"\xff", b""])
@@ -94,11 +85,11 @@ def test_a_line_without_its_table_is_an_error(run, line):
     lines(run).write_bytes(lines(run).read_bytes() + line + b"\n")
 
     with pytest.raises(EsperError, match=r"rows-00000\.jsonl, line 4, is not a row: it must begin with"):
-        read_rows(run, "epoch")
+        read_rows(run, EpochRow)
 
 
 def test_json_that_is_nested_deep_is_an_error(run):
     lines(run).write_bytes(b'{"table":"run","config":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n")
 
     with pytest.raises(EsperError, match="rows-00000"):
-        read_rows(run, "run")
+        read_rows(run, RunRow)

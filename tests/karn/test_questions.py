@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from esper.karn.outcome import ABSENT, differences
 from esper.karn.questions.choices import choices
-from esper.karn.questions.differences import ABSENT, differences
 from esper.karn.questions.episodes import (
     EpisodeKey,
     default_episode,
@@ -17,9 +17,9 @@ from esper.karn.questions.episodes import (
     episodes,
     notable_episodes,
 )
-from esper.karn.questions.growth import growth, latest
+from esper.karn.questions.growth import growth
 from esper.karn.questions.heads import heads
-from esper.karn.questions.health import Metric, health
+from esper.karn.questions.health import beyond, health
 from esper.karn.questions.honesty import GROUPS, MOST_EPISODES, honesty
 from esper.karn.questions.improvement import improvement
 from esper.karn.questions.interactions import interactions
@@ -30,7 +30,7 @@ from esper.karn.questions.times import times
 from esper.karn.questions.verdict import verdict
 from esper.karn.questions.worth import worth
 from esper.karn.run import Run, open_run
-from esper.leyline import BLUEPRINT_IDS, Stage
+from esper.leyline import BLUEPRINT_IDS, OP_NAMES, Stage
 from esper.leyline.events import (
     CounterfactualRow,
     DecisionRow,
@@ -101,7 +101,7 @@ def test_the_default_episode_is_the_best_of_a_training_and_the_last_of_a_run(
     assert default_episode(opened(tmp_path, made_run.run_rows(episodes=3, horizon=3))) == EpisodeKey(0, 2)
 
 
-def test_best_median_and_worst_episode_are_found(training, training_rows):
+def test_best_median_and_worst_episode_are_found(training, training_rows, tmp_path):
     ranked = sorted(of_type(training_rows, EpisodeRow), key=lambda row: row.val_score)
 
     assert notable_episodes(training) == {
@@ -109,12 +109,8 @@ def test_best_median_and_worst_episode_are_found(training, training_rows):
         "median": EpisodeKey(ranked[7].env, ranked[7].episode),
         "worst": EpisodeKey(ranked[0].env, ranked[0].episode),
     }
-
-
-def test_of_two_episodes_one_is_best_and_one_is_worst(tmp_path):
-    run = opened(tmp_path, made_run.run_rows(episodes=2, horizon=3))
-
-    assert set(notable_episodes(run).values()) == {EpisodeKey(0, 0), EpisodeKey(0, 1)}
+    two = opened(tmp_path, made_run.run_rows(episodes=2, horizon=3))
+    assert set(notable_episodes(two).values()) == {EpisodeKey(0, 0), EpisodeKey(0, 1)}
 
 
 def test_an_episode_after_a_breakdown_belongs_to_its_iteration(tmp_path):
@@ -127,7 +123,7 @@ def test_an_episode_after_a_breakdown_belongs_to_its_iteration(tmp_path):
     run = opened(tmp_path, rows)
 
     assert [episode.iteration for episode in episodes(run)] == [1, 1, 2, 2]
-    assert [point.episodes for point in growth(run).points] == [2, 2]
+    assert growth(run)["episodes"] == (2, 2)
     assert episode_name(EpisodeKey(1, 1, 1), trained=True) == "iteration 2, environment 1, attempt 2"
 
 
@@ -170,27 +166,18 @@ def test_a_run_without_rows_is_at_its_begin(tmp_path):
 def test_growth_of_a_training_is_the_spread_of_its_iterations(training, training_rows):
     found = growth(training)
 
-    assert (found.axis, found.end) == ("iteration", 3)
-    for point, ended in zip(
-        found.points, iterations_of(of_type(training_rows, EpisodeRow)).values(), strict=True
-    ):
-        scores = [row.val_score for row in ended]
-        spread = (point.low, point.quarter, point.median, point.three_quarters, point.high)
-        assert spread == pytest.approx(np.quantile(scores, [0, 0.25, 0.5, 0.75, 1]))
+    assert (found.axis, found.end, found.places) == ("iteration", 3, ((1, 1), (2, 2), (3, 3)))
+    for at, ended in enumerate(iterations_of(of_type(training_rows, EpisodeRow)).values()):
+        point = {name: values[at] for name, values in found.values.items()}
+        spread = np.quantile([row.val_score for row in ended], [0, 0.25, 0.5, 0.75, 1])
+        assert [point[name] for name in ("lowest", "25 %", "median", "75 %", "highest")] == pytest.approx(
+            spread
+        )
         lasted = [row for row in ended if row.ended_by == "horizon"]
-        assert point.score == pytest.approx(np.mean([row.val_score for row in lasted]))
-        assert point.twin == pytest.approx(np.mean([row.twin_val_score for row in lasted]))
-        assert point.params == pytest.approx(np.mean([row.params for row in lasted]))
-        assert point.episodes == 5
-
-
-def test_growth_of_one_episode_is_its_epochs(training, training_rows):
-    found = growth(training, EpisodeKey(2, 1))
-    rows = [row for row in of_type(training_rows, EpochRow) if (row.env, row.episode) == (2, 1)]
-
-    assert [(p.place.first, p.score, p.low, p.high, p.twin, p.params) for p in found.points] == [
-        (row.epoch, row.val_score, row.val_score, row.val_score, row.twin_score, row.params) for row in rows
-    ]
+        means = {"score": "val_score", "twin": "twin_val_score", "parameters": "params"}
+        for name, column in means.items():
+            assert point[name] == pytest.approx(np.mean([getattr(row, column) for row in lasted]))
+        assert point["episodes"] == 5
 
 
 def test_growth_without_a_twin_has_no_ghost(tmp_path):
@@ -198,7 +185,7 @@ def test_growth_without_a_twin_has_no_ghost(tmp_path):
     for row in of_type(rows, EpochRow):
         change(row, twin_score=None)
 
-    assert [point.twin for point in growth(opened(tmp_path, rows)).points] == [None] * 3
+    assert growth(opened(tmp_path, rows))["twin"] == (None, None, None)
 
 
 def test_long_trainings_take_iterations_together(tmp_path):
@@ -206,17 +193,17 @@ def test_long_trainings_take_iterations_together(tmp_path):
     run = opened(tmp_path, rows)
 
     found = growth(run)
-    assert len(found.points) == 150 <= MOST_POINTS
-    assert found.points[0].place == (1, 3)
-    assert str(found.points[0].place) == "1–3"
+    assert len(found.places) == 150 <= MOST_POINTS
+    assert (found.places[0], str(found.places[0]), found.places[-1].last) == ((1, 3), "1–3", 450)
     scores = [row.val_score for row in of_type(rows, EpisodeRow)[:3]]
-    assert (found.points[0].low, found.points[0].median) == (min(scores), sorted(scores)[1])
-    assert found.points[0].score == pytest.approx(np.mean(scores))
-    last = latest(run)
-    assert (last.place, last.score) == ((450, 450), of_type(rows, EpisodeRow)[-1].val_score)
-    assert found.points[-1].place.last == 450
-    kl = next(metric for metric in health(run).metrics if metric.name == "approx_kl")
-    assert kl.values[0] == max(row.approx_kl for row in of_type(rows, UpdateRow)[:3])
+    assert (found["lowest"][0], found["median"][0]) == (min(scores), sorted(scores)[1])
+    assert found["score"][0] == pytest.approx(np.mean(scores))
+    each = growth(run, joined=False)
+    assert (each.places[-1], each.last("score")) == ((450, 450), of_type(rows, EpisodeRow)[-1].val_score)
+    updates = of_type(rows, UpdateRow)[:3]
+    assert health(run).courses["approx_kl"][0] == max(row.approx_kl for row in updates)
+    returns = [row.total_reward for row in of_type(rows, EpisodeRow)[:3]]
+    assert improvement(run)["25 %"][0] == pytest.approx(np.quantile(returns, 0.25))
 
 
 # --- worth ----------------------------------------------------------------------------------------
@@ -300,14 +287,11 @@ def test_improvement_is_the_spread_of_returns(training, training_rows):
     found = improvement(training)
     updates = of_type(training_rows, UpdateRow)
 
-    for point, ended, update in zip(
-        found.points, iterations_of(of_type(training_rows, EpisodeRow)).values(), updates, strict=True
-    ):
-        returns = [row.total_reward for row in ended]
-        assert (point.quarter, point.median, point.three_quarters) == pytest.approx(
-            np.quantile(returns, [0.25, 0.5, 0.75])
-        )
-        assert (point.score, point.evaluation_score) == (update.val_score, update.evaluation_score)
+    for at, ended in enumerate(iterations_of(of_type(training_rows, EpisodeRow)).values()):
+        quartiles = np.quantile([row.total_reward for row in ended], [0.25, 0.5, 0.75])
+        assert [found[name][at] for name in ("25 %", "median", "75 %")] == pytest.approx(quartiles)
+    assert found["score"] == tuple(row.val_score for row in updates)
+    assert found["evaluation score"] == tuple(row.evaluation_score for row in updates)
 
 
 def test_a_run_without_training_has_no_policy_to_ask_about(tmp_path):
@@ -317,55 +301,59 @@ def test_a_run_without_training_has_no_policy_to_ask_about(tmp_path):
 
 
 def test_health_shows_what_has_a_band_with_its_edges(training, training_rows):
-    found = {metric.name: metric for metric in health(training).metrics}
+    found = health(training)
+    bands = {metric.name: (metric.low, metric.high) for metric in found.metrics}
 
-    assert {"approx_kl", "clip_fraction", "value_nrmse", "ratio_min", "entropy"} <= set(found)
-    assert (found["approx_kl"].low, found["approx_kl"].high) == (None, 0.06)
-    assert list(found["clip_fraction"].values) == [
-        row.clip_fraction for row in of_type(training_rows, UpdateRow)
-    ]
+    assert {"approx_kl", "clip_fraction", "value_nrmse", "ratio_min", "entropy"} <= set(bands)
+    assert (bands["approx_kl"], bands["entropy"]) == ((None, 0.06), (None, None))
+    clipped = [row.clip_fraction for row in of_type(training_rows, UpdateRow)]
+    assert list(found.courses["clip_fraction"]) == clipped
 
 
 @pytest.mark.parametrize(
-    ("value", "is_outside"), [(0.05, True), (0.1, False), (0.3, False), (0.31, True), (None, False)]
+    ("value", "limit"), [(0.05, "< 0.1"), (0.1, ""), (0.3, ""), (0.31, "> 0.3"), (None, "")]
 )
-def test_a_value_on_the_edge_is_inside(value, is_outside):
-    assert Metric("m", "u", "m", 0.1, 0.3, (value,)).is_outside(value) is is_outside
+def test_a_value_on_the_edge_is_inside(value, limit):
+    assert beyond(value, 0.1, 0.3) == limit
 
 
 def test_a_head_without_a_choice_is_unknown_and_not_dead(training, training_rows):
     found = heads(training)
     updates = of_type(training_rows, UpdateRow)
 
-    assert found.entropy[found.names.index("style")][2] is None  # the third iteration
-    assert [list(row) for row in zip(*found.entropy, strict=True)] == [row.head_entropy for row in updates]
+    assert found["style"][2] is None  # the third iteration
+    entropies = [list(row) for row in zip(*found.values.values(), strict=True)]
+    assert entropies == [row.head_entropy for row in updates]
 
 
 def test_an_update_that_was_left_out_has_no_entropies(tmp_path):
     rows = made_run.training_rows(iterations=1, envs=1, horizon=2)
     change(of_type(rows, UpdateRow)[0], head_entropy=[])
 
-    assert set(heads(opened(tmp_path, rows)).entropy) == {(None,)}
+    assert set(heads(opened(tmp_path, rows)).values.values()) == {(None,)}
 
 
 def test_choices_count_every_decision(training, training_rows):
-    for point, number in zip(choices(training).points, range(3), strict=True):
+    found = choices(training)
+    for number in range(3):
+        point = {name: values[number] for name, values in found.values.items()}
         rows = [row for row in of_type(training_rows, DecisionRow) if row.episode == number]
-        assert point.total == len(rows) == 60
-        for index, op in enumerate(point.ops):
+        assert point["decisions"] == len(rows) == 60
+        for index, op in enumerate(OP_NAMES):
             chosen = [row for row in rows if row.action[0] == index]
-            assert op.chosen == len(chosen)
-            assert op.forced == sum(row.forced for row in chosen)
-            assert op.failed == sum(not row.succeeded for row in chosen)
-        assert sum(point.share(op.chosen) for op in point.ops) == pytest.approx(1.0)
+            assert point[op] == pytest.approx(len(chosen) / 60)
+            assert point[f"{op} forced"] == pytest.approx(sum(row.forced for row in chosen) / 60)
+        assert point["forced"] == pytest.approx(sum(row.forced for row in rows) / 60)
+        assert point["failed"] == pytest.approx(sum(not row.succeeded for row in rows) / 60)
 
 
-def test_choices_of_an_episode_stand_at_the_epoch_that_they_are_about(training, training_rows):
-    found = choices(training, EpisodeKey(1, 0))
-    rows = [row for row in of_type(training_rows, DecisionRow) if (row.env, row.episode) == (1, 0)]
+def test_choices_of_a_run_stand_at_the_epoch_that_they_are_about(tmp_path):
+    rows = made_run.run_rows(horizon=4)
+    found = choices(opened(tmp_path, rows))
 
-    assert [point.place.first for point in found.points] == [row.epoch + 1 for row in rows]
-    assert [[op.chosen for op in point.ops].index(1) for point in found.points] == [r.action[0] for r in rows]
+    chosen = [OP_NAMES[row.action[0]] for row in of_type(rows, DecisionRow)]
+    assert [place.first for place in found.places] == [1, 2, 3, 4]
+    assert [found[op][at] for at, op in enumerate(chosen)] == [1.0] * 4
 
 
 def test_without_decisions_episodes_know_the_ops_and_nothing_more(tmp_path):
@@ -373,9 +361,9 @@ def test_without_decisions_episodes_know_the_ops_and_nothing_more(tmp_path):
     counts = of_type(rows, EpisodeRow)[:3]
     found = choices(opened(tmp_path, [row for row in rows if not isinstance(row, DecisionRow)]))
 
-    first = found.points[0].ops
-    assert [op.chosen for op in first] == [sum(row.op_counts[op] for row in counts) for op in range(6)]
-    assert {(op.forced, op.failed) for op in first} == {(None, None)}
+    chosen = [sum(row.op_counts[op] for row in counts) for op in range(6)]
+    assert [found[op][0] * found["decisions"][0] for op in OP_NAMES] == pytest.approx(chosen)
+    assert found.last("forced") is found.last("failed") is found.last("WAIT forced") is None
 
 
 # --- reward ---------------------------------------------------------------------------------------
@@ -384,19 +372,9 @@ def test_without_decisions_episodes_know_the_ops_and_nothing_more(tmp_path):
 def test_the_terms_of_an_iteration_are_those_of_its_update(training, training_rows):
     found = reward(training)
 
-    for point, update in zip(found.points, of_type(training_rows, UpdateRow), strict=True):
-        assert dict(zip(found.terms, point.terms, strict=True)) == update.reward_terms
-        assert sum(point.terms) == pytest.approx(point.total)
-
-
-def test_the_terms_of_an_episode_are_those_of_its_decisions(training, training_rows):
-    found = reward(training, EpisodeKey(0, 0))
-    rows = [row for row in of_type(training_rows, DecisionRow) if (row.env, row.episode) == (0, 0)]
-
-    assert found.axis == "epoch"
-    assert [dict(zip(found.terms, point.terms, strict=True)) for point in found.points] == [
-        row.reward_terms for row in rows
-    ]
+    for at, update in enumerate(of_type(training_rows, UpdateRow)):
+        terms = {name: values[at] for name, values in found.values.items()}
+        assert terms == {**update.reward_terms, "return": pytest.approx(sum(update.reward_terms.values()))}
 
 
 def rewarded_episodes(tmp_path: Path, pairs: Sequence[tuple[float, float]], twin: float | None = None) -> Run:
@@ -447,17 +425,19 @@ def test_many_episodes_are_taken_together_by_their_return(tmp_path):
 # --- the rest -------------------------------------------------------------------------------------
 
 
-def test_times_are_those_of_updates_or_epochs(training, training_rows):
-    by_iteration, by_epoch = times(training), times(training, EpisodeKey(3, 2))
-
-    assert by_iteration.phases == ("rollout", "update", "evaluation")
-    assert [dict(zip(by_iteration.phases, point.phases, strict=True)) for point in by_iteration.points] == [
-        row.phase_ms for row in of_type(training_rows, UpdateRow)
-    ]
-    rows = [row for row in of_type(training_rows, EpochRow) if (row.env, row.episode) == (3, 2)]
-    assert [dict(zip(by_epoch.phases, point.phases, strict=True)) for point in by_epoch.points] == [
-        row.phase_ms for row in rows
-    ]
+def test_times_are_those_of_updates_or_epochs(training, training_rows, tmp_path):
+    rows = made_run.run_rows(horizon=4)
+    for run, recorded in (
+        (training, of_type(training_rows, UpdateRow)),
+        (opened(tmp_path, rows), of_type(rows, EpochRow)),
+    ):
+        found = times(run)
+        by_place = [
+            dict(zip(found.values, values, strict=True))
+            for values in zip(*found.values.values(), strict=True)
+        ]
+        assert by_place == [row.phase_ms for row in recorded]
+    assert list(times(training).values) == ["rollout", "update", "evaluation"]
 
 
 def configurations(scores: dict[tuple[bool, ...], float], epoch: int = 5) -> list[Row]:
@@ -519,7 +499,7 @@ def test_differences_are_keys_whose_values_differ(tmp_path):
     change(second, config=config, versions={"python": "3.12"})
     found = differences({"a": opened(tmp_path / "a", [first]), "b": opened(tmp_path / "b", [second])})
 
-    assert {one.key: one.values for one in found} == {
+    assert found == {
         "config.nested.rate": (0.5, 0.25),
         "config.nested.new": (ABSENT, True),
         "versions.python": ("3.11", "3.12"),

@@ -2,7 +2,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from esper.karn.questions.alerts import MOST_ENTRIES, Alerts, AlertSpan, alerts
-from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import open_run
 from esper.leyline.events import Row
 from tests.karn import made_run
@@ -15,19 +14,13 @@ def alerts_of(tmp_path: Path, rows: Sequence[Row], *, iterations: int | None = 2
     return alerts(open_run(made_run.write(tmp_path / "run", [first, *rows])))
 
 
-def test_an_alert_lasts_from_raised_to_cleared(tmp_path):
-    found = alerts_of(tmp_path, [alert_row("kl", iteration=3), alert_row("kl", "cleared", iteration=7)])
+def test_an_alert_lasts_from_raised_to_cleared_and_is_open_until_then(tmp_path):
+    rows = [alert_row("kl", iteration=3), alert_row("kl", "cleared", iteration=7)]
+    found = alerts_of(tmp_path / "cleared", rows)
 
     assert found.lines[0].spans == (AlertSpan(3, 7),)
     assert (found.entries[0].since, found.entries[0].until, found.open) == (3, 7, 0)
-
-
-def test_an_alert_that_was_not_cleared_is_open(tmp_path):
-    found = alerts_of(
-        tmp_path,
-        [alert_row("kl", iteration=3), alert_row("kl", "cleared", iteration=7), alert_row("kl", iteration=9)],
-    )
-
+    found = alerts_of(tmp_path / "open", [*rows, alert_row("kl", iteration=9)])
     assert found.lines[0].spans == (AlertSpan(3, 7), AlertSpan(9, None))
     assert (found.entries[0].times, found.entries[0].since, found.entries[0].until) == (2, 3, None)
     assert found.open == 1
@@ -87,18 +80,6 @@ def test_the_worst_severity_is_a_rules(tmp_path):
     change(bad, severity="error")
 
     assert alerts_of(tmp_path, [mild, bad]).lines[0].severity == "error"
-
-
-def test_alerts_of_another_episode_are_left_out(tmp_path):
-    rows = [
-        alert_row("collapse", env=1, episode=4, attempt=0, iteration=5, epoch=9),
-        alert_row("kl", iteration=1),
-    ]
-    first = made_run.run_row(iterations=20)
-    run = open_run(made_run.write(tmp_path / "run", [first, *rows]))
-
-    assert [line.rule for line in alerts(run, EpisodeKey(1, 4)).lines] == ["collapse"]
-    assert alerts(run, EpisodeKey(0, 4)).lines == ()
 
 
 def test_a_long_list_is_cut_and_says_so(tmp_path):

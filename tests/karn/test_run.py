@@ -3,14 +3,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import duckdb
 import msgspec
 import pytest
 
 import esper
 from esper.karn import line_copies, tables
 from esper.karn.query import read_rows
-from esper.karn.run import Progress, open_run
+from esper.karn.run import open_run
 from esper.karn.runs import listed
 from esper.leyline import HEAD_NAMES
 from esper.leyline.columns import COLUMNS
@@ -47,28 +46,13 @@ def lines_of(run: Path) -> Path:
 # --- rows and tables ------------------------------------------------------------------------------
 
 
-def test_a_run_knows_its_row_and_its_path(run):
-    found = open_run(str(run))
-
-    assert found.path == run
-    assert found.row.slots == ["r0c0", "r0c1", "r0c2"]
-    assert found.row.config == {"episodes": 1}
-
-
 def test_rows_fulfil_a_condition_with_parameters_and_are_oldest_first(run):
     found = open_run(run).rows(EpochRow, "epoch >= ? AND val_score < ?", [3, 60.0])
 
     assert [row.epoch for row in found] == [3, 4, 5, 6]
     assert found[0] == open_run(run).rows(EpochRow)[3]
-
-
-def test_a_condition_may_ask_other_tables(run):
-    found = open_run(run).rows(EpochRow, "epoch = (SELECT max(epoch) FROM seed WHERE slot = 1)")
-
+    found = open_run(str(run)).rows(EpochRow, "epoch = (SELECT max(epoch) FROM seed WHERE slot = 1)")
     assert [row.epoch for row in found] == [4]
-
-
-def test_a_condition_that_is_no_sql_is_a_sentence(run):
     with pytest.raises(EsperError, match=r"the rows of 'epoch' cannot be read: Binder Error: .*\"speed\""):
         open_run(run).rows(EpochRow, "speed > 3")
 
@@ -100,23 +84,15 @@ def test_maps_and_lists_stay_what_they_are(run):
         assert open_run(path).sql(query + " WHERE value IS NOT NULL").fetchall() == [(-0.05, None, -1.25, 6)]
 
 
-def test_sql_takes_parameters_and_gives_a_relation(run):
-    relation = open_run(run).sql("SELECT epoch, params FROM epoch WHERE epoch = ?", [2])
-
-    assert isinstance(relation, duckdb.DuckDBPyRelation)
-    assert relation.columns == ["epoch", "params"]
-    assert relation.fetchall() == [(2, 250 + 148 + 1200)]
-
-
 def test_a_relation_outlives_the_run_it_came_from_and_later_queries(run):
     found = open_run(run)
-    relation = found.sql("SELECT count(*) FROM epoch")
+    relation = found.sql("SELECT count(*) AS n, max(params) FROM epoch WHERE epoch > ?", [1])
     found.sql("SELECT * FROM decisions").fetchall()
     compact(run)
     found.sql("SELECT * FROM epoch").fetchall()
     del found
 
-    assert relation.fetchall() == [(9,)]
+    assert (relation.columns[0], relation.fetchall()) == ("n", [(7, 250 + 148 + 1200)])
 
 
 @pytest.mark.parametrize(("library", "method"), [("pandas", "df"), ("polars", "pl")])
@@ -137,9 +113,6 @@ def test_a_relation_is_a_frame_where_a_library_for_them_is_installed(run, librar
 def test_an_unknown_table_is_named_with_the_nearest(run):
     with pytest.raises(UnknownNameError, match="unknown table 'epochs'; did you mean epoch"):
         open_run(run).table("epochs")
-
-
-def test_an_unknown_row_type_is_named(run):
     with pytest.raises(UnknownNameError, match="unknown row type 'Row'"):
         open_run(run).rows(Row)
 
@@ -163,12 +136,6 @@ def test_what_is_more_than_reading_is_refused(run, query, found):
 def test_a_query_is_one_statement(run, query, count):
     with pytest.raises(EsperError, match=f"one statement is allowed; found {count}"):
         open_run(run).sql(query)
-
-
-def test_a_query_that_cannot_be_answered_is_a_sentence(run):
-    with pytest.raises(EsperError, match=r"the query cannot be answered: Binder Error: .*\"speed\"") as error:
-        open_run(run).sql("SELECT speed FROM epoch")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("chunk", [1, 300, 700])
@@ -282,17 +249,6 @@ def test_rows_that_a_resumed_run_removed_are_gone(tmp_path):
         assert [row.epoch for row in found.rows(EpochRow)] == [0, 3]
 
 
-def test_a_line_that_is_being_written_is_not_there_yet(run):
-    part = lines_of(run)
-    whole = b"".join(line for line in part.read_bytes().splitlines(keepends=True) if b'"epoch",' in line)
-    found = open_run(run)
-    for cut in (1, 2, 50, 200):
-        part.write_bytes(whole[:-cut])
-        assert found.sql("SELECT count(*) FROM epoch").fetchall() == [(8,)]
-    part.write_bytes(whole)
-    assert found.sql("SELECT count(*) FROM epoch").fetchall() == [(9,)]
-
-
 def test_what_becomes_parquet_between_listing_and_reading_is_read_as_such(run, monkeypatch):
     listed = tables.row_files
 
@@ -304,14 +260,6 @@ def test_what_becomes_parquet_between_listing_and_reading_is_read_as_such(run, m
     monkeypatch.setattr(tables, "row_files", too_late)
 
     assert [row.epoch for row in open_run(run).rows(EpochRow)] == list(range(9))
-
-
-def test_a_line_that_is_no_row_is_named_also_in_sql(run):
-    lines = lines_of(run).read_bytes()
-    lines_of(run).write_bytes(lines.replace(b'"val_loss":', b'"val_loss":"high",', 1))
-
-    with pytest.raises(EsperError, match=r"rows-00000\.jsonl, line 2, is not a row of table 'epoch'"):
-        open_run(run).sql("SELECT count(*) FROM epoch")
 
 
 def test_a_line_that_is_no_text_is_named(run):
@@ -326,20 +274,15 @@ def test_a_line_that_is_no_text_is_named(run):
 # --- state ----------------------------------------------------------------------------------------
 
 
-def test_a_run_of_which_an_episode_is_missing_has_stopped(tmp_path):
-    with RunWriter(tmp_path) as writer:
+def test_a_run_of_which_an_episode_is_missing_has_stopped(run, tmp_path):
+    with RunWriter(tmp_path / "half") as writer:
         writer.emit(fake_run.run_row(episodes=2))
         writer.emit(fake_run.episode_row(0))
         writer.flush()
-        assert open_run(tmp_path).state == "running"
+        assert open_run(tmp_path / "half").state == "running"
 
-    assert open_run(tmp_path).state == "stopped"
-    assert open_run(tmp_path).progress == Progress("episodes", 1, 2)
-
-
-def test_a_run_with_all_its_episodes_is_finished(run):
+    assert open_run(tmp_path / "half").state == "stopped"
     assert open_run(run).state == "finished"
-    assert open_run(run).progress == Progress("episodes", 1, 1)
 
 
 @pytest.mark.parametrize(("iterations", "state"), [(2, "finished"), (3, "stopped")])
@@ -350,7 +293,6 @@ def test_a_training_is_finished_with_its_last_iteration(tmp_path, iterations, st
         writer.emit(fake_run.update_row(2))
 
     assert open_run(tmp_path).state == state
-    assert open_run(tmp_path).progress == Progress("iterations", 2, iterations)
 
 
 def test_a_run_killed_before_its_own_row_has_stopped_and_says_so(tmp_path):

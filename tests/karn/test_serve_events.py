@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from esper.karn.serve.events import HEARTBEAT_LOOKS, changes, news
+from esper.karn.serve.events import HEARTBEAT_LOOKS, RETRY_MS, news
 from esper.karn.serve.folder import RunFolder
 from tests.karn.serving import lines_of, write_run
 
@@ -20,6 +20,7 @@ def folder_of(path: Path) -> RunFolder:
 async def listen(path: Path, *deeds) -> list[str]:
     """What a browser hears at first, and after each deed."""
     stream = news(folder_of(path), lambda: False, seconds=0.001)
+    assert await anext(stream) == f"retry: {RETRY_MS}\n"
     heard = [await anext(stream)]
     for deed in deeds:
         deed()
@@ -37,33 +38,19 @@ def add_row(run: Path) -> None:
         file.write("{}\n")
 
 
-def test_a_connection_begins_with_all_runs_and_goes_on_with_what_changed(tmp_path):
-    one, _ = write_run(tmp_path / "one"), write_run(tmp_path / "two")
-
-    first, second, third = asyncio.run(
-        listen(
-            tmp_path,
-            lambda: add_row(one),
-            lambda: write_run(tmp_path / "three"),
-        )
-    )
-
+def test_every_event_has_all_runs_and_comes_when_one_is_new_gone_or_changed(tmp_path):
+    one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two")
     ids = {run.name: run.id for run in folder_of(tmp_path).runs().values()}
-    assert first.startswith("retry: 2000\nevent: runs\ndata: ")
-    assert set(content(first)) == {ids["one"], ids["two"]}
-    assert second.startswith("event: changed\ndata: ")
-    assert set(content(second)) == {ids["one"]}
-    assert content(second)[ids["one"]] != content(first)[ids["one"]]
-    assert set(content(third)) == {ids["three"]}
-    assert all(event.endswith("\n\n") for event in (first, second, third))
+    deeds = (lambda: add_row(one), lambda: write_run(tmp_path / "three"), lambda: shutil.rmtree(two))
 
+    events = asyncio.run(listen(tmp_path, *deeds))
 
-def test_a_run_that_is_gone_is_told(tmp_path):
-    one = write_run(tmp_path / "one")
-
-    first, second = asyncio.run(listen(tmp_path, lambda: shutil.rmtree(one)))
-
-    assert content(second) == dict.fromkeys(content(first), None)
+    assert all(event.startswith("event: runs\ndata: ") and event.endswith("\n\n") for event in events)
+    first, changed, grown, gone = map(content, events)
+    assert set(first) == set(changed) == {ids["one"], ids["two"]}
+    assert (first[ids["one"]] != changed[ids["one"]], first[ids["two"]]) == (True, changed[ids["two"]])
+    (new,) = set(grown) - set(changed)
+    assert set(gone) == {ids["one"], new}
 
 
 def test_where_nothing_happens_a_comment_keeps_the_connection_alive(tmp_path):
@@ -77,10 +64,10 @@ def test_where_nothing_happens_a_comment_keeps_the_connection_alive(tmp_path):
 
     async def hear() -> list[str]:
         stream = news(folder, count_looks, seconds=0.0)
-        return [await anext(stream) for _ in range(3)]
+        return [await anext(stream) for _ in range(4)]
 
-    assert asyncio.run(hear())[1:] == [QUIET, QUIET]
-    assert looks == 2 * HEARTBEAT_LOOKS
+    assert asyncio.run(hear())[2:] == [QUIET, QUIET]
+    assert looks == 1 + 2 * HEARTBEAT_LOOKS
 
 
 def test_a_server_that_ends_lets_its_listeners_go(tmp_path):
@@ -88,11 +75,3 @@ def test_a_server_that_ends_lets_its_listeners_go(tmp_path):
         return [event async for event in news(folder_of(tmp_path), lambda: True, seconds=0.0)]
 
     assert len(asyncio.run(hear())) == 1
-
-
-def test_changes_are_new_versions_new_runs_and_runs_that_are_gone():
-    assert changes({"a": "1", "b": "1", "c": "1"}, {"a": "1", "b": "2", "d": "1"}) == {
-        "b": "2",
-        "c": None,
-        "d": "1",
-    }

@@ -4,7 +4,7 @@ import json
 from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
-from esper.karn.summary import as_json, comparison, episode_summary, total_flops
+from esper.karn.summary import as_json, comparison, episode_summary
 from esper.leyline.events import EpisodeRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
 from tests.karn import fake_run
@@ -83,18 +83,13 @@ def test_the_longest_names_still_fit_80_columns():
         assert whole in shown
 
 
-def test_an_episode_without_seeds_says_so():
-    shown = text_of(episode_summary(fake_run.run_row(), control(), [], []))
-
-    assert shown.endswith("no seed germinated")
-
-
 def test_an_early_end_is_named_and_purposes_without_compute_are_left_out():
     episode = replace(control(), ended_by="rollback", flops={"forward": 10, "counterfactual": 0})
     shown = text_of(episode_summary(fake_run.run_row(), episode, [], []))
 
     assert "ended by    rollback" in shown
     assert "counterfactual" not in shown
+    assert shown.endswith("no seed germinated")
 
 
 def test_what_is_unknown_is_a_dash():
@@ -106,7 +101,7 @@ def test_what_is_unknown_is_a_dash():
     assert shown.count("–") == 2 + 3 * 4
 
 
-def test_a_seed_that_left_in_the_epoch_of_its_first_measurement_shows_it():
+def test_a_seed_shows_the_measurement_of_its_last_epoch_and_is_alive_until_it_ends():
     moves = [
         replace(row, contribution=1.5) if row.seed == 2 and row.to_stage == Stage.PRUNED else row
         for row in transitions()
@@ -114,34 +109,17 @@ def test_a_seed_that_left_in_the_epoch_of_its_first_measurement_shows_it():
     result = as_json(fake_run.run_row(), fake_run.episode_row(), seeds(), moves)
 
     assert (result["seeds"][2]["contribution"], result["seeds"][2]["contribution_error"]) == (1.5, None)
-
-
-def test_a_seed_whose_episode_was_cut_short_is_alive():
-    unfinished = [row for row in transitions() if row.to_stage not in (Stage.PRUNED, Stage.FOSSILIZED)]
+    unfinished = [row for row in moves if row.to_stage not in (Stage.PRUNED, Stage.FOSSILIZED)]
     result = as_json(fake_run.run_row(), fake_run.episode_row(), seeds(), unfinished)
-
     assert [seed["fate"] for seed in result["seeds"]] == ["alive", "alive", "alive"]
-
-
-def test_compute_that_is_part_of_other_purposes_is_not_counted_twice():
-    # 10 + 20; the 5 of pruned seeds are within them.
-    assert total_flops({"forward": 10, "backward": 20, "pruned_seeds": 5}) == 30
 
 
 def test_arms_show_their_difference_from_the_last_one():
     assert text_of(comparison([("heuristic", fake_run.episode_row()), ("off", control())])) == COMPARISON
-
-
-def test_a_single_arm_has_nothing_to_compare_with():
-    assert text_of(comparison([("off", control())])).split("\n")[-1] == (
-        "off        22.0  21.5     250  1.50 GFLOP"
-    )
-
-
-def test_five_arms_with_long_names_fit_80_columns():
-    arms = [(f"static_grown_{number}", fake_run.episode_row()) for number in range(5)]
-
-    assert max(map(len, text_of(comparison(arms)).split("\n"))) <= 80
+    alone = text_of(comparison([("[off]", control())])).split("\n")[-1]
+    assert alone == "[off]        22.0  21.5     250  1.50 GFLOP"  # brackets are no markup
+    many = [(f"static_grown_{number}", fake_run.episode_row()) for number in range(5)]
+    assert max(map(len, text_of(comparison(many)).split("\n"))) <= 80
 
 
 def test_the_same_content_is_there_as_plain_values():
@@ -168,8 +146,3 @@ def test_the_same_content_is_there_as_plain_values():
         "shapley": -2.5,
     }
     assert result["seeds"][2]["contribution"] is None
-
-
-def test_brackets_in_the_name_of_an_arm_are_shown():
-    assert "plan[3]" in text_of(comparison([("plan[3]", control()), ("[off]", control())]))
-    assert "[off]" in text_of(comparison([("plan[3]", control()), ("[off]", control())]))

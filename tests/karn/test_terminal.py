@@ -1,8 +1,7 @@
 """The terminal's view of made-up runs: its lines, its screen, and what it takes of others' time."""
 
 import io
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -12,17 +11,14 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.segment import Segment
 
-from esper.karn import notation, terminal
-from esper.karn.page.sections import head
+from esper.karn import terminal
 from esper.karn.palette import LOOKS, SEVERITIES
-from esper.karn.questions.progress import progress
 from esper.karn.run import open_run
 from esper.karn.screen import screen
 from esper.karn.terminal import TerminalView
-from esper.leyline.events import AlertRow, EnvRow, EpochRow, Row
+from esper.leyline.events import AlertRow, EpochRow, Row
 from esper.leyline.stages import Stage
 from esper.nissa.writer import RunWriter
-from esper.scripts import cli
 from tests.karn import fake_run, fake_training
 
 LOG = """\
@@ -265,11 +261,6 @@ def text_of(run: Path, width: int = 80, env: int | None = None) -> str:
     return "".join(line.rstrip() + "\n" for line in lines)
 
 
-def style_of(run: Path, text: str) -> str:
-    """The style of the first segment that holds a text."""
-    return next(str(s.style) for line in lines_of(run, 200) for s in line if text in s.text)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("runs") / "run", [*a_run(), fake_run.alert_row()])
@@ -280,31 +271,31 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("runs") / "run", fake_training.troubled_course(42))
 
 
-def test_the_screen_of_a_run(finished: Path) -> None:
+def test_the_screen_of_a_run_and_that_of_a_training_in_trouble_fits_80_by_24(
+    finished: Path, troubled: Path
+) -> None:
     assert text_of(finished) == RUN_SCREEN
-
-
-def test_the_screen_of_a_training_in_trouble_fits_80_by_24(troubled: Path) -> None:
     assert text_of(troubled) == TRAINING_SCREEN
     assert TRAINING_SCREEN.count("\n") <= 24
 
 
 def test_no_line_is_wider_than_the_terminal(finished: Path, troubled: Path) -> None:
-    for width in (20, 40, 63, 80, 100, 159, 200):
+    for width in (20, 63, 159):
         for run in (finished, troubled):
             assert max(map(cell_len, text_of(run, width).splitlines())) <= width
 
 
-def test_colour_is_that_of_the_stage_or_of_the_severity(troubled: Path) -> None:
-    assert LOOKS[Stage.FOSSILIZED].colour.lower() in style_of(troubled, "◆")
-    assert LOOKS[Stage.TRAINING].colour.lower() in style_of(troubled, "░")
-    assert SEVERITIES["error"].colour.lower() in style_of(troubled, "non-finite-update")
+def test_colour_is_stage_or_severity_and_a_number_outside_its_band_is_bright(troubled: Path) -> None:
+    lines = lines_of(troubled, 200)
 
+    def style_of(text: str) -> str:
+        return next(str(segment.style) for line in lines for segment in line if text in segment.text)
 
-def test_a_number_is_dim_inside_its_band_and_bright_with_its_limit_outside(troubled: Path) -> None:
-    assert style_of(troubled, "approx kl 0.0812 >0.06") == "bold"
-    assert style_of(troubled, "tempo 0.04 <0.1") == "bold"
-    assert style_of(troubled, "ratio min 0.5") == "dim"
+    assert LOOKS[Stage.FOSSILIZED].colour.lower() in style_of("◆")
+    assert LOOKS[Stage.TRAINING].colour.lower() in style_of("░")
+    assert SEVERITIES["error"].colour.lower() in style_of("non-finite-update")
+    assert style_of("approx kl 0.0812 >0.06") == style_of("tempo 0.04 <0.1") == "bold"
+    assert style_of("ratio min 0.5") == "dim"
 
 
 def test_more_epochs_than_columns_share_a_column_and_a_prune_stays_visible(tmp_path: Path) -> None:
@@ -357,38 +348,3 @@ def test_a_screen_is_asked_for_only_when_something_was_written(
         view.refresh()
         view._draw()
         assert len(asked) == 2
-
-
-# --- one answer everywhere -------------------------------------------------------------------------------
-
-
-def half_of_two_episodes() -> Iterator[Row]:
-    """The first of two episodes of 8 epochs, and 4 epochs of the second."""
-    yield fake_run.run_row(episodes=2)
-    yield from fake_run.episode(0)
-    yield from (row for row in fake_run.episode(1) if isinstance(row, EnvRow) and row.epoch <= 4)
-
-
-@pytest.mark.parametrize(
-    ("rows", "done"), [(half_of_two_episodes, "epoch 12/16"), (two_iterations, "iteration 2/100")]
-)
-def test_how_far_how_fast_and_how_much_longer_is_the_same_on_terminal_list_and_page(
-    rows: Callable[[], Iterable[Row]], done: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ticks = iter(range(100_000))
-    with RunWriter(tmp_path / "run", clock=lambda: next(ticks) / 8) as writer:
-        for row in rows():
-            writer.emit(row)
-        writer.flush()
-        found = progress(open_run(tmp_path / "run"))
-        left, pace = notation.clock(found.seconds_left), notation.significant(found.steps_per_second)
-        line = f" · running · {done} · {notation.clock(found.seconds)} · left {left} · {pace} steps/s\n"
-        assert line in text_of(tmp_path / "run", 100)
-        cli.main(["runs", str(tmp_path)])
-        assert f" {done} " in capsys.readouterr().out
-        cli.main(["runs", str(tmp_path), "--json"])
-        (listed,) = json.loads(capsys.readouterr().out)
-        columns = ("unit", "done", "total", "seconds_left", "steps_per_second")
-        assert [listed[name] for name in columns] == [getattr(found, name) for name in columns]
-        page = head(open_run(tmp_path / "run"), "run", served=True)
-        assert all(f"<b>{text}</b>" in page for text in (done, left, f"{pace} steps/s"))

@@ -26,28 +26,17 @@ FETCHED: Final = 100
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What a query may cost."""
 
-    max_rows: int | None = 1_000
+    max_rows: int | None
     """None: all."""
-    max_bytes: int = 1_000_000
+    max_bytes: int
     """Of the answer as JSON."""
-    seconds: float = 5.0
-    memory: int = 512
+    seconds: float
+    memory: int
     """MB."""
 
     @property
     def too_slow(self) -> str:
         return f"the query took longer than {self.seconds:g} s; ask for less"
-
-    @property
-    def too_large(self) -> str:
-        return f"the query needs more than {self.memory} MB of memory; ask for less"
-
-    @property
-    def too_long(self) -> str:
-        return (
-            f"the answer is larger than {self.max_bytes / 1e6:g} MB; add a LIMIT, name fewer columns, or"
-            " aggregate with count, avg and GROUP BY"
-        )
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -76,7 +65,7 @@ def answer(run_dir: Path, query: str, limits: Limits, on_timeout: Callable[[], o
         described = found.description or []
         rows, note = _taken(found, limits)
     except (duckdb.OutOfMemoryException, MemoryError):
-        raise QueryError(limits.too_large) from None
+        raise QueryError(f"the query needs more than {limits.memory} MB of memory; ask for less") from None
     except duckdb.Error as error:
         raise QueryError(f"the query cannot be answered: {sentence_of(error)}") from None
     finally:
@@ -100,7 +89,10 @@ def _taken(found: duckdb.DuckDBPyConnection, limits: Limits) -> tuple[list[list[
             row = [_plain(value) for value in values]
             size += len(msgspec.json.encode(row))
             if size > limits.max_bytes:
-                raise QueryError(limits.too_long)
+                raise QueryError(
+                    f"the answer is larger than {limits.max_bytes / 1e6:g} MB; add a LIMIT, name fewer"
+                    " columns, or aggregate with count, avg and GROUP BY"
+                )
             rows.append(row)
     return rows, None
 

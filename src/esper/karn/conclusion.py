@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from esper.karn import notation
 from esper.karn.outcome import (
     Comparison,
-    Evaluation,
     Result,
     best_evaluation,
     broken_episodes,
@@ -16,10 +15,11 @@ from esper.karn.outcome import (
     final_rows,
     result,
 )
-from esper.karn.questions.episodes import count_episodes, is_training, unfinished_episode
-from esper.karn.questions.progress import Progress, progress
+from esper.karn.questions.episodes import is_training, unfinished_episode
+from esper.karn.questions.progress import progress
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate
+from esper.leyline.events import UpdateRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
         headline = _grown_headline(episodes)
         test = Fact("test", str(episodes.test_score), "read once, at the end")
         facts = [_score_fact(episodes, "validation"), test]
-    sentences += [_cost_sentence(episodes), *map(comparison_text, comparisons)]
+    sentences += map(comparison_text, comparisons)
     return Conclusion(headline, sentences, facts + _cost_facts(run, episodes, comparisons))
 
 
@@ -67,32 +67,12 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
 def how_far_text(run: Run) -> str:
     """How far a run is, as a sentence."""
     found = progress(run)
-    if found.state == "finished":
-        return f"Finished: {_extent(run, found)}."
-    place = _place(run, found)
-    if found.state == "running":
-        where = f"after {place}" if place else f"no {found.unit} is done yet"
-        return f"Still running: {where}."
-    return f"Stopped after {place}." if place else f"Stopped before its first {found.unit} was done."
-
-
-def _extent(run: Run, found: Progress) -> str:
-    episodes = count_episodes(run)
-    if is_training(run):
-        return f"{_counted(found.done, 'iteration')}, {episodes:,} episodes"
-    return f"{_counted(episodes, 'episode')} of {run.row.horizon} epochs"
-
-
-def _place(run: Run, found: Progress) -> str | None:
-    """The last epoch or iteration that is done; None: none is."""
-    if is_training(run):
-        return f"iteration {found.done} of {found.total}" if found.done else None
-    planned = run.row.config.get("episodes")
-    of = f" of {planned}" if isinstance(planned, int) else ""
-    episodes, going = count_episodes(run), unfinished_episode(run)
-    if going is not None:
-        return f"epoch {going.epoch} of {run.row.horizon} in episode {episodes + 1}{of}"
-    return f"episode {episodes}{of}" if episodes else None
+    if not found.done:
+        none = {"running": f"Still running: no {found.unit} is done yet."}
+        return none.get(found.state, f"Stopped before its first {found.unit} was done.")
+    begin = "Still running:" if found.state == "running" else found.state.capitalize()
+    of = "" if found.total is None else f" of {notation.count(found.total)}"
+    return f"{begin} after {found.unit} {notation.count(found.done)}{of}."
 
 
 def _unfinished(run: Run) -> str:
@@ -115,19 +95,17 @@ def _unfinished(run: Run) -> str:
 
 def _grown_headline(episodes: Result) -> str:
     many = f" in the mean of {episodes.episodes} episodes" if episodes.episodes > 1 else ""
-    reached = f"It reached {episodes.val_score} on validation{many}"
-    if episodes.lead is None:
-        return f"{reached}; no twin is known to compare it with."
-    return f"{reached}, {over(episodes.lead.mean, episodes.lead.margin)} {_twins(episodes)}."
+    return f"It reached {episodes.val_score} on validation{many}{_against_twins(episodes)}"
 
 
-def _trained_headline(evaluation: Evaluation | None, episodes: Result, number: int) -> str:
+def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: int) -> str:
     """The best evaluation, beside the last iteration, whose episodes have twins."""
     if evaluation is None:
         return f"The {_iteration_text(number, episodes)}"
+    score = notation.points(evaluation.evaluation_score)
     return (
-        f"The best policy, that of iteration {evaluation.iteration}, scored"
-        f" {notation.points(evaluation.score)} in its evaluation; the {_iteration_text(number, episodes)}"
+        f"The best policy, that of iteration {evaluation.iteration}, scored {score} in its evaluation;"
+        f" the {_iteration_text(number, episodes)}"
     )
 
 
@@ -146,27 +124,18 @@ def _course_sentences(run: Run, number: int) -> list[str]:
 
 def _iteration_text(number: int, episodes: Result) -> str:
     """How the episodes of an iteration compare with their twins: a sentence without its first word."""
-    reached = (
-        f"{_counted(episodes.episodes, 'episode')} of iteration {number} reached"
-        f" {episodes.val_score} on validation"
-    )
-    if episodes.lead is None:
-        return f"{reached}; no twins are known."
-    return f"{reached}, {over(episodes.lead.mean, episodes.lead.margin)} {_twins(episodes)}."
-
-
-def _twins(episodes: Result) -> str:
-    return "their twins that did not grow" if episodes.episodes > 1 else "its twin that did not grow"
-
-
-def _cost_sentence(episodes: Result) -> str:
     return (
-        f"The cost: {notation.factor(episodes.params.mean, episodes.host_params.mean)} the host's parameters"
-        f" ({_whole(episodes.host_params)} → {_whole(episodes.params)}),"
-        f" {notation.factor(episodes.flops_per_sample.mean, episodes.host_flops_per_sample.mean)} its compute"
-        f" for a prediction, {_flop(episodes.flops)} and {_seconds(episodes.seconds.mean)} for an"
-        " episode."
+        f"{_counted(episodes.episodes, 'episode')} of iteration {number} reached"
+        f" {episodes.val_score} on validation{_against_twins(episodes)}"
     )
+
+
+def _against_twins(episodes: Result) -> str:
+    """The end of a sentence."""
+    if episodes.lead is None:
+        return "; no twin is known to compare with."
+    twins = "their twins" if episodes.episodes > 1 else "its twin"
+    return f", {over(episodes.lead.mean, episodes.lead.margin)} {twins} that did not grow."
 
 
 def comparison_text(found: Comparison) -> str:
@@ -189,12 +158,12 @@ def comparison_text(found: Comparison) -> str:
 # --- the large numbers ----------------------------------------------------------------------------
 
 
-def _evaluation_facts(evaluation: Evaluation | None) -> list[Fact]:
+def _evaluation_facts(evaluation: UpdateRow | None) -> list[Fact]:
     if evaluation is None:
         return []
-    reward = notation.gain(evaluation.mean_return, 2)
+    reward = notation.gain(evaluation.evaluation_return, 2)
     note = f"return {reward}, iteration {evaluation.iteration}; no twin recorded"
-    return [Fact("best evaluation", notation.points(evaluation.score), note)]
+    return [Fact("best evaluation", notation.points(evaluation.evaluation_score), note)]
 
 
 def _score_fact(episodes: Result, name: str) -> Fact:
@@ -205,19 +174,26 @@ def _score_fact(episodes: Result, name: str) -> Fact:
 
 def _cost_facts(run: Run, episodes: Result, comparisons: Sequence[Comparison]) -> list[Fact]:
     return [
-        Fact(
-            "parameters",
-            notation.factor(episodes.params.mean, episodes.host_params.mean),
-            f"{_whole(episodes.host_params)} → {_whole(episodes.params)}",
-        ),
-        Fact(
+        _growth_fact("parameters", episodes.host_params, episodes.params, notation.count),
+        _growth_fact(
             "compute for a prediction",
-            notation.factor(episodes.flops_per_sample.mean, episodes.host_flops_per_sample.mean),
-            f"{_flop(episodes.host_flops_per_sample)} → {_flop(episodes.flops_per_sample)}",
+            episodes.host_flops_per_sample,
+            episodes.flops_per_sample,
+            notation.flop,
         ),
-        Fact("compute of an episode", _flop(episodes.flops), _against_compute(episodes, comparisons)),
+        Fact(
+            "compute of an episode",
+            notation.flop(round(episodes.flops.mean)),
+            _against_compute(episodes, comparisons),
+        ),
         Fact("time", _seconds(progress(run).seconds), f"{_seconds(episodes.seconds.mean)} an episode"),
     ]
+
+
+def _growth_fact(name: str, host: Estimate, grown: Estimate, text: Callable[[int], str]) -> Fact:
+    """Times the host's."""
+    change = f"{text(round(host.mean))} → {text(round(grown.mean))}"
+    return Fact(name, notation.factor(grown.mean, host.mean), change)
 
 
 def _against_compute(episodes: Result, comparisons: Sequence[Comparison]) -> str:
@@ -243,14 +219,6 @@ def over(lead: float, spread: float | None = None) -> str:
     if float(notation.points(lead)) == 0:
         return f"{size} points from" if spread is not None else "level with"
     return f"{size} points {'above' if lead > 0 else 'below'}"
-
-
-def _whole(value: Estimate) -> str:
-    return notation.count(round(value.mean))
-
-
-def _flop(value: Estimate) -> str:
-    return notation.flop(round(value.mean))
 
 
 def _seconds(value: float | None) -> str:

@@ -27,10 +27,10 @@ from esper.leyline.stages import Stage
 
 R = TypeVar("R", bound=Row)
 
-_FATES: Final[Mapping[str, tuple[LifecycleOp, Stage]]] = MappingProxyType(
-    {"fossilized": (LifecycleOp.FOSSILIZE, Stage.FOSSILIZED), "pruned": (LifecycleOp.PRUNE, Stage.PRUNED)}
+_FATES: Final[Mapping[str, LifecycleOp]] = MappingProxyType(
+    {"fossilized": LifecycleOp.FOSSILIZE, "pruned": LifecycleOp.PRUNE}
 )
-"""The decision that can bring a fate about at once, and the stage it is shown as."""
+"""The decision that can bring a fate about at once."""
 _DEEDS: Final[Mapping[LifecycleOp, str]] = MappingProxyType(
     {
         LifecycleOp.GERMINATE: "germinated",
@@ -57,7 +57,7 @@ class Note(NamedTuple):
 def diary(run: RunRow, rows: Iterable[Row]) -> list[Note]:
     """What happened in one episode, in order; ``rows`` are those of this episode, of any tables."""
     kept = list(rows)
-    last = max((row for row in kept if isinstance(row, EnvRow)), key=_lateness, default=None)
+    last = max(_of(kept, EnvRow), key=lambda row: (row.epoch, isinstance(row, EpisodeRow)), default=None)
     if last is None:
         return []
     decisions = _of(kept, DecisionRow)
@@ -69,7 +69,8 @@ def diary(run: RunRow, rows: Iterable[Row]) -> list[Note]:
         for row in decisions
         if row.action[Head.OP] != LifecycleOp.WAIT and id(row) not in told
     ]
-    notes += [_alert_note(row) for row in _of(kept, AlertRow) if row.event == "raised"]
+    raised = [row for row in _of(kept, AlertRow) if row.event == "raised"]
+    notes += [Note(row.epoch or 0, _alert_text(row), None) for row in raised]
     notes += [_end_note(row) for row in _of(kept, EpisodeRow)]
     return sorted(notes, key=lambda note: note.epoch)
 
@@ -78,15 +79,11 @@ def _of(rows: Sequence[Row], kind: type[R]) -> list[R]:
     return [row for row in rows if isinstance(row, kind)]
 
 
-def _lateness(row: EnvRow) -> tuple[int, bool]:
-    return row.epoch, isinstance(row, EpisodeRow)
-
-
 def _decisions_of(seed: SeedHistory, decisions: Sequence[DecisionRow], run: RunRow) -> list[DecisionRow]:
     """Those that its own sentence tells: its germination, and the end that was decided for it."""
     told = [(seed.germinated_at, LifecycleOp.GERMINATE)]
     if seed.fate in _FATES and seed.cause == "policy":
-        told.append((seed.fate_epoch, _FATES[seed.fate][0]))
+        told.append((seed.fate_epoch, _FATES[seed.fate]))
     return [
         row
         for row in decisions
@@ -97,24 +94,21 @@ def _decisions_of(seed: SeedHistory, decisions: Sequence[DecisionRow], run: RunR
 
 
 def _seed_note(seed: SeedHistory, decisions: Sequence[DecisionRow], run: RunRow) -> Note:
-    policy_outputs = {
-        row.action[Head.OP]: policy_output(row, run) for row in _decisions_of(seed, decisions, run)
-    }
+    outputs = {row.action[Head.OP]: policy_output(row, run) for row in _decisions_of(seed, decisions, run)}
     contribution = notation.gain_with_error(seed.contribution, seed.contribution_error)
     unit = "" if seed.contribution is None else " points"
-    text = (
-        f"{seed.blueprint} germinated in {seed.slot}{policy_outputs.get(LifecycleOp.GERMINATE, '')};"
-        f" contribution {contribution}{unit}; "
-    )
-    if seed.fate == "alive":
+    stage, fate = seed.fate_stage, seed.fate
+    if stage is None:
         stage = seed.stages[-1][0] if seed.stages else Stage.GERMINATED
-        return Note(seed.germinated_at, f"{text}still {stage.name.lower()} after {seed.fate_epoch}", stage)
-    if seed.fate not in _FATES:
-        return Note(seed.germinated_at, text + seed.fate, Stage.PRUNED)
-    op, stage = _FATES[seed.fate]
-    by = f" by the {seed.cause}" if seed.cause in ("governor", "user") else ""
-    why = f": {seed.reason}" if seed.reason else ""
-    text += f"{seed.fate}{by} at {seed.fate_epoch}{policy_outputs.get(op, '')}{why}"
+        fate = f"still {stage.name.lower()} after {seed.fate_epoch}"
+    elif seed.fate in _FATES:
+        by = f" by the {seed.cause}" if seed.cause in ("governor", "user") else ""
+        why = f": {seed.reason}" if seed.reason else ""
+        fate += f"{by} at {seed.fate_epoch}{outputs.get(_FATES[seed.fate], '')}{why}"
+    text = (
+        f"{seed.blueprint} germinated in {seed.slot}{outputs.get(LifecycleOp.GERMINATE, '')};"
+        f" contribution {contribution}{unit}; {fate}"
+    )
     return Note(seed.germinated_at, text, stage)
 
 
@@ -154,11 +148,7 @@ def policy_output(row: DecisionRow, run: RunRow) -> str:
     return f" ({text})"
 
 
-def _alert_note(row: AlertRow) -> Note:
-    return Note(row.epoch or 0, alert_text(row), None)
-
-
-def alert_text(row: AlertRow) -> str:
+def _alert_text(row: AlertRow) -> str:
     """What is wrong, by how much, and what to do or what was done."""
     if row.value is None and row.limit is None:
         return f"{row.rule}; {row.hint}"

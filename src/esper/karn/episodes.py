@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 from esper.karn.palette import LOOKS
 from esper.leyline.events import EnvRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.stages import Stage
 
+S = TypeVar("S", TransitionRow, SeedRow)
 HORIZON: Final = "horizon"
 """Why an episode ends as planned, and the word by which a reason says that this end removed the seed."""
+FATES: Final[Mapping[str, Stage]] = MappingProxyType(
+    {"fossilized": Stage.FOSSILIZED, "pruned": Stage.PRUNED, "removed at horizon": Stage.PRUNED}
+)
+"""The stage that each fate looks like; any other seed is alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,11 @@ class SeedHistory:
     shapley: float | None
 
     @property
+    def fate_stage(self) -> Stage | None:
+        """The stage that its fate looks like; None: it is alive."""
+        return FATES.get(self.fate)
+
+    @property
     def course(self) -> str:
         """The stages in short: ``T2 B3 H1 F`` trained for 2 epochs, blended for 3, held for 1, stayed."""
         return " ".join(
@@ -55,21 +67,17 @@ def seed_histories(
 
     ``episode`` is any row of the episode's last epoch.
     """
-    moves_of: dict[int, list[TransitionRow]] = {}
-    for move in transitions:
-        if move.seed >= 0 and _same_episode(move, episode):
-            moves_of.setdefault(move.seed, []).append(move)
-    rows_of: dict[int, list[SeedRow]] = {}
-    for row in seeds:
-        if _same_episode(row, episode):
-            rows_of.setdefault(row.seed, []).append(row)
-    return [
-        _seed_history(run, episode, moves, rows_of.get(seed, [])) for seed, moves in sorted(moves_of.items())
-    ]
+    moves_of, rows_of = _by_seed(transitions, episode), _by_seed(seeds, episode)
+    return [_seed_history(run, episode, moves, rows_of[seed]) for seed, moves in sorted(moves_of.items())]
 
 
-def _same_episode(row: EnvRow, episode: EnvRow) -> bool:
-    return (row.env, row.episode, row.attempt) == (episode.env, episode.episode, episode.attempt)
+def _by_seed(rows: Sequence[S], episode: EnvRow) -> Mapping[int, list[S]]:
+    found: dict[int, list[S]] = defaultdict(list)
+    for row in rows:
+        same = (row.env, row.episode, row.attempt) == (episode.env, episode.episode, episode.attempt)
+        if same and row.seed >= 0:
+            found[row.seed].append(row)
+    return found
 
 
 def _seed_history(
@@ -77,6 +85,8 @@ def _seed_history(
 ) -> SeedHistory:
     fate, fate_epoch, reason = _fate(moves[-1], episode)
     measured = next((row for row in reversed(rows) if row.contribution is not None), None)
+    # For a seed that left in the epoch in which it was first measured, so that no seed row tells.
+    at_a_move = next((move.contribution for move in reversed(moves) if move.contribution is not None), None)
     return SeedHistory(
         seed=moves[0].seed,
         slot=run.slots[moves[0].slot],
@@ -89,15 +99,10 @@ def _seed_history(
         cause=moves[-1].cause,
         reason=reason,
         params=rows[-1].params if rows else None,
-        contribution=measured.contribution if measured else _contribution_at_a_move(moves),
+        contribution=measured.contribution if measured else at_a_move,
         contribution_error=measured.contribution_error if measured else None,
         shapley=next((row.shapley for row in reversed(rows) if row.shapley is not None), None),
     )
-
-
-def _contribution_at_a_move(moves: Sequence[TransitionRow]) -> float | None:
-    """For a seed that left in the epoch in which it was first measured, so that no seed row tells."""
-    return next((move.contribution for move in reversed(moves) if move.contribution is not None), None)
 
 
 def _stages(moves: Sequence[TransitionRow], last_epoch: int) -> tuple[tuple[Stage, int], ...]:

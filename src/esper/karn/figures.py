@@ -15,14 +15,12 @@ from esper.karn.questions.honesty import draw_honesty, honesty
 from esper.karn.questions.improvement import draw_improvement, improvement
 from esper.karn.questions.interactions import draw_interactions, interactions
 from esper.karn.questions.lanes import lanes
-from esper.karn.questions.progress import draw_progress, progress
 from esper.karn.questions.reward import draw_reward, reward
 from esper.karn.questions.times import draw_times, times
 from esper.karn.questions.worth import draw_worth, worth
 from esper.leyline.errors import UnknownNameError
 
 FIGURES: Final[tuple[Figure, ...]] = (
-    Figure("progress", "Is it alive, and how far?", progress, draw_progress),
     Figure("growth", "Does growth pay?", growth, draw_growth),
     Figure("lanes", "What does the network look like?", lanes, draw_lanes),
     Figure("worth", "Are seeds worth their cost?", worth, draw_worth),

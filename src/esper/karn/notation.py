@@ -104,16 +104,6 @@ def cell(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else written(value)
 
 
-def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
-    """One block per value, its height within ``low`` to ``high``; a gap where it is unknown."""
-    span = high - low
-    top = len(BLOCKS) - 1
-    return "".join(
-        " " if value is None else BLOCKS[round((value - low) / span * top) if span > 0 else 0]
-        for value in values
-    )
-
-
 def condense(values: Sequence[float | None], columns: int) -> list[float | None]:
     """At most ``columns`` values: the means of neighbours, unknown where all of them are."""
     if len(values) <= columns:
@@ -125,14 +115,19 @@ def condense(values: Sequence[float | None], columns: int) -> list[float | None]
 def trend(
     values: Sequence[float | None], columns: int, low: float | None = None, high: float | None = None
 ) -> str:
-    """A course in at most ``columns`` blocks, between its own extremes unless others are given."""
+    """A course in at most ``columns`` blocks, between its own extremes unless others are given.
+
+    What is unknown is a gap.
+    """
     shown = condense(values, columns)
-    known = [value for value in shown if value is not None]
-    bottom = min(known, default=0.0) if low is None else low
-    top = max(known, default=0.0) if high is None else high
-    if low is not None or high is not None:
-        shown = [None if value is None else min(max(value, bottom), top) for value in shown]
-    return sparkline(shown, bottom, top)
+    own_low, own_high = shared_scale(shown)
+    bottom, top = own_low if low is None else low, own_high if high is None else high
+    span = (top - bottom) or 1.0
+    fractions = (None if value is None else (value - bottom) / span for value in shown)
+    return "".join(
+        " " if part is None else BLOCKS[round(min(max(part, 0.0), 1.0) * (len(BLOCKS) - 1))]
+        for part in fractions
+    )
 
 
 def shared_scale(values: Sequence[float | None]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What a run came to, in numbers: how far it is, its scores and their cost, and what other runs came to.
+"""What a run came to, in numbers, and how it compares with others: by scores, cost and settings.
 
 The result of a run is the mean of its finished episodes; that of a training, of the episodes of its last
 iteration that reached their horizon: the policy that led them is the one it arrived at.
@@ -6,14 +6,17 @@ iteration that reached their horizon: the policy that led them is the one it arr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 from esper.karn.questions.episodes import LAST_ITERATION, LASTED, EpisodeKey, final_episodes
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
 from esper.karn.summary import total_flops
-from esper.leyline.events import EpisodeRow, UpdateRow
+from esper.leyline.events import EpisodeRow, RunRow, UpdateRow
+
+ABSENT: Final = "–"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,28 +24,26 @@ class Result:
     """Finished episodes together: means with their intervals, each of one episode."""
 
     episodes: int
-    val_score: Estimate
-    test_score: Estimate
     twin_score: Estimate | None
     """None: none of these episodes has a twin."""
     lead: Estimate | None
     """Validation score over that of the twin, episode by episode."""
+    flops: Estimate
+    """All compute of an episode."""
+    val_score: Estimate
+    test_score: Estimate
     params: Estimate
     host_params: Estimate
     flops_per_sample: Estimate
     host_flops_per_sample: Estimate
-    flops: Estimate
-    """All compute of an episode."""
     seconds: Estimate
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Argmax episodes of a policy on rng seeds kept for its selection."""
-
-    iteration: int
-    mean_return: float
-    score: float | None
+AVERAGED: Final = (
+    *("val_score", "test_score", "params", "host_params", "flops_per_sample", "host_flops_per_sample"),
+    "seconds",
+)
+"""Columns of an episode that a result has the means of, by their own names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,32 +84,19 @@ def result(rows: Sequence[EpisodeRow]) -> Result | None:
     if not rows:
         return None
     twins = [(row.val_score, row.twin_val_score) for row in rows if row.twin_val_score is not None]
-
-    def mean(value: Callable[[EpisodeRow], float]) -> Estimate:
-        return estimate([value(row) for row in rows])
-
     return Result(
         episodes=len(rows),
-        val_score=mean(lambda row: row.val_score),
-        test_score=mean(lambda row: row.test_score),
         twin_score=estimate([twin for _, twin in twins]) if twins else None,
         lead=estimate([score - twin for score, twin in twins]) if twins else None,
-        params=mean(lambda row: row.params),
-        host_params=mean(lambda row: row.host_params),
-        flops_per_sample=mean(lambda row: row.flops_per_sample),
-        host_flops_per_sample=mean(lambda row: row.host_flops_per_sample),
-        flops=mean(lambda row: total_flops(row.flops)),
-        seconds=mean(lambda row: row.seconds),
+        flops=estimate([total_flops(row.flops) for row in rows]),
+        **{name: estimate([getattr(row, name) for row in rows]) for name in AVERAGED},
     )
 
 
-def best_evaluation(run: Run) -> Evaluation | None:
-    """The evaluation by which the best policy of a training was chosen; None: there was none yet."""
+def best_evaluation(run: Run) -> UpdateRow | None:
+    """The iteration whose argmax episodes had the highest return; None: none was evaluated yet."""
     rows = run.rows(UpdateRow, "evaluation_return IS NOT NULL")
-    best = max(rows, key=lambda row: row.evaluation_return or 0.0, default=None)
-    if best is None or best.evaluation_return is None:
-        return None
-    return Evaluation(best.iteration, best.evaluation_return, best.evaluation_score)
+    return max(rows, key=lambda row: row.evaluation_return or 0.0, default=None)
 
 
 def compare(run: Run, other: Run) -> Comparison:
@@ -147,3 +135,30 @@ def _difference_of_origin(run: Run, other: Run) -> str | None:
         if ours != theirs:
             return f"their {name} differ: {ours} here, {theirs} there"
     return None
+
+
+# --- what was set -----------------------------------------------------------------------------------
+
+
+def differences(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
+    """What is not the same in all runs: their values, ``ABSENT`` where one has none, by key."""
+    described = [dict(_described(run.row)) for run in runs.values()]
+    keys = dict.fromkeys(key for one in described for key in one)
+    found = {key: tuple(one.get(key, ABSENT) for one in described) for key in keys}
+    return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
+
+
+def _described(row: RunRow) -> Iterator[tuple[str, Any]]:
+    names = ("task", "controller", "rng_seed", "data_hash", "git_revision", "host_params", "horizon", "envs")
+    yield from ((name, getattr(row, name)) for name in names)
+    for name, value in (("config", row.config), ("versions", row.versions), ("hardware", row.hardware)):
+        yield from flat(name, value)
+
+
+def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """A setting, or the settings within it, each with its keys joined by dots."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield from flat(f"{key}.{name}", inner)
+    else:
+        yield key, value

@@ -17,8 +17,8 @@ from esper.leyline.stages import Stage
 
 
 @dataclass(frozen=True, slots=True)
-class StageLook:
-    """Appearance of one stage."""
+class Look:
+    """Appearance of one stage or severity."""
 
     glyph: str
     """One column wide in a terminal."""
@@ -28,18 +28,18 @@ class StageLook:
     """As ``#rrggbb``."""
 
 
-LOOKS: Final[Mapping[Stage, StageLook]] = MappingProxyType(
+LOOKS: Final[Mapping[Stage, Look]] = MappingProxyType(
     {
-        Stage.UNKNOWN: StageLook("?", "?", "#999999"),
-        Stage.DORMANT: StageLook("·", ".", "#999999"),
-        Stage.GERMINATED: StageLook("∘", "G", "#F0E442"),
-        Stage.TRAINING: StageLook("░", "T", "#E69F00"),
-        Stage.BLENDING: StageLook("▒", "B", "#56B4E9"),
-        Stage.HOLDING: StageLook("▓", "H", "#CC79A7"),
-        Stage.FOSSILIZED: StageLook("◆", "F", "#009E73"),
-        Stage.PRUNED: StageLook("✂", "P", "#D55E00"),
-        Stage.EMBARGOED: StageLook("-", "E", "#999999"),
-        Stage.RESETTING: StageLook("~", "R", "#999999"),
+        Stage.UNKNOWN: Look("?", "?", "#999999"),
+        Stage.DORMANT: Look("·", ".", "#999999"),
+        Stage.GERMINATED: Look("∘", "G", "#F0E442"),
+        Stage.TRAINING: Look("░", "T", "#E69F00"),
+        Stage.BLENDING: Look("▒", "B", "#56B4E9"),
+        Stage.HOLDING: Look("▓", "H", "#CC79A7"),
+        Stage.FOSSILIZED: Look("◆", "F", "#009E73"),
+        Stage.PRUNED: Look("✂", "P", "#D55E00"),
+        Stage.EMBARGOED: Look("-", "E", "#999999"),
+        Stage.RESETTING: Look("~", "R", "#999999"),
     }
 )
 
@@ -60,37 +60,16 @@ OP_STAGES: Final[Mapping[str, Stage]] = MappingProxyType(
 """An op looks like the stage it leads to; waiting looks like an empty slot."""
 
 
-@dataclass(frozen=True, slots=True)
-class SeverityLook:
-    """Appearance of one severity."""
-
-    glyph: str
-    """One column wide in a terminal."""
-    colour: str
-    """As ``#rrggbb``."""
-
-
-SEVERITIES: Final[Mapping[Severity, SeverityLook]] = MappingProxyType(
-    {"warning": SeverityLook("▲", "#E69F00"), "error": SeverityLook("■", "#D55E00")}
+SEVERITIES: Final[Mapping[Severity, Look]] = MappingProxyType(
+    {"warning": Look("▲", "W", "#E69F00"), "error": Look("■", "E", "#D55E00")}
 )
+_INK_NAMES: Final = ("paper", "ink", "dim", "twin", "ghost", "grid")
+_LIGHT: Final = ("#ffffff", "#1c2128", "#5f6974", "#66707b", "#828c97", "#e3e7eb")
+_DARK: Final = ("#14181d", "#e8ebee", "#9ba5af", "#aab4be", "#7f8a95", "#2b323a")
 INKS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
     {
-        "light": {
-            "paper": "#ffffff",
-            "ink": "#1c2128",
-            "dim": "#5f6974",
-            "twin": "#66707b",
-            "ghost": "#828c97",
-            "grid": "#e3e7eb",
-        },
-        "dark": {
-            "paper": "#14181d",
-            "ink": "#e8ebee",
-            "dim": "#9ba5af",
-            "twin": "#aab4be",
-            "ghost": "#7f8a95",
-            "grid": "#2b323a",
-        },
+        theme: dict(zip(_INK_NAMES, colours, strict=True))
+        for theme, colours in (("light", _LIGHT), ("dark", _DARK))
     }
 )
 """Paper and what is drawn on it. A line that says something stands out from the paper by 3 to 1, text by

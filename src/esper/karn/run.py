@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
 
 import duckdb
 import msgspec
@@ -20,15 +20,6 @@ from esper.leyline.run_files import TELEMETRY
 
 R = TypeVar("R", bound=Row)
 State = Literal["running", "finished", "stopped"]
-
-
-class Progress(NamedTuple):
-    """How far a run has come."""
-
-    unit: Literal["iterations", "episodes"]
-    done: int
-    planned: int | None
-    """None: the run's own row does not say."""
 
 
 def open_run(path: Path | str) -> Run:
@@ -59,28 +50,17 @@ class Run:
         raise EsperError(f"the run in '{self.path}' has not written its own row yet")
 
     @property
-    def progress(self) -> Progress:
-        """How much of what the run's own row plans is written."""
-        row = self.row
-        if row.iterations is not None:
-            return Progress("iterations", self._number("SELECT max(iteration) FROM update"), row.iterations)
-        episodes = row.config.get("episodes")
-        planned = None if episodes is None else episodes * row.envs
-        return Progress("episodes", self._number("SELECT count(*) FROM episode"), planned)
-
-    @property
     def state(self) -> State:
         """Derived from the files: a living writer holds a lock, a finished run has all its rows."""
         if is_being_written(self.path / TELEMETRY):
             return "running"
         if not self.rows(RunRow):
             return "stopped"
-        done, planned = self.progress[1:]
-        return "finished" if planned is not None and done >= planned else "stopped"
-
-    def _number(self, query: str) -> int:
-        ((number,),) = self.sql(query).fetchall()
-        return number or 0
+        row, written, planned = self.row, "max(iteration) FROM update", self.row.iterations
+        if planned is None and (episodes := row.config.get("episodes")) is not None:
+            written, planned = "count(*) FROM episode", episodes * row.envs
+        ((done,),) = self.sql(f"SELECT {written}").fetchall()
+        return "finished" if planned is not None and (done or 0) >= planned else "stopped"
 
     def rows(self, row_type: type[R], where: str | None = None, parameters: Sequence[object] = ()) -> list[R]:
         """The rows of a table that fulfil a condition in SQL, oldest first."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from rich import box
 from rich.table import Table
@@ -19,6 +19,9 @@ from esper.karn.run import State, open_run
 from esper.leyline.errors import EsperError
 from esper.leyline.events import RunRow
 from esper.leyline.run_files import TELEMETRY
+
+TIMES: Final = ("seconds_left", "steps_per_second")
+NUMBERS: Final = ("rng seed", "score", "twin", "params", "done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,8 @@ def listed(path: Path) -> ListedRun:
 def table_of(runs: Sequence[ListedRun]) -> Table:
     """The list as people read it."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("run", "task", "controller"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("rng seed", "score", "twin", "params", "done"):
-        table.add_column(heading, no_wrap=True, justify="right")
-    for heading in ("state", "started"):
-        table.add_column(heading, no_wrap=True)
+    for heading in ("run", "task", "controller", *NUMBERS, "state", "started"):
+        table.add_column(heading, no_wrap=True, justify="right" if heading in NUMBERS else "left")
     for run in runs:
         table.add_row(*map(Text, _cells(run)))
     return table
@@ -89,7 +88,6 @@ def as_json(run: ListedRun) -> dict[str, Any]:
     return {
         **known,
         **{name: getattr(found.row, name) for name in ("task", "controller", "rng_seed", "started")},
-        **{name: getattr(found.progress, name) for name in ("unit", "done", "total")},
-        **{name: getattr(found.progress, name) for name in ("seconds_left", "steps_per_second")},
+        **{name: getattr(found.progress, name) for name in ("unit", "done", "total", *TIMES)},
         **{name: getattr(found, name) for name in ("score", "twin", "params")},
     }

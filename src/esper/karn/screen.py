@@ -12,17 +12,17 @@ from typing import Final
 from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from esper.karn import notation
 from esper.karn.lines import finding, op_label
 from esper.karn.palette import LOOKS, SEVERITIES
 from esper.karn.questions.alerts import AlertEntry
-from esper.karn.questions.choices import choices
-from esper.karn.questions.episodes import EpisodeKey, default_episode, episode_name, is_training
-from esper.karn.questions.heads import heads
-from esper.karn.questions.health import health
+from esper.karn.questions.choices import choices, ops_of
+from esper.karn.questions.episodes import EpisodeKey, default_episode, is_training
+from esper.karn.questions.heads import LOW, heads
+from esper.karn.questions.health import beyond, health
 from esper.karn.questions.improvement import improvement
 from esper.karn.questions.lanes import Lane, Lanes, lanes
 from esper.karn.questions.overview import Overview, overview
@@ -52,7 +52,7 @@ def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
     sections.append(_alerts(found))
     shown = None if chosen is None else lanes(run, chosen)
     if shown is not None:
-        sections += [_title(shown, trained=is_training(run)), _slots(shown, max(width - BESIDE_LANES, 1))]
+        sections += [_title(shown), _slots(shown, max(width - BESIDE_LANES, 1))]
     return Group(*sections)
 
 
@@ -66,11 +66,8 @@ def _head(found: Progress) -> Table:
 
 def _scores(found: Overview, columns: int) -> Table:
     """Name, value, what is to be said of it, course."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, width=LABEL - 2)
-    table.add_column(no_wrap=True, justify="right")
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
+    name, value = Column(width=LABEL - 2, no_wrap=True), Column(justify="right", no_wrap=True)
+    table = Table.grid(name, value, Column(no_wrap=True), Column(no_wrap=True), padding=(0, 2, 0, 0))
     span = notation.shared_scale([*found.scores, *found.twins])
     best = max((score for score in found.scores if score is not None), default=None)
     scores, twins = (notation.trend(course, columns, *span) for course in (found.scores, found.twins))
@@ -88,20 +85,16 @@ def _add_returns(table: Table, run: Run, columns: int) -> None:
     improved = improvement(run)
     if improved is None:
         return
-    last = improved.points[-1]
-    quartiles = f"quartiles {notation.gain(last.quarter, 2)} to {notation.gain(last.three_quarters, 2)}"
-    returns = notation.trend([point.median for point in improved.points], columns)
-    table.add_row("return", notation.gain(last.median, 2), quartiles, returns)
-    evaluated = [point.evaluation_score for point in improved.points if point.evaluation_score is not None]
+    low, middle, high = (notation.gain(improved.last(name), 2) for name in ("25 %", "median", "75 %"))
+    table.add_row("return", middle, f"quartiles {low} to {high}", notation.trend(improved["median"], columns))
+    evaluated = [score for score in improved["evaluation score"] if score is not None]
     if evaluated:
         best, course = notation.points(max(evaluated)), notation.trend(evaluated, columns)
         table.add_row("argmax", notation.points(evaluated[-1]), f"best {best}", course)
 
 
 def _labelled(label: str, content: RenderableType) -> Table:
-    table = Table.grid()
-    table.add_column(width=LABEL)
-    table.add_column()
+    table = Table.grid(Column(width=LABEL), Column())
     table.add_row(label, content)
     return table
 
@@ -112,29 +105,20 @@ def _policy(run: Run) -> list[RenderableType]:
     if healthy is None or entropies is None or chosen is None:
         return []
     metrics = [metric for metric in healthy.metrics if metric.low is not None or metric.high is not None]
-    point = chosen.points[-1]
     cells = {
-        "policy": [_reading(m.name.replace("_", " "), m.values[-1], m.low, m.high) for m in metrics],
-        "entropy": [
-            _reading(name, course[-1], entropies.low)
-            for name, course in zip(entropies.names, entropies.entropy, strict=True)
+        "policy": [
+            _reading(m.name.replace("_", " "), healthy.courses.last(m.name), m.low, m.high) for m in metrics
         ],
-        "ops": [
-            Text(f"{op_label(name)} {notation.share(point.share(op.chosen))}")
-            for name, op in zip(chosen.ops, point.ops, strict=True)
-        ],
+        "entropy": [_reading(name, entropies.last(name), LOW) for name in entropies.values],
+        "ops": [Text(f"{op_label(name)} {notation.share(chosen.last(name))}") for name in ops_of(chosen)],
     }
     return [_labelled(label, Columns(texts, padding=(0, 2))) for label, texts in cells.items()]
 
 
 def _reading(name: str, value: float | None, low: float | None, high: float | None = None) -> Text:
     """A number with its name, and the limit it is beyond if it is."""
-    limit = ""
-    if value is not None and low is not None and value < low:
-        limit = f" <{low:g}"
-    elif value is not None and high is not None and value > high:
-        limit = f" >{high:g}"
-    return Text(f"{name} {notation.significant(value)}{limit}", style="bold" if limit else "dim")
+    limit = beyond(value, low, high).replace(" ", "")
+    return Text(f"{name} {notation.significant(value)} {limit}".rstrip(), style="bold" if limit else "dim")
 
 
 def _alerts(found: Overview) -> RenderableType:
@@ -154,23 +138,22 @@ def _alert(entry: AlertEntry, unit: str) -> Text:
     return Text.assemble(rule, facts, no_wrap=True, overflow="ellipsis")
 
 
-def _title(shown: Lanes, *, trained: bool) -> Text:
+def _title(shown: Lanes) -> Text:
     """Which episode the slots are of, and how it does."""
-    last = shown.scores[-1] if shown.scores else None
-    score, twin = (None, None) if last is None else (last.score, last.twin)
-    name = episode_name(shown.episode, trained=trained)
-    scores = f"score {notation.points(score)}, twin {notation.points(twin)}"
-    return Text(f"{'slots':<{LABEL}}{name}: {scores}", no_wrap=True, overflow="ellipsis")
+    score, twin = (notation.points(value) for value in shown.last_scores)
+    text = f"{'slots':<{LABEL}}{shown.name}: score {score}, twin {twin}"
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _slots(shown: Lanes, columns: int) -> Table:
     """One line per slot: its stages over the epochs, and the seed in it."""
+    words = ("slot", f"epoch {shown.epoch}/{shown.horizon}", "stage", "seed")
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("slot", no_wrap=True, min_width=LABEL - 1)
-    for heading in (f"epoch {shown.epoch}/{shown.horizon}", "stage", "seed"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("alpha", "contribution", "params"):
-        table.add_column(heading, no_wrap=True, justify="right")
+    for heading in (*words, "alpha", "contribution", "params"):
+        width = LABEL - 1 if heading == "slot" else None
+        table.add_column(
+            heading, no_wrap=True, min_width=width, justify="left" if heading in words else "right"
+        )
     for lane in shown.lanes:
         cells = [notation.UNKNOWN] * 4
         if lane.seeds and (seed := lane.seeds[-1]).fate in ("alive", "fossilized"):
@@ -192,7 +175,7 @@ def _lane(lane: Lane, shown: Lanes, columns: int) -> Text:
     for span in lane.spans:
         stages[span.start : span.end] = [span.stage] * (span.end - span.start)
     for mark in lane.marks:
-        if mark.stage is Stage.PRUNED and mark.epoch:
+        if mark.to_stage == Stage.PRUNED and mark.epoch:
             stages[mark.epoch - 1] = Stage.PRUNED
     step = -(-shown.horizon // columns)
     shared = (stages[start : start + step] for start in range(0, len(stages), step))

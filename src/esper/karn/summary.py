@@ -15,7 +15,6 @@ from esper.karn import notation
 from esper.karn.episodes import HORIZON, SeedHistory, seed_histories
 from esper.karn.palette import LOOKS
 from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
-from esper.leyline.stages import Stage
 
 PART_OF_OTHERS: Final = frozenset({"pruned_seeds"})
 """Purposes whose compute is counted under the others as well, so they are no part of a total."""
@@ -24,11 +23,6 @@ _COPIED: Final = (
     *("host_params", "params", "host_flops_per_sample", "flops_per_sample", "flops", "refused"),
 )
 """Columns of an episode that JSON gives by their own names."""
-_FATE_STAGE: Final[Mapping[str, Stage]] = {
-    "fossilized": Stage.FOSSILIZED,
-    "pruned": Stage.PRUNED,
-    "removed at horizon": Stage.PRUNED,
-}
 
 
 def total_flops(flops: Mapping[str, int]) -> int:
@@ -102,8 +96,8 @@ def _seed_table(seeds: Sequence[SeedHistory]) -> Table:
 
 def _fate_text(seed: SeedHistory) -> Text:
     """Two lines, like the seed's name and style beside it."""
-    stage = _FATE_STAGE.get(seed.fate)
-    fate = Text(seed.fate.replace(" ", "\n", 1), style=LOOKS[stage].colour if stage else "")
+    style = LOOKS[seed.fate_stage].colour if seed.fate_stage else ""
+    fate = Text(seed.fate.replace(" ", "\n", 1), style=style)
     if seed.fate in ("fossilized", "pruned"):
         fate.append(f"\nat {seed.fate_epoch}", style="default")
     return fate.append(f": {seed.reason}", style="default") if seed.reason else fate

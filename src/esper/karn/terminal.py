@@ -11,17 +11,16 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.segment import SegmentLines
 from rich.text import Text
 
-from esper.karn.lines import first_lines, line_of
-from esper.karn.questions.log import Stamp, log, stamps
+from esper.karn.lines import Stamp, first_lines, line_of, log, stamps
 from esper.karn.questions.progress import progress
 from esper.karn.run import Run, open_run
 from esper.karn.screen import screen
@@ -36,7 +35,7 @@ SHARE_OF_DRAWING: Final = 0.05
 """The same for screens, in a thread of their own."""
 
 
-class TerminalView:
+class TerminalView(AbstractContextManager["TerminalView"]):
     """The run in a directory, which need not be there yet; use it as a context manager."""
 
     def __init__(
@@ -91,12 +90,7 @@ class TerminalView:
         elif self._live is not None:
             self._live.stop()  # draws once more
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _begun(self) -> Run | None:

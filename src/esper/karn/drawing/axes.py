@@ -1,10 +1,11 @@
-"""Scales, ticks and axes: where a value lies in a picture, and the numbers that say so."""
+"""Scales, ticks, axes and labels: where a value lies in a picture, and the words that say so."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from esper.karn.drawing import svg
 from esper.karn.drawing.svg import Markup
@@ -115,6 +116,17 @@ def x_axis(scale: Scale, y: float, name: str, top: float | None = None, most: in
     )
 
 
+def value_axis(scale: Scale, y: float, name: str, labels: Mapping[float, str]) -> Markup:
+    """An axis at the bottom with these numbers at these values, the name of what they are below its end."""
+    return svg.group(
+        [
+            svg.line(scale.start, y, scale.stop, y, "axis"),
+            *(svg.text(scale(at), y + svg.LINE + 2, text, "dim", "middle") for at, text in labels.items()),
+            svg.text(scale.stop, y + 2 * svg.LINE + 4, name, "dim", "end"),
+        ]
+    )
+
+
 def apart(heights: Sequence[float], gap: float = svg.LINE) -> list[float]:
     """Places for labels as near to these heights as they can be with ``gap`` between them.
 
@@ -133,3 +145,37 @@ def apart(heights: Sequence[float], gap: float = svg.LINE) -> list[float]:
     placed = [start + gap * step for start, count in blocks for step in range(count)]
     found = dict(zip(order, placed, strict=True))
     return [found[index] for index in range(len(heights))]
+
+
+# --- direct labels: beside a line or an area, never on top of another label ----------------------------
+
+
+class Label(NamedTuple):
+    """A text that belongs to a height."""
+
+    content: str
+    height: float
+    look: str = ""
+    """Class of the text or, beside an area, of the area."""
+
+
+def beside_lines(x: float, labels: Sequence[Label]) -> Markup:
+    """Names of lines at their ends."""
+    heights = apart([label.height for label in labels])
+    return svg.group(
+        svg.text(x, height + 4, label.content, label.look)
+        for label, height in zip(labels, heights, strict=True)
+    )
+
+
+def beside_areas(x: float, labels: Sequence[Label], lowest: float, highest: float) -> Markup:
+    """Names of areas with a sample of each, within ``highest`` to ``lowest`` where they fit."""
+    heights = apart([label.height for label in labels])
+    if heights:
+        shift = min(lowest - 5 - max(heights), 0.0)
+        shift = max(highest + 5 - min(heights), shift)
+        heights = [height + shift for height in heights]
+    return svg.group(
+        svg.rectangle(x, height - 5, 10, 10, label.look) + svg.text(x + 15, height + 4, label.content)
+        for label, height in zip(labels, heights, strict=True)
+    )

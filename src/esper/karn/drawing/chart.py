@@ -1,28 +1,29 @@
 """Charts over the epochs of an episode or the iterations of a training, drawn from a specification.
 
 A chart is one or more panels over one axis. A panel holds lines, bands between two lines, and stacked
-columns. Two charts of the same question are drawn on the same axes by handing one to the other as ``beside``.
+columns: at every place, parts on top of each other; what is negative hangs below 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, around, x_axis, y_axis
-from esper.karn.drawing.labels import Label, beside_areas, beside_lines
-from esper.karn.drawing.stacks import column, edges, stack
+from esper.karn.drawing.axes import Label, Scale, around, beside_areas, beside_lines, x_axis, y_axis
 from esper.karn.drawing.svg import Markup, number
-from esper.karn.questions.places import AxisName, Place
+from esper.karn.questions.places import Courses, Place, Values
 
-Values = Sequence[float | None]
+Segment = tuple[float, float]
+"""From one value to another."""
 _LEFT: Final = 62.0
 _TOP: Final = 14.0
 _GAP: Final = 30.0
 """Between panels."""
 _BOTTOM: Final = 28.0
+_FIRST: Final = 4.0
+"""Top of the first strip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,55 +88,54 @@ class Chart:
 
     title: str
     description: str
-    axis: AxisName
-    end: int
-    places: Sequence[Place]
+    found: Courses
     panels: Sequence[Panel]
     room: float = 150.0
     """For the labels on the right."""
 
 
-def draw(chart: Chart, beside: Chart | None = None) -> Markup:
-    """The chart as SVG, on axes that hold the one beside it too."""
-    right = svg.WIDTH - chart.room
-    x = Scale(0, max(chart.end, beside.end if beside else 0), _LEFT, right)
+def draw(chart_of: Callable[[Courses], Chart], found: Courses, beside: Courses | None) -> Markup:
+    """The chart of these courses as SVG, on axes that hold the ones beside them too."""
+    chart, other = chart_of(found), chart_of(beside) if beside else None
+    x = Scale(0, max(found.end, beside.end if beside else 0), _LEFT, svg.WIDTH - chart.room)
     top, drawn, bottom = _TOP, [], _TOP
     for index, panel in enumerate(chart.panels):
-        values = [*panel.reached(), *(beside.panels[index].reached() if beside else ())]
+        values = [*panel.reached(), *(other.panels[index].reached() if other else ())]
         if panel.optional and not any(values):
             continue
         top += 10 if panel.unit else 0
         bottom = top + panel.height
         if values:
-            drawn.append(_draw_panel(chart, panel, x, _scale(panel, values, top, bottom)))
+            drawn.append(draw_panel(found.places, panel, x, panel_scale(panel, values, top, bottom)))
         top = bottom + _GAP
     return svg.drawing(
         bottom + _BOTTOM,
         chart.title,
         chart.description,
-        x_axis(x, bottom, chart.axis, top=_TOP),
+        x_axis(x, bottom, found.axis, top=_TOP),
         *drawn,
         svg.group(_hover(chart, x, bottom), class_="hits"),
     )
 
 
-def _scale(panel: Panel, values: Sequence[float], top: float, bottom: float) -> Scale:
+def panel_scale(panel: Panel, values: Sequence[float], top: float, bottom: float) -> Scale:
+    """The vertical axis of a panel that holds these values."""
     low, high = around([*values, *([0.0] if panel.zero else [])], panel.ticks, floor=panel.near)
     return Scale(low, high if panel.most is None else min(high, panel.most), bottom, top)
 
 
-def _draw_panel(chart: Chart, panel: Panel, x: Scale, y: Scale) -> Markup:
-    at = [x(place.last) for place in chart.places]
-    last = at[-1] if at else x.start
+def draw_panel(places: Sequence[Place], panel: Panel, x: Scale, y: Scale) -> Markup:
+    """Its axis, what it holds, and the names of that."""
+    at = [x(place.last) for place in places]
     return svg.group(
         [
             y_axis(y, x.start, x.stop, most=panel.ticks + 1),
             svg.text(x.start - 6, y.stop - 10, panel.unit, "dim", "end") if panel.unit else "",
-            *_draw_parts(chart.places, panel.parts, x, y),
+            *_draw_parts(places, panel.parts, x, y),
             svg.line(x.start, y(0), x.stop, y(0), "axis") if panel.zero else "",
             *(_draw_band(at, band, y, index) for index, band in enumerate(panel.bands)),
-            *(_draw_line(line, chart.places, x, y, is_column=bool(panel.parts)) for line in panel.lines),
-            beside_lines(min(last, x.stop) + 8, _line_labels(panel, y)),
+            *(_draw_line(line, places, x, y, is_column=bool(panel.parts)) for line in panel.lines),
+            beside_lines(min(at[-1], x.stop) + 8, _line_labels(panel, y)),
             beside_areas(x.stop + 10, _part_labels(panel, y), y.start, y.stop),
         ]
     )
@@ -207,7 +207,7 @@ def _part_labels(panel: Panel, y: Scale) -> list[Label]:
 
 def _hover(chart: Chart, x: Scale, bottom: float) -> Iterator[Markup]:
     """Over every place, what its values are."""
-    for index, place in enumerate(chart.places):
+    for index, place in enumerate(chart.found.places):
         named: list[Line | Part] = [
             one for panel in chart.panels for group in (panel.lines, panel.parts) for one in group
         ]
@@ -216,9 +216,102 @@ def _hover(chart: Chart, x: Scale, bottom: float) -> Iterator[Markup]:
         if chart.panels[0].lines and not chart.panels[0].parts:  # a point of a line lies at its place's end
             half = (right - left) / 2
             left, right = left + half, min(right + half, svg.WIDTH)
-        title = svg.element("title", f"{chart.axis} {place}: {said}")
+        title = svg.element("title", f"{chart.found.axis} {place}: {said}")
         yield svg.rectangle(left, _TOP, right - left, bottom - _TOP, None, title)
 
 
 def _last(values: Values) -> float | None:
     return next((value for value in reversed(values) if value is not None), None)
+
+
+# --- stacked columns ------------------------------------------------------------------------------
+
+
+def stack(values: Sequence[float | None]) -> list[Segment]:
+    """Where each part begins and ends, counted from 0; what is unknown takes no room."""
+    above = below = 0.0
+    found = []
+    for value in values:
+        part = value or 0.0
+        if part >= 0:
+            found.append((above, above + part))
+            above += part
+        else:
+            found.append((below, below + part))
+            below += part
+    return found
+
+
+def edges(place: Place, x: Scale) -> tuple[float, float]:
+    """Left and right of a column, with a gap where there is room for one."""
+    left, right = x(place.first - 1), x(place.last)
+    gap = 1.0 if right - left > 6 else 0.0
+    return left + gap, right - gap
+
+
+def column(place: Place, segment: Segment, x: Scale, y: Scale) -> str:
+    """The commands of one part of a column; nothing if it is too small to be seen."""
+    left, right = edges(place, x)
+    bottom, top = y(segment[0]), y(segment[1])
+    if abs(bottom - top) < 0.05:
+        return ""
+    return f"M{number(left)} {number(bottom)}V{number(top)}H{number(right)}V{number(bottom)}z"
+
+
+# --- rows over one axis: a name on the left, a strip over the places, what it comes to on the right ---
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """One row."""
+
+    name: str
+    draw: Callable[[Scale, float], Iterable[Markup]]
+    """What lies on it, by the scale of the axis and the height of its upper edge."""
+    value: str
+    is_strong: bool
+    """Whether the value stands out."""
+    title: str = ""
+    """What is said under the mouse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strips:
+    """How the rows of one picture lie."""
+
+    left: float
+    """Room for the names."""
+    right: float
+    """Room for the values."""
+    height: float
+    """Of a strip."""
+    gap: float = 0.0
+    """Between strips."""
+    letters: int = 18
+    """Of a name, at most."""
+
+    def draw(
+        self, title: str, description: str, axis: str, end: int, rows: Sequence[Strip], *, grid: bool = True
+    ) -> Markup:
+        """The picture; ``end`` is where its axis ends, ``grid`` draws lines up from its ticks."""
+        x = Scale(0, end, self.left, svg.WIDTH - self.right)
+        step = self.height + self.gap
+        bottom = _FIRST + step * len(rows)
+        return svg.drawing(
+            bottom + 26,
+            title,
+            description,
+            x_axis(x, bottom, axis, top=0 if grid else None),
+            *(self._draw_row(row, x, _FIRST + step * index) for index, row in enumerate(rows)),
+        )
+
+    def _draw_row(self, row: Strip, x: Scale, top: float) -> Markup:
+        baseline = top + self.height / 2 + 5
+        return svg.group(
+            [
+                svg.element("title", row.title) if row.title else "",
+                svg.text(x.start - 8, baseline, svg.shorten(row.name, self.letters), "", "end"),
+                *row.draw(x, top),
+                svg.text(x.stop + 8, baseline, row.value, "strong" if row.is_strong else "dim"),
+            ]
+        )

@@ -11,14 +11,15 @@ from typing import Final
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, around, x_axis, y_axis
-from esper.karn.drawing.labels import Label, beside_lines
-from esper.karn.drawing.marks import element_of, mark
+from esper.karn.drawing.axes import Scale, x_axis
+from esper.karn.drawing.chart import Line, Panel, draw_panel, panel_scale
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import Markup
 from esper.karn.episodes import SeedHistory
 from esper.karn.palette import LOOKS
-from esper.karn.questions.lanes import Lane, Lanes, Mark, ScorePoint, Span, end_of
+from esper.karn.questions.lanes import Lane, Lanes, Span, end_of
+from esper.karn.questions.places import Courses
+from esper.leyline.events import TransitionRow
 from esper.leyline.stages import COOLING_STAGES, Stage
 
 _RIGHT: Final = svg.WIDTH - 124
@@ -48,7 +49,7 @@ def draw_lanes(found: Lanes, beside: Lanes | None = None) -> Picture:
             f"Slots and score of {found.name}",
             _describe(found),
             x_axis(x, bottom, "epoch", top=_SCORES[0]),
-            *_draw_scores(found, x, [point for one in both for point in one.scores]),
+            *_draw_scores(found, x, [one.scores for one in both if one.scores is not None]),
             *(_draw_lane(lane, x, top) for lane, top in zip(found.lanes, tops, strict=True)),
             _draw_key(found, bottom + 46),
         ),
@@ -75,11 +76,8 @@ def _describe(found: Lanes) -> str:
     seeds = [seed for lane in found.lanes for seed in lane.seeds]
     kept = [seed for seed in seeds if seed.fate in ("fossilized", "alive")]
     held = ", ".join(f"{seed.blueprint} in {seed.slot}" for seed in kept) or "no seed"
-    last = found.scores[-1] if found.scores else None
-    return (
-        f"After epoch {found.epoch} the score is {notation.points(last.score if last else None)}, the twin's"
-        f" {notation.points(last.twin if last else None)}; the network holds {held}."
-    )
+    score, twin = (notation.points(value) for value in found.last_scores)
+    return f"After epoch {found.epoch} the score is {score}, the twin's {twin}; the network holds {held}."
 
 
 def _caption(found: Lanes) -> str:
@@ -94,11 +92,11 @@ def _caption(found: Lanes) -> str:
 def _draw_key(found: Lanes, baseline: float) -> Markup:
     """The stages and marks that occur, one after the other."""
     stages = {span.stage for lane in found.lanes for span in lane.spans} - COOLING_STAGES
-    marks = {mark.stage for lane in found.lanes for mark in lane.marks}
+    marks = {Stage(mark.to_stage) for lane in found.lanes for mark in lane.marks}
     parts, x = [], 6.0
     for stage in LOOKS:
         if stage in marks:
-            parts.append(element_of(stage, x + 2, baseline - 4))
+            parts.append(_shape(stage, x + 2, baseline - 4))
         elif stage in stages:
             look = stage.name.lower() if stage is not Stage.TRAINING else "tint training"
             parts.append(svg.rectangle(x - 4, baseline - 10, 12, 11, look))
@@ -113,49 +111,42 @@ def _draw_key(found: Lanes, baseline: float) -> Markup:
 # --- the score ------------------------------------------------------------------------------------
 
 
-def _draw_scores(found: Lanes, x: Scale, held: Sequence[ScorePoint]) -> Iterator[Markup]:
+def _draw_scores(found: Lanes, x: Scale, held: Sequence[Courses]) -> Iterator[Markup]:
     """The scores of the episode, on an axis that holds all of ``held``."""
-    points = found.scores
-    if not points:
+    scores = found.scores
+    if scores is None:
         return
-    twins = [point.twin for point in points if point.twin is not None]
-    known = [value for point in held for value in (point.score, point.twin) if value is not None]
-    low, high = around(known, 4, floor=0.0)
-    y = Scale(low, min(high, 100.0), _SCORES[1], _SCORES[0])
-    twin_line = [None if p.twin is None else (x(p.epoch), y(p.twin)) for p in points]
-    score_line = [(x(point.epoch), y(point.score)) for point in points]
-    yield y_axis(y, x.start, x.stop)
-    if len(twins) == len(points):
-        yield svg.path(svg.band(score_line, [(x(p.epoch), y(p.twin or 0.0)) for p in points]), "gain")
-    yield svg.curve(twin_line, "twin")
-    yield svg.curve(score_line, "line")
-    yield from _guides(found, x, y)
-    yield _score_labels(points[-1], x, y)
+    panel = _panel(scores)
+    values = [value for one in held for value in _panel(one).reached()]
+    y = panel_scale(panel, values, *_SCORES)
+    yield draw_panel(scores.places, panel, x, y)
+    yield from _guides(found, scores, x, y)
 
 
-def _guides(found: Lanes, x: Scale, y: Scale) -> Iterator[Markup]:
+def _panel(scores: Courses) -> Panel:
+    lines = [Line("twin", scores["twin"], notation.points, "twin")]
+    lines.append(Line("score", scores["score"], notation.points))
+    bands = [] if None in scores["twin"] else [(scores["twin"], scores["score"])]
+    return Panel(_SCORES[1] - _SCORES[0], lines, bands, near=0.0, most=100.0)
+
+
+def _guides(found: Lanes, scores: Courses, x: Scale, y: Scale) -> Iterator[Markup]:
     """From where a seed became permanent up to the score it had then."""
     kept = [
         (index, mark.epoch)
         for index, lane in enumerate(found.lanes)
         for mark in lane.marks
-        if mark.stage is Stage.FOSSILIZED
+        if mark.to_stage == Stage.FOSSILIZED
     ]
     if len(kept) > _MOST_GUIDES:
         return
-    score_at = {point.epoch: point.score for point in found.scores}
+    score_at = {place.last: score for place, score in zip(scores.places, scores["score"], strict=True)}
     for index, epoch in kept:
-        if epoch in score_at:
+        score = score_at.get(epoch)
+        if score is not None:
             foot = _FIRST_LANE + _LANE * index + _BAR_TOP
-            yield svg.line(x(epoch), foot, x(epoch), y(score_at[epoch]), "guide")
-            yield svg.element("circle", cx=x(epoch), cy=y(score_at[epoch]), r=4, class_="mark fossilized")
-
-
-def _score_labels(last: ScorePoint, x: Scale, y: Scale) -> Markup:
-    labels = [Label(f"score {notation.points(last.score)}", y(last.score), "strong halo")]
-    if last.twin is not None:
-        labels.append(Label(f"twin {notation.points(last.twin)}", y(last.twin), "ghost halo"))
-    return beside_lines(x(last.epoch) + 8, labels)
+            yield svg.line(x(epoch), foot, x(epoch), y(score), "guide")
+            yield svg.element("circle", cx=x(epoch), cy=y(score), r=4, class_="mark fossilized")
 
 
 # --- the slots ------------------------------------------------------------------------------------
@@ -170,7 +161,7 @@ def _draw_lane(lane: Lane, x: Scale, top: float) -> Markup:
             svg.text(x.start - 8, middle + 5, svg.shorten(lane.slot, _NAME_LETTERS), "", "end"),
             *(_draw_span(span, x, bar) for span in lane.spans),
             *_seed_names(lane, x, middle + 5),
-            *(mark(one.stage, x(one.epoch), bar - 3, _mark_text(one, lane)) for one in lane.marks),
+            *(_mark(one, lane.slot, x(one.epoch), bar - 3) for one in lane.marks),
             *_worth(lane, middle),
         ]
     )
@@ -222,10 +213,6 @@ def _span_text(span: Span) -> str:
     return f"{span.stage.name.lower()}, epochs {span.start + 1} to {span.end}"
 
 
-def _mark_text(one: Mark, lane: Lane) -> str:
-    return f"{lane.slot} {one.stage.name.lower()} after epoch {one.epoch} ({one.cause}): {one.reason}"
-
-
 def _seed_names(lane: Lane, x: Scale, baseline: float) -> Iterator[Markup]:
     """Each seed's blueprint where its bar is full or, if it is nowhere long enough, over it or behind it."""
     next_starts = [*(x(seed.germinated_at) for seed in lane.seeds[1:]), x.stop]
@@ -258,3 +245,32 @@ def _worth(lane: Lane, middle: float) -> Iterator[Markup]:
     worth = notation.gain_with_error(seed.contribution, seed.contribution_error)
     yield svg.text(_RIGHT + 8, middle - 3, worth, "strong")
     yield svg.text(_RIGHT + 8, middle + 14, f"{notation.count(seed.params)} params", "dim")
+
+
+# --- marks, as shapes so that they look alike in every font ---------------------------------------
+
+
+def _mark(move: TransitionRow, slot: str, x: float, y: float) -> Markup:
+    """Germinated is a ring, fossilized a diamond, pruned a pair of scissors; hovering tells why."""
+    stage = Stage(move.to_stage)
+    label = f"{slot} {stage.name.lower()} after epoch {move.epoch} ({move.cause}): {move.reason}"
+    return svg.group([_shape(stage, x, y), svg.element("title", label)])
+
+
+def _shape(stage: Stage, x: float, y: float) -> Markup:
+    """The shape alone, about ten units wide around its place."""
+    if stage is Stage.GERMINATED:
+        return svg.element("circle", cx=x, cy=y, r=4, class_="ring germinated")
+    if stage is Stage.FOSSILIZED:
+        return svg.path(f"M{svg.number(x)} {svg.number(y - 6)}l6 6l-6 6l-6 -6z", "mark fossilized")
+    return _scissors(x, y)
+
+
+def _scissors(x: float, y: float) -> Markup:
+    """Two blades that cross, each with its grip below."""
+    blades = f"M{svg.number(x - 4)} {svg.number(y - 6)}l5.6 8.6m2.4 -8.6l-5.6 8.6"
+    grips = "".join(
+        f"M{svg.number(x + side - 1.8)} {svg.number(y + 4.2)}a1.8 1.8 0 1 0 3.6 0a1.8 1.8 0 1 0 -3.6 0"
+        for side in (-2.6, 2.6)
+    )
+    return svg.path(blades + grips, "cut pruned-line")

@@ -6,21 +6,34 @@ A drawing that stands alone, as a file or in a notebook, carries its stylesheet 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from esper.karn.drawing.style import STYLE
 from esper.karn.drawing.svg import element
 from esper.karn.questions.episodes import EpisodeKey
+from esper.karn.questions.places import Courses
 from esper.karn.run import Run
 
+Text = Callable[[float | None], str]
+"""How a value reads."""
 _NUMBER: Final = re.compile(r"[<+-]?×?\d[\d,.:e+-]*( ± [\d.]+)?( (%|s|ms|[kMGTPE]?FLOP))?|–|")
 
 
 def numeric_columns(rows: Sequence[Sequence[str]]) -> list[bool]:
     """Which columns of a table hold nothing but numbers, and are set flush right on every page."""
     return [all(_NUMBER.fullmatch(cell) for cell in column) for column in zip(*rows, strict=True)]
+
+
+def course_table(
+    found: Courses, text: Text, texts: Mapping[str, Text] = MappingProxyType({})
+) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of a table with all values of courses: ``texts`` by name, ``text`` for all others."""
+    cells = [map(texts.get(name, text), values) for name, values in found.values.items()]
+    rows = [[str(place), *row] for place, *row in zip(found.places, *cells, strict=True)]
+    return [found.axis, *found.values], rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +66,8 @@ class Figure:
 
     key: str
     question: str
-    ask: Callable[[Run, EpisodeKey | None], Any]
-    """The numbers of a whole run, or of one of its episodes; None: it has none."""
+    ask: Callable[..., Any]
+    """The numbers of a run, or of one of its episodes if the question is about one; None: it has none."""
     draw: Callable[[Any, Any], Picture]
     """The picture of these numbers, on axes that hold those of another run too unless they are None."""
 
@@ -62,10 +75,10 @@ class Figure:
         self, run: Run, episode: EpisodeKey | None = None, beside: Run | None = None
     ) -> Picture | None:
         """The picture of this run, or of one of its episodes; None: it has nothing to show for it."""
-        found = self.ask(run, episode)
+        found = self.ask(run) if episode is None else self.ask(run, episode)
         if found is None:
             return None
-        other = None if beside is None else self.ask(beside, None)
+        other = None if beside is None else self.ask(beside)
         if getattr(other, "axis", None) != getattr(found, "axis", None):
             other = None  # one counts epochs and the other iterations: they have no axis in common
         return self.draw(found, other)

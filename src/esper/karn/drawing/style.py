@@ -31,7 +31,6 @@ font-variant-numeric:tabular-nums}
 vector-effect:non-scaling-stroke}
 .esper .fan{fill:var(--ink);fill-opacity:.1}
 .esper .fan.inner{fill-opacity:.16}
-.esper .gain{fill:var(--ink);fill-opacity:.07}
 .esper .tint{fill-opacity:.25}
 .esper .mark{stroke:var(--paper);stroke-width:1.2}
 .esper .ring{stroke:var(--ink);stroke-width:1.2}
@@ -46,7 +45,6 @@ vector-effect:non-scaling-stroke}
 .esper .faint{stroke-opacity:.5}
 .esper .spread{stroke:var(--ink);stroke-width:1.2;stroke-opacity:.45}
 .esper .track{fill:var(--grid)}
-.esper .done{fill:var(--ink)}
 .esper .inband{fill:var(--ink);fill-opacity:.08}
 .esper .unread{stroke:var(--ghost);stroke-opacity:.55;stroke-dasharray:1.5 3}
 .esper .hatch{stroke:var(--paper);stroke-dasharray:1.5 2.5}

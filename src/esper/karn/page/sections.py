@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
 from esper.karn import notation
 from esper.karn.conclusion import comparison_text, conclude, gain_text
 from esper.karn.diary import diary
-from esper.karn.drawing.picture import Picture
 from esper.karn.figures import FIGURES, figure_named
-from esper.karn.outcome import Comparison, Result, compare, final_rows, result
-from esper.karn.page.chooser import chooser
+from esper.karn.outcome import Result, compare, differences, final_rows, flat, result
 from esper.karn.page.rendering import render
-from esper.karn.questions.differences import differences, flat
 from esper.karn.questions.episodes import (
     THIS_EPISODE,
     EpisodeKey,
+    EpisodeSummary,
     default_episode,
     episode_name,
     episodes,
@@ -29,6 +27,7 @@ from esper.karn.questions.episodes import (
 from esper.karn.questions.overview import overview
 from esper.karn.questions.verdict import verdict_picture
 from esper.karn.run import Run
+from esper.leyline.errors import EsperError
 from esper.leyline.events import (
     AlertRow,
     DecisionRow,
@@ -42,8 +41,7 @@ from esper.leyline.events import (
 
 MOST_DIARIES: Final = 10
 """Episodes of a run that a report tells; of a training it tells the best."""
-SHOWN: Final = tuple(figure.key for figure in FIGURES if figure.key != "progress")
-"""The figures that have a section; progress stands in the head of the page."""
+SHOWN: Final = tuple(figure.key for figure in FIGURES)
 TITLES: Final = {figure.key: figure.question for figure in FIGURES} | {
     "conclusion": "What does it come to?",
     "comparison": "How does it compare?",
@@ -52,6 +50,7 @@ TITLES: Final = {figure.key: figure.question for figure in FIGURES} | {
     "configuration": "Configuration",
     "environment": "Environment",
 }
+ORIGIN: Final = ("configuration", "environment")
 OF_EPISODE: Final = ("lanes", "diary")
 """Sections about one episode."""
 KEYS: Final = ("conclusion", *SHOWN[: SHOWN.index("lanes") + 1], "diary", *SHOWN[SHOWN.index("lanes") + 1 :])
@@ -87,8 +86,7 @@ class Group:
 
 def section(key: str, kind: str, found: Any, **more: Any) -> Markup:
     """A section of one of the kinds that the template knows."""
-    content = {"chooser": None, "left": 0, "note": "", **more}
-    return render("section.html", key=key, title=TITLES[key], kind=kind, found=found, **content)
+    return render("section.html", key=key, title=TITLES[key], kind=kind, found=found, **more)
 
 
 def empty(key: str) -> Markup:
@@ -105,44 +103,40 @@ def run_section(run: Run, key: str, episode: EpisodeKey | None = None, beside: R
     """A section of a served page: of the chosen episode and beside another run, if there are any."""
     if key == "conclusion":
         return section(key, "conclusion", conclude(run))
-    if key == "configuration":
-        return section(key, "pairs", configuration(run.row))
-    if key == "environment":
-        return section(key, "pairs", environment(run.row))
+    if key in ORIGIN:
+        return section(key, "pairs", settings(run.row, key))
     if key not in OF_EPISODE:
         return section(key, "figure", figure_named(key).answer(run, beside=beside))
     shown = default_episode(run) if episode is None else episode
-    if shown is None:
-        return section(key, "episodes", [])
-    choice = chooser(run, shown) if key == "lanes" and beside is None else None
-    return section(key, "episodes", [("", episode_content(run, key, shown, beside))], chooser=choice)
+    choice = chooser(run, shown) if shown and key == "lanes" and beside is None else None
+    return _of_episodes(run, key, [] if shown is None else [("", shown)], beside, chooser=choice)
 
 
-def episode_content(run: Run, key: str, episode: EpisodeKey, beside: Run | None = None) -> object:
-    """The lanes or the diary of an episode."""
-    if key == "diary":
-        return diary(run.row, rows_of_episode(run, episode))
-    return figure_named(key).answer(run, episode, beside)
+def _of_episodes(
+    run: Run, key: str, episodes: Sequence[tuple[str, EpisodeKey]], beside: Run | None = None, **more: Any
+) -> Markup:
+    """The lanes or the diaries of episodes, each with its heading."""
+    if key == "lanes":
+        lanes = [(title, figure_named(key).answer(run, episode, beside)) for title, episode in episodes]
+        return section(key, "episodes", [one for one in lanes if one[1] is not None or not one[0]], **more)
+    told = [(title, diary(run.row, rows_of_episode(run, episode))) for title, episode in episodes]
+    return section(key, "episodes", told, **more)
 
 
 def reported_lanes(run: Run) -> Markup:
     """Of the episode that a run is shown by or, of a training, of its best, median and worst."""
-    shown = [(title, figure_named("lanes").answer(run, key)) for title, key in chosen_episodes(run)]
-    return section("lanes", "episodes", [(title, picture) for title, picture in shown if picture is not None])
+    return _of_episodes(run, "lanes", chosen_episodes(run))
 
 
 def reported_diary(run: Run) -> Markup:
     """Of the first episodes or, of a training, of its best."""
-    left = 0
     if is_training(run):
-        told = chosen_episodes(run)[:1]
-    else:
-        keys = [episode.key for episode in episodes(run)]
-        told = [(episode_name(key, trained=False).capitalize(), key) for key in keys[:MOST_DIARIES]]
-        left = len(keys) - len(told)
-    headed = len(told) > 1 or is_training(run)
-    notes = [(title if headed else "", episode_content(run, "diary", key)) for title, key in told]
-    return section("diary", "episodes", notes, left=left)
+        return _of_episodes(run, "diary", chosen_episodes(run)[:1])
+    keys = [episode.key for episode in episodes(run)]
+    told = [(episode_name(key, trained=False).capitalize(), key) for key in keys[:MOST_DIARIES]]
+    if len(told) == 1:
+        told = [("", keys[0])]
+    return _of_episodes(run, "diary", told, left=len(keys) - len(told))
 
 
 def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
@@ -165,31 +159,95 @@ def rows_of_episode(run: Run, episode: EpisodeKey) -> list[Row]:
     return [row for kind in kinds for row in run.rows(kind, THIS_EPISODE, episode)]
 
 
-# --- several runs ---------------------------------------------------------------------------------
+# --- choosing an episode: by iteration or episode, then by environment, or step by step ---------------
+
+
+class Choice(NamedTuple):
+    """One entry of a list."""
+
+    at: str
+    text: str
+    chosen: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """Runs beside each other."""
+class Chooser:
+    """What can be chosen beside the episode that is shown; addresses are as ``at`` of a page's query."""
 
-    sentence: str
-    columns: list[str]
-    rows: list[list[str]]
-    picture: Picture | None
-    names: list[str]
-    differences: list[list[str]]
+    before: str | None
+    after: str | None
+    groups: list[Choice]
+    """Iterations, or episodes where nothing is trained."""
+    members: list[Choice]
+    """Environments and attempts of the same iteration or episode."""
+
+
+def chooser(run: Run, shown: EpisodeKey) -> Chooser:
+    """For a page that shows this episode."""
+    found = episodes(run)
+    keys = [episode.key for episode in found]
+    at = keys.index(shown) if shown in keys else -1
+    first = {episode.key.episode: episode for episode in reversed(found)}
+    members = [episode for episode in found if episode.key.episode == shown.episode]
+    return Chooser(
+        before=address(keys[at - 1]) if at > 0 else None,
+        after=address(keys[at + 1]) if 0 <= at < len(keys) - 1 else None,
+        groups=[
+            Choice(address(episode.key), _group_name(episode), episode.key.episode == shown.episode)
+            for episode in reversed(first.values())
+        ],
+        members=[Choice(address(one.key), _member_name(one), one.key == shown) for one in members],
+    )
+
+
+def _group_name(episode: EpisodeSummary) -> str:
+    if episode.iteration is not None:
+        return f"iteration {episode.iteration}"
+    return f"episode {episode.key.episode}"
+
+
+def _member_name(episode: EpisodeSummary) -> str:
+    attempt = f", attempt {episode.key.attempt + 1}" if episode.key.attempt else ""
+    return f"env {episode.key.env}{attempt} · {notation.points(episode.score)}"
+
+
+def address(key: Iterable[int]) -> str:
+    """An episode as a query names it."""
+    return "-".join(map(str, key))
+
+
+def episode_at(text: str | None) -> EpisodeKey | None:
+    """The episode that a query names, if it does."""
+    if not text:
+        return None
+    try:
+        env, episode, attempt = (int(part) for part in text[:80].split("-"))
+    except ValueError:
+        raise EsperError("an episode is named by env, episode and attempt, such as ?at=0-3-0") from None
+    return EpisodeKey(env, episode, attempt)
+
+
+# --- several runs ---------------------------------------------------------------------------------
 
 
 def comparison(runs: Mapping[str, Run], sentence: str = "") -> Markup:
     """The first run against all others, by their names."""
     (first, run), *others = runs.items()
-    comparisons = [(name, compare(run, other)) for name, other in others]
-    columns = ["run", "episodes", "validation", "ahead", "test", "ahead", "parameters", "compute"]
     rows = [_arm(first, run.row, result(final_rows(run)), "", "")]
-    rows += [_compared(name, found) for name, found in comparisons]
-    changed = [[one.key, *map(setting_text, one.values)] for one in differences(runs)]
-    found = Compared(sentence, columns, rows, verdict_picture(runs), list(runs), changed)
-    return section("comparison", "comparison", found)
+    for name, other in others:
+        found = compare(run, other)
+        ahead = [notation.UNKNOWN if d is None else gain_text(d) for d in (found.val_score, found.test_score)]
+        rows.append(_arm(name, other.row, found.result, *ahead))
+    return section(
+        "comparison",
+        "comparison",
+        verdict_picture(runs),
+        sentence=sentence,
+        columns=["run", "episodes", "validation", "ahead", "test", "ahead", "parameters", "compute"],
+        rows=rows,
+        settings=["setting", *runs],
+        differences=[[key, *map(setting_text, values)] for key, values in differences(runs).items()],
+    )
 
 
 def pair_comparison(runs: Mapping[str, Run]) -> Markup:
@@ -208,11 +266,6 @@ def arm_names(runs: Sequence[Run]) -> dict[str, Run]:
             name = f"{run.row.name} ({number})"
         named[name] = run
     return named
-
-
-def _compared(name: str, found: Comparison) -> list[str]:
-    ahead = [notation.UNKNOWN if d is None else gain_text(d) for d in (found.val_score, found.test_score)]
-    return _arm(name, found.run.row, found.result, *ahead)
 
 
 def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahead: str) -> list[str]:
@@ -234,14 +287,9 @@ def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahea
 # --- where a run comes from -----------------------------------------------------------------------
 
 
-def configuration(row: RunRow) -> list[tuple[str, str]]:
-    """All settings; those within settings have names with dots."""
-    return [(name, setting_text(value)) for key in row.config for name, value in flat(key, row.config[key])]
-
-
-def environment(row: RunRow) -> list[tuple[str, str]]:
-    """Where, when and from what the run was made."""
-    values = {
+def settings(row: RunRow, key: str) -> list[tuple[str, str]]:
+    """The configuration, or where, when and from what the run was made; names within others have dots."""
+    environment = {
         "git revision": row.git_revision,
         "data hash": row.data_hash,
         "started": row.started,
@@ -250,6 +298,7 @@ def environment(row: RunRow) -> list[tuple[str, str]]:
         **row.versions,
         **row.hardware,
     }
+    values = row.config if key == "configuration" else environment
     return [(name, setting_text(value)) for key in values for name, value in flat(key, values[key])]
 
 

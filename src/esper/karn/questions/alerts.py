@@ -5,25 +5,23 @@ The picture: a line per rule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, x_axis
+from esper.karn.drawing.axes import Scale
+from esper.karn.drawing.chart import Strip, Strips
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import Markup, number
-from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.places import Axis, AxisName, axis_of
 from esper.karn.run import Run
 from esper.leyline.events import Severity
 
 MOST_ENTRIES: Final = 100
 """Of the table; open ones and the latest first."""
-_LEFT: Final = 190.0
-_RIGHT: Final = svg.WIDTH - 100
-_ROW: Final = 26.0
+_STRIPS: Final = Strips(left=190, right=100, height=26)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +41,11 @@ class AlertLine:
     times: int
     """How often it was raised, over all that it watches."""
     spans: tuple[AlertSpan, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not over yet."""
+        return any(span.end is None for span in self.spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class AlertEntry:
 
 @dataclass(frozen=True, slots=True)
 class Alerts:
-    """All alerts of a run, or of one episode."""
+    """All alerts of a run."""
 
     axis: AxisName
     end: int
@@ -78,20 +81,19 @@ class Alerts:
     @property
     def open(self) -> int:
         """How many rules are not at rest."""
-        return sum(any(span.end is None for span in line.spans) for line in self.lines)
+        return sum(line.is_open for line in self.lines)
 
 
-def alerts(run: Run, episode: EpisodeKey | None = None) -> Alerts:
-    """Of one episode or, without one, of the whole run."""
-    axis = axis_of(run, episode)
+def alerts(run: Run) -> Alerts:
+    """Of the whole run, at its iterations or epochs."""
+    axis = axis_of(run)
     raised = _raised(axis)
     spans = run.sql(
         f"""
         WITH {raised}
         SELECT rule, severity, start, stop, count(*) AS times, min(t) AS first
         FROM raised GROUP BY rule, severity, start, stop ORDER BY first, start
-        """,
-        axis.parameters,
+        """
     ).fetchall()
     entries = run.sql(
         f"""
@@ -100,8 +102,7 @@ def alerts(run: Run, episode: EpisodeKey | None = None) -> Alerts:
                CASE WHEN bool_or(stop IS NULL) THEN NULL ELSE max(stop) END AS until,
                last(value ORDER BY t), last("limit" ORDER BY t), last(hint ORDER BY t)
         FROM raised GROUP BY rule, severity, scope ORDER BY until IS NOT NULL, max(t) DESC, rule, scope
-        """,
-        axis.parameters,
+        """
     ).fetchall()
     found = tuple(AlertEntry(*values) for values in entries)
     lines = _lines(spans, axis.bin_size)
@@ -114,16 +115,11 @@ def _raised(axis: Axis) -> str:
 
     It is over when it was cleared. An alert about an episode ends with it; raised anew, it begins anew.
     """
-    if axis.name == "iteration":
-        seen = "(SELECT max(update.iteration) FROM update WHERE update.t <= alert.t)"
-        place = f"coalesce(alert.iteration, {seen}, 0)"
-        is_bound = "env IS NOT NULL"
-    else:
-        seen = "(SELECT max(epoch.epoch) FROM epoch WHERE epoch.t <= alert.t)"
-        place = f"coalesce(alert.epoch, {seen}, 0)"
-        is_bound = "false"
+    table, is_bound = ("update", "env IS NOT NULL") if axis.name == "iteration" else ("epoch", "false")
+    seen = f"(SELECT max({table}.{axis.name}) FROM {table} WHERE {table}.t <= alert.t)"
+    place = f"coalesce(alert.{axis.name}, {seen}, 0)"
     return f"""
-        placed AS (SELECT alert.*, {place} AS start FROM alert WHERE {axis.condition}),
+        placed AS (SELECT alert.*, {place} AS start FROM alert),
         followed AS (SELECT *, lead(event) OVER same AS next_event, lead(start) OVER same AS next_start
                      FROM placed WINDOW same AS (PARTITION BY rule, scope, env, episode, attempt ORDER BY t)),
         raised AS (SELECT *, CASE WHEN next_event = 'cleared' THEN next_start
@@ -158,63 +154,45 @@ def _merged(spans: Sequence[AlertSpan], bin_size: int) -> tuple[AlertSpan, ...]:
 
 def draw_alerts(found: Alerts, beside: Alerts | None = None) -> Picture:
     """One row per rule that was ever raised, on an axis that holds what is beside it too."""
-    x = Scale(0, max(one.end for one in (found, beside) if one is not None), _LEFT, _RIGHT)
-    bottom = 4 + _ROW * len(found.lines)
-    content = [
-        x_axis(x, bottom, found.axis, top=0),
-        *(_draw_line(line, x, 4 + _ROW * index) for index, line in enumerate(found.lines)),
-    ]
-    nothing = [svg.text(0, 16, "no alert was raised", "dim")]
+    end = max(one.end for one in (found, beside) if one is not None)
     names = ", ".join(line.rule for line in found.lines)
+    caption = "No alert was raised."
+    if found.lines:
+        more = f" {notation.count(found.left_out)} older entries are left out." if found.left_out else ""
+        caption = f"{found.open} of {len(found.lines)} rules that were raised are still open.{more}"
     return Picture(
-        svg=svg.drawing(
-            bottom + 28 if found.lines else 24,
-            "Alerts",
-            f"Raised: {names}" if names else "No alert was raised.",
-            *(content if found.lines else nothing),
+        _STRIPS.draw(
+            "Alerts", f"Raised: {names or 'nothing'}.", found.axis, end, list(map(_strip, found.lines))
         ),
-        columns=["rule", "severity", "about", "times", "since", "until", "value", "limit", "hint"],
-        rows=[_cells(entry, found) for entry in found.entries],
-        caption=_caption(found),
+        ["rule", "severity", "about", "times", "since", "until", "value", "limit", "hint"],
+        [_cells(entry, found.axis) for entry in found.entries],
+        caption,
     )
 
 
-def _caption(found: Alerts) -> str:
-    if not found.lines:
-        return "No alert was raised."
-    more = f" {notation.count(found.left_out)} older entries are left out." if found.left_out else ""
-    return f"{found.open} of {len(found.lines)} rules that were raised are still open.{more}"
-
-
-def _cells(entry: AlertEntry, found: Alerts) -> list[str]:
+def _cells(entry: AlertEntry, axis: AxisName) -> list[str]:
     return [
         entry.rule,
         entry.severity,
         entry.scope,
         notation.count(entry.times),
-        f"{found.axis} {entry.since}",
-        "open" if entry.until is None else f"{found.axis} {entry.until}",
+        f"{axis} {entry.since}",
+        "open" if entry.until is None else f"{axis} {entry.until}",
         notation.significant(entry.value),
         notation.significant(entry.limit),
         entry.hint,
     ]
 
 
-def _draw_line(line: AlertLine, x: Scale, top: float) -> Markup:
-    middle = top + _ROW / 2
-    spans = "".join(
-        f"M{number(x(span.start))} {number(middle)}H{number(x(span.end) if span.end is not None else x.stop)}"
-        for span in line.spans
-    )
-    is_open = any(span.end is None for span in line.spans)
+def _strip(line: AlertLine) -> Strip:
     times = f"{notation.count(line.times)}×"
-    return svg.group(
-        [
-            svg.text(_LEFT - 10, middle + 5, svg.shorten(line.rule.replace("_", " "), 18), "", "end"),
-            svg.line(_LEFT, middle, _RIGHT, middle, "grid"),
-            svg.path(spans, f"alert {line.severity}-line"),
-            svg.text(
-                _RIGHT + 10, middle + 5, f"{times} open" if is_open else times, "strong" if is_open else "dim"
-            ),
-        ]
-    )
+
+    def draw(x: Scale, top: float) -> Iterator[Markup]:
+        middle = top + _STRIPS.height / 2
+        yield svg.line(x.start, middle, x.stop, middle, "grid")
+        ends = [(x(span.start), x.stop if span.end is None else x(span.end)) for span in line.spans]
+        spans = "".join(f"M{number(start)} {number(middle)}H{number(end)}" for start, end in ends)
+        yield svg.path(spans, f"alert {line.severity}-line")
+
+    value = f"{times} open" if line.is_open else times
+    return Strip(line.rule.replace("_", " "), draw, value, line.is_open)

@@ -67,12 +67,6 @@ def episodes(run: Run) -> list[EpisodeSummary]:
     return [EpisodeSummary(EpisodeKey(*key), iteration, score) for *key, iteration, score in found]
 
 
-def count_episodes(run: Run) -> int:
-    """How many are finished."""
-    ((number,),) = run.sql("SELECT count(*) FROM episode").fetchall()
-    return int(number)
-
-
 def unfinished_episode(run: Run) -> EpochRow | None:
     """The last epoch of the episode that goes on, or was not finished; None: there is no such episode."""
     unfinished = "(env, episode, attempt) NOT IN (SELECT (env, episode, attempt) FROM episode)"
@@ -101,18 +95,6 @@ def default_episode(run: Run) -> EpisodeKey | None:
 
 def notable_episodes(run: Run) -> dict[str, EpisodeKey]:
     """The best, the median and the worst finished episode by validation score; fewer where fewer ended."""
-    found = run.sql(
-        """
-        WITH ranked AS (SELECT env, episode, attempt,
-                               row_number() OVER (ORDER BY val_score, episode, env) AS place,
-                               count(*) OVER () AS episodes FROM episode)
-        SELECT place, episodes, env, episode, attempt FROM ranked
-        WHERE place IN (1, episodes // 2 + 1, episodes)
-        """
-    ).fetchall()
-    keys = {place: EpisodeKey(*key) for place, _, *key in found}
-    if not found:
-        return {}
-    episodes = found[0][1]
-    names = {episodes: "best", episodes // 2 + 1: "median", 1: "worst"}
-    return {name: keys[place] for place, name in sorted(names.items(), reverse=True)}
+    ranked = run.sql("SELECT env, episode, attempt FROM episode ORDER BY val_score, episode, env").fetchall()
+    names = {len(ranked) - 1: "best", len(ranked) // 2: "median", 0: "worst"} if ranked else {}
+    return {name: EpisodeKey(*ranked[place]) for place, name in sorted(names.items(), reverse=True)}

@@ -5,94 +5,56 @@ The picture: one small line per metric in its band; a value outside is marked, w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, x_axis
-from esper.karn.drawing.picture import Picture
+from esper.karn.drawing.axes import Scale
+from esper.karn.drawing.chart import Strip, Strips
+from esper.karn.drawing.picture import Picture, course_table
 from esper.karn.drawing.svg import Markup
-from esper.karn.questions.episodes import EpisodeKey
-from esper.karn.questions.places import Place, axis_of
+from esper.karn.questions.places import Courses, Values, courses
 from esper.karn.run import Run
 from esper.leyline.columns import COLUMNS, ColumnSpec
 from esper.leyline.limits import KL_HIGH
 
 BESIDE: Final = ("entropy", "value_loss")
 """Shown too although they have no band."""
-_LEFT: Final = 184.0
-_RIGHT: Final = svg.WIDTH - 142
-_ROW: Final = 38.0
-_LINE: Final = 28.0
-"""Height of a line; the rest of its row is the gap."""
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric over the iterations."""
-
-    name: str
-    unit: str
-    meaning: str
-    low: float | None
-    high: float | None
-    """Edges of the healthy band; None: open."""
-    values: tuple[float | None, ...]
-    """Per place; of iterations that were taken together the least healthy, or the mean without a band."""
-
-    def is_outside(self, value: float | None) -> bool:
-        """Whether a value has left the band; what is unknown has not."""
-        if value is None:
-            return False
-        return (self.low is not None and value < self.low) or (self.high is not None and value > self.high)
+_STRIPS: Final = Strips(left=184, right=142, height=28, gap=10)
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """All metrics over the same iterations."""
+    """Metrics over the iterations, and what is known of each."""
 
-    iterations: int
-    places: tuple[Place, ...]
-    metrics: tuple[Metric, ...]
-
-
-def health(run: Run, episode: EpisodeKey | None = None) -> Health | None:
-    """Of a whole training, whichever episode is shown; None: there was no update yet."""
-    axis = axis_of(run, None)
-    columns = [column for column in COLUMNS["update"] if _is_shown(column)]
-    chosen = ", ".join(_worst(column) for column in columns)
-    found = run.sql(
-        f"SELECT min(iteration), max(iteration), {chosen} FROM update"
-        f" GROUP BY {axis.group('iteration')} ORDER BY 1"
-    ).fetchall()
-    if not found:
-        return None
-    places = tuple(Place(first, last) for first, last, *_ in found)
-    return Health(
-        iterations=max(axis.end, places[-1].last),
-        places=places,
-        metrics=tuple(
-            Metric(
-                column.name,
-                column.unit,
-                column.meaning,
-                column.low,
-                _upper_edge(run, column),
-                tuple(None if row[index] is None else float(row[index]) for row in found),
-            )
-            for index, column in enumerate(columns, start=2)
-        ),
-    )
+    courses: Courses
+    """Of iterations that were taken together the least healthy value, or the mean without a band."""
+    metrics: tuple[ColumnSpec, ...]
 
 
-def _upper_edge(run: Run, column: ColumnSpec) -> float | None:
-    """Of the healthy band; that of the divergence follows the run's own target, as the alert does."""
+def health(run: Run) -> Health | None:
+    """Of a training; None: there was no update yet."""
+    metrics = tuple(_with_own_limit(run, column) for column in COLUMNS["update"] if _is_shown(column))
+    found = courses(run, "update", {one.name: _worst(one) for one in metrics}, place="iteration")
+    return None if found is None else Health(found, metrics)
+
+
+def beyond(value: float | None, low: float | None, high: float | None) -> str:
+    """The limit that a value is beyond, with its sign; empty where it is inside or unknown."""
+    if value is not None and low is not None and value < low:
+        return f"< {low:g}"
+    return f"> {high:g}" if value is not None and high is not None and value > high else ""
+
+
+def _with_own_limit(run: Run, column: ColumnSpec) -> ColumnSpec:
+    """The band of the divergence follows the run's own target, as the alert does."""
     if column.name != "approx_kl":
-        return column.high
+        return column
     target = run.row.config.get("target_kl")
-    return None if target is None else KL_HIGH * float(target)
+    return replace(column, high=None if target is None else KL_HIGH * float(target))
 
 
 def _is_shown(column: ColumnSpec) -> bool:
@@ -102,93 +64,63 @@ def _is_shown(column: ColumnSpec) -> bool:
 
 def _worst(column: ColumnSpec) -> str:
     function = "max" if column.high is not None else "min" if column.low is not None else "avg"
-    return f"{function}({column.name})"
+    return f"{function}({column.name})::DOUBLE"
 
 
 def draw_health(found: Health, beside: Health | None = None) -> Picture:
     """One row per metric, all over the same iterations, on axes that hold what is beside it too."""
-    x = Scale(0, max(one.iterations for one in (found, beside) if one is not None), _LEFT, _RIGHT)
-    values_beside = {metric.name: metric.values for metric in (beside.metrics if beside else ())}
-    bottom = _ROW * len(found.metrics) + 4
-    outside = [metric for metric in found.metrics if metric.is_outside(metric.values[-1])]
+    strips = [_strip(metric, found.courses, beside) for metric in found.metrics]
+    outside = ", ".join(strip.name for strip in strips if strip.is_strong)
     return Picture(
-        svg=svg.drawing(
-            bottom + 26,
+        _STRIPS.draw(
             "Metrics of the updates",
-            f"Outside their bands in iteration {found.places[-1]}:"
-            f" {', '.join(_name(metric) for metric in outside) or 'none'}.",
-            x_axis(x, bottom, "iteration", top=0),
-            *(
-                _draw_metric(metric, found.places, x, 4 + _ROW * index, values_beside.get(metric.name, ()))
-                for index, metric in enumerate(found.metrics)
-            ),
+            f"Outside their bands in iteration {found.courses.places[-1]}: {outside or 'none'}.",
+            "iteration",
+            max(one.courses.end for one in (found, beside) if one is not None),
+            strips,
         ),
-        columns=["iteration", *(metric.name for metric in found.metrics)],
-        rows=[
-            [str(place), *(notation.significant(metric.values[index]) for metric in found.metrics)]
-            for index, place in enumerate(found.places)
-        ],
-        caption="Shaded: the healthy band. A value outside is marked, and its limit stands beside it.",
+        *course_table(found.courses, notation.significant),
+        "Shaded: the healthy band. A value outside is marked, and its limit stands beside it.",
     )
 
 
-def _name(metric: Metric) -> str:
-    return metric.name.replace("_", " ")
+def _strip(metric: ColumnSpec, found: Courses, beside: Health | None) -> Strip:
+    last = found.last(metric.name)
+    limit = beyond(last, metric.low, metric.high)
+    held = [*found[metric.name], *(beside.courses.values.get(metric.name, ()) if beside else ())]
+    return Strip(
+        metric.name.replace("_", " "),
+        partial(_draw_metric, metric, found, held),
+        f"{notation.significant(last)} {limit}".strip(),
+        bool(limit),
+        f"{metric.meaning} Unit: {metric.unit}.",
+    )
 
 
-def _draw_metric(
-    metric: Metric, places: Sequence[Place], x: Scale, top: float, beside: Sequence[float | None]
-) -> Markup:
-    y = Scale(*_range(metric, beside), top + _LINE, top)
-    at = [
-        None if v is None else (x(place.last), y(v)) for place, v in zip(places, metric.values, strict=True)
-    ]
+def _draw_metric(metric: ColumnSpec, found: Courses, held: Values, x: Scale, top: float) -> Iterator[Markup]:
+    """The line of a metric, on an axis that holds all values of ``held``."""
+    y = Scale(*_range(metric, held), top + _STRIPS.height, top)
+    if metric.low is not None or metric.high is not None:
+        ceiling = top - 2 if metric.high is None else y(metric.high)
+        floor = top + _STRIPS.height + 2 if metric.low is None else y(metric.low)
+        yield svg.rectangle(x.start, ceiling, x.stop - x.start, max(floor - ceiling, 1.0), "inband")
+    values = found[metric.name]
+    at = [None if v is None else (x(p.last), y(v)) for p, v in zip(found.places, values, strict=True)]
     marked = [
         point
-        for point, value in zip(at, metric.values, strict=True)
-        if point is not None and metric.is_outside(value)
+        for point, value in zip(at, values, strict=True)
+        if point is not None and beyond(value, metric.low, metric.high)
     ]
-    last = metric.values[-1]
-    return svg.group(
-        [
-            svg.element("title", f"{metric.meaning} Unit: {metric.unit}."),
-            svg.text(_LEFT - 8, top + 19, svg.shorten(_name(metric), 18), "dim", "end"),
-            *_draw_band(metric, y, top),
-            svg.curve(at, "thin"),
-            svg.path(svg.dots(marked), "dot small warning-line"),
-            svg.text(_RIGHT + 8, top + 19, _value_text(metric, last), _look(metric, last)),
-        ]
-    )
+    yield svg.curve(at, "thin")
+    yield svg.path(svg.dots(marked), "dot small warning-line")
 
 
-def _range(metric: Metric, beside: Sequence[float | None]) -> tuple[float, float]:
-    """All values, those beside it too, and enough of the band that it can be seen."""
-    known = [value for value in (*metric.values, *beside) if value is not None]
+def _range(metric: ColumnSpec, held: Values) -> tuple[float, float]:
+    """All values, and enough of the band that it can be seen."""
     limits = [limit for limit in (metric.low, metric.high) if limit is not None]
-    values = [*known, *limits] or [0.0]
+    values = [*(value for value in held if value is not None), *limits] or [0.0]
     room = 0.3 * (max(values) - min(values)) or abs(values[0]) or 1.0
-    inside = [limit + room for limit in (metric.low,) if limit is not None]
-    inside += [limit - room for limit in (metric.high,) if limit is not None]
-    low, high = min([*values, *inside]), max([*values, *inside])
+    values += [metric.low + room] if metric.low is not None else []
+    values += [metric.high - room] if metric.high is not None else []
+    low, high = min(values), max(values)
     return (low, high) if high > low else (low - room, high + room)
-
-
-def _draw_band(metric: Metric, y: Scale, top: float) -> Iterator[Markup]:
-    if metric.low is None and metric.high is None:
-        return
-    ceiling = top - 2 if metric.high is None else y(metric.high)
-    floor = top + _LINE + 2 if metric.low is None else y(metric.low)
-    yield svg.rectangle(_LEFT, ceiling, _RIGHT - _LEFT, max(floor - ceiling, 1.0), "inband")
-
-
-def _look(metric: Metric, value: float | None) -> str:
-    return "strong" if metric.is_outside(value) else "dim"
-
-
-def _value_text(metric: Metric, value: float | None) -> str:
-    shown = notation.significant(value)
-    if value is not None and metric.high is not None and value > metric.high:
-        return f"{shown} > {metric.high:g}"
-    if value is not None and metric.low is not None and value < metric.low:
-        return f"{shown} < {metric.low:g}"
-    return shown

@@ -14,10 +14,8 @@ from typing import Final
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, around, tick_texts, ticks, y_axis
+from esper.karn.drawing.axes import Scale, around, tick_texts, ticks, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
-from esper.karn.drawing.svg import Markup
-from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import Run
 from esper.leyline.limits import CORRELATED_EPISODES
 from esper.leyline.rank_correlation import Rewarded, gains, reward_correlation
@@ -61,8 +59,8 @@ class Honesty:
     """By rising return; single episodes while there are few."""
 
 
-def honesty(run: Run, episode: EpisodeKey | None = None) -> Honesty | None:
-    """Over all episodes that were rewarded, whichever one is shown; None: there are none."""
+def honesty(run: Run) -> Honesty | None:
+    """Over all episodes that were rewarded; None: there are none."""
     found = run.sql(
         "SELECT total_reward, val_score, twin_val_score FROM episode"
         " WHERE total_reward IS NOT NULL ORDER BY t"
@@ -106,6 +104,7 @@ def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
     low, high = around([s for group in held for s in (group.quarter, group.three_quarters)], 4, floor=0.0)
     y = Scale(low, min(high, 100.0), _BOTTOM, _TOP)
     places = [x(group.median_return) for group in groups]
+    values = ticks(x.low, x.high, 6)
     spread = "".join(
         f"M{svg.number(at)} {svg.number(y(group.quarter))}V{svg.number(y(group.three_quarters))}"
         for group, at in zip(groups, places, strict=True)
@@ -119,7 +118,7 @@ def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
             f"Return against {_gain_name(found)}",
             f"{correlation} over {found.episodes} episodes",
             y_axis(y, _LEFT, _RIGHT),
-            _return_axis(x),
+            value_axis(x, _BOTTOM, "return", dict(zip(values, tick_texts(values), strict=True))),
             svg.text(_LEFT + 6, _TOP + 10, _gain_name(found), "dim halo"),
             svg.path(spread, "spread"),
             svg.path(dots, "dot faint"),
@@ -155,17 +154,3 @@ def _cells(group: ReturnGroup) -> list[str]:
         low if group.episodes == 1 else f"{low} to {high}",
         *(notation.points(score) for score in (group.quarter, group.median, group.three_quarters)),
     ]
-
-
-def _return_axis(x: Scale) -> Markup:
-    values = ticks(x.low, x.high, 6)
-    return svg.group(
-        [
-            svg.line(x.start, _BOTTOM, x.stop, _BOTTOM, "axis"),
-            *(
-                svg.text(x(value), _BOTTOM + svg.LINE + 2, label, "dim", "middle")
-                for value, label in zip(values, tick_texts(values), strict=True)
-            ),
-            svg.text(x.stop, _BOTTOM + 2 * svg.LINE + 4, "return", "dim", "end"),
-        ]
-    )

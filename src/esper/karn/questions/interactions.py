@@ -14,7 +14,7 @@ from esper.karn.drawing import svg
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.style import shade_look
 from esper.karn.drawing.svg import Markup
-from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey, default_episode, episode_name, is_training
+from esper.karn.questions.episodes import THIS_EPISODE, default_episode, episode_name, is_training
 from esper.karn.run import Run
 
 Configuration = tuple[bool, ...]
@@ -43,9 +43,9 @@ class Interactions:
     """On the diagonal what a slot contributes, elsewhere what two add beyond their own; None: unknown."""
 
 
-def interactions(run: Run, episode: EpisodeKey | None = None) -> Interactions | None:
-    """Of one episode; without one, of the run's default episode. None: no configuration was scored."""
-    episode = default_episode(run) if episode is None else episode
+def interactions(run: Run) -> Interactions | None:
+    """Of the run's default episode; None: no configuration was scored."""
+    episode = default_episode(run)
     if episode is None:
         return None
     found = run.sql(
@@ -95,10 +95,6 @@ def draw_interactions(found: Interactions, beside: Interactions | None = None) -
     size = len(found.slots)
     width = min(_CELL_WIDTH, (svg.WIDTH - _LEFT) / size)
     letters = int(width / svg.LETTER)
-    headings = [
-        svg.text(_LEFT + (index + 0.5) * width, 15, svg.shorten(slot, letters), "dim", "middle")
-        for index, slot in enumerate(found.slots)
-    ]
     strongest = max((abs(value) for row in found.matrix for value in row if value is not None), default=0.0)
     cells = [
         _draw_cell(value, strongest, (_LEFT + second * width, _TOP + first * _CELL, width), first == second)
@@ -106,7 +102,8 @@ def draw_interactions(found: Interactions, beside: Interactions | None = None) -
         for second, value in enumerate(row)
     ]
     names = [
-        svg.text(_LEFT - 8, _TOP + (index + 0.5) * _CELL + 5, svg.shorten(slot, 9), "", "end")
+        svg.text(_LEFT + (index + 0.5) * width, 15, svg.shorten(slot, letters), "dim", "middle")
+        + svg.text(_LEFT - 8, _TOP + (index + 0.5) * _CELL + 5, svg.shorten(slot, 9), "", "end")
         for index, slot in enumerate(found.slots)
     ]
     return Picture(
@@ -114,8 +111,7 @@ def draw_interactions(found: Interactions, beside: Interactions | None = None) -
             _TOP + size * _CELL + 4,
             "Pair interactions",
             f"Score {notation.points(found.score)} with all of {', '.join(found.slots)} on.",
-            *headings,
-            *names,
+            *map(Markup, names),
             *cells,
         ),
         columns=["slot", *found.slots],
@@ -136,15 +132,10 @@ def _draw_cell(
 ) -> Markup:
     left, top, width = box
     fraction = 0.0 if value is None or not strongest else _PALEST * abs(value) / strongest
+    look = "strong" if is_own else ""
     return svg.group(
         [
             svg.rectangle(left, top, width, _CELL, f"cell {shade_look(fraction)}"),
-            svg.text(
-                left + width / 2,
-                top + _CELL / 2 + 5,
-                notation.gain(value),
-                "strong" if is_own else "",
-                "middle",
-            ),
+            svg.text(left + width / 2, top + _CELL / 2 + 5, notation.gain(value), look, "middle"),
         ]
     )

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 from esper.karn.episodes import SeedHistory, seed_histories
 from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey, default_episode, episode_name, is_training
+from esper.karn.questions.places import Courses, Place, Values
 from esper.karn.run import Run
 from esper.leyline.events import EnvRow, EpochRow, SeedRow, TransitionRow
 from esper.leyline.stages import FORWARD_STAGES, Stage
@@ -16,16 +17,6 @@ from esper.leyline.stages import FORWARD_STAGES, Stage
 S = TypeVar("S", TransitionRow, SeedRow)
 MARKED: Final = (Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED)
 """The moves that get a mark of their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScorePoint:
-    """The score after one epoch."""
-
-    epoch: int
-    score: float
-    twin: float | None
-    params: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +31,6 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A move that matters, after epoch ``epoch``."""
-
-    stage: Stage
-    epoch: int
-    cause: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Lane:
     """One slot."""
 
@@ -60,7 +41,8 @@ class Lane:
     """Blend weight for the epoch to come; None: the slot is empty, or the run did not record it."""
     spans: tuple[Span, ...]
     """In order and without gaps; what is left out is an empty slot."""
-    marks: tuple[Mark, ...]
+    marks: tuple[TransitionRow, ...]
+    """The moves that matter."""
     seeds: tuple[SeedHistory, ...]
     """In the order of their germination."""
 
@@ -81,8 +63,14 @@ class Lanes:
     """Where the axis ends; the episode may have ended before, or go on."""
     epoch: int
     """The last epoch that is known."""
-    scores: tuple[ScorePoint, ...]
+    scores: Courses | None
+    """``score`` and ``twin`` after each epoch; None: none is known."""
     lanes: tuple[Lane, ...]
+
+    @property
+    def last_scores(self) -> tuple[float | None, float | None]:
+        """Score and twin after the last epoch."""
+        return (self.scores.last("score"), self.scores.last("twin")) if self.scores else (None, None)
 
 
 def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
@@ -105,19 +93,29 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
         name=episode_name(episode, trained=is_training(run)),
         horizon=max(run.row.horizon, last),
         epoch=last,
-        scores=tuple(ScorePoint(row.epoch, row.val_score, row.twin_score, row.params) for row in epochs),
+        scores=_scores(epochs, max(run.row.horizon, last)),
         lanes=tuple(
             Lane(
                 slot=name,
                 stage=Stage(moves_of[index][-1].to_stage) if moves_of[index] else Stage.DORMANT,
                 alpha=alphas_of.get(index, {}).get(last),
                 spans=_spans(moves_of[index], last, alphas_of.get(index, {})),
-                marks=_marks(moves_of[index]),
+                marks=tuple(move for move in moves_of[index] if move.to_stage in MARKED),
                 seeds=tuple(seed for seed in grown if seed.slot == name),
             )
             for index, name in enumerate(run.row.slots)
         ),
     )
+
+
+def _scores(epochs: Sequence[EpochRow], end: int) -> Courses | None:
+    if not epochs:
+        return None
+    values: dict[str, Values] = {
+        "score": [row.val_score for row in epochs],
+        "twin": [row.twin_score for row in epochs],
+    }
+    return Courses("epoch", end, tuple(Place(row.epoch, row.epoch) for row in epochs), values)
 
 
 def _by_slot(rows: Sequence[S]) -> Mapping[int, list[S]]:
@@ -139,11 +137,3 @@ def _spans(moves: Sequence[TransitionRow], last: int, alphas: Mapping[int, float
 def _alpha(stage: Stage, epoch: int, alphas: Mapping[int, float]) -> float | None:
     """The weight in the next epoch; 0 for a seed outside the network, where weights are recorded."""
     return alphas.get(epoch, 0.0 if alphas and stage not in FORWARD_STAGES else None)
-
-
-def _marks(moves: Sequence[TransitionRow]) -> tuple[Mark, ...]:
-    return tuple(
-        Mark(Stage(move.to_stage), move.epoch, move.cause, move.reason)
-        for move in moves
-        if move.to_stage in MARKED
-    )

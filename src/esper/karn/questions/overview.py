@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from esper.karn.notation import difference
 from esper.karn.outcome import final_rows, result
 from esper.karn.questions.alerts import AlertEntry, alerts
-from esper.karn.questions.growth import growth, latest
+from esper.karn.questions.growth import growth
+from esper.karn.questions.places import Values
 from esper.karn.questions.progress import Progress, progress
 from esper.karn.run import Run
 from esper.leyline.events import RunRow, Severity
@@ -26,8 +27,8 @@ class Overview:
     score: float | None
     twin: float | None
     params: float | None
-    scores: tuple[float | None, ...]
-    twins: tuple[float | None, ...]
+    scores: Values
+    twins: Values
     """Over the epochs or iterations so far."""
     alerts: tuple[AlertEntry, ...]
     """Those that are open."""
@@ -53,8 +54,8 @@ def overview(run: Run) -> Overview:
         score=score,
         twin=twin,
         params=params,
-        scores=tuple(point.score for point in grown.points) if grown else (),
-        twins=tuple(point.twin for point in grown.points) if grown else (),
+        scores=grown["score"] if grown else (),
+        twins=grown["twin"] if grown else (),
         alerts=tuple(entry for entry in wrong.entries if entry.until is None),
     )
 
@@ -64,5 +65,9 @@ def _numbers(run: Run, found: Progress) -> tuple[float | None, float | None, flo
     if episodes is not None:
         twin = None if episodes.twin_score is None else episodes.twin_score.mean
         return episodes.val_score.mean, twin, episodes.params.mean
-    last = latest(run)
-    return (None, None, None) if last is None else (last.score, last.twin, last.params)
+    grown = growth(run, joined=False)
+    return (
+        (None, None, None)
+        if grown is None
+        else (grown.last("score"), grown.last("twin"), grown.last("parameters"))
+    )

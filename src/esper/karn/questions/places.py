@@ -1,14 +1,18 @@
-"""Places on a run's axis: epochs of an episode or iterations of a training; long runs join neighbours."""
+"""Numbers over a run's axis: epochs of its episodes, or iterations of a training."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
-from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey, is_training
+from esper.karn.questions.episodes import is_training
 from esper.karn.run import Run
 
 AxisName = Literal["epoch", "iteration"]
+Values = Sequence[float | None]
+"""One per place; None is unknown."""
 MOST_POINTS: Final = 200
 """Points of one line; of longer runs, neighbours are taken together."""
 
@@ -24,33 +28,68 @@ class Place(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What a question about a run, or about one of its episodes, is asked over."""
+    """What a question about a run is asked over."""
 
     name: AxisName
     end: int
     """The planned number of iterations or epochs."""
-    condition: str
-    """SQL: which rows of tables about episodes belong to it."""
-    parameters: list[int]
 
     @property
     def bin_size(self) -> int:
         """How many neighbours are taken together so that a line has few enough points."""
         return max(math.ceil(self.end / MOST_POINTS), 1)
 
-    def place(self, epoch: str = "epoch") -> str:
-        """SQL: the place of a row of an episode."""
-        return "iteration" if self.name == "iteration" else epoch
 
-    def group(self, place: str) -> str:
-        """SQL: what is equal for places that are taken together."""
-        return f"(({place}) - 1) // {self.bin_size}"
-
-
-def axis_of(run: Run, episode: EpisodeKey | None) -> Axis:
-    """Iterations of a whole training; epochs of one episode, or of all episodes of any other run."""
-    if episode is not None:
-        return Axis("epoch", run.row.horizon, THIS_EPISODE, [*episode])
+def axis_of(run: Run) -> Axis:
+    """Iterations of a training, epochs of the episodes of any other run."""
     if is_training(run):
-        return Axis("iteration", run.row.iterations or 0, "true", [])
-    return Axis("epoch", run.row.horizon, "true", [])
+        return Axis("iteration", run.row.iterations or 0)
+    return Axis("epoch", run.row.horizon)
+
+
+@dataclass(frozen=True, slots=True)
+class Courses:
+    """Numbers by their names, over the same places."""
+
+    axis: AxisName
+    end: int
+    """Where the axis ends: the horizon, or the planned number of iterations."""
+    places: tuple[Place, ...]
+    values: Mapping[str, Values]
+
+    def __getitem__(self, name: str) -> Values:
+        return self.values[name]
+
+    def last(self, name: str) -> float | None:
+        """At the last place."""
+        return self.values[name][-1]
+
+
+def courses(
+    run: Run,
+    table: str,
+    columns: Mapping[str, str],
+    *,
+    where: str = "true",
+    place: str | None = None,
+    parameters: Sequence[object] = (),
+    joined: bool = True,
+) -> Courses | None:
+    """``columns``, SQL over the rows at one place, by name; None: there are no such rows.
+
+    ``place`` is SQL too, the column of the axis' name unless given. ``joined``: neighbours of a long axis
+    are one place.
+    """
+    axis = axis_of(run)
+    at = place or axis.name
+    together = f"(({at}) - 1) // {axis.bin_size}" if joined else at
+    found = run.sql(
+        f"SELECT min({at}), max({at}), {', '.join(columns.values())} FROM {table} WHERE {where}"
+        f" GROUP BY {together} ORDER BY 1",
+        parameters,
+    ).fetchall()
+    if not found:
+        return None
+    firsts, lasts, *values = zip(*found, strict=True)
+    places = tuple(map(Place, firsts, lasts))
+    return Courses(axis.name, max(axis.end, lasts[-1]), places, dict(zip(columns, values, strict=True)))

@@ -1,7 +1,4 @@
-"""Is the run alive, how far is it, and when will it be done: the one answer that every view shows.
-
-The picture: one line over a thin bar.
-"""
+"""Is the run alive, how far is it, and when will it be done: the one answer that every view shows."""
 
 from __future__ import annotations
 
@@ -9,9 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from esper.karn import notation
-from esper.karn.drawing import svg
-from esper.karn.drawing.picture import Picture
-from esper.karn.questions.episodes import EpisodeKey, is_training
+from esper.karn.questions.episodes import is_training
 from esper.karn.questions.places import AxisName
 from esper.karn.run import Run, State
 
@@ -43,8 +38,8 @@ class Progress:
         return min(self.done / self.total, 1.0) if self.total else None
 
 
-def progress(run: Run, episode: EpisodeKey | None = None) -> Progress:
-    """The present state of the whole run, whichever episode is shown."""
+def progress(run: Run) -> Progress:
+    """The present state of the whole run."""
     row, state = run.row, run.state
     ((seconds,),) = run.sql(
         "SELECT max(t) FROM (SELECT t FROM epoch UNION ALL SELECT t FROM episode"
@@ -119,30 +114,3 @@ def progress_line(found: Progress) -> str:
         parts.append(f"left {notation.clock(found.seconds_left)}")
     parts.append(f"{notation.significant(found.steps_per_second)} steps/s")
     return " · ".join(parts)
-
-
-def draw_progress(found: Progress, beside: Progress | None = None) -> Picture:
-    """The line, and a bar of what is done."""
-    share = found.share
-    bar = [svg.rectangle(0, 12, svg.WIDTH, 6, "track")]
-    if share:
-        bar.append(svg.rectangle(0, 12, svg.WIDTH * share, 6, "done"))
-    line = progress_line(found)
-    return Picture(
-        svg=svg.drawing(30, "Progress", line, *bar),
-        columns=["run", "task", "controller", "state", found.unit, "of", "time", "left", "steps/s"],
-        rows=[
-            [
-                found.name,
-                found.task,
-                found.controller,
-                found.state,
-                notation.count(found.done),
-                notation.count(found.total),
-                notation.clock(found.seconds),
-                notation.clock(found.seconds_left),
-                notation.significant(found.steps_per_second),
-            ]
-        ],
-        caption=line,
-    )

@@ -2,98 +2,59 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
 from esper.karn import notation
 from esper.karn.drawing.chart import Chart, Panel, Part, draw
-from esper.karn.drawing.picture import Picture
+from esper.karn.drawing.picture import Picture, course_table
 from esper.karn.drawing.style import part_look
-from esper.karn.questions.episodes import EpisodeKey
-from esper.karn.questions.places import AxisName, Place, axis_of
+from esper.karn.questions.episodes import is_training
+from esper.karn.questions.places import Courses, courses
 from esper.karn.run import Run
 from esper.karn.statistics import mean
 
 
-@dataclass(frozen=True, slots=True)
-class TimePoint:
-    """Mean milliseconds of each phase at one place, in the order of the names; None is unknown."""
-
-    place: Place
-    phases: tuple[float | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Phases over the iterations of a training, or over epochs."""
-
-    axis: AxisName
-    end: int
-    phases: tuple[str, ...]
-    """The longest first."""
-    points: tuple[TimePoint, ...]
-
-
-def times(run: Run, episode: EpisodeKey | None = None) -> Times | None:
-    """Of one episode or, without one, of the whole run; None: no time was recorded."""
-    axis = axis_of(run, episode)
-    table, place = ("update", "iteration") if axis.name == "iteration" else ("epoch", "epoch")
-    condition = "true" if axis.name == "iteration" else axis.condition
-    phases = [
-        name
-        for name, _ in run.sql(
-            f"""
-        SELECT phase, sum(ms) AS total
-        FROM (SELECT unnest(map_keys(phase_ms)) AS phase, unnest(map_values(phase_ms)) AS ms
-              FROM {table} WHERE {condition})
-        GROUP BY phase ORDER BY total DESC, phase
-        """,
-            axis.parameters,
-        ).fetchall()
-    ]
-    if not phases:
-        return None
-    means = ", ".join(["avg(phase_ms[?])"] * len(phases))
-    found = run.sql(
+def times(run: Run) -> Courses | None:
+    """Mean milliseconds by phase, the longest first; None: no time was recorded."""
+    table = "update" if is_training(run) else "epoch"
+    named = run.sql(
         f"""
-        SELECT min({place}), max({place}), {means} FROM {table} WHERE {condition}
-        GROUP BY {axis.group(place)} ORDER BY 1
-        """,
-        [*phases, *axis.parameters],
+        SELECT phase, sum(ms) AS total
+        FROM (SELECT unnest(map_keys(phase_ms)) AS phase, unnest(map_values(phase_ms)) AS ms FROM {table})
+        GROUP BY phase ORDER BY total DESC, phase
+        """
     ).fetchall()
-    points = tuple(TimePoint(Place(first, last), tuple(spent)) for first, last, *spent in found)
-    return Times(axis.name, max(axis.end, points[-1].place.last), tuple(phases), points)
-
-
-def draw_times(found: Times, beside: Times | None = None) -> Picture:
-    """One column per epoch or iteration."""
-    held = [point for one in (found, beside) if one is not None for point in one.points]
-    longest = max(sum(phase or 0.0 for phase in point.phases) for point in held)
-    unit, size = ("s", 1000.0) if longest >= 1000 else ("ms", 1.0)
-    return Picture(
-        svg=draw(_chart(found, unit, size), None if beside is None else _chart(beside, unit, size)),
-        columns=[found.axis, *found.phases],
-        rows=[
-            [str(point.place), *(notation.duration(phase) for phase in point.phases)]
-            for point in found.points
-        ],
-        caption=f"Mean time per {found.axis}; beside it, over the whole run.",
+    phases = [phase for phase, _ in named]
+    return (
+        courses(run, table, dict.fromkeys(phases, "avg(phase_ms[?])"), parameters=phases) if phases else None
     )
 
 
-def _chart(found: Times, unit: str, size: float) -> Chart:
+def draw_times(found: Courses, beside: Courses | None = None) -> Picture:
+    """One column per iteration or epoch, in seconds where that suits the longest."""
+    held = [
+        value or 0.0 for one in (found, beside) if one for course in one.values.values() for value in course
+    ]
+    unit, size = ("s", 1000.0) if max(held) >= 1000 else ("ms", 1.0)
+    return Picture(
+        draw(partial(_chart, unit=unit, size=size), found, beside),
+        *course_table(found, notation.duration),
+        f"Mean time per {found.axis}; beside it, over the whole run.",
+    )
+
+
+def _chart(found: Courses, unit: str, size: float) -> Chart:
     def text(value: float | None) -> str:
         return notation.duration(None if value is None else value * size)
 
     parts = []
-    for index, name in enumerate(found.phases):
-        spent = [None if (ms := point.phases[index]) is None else ms / size for point in found.points]
+    for index, (name, course) in enumerate(found.values.items()):
+        spent = [None if ms is None else ms / size for ms in course]
         parts.append(Part(name, spent, text, part_look(index), total=mean(spent)))
     return Chart(
         title="Time by phase",
         description=", ".join(f"{part.name} {text(part.total)}" for part in parts),
-        axis=found.axis,
-        end=found.end,
-        places=[point.place for point in found.points],
+        found=found,
         panels=[Panel(140, parts=parts, zero=True, ticks=3, unit=unit)],
         room=190,
     )

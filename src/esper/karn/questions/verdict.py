@@ -8,7 +8,7 @@ from typing import Final
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, apart, around, y_axis
+from esper.karn.drawing.axes import Scale, apart, around, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import Markup
 from esper.karn.outcome import Result, final_rows, result
@@ -73,7 +73,7 @@ def _draw_panel(arms: Arms, cost: Callable[[Result], float], name: str, top: flo
     return svg.group(
         [
             y_axis(y, _LEFT, _RIGHT),
-            *_cost_axis(x, top + _PANEL, name),
+            _cost_axis(x, top + _PANEL, name),
             *(
                 svg.line(at, y(first), at, y(last), "thin")
                 for (at, _), (first, last) in spread
@@ -85,16 +85,13 @@ def _draw_panel(arms: Arms, cost: Callable[[Result], float], name: str, top: flo
     )
 
 
-def _cost_axis(x: Scale, bottom: float, name: str) -> Iterator[Markup]:
-    yield svg.line(x.start, bottom, x.stop, bottom, "axis")
+def _cost_axis(x: Scale, bottom: float, name: str) -> Markup:
     exponents = range(math.floor(x.low), math.ceil(x.high) + 1)
     values = [factor * 10.0**exponent for exponent in exponents for factor in (1, 2, 5)]
     shown = [value for value in values if x.low <= math.log10(value) <= x.high]
     if len(shown) > 7:
         shown = [value for value in shown if math.isclose(math.log10(value) % 1, 0, abs_tol=1e-9)]
-    for value in shown:
-        yield svg.text(x(math.log10(value)), bottom + svg.LINE + 2, short_count(value), "dim", "middle")
-    yield svg.text(x.stop, bottom + 2 * svg.LINE + 4, name, "dim", "end")
+    return value_axis(x, bottom, name, {math.log10(value): short_count(value) for value in shown})
 
 
 def short_count(value: float) -> str:

@@ -14,8 +14,6 @@ from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale, around, tick_texts, ticks
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import Markup
-from esper.karn.questions.episodes import EpisodeKey
-from esper.karn.questions.places import axis_of
 from esper.karn.run import Run
 from esper.leyline.stages import Stage
 
@@ -49,12 +47,11 @@ class BlueprintWorth:
     per_thousand_error: float | None
 
 
-def worth(run: Run, episode: EpisodeKey | None = None) -> tuple[BlueprintWorth, ...] | None:
+def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
     """By blueprint, the most germinated first; None: no seed germinated."""
-    axis = axis_of(run, episode)
     found = run.sql(
         f"""
-        WITH moves AS (SELECT * FROM transition WHERE seed >= 0 AND {axis.condition}),
+        WITH moves AS (SELECT * FROM transition WHERE seed >= 0),
         reached AS (
             SELECT env, episode, attempt, seed, any_value(blueprint) AS blueprint,
                    bool_or(to_stage = {Stage.BLENDING:d}) AS blended,
@@ -67,7 +64,7 @@ def worth(run: Run, episode: EpisodeKey | None = None) -> tuple[BlueprintWorth, 
             SELECT env, episode, attempt, seed, any_value(params) AS params,
                    arg_max((contribution, contribution_error), epoch)
                        FILTER (contribution IS NOT NULL) AS last
-            FROM seed WHERE {axis.condition} GROUP BY env, episode, attempt, seed),
+            FROM seed GROUP BY env, episode, attempt, seed),
         known AS (
             SELECT reached.* EXCLUDE (contribution), measured.params,
                    CASE WHEN last IS NULL THEN reached.contribution ELSE last[1] END AS points,
@@ -85,8 +82,7 @@ def worth(run: Run, episode: EpisodeKey | None = None) -> tuple[BlueprintWorth, 
                          * sqrt(count(points) FILTER (counted > 0)) / sum(counted) FILTER (counted > 0)
                     ELSE 1000 * any_value(error) / sum(counted) FILTER (counted > 0) END
         FROM known GROUP BY blueprint ORDER BY count(*) DESC, blueprint
-        """,
-        [*axis.parameters, *axis.parameters],
+        """
     ).fetchall()
     names = run.row.blueprints
     return tuple(BlueprintWorth(names[blueprint], *values) for blueprint, *values in found) or None
@@ -98,8 +94,9 @@ def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth]
     bottom = _TOP + _ROW * len(found)
     count = Scale(0, max(one.germinated for one in held), *_FUNNEL)
     points = _points_scale(held)
+    counted = ("germinated", "blended", "held", "fossilized", "pruned", "measured")
     return Picture(
-        svg=svg.drawing(
+        svg.drawing(
             bottom + 24,
             "Seeds by blueprint",
             "; ".join(f"{one.blueprint}: {one.fossilized} of {one.germinated} kept" for one in found),
@@ -108,47 +105,28 @@ def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth]
             *([] if points is None else _points_axis(points, bottom)),
             *(_draw_row(one, _TOP + _ROW * index, count, points) for index, one in enumerate(found)),
         ),
-        columns=[
-            "blueprint",
-            "germinated",
-            "blended",
-            "held",
-            "fossilized",
-            "pruned",
-            "measured",
-            "contribution",
-            "parameters",
-            "per 1,000 parameters",
+        ["blueprint", *counted, "contribution", "parameters", "per 1,000 parameters"],
+        [
+            [
+                one.blueprint,
+                *(notation.count(getattr(one, name)) for name in counted),
+                notation.gain_with_error(one.contribution, one.contribution_error),
+                notation.count(None if one.params is None else round(one.params)),
+                notation.gain_with_error(one.per_thousand, one.per_thousand_error),
+            ]
+            for one in found
         ],
-        rows=[_cells(one) for one in found],
-        caption=(
-            "From the left: seeds that fossilized, were held, blended, only trained. Contribution: score lost"
-            " without the seed when it was last measured; mean ± standard error over seeds."
-        ),
+        "From the left: seeds that fossilized, were held, blended, only trained. Contribution: score lost"
+        " without the seed when it was last measured; mean ± standard error over seeds.",
     )
 
 
-def _cells(one: BlueprintWorth) -> list[str]:
-    return [
-        one.blueprint,
-        *(notation.count(n) for n in (one.germinated, one.blended, one.held, one.fossilized, one.pruned)),
-        notation.count(one.measured),
-        notation.gain_with_error(one.contribution, one.contribution_error),
-        notation.count(None if one.params is None else round(one.params)),
-        notation.gain_with_error(one.per_thousand, one.per_thousand_error),
-    ]
-
-
 def _points_scale(found: Sequence[BlueprintWorth]) -> Scale | None:
-    known = [one for one in found if one.per_thousand is not None]
-    if not known:
-        return None
-    ends = [
-        (one.per_thousand or 0.0) + side * (one.per_thousand_error or 0.0)
-        for one in known
-        for side in (-1, 1)
+    known = [
+        (one.per_thousand, one.per_thousand_error or 0.0) for one in found if one.per_thousand is not None
     ]
-    return Scale(*around([0.0, *ends], 3), *_POINTS)
+    ends = [value + side * error for value, error in known for side in (-1, 1)]
+    return Scale(*around([0.0, *ends], 3), *_POINTS) if known else None
 
 
 def _points_axis(points: Scale, bottom: float) -> Iterator[Markup]:

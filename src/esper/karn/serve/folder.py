@@ -88,14 +88,10 @@ def _look_into(telemetry: Path) -> tuple[str, str | None]:
         return "", telemetry.name
     files = sorted(_files(telemetry), key=lambda file: file.path)
     link = next((file.name for file in files if file.is_symlink()), None)
-    if written := is_being_written(
-        telemetry
-    ):  # then nobody reads an unfinished iteration, which grows with every epoch
-        files = [
-            file
-            for file in files
-            if not Path(file.path).relative_to(telemetry).parts[0].startswith(UNFINISHED)
-        ]
+    written = is_being_written(telemetry)
+    if written:  # then nobody reads an unfinished iteration, which grows with every epoch
+        unread = str(telemetry / UNFINISHED)
+        files = [file for file in files if not file.path.startswith(unread)]
     return _digest([_stamp(file) for file in files], link or written), link
 
 

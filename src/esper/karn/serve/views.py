@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from esper.karn.page import sections
-from esper.karn.page.chooser import episode_at
 from esper.karn.page.rendering import render, render_page
-from esper.karn.page.sections import KEYS, OF_EPISODE, SHOWN, TITLES, Group, Section
+from esper.karn.page.sections import KEYS, OF_EPISODE, ORIGIN, SHOWN, TITLES, Group, Section, episode_at
 from esper.karn.questions.overview import Overview, overview
 from esper.karn.serve.events import events_response
 from esper.karn.serve.folder import FoundRun, UnknownRunError
@@ -27,25 +25,18 @@ from esper.leyline.errors import EsperError, UnknownNameError
 
 SECONDS_FOR_ROWS: Final = 0.5
 """After which the list leaves runs unread; the browser asks again for the rest."""
-ORIGIN: Final = ("configuration", "environment")
 PARTS: Final = ("head", *KEYS, *ORIGIN)
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(NamedTuple):
     """One run of the list."""
 
     id: str
     name: str
+    state: str
     overview: Overview | None = None
     """None: it was not read yet, or cannot be."""
     problem: str | None = None
-
-    @property
-    def state(self) -> str:
-        if self.problem:
-            return "unreadable"
-        return "unread" if self.overview is None else self.overview.progress.state
 
 
 class Views:
@@ -144,11 +135,12 @@ class Views:
 
     def _listed(self, found: FoundRun, end: float) -> Listed:
         if time.monotonic() > end and not self._readings.knows(found.id, "overview"):
-            return Listed(found.id, found.name)
+            return Listed(found.id, found.name, "unread")
         try:
-            return Listed(found.id, found.name, self._readings.ask(found.id, "overview", overview))
+            known = self._readings.ask(found.id, "overview", overview)
         except ReadingError as error:
-            return Listed(found.id, found.name, problem=str(error))
+            return Listed(found.id, found.name, "unreadable", problem=str(error))
+        return Listed(found.id, found.name, known.progress.state, known)
 
     def _both(self, request: Request) -> tuple[FoundRun, FoundRun]:
         ids: Sequence[str] = request.query_params.getlist("run")

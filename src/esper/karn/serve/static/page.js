@@ -66,18 +66,16 @@ for (const element of parts.keys()) observer.observe(element);
 
 // --- news ----------------------------------------------------------------------------------------
 
-/** Follow the folder while somebody looks. A connection begins with all runs, so nothing is missed. */
+/** Follow the folder while somebody looks. Every event has all runs, so nothing is missed. */
 let source = null;
-let known = new Map();
+let known = null;
 let waiting = new Set();
 
-function take(versions, isWhole) {
-  const gone = isWhole ? [...known.keys()].filter((id) => !(id in versions)) : [];
-  for (const [id, version] of [...Object.entries(versions), ...gone.map((id) => [id, null])]) {
-    if (known.size && known.get(id) !== version) waiting.add(id);
-    if (version === null) known.delete(id);
-    else known.set(id, version);
+function take(versions) {
+  for (const id of Object.keys({ ...known, ...versions })) {
+    if (known && known[id] !== versions[id]) waiting.add(id);
   }
+  known = versions;
   if (waiting.size) setTimeout(tell, REFRESH_MS / 4);
 }
 
@@ -102,10 +100,9 @@ function follow() {
   source.addEventListener("open", () => state("live"));
   source.addEventListener("error", () => state("not connected"));
   source.addEventListener("runs", (event) => {
-    take(JSON.parse(event.data), true);
+    take(JSON.parse(event.data));
     work();
   });
-  source.addEventListener("changed", (event) => take(JSON.parse(event.data), false));
 }
 document.addEventListener("visibilitychange", follow);
 follow();
