@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.errors import EsperError
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy import checkpoint
 from esper.tamiyo.policy.checkpoint import (
     CheckpointError,
-    SaveError,
     TrainedOn,
     check_seal,
     load_policy,
@@ -24,7 +24,6 @@ from esper.tamiyo.policy.checkpoint import (
     save_policy,
     save_tensors,
     seal,
-    write_durably,
 )
 from tests.tamiyo.policy.deciding import policy_of
 from tests.tolaria.building import bits
