@@ -49,7 +49,7 @@ _BLUEPRINTS = (
 )
 
 
-class Sandbox(ABC):
+class Oracle(ABC):
     """A vector of small environments with episodes of ``horizon`` steps each."""
 
     horizon: int
@@ -57,28 +57,39 @@ class Sandbox(ABC):
     """Expected return of the best policy."""
 
     def __init__(self, rng_seed: int, env_indices: Sequence[int]) -> None:
-        self._indices = tuple(env_indices)
-        self._rngs = [np.random.default_rng(derive_seed(rng_seed, "env", i, "sandbox")) for i in env_indices]
-        self.num_envs = len(self._indices)
+        self.env_indices = tuple(env_indices)
+        self.num_envs = len(self.env_indices)
+        self.rngs = [np.random.default_rng(derive_seed(rng_seed, "env", i, "sandbox")) for i in env_indices]
         self.step_number = 0
-
-    @property
-    def env_indices(self) -> Sequence[int]:
-        return self._indices
 
     def reset(self) -> Observation:
         self.step_number = 0
         self.start()
-        return self._observe()
+        return self.observe()
 
     def step(self, actions: Actions, outputs: Sequence[PolicyOutput] | None = None) -> Step:
         reward = self.rewards(actions)
         self.step_number += 1
         ended = np.full(self.num_envs, self.step_number == self.horizon)
-        observation = self.reset() if ended.all() else self._observe()
+        observation = self.reset() if ended.all() else self.observe()
         return Step(observation, reward, ended, ended)
 
-    def _observe(self) -> Observation:
+    def start(self) -> None:  # noqa: B027  a hook that most worlds do not need
+        """Begin a new episode."""
+
+    @abstractmethod
+    def observe(self) -> Observation:
+        """What is seen at this step."""
+
+    @abstractmethod
+    def rewards(self, actions: Actions) -> Rewards:
+        """Carry out the actions; their rewards ``[env]``."""
+
+
+class Sandbox(Oracle):
+    """Says outright what is seen and what is legal: there are no seeds."""
+
+    def observe(self) -> Observation:
         features = np.zeros(
             (self.num_envs, get_feature_size(SlotConfig.of_count(NUM_SLOTS))), dtype=np.float32
         )
@@ -97,7 +108,7 @@ class Sandbox(ABC):
 
     def draw(self, count: int) -> NDArray[np.int64]:
         """One random integer below ``count`` per environment, each from its own stream."""
-        return np.array([rng.integers(count) for rng in self._rngs])
+        return np.array([rng.integers(count) for rng in self.rngs])
 
     def allow(self, *ops: int) -> Legal:
         """``[env, op, slot]`` with WAIT and the given ops possible on every slot."""
@@ -107,19 +118,12 @@ class Sandbox(ABC):
         legal[:, OP_WAIT, 0] = True
         return legal
 
-    def start(self) -> None:  # noqa: B027  a hook that most worlds do not need
-        """Begin a new episode."""
-
-    def show(self, features: NDArray[np.float32]) -> None:  # noqa: B027  likewise
+    def show(self, features: NDArray[np.float32]) -> None:
         """Write into the observation what the policy may know besides the time."""
 
     @abstractmethod
     def legal(self) -> Legal:
         """What is possible at this step."""
-
-    @abstractmethod
-    def rewards(self, actions: Actions) -> Rewards:
-        """Carry out the actions; their rewards ``[env]``."""
 
 
 def slot_column(slot: int, offset: int = 0) -> int:
