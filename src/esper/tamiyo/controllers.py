@@ -27,24 +27,12 @@ from esper.leyline import (
 )
 from esper.leyline.protocols import Decisions
 from esper.leyline.slot_table import BoolArray, IntArray
-from esper.tamiyo.schedule import Plan, SeedChoice
+from esper.tamiyo.schedule import Plan
 
 
 def wait_everywhere(num_envs: int) -> IntArray:
     """``[env, 8]``: WAIT in every environment."""
     return np.tile(CANONICAL_ACTION, (num_envs, 1))
-
-
-def write_germination(action: IntArray, slot: int, seed: SeedChoice) -> None:
-    """Turn one row ``[8]`` into the germination of ``seed``."""
-    action[: Head.ALPHA_TARGET + 1] = (
-        OP_GERMINATE,
-        slot,
-        seed.blueprint,
-        seed.style,
-        seed.tempo,
-        seed.alpha_target,
-    )
 
 
 def ready_to_advance(table: SlotTable, rules: LifecycleRules, legal: BoolArray) -> BoolArray:
@@ -120,7 +108,6 @@ class PeriodicController:
     name = "periodic"
 
     def __init__(self, space: ActionSpace, plan: Plan, *, fossilize: bool = True) -> None:
-        plan.check(space)
         self._space = space
         self._plan = plan
         self._fossilize = fossilize
@@ -136,7 +123,8 @@ class PeriodicController:
         for env, action in enumerate(actions):
             due = self._plan.due(int(facts.epoch[env]), legal[env, OP_GERMINATE])
             if due is not None:
-                write_germination(action, *due)
+                slot, seed = due
+                action[: Head.ALPHA_TARGET + 1] = OP_GERMINATE, slot, *seed
             elif self._fossilize and legal[env, OP_FOSSILIZE].any():
                 action[: Head.SLOT + 1] = OP_FOSSILIZE, np.argmax(legal[env, OP_FOSSILIZE])
             elif ready[env].any():

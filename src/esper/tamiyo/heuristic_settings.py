@@ -5,37 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from esper.leyline import (
-    BLUEPRINT_IDS,
-    ActionSpace,
-    AlphaSpeed,
-    BlueprintAction,
-    Style,
-    Tempo,
-    UnknownNameError,
-)
+from esper.leyline import ActionSpace, AlphaSpeed, Style, Tempo, UnknownNameError
 from esper.leyline.limits import CONFIDENCE_Z
 
 SlotOrder = Literal["upstream_first", "middle_first", "downstream_first"]
 
-_CNN_ORDER: Final = (
-    BlueprintAction.CONV_HEAVY,
-    BlueprintAction.CONV_LIGHT,
-    BlueprintAction.BOTTLENECK,
-    BlueprintAction.DEPTHWISE,
-    BlueprintAction.NORM,
-    BlueprintAction.CONV_SMALL,
-    BlueprintAction.ATTENTION,
+STRONGEST_FIRST: Final = (
+    ["conv_heavy", "conv_light", "bottleneck", "depthwise", "norm", "conv_small", "attention"],
+    ["mlp", "attention", "mlp_small", "lora_large", "flex_attention", "lora", "norm"],
 )
-_TRANSFORMER_ORDER: Final = (
-    BlueprintAction.MLP,
-    BlueprintAction.ATTENTION,
-    BlueprintAction.MLP_SMALL,
-    BlueprintAction.LORA_LARGE,
-    BlueprintAction.FLEX_ATTENTION,
-    BlueprintAction.LORA,
-    BlueprintAction.NORM,
-)
+"""Blueprints of images and of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +60,6 @@ def default_rotation(space: ActionSpace) -> tuple[int, ...]:
     Known by name: the index of a blueprint may be a user's own on the other kind of host.
     """
     index_of = {space.blueprint_names[index]: index for index in space.blueprints}
-    orders = [[BLUEPRINT_IDS[blueprint] for blueprint in order] for order in (_CNN_ORDER, _TRANSFORMER_ORDER)]
-    order = max(orders, key=lambda names: len(index_of.keys() & set(names)))
+    order = max(STRONGEST_FIRST, key=lambda names: len(index_of.keys() & set(names)))
     ranked = [index_of[name] for name in order if name in index_of]
     return (*ranked, *(index for index in space.blueprints if index not in ranked))
