@@ -12,12 +12,10 @@ import numpy as np
 from esper.leyline import (
     CANONICAL_ACTION,
     HEADS_OF_OP,
-    OP_ADVANCE,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
     ActionSpace,
     EpochFacts,
     Head,
+    LifecycleOp,
     LifecycleRules,
     SlotTable,
     Stage,
@@ -40,7 +38,7 @@ def ready_to_advance(table: SlotTable, rules: LifecycleRules, legal: BoolArray) 
     incubated = (table.stage == Stage.TRAINING) & (table.epochs_in_stage >= rules.min_training_epochs)
     blended = (table.stage == Stage.BLENDING) & ~table.ramping & (table.alpha_target == 1.0)
     over: BoolArray = (table.stage == Stage.GERMINATED) | incubated | blended
-    return legal[:, OP_ADVANCE] & over
+    return legal[:, LifecycleOp.ADVANCE] & over
 
 
 class OffController:
@@ -121,12 +119,12 @@ class PeriodicController:
         ready = ready_to_advance(table, rules, legal)
         actions = wait_everywhere(table.num_envs)
         for env, action in enumerate(actions):
-            due = self._plan.due(int(facts.epoch[env]), legal[env, OP_GERMINATE])
+            due = self._plan.due(int(facts.epoch[env]), legal[env, LifecycleOp.GERMINATE])
             if due is not None:
                 slot, seed = due
-                action[: Head.ALPHA_TARGET + 1] = OP_GERMINATE, slot, *seed
-            elif self._fossilize and legal[env, OP_FOSSILIZE].any():
-                action[: Head.SLOT + 1] = OP_FOSSILIZE, np.argmax(legal[env, OP_FOSSILIZE])
+                action[: Head.ALPHA_TARGET + 1] = LifecycleOp.GERMINATE, slot, *seed
+            elif self._fossilize and legal[env, LifecycleOp.FOSSILIZE].any():
+                action[: Head.SLOT + 1] = LifecycleOp.FOSSILIZE, np.argmax(legal[env, LifecycleOp.FOSSILIZE])
             elif ready[env].any():
-                action[: Head.SLOT + 1] = OP_ADVANCE, np.argmax(ready[env])
+                action[: Head.SLOT + 1] = LifecycleOp.ADVANCE, np.argmax(ready[env])
         return Decisions(actions)

@@ -10,14 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from esper.leyline import (
-    OP_ADVANCE,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
-    OP_PRUNE,
     TEMPO_EPOCHS,
     ActionSpace,
     EpochFacts,
     Head,
+    LifecycleOp,
     LifecycleRules,
     SlotTable,
     Stage,
@@ -64,15 +61,15 @@ class HeuristicController:
         legal = legal_slots_by_op(table, rules)
         worthy, unwanted = evaluate(table, rules, self._settings)
         value = np.nan_to_num(table.contribution)
-        plantable = self._wants_seed(facts, signals)[:, None] & legal[:, OP_GERMINATE]
+        plantable = self._wants_seed(facts, signals)[:, None] & legal[:, LifecycleOp.GERMINATE]
 
         actions = wait_everywhere(table.num_envs)
         undecided = np.ones(table.num_envs, dtype=np.bool_)
         for op, candidates, preference in (
-            (OP_FOSSILIZE, worthy & legal[:, OP_FOSSILIZE], value),
-            (OP_PRUNE, unwanted & legal[:, OP_PRUNE], -value),
-            (OP_ADVANCE, ready_to_advance(table, rules, legal), np.zeros_like(value)),
-            (OP_GERMINATE, plantable, -slot_ranks(table.enabled, self._settings.slot_order)),
+            (LifecycleOp.FOSSILIZE, worthy & legal[:, LifecycleOp.FOSSILIZE], value),
+            (LifecycleOp.PRUNE, unwanted & legal[:, LifecycleOp.PRUNE], -value),
+            (LifecycleOp.ADVANCE, ready_to_advance(table, rules, legal), np.zeros_like(value)),
+            (LifecycleOp.GERMINATE, plantable, -slot_ranks(table.enabled, self._settings.slot_order)),
         ):
             chosen = undecided & candidates.any(axis=1)
             slot = np.where(candidates, preference, -np.inf).argmax(axis=1)
@@ -112,7 +109,7 @@ class HeuristicController:
 
     def _choose_seeds(self, actions: IntArray) -> None:
         """Fill in what is germinated: least penalty first, then the place in the rotation."""
-        planting = actions[:, Head.OP] == OP_GERMINATE
+        planting = actions[:, Head.OP] == LifecycleOp.GERMINATE
         length = len(self._rotation)
         position = (np.arange(length) - self._cursor[:, None]) % length
         choice = (self._penalty * length + position).argmin(axis=1)

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from esper.leyline import (
     BLUEPRINT_IDS,
-    OP_WAIT,
     ActionSpace,
     BlueprintAction,
     EpochFacts,
     Head,
+    LifecycleOp,
     LifecycleRules,
     SlotConfig,
     SlotTable,
@@ -93,7 +93,7 @@ class LifecycleSandbox(Oracle):
         self.table.assign(SlotTable.empty(self.num_envs, SPACE.slot_config.num_slots))
         self._observer.reset()
         self._next_seed = 0
-        self._facts = self._measured(0, self._everywhere(HOST_SCORE), OP_WAIT, True)
+        self._facts = self._measured(0, self._everywhere(HOST_SCORE), LifecycleOp.WAIT, True)
         self._rewards.begin(self._inputs())
 
     def observe(self) -> Observation:

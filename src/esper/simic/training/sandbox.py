@@ -17,13 +17,9 @@ from numpy.typing import NDArray
 from esper.leyline import (
     NUM_BLUEPRINTS,
     NUM_OPS,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
-    OP_PRUNE,
-    OP_SET_ALPHA_TARGET,
-    OP_WAIT,
     BlueprintAction,
     Head,
+    LifecycleOp,
     SlotConfig,
     Stage,
     derive_seed,
@@ -114,8 +110,8 @@ class Sandbox(Oracle):
         """``[env, op, slot]`` with WAIT and the given ops possible on every slot."""
         legal = np.zeros((self.num_envs, NUM_OPS, NUM_SLOTS), dtype=np.bool_)
         legal[:, list(ops)] = True
-        legal[:, OP_WAIT] = False
-        legal[:, OP_WAIT, 0] = True
+        legal[:, LifecycleOp.WAIT] = False
+        legal[:, LifecycleOp.WAIT, 0] = True
         return legal
 
     def show(self, features: NDArray[np.float32]) -> None:
@@ -138,10 +134,10 @@ class Bandit(Sandbox):
     optimum = 4.0
 
     def legal(self) -> Legal:
-        return self.allow(OP_GERMINATE)
+        return self.allow(LifecycleOp.GERMINATE)
 
     def rewards(self, actions: Actions) -> Rewards:
-        right = (actions[:, Head.OP] == OP_GERMINATE) & (actions[:, Head.SLOT] == 2)
+        right = (actions[:, Head.OP] == LifecycleOp.GERMINATE) & (actions[:, Head.SLOT] == 2)
         return (right & (actions[:, Head.BLUEPRINT] == BlueprintAction.CONV_HEAVY)).astype(np.float64)
 
 
@@ -163,21 +159,21 @@ class Schedule(Sandbox):
         features[:, slot_column(1)] = self.over
 
     def legal(self) -> Legal:
-        legal = self.allow(OP_GERMINATE, OP_FOSSILIZE, OP_PRUNE)
+        legal = self.allow(LifecycleOp.GERMINATE, LifecycleOp.FOSSILIZE, LifecycleOp.PRUNE)
         growing = (self.age >= 0) & ~self.over
-        legal[:, OP_GERMINATE] &= ((self.age < 0) & ~self.over)[:, None]
-        legal[:, OP_FOSSILIZE] &= growing[:, None]
-        legal[:, OP_PRUNE] &= growing[:, None]
+        legal[:, LifecycleOp.GERMINATE] &= ((self.age < 0) & ~self.over)[:, None]
+        legal[:, LifecycleOp.FOSSILIZE] &= growing[:, None]
+        legal[:, LifecycleOp.PRUNE] &= growing[:, None]
         return legal
 
     def rewards(self, actions: Actions) -> Rewards:
         op = actions[:, Head.OP]
-        done = op == OP_FOSSILIZE
+        done = op == LifecycleOp.FOSSILIZE
         lost = self.step_number - (self.wait + 1)
         pay = 1.0 - 0.3 * np.abs(self.age - self.wait) - 0.05 * max(lost, 0)
         reward = np.where(done, np.maximum(pay, 0.0), 0.0)
-        self.age = np.where(op == OP_PRUNE, -1, np.where(self.age >= 0, self.age + 1, self.age))
-        self.age = np.where(op == OP_GERMINATE, 0, self.age)
+        self.age = np.where(op == LifecycleOp.PRUNE, -1, np.where(self.age >= 0, self.age + 1, self.age))
+        self.age = np.where(op == LifecycleOp.GERMINATE, 0, self.age)
         self.over |= done
         return reward
 
@@ -198,10 +194,10 @@ class Memory(Sandbox):
                 features[:, slot_column(slot)] = self.answer == slot
 
     def legal(self) -> Legal:
-        legal = self.allow(OP_GERMINATE)
+        legal = self.allow(LifecycleOp.GERMINATE)
         asked = self.step_number == self.delay
-        legal[:, OP_GERMINATE] &= asked
-        legal[:, OP_WAIT] &= not asked
+        legal[:, LifecycleOp.GERMINATE] &= asked
+        legal[:, LifecycleOp.WAIT] &= not asked
         return legal
 
     def rewards(self, actions: Actions) -> Rewards:
@@ -215,7 +211,7 @@ class Combination(Sandbox):
 
     horizon = 6
     optimum = 6.0
-    ops = (OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE)
+    ops = (LifecycleOp.GERMINATE, LifecycleOp.SET_ALPHA_TARGET, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE)
     slot_of_op = np.array([0, 0, 2, 0, 1, 0])
     blueprint_of_slot = np.array(
         [BlueprintAction.NORM, BlueprintAction.CONV_HEAVY, BlueprintAction.CONV_LIGHT]
@@ -232,15 +228,15 @@ class Combination(Sandbox):
         legal = np.zeros((self.num_envs, NUM_OPS, NUM_SLOTS), dtype=np.bool_)
         rows = np.arange(self.num_envs)
         legal[rows, self.op] = True
-        germinating = rows[self.op == OP_GERMINATE]
-        legal[germinating, OP_GERMINATE] = False
-        legal[germinating, OP_GERMINATE, self.slot[germinating]] = True
+        germinating = rows[self.op == LifecycleOp.GERMINATE]
+        legal[germinating, LifecycleOp.GERMINATE] = False
+        legal[germinating, LifecycleOp.GERMINATE, self.slot[germinating]] = True
         return legal
 
     def rewards(self, actions: Actions) -> Rewards:
         op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
         fits = actions[:, Head.BLUEPRINT] == self.blueprint_of_slot[slot]
-        right = np.where(op == OP_GERMINATE, fits, slot == self.slot_of_op[op])
+        right = np.where(op == LifecycleOp.GERMINATE, fits, slot == self.slot_of_op[op])
         self._force()
         return right.astype(np.float64)
 
@@ -259,12 +255,12 @@ class Rent(Sandbox):
             features[:, slot_column(count)] = self.seeds > count
 
     def legal(self) -> Legal:
-        legal = self.allow(OP_GERMINATE)
-        legal[:, OP_GERMINATE] &= (self.seeds < NUM_SLOTS)[:, None]
+        legal = self.allow(LifecycleOp.GERMINATE)
+        legal[:, LifecycleOp.GERMINATE] &= (self.seeds < NUM_SLOTS)[:, None]
         return legal
 
     def rewards(self, actions: Actions) -> Rewards:
-        planted = actions[:, Head.OP] == OP_GERMINATE
+        planted = actions[:, Head.OP] == LifecycleOp.GERMINATE
         reward = np.where(planted, np.where(self.seeds < 2, 1.0, -2.0), 0.0)
         self.seeds = self.seeds + planted
         return reward
@@ -284,9 +280,9 @@ class Distractors(Sandbox):
             features[:, slot_column(slot)] = self.shown == slot
 
     def legal(self) -> Legal:
-        return self.allow(OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE)
+        return self.allow(LifecycleOp.GERMINATE, LifecycleOp.SET_ALPHA_TARGET, LifecycleOp.PRUNE)
 
     def rewards(self, actions: Actions) -> Rewards:
-        right = (actions[:, Head.OP] == OP_GERMINATE) & (actions[:, Head.SLOT] == self.shown)
+        right = (actions[:, Head.OP] == LifecycleOp.GERMINATE) & (actions[:, Head.SLOT] == self.shown)
         self.shown = self.draw(NUM_SLOTS)
         return right.astype(np.float64)

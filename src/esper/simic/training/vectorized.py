@@ -205,12 +205,13 @@ class Trainer:
         return progress
 
     def _check_own(self, progress: dict[str, Any], directory: Path) -> None:
-        ours = self.config.model_dump(mode="json")
-        theirs = progress.get("config", {})
+        ours = {**self.config.model_dump(mode="json"), "task": self.task.name, "horizon": self.task.horizon}
+        theirs = {
+            **progress.get("config", {}),
+            "task": progress.get("task"),
+            "horizon": progress.get("horizon"),
+        }
         different = [name for name in ours if ours[name] != theirs.get(name)]
-        for name, own in (("task", self.task.name), ("horizon", self.task.horizon)):
-            if progress.get(name) != own:
-                different.append(name)
         if different:
             raise CheckpointError(
                 f"the checkpoint in '{directory}' belongs to another run; different: {', '.join(different)}"
