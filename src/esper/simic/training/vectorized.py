@@ -206,11 +206,7 @@ class Trainer:
 
     def _check_own(self, progress: dict[str, Any], directory: Path) -> None:
         ours = {**self.config.model_dump(mode="json"), "task": self.task.name, "horizon": self.task.horizon}
-        theirs = {
-            **progress.get("config", {}),
-            "task": progress.get("task"),
-            "horizon": progress.get("horizon"),
-        }
+        theirs = {**progress.get("config", {}), **{name: progress.get(name) for name in ("task", "horizon")}}
         different = [name for name in ours if ours[name] != theirs.get(name)]
         if different:
             raise CheckpointError(
