@@ -133,6 +133,19 @@ def test_the_entropy_coefficient_runs_straight_from_start_to_end(progress: float
     torch.testing.assert_close(weights(sliding), weights(fixed), atol=1e-7, rtol=0.0)
 
 
+def test_the_policy_s_first_step_is_that_of_adam_with_an_epsilon_of_1e_minus_5() -> None:
+    """Adam moves a weight by lr · g / (|g| + eps) at first: tiny gradients move it less than large ones.
+
+    An epsilon of 1e-8, torch's own, would let noise of 1e-6 move the weights at the full rate.
+    """
+    agent = agent_of(roll(Rent)[0], learning_rate=0.01)
+    before = weights(agent)
+    for weight in agent.policy.parameters():
+        weight.grad = torch.full_like(weight, 1e-6)
+    agent.optimiser.step()
+    assert (before - weights(agent)).mean().item() == pytest.approx(0.01 * 1e-6 / (1e-6 + 1e-5), rel=1e-2)
+
+
 # --- shards ----------------------------------------------------------------------------------------
 
 

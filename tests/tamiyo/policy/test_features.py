@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline import SlotConfig, SlotTable, Stage, report_slot
@@ -40,12 +40,8 @@ def test_an_observation_has_31_columns_and_30_per_slot(slots: int, size: int) ->
     assert obs.dtype == torch.float32
     assert blueprints.shape == (2, slots)
     assert blueprints.dtype == torch.int64
-
-
-@pytest.mark.parametrize("slots", [1, 3, 8])
-def test_every_column_stands_where_the_table_of_features_says(slots: int) -> None:
-    expected = BASE_NAMES + [f"slot{slot}.{name}" for slot in range(slots) for name in SLOT_NAMES]
-    assert list(feature_names(slots)) == expected
+    names = BASE_NAMES + [f"slot{slot}.{name}" for slot in range(slots) for name in SLOT_NAMES]
+    assert list(feature_names(slots)) == names
 
 
 def test_the_base_columns_literally() -> None:
@@ -214,18 +210,7 @@ def test_what_was_not_measured_reads_as_nothing_not_as_perfect() -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.TRAINING, blueprint=1)
     (row,), _ = observe(table)
-    unknown = [
-        "contribution",
-        "contribution_velocity",
-        "freshness",
-        "gradient_norm",
-        "gradient_health",
-        "previous_health",
-        "vanishing",
-        "exploding",
-        "interaction_sum",
-        "strongest_boost",
-    ]
+    unknown = [*MEASUREMENTS, "freshness"]
     assert {name: row[f"slot0.{name}"] for name in unknown} == dict.fromkeys(unknown, 0.0)
 
 
@@ -314,6 +299,7 @@ def clip(value: float | None, low: float, high: float) -> float:
     return 0.0 if value is None else min(max(value, low), high)
 
 
+@settings(max_examples=25)
 @given(rng_seed=st.integers(0, 2**32 - 1), num_slots=st.sampled_from([1, 3, 8]))
 def test_the_columns_of_a_seed_are_its_reports_numbers(rng_seed: int, num_slots: int) -> None:
     rng = np.random.default_rng(rng_seed)
