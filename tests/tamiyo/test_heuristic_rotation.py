@@ -5,7 +5,7 @@ import pytest
 
 from esper.leyline import OP_GERMINATE, EpochFacts, Head, SlotTable
 from esper.tamiyo import HeuristicController, HeuristicSettings
-from esper.tamiyo.heuristic_settings import default_rotation
+from esper.tamiyo.heuristic import default_rotation
 from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector
 from tests.contracts.matrix import begin

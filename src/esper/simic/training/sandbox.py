@@ -20,14 +20,13 @@ from esper.leyline import (
     BlueprintAction,
     Head,
     LifecycleOp,
-    SlotConfig,
     Stage,
     derive_seed,
 )
 from esper.leyline.protocols import PolicyOutput
 from esper.simic.training.rollout import Step
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE, get_feature_size
+from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
 from esper.tamiyo.policy.observer import Observation
 
 Actions = NDArray[np.int64]
@@ -86,9 +85,7 @@ class Sandbox(Oracle):
     """Says outright what is seen and what is legal: there are no seeds."""
 
     def observe(self) -> Observation:
-        features = np.zeros(
-            (self.num_envs, get_feature_size(SlotConfig.of_count(NUM_SLOTS))), dtype=np.float32
-        )
+        features = np.zeros((self.num_envs, BASE_SIZE + SLOT_SIZE * NUM_SLOTS), dtype=np.float32)
         features[:, _PROGRESS] = self.step_number / self.horizon
         self.show(features)
         blueprint = np.zeros((self.num_envs, NUM_BLUEPRINTS), dtype=np.bool_)
@@ -125,6 +122,9 @@ class Sandbox(Oracle):
 def slot_column(slot: int, offset: int = 0) -> int:
     """A column of the observation that belongs to ``slot``."""
     return BASE_SIZE + SLOT_SIZE * slot + offset
+
+
+SLOT_COLUMNS = [slot_column(slot) for slot in range(NUM_SLOTS)]
 
 
 class Bandit(Sandbox):
@@ -190,8 +190,7 @@ class Memory(Sandbox):
 
     def show(self, features: NDArray[np.float32]) -> None:
         if self.step_number == 0:
-            for slot in range(NUM_SLOTS):
-                features[:, slot_column(slot)] = self.answer == slot
+            features[:, SLOT_COLUMNS] = self.answer[:, None] == np.arange(NUM_SLOTS)
 
     def legal(self) -> Legal:
         legal = self.allow(LifecycleOp.GERMINATE)
@@ -251,8 +250,7 @@ class Rent(Sandbox):
         self.seeds = np.zeros(self.num_envs, dtype=np.int64)
 
     def show(self, features: NDArray[np.float32]) -> None:
-        for count in range(NUM_SLOTS):
-            features[:, slot_column(count)] = self.seeds > count
+        features[:, SLOT_COLUMNS] = self.seeds[:, None] > np.arange(NUM_SLOTS)
 
     def legal(self) -> Legal:
         legal = self.allow(LifecycleOp.GERMINATE)
@@ -276,8 +274,7 @@ class Distractors(Sandbox):
         self.shown = self.draw(NUM_SLOTS)
 
     def show(self, features: NDArray[np.float32]) -> None:
-        for slot in range(NUM_SLOTS):
-            features[:, slot_column(slot)] = self.shown == slot
+        features[:, SLOT_COLUMNS] = self.shown[:, None] == np.arange(NUM_SLOTS)
 
     def legal(self) -> Legal:
         return self.allow(LifecycleOp.GERMINATE, LifecycleOp.SET_ALPHA_TARGET, LifecycleOp.PRUNE)
