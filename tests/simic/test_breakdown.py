@@ -72,9 +72,7 @@ def actions_at(step: int, script: Mapping[int, IntArray], num_envs: int) -> NDAr
 
 
 def play(
-    env: GrowthEnv,
-    script: Mapping[int, IntArray] = BUSY,
-    before: Callable[[int], None] = lambda step: None,
+    env: GrowthEnv, script: Mapping[int, IntArray] = BUSY, before: Callable[[int], None] = lambda step: None
 ) -> list[Step]:
     """A whole rollout in which every environment follows ``script``."""
     env.reset()

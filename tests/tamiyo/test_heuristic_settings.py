@@ -43,7 +43,7 @@ def test_the_default_rotation_is_strongest_first() -> None:
     cnn = space_of()
     names = [cnn.blueprint_names[index] for index in default_rotation(cnn)]
     assert names == [
-        *("conv_heavy", "conv_light", "bottleneck", "depthwise", "norm", "conv_small", "attention"),
+        *("conv_heavy", "conv_light", "bottleneck", "depthwise", "norm", "conv_small", "attention")
     ]
     transformer = space_of(blueprints=TRANSFORMER)
     names = [cnn.blueprint_names[index] for index in default_rotation(transformer)]

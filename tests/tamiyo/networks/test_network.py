@@ -5,11 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline import HEAD_NAMES, NUM_HEADS, AlphaTarget, LifecycleOp, SlotConfig, SlotTable, head_sizes
-from esper.tamiyo.networks.factored_lstm import (
-    BlueprintEmbedding,
-    Critic,
-    FactoredRecurrentActorCritic,
-)
+from esper.tamiyo.networks.factored_lstm import BlueprintEmbedding, Critic, FactoredRecurrentActorCritic
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.distributions import MASKED_LOG_PROB, AllMaskedError
 from esper.tamiyo.policy.features import get_feature_size

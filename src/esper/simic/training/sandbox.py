@@ -14,15 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.leyline import (
-    NUM_BLUEPRINTS,
-    NUM_OPS,
-    BlueprintAction,
-    Head,
-    LifecycleOp,
-    Stage,
-    derive_seed,
-)
+from esper.leyline import NUM_BLUEPRINTS, NUM_OPS, BlueprintAction, Head, LifecycleOp, Stage, derive_seed
 from esper.leyline.protocols import PolicyOutput
 from esper.simic.training.rollout import Step
 from esper.tamiyo.policy.action_masks import ActionMasks

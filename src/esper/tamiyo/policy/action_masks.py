@@ -83,10 +83,7 @@ class ActionMasks:
         if Head.BLUEPRINT in heads:
             blueprint &= blueprint.cumsum(dim=-1) == 1
         return replace(
-            self,
-            slot_by_op=legal,
-            blueprint=blueprint,
-            held=heads - {Head.OP, Head.SLOT, Head.BLUEPRINT},
+            self, slot_by_op=legal, blueprint=blueprint, held=heads - {Head.OP, Head.SLOT, Head.BLUEPRINT}
         )
 
     def check(self, head: int, mask: Tensor) -> None:

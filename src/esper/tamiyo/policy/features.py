@@ -214,10 +214,7 @@ def feature_names(num_slots: int) -> tuple[str, ...]:
 
 
 def batch_obs_to_features(
-    signals: TrainingSignals,
-    reports: SlotTable,
-    slot_config: SlotConfig,
-    device: torch.device | str = "cpu",
+    signals: TrainingSignals, reports: SlotTable, slot_config: SlotConfig, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
     """Observations ``[env, 31 + 30·slots]`` float32, and blueprint indices ``[env, slot]``, -1 = empty."""
     num_envs, num_slots = reports.num_envs, slot_config.num_slots
