@@ -53,7 +53,7 @@ def test_a_rotation_without_a_list_takes_all_of_the_host() -> None:
         ("norm@r0c0:-1", f"{STEP} 'norm@r0c0:-1' must be a whole number from 0; found '-1'"),
         ("norm@r0c9:0", "slot 'r0c9' is not in this model; its slots are r0c0, r0c1, r0c2"),
         ("depthwize@r0c0:0", f"unknown blueprint 'depthwize'; did you mean depthwise? Allowed: {ALLOWED}."),
-        ("noop@r0c0:0", f"unknown blueprint 'noop'. Allowed: {ALLOWED}."),
+        ("noop@r0c0:0", f"unknown blueprint 'noop'; did you mean norm? Allowed: {ALLOWED}."),
         (
             "norm/fats@r0c0:0",
             "unknown seed option 'fats'; did you mean fast? Allowed: linear_add, linear_multiply,"
