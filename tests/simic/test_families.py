@@ -236,7 +236,7 @@ def test_every_potential_pays_its_own_change_at_every_step_of_a_busy_episode(fam
         assert episode.terms[name] == pytest.approx(expected, abs=1e-9), name
 
 
-@pytest.mark.parametrize(("rng_seed", "family"), list(enumerate(NAMES)))
+@pytest.mark.parametrize(("rng_seed", "family"), list(zip((1, 2, 3, 6), NAMES, strict=True)))
 def test_every_potential_telescopes_over_an_episode_of_any_legal_actions(
     rng_seed: int, family: FamilyName
 ) -> None:
