@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.measuring import figure
 from benchmarks.rollout import NUM_ENVS, Rollout, Stopwatch
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training import growth
 from esper.tamiyo.policy.observer import Observer
 from esper.tolaria import host_training as engine
@@ -27,9 +28,9 @@ def bench_all_but_training_and_validation_takes_at_most_15_percent_of_an_episode
         ("policy", rollout.policy, "get_action"),
         ("observation and masks", Observer, "observe"),
         ("rewards", growth.GrowthEnv, "_rewards"),
-        ("buffer", rollout.buffer, "add"),
-        ("buffer", rollout.buffer, "add_next_value"),
-        ("buffer", rollout.buffer, "add_outcome"),
+        ("buffer", TamiyoRolloutBuffer, "add"),
+        ("buffer", TamiyoRolloutBuffer, "add_next_value"),
+        ("buffer", TamiyoRolloutBuffer, "add_outcome"),
         ("rows", MorphEnv, "_emit"),
     ):
         monkeypatch.setattr(owner, function, watch.wrap(name, getattr(owner, function)))

@@ -85,7 +85,7 @@ def bench_the_write_of_a_step_of_16_environments() -> None:
 
     def write() -> None:
         if buffer.length == buffer.num_steps:
-            buffer.begin(hidden)
+            buffer.length = 0
         buffer.add(features, blueprints, decision, flags)
         buffer.add_outcome(reward, flags, flags)
         buffer.add_next_value(decision.value)

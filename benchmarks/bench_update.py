@@ -42,7 +42,7 @@ def rollout(policy: FactoredRecurrentActorCritic, starts: torch.Tensor) -> Tamiy
     buffer = TamiyoRolloutBuffer(
         NUM_ENVS, NUM_STEPS, policy.shape.state_dim, policy.num_slots, policy.shape.hidden_dim
     )
-    buffer.begin(played.hidden)
+    buffer.hidden = played.hidden
     for name in ("state", "blueprint_indices", "actions", "masks", "fresh", "log_probs", "values"):
         getattr(buffer, name).copy_(getattr(played, name))
     buffer.rewards.normal_()

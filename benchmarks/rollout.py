@@ -12,7 +12,6 @@ import pytest
 
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig
 from esper.simic.training import growth
 from esper.simic.training.proving import new_policy
@@ -49,7 +48,6 @@ class Rollout:
     journal: IterationJournal
     env: growth.GrowthEnv
     policy: FactoredRecurrentActorCritic
-    buffer: TamiyoRolloutBuffer
     horizon: int
 
     @classmethod
@@ -60,10 +58,8 @@ class Rollout:
         env = growth.GrowthEnv(
             task, TrainingConfig(), rng_seed=0, env_indices=range(NUM_ENVS), journal=journal
         )
-        sizes = shape.state_dim, shape.num_slots, shape.hidden_dim
         patch.setattr(growth, "twin_scores", lambda *args, **kwargs: [90.0] * (task.horizon + 1))
-        buffer = TamiyoRolloutBuffer(NUM_ENVS, task.horizon, *sizes)
-        return cls(directory, journal, env, new_policy(shape, 0), buffer, task.horizon)
+        return cls(directory, journal, env, new_policy(shape, 0), task.horizon)
 
     def run(self, patch: pytest.MonkeyPatch, watch: Stopwatch) -> float:
         """Collect the episodes and write their rows, in full; CPU seconds.
@@ -80,6 +76,6 @@ class Rollout:
                         writer.emit(row)
 
             began = time.process_time()
-            collect(self.env, self.policy, ActionStreams(0, range(NUM_ENVS)), self.buffer)
+            collect(self.env, self.policy, ActionStreams(0, range(NUM_ENVS)))
             watch.wrap("writer", write)()
             return time.process_time() - began

@@ -15,7 +15,7 @@ from typing import Any
 
 from esper.build import build_controller, build_task, build_vector, one_thread
 from esper.config import RunConfig, run_config
-from esper.simic.rewards.terms import rent_potential
+from esper.simic.rewards.families import rent_potential
 from esper.tolaria.env import EpisodeReport
 from esper.tolaria.episode import run_episode
 

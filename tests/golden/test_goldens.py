@@ -76,7 +76,7 @@ def test_the_clipped_policy_loss_and_its_gradient_are_theirs(case: Case, per_hea
     assert result.loss.item() == pytest.approx(case["policy_loss"], abs=TOLERANCE)
     (gradient,) = torch.autograd.grad(result.loss, logits)
     close(gradient, case["logits_gradient"])
-    ratio = result.ratio
+    ratio = result.log_ratio.exp()
     good, bad = ratio[advantages > 0], ratio[advantages < 0]
     assert (good > 1 + case["clip"]).any(), "the clip binds above"
     assert (bad < 1 - case["clip"]).any(), "and below"

@@ -24,9 +24,8 @@ from esper.leyline.events import TABLES, AlertRow, EpisodeRow, Row, RunRow, Upda
 from esper.nissa.rules import GOVERNOR_RULES
 from esper.nissa.watch import Watch
 from esper.simic.config import TrainingConfig
-from esper.simic.rewards import terms
-from esper.simic.rewards.families import FAMILIES, RewardInputs
-from esper.simic.rewards.terms import Array
+from esper.simic.rewards import families
+from esper.simic.rewards.families import FAMILIES, Array, RewardInputs
 from esper.training import train
 
 FOLDER: Final = Path(__file__).parent / "recorded"
@@ -46,7 +45,7 @@ def flip_the_sign() -> AbstractContextManager[object]:
 
 def charge_removals() -> AbstractContextManager[object]:
     """Every removal costs what a hundred points of score are worth."""
-    return mock.patch.object(terms, "CHURN_COST", 1.0)
+    return mock.patch.object(families, "CHURN_COST", 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,16 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from esper.leyline import EpochFacts, LifecycleOp, LifecycleRules, SlotTable, Stage
 from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import FamilyName
+from esper.simic.rewards.reward_log import RewardLog
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.proving import uniform_actions
 from esper.simic.training.rollout import ActionStreams
+from esper.tamiyo.policy.observer import Observation
 from esper.tolaria.env import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import run_without_growth
@@ -31,6 +32,7 @@ class Episode(NamedTuple):
 
     rewards: NDArray[np.float64]
     terms: dict[str, NDArray[np.float64]]
+    log: RewardLog
     facts: list[EpochFacts]
     """The untrained host's first."""
     tables: list[SlotTable]
@@ -43,34 +45,27 @@ def task_with(rules: LifecycleRules = AT_ONCE, horizon: int = 8, **changes: Any)
     return tiny_task(rules=rules, horizon=horizon, batches_per_epoch=2, **changes)
 
 
-def growth(task: TaskSpec, family: FamilyName, num_envs: int = 2) -> GrowthEnv:
+def growth(task: TaskSpec, family: FamilyName) -> GrowthEnv:
     config = TrainingConfig(reward_family=family, rent=RENT, reward_scale=SCALE)
-    return GrowthEnv(task, config, rng_seed=3, env_indices=range(num_envs))
+    return GrowthEnv(task, config, rng_seed=3, env_indices=range(2))
 
 
-class Watcher:
-    """Remembers what a vector of episodes measured."""
-
-    def __init__(self, env: GrowthEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.facts: list[EpochFacts] = []
-        self.tables: list[SlotTable] = []
-        observe = env._observe
-
-        def watched(facts: EpochFacts) -> Any:
-            self.facts.append(facts)
-            self.tables.append(env._vector.table.copy())
-            return observe(facts)
-
-        monkeypatch.setattr(env, "_observe", watched)
-
-
-def play(env: GrowthEnv, script: Sequence[IntArray] | None, watcher: Watcher, rng_seed: int = 0) -> Episode:
+def play(env: GrowthEnv, script: Sequence[IntArray] | None = None, rng_seed: int = 0) -> Episode:
     """One episode: ``script`` in the first environment while the other waits, or anything legal in both.
 
     Without a script the first one never prunes, so that some of its seeds are there to be fossilised.
     """
+    facts: list[EpochFacts] = []
+    tables: list[SlotTable] = []
+    observe = env._observe
+
+    def watched(now: EpochFacts) -> Observation:
+        facts.append(now)
+        tables.append(env._vector.table.copy())
+        return observe(now)
+
+    env._observe = watched  # type: ignore[method-assign]
     observation = env.reset()
-    count = len(env.env_indices)
     streams = ActionStreams(rng_seed, env.env_indices)
     rewards = []
     for number in range(env.horizon):
@@ -78,15 +73,14 @@ def play(env: GrowthEnv, script: Sequence[IntArray] | None, watcher: Watcher, rn
             observation.masks.slot_by_op[0, LifecycleOp.PRUNE] = False
             actions = uniform_actions(observation.masks, streams.draw()).numpy()
         else:
-            actions = np.stack([script[number] if number < len(script) else WAIT, *[WAIT] * (count - 1)])
+            actions = np.stack([script[number] if number < len(script) else WAIT, WAIT])
         step = env.step(actions)
         observation = step.observation
         rewards.append(step.reward)
-    terms = {
-        name: np.array([step[name] for step in env.reward_log.terms]) for name in env.reward_log.terms[0]
-    }
+    log = env.reward_log
+    terms = {name: np.array([step[name] for step in log.terms]) for name in log.terms[0]}
     guesses = [guess_loss(one.host.splits.train.y.numpy()) for one in env._vector.envs]
-    return Episode(np.array(rewards), terms, watcher.facts, watcher.tables, env.reports, guesses)
+    return Episode(np.array(rewards), terms, log, facts, tables, env.reports, guesses)
 
 
 def guess_loss(answers: NDArray[np.int64]) -> float:
@@ -97,13 +91,23 @@ def guess_loss(answers: NDArray[np.int64]) -> float:
 
 def played(
     family: FamilyName,
-    monkeypatch: pytest.MonkeyPatch,
     script: Sequence[IntArray] | None = None,
     task: TaskSpec | None = None,
     rng_seed: int = 0,
 ) -> Episode:
-    env = growth(task or task_with(), family)
-    return play(env, script, Watcher(env, monkeypatch), rng_seed)
+    return play(growth(task or task_with(), family), script, rng_seed)
+
+
+@cache
+def busy(family: FamilyName) -> Episode:
+    """An episode in which one seed becomes a fossil and two are pruned."""
+    return played(family, BUSY)
+
+
+@cache
+def idle(family: FamilyName) -> Episode:
+    """An episode in which nothing grows."""
+    return played(family, [])
 
 
 BUSY = [
@@ -115,7 +119,6 @@ BUSY = [
     plant(2),
     action(LifecycleOp.PRUNE, 2),
 ]
-"""One seed becomes a fossil, two are pruned."""
 
 
 @cache

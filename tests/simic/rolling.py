@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,21 +16,26 @@ from esper.simic.config import PPOConfig
 from esper.simic.training.lifecycle_sandbox import Lifecycle
 from esper.simic.training.proving import SMALL, OracleClass, new_policy
 from esper.simic.training.rollout import ActionStreams, collect
-from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
 
 TINY = replace(SMALL, feature_dim=16, hidden_dim=16)
 
 
 def roll(
-    oracle: OracleClass = Lifecycle, num_envs: int = 4, episodes: int = 1, rng_seed: int = 0, **shape: Any
+    oracle: OracleClass = Lifecycle, num_envs: int = 4, episodes: int = 1, **shape: Any
 ) -> tuple[FactoredRecurrentActorCritic, TamiyoRolloutBuffer]:
-    """A new policy and what it did; the lifecycle is the oracle that offers a choice to every head."""
-    policy = new_policy(replace(TINY, **shape), rng_seed)
-    env = oracle(rng_seed, range(num_envs))
-    sizes = policy.shape.state_dim, policy.shape.num_slots, policy.shape.hidden_dim
-    buffer = TamiyoRolloutBuffer(num_envs, episodes * env.horizon, *sizes)
-    collect(env, policy, ActionStreams(rng_seed, range(num_envs)), buffer)
-    return policy, buffer
+    """A policy and what it did; the lifecycle is the oracle that offers a choice to every head."""
+    policy, buffer = _rolled(oracle, num_envs, episodes, replace(TINY, **shape))
+    return policy, TamiyoRolloutBuffer.join([buffer])
+
+
+@cache
+def _rolled(
+    oracle: OracleClass, num_envs: int, episodes: int, shape: PolicyShape
+) -> tuple[FactoredRecurrentActorCritic, TamiyoRolloutBuffer]:
+    policy = new_policy(shape, 0)
+    streams = ActionStreams(0, range(num_envs))
+    return policy, collect(oracle(0, range(num_envs)), policy, streams, episodes)
 
 
 def agent_of(policy: FactoredRecurrentActorCritic, **settings: Any) -> PPOAgent:

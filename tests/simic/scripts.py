@@ -11,15 +11,7 @@ from esper.leyline import CANONICAL_ACTION, AlphaTarget, BlueprintAction, Head, 
 from esper.leyline.factored_actions import IntArray
 from esper.simic.training.lifecycle_sandbox import Lifecycle, LifecycleSandbox, Scaffold
 from esper.simic.training.proving import OracleClass
-from esper.simic.training.sandbox import (
-    Bandit,
-    Combination,
-    Distractors,
-    Memory,
-    Rent,
-    Sandbox,
-    Schedule,
-)
+from esper.simic.training.sandbox import Bandit, Combination, Distractors, Memory, Rent, Sandbox, Schedule
 
 Script = Callable[[Any, int], IntArray]
 """From the environments and the number of the step to actions ``[env, 8]``."""

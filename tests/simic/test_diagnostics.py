@@ -9,7 +9,6 @@ from esper.simic.diagnostics import (
     explained_variance,
     first_non_finite,
 )
-from esper.simic.schedules import linear
 
 
 def test_explained_variance_literally() -> None:
@@ -84,10 +83,3 @@ def test_the_worst_of_several_is_named_and_an_unknown_ratio_is_worst() -> None:
     found = RatioExplosionDiagnostic.of(log_ratio, logs, logs, actions)
     assert found is not None
     assert (found.env, found.step) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("progress", "value"), [(-1.0, 0.02), (0.0, 0.02), (0.5, 0.011), (1.0, 0.002), (3.0, 0.002)]
-)
-def test_a_schedule_runs_straight_from_start_to_end(progress: float, value: float) -> None:
-    assert linear(0.02, 0.002, progress) == pytest.approx(value)

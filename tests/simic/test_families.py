@@ -22,12 +22,10 @@ from esper.simic.rewards.reward_log import RewardLog
 from tests.leyline.building import env_facts, put
 from tests.simic.episodes import (
     AT_ONCE,
-    BUSY,
     RENT,
     SCALE,
-    Watcher,
-    growth,
-    play,
+    busy,
+    idle,
     played,
     state_worth,
     task_with,
@@ -37,12 +35,6 @@ from tests.tolaria.building import WAIT, action, plant
 
 NAMES: tuple[FamilyName, ...] = get_args(FamilyName)
 INCUBATED = LifecycleRules(min_training_epochs=3, min_prune_age=1, embargo_epochs=1)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Twins are kept for all tests of this process, and nowhere in a home directory."""
-    monkeypatch.setenv("ESPER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 # --- by hand ---------------------------------------------------------------------------------------
@@ -228,56 +220,37 @@ def test_logs_of_shards_are_joined_side_by_side() -> None:
 
 # --- through the real loop -------------------------------------------------------------------------
 
-LONG, SEEDS = 12, (0, 1, 2)
-
 
 @pytest.mark.parametrize("family", NAMES)
-def test_the_ledger_sums_to_the_reward_on_every_step_of_a_busy_episode(
-    family: FamilyName, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    episode = played(family, monkeypatch, BUSY)
+def test_every_potential_pays_its_own_change_at_every_step_of_a_busy_episode(family: FamilyName) -> None:
+    episode = busy(family)
     stages = {int(stage) for table in episode.tables for stage in table.stage.flat}
     assert {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.RESETTING} <= stages
     assert sum(episode.terms.values()) == pytest.approx(episode.rewards, abs=1e-12)
     assert (episode.terms["rollback"] == 0.0).all()
     charged = [name for name, values in episode.terms.items() if (values != 0.0).any()]
     assert set(charged) == set(episode.terms) - {"rollback"}, "every other term has something to say"
-
-
-@pytest.mark.parametrize("family", NAMES)
-@pytest.mark.parametrize("rng_seed", SEEDS)
-def test_every_potential_telescopes_over_an_episode_of_any_legal_actions(
-    family: FamilyName, rng_seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    episode = played(family, monkeypatch, task=task_with(horizon=LONG), rng_seed=rng_seed)
-    begin, end = state_worth(family, episode, 0), state_worth(family, episode, len(episode.facts) - 1)
-    for name in begin:
-        expected = SCALE * (np.array(end[name]) - np.array(begin[name])) / 100
-        assert episode.terms[name].sum(axis=0) == pytest.approx(expected, abs=1e-9), name
-
-
-def test_random_episodes_grow_prune_and_fossilise(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = task_with(horizon=LONG)
-    reports = [r for seed in SEEDS for r in played("sparse", monkeypatch, task=task, rng_seed=seed).reports]
-    counts = np.sum([report.op_counts for report in reports], axis=0)
-    assert (counts[[LifecycleOp.GERMINATE, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE]] > 0).all()
-
-
-@pytest.mark.parametrize("family", NAMES)
-def test_every_potential_pays_its_own_change_at_every_single_step(
-    family: FamilyName, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    episode = played(family, monkeypatch, BUSY)
     worth = [state_worth(family, episode, epoch) for epoch in range(len(episode.facts))]
     for name in worth[0]:
         expected = SCALE * np.diff([now[name] for now in worth], axis=0) / 100
         assert episode.terms[name] == pytest.approx(expected, abs=1e-9), name
 
 
-def test_the_return_of_paired_is_the_final_paired_score_of_the_committed_network(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("rng_seed", "family"), list(zip((1, 2, 3, 6), NAMES, strict=True)))
+def test_every_potential_telescopes_over_an_episode_of_any_legal_actions(
+    rng_seed: int, family: FamilyName
 ) -> None:
-    episode = played("paired", monkeypatch, BUSY)
+    episode = played(family, task=task_with(horizon=12), rng_seed=rng_seed)
+    counts = np.sum([report.op_counts for report in episode.reports], axis=0)
+    assert (counts[[LifecycleOp.GERMINATE, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE]] > 0).all()
+    begin, end = state_worth(family, episode, 0), state_worth(family, episode, len(episode.facts) - 1)
+    for name in begin:
+        expected = SCALE * (np.array(end[name]) - np.array(begin[name])) / 100
+        assert episode.terms[name].sum(axis=0) == pytest.approx(expected, abs=1e-9), name
+
+
+def test_the_return_of_paired_is_the_final_paired_score_of_the_committed_network() -> None:
+    episode = busy("paired")
     for env, report in enumerate(episode.reports):
         lead = (report.val_score - twin_scores_again(8, env)[-1]) / 100
         rent = RENT * (report.params - report.host_params) / 1000
@@ -285,27 +258,24 @@ def test_the_return_of_paired_is_the_final_paired_score_of_the_committed_network
     assert episode.reports[0].params > episode.reports[0].host_params
 
 
-def test_sparse_pays_the_final_score_less_rent_and_at_the_last_step_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    episode = played("sparse", monkeypatch, BUSY)
+def test_sparse_pays_the_final_score_less_rent_and_at_the_last_step_only() -> None:
+    episode = busy("sparse")
     assert (episode.rewards[:-1] == 0.0).all()
     expected = [
         SCALE * (r.val_score / 100 - RENT * (r.params - r.host_params) / 1000) for r in episode.reports
     ]
     assert episode.rewards[-1].tolist() == pytest.approx(expected)
-    assert episode.reports[0].params > episode.reports[0].host_params
 
 
-def test_the_return_of_loss_is_the_whole_improvement_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    episode = played("loss", monkeypatch, [])
+def test_the_return_of_loss_is_the_whole_improvement_of_the_loss() -> None:
+    episode = idle("loss")
     won = (episode.facts[0].val_loss - episode.facts[-1].val_loss) / episode.guess_losses
     assert episode.rewards.sum(axis=0) == pytest.approx(SCALE * won)
     assert (won > 0.0).any(), "a host that is trained improves"
 
 
-def test_contribution_never_pays_what_the_host_learns_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    episode = played("contribution", monkeypatch, [])
+def test_contribution_never_pays_what_the_host_learns_by_itself() -> None:
+    episode = idle("contribution")
     assert episode.rewards.tolist() == [[0.0, 0.0]] * 8
     assert all(len(set(report.val_scores)) > 1 for report in episode.reports), "while the score changes"
 
@@ -313,38 +283,29 @@ def test_contribution_never_pays_what_the_host_learns_by_itself(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("family", "rules"), [*((family, INCUBATED) for family in NAMES), ("contribution", AT_ONCE)]
 )
-def test_planting_and_pruning_over_and_over_wins_nothing(
-    family: FamilyName, rules: LifecycleRules, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planting_and_pruning_over_and_over_wins_nothing(family: FamilyName, rules: LifecycleRules) -> None:
     """A seed that was blended has changed the host; only what it contributed is known to be gone."""
-    task = task_with(rules)
     cycle = [plant(1), action(LifecycleOp.PRUNE, 1), WAIT]
-    busy = played(family, monkeypatch, [*cycle, *cycle], task)
-    idle = played(family, monkeypatch, [], task)
-    assert busy.reports[0].op_counts[LifecycleOp.PRUNE] == 2
-    assert busy.reports[0].refused == 0
-    assert busy.rewards[:, 0].sum() <= idle.rewards[:, 0].sum() + 1e-12
+    replanted = played(family, [*cycle, *cycle], task_with(rules))
+    assert replanted.reports[0].op_counts[LifecycleOp.PRUNE] == 2
+    assert replanted.reports[0].refused == 0
+    won = replanted.rewards[:, 0].sum()
+    assert won <= idle(family).rewards[:, 0].sum() + 1e-12
     if family == "contribution":
-        assert busy.rewards[:, 0].sum() == pytest.approx(-2 * 0.01 * SCALE), (
-            "two removals, no more and no less"
-        )
+        assert won == pytest.approx(-2 * 0.01 * SCALE), "two removals, no more and no less"
 
 
-def test_only_paired_knows_its_variance_without_the_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    for family in NAMES:
-        env = growth(task_with(), family)
-        play(env, BUSY, Watcher(env, monkeypatch))
-        assert (env.reward_log.variance_unpaired() is not None) == (family == "paired")
+def test_only_paired_knows_its_variance_without_the_twin() -> None:
+    assert [name for name in NAMES if busy(name).log.variance_unpaired() is not None] == ["paired"]
 
 
-def test_without_its_twin_paired_would_pay_the_host_s_own_drift(monkeypatch: pytest.MonkeyPatch) -> None:
-    env = growth(task_with(), "paired")
-    episode = play(env, [], Watcher(env, monkeypatch))
+def test_without_its_twin_paired_would_pay_the_host_s_own_drift() -> None:
+    episode = idle("paired")
     assert (episode.rewards == 0.0).all()
     drift = np.diff([facts.val_score for facts in episode.facts], axis=0)
-    assert np.array(env.reward_log.unpaired) == pytest.approx(SCALE * drift / 100)
-    assert env.reward_log.variance_unpaired() == pytest.approx(np.var(SCALE * drift / 100))
-    assert (env.reward_log.variance(), env.reward_log.broken_episodes) == (0.0, 0)
+    assert np.array(episode.log.unpaired) == pytest.approx(SCALE * drift / 100)
+    assert episode.log.variance_unpaired() == pytest.approx(np.var(SCALE * drift / 100))
+    assert (episode.log.variance(), episode.log.broken_episodes) == (0.0, 0)
 
 
 def test_the_reward_is_a_sum_of_terms() -> None:

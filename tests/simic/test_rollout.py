@@ -1,6 +1,4 @@
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from esper.simic.config import TrainingConfig
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.lifecycle_sandbox import Lifecycle
 from esper.simic.training.proving import new_policy, random_return, uniform_actions
-from esper.simic.training.rollout import ActionStreams, PolicyEnv, Step, collect, evaluate
+from esper.simic.training.rollout import ActionStreams, Step, collect, evaluate
 from esper.simic.training.sandbox import Distractors, Memory, Rent, Sandbox
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.observer import Observation
@@ -52,25 +50,13 @@ def test_the_value_reached_by_a_step_is_the_value_seen_at_the_next() -> None:
     assert buffer.values.unique().numel() > 4
 
 
-class Remembering:
+class Remembering(GrowthEnv):
     """An environment that keeps what was seen last."""
 
-    def __init__(self, env: PolicyEnv) -> None:
-        self._env = env
-
-    @property
-    def env_indices(self) -> Sequence[int]:
-        return self._env.env_indices
-
-    @property
-    def horizon(self) -> int:
-        return self._env.horizon
-
-    def reset(self) -> Observation:
-        return self._env.reset()
+    seen: Observation
 
     def step(self, actions: NDArray[np.int64], outputs: Any = None) -> Step:
-        step = self._env.step(actions, outputs)
+        step = super().step(actions, outputs)
         self.seen = step.observation
         return step
 
@@ -90,17 +76,16 @@ def value_seen_at_the_end(
     return decision.value
 
 
-@pytest.mark.parametrize("terminates", [True, False])
-@pytest.mark.parametrize("critic", ["state_value", "op_value"])
+@pytest.mark.parametrize(
+    ("terminates", "critic"), [(True, "state_value"), (False, "state_value"), (False, "op_value")]
+)
 def test_a_horizon_that_only_cuts_off_is_valued_by_the_critic_with_the_memory_of_the_episode(
-    terminates: bool, critic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    terminates: bool, critic: str
 ) -> None:
-    monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
     config = TrainingConfig(horizon_terminates=terminates)
-    growing = GrowthEnv(tiny_task(horizon=3), config, rng_seed=3, env_indices=range(2))
-    env, policy = Remembering(growing), new_policy(replace(TINY, critic=critic), 0)
-    buffer = TamiyoRolloutBuffer(2, 3, TINY.state_dim, TINY.num_slots, TINY.hidden_dim)
-    collect(env, policy, ActionStreams(0, range(2)), buffer)
+    env = Remembering(tiny_task(horizon=3), config, rng_seed=3, env_indices=range(2))
+    policy = new_policy(replace(TINY, critic=critic), 0)
+    buffer = collect(env, policy, ActionStreams(0, range(2)))
     beyond = value_seen_at_the_end(policy, buffer, env)
     assert beyond.abs().min() > 1e-3
     assert beyond.tolist() != pytest.approx(buffer.values[:, -1].tolist(), abs=1e-3)
@@ -108,15 +93,8 @@ def test_a_horizon_that_only_cuts_off_is_valued_by_the_critic_with_the_memory_of
         beyond = torch.zeros(2)
     else:
         assert buffer.next_values[:, -1].tolist() == pytest.approx(beyond.tolist(), abs=1e-6)
-    found = gae(
-        buffer.rewards,
-        buffer.values,
-        buffer.next_values,
-        buffer.terminated,
-        buffer.ended,
-        gamma=0.9,
-        lam=0.8,
-    )
+    b = buffer
+    found = gae(b.rewards, b.values, b.next_values, b.terminated, b.ended, gamma=0.9, lam=0.8)
     for row in range(2):
         v, r = [*buffer.values[row].tolist(), beyond[row].item()], buffer.rewards[row].tolist()
         deltas = [r[step] + 0.9 * v[step + 1] - v[step] for step in range(3)]
@@ -136,7 +114,10 @@ def test_rewards_and_actions_stand_in_the_same_row() -> None:
 
 
 def test_rollouts_repeat_from_their_rng_seed() -> None:
-    (_, first), (_, again), (_, other) = (roll(Lifecycle, rng_seed=seed) for seed in (1, 1, 2))
+    policy = new_policy(TINY, 0)
+    first, again, other = (
+        collect(Lifecycle(seed, range(4)), policy, ActionStreams(seed, range(4))) for seed in (1, 1, 2)
+    )
     assert torch.equal(first.actions, again.actions)
     assert torch.equal(first.rewards, again.rewards)
     assert not torch.equal(first.actions, other.actions)

@@ -27,7 +27,7 @@ def decision(number: int) -> Decision:
 
 def filled(steps: int = 4) -> TamiyoRolloutBuffer:
     buffer = TamiyoRolloutBuffer(3, 4, state_dim=6, num_slots=2, hidden_dim=5)
-    buffer.begin(hidden_of(7.0))
+    buffer.hidden = hidden_of(7.0)
     for step in range(steps):
         mark = torch.arange(3.0) + 10 * step
         fresh = torch.tensor([step == 0, step == 0, step == 2])
@@ -52,7 +52,6 @@ def test_rows_are_environments_and_columns_are_steps() -> None:
     assert torch.equal(
         buffer.masks, (torch.arange(WIDTH) == torch.arange(4).unsqueeze(1)).expand(3, 4, WIDTH)
     )
-    assert torch.equal(buffer.op_probs, ROWS.unsqueeze(-1).expand(3, 4, NUM_OPS) / 4)
     assert torch.equal(buffer.values, ROWS / 2)
     assert torch.equal(buffer.rewards, ROWS + 100)
     assert torch.equal(buffer.next_values, ROWS + 200)
@@ -65,19 +64,6 @@ def test_rows_are_environments_and_columns_are_steps() -> None:
 def test_a_full_buffer_refuses_another_step() -> None:
     with pytest.raises(RuntimeError, match="holds 4 steps and is full"):
         filled(5)
-
-
-def test_a_new_rollout_begins_at_the_first_step_with_its_own_start_state() -> None:
-    buffer = filled()
-    start = hidden_of(3.0)
-    buffer.begin(start)
-    start[0].zero_()
-    assert buffer.length == 0
-    assert buffer.hidden[0].unique().tolist() == [3.0]
-    assert buffer.hidden[1].unique().tolist() == [3.5]
-    buffer.add(torch.full((3, 6), -1.0), torch.zeros(3, 2), decision(9), torch.ones(3, dtype=torch.bool))
-    assert buffer.state[:, 0].unique().tolist() == [-1.0]
-    assert torch.equal(buffer.state[:, 1:], ROWS[:, 1:].unsqueeze(-1).expand(3, 3, 6))
 
 
 def test_sequences_are_whole_environments_with_their_start_state() -> None:

@@ -16,7 +16,7 @@ from esper.leyline import (
 from esper.leyline.factored_actions import IntArray
 from esper.simic.training import lifecycle_sandbox
 from esper.simic.training.lifecycle_sandbox import Lifecycle, Scaffold
-from esper.simic.training.proving import OracleClass, random_return, uniform_actions
+from esper.simic.training.proving import OracleClass, uniform_actions
 from esper.simic.training.rollout import ActionStreams
 from esper.simic.training.sandbox import Combination, Distractors, Memory, Rent, Schedule, slot_column
 from tests.simic.scripts import SCRIPTS, action, follow, plant
@@ -49,18 +49,14 @@ def test_noise_moves_single_episodes_but_not_the_mean(oracle: OracleClass) -> No
 
 @pytest.mark.usefixtures("silence")
 @pytest.mark.parametrize("oracle", ORACLES)
-def test_no_random_episode_beats_the_optimum(oracle: OracleClass) -> None:
+def test_no_random_episode_beats_the_optimum_and_most_are_far_below(oracle: OracleClass) -> None:
     env, streams = oracle(1, range(300)), ActionStreams(1, range(300))
     masks, returns = env.reset().masks, np.zeros(300)
     for _ in range(env.horizon):
         step = env.step(uniform_actions(masks, streams.draw()).numpy())
         masks, returns = step.observation.masks, returns + step.reward
     assert returns.max() <= oracle.optimum + 1e-9
-
-
-@pytest.mark.parametrize("oracle", ORACLES)
-def test_chance_is_far_below_the_optimum(oracle: OracleClass) -> None:
-    assert random_return(oracle, 0, num_envs=400) < 0.4 * oracle.optimum
+    assert returns.mean() < 0.4 * oracle.optimum
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ def test_candidates_are_compared_on_rng_seeds_that_nothing_is_trained_on() -> No
 
     def mean_return(rng_seed: int) -> float:
         env = GrowthEnv(task, config, rng_seed=rng_seed, env_indices=range(2))
-        env.seek(0)
         return float(evaluate(env, trainer.policy).mean())
 
     found = trainer.evaluate().mean_return

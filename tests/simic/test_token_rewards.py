@@ -42,26 +42,22 @@ class Deceptive(nn.Linear):
         return delta if self.training else -4.0 * delta
 
 
-def played_on_tokens(
-    family: FamilyName, script: Sequence[IntArray], monkeypatch: pytest.MonkeyPatch
-) -> Episode:
+def played_on_tokens(family: FamilyName, script: Sequence[IntArray]) -> Episode:
     """Eight epochs of two environments; ``script`` in the first, nothing in the other."""
-    return played(family, monkeypatch, script, token_task(rules=AT_ONCE, horizon=8))
+    return played(family, script, token_task(rules=AT_ONCE, horizon=8))
 
 
-def played_with_harm(family: FamilyName, monkeypatch: pytest.MonkeyPatch) -> Episode:
+def played_with_harm(family: FamilyName) -> Episode:
     """The seed that hurts takes part in the epochs 3, 4 and 5 and is pruned."""
     with registered("deceptive", Deceptive, "tokens"):
         blueprint = BlueprintAction(blueprint_named("deceptive", "tokens").index)
         script = [WAIT, WAIT, plant(0, blueprint), WAIT, WAIT, action(LifecycleOp.PRUNE, 0)]
-        return played_on_tokens(family, script, monkeypatch)
+        return played_on_tokens(family, script)
 
 
 @pytest.mark.parametrize("family", FAMILIES_OF_TOKENS)
-def test_every_term_pays_its_own_change_at_every_step(
-    family: FamilyName, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    episode = played_on_tokens(family, BUSY, monkeypatch)
+def test_every_term_pays_its_own_change_at_every_step(family: FamilyName) -> None:
+    episode = played_on_tokens(family, BUSY)
     assert episode.reports[0].refused == 0
     worth = [state_worth(family, episode, epoch) for epoch in range(len(episode.facts))]
     for name in worth[0]:
@@ -73,25 +69,23 @@ def test_every_term_pays_its_own_change_at_every_step(
     assert np.abs(episode.rewards).max() < SCALE, "no step is worth more than all there is to win"
 
 
-def test_a_seed_that_helps_is_rewarded_for_what_it_contributes(monkeypatch: pytest.MonkeyPatch) -> None:
-    episode = played_on_tokens("contribution", HELPFUL, monkeypatch)
+def test_a_seed_that_helps_is_rewarded_for_what_it_contributes() -> None:
+    episode = played_on_tokens("contribution", HELPFUL)
     contributed = np.nansum(episode.tables[-1].contribution[0])
     assert episode.terms["contribution"][:, 0].sum() == pytest.approx(SCALE * contributed / 100)
     assert contributed > 20.0
     assert (episode.terms["contribution"][:, 1] == 0.0).all(), "an episode without seeds gets nothing"
 
 
-def test_a_seed_that_helps_lowers_the_loss_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    grown = played_on_tokens("loss", HELPFUL, monkeypatch).terms["loss"]
-    alone = played_on_tokens("loss", [], monkeypatch).terms["loss"]
+def test_a_seed_that_helps_lowers_the_loss_further() -> None:
+    grown = played_on_tokens("loss", HELPFUL).terms["loss"]
+    alone = played_on_tokens("loss", []).terms["loss"]
     assert (grown[:, 1] == alone[:, 1]).all(), "nothing grows there in either"
     assert grown[:, 0].sum() > alone[:, 0].sum() > 0.0
 
 
-def test_a_seed_that_hurts_is_charged_and_its_removal_gives_exactly_that_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    episode = played_with_harm("contribution", monkeypatch)
+def test_a_seed_that_hurts_is_charged_and_its_removal_gives_exactly_that_back() -> None:
+    episode = played_with_harm("contribution")
     harm = [table.contribution[0, 0] for table in episode.tables[3:6]]
     assert max(harm) < -5.0
     rewards = episode.terms["contribution"][:, 0]
@@ -101,8 +95,8 @@ def test_a_seed_that_hurts_is_charged_and_its_removal_gives_exactly_that_back(
     assert episode.terms["rollback"].sum() == 0.0, "nobody but the controller removed it"
 
 
-def test_a_seed_that_hurts_costs_loss_and_its_removal_wins_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    rewards = played_with_harm("loss", monkeypatch).terms["loss"][:, 0]
+def test_a_seed_that_hurts_costs_loss_and_its_removal_wins_it_back() -> None:
+    rewards = played_with_harm("loss").terms["loss"][:, 0]
     assert (rewards[:2] > 0.0).all(), "the host was learning"
     assert (rewards[3:5] < 0.0).all()
     assert rewards[5] > -rewards[3:5].sum()

@@ -2,7 +2,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline import (
@@ -14,7 +14,6 @@ from esper.leyline import (
     OP_WAIT,
     Controller,
     EpochFacts,
-    EsperError,
     Head,
     SlotTable,
     Stage,
@@ -29,17 +28,9 @@ from esper.tamiyo import (
     parse_plan,
 )
 from tests.leyline.building import TRANSFORMER, assert_legal, env_facts, facts_of, put, random_table, space_of
+from tests.tamiyo.policy.deciding import busy_table
 
 WAIT = [0, 0, 0, 0, 1, 2, 0, 0]
-
-
-def busy_table(num_envs: int = 1) -> SlotTable:
-    """Every op is legal somewhere (without auto-forward): an empty, a held and an incubating slot."""
-    table = SlotTable.empty(num_envs, 4)
-    for env in range(num_envs):
-        put(table, 1, Stage.HOLDING, env, age=9, alpha=1.0, contribution=1.0, contribution_error=0.1)
-        put(table, 2, Stage.TRAINING, env, age=4)
-    return table
 
 
 def test_off_waits() -> None:
@@ -110,6 +101,8 @@ def test_periodic_germinates_what_is_due() -> None:
     germinate = [OP_GERMINATE, 1, 7, 0, 2, 0, 0, 0]
     actions = [controller.decide(facts_of(epoch), table).actions.tolist()[0] for epoch in range(3)]
     assert actions == [WAIT, germinate, WAIT]
+    put(table, 1, Stage.TRAINING)
+    assert controller.decide(facts_of(1), table).actions.tolist() == [WAIT], "the slot is taken"
 
 
 def test_periodic_follows_each_environments_own_epoch() -> None:
@@ -120,20 +113,6 @@ def test_periodic_follows_each_environments_own_epoch() -> None:
         OP_GERMINATE,
         OP_WAIT,
     ]
-
-
-def test_periodic_waits_if_the_slot_is_taken() -> None:
-    space = space_of()
-    controller = PeriodicController(space, parse_plan("norm@r0c0:0", space))
-    table = SlotTable.empty(1, 3)
-    put(table, 0, Stage.TRAINING)
-    assert controller.decide(facts_of(), table).actions.tolist() == [WAIT]
-
-
-def test_periodic_refuses_a_plan_made_for_another_space() -> None:
-    plan = parse_plan("norm@r0c4:0", space_of(5))
-    with pytest.raises(EsperError, match="slot index 4"):
-        PeriodicController(space_of(3), plan)
 
 
 @pytest.mark.parametrize(("fossilize", "op"), [(True, OP_FOSSILIZE), (False, OP_WAIT)])
@@ -193,6 +172,7 @@ def test_all_are_controllers_and_are_recorded_by_name() -> None:
     max_seeds=st.integers(0, 3),
     strict=st.booleans(),
 )
+@settings(max_examples=25)
 def test_nobody_ever_takes_an_illegal_action(
     rng_seed: int, num_slots: int, auto_forward: bool, max_seeds: int, strict: bool
 ) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from esper.leyline import OP_GERMINATE, EpochFacts, Head, SlotTable
 from esper.tamiyo import HeuristicController, HeuristicSettings
-from esper.tamiyo.heuristic_settings import default_rotation
+from esper.tamiyo.heuristic import default_rotation
 from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector
 from tests.contracts.matrix import begin
@@ -16,7 +16,7 @@ TASKS = [tiny_task((4,) * 7), token_task((4,) * 7, batches_per_epoch=1)]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=["feature_map", "tokens"])
-def test_seven_slots_are_planted_with_all_seven_blueprints_of_the_host(task: TaskSpec) -> None:
+def test_seven_slots_are_planted_with_the_first_seven_blueprints_of_the_host(task: TaskSpec) -> None:
     vector = SerialVector(task, rng_seed=0)
     facts: EpochFacts = vector.reset()
     space = vector.action_space
@@ -28,9 +28,8 @@ def test_seven_slots_are_planted_with_all_seven_blueprints_of_the_host(task: Tas
         if actions[0, Head.OP] == OP_GERMINATE:
             assert facts.last_success[0]
             planted.append(int(actions[0, Head.BLUEPRINT]))
-    assert planted == list(default_rotation(space))
+    assert planted == list(default_rotation(space))[:7]
     assert sorted(default_rotation(space)) == sorted(space.blueprints)
-    assert len(space.blueprints) == 7
 
 
 @pytest.mark.parametrize("blueprints", [CNN, TRANSFORMER], ids=["feature_map", "tokens"])
@@ -51,5 +50,6 @@ def test_where_every_seed_dies_each_blueprint_is_tried_before_any_comes_again(
 def test_what_does_not_fit_the_host_has_no_turn() -> None:
     space = begin("segmented_tokens", 6).model.action_space
     names = [space.blueprint_names[index] for index in default_rotation(space)]
-    assert names == ["mlp", "mlp_small", "lora_large", "lora", "norm"], "six is no multiple of four heads"
+    assert names[:5] == ["mlp", "mlp_small", "lora_large", "lora", "norm"]
+    assert not {"attention", "flex_attention"} & set(names), "six is no multiple of four heads"
     assert np.isin(default_rotation(space), space.blueprints).all()

@@ -1,6 +1,7 @@
 """Every setting of the heuristic matters: one test per field, named after it."""
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,9 @@ from esper.leyline import (
     Tempo,
 )
 from esper.tamiyo import HeuristicController, HeuristicSettings
-from esper.tamiyo.heuristic_settings import default_rotation
+from esper.tamiyo.heuristic import default_rotation
 from tests.leyline.building import TRANSFORMER, facts_of, put, space_of
-from tests.tamiyo.deciding import Episode, decide, held
+from tests.tamiyo.deciding import LATE, Episode, decide, held
 
 
 def test_setting_patience() -> None:
@@ -42,7 +43,7 @@ def test_the_default_rotation_is_strongest_first() -> None:
     cnn = space_of()
     names = [cnn.blueprint_names[index] for index in default_rotation(cnn)]
     assert names == [
-        *("conv_heavy", "conv_light", "bottleneck", "depthwise", "norm", "conv_small", "attention"),
+        *("conv_heavy", "conv_light", "bottleneck", "depthwise", "norm", "conv_small", "attention")
     ]
     transformer = space_of(blueprints=TRANSFORMER)
     names = [cnn.blueprint_names[index] for index in default_rotation(transformer)]
@@ -103,36 +104,38 @@ def test_an_unknown_slot_order_is_refused() -> None:
         HeuristicSettings(slot_order="middle")  # type: ignore[arg-type]
 
 
-def test_setting_style() -> None:
-    assert decide(SlotTable.empty(1, 3), epoch=0, style=Style.GATED_GATE)[Head.STYLE] == 3
+HEADS: dict[str, tuple[SlotTable, int, Any, Head]] = {
+    # table, epoch, value of the setting, head that shows it
+    "style": (SlotTable.empty(1, 3), 0, Style.GATED_GATE, Head.STYLE),
+    "tempo": (SlotTable.empty(1, 3), 0, Tempo.SLOW, Head.TEMPO),
+    "prune_speed": (held(-5.0), LATE, AlphaSpeed.SLOW, Head.ALPHA_SPEED),
+}
 
 
-def test_setting_tempo() -> None:
-    assert decide(SlotTable.empty(1, 3), epoch=0, tempo=Tempo.SLOW)[Head.TEMPO] == 2
+@pytest.mark.parametrize("name", HEADS)
+def test_setting_of_a_head(name: str) -> None:
+    table, epoch, value, head = HEADS[name]
+    assert decide(table, epoch, **{name: value})[head] == value
+    assert decide(table, epoch)[head] == 0
 
 
-def test_setting_confidence_z() -> None:
-    assert decide(held(1.5), confidence_z=1.0)[0] == OP_FOSSILIZE
-    assert decide(held(-1.5), confidence_z=1.0)[0] == OP_PRUNE
-    assert decide(held(2.5), confidence_z=3.0)[0] == OP_WAIT
+THRESHOLDS: dict[str, list[tuple[SlotTable, Any, int]]] = {
+    # table with one held seed, value of the setting, op
+    "confidence_z": [(held(1.5), 1.0, OP_FOSSILIZE), (held(-1.5), 1.0, OP_PRUNE), (held(2.5), 3.0, OP_WAIT)],
+    "fossilize_above": [(held(2.5), 0.5, OP_FOSSILIZE), (held(2.5), 0.6, OP_WAIT)],  # lower bound 0.54
+    "prune_below": [(held(-2.5), -0.5, OP_PRUNE), (held(-2.5), -0.6, OP_WAIT)],  # upper bound −0.54
+    "evaluation_epochs": [
+        (held(-5.0, epochs_in_stage=2), 2, OP_PRUNE),
+        (held(-5.0, epochs_in_stage=2), 3, OP_WAIT),
+        (held(5.0, epochs_in_stage=0), 3, OP_FOSSILIZE),  # good news need not wait
+    ],
+}
 
 
-def test_setting_fossilize_above() -> None:
-    assert decide(held(2.5), fossilize_above=0.5)[0] == OP_FOSSILIZE  # lower bound 0.54
-    assert decide(held(2.5), fossilize_above=0.6)[0] == OP_WAIT
-
-
-def test_setting_prune_below() -> None:
-    assert decide(held(-2.5), prune_below=-0.5)[0] == OP_PRUNE  # upper bound −0.54
-    assert decide(held(-2.5), prune_below=-0.6)[0] == OP_WAIT
-
-
-def test_setting_evaluation_epochs() -> None:
-    assert decide(held(-5.0, epochs_in_stage=2), evaluation_epochs=2)[0] == OP_PRUNE
-    assert decide(held(-5.0, epochs_in_stage=2), evaluation_epochs=3)[0] == OP_WAIT
-    assert decide(held(5.0, epochs_in_stage=0), evaluation_epochs=3)[0] == OP_FOSSILIZE, (
-        "good news need not wait"
-    )
+@pytest.mark.parametrize("name", THRESHOLDS)
+def test_setting_of_a_threshold(name: str) -> None:
+    for table, value, op in THRESHOLDS[name]:
+        assert decide(table, **{name: value})[0] == op
 
 
 @pytest.mark.parametrize(("contribution", "op"), [(0.5, OP_FOSSILIZE), (0.0, OP_PRUNE), (-0.5, OP_PRUNE)])
@@ -155,11 +158,6 @@ def test_a_held_seed_that_was_never_measured_is_not_stuck() -> None:
     assert decide(held(float("nan"), float("nan"), epochs_in_stage=15))[0] == OP_WAIT
 
 
-def test_setting_prune_speed() -> None:
-    assert decide(held(-5.0), prune_speed=AlphaSpeed.SLOW)[Head.ALPHA_SPEED] == 3
-    assert decide(held(-5.0))[Head.ALPHA_SPEED] == 0
-
-
 def test_every_setting_has_its_test() -> None:
-    tests = " ".join(name for name in globals() if name.startswith("test_setting_"))
+    tests = " ".join([*(name for name in globals() if name.startswith("test_setting")), *HEADS, *THRESHOLDS])
     assert [field.name for field in fields(HeuristicSettings) if field.name not in tests] == []

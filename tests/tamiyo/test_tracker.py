@@ -25,6 +25,10 @@ def test_the_untrained_host_has_no_trend() -> None:
     assert signals.loss_history.tolist() == [[2.5] * 5]
     assert signals.score_history.tolist() == [[11.0] * 5]
     assert (signals.best_loss.tolist(), signals.best_score.tolist()) == ([2.5], [11.0])
+    assert (signals.epoch[0], signals.max_epochs[0]) == (0, 20)
+    assert (signals.val_loss[0], signals.val_score[0]) == (2.5, 11.0)
+    assert (signals.params[0], signals.param_budget[0]) == (1000, 5000)
+    assert (signals.last_op[0], signals.last_success[0]) == (0, True)
 
 
 def test_improvement_is_positive_in_both_deltas() -> None:
@@ -123,11 +127,3 @@ def test_reset_makes_the_next_update_the_first(epoch: int) -> None:
     assert (signals.loss_delta[0], signals.score_delta[0], signals.plateau_epochs[0]) == (0.0, 0.0, 0)
     assert signals.loss_history.tolist() == [[9.0] * 5]
     assert (signals.best_loss[0], signals.best_score[0], signals.stabilised[0]) == (9.0, 1.0, False)
-
-
-def test_the_rest_of_the_facts_is_handed_on() -> None:
-    (signals,) = follow([2.0])
-    assert (signals.epoch[0], signals.max_epochs[0]) == (0, 20)
-    assert (signals.val_loss[0], signals.val_score[0]) == (2.0, 50.0)
-    assert (signals.params[0], signals.param_budget[0]) == (1000, 5000)
-    assert (signals.last_op[0], signals.last_success[0]) == (0, True)

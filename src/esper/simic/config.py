@@ -47,9 +47,7 @@ class PPOConfig(BaseModel):
     clip: float = Field(0.2, gt=0, lt=1, description="Clipping range of the probability ratio.")
     clip_per_head: bool = Field(False, description="Clip the ratio of each head instead of the joint ratio.")
     target_kl: float = Field(
-        DEFAULT_TARGET_KL,
-        gt=0,
-        description="KL divergence; update epochs stop beyond 1.5 times this.",
+        DEFAULT_TARGET_KL, gt=0, description="KL divergence; update epochs stop beyond 1.5 times this."
     )
     gamma: float | None = Field(
         None, gt=0, le=1, description="Discount; the reward family's unless given (paired and sparse: 1)."
@@ -105,8 +103,7 @@ class TrainingConfig(PPOConfig):
         (), max_length=NUM_HEADS, description="Heads fixed at their canonical value (ablation)."
     )
     reward_family: FamilyName = Field(
-        "paired",
-        description="Reward: paired (score minus the ungrown twin's), contribution, loss or sparse.",
+        "paired", description="Reward: paired (score minus the ungrown twin's), contribution, loss or sparse."
     )
     rent: float = Field(
         0.01, ge=0, description="Cost of 1,000 grown parameters, as a fraction of 100 points of score."

@@ -23,9 +23,8 @@ class PolicyLoss(NamedTuple):
     """The clipped surrogate and what it was made of."""
 
     loss: Tensor
-    ratio: Tensor
-    """``[env, step]``, new over old probability of the whole action."""
     log_ratio: Tensor
+    """``[env, step]``, of new over old probability of the whole action."""
 
 
 def policy_loss(
@@ -44,13 +43,12 @@ def policy_loss(
     """
     difference = log_probs - old_log_probs
     log_ratio = difference.sum(dim=-1)
-    ratio = log_ratio.exp()
     if per_head:
-        head_ratio = difference.exp()
-        gain = _surrogate(head_ratio, advantages.unsqueeze(-1), clip)
         read = (old_log_probs != 0) | (log_probs != 0)
-        return PolicyLoss(-(gain * read).sum() / rows, ratio, log_ratio)
-    return PolicyLoss(-_surrogate(ratio, advantages, clip).sum() / rows, ratio, log_ratio)
+        gain = _surrogate(difference.exp(), advantages.unsqueeze(-1), clip) * read
+    else:
+        gain = _surrogate(log_ratio.exp(), advantages, clip)
+    return PolicyLoss(-gain.sum() / rows, log_ratio)
 
 
 def _surrogate(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:

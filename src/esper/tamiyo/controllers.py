@@ -12,12 +12,10 @@ import numpy as np
 from esper.leyline import (
     CANONICAL_ACTION,
     HEADS_OF_OP,
-    OP_ADVANCE,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
     ActionSpace,
     EpochFacts,
     Head,
+    LifecycleOp,
     LifecycleRules,
     SlotTable,
     Stage,
@@ -27,7 +25,7 @@ from esper.leyline import (
 )
 from esper.leyline.protocols import Decisions
 from esper.leyline.slot_table import BoolArray, IntArray
-from esper.tamiyo.schedule import Plan, SeedChoice
+from esper.tamiyo.schedule import Plan
 
 
 def wait_everywhere(num_envs: int) -> IntArray:
@@ -35,24 +33,12 @@ def wait_everywhere(num_envs: int) -> IntArray:
     return np.tile(CANONICAL_ACTION, (num_envs, 1))
 
 
-def write_germination(action: IntArray, slot: int, seed: SeedChoice) -> None:
-    """Turn one row ``[8]`` into the germination of ``seed``."""
-    action[: Head.ALPHA_TARGET + 1] = (
-        OP_GERMINATE,
-        slot,
-        seed.blueprint,
-        seed.style,
-        seed.tempo,
-        seed.alpha_target,
-    )
-
-
 def ready_to_advance(table: SlotTable, rules: LifecycleRules, legal: BoolArray) -> BoolArray:
     """``[env, slot]``: the stage is over and nothing but ADVANCE moves it on (auto-forward is off)."""
     incubated = (table.stage == Stage.TRAINING) & (table.epochs_in_stage >= rules.min_training_epochs)
     blended = (table.stage == Stage.BLENDING) & ~table.ramping & (table.alpha_target == 1.0)
     over: BoolArray = (table.stage == Stage.GERMINATED) | incubated | blended
-    return legal[:, OP_ADVANCE] & over
+    return legal[:, LifecycleOp.ADVANCE] & over
 
 
 class OffController:
@@ -120,7 +106,6 @@ class PeriodicController:
     name = "periodic"
 
     def __init__(self, space: ActionSpace, plan: Plan, *, fossilize: bool = True) -> None:
-        plan.check(space)
         self._space = space
         self._plan = plan
         self._fossilize = fossilize
@@ -134,11 +119,12 @@ class PeriodicController:
         ready = ready_to_advance(table, rules, legal)
         actions = wait_everywhere(table.num_envs)
         for env, action in enumerate(actions):
-            due = self._plan.due(int(facts.epoch[env]), legal[env, OP_GERMINATE])
+            due = self._plan.due(int(facts.epoch[env]), legal[env, LifecycleOp.GERMINATE])
             if due is not None:
-                write_germination(action, *due)
-            elif self._fossilize and legal[env, OP_FOSSILIZE].any():
-                action[: Head.SLOT + 1] = OP_FOSSILIZE, np.argmax(legal[env, OP_FOSSILIZE])
+                slot, seed = due
+                action[: Head.ALPHA_TARGET + 1] = LifecycleOp.GERMINATE, slot, *seed
+            elif self._fossilize and legal[env, LifecycleOp.FOSSILIZE].any():
+                action[: Head.SLOT + 1] = LifecycleOp.FOSSILIZE, np.argmax(legal[env, LifecycleOp.FOSSILIZE])
             elif ready[env].any():
-                action[: Head.SLOT + 1] = OP_ADVANCE, np.argmax(ready[env])
+                action[: Head.SLOT + 1] = LifecycleOp.ADVANCE, np.argmax(ready[env])
         return Decisions(actions)

@@ -7,21 +7,25 @@ possible is leyline's to say.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
 import numpy as np
 
 from esper.leyline import (
-    OP_ADVANCE,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
-    OP_PRUNE,
     TEMPO_EPOCHS,
     ActionSpace,
+    AlphaSpeed,
     EpochFacts,
     Head,
+    LifecycleOp,
     LifecycleRules,
     SlotTable,
     Stage,
+    Style,
+    Tempo,
     TrainingSignals,
+    UnknownNameError,
     legal_slots_by_op,
 )
 from esper.leyline.limits import CONFIDENCE_Z
@@ -29,9 +33,53 @@ from esper.leyline.protocols import Decisions
 from esper.leyline.signals import FloatArray
 from esper.leyline.slot_table import BoolArray, IntArray
 from esper.tamiyo.controllers import ready_to_advance, wait_everywhere
-from esper.tamiyo.heuristic_settings import HeuristicSettings, SlotOrder, default_rotation
 from esper.tamiyo.schedule import blueprint_index
 from esper.tamiyo.tracker import SignalTracker
+
+SlotOrder = Literal["upstream_first", "middle_first", "downstream_first"]
+
+STRONGEST_FIRST: Final = (
+    ["conv_heavy", "conv_light", "bottleneck", "depthwise", "norm", "conv_small", "attention"],
+    ["mlp", "attention", "mlp_small", "lora_large", "flex_attention", "lora", "norm"],
+)
+"""Blueprints of images and of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeuristicSettings:
+    """What can be tuned; epochs are host epochs, contributions are points of score."""
+
+    patience: int = 0
+    """Plateau epochs before a germination; 0 means whenever a slot is free."""
+    rotation: tuple[str, ...] = ()
+    """Blueprints by name, the favourite first; empty means all of the host's, strongest first."""
+    rotate: bool = False
+    """Move on in the rotation after every germination, not only when a blueprint was pruned."""
+    penalty_steps: int = 10
+    """Steps for which a pruned blueprint stands behind the others; a second prune adds as many."""
+    slot_order: SlotOrder = "middle_first"
+    """Which free slot is planted first, among the enabled ones."""
+    style: Style = Style.LINEAR_ADD
+    tempo: Tempo = Tempo.FAST
+    confidence_z: float = CONFIDENCE_Z
+    """Standard errors by which a contribution must clear a threshold to count."""
+    fossilize_above: float = 0.0
+    """Contribution above which a held seed becomes permanent."""
+    prune_below: float = 0.0
+    """Contribution below which a seed is removed."""
+    evaluation_epochs: int = 1
+    """Epochs at a resting alpha before a seed may be removed for its contribution."""
+    stuck_epochs: int = 5
+    """Epochs beyond its stage's own length after which a seed counts as stuck.
+
+    A held seed has no such length: after this many epochs its contribution decides without error bar.
+    """
+    prune_speed: AlphaSpeed = AlphaSpeed.INSTANT
+    """How fast alpha falls before a seed is removed."""
+
+    def __post_init__(self) -> None:
+        if self.slot_order not in get_args(SlotOrder):
+            raise UnknownNameError("slot order", self.slot_order, get_args(SlotOrder))
 
 
 class HeuristicController:
@@ -64,15 +112,15 @@ class HeuristicController:
         legal = legal_slots_by_op(table, rules)
         worthy, unwanted = evaluate(table, rules, self._settings)
         value = np.nan_to_num(table.contribution)
-        plantable = self._wants_seed(facts, signals)[:, None] & legal[:, OP_GERMINATE]
+        plantable = self._wants_seed(facts, signals)[:, None] & legal[:, LifecycleOp.GERMINATE]
 
         actions = wait_everywhere(table.num_envs)
         undecided = np.ones(table.num_envs, dtype=np.bool_)
         for op, candidates, preference in (
-            (OP_FOSSILIZE, worthy & legal[:, OP_FOSSILIZE], value),
-            (OP_PRUNE, unwanted & legal[:, OP_PRUNE], -value),
-            (OP_ADVANCE, ready_to_advance(table, rules, legal), np.zeros_like(value)),
-            (OP_GERMINATE, plantable, -slot_ranks(table.enabled, self._settings.slot_order)),
+            (LifecycleOp.FOSSILIZE, worthy & legal[:, LifecycleOp.FOSSILIZE], value),
+            (LifecycleOp.PRUNE, unwanted & legal[:, LifecycleOp.PRUNE], -value),
+            (LifecycleOp.ADVANCE, ready_to_advance(table, rules, legal), np.zeros_like(value)),
+            (LifecycleOp.GERMINATE, plantable, -slot_ranks(table.enabled, self._settings.slot_order)),
         ):
             chosen = undecided & candidates.any(axis=1)
             slot = np.where(candidates, preference, -np.inf).argmax(axis=1)
@@ -112,7 +160,7 @@ class HeuristicController:
 
     def _choose_seeds(self, actions: IntArray) -> None:
         """Fill in what is germinated: least penalty first, then the place in the rotation."""
-        planting = actions[:, Head.OP] == OP_GERMINATE
+        planting = actions[:, Head.OP] == LifecycleOp.GERMINATE
         length = len(self._rotation)
         position = (np.arange(length) - self._cursor[:, None]) % length
         choice = (self._penalty * length + position).argmin(axis=1)
@@ -171,3 +219,14 @@ def slot_ranks(enabled: BoolArray, order: SlotOrder) -> FloatArray:
     if order == "downstream_first":
         return last - index
     return np.abs(index - 0.5 * last)
+
+
+def default_rotation(space: ActionSpace) -> tuple[int, ...]:
+    """The selectable blueprints, strongest first; those nobody has ranked follow in index order.
+
+    Known by name: the index of a blueprint may be a user's own on the other kind of host.
+    """
+    index_of = {space.blueprint_names[index]: index for index in space.blueprints}
+    order = max(STRONGEST_FIRST, key=lambda names: len(index_of.keys() & set(names)))
+    ranked = [index_of[name] for name in order if name in index_of]
+    return (*ranked, *(index for index in space.blueprints if index not in ranked))

@@ -13,13 +13,11 @@ full). A step is a decision: step 0 comes before the first epoch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from esper.leyline import ActionSpace, AlphaTarget, EsperError, Style, Tempo, UnknownNameError
-from esper.leyline.errors import SlotError
 from esper.leyline.slot_table import BoolArray
 
 _FORM: Final = "blueprint@slot:step (for example conv_heavy@r0c0:0)"
@@ -30,9 +28,8 @@ _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SeedChoice:
-    """What GERMINATE chooses besides the slot."""
+class SeedChoice(NamedTuple):
+    """What GERMINATE chooses besides the slot, in the order of the heads."""
 
     blueprint: int
     style: Style = Style.LINEAR_ADD
@@ -40,8 +37,7 @@ class SeedChoice:
     alpha_target: AlphaTarget = AlphaTarget.FULL
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleEntry:
+class ScheduleEntry(NamedTuple):
     """One germination of a schedule."""
 
     step: int
@@ -51,9 +47,6 @@ class ScheduleEntry:
 
 class Plan(Protocol):
     """Names the germination that is due, if any."""
-
-    def check(self, space: ActionSpace) -> None:
-        """Raise if the plan names a slot or blueprint that this space does not have."""
 
     def due(self, step: int, free: BoolArray) -> tuple[int, SeedChoice] | None:
         """Slot and seed due at ``step``, where ``free [slot]`` says what can be germinated into."""
@@ -69,15 +62,6 @@ class Schedule:
             steps = [entry.step for entry in entries]
             twice = next(step for step in steps if steps.count(step) > 1)
             raise EsperError(f"a step has one action, but the schedule germinates twice at step {twice}")
-
-    def check(self, space: ActionSpace) -> None:
-        for entry in self.entries:
-            if not 0 <= entry.slot < space.slot_config.num_slots:
-                raise SlotError(
-                    f"the schedule names slot index {entry.slot}; this model's slots are"
-                    f" 0 to {space.slot_config.num_slots - 1}"
-                )
-            _check_seed(entry.seed, space)
 
     def due(self, step: int, free: BoolArray) -> tuple[int, SeedChoice] | None:
         entry = self._by_step.get(step)
@@ -100,10 +84,6 @@ class Rotation:
             raise EsperError("a rotation needs at least one blueprint; none was named")
         self.period = period
         self.seeds = seeds
-
-    def check(self, space: ActionSpace) -> None:
-        for seed in self.seeds:
-            _check_seed(seed, space)
 
     def due(self, step: int, free: BoolArray) -> tuple[int, SeedChoice] | None:
         turn, rest = divmod(step, self.period)
@@ -158,7 +138,7 @@ def _parse_seed(text: str, space: ActionSpace) -> SeedChoice:
     for option in options:
         if option not in _OPTIONS:
             raise UnknownNameError("seed option", option, _OPTIONS)
-        seed = replace(seed, **_OPTIONS[option])
+        seed = seed._replace(**_OPTIONS[option])
     return seed
 
 
@@ -171,11 +151,3 @@ def _parse_number(text: str, what: str) -> int:
     if not text.isdecimal() or len(text) > LONGEST_NUMBER:
         raise EsperError(f"the {what} must be a whole number from 0; found '{text[:80]}'")
     return int(text)
-
-
-def _check_seed(seed: SeedChoice, space: ActionSpace) -> None:
-    if seed.blueprint not in space.blueprints:
-        names = space.blueprint_names
-        known = 0 <= seed.blueprint < len(names)
-        found = names[seed.blueprint] if known else str(seed.blueprint)
-        raise UnknownNameError("blueprint", found, [names[index] for index in space.blueprints])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -171,6 +171,7 @@ def test_a_host_that_can_carry_nothing_is_refused_by_the_blueprint_head() -> Non
     auto_forward=st.booleans(),
     max_seeds=st.integers(0, 3),
 )
+@settings(max_examples=30)
 def test_whatever_is_chosen_under_the_masks_is_legal_and_canonical(
     rng_seed: int, num_slots: int, auto_forward: bool, max_seeds: int
 ) -> None:

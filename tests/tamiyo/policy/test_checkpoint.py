@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.errors import EsperError
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy import checkpoint
 from esper.tamiyo.policy.checkpoint import (
     CheckpointError,
-    SaveError,
     TrainedOn,
     check_seal,
     load_policy,
@@ -24,7 +24,6 @@ from esper.tamiyo.policy.checkpoint import (
     save_policy,
     save_tensors,
     seal,
-    write_durably,
 )
 from tests.tamiyo.policy.deciding import policy_of
 from tests.tolaria.building import bits
@@ -44,14 +43,7 @@ def weights(policy: FactoredRecurrentActorCritic) -> Any:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"critic": "op_value"},
-        {"conditioned": False},
-        {"recurrent": False},
-        {"hold_heads": ("blueprint",)},
-    ],
+    "options", [{}, {"critic": "op_value", "conditioned": False, "recurrent": False, "hold_heads": ("op",)}]
 )
 def test_a_policy_comes_back_bit_for_bit(options: dict[str, Any], tmp_path: Path) -> None:
     policy = policy_of(4, **options)
@@ -91,8 +83,7 @@ def stop_at_replacement(monkeypatch: pytest.MonkeyPatch, number: int, after: boo
     monkeypatch.setattr(os, "replace", stopping)
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize(("number", "after"), [(1, True), (2, False), (2, True), (3, False), (3, True)])
 def test_a_policy_that_is_being_replaced_is_the_old_or_the_new_one(
     number: int, after: bool, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,11 +143,11 @@ def test_an_edited_description_is_refused(spoil: Callable[[dict[str, Any]], obje
         load_policy(saved)
 
 
-def test_two_hundred_damaged_policies_load_bit_for_bit_or_not_at_all(saved: Path) -> None:
+def test_sixty_damaged_policies_load_bit_for_bit_or_not_at_all(saved: Path) -> None:
     good = load_policy(saved)
     rng = random.Random(0)
     refused = 0
-    for number in range(200):
+    for number in range(60):
         file = saved / ("policy.json" if number % 2 else "policy.safetensors")
         content = file.read_bytes()
         place = rng.randrange(len(content))
@@ -170,7 +161,7 @@ def test_two_hundred_damaged_policies_load_bit_for_bit_or_not_at_all(saved: Path
         else:
             assert (loaded.shape, weights(loaded)) == (good.shape, weights(good)), f"{file.name} at {place}"
         file.write_bytes(content)
-    assert refused > 150
+    assert refused > 45
 
 
 def test_other_features_are_refused_by_name(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +192,7 @@ def spoilt(saved: Path, spoil: Callable[[dict[str, Any]], object]) -> Path:
         (lambda d: d.pop("features"), "does not describe a policy"),
         (lambda d: d.update(shape=3), "does not describe a policy"),
         (lambda d: d.update(features=7), "does not describe a policy"),
-        (lambda d: d.update(features=[1, None]), "trained on other features: it knows 1, None"),
+        (lambda d: d.update(features=[1, None]), "does not describe a policy"),
         (lambda d: d["shape"].update(num_slots="3"), "does not describe a policy"),
         (lambda d: d["shape"].update(num_slots=4), "trained on other features"),
         (lambda d: d["shape"].update(critic="q"), "does not describe a policy"),

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline import SlotConfig, SlotTable, Stage, report_slot
@@ -40,12 +40,8 @@ def test_an_observation_has_31_columns_and_30_per_slot(slots: int, size: int) ->
     assert obs.dtype == torch.float32
     assert blueprints.shape == (2, slots)
     assert blueprints.dtype == torch.int64
-
-
-@pytest.mark.parametrize("slots", [1, 3, 8])
-def test_every_column_stands_where_the_table_of_features_says(slots: int) -> None:
-    expected = BASE_NAMES + [f"slot{slot}.{name}" for slot in range(slots) for name in SLOT_NAMES]
-    assert list(feature_names(slots)) == expected
+    names = BASE_NAMES + [f"slot{slot}.{name}" for slot in range(slots) for name in SLOT_NAMES]
+    assert list(feature_names(slots)) == names
 
 
 def test_the_base_columns_literally() -> None:
@@ -140,25 +136,6 @@ def test_the_columns_of_a_slot_literally() -> None:
 
 
 @pytest.mark.parametrize(
-    ("signal", "column", "raw", "expected"),
-    [
-        ("loss_delta", "loss_delta", 5.0, 1.0),
-        ("loss_delta", "loss_delta", -5.0, -1.0),
-        ("score_delta", "score_delta", 25.0, 1.0),
-        ("score_delta", "score_delta", -25.0, -1.0),
-        ("plateau_epochs", "plateau", 40, 1.0),
-        ("stabilised", "stabilised", False, 0.0),
-        ("val_loss", "loss", 1e9, 2.0),
-        ("val_loss", "loss", 0.0, 0.0),
-        ("last_success", "last_success", True, 1.0),
-    ],
-)
-def test_base_columns_are_clipped_to_their_range(signal: str, column: str, raw: Any, expected: float) -> None:
-    (row,), _ = observe(SlotTable.empty(1, 1), signals_of(**{signal: raw}))
-    assert row[column] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
     ("column", "changes", "expected"),
     [
         ("alpha_mode", {"alpha_from": 1.0, "alpha_target": 0.0}, 1.0),  # DOWN
@@ -182,6 +159,10 @@ def test_base_columns_are_clipped_to_their_range(signal: str, column: str, raw: 
         ("strongest_boost", {"strongest_boost": -3.0}, 0.0),
         ("vanishing", {"vanishing": 1.0}, 1.0),
         ("freshness", {"epochs_since_measured": 0}, 1.0),
+        ("gradient_norm", {"gradient_norm": np.inf}, 1.0),
+        ("contribution", {"contribution": -np.inf}, -1.0),
+        ("strongest_boost", {"strongest_boost": np.inf}, 1.0),
+        ("gradient_health", {"gradient_health": np.inf}, 2.0),
     ],
 )
 def test_slot_columns_are_mapped_and_clipped(column: str, changes: dict[str, Any], expected: float) -> None:
@@ -197,41 +178,34 @@ def test_three_neighbours_at_full_alpha_fill_the_scale() -> None:
         put(table, slot, Stage.HOLDING, alpha=1.0)
     (row,), _ = observe(table)
     assert [row[f"slot{slot}.upstream_alpha"] for slot in range(5)] == pytest.approx([0, 1 / 3, 2 / 3, 1, 1])
-    assert [row[f"slot{slot}.downstream_alpha"] for slot in range(5)] == pytest.approx(
-        [1, 1, 2 / 3, 1 / 3, 0]
-    )
-
-
-def test_alpha_outside_the_forward_pass_weighs_nothing_for_its_neighbours() -> None:
-    table = SlotTable.empty(1, 2)
+    downstream = [row[f"slot{slot}.downstream_alpha"] for slot in range(5)]
+    assert downstream == pytest.approx([1, 1, 2 / 3, 1 / 3, 0])
     put(table, 0, Stage.TRAINING, alpha=0.9)
-    put(table, 1, Stage.HOLDING, alpha=1.0)
     (row,), _ = observe(table)
-    assert row["slot1.upstream_alpha"] == 0.0
+    assert row["slot1.upstream_alpha"] == 0.0, "outside of the forward pass an alpha weighs nothing"
 
 
 def test_what_was_not_measured_reads_as_nothing_not_as_perfect() -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.TRAINING, blueprint=1)
     (row,), _ = observe(table)
-    unknown = [
-        "contribution",
-        "contribution_velocity",
-        "freshness",
-        "gradient_norm",
-        "gradient_health",
-        "previous_health",
-        "vanishing",
-        "exploding",
-        "interaction_sum",
-        "strongest_boost",
-    ]
+    unknown = [*MEASUREMENTS, "freshness"]
     assert {name: row[f"slot0.{name}"] for name in unknown} == dict.fromkeys(unknown, 0.0)
 
 
 @pytest.mark.parametrize(
     ("changes", "column", "expected"),
     [
+        ({"loss_delta": 5.0}, "loss_delta", 1.0),
+        ({"loss_delta": -5.0}, "loss_delta", -1.0),
+        ({"score_delta": 25.0}, "score_delta", 1.0),
+        ({"score_delta": -25.0}, "score_delta", -1.0),
+        ({"plateau_epochs": 40}, "plateau", 1.0),
+        ({"stabilised": False}, "stabilised", 0.0),
+        ({"last_success": True}, "last_success", 1.0),
+        ({"val_loss": 1e9}, "loss", 2.0),
+        ({"val_loss": 0.0}, "loss", 0.0),
+        # A diverged host reads as the bad end of the scale.
         ({"val_loss": np.nan}, "loss", 2.0),
         ({"val_loss": np.inf}, "loss", 2.0),
         ({"best_loss": np.nan}, "best_loss", 2.0),
@@ -245,27 +219,11 @@ def test_what_was_not_measured_reads_as_nothing_not_as_perfect() -> None:
         ({"val_score": -np.inf}, "score", -2.0),
     ],
 )
-def test_a_diverged_host_reads_as_the_bad_end_of_the_scale(
+def test_base_columns_are_clipped_to_their_range(
     changes: dict[str, Any], column: str, expected: float
 ) -> None:
     (row,), _ = observe(SlotTable.empty(1, 1), signals_of(**changes))
-    assert row[column] == expected
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "expected"),
-    [
-        ("gradient_norm", np.inf, 1.0),
-        ("contribution", -np.inf, -1.0),
-        ("strongest_boost", np.inf, 1.0),
-        ("gradient_health", np.inf, 2.0),
-    ],
-)
-def test_an_infinite_measurement_reads_as_the_bound(column: str, value: float, expected: float) -> None:
-    table = SlotTable.empty(1, 1)
-    put(table, 0, Stage.HOLDING, **{column: value})
-    (row,), _ = observe(table)
-    assert row[f"slot0.{column}"] == expected
+    assert row[column] == pytest.approx(expected)
 
 
 def test_an_empty_slot_is_thirty_zeros_whatever_its_columns_hold() -> None:
@@ -314,6 +272,7 @@ def clip(value: float | None, low: float, high: float) -> float:
     return 0.0 if value is None else min(max(value, low), high)
 
 
+@settings(max_examples=25)
 @given(rng_seed=st.integers(0, 2**32 - 1), num_slots=st.sampled_from([1, 3, 8]))
 def test_the_columns_of_a_seed_are_its_reports_numbers(rng_seed: int, num_slots: int) -> None:
     rng = np.random.default_rng(rng_seed)

@@ -7,7 +7,6 @@ import pytest
 
 from esper.leyline import CANONICAL_ACTION, OP_GERMINATE, OP_WAIT, FactoredAction, Head, LifecycleRules
 from esper.leyline.events import DecisionRow
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.rollout import ActionStreams, collect
@@ -43,9 +42,7 @@ def test_a_rollout_of_a_policy_builds_none(tmp_path: Path, monkeypatch: pytest.M
     task = tiny_task(rules=AT_ONCE, horizon=8)
     policy = policy_of(task.num_slots)
     env = GrowthEnv(task, TrainingConfig(), rng_seed=0, env_indices=range(NUM_ENVS))
-    shape = policy.shape
-    buffer = TamiyoRolloutBuffer(NUM_ENVS, task.horizon, shape.state_dim, shape.num_slots, shape.hidden_dim)
-    collect(env, policy, ActionStreams(0, range(NUM_ENVS)), buffer)
+    buffer = collect(env, policy, ActionStreams(0, range(NUM_ENVS)))
     assert len(env.reports) == NUM_ENVS
     assert len(buffer.actions[..., Head.OP].unique()) > 2, "several ops were carried out"
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline import NUM_HEADS, Head, SlotTable
 from esper.tamiyo.policy.action_masks import compute_batch_masks
+from esper.tamiyo.policy.controller import decide
 from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE, batch_obs_to_features, feature_names
 from esper.tamiyo.policy.observer import CapacityError, Observer, check_capacity
 from esper.tamiyo.tracker import SignalTracker
@@ -31,6 +32,7 @@ def test_a_model_of_the_policys_own_size_is_shown_as_it_is() -> None:
     assert torch.equal(seen.masks.slot_by_op, compute_batch_masks(table, space).slot_by_op)
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.sampled_from([(1, 2), (1, 8), (3, 4), (3, 8), (5, 8)]))
 def test_absent_slots_read_as_empty_and_nothing_is_legal_in_them(
     rng_seed: int, sizes: tuple[int, int]
@@ -67,26 +69,17 @@ def test_shares_count_the_slots_that_the_policy_has_room_for() -> None:
     torch.testing.assert_close(shares[1], shares[0] / 2)
 
 
+@settings(max_examples=25)
 @given(st.integers(0, 10_000), st.sampled_from([1, 2, 3, 5]))
 def test_no_decision_names_an_absent_slot(rng_seed: int, slots: int) -> None:
     table, space = random_episodes(rng_seed, slots), space_of(slots, auto_forward=False)
     policy = POLICY_FOR_EIGHT
     seen = Observer(ENVS, slots, 8).observe(facts_of(4, num_envs=ENVS), table, space)
-    with torch.no_grad():
-        for uniforms in (
-            None,
-            torch.rand(ENVS, NUM_HEADS, generator=torch.Generator().manual_seed(rng_seed)),
-        ):
-            actions = policy.get_action(
-                seen.features,
-                seen.blueprint_indices,
-                policy.get_initial_hidden(ENVS),
-                seen.masks,
-                uniforms=uniforms,
-                deterministic=uniforms is None,
-            ).actions.numpy()
-            assert actions[:, Head.SLOT].max() < slots
-            assert_legal(actions, table, space)
+    sampled = torch.rand(ENVS, NUM_HEADS, generator=torch.Generator().manual_seed(rng_seed))
+    for uniforms in (None, sampled):
+        actions = decide(policy, seen, policy.get_initial_hidden(ENVS), uniforms).actions.numpy()
+        assert actions[:, Head.SLOT].max() < slots
+        assert_legal(actions, table, space)
 
 
 POLICY_FOR_EIGHT = policy_of(8)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from esper.leyline import HEAD_NAMES, NUM_HEADS
 from esper.leyline.errors import EsperError
@@ -30,7 +30,6 @@ from esper.simic.diagnostics import (
     first_non_finite,
     value_nrmse,
 )
-from esper.simic.schedules import linear
 from esper.tamiyo.networks.factored_lstm import Evaluation, FactoredRecurrentActorCritic
 
 KL_STOP: Final = 1.5
@@ -49,10 +48,7 @@ class PolicyDivergedError(EsperError):
 
 @dataclass(slots=True)
 class UpdateMetrics:
-    """What one update did; per-head values in the order of ``HEAD_NAMES``, ``None`` where unknown.
-
-    Every field is a column of the iteration's row.
-    """
+    """What one update did: columns of ``UpdateRow``, which says what each means."""
 
     policy_loss: float = 0.0
     value_loss: float = 0.0
@@ -68,17 +64,12 @@ class UpdateMetrics:
     ratio_max: float = 1.0
     ratio_min: float = 1.0
     first_ratio_error: float = 0.0
-    """Largest distance from 1 in the first update epoch: rollout and update must agree."""
     update_epochs: int = 0
-    """Completed: steps of the optimiser over the rollout."""
     early_stop_update_epoch: int | None = None
     grad_norm: float = 0.0
-    """Before clipping, as of the last step."""
     head_grad_norm: list[float] = field(default_factory=list)
-    """Before clipping, in the first update epoch."""
     forced_share: float = 0.0
     skipped: str | None = None
-    """Why the update was left out, if it was."""
     explosion: RatioExplosionDiagnostic | None = None
 
     def columns(self) -> dict[str, Any]:
@@ -119,19 +110,19 @@ class PPOAgent:
         )
         if broken is not None:
             return self._skip(UpdateMetrics(), broken)
+        free = has_choice(buffer.masks, self.policy.sizes)
         metrics = UpdateMetrics(
             explained_variance=explained_variance(buffer.values, returns),
             value_nrmse=value_nrmse(buffer.values, returns),
             value_return_correlation=correlation(buffer.values, returns),
+            forced_share=1.0 - float(free.float().mean()),
         )
-        free = has_choice(buffer.masks, self.policy.sizes)
-        metrics.forced_share = 1.0 - float(free.float().mean())
         batch = Batch(
             buffer=buffer,
             advantages=normalise(advantages, free),
             returns=returns,
             free_rows=max(int(free.sum()), 1),
-            entropy_weight=linear(config.entropy_start, config.entropy_end, progress),
+            entropy_weight=config.entropy_start + (config.entropy_end - config.entropy_start) * progress,
             entropy_floor=config.entropy_floor if progress < KEEP_OPEN_UNTIL else 0.0,
         )
         for number in range(config.update_epochs):
@@ -144,16 +135,18 @@ class PPOAgent:
     def _update_epoch(self, batch: Batch, number: int, metrics: UpdateMetrics) -> bool:
         """One gradient step on the whole rollout; false when it ended the update instead of stepping."""
         self.optimiser.zero_grad()
-        parts = shards(len(batch.advantages), self._envs_per_backward)
-        results = [self._shard(batch, shard) for shard in parts]
+        results = [self._shard(batch, shard) for shard in shards(len(batch.returns), self._envs_per_backward)]
         log_ratio = torch.cat([result.log_ratio for result in results])
         kl = float(losses.approximate_kl(log_ratio).sum()) / batch.free_rows
         # Before anything can end the update: a ratio that explodes is what ends it.
-        self._describe(metrics, results, batch.buffer, log_ratio)
+        self._describe(metrics, results, batch, log_ratio)
         metrics.approx_kl = kl
         if number == 0:
             metrics.first_ratio_error = float((log_ratio.exp() - 1).abs().max())
-            metrics.head_grad_norm = [self._head_norm(name) for name in HEAD_NAMES]
+            heads = (self.policy.heads[name].parameters() for name in HEAD_NAMES)
+            metrics.head_grad_norm = [
+                float(get_total_norm([p.grad for p in head if p.grad is not None])) for head in heads
+            ]
         if number > 0 and kl > KL_STOP * self.config.target_kl:
             metrics.early_stop_update_epoch = number
             return False
@@ -201,16 +194,11 @@ class PPOAgent:
         )
 
     def _describe(
-        self,
-        metrics: UpdateMetrics,
-        results: list[ShardResult],
-        buffer: TamiyoRolloutBuffer,
-        log_ratio: Tensor,
+        self, metrics: UpdateMetrics, results: list[ShardResult], batch: Batch, log_ratio: Tensor
     ) -> None:
         ratio = log_ratio.exp()
-        free = torch.cat([result.evaluation.has_choice for result in results])
-        entropies = torch.cat([result.evaluation.entropies for result in results])
-        log_probs = torch.cat([result.evaluation.log_probs for result in results])
+        evaluations = zip(*(result.evaluation for result in results), strict=True)
+        log_probs, entropies, free, _ = map(torch.cat, evaluations)
         counts, sums = free.sum(dim=(0, 1)), (entropies * free).sum(dim=(0, 1))
         metrics.policy_loss = sum(result.policy_loss for result in results)
         metrics.value_loss = sum(result.value_loss for result in results)
@@ -219,17 +207,11 @@ class PPOAgent:
             float(sums[head] / counts[head]) if counts[head] else None for head in range(NUM_HEADS)
         ]
         clipped = ((ratio - 1).abs() > self.config.clip) & free.any(dim=-1)
-        metrics.clip_fraction = float(clipped.sum()) / max(int(free.any(dim=-1).sum()), 1)
+        metrics.clip_fraction = float(clipped.sum()) / batch.free_rows
         metrics.ratio_mean, metrics.ratio_std = float(ratio.mean()), float(ratio.std(correction=0))
         metrics.ratio_max, metrics.ratio_min = float(ratio.max()), float(ratio.min())
         metrics.explosion = metrics.explosion or RatioExplosionDiagnostic.of(
-            log_ratio, log_probs, buffer.log_probs, buffer.actions
-        )
-
-    def _head_norm(self, name: str) -> float:
-        gradients = [p.grad for p in self.policy.heads[name].parameters() if p.grad is not None]
-        return (
-            float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))) if gradients else 0.0
+            log_ratio, log_probs, batch.buffer.log_probs, batch.buffer.actions
         )
 
     def _skip(self, metrics: UpdateMetrics, reason: str) -> UpdateMetrics:
@@ -267,7 +249,7 @@ class ShardResult:
 
 def shards(num_envs: int, size: int) -> list[slice]:
     """Fixed groups of neighbouring environments; the last may be smaller."""
-    return [slice(start, min(start + size, num_envs)) for start in range(0, num_envs, size)]
+    return [slice(start, start + size) for start in range(0, num_envs, size)]
 
 
 def has_choice(masks: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper.leyline import NUM_HEADS, NUM_OPS, head_sizes
+from esper.leyline import NUM_HEADS, head_sizes
 from esper.tamiyo.networks.factored_lstm import Decision, Hidden
 
 
@@ -25,7 +25,7 @@ class Sequences(NamedTuple):
 
 
 class TamiyoRolloutBuffer:
-    """Rows ``[env, step]``; a full buffer refuses another step until it is reset."""
+    """Rows ``[env, step]`` from the LSTM state ``hidden`` on; a full buffer refuses another step."""
 
     def __init__(
         self, num_envs: int, num_steps: int, state_dim: int, num_slots: int, hidden_dim: int
@@ -39,7 +39,6 @@ class TamiyoRolloutBuffer:
         self.actions = rows(NUM_HEADS, dtype=torch.int64)
         self.log_probs = rows(NUM_HEADS)
         self.masks = rows(sum(head_sizes(num_slots)), dtype=torch.bool)
-        self.op_probs = rows(NUM_OPS)
         self.values = rows()
         self.next_values = rows()
         self.rewards = rows()
@@ -49,18 +48,7 @@ class TamiyoRolloutBuffer:
         self.hidden: Hidden = (torch.zeros(1, num_envs, hidden_dim), torch.zeros(1, num_envs, hidden_dim))
         self.length = 0
 
-    def begin(self, hidden: Hidden) -> None:
-        """Start a new rollout from ``hidden``, the LSTM state before its first step."""
-        self.hidden = (hidden[0].clone(), hidden[1].clone())
-        self.length = 0
-
-    def add(
-        self,
-        state: Tensor,
-        blueprint_indices: Tensor,
-        decision: Decision,
-        fresh: Tensor,
-    ) -> None:
+    def add(self, state: Tensor, blueprint_indices: Tensor, decision: Decision, fresh: Tensor) -> None:
         """Write what was seen and decided at one step, all environments at once."""
         if self.length == self.num_steps:
             raise RuntimeError(f"the rollout buffer holds {self.num_steps} steps and is full")
@@ -70,7 +58,6 @@ class TamiyoRolloutBuffer:
         self.actions[:, step] = decision.actions
         self.log_probs[:, step] = decision.log_probs
         self.masks[:, step] = decision.masks
-        self.op_probs[:, step] = decision.op_probs
         self.values[:, step] = decision.value
         self.fresh[:, step] = fresh
         self.length += 1

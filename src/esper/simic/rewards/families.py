@@ -13,14 +13,19 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from esper.leyline import DEFAULT_GAMMA, EpochFacts, LifecycleOp, SlotTable
-from esper.simic.rewards import terms
-from esper.simic.rewards.terms import Array, Flags
 
 FamilyName = Literal["paired", "contribution", "loss", "sparse"]
+Array = NDArray[np.float64]
 RewardTerms = dict[str, Array]
 """The terms of one step by name, each ``[env]``; the reward is their sum."""
+
+CHURN_COST: Final = 0.01
+"""Of removing a seed: what one point of score is worth."""
+ROLLBACK_PENALTY: Final = 0.2
+"""Of an episode that broke down, besides all that it had gained: what twenty points of score are worth."""
 
 
 class RewardInputs(NamedTuple):
@@ -38,13 +43,51 @@ class RewardInputs(NamedTuple):
 
 Term = Callable[[RewardInputs], Array]
 
-
-def _rent(s: RewardInputs) -> Array:
-    return terms.rent_potential(s.facts.grown_params.astype(np.float64), s.rent)
+# --- terms, each [env]: potentials are what a state is worth, 1 for 100 points -------------------------
 
 
-def _pruned(s: RewardInputs) -> Flags:
-    return (s.facts.last_op == LifecycleOp.PRUNE) & s.facts.last_success
+def lead(s: RewardInputs) -> Array:
+    """What growth has gained so far: the lead over the do-nothing twin."""
+    return (s.facts.val_score - s.twin_score) / 100.0
+
+
+def contribution(s: RewardInputs) -> Array:
+    """What was measured of the seeds that take part; what was never measured (NaN) does not count yet."""
+    measured = s.table.in_forward & ~np.isnan(s.table.contribution)
+    return np.where(measured, s.table.contribution, 0.0).sum(axis=1) / 100.0
+
+
+def loss(s: RewardInputs) -> Array:
+    """Falls with the loss, by 1 from a blind guess to none: improvement is positive."""
+    return -s.facts.val_loss / s.guess_loss
+
+
+def final_score(s: RewardInputs) -> Array:
+    """The score of a finished episode; an episode in progress is worth nothing yet."""
+    return np.where(s.facts.ended, s.facts.val_score / 100.0, 0.0)
+
+
+def rent(s: RewardInputs) -> Array:
+    """What the grown parameters cost, never positive."""
+    return rent_potential(s.facts.grown_params.astype(np.float64), s.rent)
+
+
+def rent_potential(grown_params: Array | float, price: Array | float) -> Array:
+    """Minus ``price`` per thousand parameters."""
+    return -np.asarray(price) * grown_params / 1000.0
+
+
+def final_rent(s: RewardInputs) -> Array:
+    """The rent of a finished episode."""
+    return np.where(s.facts.ended, rent(s), 0.0)
+
+
+def churn(s: RewardInputs) -> Array:
+    """What a removal costs in the step that orders it."""
+    return np.where((s.facts.last_op == LifecycleOp.PRUNE) & s.facts.last_success, -CHURN_COST, 0.0)
+
+
+# --- families ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +102,10 @@ class RewardFamily:
 
 
 FAMILIES: Final[Mapping[FamilyName, RewardFamily]] = {
-    "paired": RewardFamily(
-        potentials={
-            "lead": lambda s: terms.paired_potential(s.facts.val_score, s.twin_score),
-            "rent": _rent,
-        },
-        needs_twin=True,
-        gamma=1.0,
-    ),
-    "contribution": RewardFamily(
-        potentials={
-            "contribution": lambda s: terms.contribution_potential(s.table.contribution, s.table.in_forward),
-            "rent": _rent,
-        },
-        costs={"churn": lambda s: terms.churn(_pruned(s))},
-    ),
-    "loss": RewardFamily(
-        potentials={"loss": lambda s: terms.loss_potential(s.facts.val_loss, s.guess_loss), "rent": _rent},
-    ),
-    "sparse": RewardFamily(
-        potentials={
-            "score": lambda s: terms.final_potential(s.facts.val_score, s.facts.ended),
-            "rent": lambda s: np.where(s.facts.ended, _rent(s), 0.0),
-        },
-        gamma=1.0,
-    ),
+    "paired": RewardFamily({"lead": lead, "rent": rent}, needs_twin=True, gamma=1.0),
+    "contribution": RewardFamily({"contribution": contribution, "rent": rent}, costs={"churn": churn}),
+    "loss": RewardFamily({"loss": loss, "rent": rent}),
+    "sparse": RewardFamily({"score": final_score, "rent": final_rent}, gamma=1.0),
 }
 
 
@@ -117,7 +139,7 @@ class RewardFunction:
             self._last[name] = now
         for name, cost in self._family.costs.items():
             rewards[name] = self._scale * cost(inputs)
-        rewards["rollback"] = self._scale * terms.rollback(broken)
+        rewards["rollback"] = self._scale * np.where(broken, -ROLLBACK_PENALTY, 0.0)
         return rewards
 
     def _potentials(self, inputs: RewardInputs) -> dict[str, Array]:

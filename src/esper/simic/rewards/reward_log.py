@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from esper.simic.rewards.families import RewardTerms, total
-from esper.simic.rewards.terms import Array
+from esper.simic.rewards.families import Array, RewardTerms, total
 from esper.tolaria.recording import Reward
 
 

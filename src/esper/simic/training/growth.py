@@ -67,6 +67,9 @@ class GrowthEnv:
         self._rng_seed = rng_seed
         self._journal = journal
         self.env_indices = tuple(env_indices)
+        self.horizon = task.horizon
+        self.next_episode = 0
+        """The one that the next reset begins."""
         # A policy learns most from the decision that broke a host if nothing is undone behind its back.
         self._vector = SerialVector(task, rng_seed=rng_seed, env_indices=self.env_indices, rollback_limit=1)
         self._observer = Observer(len(self.env_indices), task.num_slots, config.capacity or task.num_slots)
@@ -74,15 +77,9 @@ class GrowthEnv:
         self._reward_function = RewardFunction(self._family, config.reward_scale)
         self._unpaired = RewardFunction(self._family, config.reward_scale)
         """Rewards as if the twin scored zero throughout, to show what the twin is good for."""
-        self._episode = -1
 
-    @property
-    def horizon(self) -> int:
-        return self._task.horizon
-
-    def begin(self, episode: int) -> Observation:
-        """Begin episode ``episode`` everywhere."""
-        self._episode = episode
+    def reset(self) -> Observation:
+        self._episode, self.next_episode = self.next_episode, self.next_episode + 1
         self._attempts = [0] * len(self.env_indices)
         self._born = [0] * len(self.env_indices)
         """The step at which each environment's present attempt began."""
@@ -100,13 +97,6 @@ class GrowthEnv:
         self._reward_function.begin(inputs)
         self._unpaired.begin(self._without_twin(inputs))
         return self._observe(facts)
-
-    def reset(self) -> Observation:
-        return self.begin(self._episode + 1)
-
-    def seek(self, episode: int) -> None:
-        """Let the next reset begin episode ``episode``."""
-        self._episode = episode - 1
 
     @property
     def rows(self) -> list[Row]:
@@ -155,9 +145,8 @@ class GrowthEnv:
 
     def _reset_env(self, row: int) -> EnvFacts:
         episode, attempt = self._episode, self._attempts[row]
-        scores = None
+        env, scores = self.env_indices[row], None
         if self._family.needs_twin:
-            env = self.env_indices[row]
             scores = twin_scores(
                 self._task, rng_seed=self._rng_seed, env=env, episode=episode, attempt=attempt
             )

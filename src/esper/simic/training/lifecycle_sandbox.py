@@ -6,31 +6,30 @@ with noise. Rewards are paired, so the return is the final gain of the committed
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline import (
     BLUEPRINT_IDS,
-    OP_WAIT,
     ActionSpace,
     BlueprintAction,
     EpochFacts,
     Head,
+    LifecycleOp,
     LifecycleRules,
     SlotConfig,
     SlotTable,
     Stage,
     canonicalise,
-    derive_seed,
     legal_slots_by_op,
 )
-from esper.leyline.protocols import PolicyOutput
 from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
-from esper.simic.training.rollout import Step
+from esper.simic.training.sandbox import Actions, Oracle, Rewards
 from esper.tamiyo.policy.observer import Observation, Observer
 from esper.tolaria import actuator
 
@@ -78,56 +77,44 @@ class PaperBody:
         """Nothing mirrors the table."""
 
 
-class LifecycleSandbox(ABC):
-    """A vector of episodes of ``HORIZON`` epochs whose seeds are worth what ``gains`` says."""
+class LifecycleSandbox(Oracle):
+    """Episodes of ``HORIZON`` epochs whose seeds are worth what ``gains`` says."""
 
-    optimum: float
     horizon = HORIZON
 
     def __init__(self, rng_seed: int, env_indices: Sequence[int]) -> None:
-        self._indices = tuple(env_indices)
-        self._rngs = [np.random.default_rng(derive_seed(rng_seed, "env", i, "sandbox")) for i in env_indices]
-        self.num_envs = len(self._indices)
+        super().__init__(rng_seed, env_indices)
         self.table = SlotTable.empty(self.num_envs, SPACE.slot_config.num_slots)
         self._bodies = [PaperBody(self.table.row(env)) for env in range(self.num_envs)]
         self._observer = Observer(self.num_envs, self.table.num_slots, self.table.num_slots)
         self._rewards = RewardFunction(FAMILIES["paired"], SCALE)
 
-    @property
-    def env_indices(self) -> Sequence[int]:
-        return self._indices
-
-    def reset(self) -> Observation:
+    def start(self) -> None:
         self.table.assign(SlotTable.empty(self.num_envs, SPACE.slot_config.num_slots))
         self._observer.reset()
-        self._epoch, self._next_seed = 0, 0
-        self.start()
-        waited = np.full(self.num_envs, OP_WAIT)
-        facts = self._facts(
-            waited, np.ones(self.num_envs, dtype=np.bool_), np.full(self.num_envs, HOST_SCORE)
-        )
-        self._rewards.begin(self._inputs(facts))
-        return self._observer.observe(facts, self.table, SPACE)
+        self._next_seed = 0
+        self._facts = self._measured(0, self._everywhere(HOST_SCORE), LifecycleOp.WAIT, True)
+        self._rewards.begin(self._inputs())
 
-    def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> Step:
+    def observe(self) -> Observation:
+        return self._observer.observe(self._facts, self.table, SPACE)
+
+    def rewards(self, actions: Actions) -> Rewards:
         succeeded = self._act(actions)
         self.train()
-        self._epoch += 1
+        epoch = self.step_number + 1
         for body in self._bodies:
             actuator.tick(body)
         self._measure_seeds()
         for body in self._bodies:
             actuator.advance(body)
-            if self._epoch == HORIZON:
+            if epoch == HORIZON:
                 actuator.commit(body)
         score = np.clip(HOST_SCORE + self.gains().sum(axis=1) + self._noise(), 0.0, 100.0)
-        facts = self._facts(actions[:, Head.OP], succeeded, score)
-        reward = total(self._rewards.reward_terms(self._inputs(facts)))
-        over = self._epoch == HORIZON
-        observation = self.reset() if over else self._observer.observe(facts, self.table, SPACE)
-        return Step(observation, reward, facts.ended, facts.ended)
+        self._facts = self._measured(epoch, score, actions[:, Head.OP], succeeded)
+        return total(self._rewards.reward_terms(self._inputs()))
 
-    def _act(self, actions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _act(self, actions: Actions) -> NDArray[np.bool_]:
         alpha = self.table.alpha[np.arange(self.num_envs), actions[:, Head.SLOT]]
         canonical = canonicalise(actions, alpha)
         legal = legal_slots_by_op(self.table, SPACE.rules)
@@ -138,7 +125,7 @@ class LifecycleSandbox(ABC):
         return np.array(outcomes)
 
     def _noise(self, *shape: int) -> NDArray[np.float64]:
-        return np.stack([rng.normal(0.0, NOISE, shape) for rng in self._rngs])
+        return np.stack([rng.normal(0.0, NOISE, shape) for rng in self.rngs])
 
     def _measure_seeds(self) -> None:
         """Healthy gradients, and a noisy contribution for every seed that takes part."""
@@ -150,39 +137,33 @@ class LifecycleSandbox(ABC):
         for env, slot in np.argwhere(self.table.in_forward):
             self.table.record_contribution(env, slot, gains[env, slot] + noise[env, slot], NOISE)
 
-    def _facts(
-        self, op: NDArray[np.int64], succeeded: NDArray[np.bool_], score: NDArray[np.float64]
-    ) -> EpochFacts:
+    def _everywhere(self, value: Any) -> NDArray[Any]:
+        return np.full(self.num_envs, value)
+
+    def _measured(self, epoch: int, score: NDArray[np.float64], op: Any, succeeded: Any) -> EpochFacts:
         grown = (self.table.seed_params * self.table.occupied).sum(axis=1)
-
-        def everywhere(value: float) -> NDArray[np.float64]:
-            return np.full(self.num_envs, value)
-
         loss = GUESS_LOSS * (1.0 - score / 100.0)
         return EpochFacts(
-            epoch=np.full(self.num_envs, self._epoch),
-            max_epochs=np.full(self.num_envs, HORIZON),
+            epoch=self._everywhere(epoch),
+            max_epochs=self._everywhere(HORIZON),
             train_loss=loss,
             train_score=score,
             val_loss=loss,
             val_score=score,
             params=HOST_PARAMS + grown,
             grown_params=grown,
-            param_budget=np.full(self.num_envs, 20 * HOST_PARAMS),
-            host_gradient_norm=everywhere(1.0),
-            last_op=op,
-            last_success=succeeded,
-            ended=np.full(self.num_envs, self._epoch == HORIZON),
-            rolled_back=np.zeros(self.num_envs, dtype=np.bool_),
+            param_budget=self._everywhere(20 * HOST_PARAMS),
+            host_gradient_norm=self._everywhere(1.0),
+            last_op=self._everywhere(op),
+            last_success=self._everywhere(succeeded),
+            ended=self._everywhere(epoch == HORIZON),
+            rolled_back=self._everywhere(False),
         )
 
-    def _inputs(self, facts: EpochFacts) -> RewardInputs:
-        return RewardInputs(facts, self.table, np.full(self.num_envs, HOST_SCORE), GUESS_LOSS, RENT)
+    def _inputs(self) -> RewardInputs:
+        return RewardInputs(self._facts, self.table, self._everywhere(HOST_SCORE), GUESS_LOSS, RENT)
 
-    def start(self) -> None:  # noqa: B027  a hook that most worlds do not need
-        """Begin a new episode."""
-
-    def train(self) -> None:  # noqa: B027  a hook that most worlds do not need
+    def train(self) -> None:
         """One epoch of training, before it is counted and measured."""
 
     @abstractmethod
@@ -231,6 +212,7 @@ class Scaffold(LifecycleSandbox):
     optimum = _payoff(pay, BlueprintAction.NORM)
 
     def start(self) -> None:
+        super().start()
         self.supported = np.zeros(self.num_envs, dtype=np.bool_)
 
     def train(self) -> None:

@@ -13,17 +13,15 @@ import torch
 
 from esper.leyline import Head, SlotConfig, derive_seed
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import PPOConfig
-from esper.simic.training.lifecycle_sandbox import LifecycleSandbox
 from esper.simic.training.rollout import ActionStreams, PolicyEnv, collect, evaluate
-from esper.simic.training.sandbox import NUM_SLOTS, Sandbox
+from esper.simic.training.sandbox import NUM_SLOTS, Oracle
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.distributions import MaskedCategorical
 from esper.tamiyo.policy.features import get_feature_size
 
-OracleClass = type[Sandbox] | type[LifecycleSandbox]
+OracleClass = type[Oracle]
 
 SMALL: Final = PolicyShape(
     get_feature_size(SlotConfig.of_count(NUM_SLOTS)), NUM_SLOTS, feature_dim=64, hidden_dim=64
@@ -69,11 +67,9 @@ def train_on(
     env = oracle(rng_seed, range(num_envs))
     rehearsal = oracle(derive_seed(rng_seed, "rehearsal"), range(EVALUATED_ENVS))
     streams = ActionStreams(rng_seed, range(num_envs))
-    buffer = TamiyoRolloutBuffer(num_envs, env.horizon, shape.state_dim, shape.num_slots, shape.hidden_dim)
     chance, finished, arrived = random_return(oracle, rng_seed), 0, 0
     while finished < iterations and arrived < 2:
-        collect(env, policy, streams, buffer)
-        agent.update(buffer, finished / iterations)
+        agent.update(collect(env, policy, streams), finished / iterations)
         finished += 1
         if finished % ITERATIONS_BETWEEN_CHECKS == 0:
             reached = Trial(_mean_return(rehearsal, policy), chance, oracle.optimum, finished)

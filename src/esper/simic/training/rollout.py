@@ -15,7 +15,7 @@ from esper.leyline.protocols import PolicyOutput
 from esper.leyline.streams import derive_seed
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.networks.factored_lstm import Decision, FactoredRecurrentActorCritic, Hidden
-from esper.tamiyo.policy.controller import policy_outputs
+from esper.tamiyo.policy.controller import decide, policy_outputs
 from esper.tamiyo.policy.observer import Observation
 
 
@@ -66,16 +66,14 @@ class ActionStreams:
 
 
 def collect(
-    env: PolicyEnv,
-    policy: FactoredRecurrentActorCritic,
-    streams: ActionStreams,
-    buffer: TamiyoRolloutBuffer,
-) -> None:
-    """Fill ``buffer`` from a fresh episode on; what is cut off at its end is valued by the critic."""
-    observation = env.reset()
-    num_envs = observation.features.shape[0]
-    hidden = policy.get_initial_hidden(num_envs)
-    buffer.begin(hidden)
+    env: PolicyEnv, policy: FactoredRecurrentActorCritic, streams: ActionStreams, episodes: int = 1
+) -> TamiyoRolloutBuffer:
+    """Sampled decisions over ``episodes`` horizons; what is cut off at the end is valued by the critic."""
+    shape, num_envs = policy.shape, len(env.env_indices)
+    buffer = TamiyoRolloutBuffer(
+        num_envs, episodes * env.horizon, shape.state_dim, shape.num_slots, shape.hidden_dim
+    )
+    observation, hidden = env.reset(), buffer.hidden
     fresh = torch.ones(num_envs, dtype=torch.bool)
     for _ in range(buffer.num_steps):
         decision = _sample(policy, observation, hidden, fresh, streams)
@@ -83,15 +81,13 @@ def collect(
             buffer.add_next_value(decision.value)
         buffer.add(observation.features, observation.blueprint_indices, decision, fresh)
         hidden = decision.hidden
-        outputs = policy_outputs(
-            decision.masks, decision.log_probs, decision.op_probs, decision.value, policy.sizes
-        )
-        step = env.step(decision.actions.numpy(), outputs)
+        step = env.step(decision.actions.numpy(), policy_outputs(decision, policy.sizes))
         ended, terminated = torch.from_numpy(step.ended), torch.from_numpy(step.terminated)
         buffer.add_outcome(torch.from_numpy(step.reward).float(), ended, terminated)
         observation, fresh = step.observation, ended
     if not step.terminated.all():
         buffer.add_next_value(_sample(policy, observation, hidden, terminated, streams).value)
+    return buffer
 
 
 def _sample(
@@ -103,32 +99,17 @@ def _sample(
 ) -> Decision:
     """One sampled decision everywhere; memory begins afresh where ``fresh [env]`` says so."""
     keep = (~fresh).float().view(1, -1, 1)
-    with torch.no_grad():  # not around the environment, which trains networks of its own
-        return policy.get_action(
-            observation.features,
-            observation.blueprint_indices,
-            (hidden[0] * keep, hidden[1] * keep),
-            observation.masks,
-            uniforms=streams.draw(),
-        )
+    return decide(policy, observation, (hidden[0] * keep, hidden[1] * keep), streams.draw())
 
 
 def evaluate(env: PolicyEnv, policy: FactoredRecurrentActorCritic) -> NDArray[np.float64]:
     """Undiscounted returns ``[env]`` of one argmax episode each."""
-    observation = env.reset()
-    num_envs = observation.features.shape[0]
+    observation, num_envs = env.reset(), len(env.env_indices)
     hidden = policy.get_initial_hidden(num_envs)
     returns = np.zeros(num_envs)
     alive = np.ones(num_envs, dtype=np.bool_)
     for _ in range(env.horizon):
-        with torch.no_grad():
-            decision = policy.get_action(
-                observation.features,
-                observation.blueprint_indices,
-                hidden,
-                observation.masks,
-                deterministic=True,
-            )
+        decision = decide(policy, observation, hidden)
         hidden = decision.hidden
         step = env.step(decision.actions.numpy())
         returns += step.reward * alive

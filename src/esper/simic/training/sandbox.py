@@ -14,24 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.leyline import (
-    NUM_BLUEPRINTS,
-    NUM_OPS,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
-    OP_PRUNE,
-    OP_SET_ALPHA_TARGET,
-    OP_WAIT,
-    BlueprintAction,
-    Head,
-    SlotConfig,
-    Stage,
-    derive_seed,
-)
+from esper.leyline import NUM_BLUEPRINTS, NUM_OPS, BlueprintAction, Head, LifecycleOp, Stage, derive_seed
 from esper.leyline.protocols import PolicyOutput
 from esper.simic.training.rollout import Step
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE, get_feature_size
+from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
 from esper.tamiyo.policy.observer import Observation
 
 Actions = NDArray[np.int64]
@@ -49,7 +36,7 @@ _BLUEPRINTS = (
 )
 
 
-class Sandbox(ABC):
+class Oracle(ABC):
     """A vector of small environments with episodes of ``horizon`` steps each."""
 
     horizon: int
@@ -57,31 +44,40 @@ class Sandbox(ABC):
     """Expected return of the best policy."""
 
     def __init__(self, rng_seed: int, env_indices: Sequence[int]) -> None:
-        self._indices = tuple(env_indices)
-        self._rngs = [np.random.default_rng(derive_seed(rng_seed, "env", i, "sandbox")) for i in env_indices]
-        self.num_envs = len(self._indices)
+        self.env_indices = tuple(env_indices)
+        self.num_envs = len(self.env_indices)
+        self.rngs = [np.random.default_rng(derive_seed(rng_seed, "env", i, "sandbox")) for i in env_indices]
         self.step_number = 0
-
-    @property
-    def env_indices(self) -> Sequence[int]:
-        return self._indices
 
     def reset(self) -> Observation:
         self.step_number = 0
         self.start()
-        return self._observe()
+        return self.observe()
 
     def step(self, actions: Actions, outputs: Sequence[PolicyOutput] | None = None) -> Step:
         reward = self.rewards(actions)
         self.step_number += 1
         ended = np.full(self.num_envs, self.step_number == self.horizon)
-        observation = self.reset() if ended.all() else self._observe()
+        observation = self.reset() if ended.all() else self.observe()
         return Step(observation, reward, ended, ended)
 
-    def _observe(self) -> Observation:
-        features = np.zeros(
-            (self.num_envs, get_feature_size(SlotConfig.of_count(NUM_SLOTS))), dtype=np.float32
-        )
+    def start(self) -> None:  # noqa: B027  a hook that most worlds do not need
+        """Begin a new episode."""
+
+    @abstractmethod
+    def observe(self) -> Observation:
+        """What is seen at this step."""
+
+    @abstractmethod
+    def rewards(self, actions: Actions) -> Rewards:
+        """Carry out the actions; their rewards ``[env]``."""
+
+
+class Sandbox(Oracle):
+    """Says outright what is seen and what is legal: there are no seeds."""
+
+    def observe(self) -> Observation:
+        features = np.zeros((self.num_envs, BASE_SIZE + SLOT_SIZE * NUM_SLOTS), dtype=np.float32)
         features[:, _PROGRESS] = self.step_number / self.horizon
         self.show(features)
         blueprint = np.zeros((self.num_envs, NUM_BLUEPRINTS), dtype=np.bool_)
@@ -97,34 +93,30 @@ class Sandbox(ABC):
 
     def draw(self, count: int) -> NDArray[np.int64]:
         """One random integer below ``count`` per environment, each from its own stream."""
-        return np.array([rng.integers(count) for rng in self._rngs])
+        return np.array([rng.integers(count) for rng in self.rngs])
 
     def allow(self, *ops: int) -> Legal:
         """``[env, op, slot]`` with WAIT and the given ops possible on every slot."""
         legal = np.zeros((self.num_envs, NUM_OPS, NUM_SLOTS), dtype=np.bool_)
         legal[:, list(ops)] = True
-        legal[:, OP_WAIT] = False
-        legal[:, OP_WAIT, 0] = True
+        legal[:, LifecycleOp.WAIT] = False
+        legal[:, LifecycleOp.WAIT, 0] = True
         return legal
 
-    def start(self) -> None:  # noqa: B027  a hook that most worlds do not need
-        """Begin a new episode."""
-
-    def show(self, features: NDArray[np.float32]) -> None:  # noqa: B027  likewise
+    def show(self, features: NDArray[np.float32]) -> None:
         """Write into the observation what the policy may know besides the time."""
 
     @abstractmethod
     def legal(self) -> Legal:
         """What is possible at this step."""
 
-    @abstractmethod
-    def rewards(self, actions: Actions) -> Rewards:
-        """Carry out the actions; their rewards ``[env]``."""
-
 
 def slot_column(slot: int, offset: int = 0) -> int:
     """A column of the observation that belongs to ``slot``."""
     return BASE_SIZE + SLOT_SIZE * slot + offset
+
+
+SLOT_COLUMNS = [slot_column(slot) for slot in range(NUM_SLOTS)]
 
 
 class Bandit(Sandbox):
@@ -134,10 +126,10 @@ class Bandit(Sandbox):
     optimum = 4.0
 
     def legal(self) -> Legal:
-        return self.allow(OP_GERMINATE)
+        return self.allow(LifecycleOp.GERMINATE)
 
     def rewards(self, actions: Actions) -> Rewards:
-        right = (actions[:, Head.OP] == OP_GERMINATE) & (actions[:, Head.SLOT] == 2)
+        right = (actions[:, Head.OP] == LifecycleOp.GERMINATE) & (actions[:, Head.SLOT] == 2)
         return (right & (actions[:, Head.BLUEPRINT] == BlueprintAction.CONV_HEAVY)).astype(np.float64)
 
 
@@ -159,21 +151,21 @@ class Schedule(Sandbox):
         features[:, slot_column(1)] = self.over
 
     def legal(self) -> Legal:
-        legal = self.allow(OP_GERMINATE, OP_FOSSILIZE, OP_PRUNE)
+        legal = self.allow(LifecycleOp.GERMINATE, LifecycleOp.FOSSILIZE, LifecycleOp.PRUNE)
         growing = (self.age >= 0) & ~self.over
-        legal[:, OP_GERMINATE] &= ((self.age < 0) & ~self.over)[:, None]
-        legal[:, OP_FOSSILIZE] &= growing[:, None]
-        legal[:, OP_PRUNE] &= growing[:, None]
+        legal[:, LifecycleOp.GERMINATE] &= ((self.age < 0) & ~self.over)[:, None]
+        legal[:, LifecycleOp.FOSSILIZE] &= growing[:, None]
+        legal[:, LifecycleOp.PRUNE] &= growing[:, None]
         return legal
 
     def rewards(self, actions: Actions) -> Rewards:
         op = actions[:, Head.OP]
-        done = op == OP_FOSSILIZE
+        done = op == LifecycleOp.FOSSILIZE
         lost = self.step_number - (self.wait + 1)
         pay = 1.0 - 0.3 * np.abs(self.age - self.wait) - 0.05 * max(lost, 0)
         reward = np.where(done, np.maximum(pay, 0.0), 0.0)
-        self.age = np.where(op == OP_PRUNE, -1, np.where(self.age >= 0, self.age + 1, self.age))
-        self.age = np.where(op == OP_GERMINATE, 0, self.age)
+        self.age = np.where(op == LifecycleOp.PRUNE, -1, np.where(self.age >= 0, self.age + 1, self.age))
+        self.age = np.where(op == LifecycleOp.GERMINATE, 0, self.age)
         self.over |= done
         return reward
 
@@ -190,14 +182,13 @@ class Memory(Sandbox):
 
     def show(self, features: NDArray[np.float32]) -> None:
         if self.step_number == 0:
-            for slot in range(NUM_SLOTS):
-                features[:, slot_column(slot)] = self.answer == slot
+            features[:, SLOT_COLUMNS] = self.answer[:, None] == np.arange(NUM_SLOTS)
 
     def legal(self) -> Legal:
-        legal = self.allow(OP_GERMINATE)
+        legal = self.allow(LifecycleOp.GERMINATE)
         asked = self.step_number == self.delay
-        legal[:, OP_GERMINATE] &= asked
-        legal[:, OP_WAIT] &= not asked
+        legal[:, LifecycleOp.GERMINATE] &= asked
+        legal[:, LifecycleOp.WAIT] &= not asked
         return legal
 
     def rewards(self, actions: Actions) -> Rewards:
@@ -211,7 +202,7 @@ class Combination(Sandbox):
 
     horizon = 6
     optimum = 6.0
-    ops = (OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE)
+    ops = (LifecycleOp.GERMINATE, LifecycleOp.SET_ALPHA_TARGET, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE)
     slot_of_op = np.array([0, 0, 2, 0, 1, 0])
     blueprint_of_slot = np.array(
         [BlueprintAction.NORM, BlueprintAction.CONV_HEAVY, BlueprintAction.CONV_LIGHT]
@@ -228,15 +219,15 @@ class Combination(Sandbox):
         legal = np.zeros((self.num_envs, NUM_OPS, NUM_SLOTS), dtype=np.bool_)
         rows = np.arange(self.num_envs)
         legal[rows, self.op] = True
-        germinating = rows[self.op == OP_GERMINATE]
-        legal[germinating, OP_GERMINATE] = False
-        legal[germinating, OP_GERMINATE, self.slot[germinating]] = True
+        germinating = rows[self.op == LifecycleOp.GERMINATE]
+        legal[germinating, LifecycleOp.GERMINATE] = False
+        legal[germinating, LifecycleOp.GERMINATE, self.slot[germinating]] = True
         return legal
 
     def rewards(self, actions: Actions) -> Rewards:
         op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
         fits = actions[:, Head.BLUEPRINT] == self.blueprint_of_slot[slot]
-        right = np.where(op == OP_GERMINATE, fits, slot == self.slot_of_op[op])
+        right = np.where(op == LifecycleOp.GERMINATE, fits, slot == self.slot_of_op[op])
         self._force()
         return right.astype(np.float64)
 
@@ -251,16 +242,15 @@ class Rent(Sandbox):
         self.seeds = np.zeros(self.num_envs, dtype=np.int64)
 
     def show(self, features: NDArray[np.float32]) -> None:
-        for count in range(NUM_SLOTS):
-            features[:, slot_column(count)] = self.seeds > count
+        features[:, SLOT_COLUMNS] = self.seeds[:, None] > np.arange(NUM_SLOTS)
 
     def legal(self) -> Legal:
-        legal = self.allow(OP_GERMINATE)
-        legal[:, OP_GERMINATE] &= (self.seeds < NUM_SLOTS)[:, None]
+        legal = self.allow(LifecycleOp.GERMINATE)
+        legal[:, LifecycleOp.GERMINATE] &= (self.seeds < NUM_SLOTS)[:, None]
         return legal
 
     def rewards(self, actions: Actions) -> Rewards:
-        planted = actions[:, Head.OP] == OP_GERMINATE
+        planted = actions[:, Head.OP] == LifecycleOp.GERMINATE
         reward = np.where(planted, np.where(self.seeds < 2, 1.0, -2.0), 0.0)
         self.seeds = self.seeds + planted
         return reward
@@ -276,13 +266,12 @@ class Distractors(Sandbox):
         self.shown = self.draw(NUM_SLOTS)
 
     def show(self, features: NDArray[np.float32]) -> None:
-        for slot in range(NUM_SLOTS):
-            features[:, slot_column(slot)] = self.shown == slot
+        features[:, SLOT_COLUMNS] = self.shown[:, None] == np.arange(NUM_SLOTS)
 
     def legal(self) -> Legal:
-        return self.allow(OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE)
+        return self.allow(LifecycleOp.GERMINATE, LifecycleOp.SET_ALPHA_TARGET, LifecycleOp.PRUNE)
 
     def rewards(self, actions: Actions) -> Rewards:
-        right = (actions[:, Head.OP] == OP_GERMINATE) & (actions[:, Head.SLOT] == self.shown)
+        right = (actions[:, Head.OP] == LifecycleOp.GERMINATE) & (actions[:, Head.SLOT] == self.shown)
         self.shown = self.draw(NUM_SLOTS)
         return right.astype(np.float64)

@@ -159,14 +159,9 @@ class Trainer:
 
     def _rollout(self, env: GrowthEnv) -> ShardRollout:
         """One episode in every environment of a shard."""
-        shape = self.policy.shape
-        buffer = TamiyoRolloutBuffer(
-            len(env.env_indices), env.horizon, shape.state_dim, shape.num_slots, shape.hidden_dim
-        )
-        env.seek(self.iteration)
-        collect(
-            env, self.policy, ActionStreams(self.config.rng_seed, env.env_indices, self.iteration), buffer
-        )
+        env.next_episode = self.iteration
+        streams = ActionStreams(self.config.rng_seed, env.env_indices, self.iteration)
+        buffer = collect(env, self.policy, streams)
         return ShardRollout(buffer, env.reports, env.reward_log, env.rows)
 
     def evaluate(self) -> Evaluation:
@@ -177,9 +172,8 @@ class Trainer:
         return Evaluation(float(np.mean(returns)), _mean(scores))
 
     def _evaluate_shard(self, env: GrowthEnv) -> tuple[list[float], list[EpisodeReport]]:
-        env.seek(0)
-        returns = evaluate(env, self.policy)
-        return returns.tolist(), env.reports
+        env.next_episode = 0
+        return evaluate(env, self.policy).tolist(), env.reports
 
     # --- checkpoints --------------------------------------------------------------------------
 
@@ -211,12 +205,9 @@ class Trainer:
         return progress
 
     def _check_own(self, progress: dict[str, Any], directory: Path) -> None:
-        ours = self.config.model_dump(mode="json")
-        theirs = progress.get("config", {})
+        ours = {**self.config.model_dump(mode="json"), "task": self.task.name, "horizon": self.task.horizon}
+        theirs = {**progress.get("config", {}), **{name: progress.get(name) for name in ("task", "horizon")}}
         different = [name for name in ours if ours[name] != theirs.get(name)]
-        for name, own in (("task", self.task.name), ("horizon", self.task.horizon)):
-            if progress.get(name) != own:
-                different.append(name)
         if different:
             raise CheckpointError(
                 f"the checkpoint in '{directory}' belongs to another run; different: {', '.join(different)}"

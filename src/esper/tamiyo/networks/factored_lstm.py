@@ -8,9 +8,9 @@ Log-probabilities, entropies and the value of a decision all come from the one s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -123,6 +123,18 @@ def _chrono_init(bias: Tensor, hidden: int) -> None:
     bias[hidden : 2 * hidden] = span
 
 
+def _lstm(inputs: int, hidden: int) -> nn.LSTM:
+    lstm = nn.LSTM(inputs, hidden, batch_first=True)
+    for name, parameter in lstm.named_parameters():
+        if "weight" in name:
+            nn.init.orthogonal_(parameter)
+        else:
+            nn.init.zeros_(parameter)
+        if name == "bias_ih_l0":
+            _chrono_init(parameter.data, hidden)
+    return lstm
+
+
 def _head(inputs: int, hidden: tuple[int, ...], outputs: int, last_gain: float) -> nn.Sequential:
     layers: list[nn.Module] = []
     for width in hidden:
@@ -134,23 +146,12 @@ def _head(inputs: int, hidden: tuple[int, ...], outputs: int, last_gain: float) 
 class FactoredRecurrentActorCritic(nn.Module):
     """Observation and blueprints → LSTM → eight heads and a value."""
 
-    def __init__(
-        self,
-        state_dim: int,
-        num_slots: int,
-        *,
-        feature_dim: int = DEFAULT_FEATURE_DIM,
-        hidden_dim: int = DEFAULT_LSTM_HIDDEN_DIM,
-        critic: Critic = "state_value",
-        conditioned: bool = True,
-        recurrent: bool = True,
-        hold_heads: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, state_dim: int, num_slots: int, **others: Any) -> None:
+        """``others`` are the fields of ``PolicyShape``."""
         super().__init__()
-        self.shape = PolicyShape(
-            state_dim, num_slots, feature_dim, hidden_dim, critic, conditioned, recurrent, tuple(hold_heads)
-        )
-        self._held = frozenset(HEAD_NAMES.index(name) for name in hold_heads)
+        self.shape = shape = PolicyShape(state_dim, num_slots, **others)
+        feature_dim, hidden_dim = shape.feature_dim, shape.hidden_dim
+        self._held = frozenset(HEAD_NAMES.index(name) for name in shape.hold_heads)
         self.num_slots = num_slots
         self.sizes = head_sizes(num_slots)
         self.blueprints = BlueprintEmbedding()
@@ -158,27 +159,17 @@ class FactoredRecurrentActorCritic(nn.Module):
         self.features = nn.Sequential(
             _orthogonal(nn.Linear(inputs, feature_dim), math.sqrt(2)), nn.LayerNorm(feature_dim), nn.ReLU()
         )
-        self.lstm = nn.LSTM(feature_dim, hidden_dim, batch_first=True)
-        self._init_lstm()
+        self.lstm = _lstm(feature_dim, hidden_dim)
         self.norm = nn.LayerNorm(hidden_dim)
         self.heads = nn.ModuleDict(
             {name: self._make_head(Head(index)) for index, name in enumerate(HEAD_NAMES)}
         )
-        value_inputs = hidden_dim + (NUM_OPS if critic == "op_value" else 0)
+        value_inputs = hidden_dim + (NUM_OPS if shape.critic == "op_value" else 0)
         self.value_head = _head(value_inputs, (HEAD_HIDDEN,), 1, 1.0)
-
-    def _init_lstm(self) -> None:
-        for name, parameter in self.lstm.named_parameters():
-            if "weight" in name:
-                nn.init.orthogonal_(parameter)
-            else:
-                nn.init.zeros_(parameter)
-            if name == "bias_ih_l0":
-                _chrono_init(parameter.data, self.shape.hidden_dim)
 
     def _make_head(self, head: Head) -> nn.Sequential:
         hidden = (self.shape.hidden_dim, HEAD_HIDDEN) if head is Head.BLUEPRINT else (HEAD_HIDDEN,)
-        made = _head(self.shape.hidden_dim + self._context_size(head), hidden, self.sizes[head], 0.01)
+        made = _head(self.shape.hidden_dim + sum(self._context(head)), hidden, self.sizes[head], 0.01)
         last = made[-1]
         assert isinstance(last, nn.Linear)
         with torch.no_grad():
@@ -186,17 +177,13 @@ class FactoredRecurrentActorCritic(nn.Module):
                 last.bias[value] = logit
         return made
 
-    def _context_size(self, head: Head) -> int:
-        """Columns by which a conditioned head's input is wider: one-hot op, then one-hot slot."""
-        if not self.shape.conditioned or head is Head.OP:
-            return 0
-        return NUM_OPS + (0 if head is Head.SLOT else self.num_slots)
+    def _context(self, head: Head) -> tuple[int, ...]:
+        """Widths of what a conditioned head sees besides the features: one-hot op, then one-hot slot."""
+        return (NUM_OPS, self.num_slots)[:head] if self.shape.conditioned else ()
 
-    def get_initial_hidden(self, batch: int, device: torch.device | str | None = None) -> Hidden:
+    def get_initial_hidden(self, batch: int) -> Hidden:
         """The state at the start of an episode."""
-        zeros = torch.zeros(
-            1, batch, self.shape.hidden_dim, device=device or self.blueprints.null_index.device
-        )
+        zeros = torch.zeros(1, batch, self.shape.hidden_dim, device=self.blueprints.null_index.device)
         return zeros, zeros.clone()
 
     # --- the trunk ----------------------------------------------------------------------------
@@ -221,20 +208,10 @@ class FactoredRecurrentActorCritic(nn.Module):
             parts.append(part)
         return self.norm(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]), hidden
 
-    def _context(self, head: Head, op: Tensor, slot: Tensor | None) -> list[Tensor]:
-        if self._context_size(head) == 0:
-            return []
-        context = [F.one_hot(op, NUM_OPS).float()]
-        if head is not Head.SLOT:
-            if slot is None:
-                raise RuntimeError(f"head {head.name} is conditioned on the slot, which is not known yet")
-            context.append(F.one_hot(slot, self.num_slots).float())
-        return context
-
-    def head_logits(self, head: Head, encoded: Tensor, op: Tensor, slot: Tensor | None) -> Tensor:
-        """Logits ``[..., values]`` of one head, given what was chosen before it."""
-        inputs = torch.cat([encoded, *self._context(head, op, slot)], dim=-1)
-        return self.heads[HEAD_NAMES[head]](inputs)
+    def head_logits(self, head: Head, encoded: Tensor, *chosen: Tensor) -> Tensor:
+        """Logits ``[..., values]`` of one head, given the op and the slot if they were chosen before it."""
+        context = [F.one_hot(c, width).float() for c, width in zip(chosen, self._context(head), strict=False)]
+        return self.heads[HEAD_NAMES[head]](torch.cat([encoded, *context], dim=-1))
 
     def _value(self, encoded: Tensor, op: Tensor) -> Tensor:
         if self.shape.critic == "op_value":
@@ -266,11 +243,11 @@ class FactoredRecurrentActorCritic(nn.Module):
         if unknown:
             raise TypeError(f"forward() has no mask named {', '.join(sorted(unknown))}")
         if hidden is None:
-            hidden = self.get_initial_hidden(state.shape[0], state.device)
+            hidden = self.get_initial_hidden(state.shape[0])
         encoded, hidden = self.encode(state, blueprint_indices, hidden)
-        op_logits = mask_logits(self.heads["op"](encoded), masks.get("op_mask"))
+        op_logits = mask_logits(self.head_logits(Head.OP, encoded), masks.get("op_mask"))
         op = _drawn(op_logits) if op is None else op
-        slot_logits = mask_logits(self.head_logits(Head.SLOT, encoded, op, None), masks.get("slot_mask"))
+        slot_logits = mask_logits(self.head_logits(Head.SLOT, encoded, op), masks.get("slot_mask"))
         slot = _drawn(slot_logits) if slot is None else slot
         result: dict[str, Tensor | Hidden] = {"op_logits": op_logits, "slot_logits": slot_logits}
         for head in list(Head)[Head.BLUEPRINT :]:
@@ -304,8 +281,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         for head in Head:
             mask = masks.of_head(head, actions)
             masks.check(head, mask)
-            slot = actions[:, Head.SLOT] if head > Head.SLOT else None
-            logits = self.head_logits(head, encoded, actions[:, Head.OP], slot)
+            logits = self.head_logits(head, encoded, actions[:, Head.OP], actions[:, Head.SLOT])
             distribution = MaskedCategorical(logits, mask)
             if deterministic:
                 actions[:, head] = distribution.mode
@@ -334,8 +310,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         op, slot = actions[..., Head.OP], actions[..., Head.SLOT]
         log_probs, entropies, choices = [], [], []
         for head, mask in zip(Head, masks.split(list(self.sizes), dim=-1), strict=True):
-            logits = self.head_logits(head, encoded, op, slot)
-            distribution = MaskedCategorical(logits, mask)
+            distribution = MaskedCategorical(self.head_logits(head, encoded, op, slot), mask)
             log_probs.append(distribution.log_prob(actions[..., head]))
             entropies.append(distribution.entropy())
             choices.append(distribution.has_choice)

@@ -83,10 +83,7 @@ class ActionMasks:
         if Head.BLUEPRINT in heads:
             blueprint &= blueprint.cumsum(dim=-1) == 1
         return replace(
-            self,
-            slot_by_op=legal,
-            blueprint=blueprint,
-            held=heads - {Head.OP, Head.SLOT, Head.BLUEPRINT},
+            self, slot_by_op=legal, blueprint=blueprint, held=heads - {Head.OP, Head.SLOT, Head.BLUEPRINT}
         )
 
     def check(self, head: int, mask: Tensor) -> None:
@@ -118,15 +115,14 @@ def _blueprint_row(space: ActionSpace) -> BoolArray:
     return row
 
 
-def compute_batch_masks(
-    table: SlotTable, space: ActionSpace, device: torch.device | str = "cpu"
-) -> ActionMasks:
+def compute_batch_masks(table: SlotTable, space: ActionSpace) -> ActionMasks:
     """The masks of all environments of ``table``."""
-    legal = torch.from_numpy(legal_slots_by_op(table, space.rules))
-    blueprint = torch.from_numpy(_blueprint_row(space)).expand(table.num_envs, -1)
-    at_zero = torch.from_numpy(table.alpha == 0.0)
-    stages = torch.from_numpy(table.stage.copy())
-    masks = ActionMasks(legal.to(device), blueprint.to(device), at_zero.to(device), stages)
+    masks = ActionMasks(
+        slot_by_op=torch.from_numpy(legal_slots_by_op(table, space.rules)),
+        blueprint=torch.from_numpy(_blueprint_row(space)).expand(table.num_envs, -1),
+        alpha_is_zero=torch.from_numpy(table.alpha == 0.0),
+        stages=torch.from_numpy(table.stage.copy()),
+    )
     masks.check(Head.OP, masks.op)
     return masks
 

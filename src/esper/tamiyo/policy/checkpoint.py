@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -27,6 +27,8 @@ from esper.tamiyo.policy.features import feature_names
 POLICY_FILE = "policy.safetensors"
 SHAPE_FILE = "policy.json"
 SEAL_FILE = "seal.json"
+
+T = TypeVar("T")
 
 
 class CheckpointError(EsperError):
@@ -84,12 +86,8 @@ def load_policy(directory: Path | str) -> FactoredRecurrentActorCritic:
     """Read a policy back; one that is damaged or whose features are not this version's is refused by name."""
     directory = Path(directory)
     bound, weights = _read_policy(directory)
-    try:
-        shape = msgspec.convert(bound["shape"], PolicyShape)
-        names = tuple(bound["features"])
-    except (KeyError, TypeError, msgspec.ValidationError) as error:
-        raise CheckpointError(f"'{directory / SHAPE_FILE}' does not describe a policy: {error}") from None
-    _check_features(names, shape.num_slots, directory)
+    shape = _described(bound.get("shape"), PolicyShape, directory)
+    _check_features(_described(bound.get("features"), tuple[str, ...], directory), shape.num_slots, directory)
     tensors = load_tensors(directory / POLICY_FILE, weights)
     policy = _build(shape, tensors, directory)
     policy.load_state_dict(tensors)
@@ -100,8 +98,14 @@ def read_training(directory: Path | str) -> TrainedOn | None:
     """What the policy in ``directory`` was trained on; ``None`` if it does not say."""
     directory = Path(directory)
     bound, _ = _read_policy(directory)
+    if bound.get("trained_on") is None:  # a policy of an older version
+        return None
+    return _described(bound["trained_on"], TrainedOn, directory)
+
+
+def _described(value: object, kind: type[T], directory: Path) -> T:
     try:
-        return msgspec.convert(bound.get("trained_on"), TrainedOn | None)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"'{directory / SHAPE_FILE}' does not describe a policy: {error}") from None
 
@@ -140,18 +144,16 @@ def _build(
     shape: PolicyShape, tensors: Mapping[str, Tensor], directory: Path
 ) -> FactoredRecurrentActorCritic:
     """The network that ``tensors`` are the weights of."""
-    settings = asdict(shape)
+    sizes = asdict(shape)
     largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
-    for name, size in settings.items():
+    for name, size in sizes.items():
         if isinstance(size, int) and size > largest:  # before memory is taken for it
             raise CheckpointError(
                 f"the weights in '{directory}' do not fit its own description: {name} is {size}"
             )
     try:
         with torch.random.fork_rng(devices=[]):  # first weights are drawn, and forgotten
-            policy = FactoredRecurrentActorCritic(
-                settings.pop("state_dim"), settings.pop("num_slots"), **settings
-            )
+            policy = FactoredRecurrentActorCritic(**sizes)
     except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"'{directory / SHAPE_FILE}' does not describe a policy: {reason}") from None
@@ -179,7 +181,7 @@ def _check_features(names: tuple[str, ...], num_slots: int, directory: Path) -> 
         new = [name for name in ours if name not in names]
         raise CheckpointError(
             f"the policy in '{directory}' was trained on other features: it knows"
-            f" {', '.join(map(str, missing[:5])) or 'none'} that are not there, and not"
+            f" {', '.join(missing[:5]) or 'none'} that are not there, and not"
             f" {', '.join(new[:5]) or 'none'} that are; train it again"
         )
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from esper.leyline import ActionSpace, EpochFacts, SlotTable
 from esper.leyline.protocols import Decisions, PolicyOutput
-from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
-from esper.tamiyo.policy.observer import Observer
+from esper.tamiyo.networks.factored_lstm import Decision, FactoredRecurrentActorCritic, Hidden
+from esper.tamiyo.policy.observer import Observation, Observer
 
 
 class PolicyController:
@@ -30,22 +30,23 @@ class PolicyController:
         self._hidden = self._policy.get_initial_hidden(self._num_envs)
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
-        seen = self._observer.observe(facts, table, self._space)
-        with torch.no_grad():
-            decision = self._policy.get_action(
-                seen.features, seen.blueprint_indices, self._hidden, seen.masks, deterministic=True
-            )
+        decision = decide(self._policy, self._observer.observe(facts, table, self._space), self._hidden)
         self._hidden = decision.hidden
-        outputs = policy_outputs(
-            decision.masks, decision.log_probs, decision.op_probs, decision.value, self._policy.sizes
+        return Decisions(decision.actions.numpy(), policy_outputs(decision, self._policy.sizes))
+
+
+def decide(
+    policy: FactoredRecurrentActorCritic, seen: Observation, hidden: Hidden, uniforms: Tensor | None = None
+) -> Decision:
+    """What the policy does about ``seen``: sampled by ``uniforms [env, 8]``, or argmax without them."""
+    with torch.no_grad():
+        return policy.get_action(
+            *seen[:2], hidden, seen.masks, uniforms=uniforms, deterministic=uniforms is None
         )
-        return Decisions(decision.actions.numpy(), outputs)
 
 
-def policy_outputs(
-    masks: Tensor, log_probs: Tensor, op_probs: Tensor, values: Tensor, sizes: Sequence[int]
-) -> list[PolicyOutput]:
-    """Rows of tensors ``[row, …]`` in plain numbers; ``sizes`` are the heads' within a row of ``masks``."""
-    masked = torch.stack([~mask.all(dim=-1) for mask in masks.split(list(sizes), dim=-1)], dim=-1)
-    columns = (masked.tolist(), log_probs.tolist(), op_probs.tolist(), values.tolist())
-    return [PolicyOutput(*row) for row in zip(*columns, strict=True)]
+def policy_outputs(decision: Decision, sizes: Sequence[int]) -> list[PolicyOutput]:
+    """A decision in plain numbers, one environment after the other; ``sizes`` are the heads' in its masks."""
+    masked = torch.stack([~mask.all(dim=-1) for mask in decision.masks.split(list(sizes), dim=-1)], dim=-1)
+    columns = (masked, decision.log_probs, decision.op_probs, decision.value)
+    return [PolicyOutput(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]

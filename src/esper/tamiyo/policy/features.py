@@ -176,18 +176,9 @@ SLOT_SIZE: Final = sum(len(feature.columns) for feature in SLOT_FEATURES)
 _SOURCES: Final = tuple(feature.source for feature in BASE_FEATURES + SLOT_FEATURES)
 
 
-class _Layout(NamedTuple):
-    """The columns of an observation, and per column the numbers of its feature."""
-
-    names: tuple[str, ...]
-    scale: Array
-    low: Array
-    high: Array
-    unknown: Array
-
-
 @cache
-def _layout(num_slots: int) -> _Layout:
+def _layout(num_slots: int) -> tuple[tuple[str, ...], Array]:
+    """Names of the columns, and ``[4, column]``: scale, low, high and unknown value of their features."""
     columns = [(name, feature) for feature in BASE_FEATURES for name in feature.columns]
     columns += [
         (f"slot{slot}.{name}", feature)
@@ -195,17 +186,8 @@ def _layout(num_slots: int) -> _Layout:
         for feature in SLOT_FEATURES
         for name in feature.columns
     ]
-
-    def per_column(field: str) -> Array:
-        return np.array([getattr(feature, field) for _, feature in columns], dtype=np.float32)
-
-    return _Layout(
-        names=tuple(name for name, _ in columns),
-        scale=per_column("scale"),
-        low=per_column("low"),
-        high=per_column("high"),
-        unknown=per_column("unknown"),
-    )
+    numbers = [(feature.scale, feature.low, feature.high, feature.unknown) for _, feature in columns]
+    return tuple(name for name, _ in columns), np.array(numbers, dtype=np.float32).T.copy()
 
 
 @cache
@@ -228,27 +210,25 @@ def get_feature_size(slot_config: SlotConfig) -> int:
 
 def feature_names(num_slots: int) -> tuple[str, ...]:
     """One name per column; a checkpoint is bound to them."""
-    return _layout(num_slots).names
+    return _layout(num_slots)[0]
 
 
 def batch_obs_to_features(
-    signals: TrainingSignals,
-    reports: SlotTable,
-    slot_config: SlotConfig,
-    device: torch.device | str = "cpu",
+    signals: TrainingSignals, reports: SlotTable, slot_config: SlotConfig, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor]:
     """Observations ``[env, 31 + 30·slots]`` float32, and blueprint indices ``[env, slot]``, -1 = empty."""
     num_envs, num_slots = reports.num_envs, slot_config.num_slots
-    layout, places = _layout(num_slots), _places(num_envs, num_slots)
+    scale, low, high, unknown = _layout(num_slots)[1]
+    places = _places(num_envs, num_slots)
     strung: Array = np.empty(places.size, dtype=np.float32)
     shared = Shared.of(reports)
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and reads as the bound
         np.concatenate([source(signals, reports, shared) for source in _SOURCES], axis=None, out=strung)
     obs = strung.take(places)
-    obs *= layout.scale
-    np.copyto(obs, layout.unknown, where=np.isnan(obs))
-    np.maximum(obs, layout.low, out=obs)
-    np.minimum(obs, layout.high, out=obs)
+    obs *= scale
+    np.copyto(obs, unknown, where=np.isnan(obs))
+    np.maximum(obs, low, out=obs)
+    np.minimum(obs, high, out=obs)
     slots = obs[:, BASE_SIZE:].reshape(num_envs, num_slots, SLOT_SIZE)
     slots *= shared.active[:, :, None]
     features, blueprints = torch.from_numpy(obs), torch.from_numpy(reports.blueprint.copy())

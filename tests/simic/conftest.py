@@ -1,0 +1,12 @@
+"""Twins are kept for all tests of this process, and nowhere in a home directory."""
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESPER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
