@@ -97,7 +97,8 @@ def test_every_block_of_a_document_runs(document: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name)
 def test_every_example_runs(example: Path, tmp_path: Path) -> None:
-    run(shutil.copy(example, tmp_path))
+    shutil.copy(example, tmp_path)
+    run(tmp_path / example.name)
 
 
 def anchors(document: Path) -> set[str]:

@@ -30,7 +30,7 @@ WORDS = shlex.split(
     " --evaluate-episodes 5 --evaluate-every 2 --checkpoint-every 1"
 )
 """Six shards of two environments, and three of episodes to evaluate with."""
-PAID = ["--reward-family", "loss"]
+LOSS = ["--reward-family", "loss"]
 """Every step of a short episode brings something, and nothing waits for twins."""
 MISHAP = "ESPER_TEST_MISHAP"
 
@@ -89,12 +89,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run by one process."""
     out = tmp_path_factory.mktemp("alone") / "run"
-    cli.main([*WORDS, *PAID, "--out", str(out)])
+    cli.main([*WORDS, *LOSS, "--out", str(out)])
     return out
 
 
 def test_processes_give_the_same_run_bit_for_bit(alone: Path, tmp_path: Path) -> None:
-    cli.main([*WORDS, *PAID, "--processes", "2", "--out", str(tmp_path / "run")])
+    cli.main([*WORDS, *LOSS, "--processes", "2", "--out", str(tmp_path / "run")])
     assert_same_end(alone, tmp_path / "run")
 
 
@@ -105,16 +105,16 @@ def test_a_run_of_three_that_loses_a_process_says_so_and_is_resumed_by_one(
     began = time.monotonic()
     monkeypatch.setenv(MISHAP, "killed")
     with pytest.raises(SystemExit) as stop:
-        cli.main([*WORDS, *PAID, "--processes", "3", "--out", str(out)])
+        cli.main([*WORDS, *LOSS, "--processes", "3", "--out", str(out)])
     monkeypatch.delenv(MISHAP)
     assert stop.value.code == 2
     assert capfd.readouterr().err == "esper: process 1 of 3 was ended by SIGKILL\n"
     assert 1 <= len(rows_without_times(out)["update"]) <= 2
     rows = read_rows(out, EpochRow)
     assert all(0 < row.t < time.monotonic() - began for row in rows), "all processes count the run's own time"
-    lived = [(row.episode, row.env, row.epoch) for row in rows]
-    assert len(set(lived)) == len(lived)
-    assert set(product((0, 1), range(12), (1, 2))) <= set(lived)
+    seen = [(row.episode, row.env, row.epoch) for row in rows]
+    assert len(set(seen)) == len(seen)
+    assert set(product((0, 1), range(12), (1, 2))) <= set(seen)
     cli.main(["train", "--resume", str(out), "--processes", "1"])
     assert_same_end(alone, out)
 

@@ -206,7 +206,7 @@ def test_each_setting_changes_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
         (["run", "--controller", "heuristc"], ["unknown controller 'heuristc'", "did you mean heuristic"]),
         (["run", "--against", "of"], ["unknown controller 'of'", "off"]),
         (["run", "--slots", "r0c9"], ["slot 'r0c9' is not in this model", "r0c0, r0c1, r0c2"]),
-        (["run", "--slots", "5"], ["5 slots were asked for", "has 3", "1 to 3 are possible"]),
+        (["run", "--slots", "0"], ["a host can have 1 to 1000 slots; found 0"]),
         (["run", "--rotation", "conv_hevy"], ["unknown blueprint 'conv_hevy'", "did you mean conv_heavy"]),
         (
             ["run", "--controller", "periodic", "--plan", "conv_hevy@r0c0:0"],

@@ -44,8 +44,8 @@ def test_an_episode_is_that_of_a_run(
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))
     config = run_config(**SHORT, **ARMS["planted"], rng_seed=3, episodes=2)
     run_arm(config, config.controller, tmp_path / "run")
-    lived = [(row.test_score, row.params) for row in read_rows(tmp_path / "run", EpisodeRow)]
-    assert lived == [(cell.test_score, cell.params) for cell in results["planted"][2:]]
+    found = [(row.test_score, row.params) for row in read_rows(tmp_path / "run", EpisodeRow)]
+    assert found == [(cell.test_score, cell.params) for cell in results["planted"][2:]]
 
 
 def test_an_rng_seed_counts_once_with_the_mean_of_its_episodes(results: dict[str, list[Cell]]) -> None:

@@ -110,7 +110,7 @@ def test_g5_asks_for_a_measurement(contribution: float, finite: bool, failed: tu
 
 
 @pytest.mark.parametrize(
-    ("contribution", "error", "passes"),
+    ("contribution", "error", "is_passed"),
     [
         (2.96, 1.0, True),  # 2.96 − 1.96 = 1
         (2.95, 1.0, False),
@@ -118,12 +118,12 @@ def test_g5_asks_for_a_measurement(contribution: float, finite: bool, failed: tu
         (5.0, math.nan, False),
     ],
 )
-def test_g5_strict_asks_for_the_lower_bound(contribution: float, error: float, passes: bool) -> None:
+def test_g5_strict_asks_for_the_lower_bound(contribution: float, error: float, is_passed: bool) -> None:
     table = SlotTable.empty(1, 1)
     table.contribution[0, 0], table.contribution_error[0, 0] = contribution, error
     strict = LifecycleRules(strict_fossilize=True, min_contribution=1.0)
     verdict = gates.g5_worthy(table, 0, 0, strict, finite=True)
-    assert verdict.failed == (() if passes else ("contribution_lower_bound",))
+    assert verdict.failed == (() if is_passed else ("contribution_lower_bound",))
 
 
 def test_g5_strict_lets_nothing_unmeasured_pass() -> None:
