@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import shutil
 import signal
@@ -26,7 +25,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import vectorized
 from esper.simic.training.growth import GrowthEnv
 from esper.tamiyo.policy.checkpoint import load_policy
-from tests.integration.training import STEPS, TIMES, assert_same_end, prepare
+from tests.integration.training import STEPS, TIMES, assert_same_end, forked, prepare
 
 WORDS = ["train", "--task", "tiny", "--reward-family", "loss", "--hidden-dim", "16", "--rng-seed", "4"]
 WORDS += ["--envs", "2", "--iterations", "5", "--update-epochs", "3", "--evaluate-episodes", "1"]
@@ -176,11 +175,8 @@ def run_to_be_killed(cache: Path, moment: str, words: list[str]) -> None:
 
 def die(cache: Path, moment: str, words: list[str]) -> None:
     """Run the command in a process that is killed at ``moment``."""
-    context = multiprocessing.get_context("forkserver")  # imports torch once for all children
-    context.set_forkserver_preload(["esper.scripts.train_command", "torch._dynamo"])
-    child = context.Process(target=run_to_be_killed, args=(cache, moment, words))
-    child.start()
-    child.join(timeout=120)
+    child = forked(run_to_be_killed, cache, moment, words)
+    child.join(timeout=600)
     assert child.exitcode == -signal.SIGKILL, f"the moment never came: exit code {child.exitcode}"
 
 
@@ -188,21 +184,18 @@ def die(cache: Path, moment: str, words: list[str]) -> None:
 def test_a_run_killed_at_any_moment_resumes_to_the_same_end(
     moment: str, undisturbed: Path, cache: Path, tmp_path: Path
 ) -> None:
+    """And before it is resumed, every row of an epoch that was over reads back once."""
     out = tmp_path / "run"
     die(cache, moment, [*WORDS, "--out", str(out)])
+    if moment in FINISHED:
+        check_rows(out, undisturbed, *FINISHED[moment], exact=moment != HALF_AN_EPOCH)
     if (out / "best" / "policy.json").exists():
         load_policy(out / "best")  # whole, if not the newest
     cli.main(["train", "--resume", str(out)])
     assert_same_end(undisturbed, out)
 
 
-@pytest.mark.parametrize("moment", FINISHED)
-def test_every_row_of_an_epoch_that_was_over_reads_back_once(
-    moment: str, undisturbed: Path, cache: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    die(cache, moment, [*WORDS, "--out", str(out)])
-    iterations, epochs = FINISHED[moment]
+def check_rows(out: Path, undisturbed: Path, iterations: int, epochs: int, *, exact: bool) -> None:
     for kind in (DecisionRow, TransitionRow, EpochRow, EpisodeRow):
         found, whole = rows_of_episodes(out, kind), rows_of_episodes(undisturbed, kind)
         for (env, episode), rows in whole.items():
@@ -210,7 +203,7 @@ def test_every_row_of_an_epoch_that_was_over_reads_back_once(
             there = found[env, episode]
             assert there == rows[: len(there)], "each once, in order"
             assert len(there) >= sum(is_over(row, finished, kind) for row in rows), "all of them"
-            if moment != HALF_AN_EPOCH:
+            if exact:
                 assert len(there) <= sum(row["epoch"] <= finished for row in rows)
     assert len(read_rows(out, UpdateRow)) == iterations
 

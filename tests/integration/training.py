@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from esper.nissa.rules import MACHINE_RULES
 from esper.nissa.watch import Watch
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
-from esper.scripts.guard import exit_on_error
+from esper.scripts.guard import USAGE_ERROR, exit_on_error
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import Evaluation, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
@@ -101,6 +103,18 @@ def full_disk(*args: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def forked(target: Callable[..., object], *args: object) -> BaseProcess:
+    """Start a process that has the modules of a training already: to import torch takes longer than to train.
+
+    The server that it is forked from is started once per process of pytest.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["esper.scripts.train_command", "torch._dynamo"])
+    child = context.Process(target=target, args=args)
+    child.start()
+    return child
+
+
 # --- what is left behind --------------------------------------------------------------------------
 
 
@@ -146,15 +160,16 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def sentence_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def sentence_of(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
     """Run a command that has to be refused: the one sentence that it ends with."""
-    return sentence_from(capsys, lambda: cli.main(words))
+    return sentence_from(capsys, lambda: cli.main([str(word) for word in words]))
 
 
 def sentence_from(capsys: pytest.CaptureFixture[str], command: Callable[[], None]) -> str:
+    capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         exit_on_error(command)
-    assert stop.value.code == 2
+    assert stop.value.code == USAGE_ERROR
     said = capsys.readouterr().err
     assert said.startswith("esper: ")
     assert said.count("\n") == 1
