@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from esper.config import RunConfig, TrainingConfig
+from esper.nissa.writer import RunWriter
 from esper.scripts.flags import UsageError, parse_flags
-from esper.scripts.guard import INTERRUPTED, exit_on_error
+from esper.scripts.guard import INTERRUPTED, USAGE_ERROR, exit_on_error
+from tests.karn import fake_run
 
 
 @pytest.mark.parametrize(
@@ -48,15 +50,17 @@ def test_a_flag_that_cannot_be_read_gets_one_sentence(args: list[str], sentence:
 
 
 def test_a_reader_that_leaves_early_gets_no_traceback(tmp_path: Path) -> None:
+    with RunWriter(tmp_path / "run") as writer:
+        writer.emit(fake_run.run_row())
     script = "from esper.scripts.cli import main; main()"
-    words = ["run", "--controller", "off", "--steps", "2", "--out", str(tmp_path / "run")]
+    words = ["sql", str(tmp_path / "run"), "SELECT * FROM range(100000)", "--csv"]
     process = subprocess.Popen(
         [sys.executable, "-c", script, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     process.stdout.close()
-    _, errors = process.communicate(timeout=120)
-    assert "Traceback" not in errors
+    _, errors = process.communicate(timeout=600)
+    assert (process.returncode, errors) == (USAGE_ERROR, "")
 
 
 def test_an_interrupt_claims_nothing_of_what_is_kept(capsys: pytest.CaptureFixture[str]) -> None:

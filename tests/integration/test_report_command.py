@@ -14,25 +14,16 @@ from esper.leyline.events import EpisodeRow
 from esper.scripts import cli
 from esper.scripts.flags import parse_flags, parse_run
 from esper.scripts.report_command import reproduction
+from tests.integration.training import sentence_of
 from tests.karn import fake_run
 from tests.karn.page import Node, read_page
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The sentence of a command that must fail; a traceback or another exit code fails the test."""
-    with pytest.raises(SystemExit) as stop:
-        cli.main(words)
-    assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err + said.out
-    return said.err
-
-
 @pytest.fixture(scope="module")
-def arms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def arms(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the heuristic beside its control, three epochs each."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    cli.main(["run", "--task", "digits_impaired", "--steps", "3", "--against", "off", "--out", str(out)])
+    cli.main(["run", "--task", "tiny", "--steps", "3", "--against", "off", "--out", str(out)])
     return out
 
 
@@ -125,27 +116,21 @@ def test_a_run_that_no_command_began_has_none() -> None:
 # --- mistakes -------------------------------------------------------------------------------------
 
 
-def test_the_run_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "the directory of a run as its first word" in refusal(capsys, "report")
-
-
 def test_what_is_not_a_run_is_refused(arms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there is no run directory" in refusal(capsys, "report", str(tmp_path / "nothing"))
-    assert "is not a run's directory" in refusal(capsys, "report", str(tmp_path))
-    run = str(arms / "heuristic")
-    assert "is not a run's directory" in refusal(capsys, "report", run, "--against", str(tmp_path))
+    assert "the directory of a run as its first word" in sentence_of(capsys, "report")
+    assert "there is no run directory" in sentence_of(capsys, "report", tmp_path / "nothing")
+    assert "is not a run's directory" in sentence_of(capsys, "report", tmp_path)
+    run = arms / "heuristic"
+    assert "is not a run's directory" in sentence_of(capsys, "report", run, "--against", tmp_path)
+    assert "--colour" in sentence_of(capsys, "report", run, "--colour", "blue")
     (tmp_path / "telemetry").mkdir()
-    assert "has not written its own row yet" in refusal(capsys, "report", str(tmp_path))
+    assert "has not written its own row yet" in sentence_of(capsys, "report", tmp_path)
 
 
 def test_a_file_that_cannot_be_written_is_refused(
     arms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = str(arms / "heuristic")
-    said = refusal(capsys, "report", run, "--out", str(tmp_path / "missing" / "report.html"))
+    run = arms / "heuristic"
+    said = sentence_of(capsys, "report", run, "--out", tmp_path / "missing" / "report.html")
     assert "cannot be written: No such file or directory; choose another file with --out" in said
-    assert "cannot be written: Is a directory" in refusal(capsys, "report", run, "--out", str(tmp_path))
-
-
-def test_an_unknown_flag_is_refused(arms: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--colour" in refusal(capsys, "report", str(arms / "heuristic"), "--colour", "blue")
+    assert "cannot be written: Is a directory" in sentence_of(capsys, "report", run, "--out", tmp_path)

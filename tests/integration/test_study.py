@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,15 @@ ARMS: dict[str, dict[str, object]] = {
     "off": {"controller": "off"},
     "planted": {"controller": "periodic", "plan": "conv_light/fast@r0c1:0"},
 }
-SHORT = {"task": "digits_impaired", "steps": 3}
+SHORT = {"task": "digits_impaired", "steps": 2}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Cell]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ESPER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        context = multiprocessing.get_context("forkserver")  # as spawn does it, with torch imported already
+        patch.setattr(multiprocessing, "get_context", lambda how: context)
         return run_study({arm: {**SHORT, **own} for arm, own in ARMS.items()}, [4, 3], episodes=2)
 
 
