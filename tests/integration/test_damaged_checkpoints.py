@@ -23,6 +23,8 @@ from tests.integration.training import assert_same_end, everything_in, sentence_
 from tests.tolaria.building import bits
 
 pytestmark = pytest.mark.usefixtures("cache")
+DAMAGED = 80
+"""Times that a file of a checkpoint is cut off or has a bit flipped."""
 
 
 def refusal_to_resume(capsys: pytest.CaptureFixture[str], run: Path) -> str:
@@ -207,7 +209,7 @@ def test_an_optimiser_of_something_else_is_refused_even_under_a_good_seal(
     assert "does not fit its run" in refusal_to_resume(capsys, stopped)
 
 
-def test_two_hundred_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
+def test_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
     stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of_run(stopped)
@@ -219,7 +221,7 @@ def test_two_hundred_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
     files = sorted(path for path in (stopped / "checkpoints").rglob("*") if path.is_file())
     rng = random.Random(0)
     refusals = []
-    for number in range(200):
+    for number in range(DAMAGED):
         file = files[number % len(files)]
         content = file.read_bytes()
         file.write_bytes(damaged(content, rng, truncate=number % 4 == 0))
@@ -231,7 +233,7 @@ def test_two_hundred_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
         else:
             assert state_of(trainer) == good, f"{file.name} was damaged and loaded"
         file.write_bytes(content)
-    assert len(refusals) > 150
+    assert len(refusals) > 0.75 * DAMAGED
     assert all("checkpoints" in refusal and "\n" not in refusal for refusal in refusals)
 
 

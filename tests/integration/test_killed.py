@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from esper.karn.query import read_rows
+from esper.karn.run import Run, open_run
 from esper.leyline.events import DecisionRow, EnvRow, EpisodeRow, EpochRow, TransitionRow, UpdateRow
 from esper.nissa import compaction, journal
 from esper.nissa import writer as writer_module
@@ -196,8 +196,9 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_end(
 
 
 def check_rows(out: Path, undisturbed: Path, iterations: int, epochs: int, *, exact: bool) -> None:
+    left, run = open_run(out), open_run(undisturbed)
     for kind in (DecisionRow, TransitionRow, EpochRow, EpisodeRow):
-        found, whole = rows_of_episodes(out, kind), rows_of_episodes(undisturbed, kind)
+        found, whole = rows_of_episodes(left, kind), rows_of_episodes(run, kind)
         for (env, episode), rows in whole.items():
             finished = STEPS if episode < iterations else epochs if episode == iterations else 0
             there = found[env, episode]
@@ -205,7 +206,7 @@ def check_rows(out: Path, undisturbed: Path, iterations: int, epochs: int, *, ex
             assert len(there) >= sum(is_over(row, finished, kind) for row in rows), "all of them"
             if exact:
                 assert len(there) <= sum(row["epoch"] <= finished for row in rows)
-    assert len(read_rows(out, UpdateRow)) == iterations
+    assert len(left.rows(UpdateRow)) == iterations
 
 
 def is_over(row: dict[str, Any], finished: int, kind: type[EnvRow]) -> bool:
@@ -218,10 +219,10 @@ def is_over(row: dict[str, Any], finished: int, kind: type[EnvRow]) -> bool:
     )
 
 
-def rows_of_episodes(run: Path, kind: type[EnvRow]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+def rows_of_episodes(run: Run, kind: type[EnvRow]) -> dict[tuple[int, int], list[dict[str, Any]]]:
     """The rows of every episode in the order in which they are read, without times."""
     episodes: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
-    for row in read_rows(run, kind):
+    for row in run.rows(kind):
         columns = msgspec.to_builtins(row)
         episodes[row.env, row.episode].append({k: v for k, v in columns.items() if k not in TIMES})
     return episodes

@@ -48,10 +48,14 @@ def test_a_training_run_leaves_rows_a_best_policy_and_its_configuration(taught: 
     assert load_policy(taught / "best").num_slots == 3
 
 
-def test_a_trained_policy_decides_like_any_other_controller(taught: Path, tmp_path: Path) -> None:
+def test_a_trained_policy_decides_like_any_other_controller_and_says_where_it_is_a_stranger(
+    taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["run", "--task", "tiny", "--controller", "ppo", "--checkpoint", str(taught / "best")]
-    cli.main([*words, "--steps", "3", "--out", str(tmp_path / "run")])
-    assert len(read_rows(tmp_path / "run", EpisodeRow)) == 1
+    for steps, said in (("4", ""), ("3", "esper: the policy decides on steps 3 (trained on 4)\n")):
+        cli.main([*words, "--steps", steps, "--out", str(tmp_path / steps)])
+        assert capsys.readouterr().err == said
+        assert len(read_rows(tmp_path / steps, EpisodeRow)) == 1
 
 
 def test_an_evaluation_shows_every_control_by_rng_seeds_bare_and_after_rent(

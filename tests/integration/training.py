@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from esper.karn.query import read_rows
+from esper.karn.run import open_run
 from esper.leyline import LifecycleRules
 from esper.leyline.events import TABLES, AlertRow, Row, UpdateRow
 from esper.nissa.rules import MACHINE_RULES
@@ -128,13 +128,14 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 def rows_without_times(run: Path) -> dict[str, list[dict[str, Any]]]:
     """All tables but that of memory and writing times, and what was said of the machine."""
+    opened = open_run(run)
     return {
         table: [
             {name: value for name, value in msgspec.to_builtins(row).items() if name not in TIMES}
-            for row in read_rows(run, table)
+            for row in opened.rows(kind)
             if getattr(row, "rule", None) not in MACHINE_RULES
         ]
-        for table in TABLES
+        for table, kind in TABLES.items()
         if table != "resource"
     }
 

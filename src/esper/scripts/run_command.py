@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from esper.build import build_task
 from esper.config import RunConfig
 from esper.karn import summary
 from esper.karn.query import read_rows
@@ -15,6 +17,7 @@ from esper.karn.terminal import TerminalView
 from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
 from esper.runner import check_names, default_directory, run_arm
 from esper.scripts.flags import parse_run
+from esper.tamiyo.policy.checkpoint import read_training
 
 DESCRIPTION = "Grow a network on a task and report what each seed contributed."
 
@@ -27,6 +30,7 @@ def run_command(args: Sequence[str]) -> None:
 def run(config: RunConfig) -> None:
     """Run the controller and its controls, then print what came of it."""
     check_names(config)
+    _say_what_the_policy_was_not_trained_on(config)
     base = config.out or default_directory(config)
     console = Console()
     arms: dict[str, Path] = {}
@@ -37,6 +41,14 @@ def run(config: RunConfig) -> None:
         print(json.dumps(_result(arms), indent=2))
     else:
         _print_tables(arms, console)
+
+
+def _say_what_the_policy_was_not_trained_on(config: RunConfig) -> None:
+    trained = read_training(config.checkpoint) if config.checkpoint else None
+    task = build_task(config)
+    asked = {"task": config.task, "slots": task.num_slots, "steps": task.horizon}
+    if trained and (different := trained.differences(**asked, auto_forward=config.auto_forward)):
+        print(f"esper: the policy decides on {different}", file=sys.stderr)
 
 
 def _run_shown(config: RunConfig, controller: str, directory: Path, console: Console) -> Path:
