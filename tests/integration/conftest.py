@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from esper.training import train
-from tests.integration.training import after_iterations, prepare, tiny
+from tests.integration.training import Refused, after_iterations, prepare, sentence_of, tiny
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,11 @@ def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     train(tiny(), out)
     return out
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    return lambda *words: sentence_of(capsys, *words)
 
 
 class StoppedError(Exception):

@@ -25,7 +25,7 @@ from esper.scripts import cli
 from esper.scripts.guard import USAGE_ERROR, exit_on_error
 from esper.scripts.train_command import LOST_OTHERS
 from esper.simic.training.vectorized import Trainer
-from tests.integration.training import assert_same_end, prepare, rows_without_times, sentence_of
+from tests.integration.training import Refused, assert_same_end, prepare, rows_without_times
 
 ROOT = Path(__file__).parents[2]
 WORDS = shlex.split(
@@ -117,7 +117,7 @@ def test_a_run_that_loses_a_process_says_so_and_is_resumed_by_one(
 
 
 def test_the_sentence_of_a_worker_is_the_one_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     """The second of two fails by itself, and the first because the other is gone."""
     from torch.distributed import run as torchrun
@@ -138,7 +138,7 @@ def test_the_sentence_of_a_worker_is_the_one_shown(
 
     monkeypatch.setattr(worker, "_leave", sys.exit)  # os._exit would end this process
     monkeypatch.setattr(torchrun, "run", run_two_workers)
-    said = sentence_of(capsys, *WORDS, "--processes", "2", "--out", tmp_path / "run")
+    said = refused(*WORDS, "--processes", "2", "--out", tmp_path / "run")
     assert said == "esper: no twin, for a test\n"
     assert codes == [LOST_OTHERS, USAGE_ERROR]
 

@@ -14,7 +14,7 @@ from esper.leyline.events import EpisodeRow
 from esper.scripts import cli
 from esper.scripts.flags import parse_flags, parse_run
 from esper.scripts.report_command import reproduction
-from tests.integration.training import sentence_of
+from tests.integration.training import Refused
 from tests.karn import fake_run
 from tests.karn.page import Node, read_page
 
@@ -116,21 +116,19 @@ def test_a_run_that_no_command_began_has_none() -> None:
 # --- mistakes -------------------------------------------------------------------------------------
 
 
-def test_what_is_not_a_run_is_refused(arms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "the directory of a run as its first word" in sentence_of(capsys, "report")
-    assert "there is no run directory" in sentence_of(capsys, "report", tmp_path / "nothing")
-    assert "is not a run's directory" in sentence_of(capsys, "report", tmp_path)
+def test_what_is_not_a_run_is_refused(arms: Path, tmp_path: Path, refused: Refused) -> None:
+    assert "the directory of a run as its first word" in refused("report")
+    assert "there is no run directory" in refused("report", tmp_path / "nothing")
+    assert "is not a run's directory" in refused("report", tmp_path)
     run = arms / "heuristic"
-    assert "is not a run's directory" in sentence_of(capsys, "report", run, "--against", tmp_path)
-    assert "--colour" in sentence_of(capsys, "report", run, "--colour", "blue")
+    assert "is not a run's directory" in refused("report", run, "--against", tmp_path)
+    assert "--colour" in refused("report", run, "--colour", "blue")
     (tmp_path / "telemetry").mkdir()
-    assert "has not written its own row yet" in sentence_of(capsys, "report", tmp_path)
+    assert "has not written its own row yet" in refused("report", tmp_path)
 
 
-def test_a_file_that_cannot_be_written_is_refused(
-    arms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_written_is_refused(arms: Path, tmp_path: Path, refused: Refused) -> None:
     run = arms / "heuristic"
-    said = sentence_of(capsys, "report", run, "--out", tmp_path / "missing" / "report.html")
+    said = refused("report", run, "--out", tmp_path / "missing" / "report.html")
     assert "cannot be written: No such file or directory; choose another file with --out" in said
-    assert "cannot be written: Is a directory" in sentence_of(capsys, "report", run, "--out", tmp_path)
+    assert "cannot be written: Is a directory" in refused("report", run, "--out", tmp_path)

@@ -32,7 +32,7 @@ from esper.leyline.stages import Stage
 from esper.scripts import cli, train
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks import TASKS, task_named
-from tests.integration.training import forked, sentence_of
+from tests.integration.training import Refused, forked
 from tests.tolaria.building import tiny_task
 
 STEPS = 8
@@ -219,20 +219,18 @@ def test_each_setting_changes_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_a_mistake_gets_a_sentence(
-    words: list[str], fragments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], fragments: list[str], tmp_path: Path, refused: Refused
 ) -> None:
-    said = sentence_of(capsys, *words, *(["--out", tmp_path / "run"] if words[0] == "run" else []))
+    said = refused(*words, *(["--out", tmp_path / "run"] if words[0] == "run" else []))
     for fragment in fragments:
         assert fragment in said
     assert not (tmp_path / "run").exists(), "nothing may be written for a command that cannot run"
 
 
-def test_a_run_directory_that_exists_or_cannot_be_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_directory_that_exists_or_cannot_be_is_named(tmp_path: Path, refused: Refused) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    assert "already holds notes.txt" in sentence_of(capsys, "run", "--out", tmp_path)
-    assert "cannot be written" in sentence_of(capsys, "run", "--out", tmp_path / "notes.txt" / "run")
+    assert "already holds notes.txt" in refused("run", "--out", tmp_path)
+    assert "cannot be written" in refused("run", "--out", tmp_path / "notes.txt" / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

@@ -16,7 +16,7 @@ from esper.scripts import cli, train
 from esper.study import run_study
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.seeding import TEST_SEEDS
-from tests.integration.training import sentence_of
+from tests.integration.training import Refused
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -136,27 +136,21 @@ def test_a_file_gives_settings_and_flags_override_it(tmp_path: Path) -> None:
         (["run", "--checkpoint", "x"], ["checkpoint is read by the ppo controller only"]),
     ],
 )
-def test_a_mistake_gets_a_sentence(
-    words: list[str], fragments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = sentence_of(capsys, *words)
+def test_a_mistake_gets_a_sentence(words: list[str], fragments: list[str], refused: Refused) -> None:
+    said = refused(*words)
     for fragment in fragments:
         assert fragment in said
 
 
-def test_an_unknown_key_of_a_file_is_named_with_its_neighbour(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_key_of_a_file_is_named_with_its_neighbour(tmp_path: Path, refused: Refused) -> None:
     file = tmp_path / "bad.toml"
     file.write_text('learnig_rate = 1.0\nenvs = "many"\n')
-    said = sentence_of(capsys, "train", "--config", file)
+    said = refused("train", "--config", file)
     assert "unknown key 'learnig_rate'; did you mean learning_rate?" in said
     assert "envs" in said
 
 
-def test_a_finished_run_and_other_settings_are_refused(
-    taught: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "there is nothing to resume" in sentence_of(capsys, "train", "--resume", taught)
-    said = sentence_of(capsys, "train", "--resume", taught, "--envs", "4")
+def test_a_finished_run_and_other_settings_are_refused(taught: Path, refused: Refused) -> None:
+    assert "there is nothing to resume" in refused("train", "--resume", taught)
+    said = refused("train", "--resume", taught, "--envs", "4")
     assert "a resumed run keeps its own settings" in said

@@ -18,6 +18,7 @@ from esper.leyline.events import Row
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from esper.scripts.watch_command import WatchConfig, watch
+from tests.integration.training import Refused
 from tests.karn import fake_training
 
 ROOT = Path(__file__).parents[2]
@@ -30,15 +31,8 @@ class Process:
     def __init__(self, *words: str) -> None:
         paths = os.pathsep.join(map(str, (ROOT / "src", ROOT)))
         environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200"}
-        self.child = subprocess.Popen(
-            [sys.executable, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=ROOT,
-        )
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self.child = subprocess.Popen([sys.executable, *words], **pipes, text=True, env=environment, cwd=ROOT)
 
     def say(self, word: str) -> None:
         """Say a word and wait until it comes back."""
@@ -161,11 +155,7 @@ def test_a_log_gets_one_line_per_iteration_at_once(
     cli.main(["watch", str(training)])
 
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[:-1]] == [
-        "iteration 1/100",
-        "iteration 2/100",
-        "iteration 3/100",
-    ]
+    assert [line.split("  ")[0] for line in lines[:-1]] == [f"iteration {number}/100" for number in (1, 2, 3)]
     assert lines[-1].endswith("has stopped after iteration 3 of 100")
 
 
@@ -184,17 +174,11 @@ def test_a_mistake_is_answered_with_a_sentence(
     training: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["watch", *(str(training) if word == "RUN" else word for word in words)])
-
-    assert stop.value.code == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert "Traceback" not in said
+    assert sentence in refused("watch", *(training if word == "RUN" else word for word in words))
 
 
 # --- a run that is resumed between two looks -------------------------------------------------------

@@ -160,6 +160,9 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 
 # --- refusals -------------------------------------------------------------------------------------
 
+Refused = Callable[..., str]
+"""The fixture ``refused``: runs a command that has to be refused, and returns the sentence that it says."""
+
 
 def sentence_of(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
     """Run a command that has to be refused: the one sentence that it ends with."""
