@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -16,6 +17,7 @@ from esper.karn.terminal import TerminalView
 from esper.leyline.errors import EsperError
 from esper.leyline.events import RunRow
 from esper.scripts.flags import parse_flags
+from esper.scripts.guard import USAGE_ERROR
 
 DESCRIPTION = "Show a run that is over, or follow one that goes on. Ctrl-C ends watching, never the run."
 PROG = "esper watch RUN"
@@ -60,7 +62,7 @@ def watch(run: Run, config: WatchConfig, console: Console) -> None:
             time.sleep(POLL_SECONDS)
             view.refresh()
     if view.error is not None:
-        raise view.error
+        sys.exit(USAGE_ERROR)  # the view has said why
     said = f"the run in {run.path} has {run.state} {_place(run)}"
     console.print(said, soft_wrap=True, highlight=False, markup=False)
 
