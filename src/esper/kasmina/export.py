@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from esper.kasmina import blend
 from esper.kasmina.blueprints import blueprint_named, names_for
-from esper.kasmina.hosts import CNNHost, SegmentedHost, TransformerHost, WrappedHost
+from esper.kasmina.hosts import CNNHost, ResidualHost, SegmentedHost, TransformerHost, WrappedHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import SeedSlot
 from esper.kasmina.streams import TorchStream
@@ -27,7 +27,11 @@ from esper.leyline.stages import Stage
 
 TOPOLOGY_FILE = "topology.json"
 WEIGHTS_FILE = "weights.safetensors"
-_HOSTS: dict[str, type[CNNHost] | type[TransformerHost]] = {"cnn": CNNHost, "gpt": TransformerHost}
+_HOSTS: dict[str, type[CNNHost] | type[ResidualHost] | type[TransformerHost]] = {
+    "cnn": CNNHost,
+    "residual": ResidualHost,
+    "gpt": TransformerHost,
+}
 """Hosts that can be built again from what they were built with."""
 
 
@@ -97,7 +101,7 @@ def _graft(host: WrappedHost, fossils: dict[int, Fossil]) -> nn.Module:
 def save_committed(model: MorphogeneticModel, directory: Path) -> None:
     """Write the committed network: what to build as JSON, the weights as safetensors."""
     host = model.host
-    if not isinstance(host, CNNHost | TransformerHost):
+    if not isinstance(host, CNNHost | ResidualHost | TransformerHost):
         raise HostError(
             f"only built-in hosts can be rebuilt from a file; {type(host).__name__} is yours:"
             " use harvest(model) and save its state_dict"
@@ -135,7 +139,7 @@ def load_committed(directory: Path | str) -> nn.Module:
     with TorchStream(0):  # initial values are overwritten, so they must not cost a draw
         chain = _rebuild(topology)
     chain.load_state_dict(load_file(directory / WEIGHTS_FILE))
-    if topology["host"] == "cnn":
+    if topology["host"] != "gpt":
         chain.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
     return chain
 
@@ -149,6 +153,7 @@ def _rebuild(topology: dict[str, Any]) -> nn.Sequential:
         width = host.widths[entry["index"]]
         operator = STYLE_OPERATORS[BLEND_IDS.index(entry["style"])]
         gate = blend.Gate(width, host.topology) if operator is BlendOperator.GATE else None
-        seed = blueprint_named(entry["blueprint"], host.topology).build(width)
+        spec = blueprint_named(entry["blueprint"], host.topology)
+        seed = spec.build(copy.deepcopy(host.original(entry["index"])) if spec.copies else width)
         fossils[entry["index"]] = Fossil(seed, gate, operator)
     return _chain(host, fossils)

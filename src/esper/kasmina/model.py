@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina.blueprints import Topology, names_for, specs_for
+from esper.kasmina.blueprints import Topology, blueprint_at, names_for, specs_for
 from esper.kasmina.hosts.base import Host
 from esper.kasmina.hosts.wrapped import WrappedHost
 from esper.kasmina.optim import OptimiserRecipe
@@ -66,8 +66,12 @@ class MorphogeneticModel(nn.Module):
             for slot_id, width in zip(self.slot_config.slot_ids, host.widths, strict=True)
         )
         self._seed_slots: list[SeedSlot] = [s for s in self.slots if isinstance(s, SeedSlot)]
+        for index, slot in enumerate(self._seed_slots):
+            original = host.original(index)
+            slot.original = () if original is None else (original,)
         host.attach(self._seed_slots)
         self._host_parameters = list(host.parameters())
+        self._optimiser: Optimizer | None = None
         self._recipe: OptimiserRecipe | None = None
         self._tapped_input: Tensor | None = None
         self.sync()
@@ -150,18 +154,18 @@ class MorphogeneticModel(nn.Module):
     @property
     def action_space(self) -> ActionSpace:
         """What a controller may do with this model."""
-        topology, widths = self.host.topology, self.host.widths
-        useful = [spec for spec in specs_for(topology) if any(map(spec.fits, widths))]
+        topology = self.host.topology
+        useful = [s for s in specs_for(topology) if any(slot.takes(s) for slot in self._seed_slots)]
         return ActionSpace(
             self.slot_config,
             self.rules,
             tuple(spec.index for spec in useful),
             names_for(topology),
             frozenset(
-                (slot, spec.index)
+                (index, spec.index)
                 for spec in useful
-                for slot, width in enumerate(widths)
-                if not spec.fits(width)
+                for index, slot in enumerate(self._seed_slots)
+                if not slot.takes(spec)
             ),
         )
 
@@ -169,7 +173,7 @@ class MorphogeneticModel(nn.Module):
 
     def bind_optimiser(self, optimiser: Optimizer) -> None:
         """Seeds get optimisers like this one, each an object of its own."""
-        self._recipe = OptimiserRecipe.of(optimiser)
+        self._optimiser, self._recipe = optimiser, OptimiserRecipe.of(optimiser)
 
     @property
     def recipe(self) -> OptimiserRecipe:
@@ -182,7 +186,20 @@ class MorphogeneticModel(nn.Module):
         shape = (2, *self.host.feature_shapes[slot])
         # All values differ: a normalisation would make zero of a constant.
         sample = torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape).to(self._seed_slots[slot].alpha)
-        return self._seed_slots[slot].germinate(blueprint, style, self.recipe, sample)
+        params = self._seed_slots[slot].germinate(blueprint, style, self.recipe, sample)
+        if blueprint_at(blueprint, self.host.topology).copies:
+            self._seed_slots[slot].take_over(*self._copied(slot))
+        return params
+
+    def _copied(self, slot: int) -> tuple[nn.Module, Optimizer]:
+        """What a copy in ``slot`` repeats: the nearest copy upstream, else the trunk's block."""
+        new, optimiser = self._seed_slots[slot], self._optimiser
+        found = new.original[0]
+        for earlier in self._seed_slots[:slot]:
+            if earlier.seed is not None and type(earlier.seed) is type(new.seed):
+                found, optimiser = earlier.seed, earlier.optimiser
+        assert optimiser is not None
+        return found, optimiser
 
     def remove(self, slot: int) -> None:
         """Take the seed out of ``slot``, with its optimiser; the table is the lifecycle's to change."""

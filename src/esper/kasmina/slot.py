@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina import blend
-from esper.kasmina.blueprints import Topology, blueprint_at, specs_for
-from esper.kasmina.optim import OptimiserRecipe
+from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_at, specs_for
+from esper.kasmina.optim import OptimiserRecipe, copy_moments
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import BlueprintError, SlotError
 from esper.leyline.factored_actions import STYLE_OPERATORS, BlendOperator
@@ -46,6 +46,9 @@ class SeedSlot(nn.Module):
         self.width = width
         self.topology: Topology = topology
         self.stream = stream
+        self.original: tuple[nn.Module, ...] = ()
+        """The trunk's last block before this slot, if there is one that could be repeated here. A tuple keeps
+        torch from taking it for a part of the slot."""
         self.seed: nn.Module | None = None
         self.gate: nn.Module | None = None
         self.operator = BlendOperator.ADD
@@ -121,27 +124,35 @@ class SeedSlot(nn.Module):
         """
         if self.seed is not None:
             raise SlotError(f"slot {self.slot_id} holds a seed already; prune it before the next one")
-        self._check_width(blueprint)
-        name = blueprint_at(blueprint, self.topology).name
+        spec = blueprint_at(blueprint, self.topology)
+        self._check_fits(spec)
         position = self.stream.get_state()
         try:
             with self.stream:
                 self._attach(blueprint, style, recipe)
-                self._check_birth(name, sample)
+                self._check_birth(spec, sample)
         except BlueprintError:
             self._withdraw(position)
             raise
         except Exception as error:
             self._withdraw(position)
             raise BlueprintError(
-                f"blueprint '{name}' fails on features of shape {tuple(sample.shape[1:])}: {error}"
+                f"blueprint '{spec.name}' fails on features of shape {tuple(sample.shape[1:])}: {error}"
             ) from error
         return sum(p.numel() for p in self.parameters())
 
-    def _check_width(self, blueprint: int) -> None:
-        spec = blueprint_at(blueprint, self.topology)
+    def takes(self, spec: BlueprintSpec) -> bool:
+        """Whether a seed of this blueprint can be built here."""
+        return spec.fits(self.width) and not (spec.copies and not self.original)
+
+    def _check_fits(self, spec: BlueprintSpec) -> None:
+        others = ", ".join(other.name for other in specs_for(self.topology) if self.takes(other))
+        if spec.copies and not self.original:
+            raise BlueprintError(
+                f"blueprint '{spec.name}' copies the last block upstream, and before slot {self.slot_id}"
+                f" there is none whose output has the shape of its input; choose from {others}"
+            )
         if not spec.fits(self.width):
-            others = ", ".join(other.name for other in specs_for(self.topology) if other.fits(self.width))
             raise BlueprintError(
                 f"blueprint '{spec.name}' needs a slot whose width is a multiple of {spec.multiple_of};"
                 f" slot {self.slot_id} is {self.width} wide. Change the host's width, or choose from"
@@ -156,7 +167,7 @@ class SeedSlot(nn.Module):
     def _attach(self, blueprint: int, style: int, recipe: OptimiserRecipe) -> None:
         spec = blueprint_at(blueprint, self.topology)
         operator = STYLE_OPERATORS[style]
-        seed = spec.build(self.width)
+        seed = spec.build(copy.deepcopy(self.original[0]) if spec.copies else self.width)
         gate = blend.Gate(self.width, self.topology) if operator is BlendOperator.GATE else None
         self.seed, self.gate, self.operator = seed, gate, operator
         self.to(self.alpha.device, self.alpha.dtype)
@@ -165,14 +176,22 @@ class SeedSlot(nn.Module):
         self.optimiser = recipe.make(self.parameters())
         self.train(self.training)
 
-    def _check_birth(self, name: str, sample: Tensor) -> None:
+    def take_over(self, original: nn.Module, optimiser: Optimizer) -> None:
+        """Go on from the weights of ``original`` and from what its optimiser has gathered for them."""
+        assert self.seed is not None
+        assert self.optimiser is not None
+        own = self.seed.state_dict()
+        self.seed.load_state_dict(dict(zip(own, original.state_dict().values(), strict=True)))
+        copy_moments(optimiser, original.parameters(), self.optimiser, self.seed.parameters())
+
+    def _check_birth(self, spec: BlueprintSpec, sample: Tensor) -> None:
         """Try the seed in both modes, on a copy: its own statistics must not see the sample."""
         seed = copy.deepcopy(self.seed)
         assert seed is not None
         before = torch.get_rng_state()
-        _check_delta(name, seed.train(), sample)
+        _check_delta(spec, seed.train(), sample)
         self.stochastic = not torch.equal(before, torch.get_rng_state())
-        _check_delta(name, seed.eval(), sample)
+        _check_delta(spec, seed.eval(), sample)
 
     def remove(self) -> None:
         """Empty the slot: module, gate, optimiser and gradients go, the random stream stays."""
@@ -204,6 +223,7 @@ class SeedSlot(nn.Module):
         """A slot in ``state``, beside this one; the slot table's blueprint and style say what to build."""
         twin = SeedSlot(self.slot_id, self.width, self.topology, TorchStream(0))
         twin.stream.set_state(state["stream"])
+        twin.original = self.original
         twin.to(self.alpha.device, self.alpha.dtype).train(self.training)
         if state["weights"] is not None:
             if recipe is None:
@@ -225,9 +245,9 @@ class SeedSlot(nn.Module):
         self.stream.set_state(other.stream.get_state())
 
 
-def _check_delta(name: str, seed: nn.Module, sample: Tensor) -> None:
-    """Refuse a new seed that is not a delta of exactly zero, or that writes into its input."""
-    features = sample.clone()
+def _check_delta(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> None:
+    """Refuse a new seed that writes into its input, or is not zero though it copies nothing."""
+    name, features = spec.name, sample.clone()
     with torch.no_grad():
         delta = seed(features)
     if not isinstance(delta, Tensor) or delta.shape != sample.shape:
@@ -245,7 +265,7 @@ def _check_delta(name: str, seed: nn.Module, sample: Tensor) -> None:
             f"blueprint '{name}' returned a non-finite delta at birth; look for a division by zero or an"
             " overflow in its forward"
         )
-    if torch.count_nonzero(delta):
+    if not spec.copies and torch.count_nonzero(delta):
         raise BlueprintError(
             f"blueprint '{name}' must return a delta of exactly zero at birth; its largest value"
             f" is {delta.abs().max().item():.3g}. Make it an esper.kasmina.Mirrored or start its last"

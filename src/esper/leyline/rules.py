@@ -18,6 +18,8 @@ class LifecycleRules:
 
     min_training_epochs: int = 10
     """Length of the incubation; 0 sends a seed straight into BLENDING."""
+    enters_at_once: bool = False
+    """A seed's first ramp has no length, and the tempo head nothing to choose."""
     min_prune_age: int = 5
     embargo_epochs: int = 5
     max_seeds: int = 0

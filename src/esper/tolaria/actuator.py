@@ -121,7 +121,7 @@ def _germinate(body: Body, action: IntArray, slot: int, seed_id: int, target: fl
         blueprint=blueprint,
         style=style,
         target=target,
-        ramp_epochs=TEMPO_EPOCHS[action[Head.TEMPO]],
+        ramp_epochs=0 if body.rules.enters_at_once else TEMPO_EPOCHS[action[Head.TEMPO]],
         seed_params=params,
     )
     return Outcome.done(lifecycle.germinate(body.table, 0, slot, seed, body.rules))

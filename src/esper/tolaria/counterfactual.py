@@ -90,9 +90,11 @@ def measure(
     generator: torch.Generator | None = None,
     *,
     calibration: Tensor | None = None,
+    only_contributions: bool = False,
 ) -> Counterfactuals:
     """Score the network and every configuration of ``slots`` that can be afforded, in eval mode.
 
+    With ``only_contributions`` that is each seed switched off by itself, and nothing more.
     ``generator`` draws the permutations where there are too many seeds for all configurations.
     ``calibration`` are training inputs, needed where there is batch normalisation. The model is left in
     the mode in which it was found.
@@ -101,7 +103,7 @@ def measure(
     was_training = model.training
     model.eval()
     ordered = tuple(sorted(slots))
-    orders = _orders(len(ordered), generator) if model.host.segmented else []
+    orders = _orders(len(ordered), generator) if model.host.segmented and not only_contributions else []
     configurations = _configurations(len(ordered), orders)
     if model.host.segmented and not batch_norms(model):
         answers = outputs_by_prefix(model, x, ordered, configurations)

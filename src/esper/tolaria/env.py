@@ -18,6 +18,7 @@ from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.errors import DivergedError, EsperError
 from esper.leyline.events import Row, StageMove
 from esper.leyline.factored_actions import (
+    CANONICAL_ACTION,
     NUM_OPS,
     OP_WAIT,
     Head,
@@ -54,7 +55,9 @@ class EpisodeReport:
     """What a finished episode came to; all scores are of the committed network."""
 
     val_score: float
+    val_loss: float
     test_score: float
+    test_loss: float
     best_val_score: float
     host_params: int
     params: int
@@ -170,6 +173,8 @@ class MorphEnv:
         check_actions(action[None], 1, self.table.num_slots)
         alpha = self.table.alpha[:, action[Head.SLOT]]
         canonical = canonicalise(action[None], alpha)
+        if self.task.rules.enters_at_once:
+            canonical[:, Head.TEMPO] = CANONICAL_ACTION[Head.TEMPO]
         legal = legal_slots_by_op(self.table, self.model.rules)[0]
         outcome = actuator.apply_action(self.model, canonical[0], self._next_seed_id, legal)
         op = int(canonical[0, Head.OP])
@@ -193,8 +198,9 @@ class MorphEnv:
         return trained
 
     def _measure(self) -> Counterfactuals:
-        result = self.host.measure()
+        result = self.host.measure(contributions=not self.ended)
         self._val_scores[self.epoch :] = [result.score]
+        self._val_loss = result.loss
         slot_measurements.record_worth(self.table, result)
         return result
 
@@ -230,9 +236,12 @@ class MorphEnv:
         """Read the test split, once, and report the committed network; ``reward`` is the episode's return."""
         host, grown = self.model.count_parameters()
         host_flops, flops = self.host.meter.per_sample()
+        test = self.host.test()
         report = EpisodeReport(
             val_score=self._val_scores[-1],
-            test_score=self.host.test_score(),
+            val_loss=self._val_loss,
+            test_score=test.score,
+            test_loss=test.loss,
             best_val_score=max(self._val_scores),
             host_params=host,
             params=host + grown,
@@ -316,6 +325,7 @@ class MorphEnv:
             "op_counts": list(self._op_counts),
             "refused": self._refused,
             "val_scores": list(self._val_scores),
+            "val_loss": self._val_loss,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -332,7 +342,8 @@ class MorphEnv:
         self._next_seed_id = state["next_seed_id"]
         self._op_counts = list(state["op_counts"])
         self._refused = state["refused"]
-        self._val_scores = list(state["val_scores"])
+        self._val_scores, self._val_loss = list(state["val_scores"]), state["val_loss"]
+        self.host.close_growth(self.epoch)
 
     def _origin(self) -> str:
         return f"task {self.task.name}, rng seed {self._rng_seed}, environment {self._env}"

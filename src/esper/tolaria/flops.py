@@ -150,6 +150,11 @@ class FlopLedger:
         return asdict(self)
 
     @property
+    def charged(self) -> int:
+        """What a budget pays for: everything but the one validation a step, which is an instrument."""
+        return self.total - self.validation
+
+    @property
     def total(self) -> int:
         return self.forward + self.backward + self.incubation + self.validation + self.counterfactual
 
@@ -222,29 +227,35 @@ class FlopMeter:
         self.ledger = FlopLedger(**state["ledger"])
         self._restore_spent(state["spent"])
 
+    def minibatch(self, batch: int) -> int:
+        """What one minibatch of ``batch`` samples costs with the network as it stands."""
+        return sum(self._passes(batch)) + sum(self._incubation(slot, batch) for slot in self.model.incubating)
+
     def trained(self, batch: int) -> None:
         """Count one minibatch of ``batch`` samples with the network as it stands."""
-        blended, incubating = self.model.blended, self.model.incubating
-        first, *rest = self._segments
-        seeds = [self._seeds[slot] for slot in blended]
-        self.ledger.forward += batch * (first.forward + sum(p.forward for p in rest + seeds))
-        self.ledger.backward += batch * (first.to_parameters + sum(p.to_all for p in rest + seeds))
-        for slot in blended:
+        forward, backward = self._passes(batch)
+        self.ledger.forward += forward
+        self.ledger.backward += backward
+        for slot in self.model.blended:
             self._spent[slot] += batch * (self._seeds[slot].forward + self._seeds[slot].to_all)
-        for slot in incubating:
-            self._count_incubation(slot, batch)
+        for slot in self.model.incubating:
+            cost = self._incubation(slot, batch)
+            self.ledger.incubation += cost
+            self._spent[slot] += cost
 
-    def _count_incubation(self, slot: int, batch: int) -> None:
+    def _passes(self, batch: int) -> tuple[int, int]:
+        first, *rest = self._segments
+        others = rest + [self._seeds[slot] for slot in self.model.blended]
+        forward = first.forward + sum(part.forward for part in others)
+        return batch * forward, batch * (first.to_parameters + sum(part.to_all for part in others))
+
+    def _incubation(self, slot: int, batch: int) -> int:
         seed = self._seeds[slot]
         if self.model.rules.incubation == "straight_through":
-            cost = batch * (seed.forward + seed.to_all)
-        else:
-            downstream = [self._seeds[other] for other in self.model.blended if other > slot]
-            rest = reduce(PartCost.__add__, self._segments[slot + 1 :] + downstream, PartCost())
-            per_sample = seed.forward + seed.to_all + rest.forward + rest.to_input
-            cost = shadow_size(batch) * per_sample
-        self.ledger.incubation += cost
-        self._spent[slot] += cost
+            return batch * (seed.forward + seed.to_all)
+        downstream = [self._seeds[other] for other in self.model.blended if other > slot]
+        rest = reduce(PartCost.__add__, self._segments[slot + 1 :] + downstream, PartCost())
+        return shadow_size(batch) * (seed.forward + seed.to_all + rest.forward + rest.to_input)
 
     def validated(self, samples: int, switched: Sequence[int], configurations: NDArray[np.bool_]) -> None:
         """Count one validation of ``samples`` with ``switched`` in ``configurations``, by prefix tree.

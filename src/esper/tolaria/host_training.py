@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
-
-import torch
+from typing import Any, Final
 
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.optim import cosine_rate, set_rate
-from esper.leyline.errors import SlotError
+from esper.kasmina.optim import DECAY_SHARE, cosine_rate, set_rate, wsd_factor
+from esper.leyline.errors import HostError, SlotError
 from esper.leyline.events import StageMove
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
@@ -22,6 +20,11 @@ from esper.tolaria.epoch import EpochTraining, Supervisor, train_epoch
 from esper.tolaria.flops import FlopMeter
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
+
+SEED_WARMUP: Final = 32
+"""Minibatches over which the rate of a new seed rises in a ``wsd`` schedule."""
+COUNTERFACTUAL_SHARE: Final = 0.05
+"""Of a budget, for finding out what the seeds contribute."""
 
 
 class HostTraining:
@@ -47,6 +50,10 @@ class HostTraining:
         self.meter = FlopMeter(self.model, self.splits.train.x[0])
         self.guess_loss = self.splits.guess_loss()
         """Loss of a blind guess: what the governor and the rewards measure losses by."""
+        self._check_budget()
+        self._batches = 0
+        """Minibatches trained so far, and at the birth of each slot's seed."""
+        self._batches_at_birth = [0] * task.num_slots
         self._cursor = BatchCursor(len(self.splits.train), task.batch_size, streams.generator("batches"))
         self._sampling = streams.generator("counterfactual")
         self._augmenting = streams.generator("augment")
@@ -61,6 +68,15 @@ class HostTraining:
             )
         return both
 
+    def _check_budget(self) -> None:
+        budget, steps = self._task.budget, self._task.horizon
+        cost = self.meter.minibatch(self._task.batch_size)
+        if budget is not None and budget < steps * cost:
+            raise HostError(
+                f"a budget of {budget:,} FLOP gives each of {steps} steps {budget // steps:,}, and one"
+                f" minibatch of the bare host takes {cost:,}; give {steps * cost:,}, or take fewer steps"
+            )
+
     def begin_streams(self, *purpose: str) -> None:
         """Streams for what the host and its seeds draw while they train, named by ``purpose``."""
         self._host_stream = self._streams.torch("host", *purpose)
@@ -72,8 +88,8 @@ class HostTraining:
     def train_epoch(self, epoch: int, supervisor: Supervisor) -> EpochTraining:
         """Train for one epoch after ``epoch`` finished ones, and tick the slots' counters."""
         train, task = self.splits.train, self._task
-        batches = []
-        for _ in range(task.batches_per_epoch):
+        batches, count = [], self._affordable(epoch)
+        for _ in range(count):
             chosen = self._cursor.next()
             x = train.x[chosen]
             batches.append((shifted_and_flipped(x, self._augmenting) if task.augment else x, train.y[chosen]))
@@ -85,28 +101,55 @@ class HostTraining:
                 task.objective,
                 supervisor,
                 clip=task.clip,
-                before_batch=lambda number: self._before_batch(epoch, number),
+                before_batch=lambda number: self._before_batch(epoch, epoch + number / count),
             )
         actuator.tick(self.model)
+        self.close_growth(epoch + 1)
         return trained
 
-    def _before_batch(self, epoch: int, number: int) -> None:
-        """Set every learning rate: cosine to zero at the horizon, a seed's from its own birth."""
-        horizon, base = self._task.horizon, self.model.recipe.learning_rate
-        now = epoch + number / self._task.batches_per_epoch
-        self.learning_rate = cosine_rate(base, now / horizon)
+    def _affordable(self, epoch: int) -> int:
+        """Minibatches of the step after ``epoch`` steps; what a budget leaves over, the next step gets."""
+        if self._task.budget is None:
+            return self._task.batches_per_epoch
+        allowance = self._task.budget * (epoch + 1) // self._task.horizon - self.meter.ledger.charged
+        return max(allowance // self.meter.minibatch(self._task.batch_size), 0)
+
+    def close_growth(self, epoch: int) -> None:
+        """What is planted while the rate of a ``wsd`` schedule falls could no longer learn."""
+        task = self._task
+        if task.schedule == "wsd" and epoch >= (1.0 - DECAY_SHARE) * task.horizon:
+            self.table.enabled[0] = False
+
+    def _before_batch(self, epoch: int, now: float) -> None:
+        """Set every learning rate for the minibatch at time ``now``, in steps."""
+        task, base = self._task, self.model.recipe.learning_rate
+        wsd = task.schedule == "wsd"
+
+        def rate(born: int, batches: int, warmup: int) -> float:
+            if wsd:
+                return base * wsd_factor(now / task.horizon, batches, warmup)
+            return cosine_rate(base, (now - born) / (task.horizon - born))
+
+        self.learning_rate = rate(0, self._batches, task.warmup)
         set_rate(self.optimiser, self.learning_rate)
         for slot in self.model.blended + self.model.incubating:
             optimiser = self.model.slot(slot).optimiser
             if optimiser is not None:
                 born = epoch - int(self.table.age[0, slot])
-                set_rate(optimiser, cosine_rate(base, (now - born) / (horizon - born)))
-        self.meter.trained(self._task.batch_size)
+                set_rate(optimiser, rate(born, self._batches - self._batches_at_birth[slot], SEED_WARMUP))
+        self.meter.trained(task.batch_size)
+        self._batches += 1
 
-    def measure(self) -> Counterfactuals:
-        """Score the network as it stands on the validation split, and what each seed contributes."""
+    def measure(self, *, contributions: bool = True) -> Counterfactuals:
+        """Score the network as it stands on the validation split, and what each seed contributes.
+
+        Under a budget a seed is measured as soon as it takes part, and again when the budget's share for
+        that allows it.
+        """
         validation = self.splits.validation
         watched = [slot for slot in self.model.blended if not self._is_old_fossil(slot)]
+        if self._task.budget is not None and not (contributions and self._may_measure(watched)):
+            watched = []
         result = measure(
             self.model,
             validation.x,
@@ -115,9 +158,16 @@ class HostTraining:
             self._task.objective,
             self._sampling,
             calibration=self.splits.train.x,
+            only_contributions=self._task.budget is not None,
         )
         self.meter.validated(len(validation), result.slots, result.configurations)
         return result
+
+    def _may_measure(self, watched: Sequence[int]) -> bool:
+        ledger = self.meter.ledger
+        cost = len(watched) * len(self.splits.validation) * self.meter.per_sample()[1]
+        affordable = ledger.counterfactual + cost <= COUNTERFACTUAL_SHARE * ledger.charged
+        return affordable or not self.table.measured[0, watched].all()
 
     def _is_old_fossil(self, slot: int) -> bool:
         return bool(
@@ -130,6 +180,7 @@ class HostTraining:
         for move in moves:
             if move.target is Stage.GERMINATED:
                 self.meter.germinated(move.slot)
+                self._batches_at_birth[move.slot] = self._batches
             elif move.target is Stage.PRUNED:
                 self.meter.removed(move.slot)
 
@@ -142,12 +193,12 @@ class HostTraining:
         self.splits.test.unlock()
         return moves
 
-    def test_score(self) -> float:
-        """Score of the committed network on the test split, which can be read once."""
+    def test(self) -> Counterfactuals:
+        """Score and loss of the committed network on the test split, which can be read once."""
         samples = self.splits.test.read()
-        self.model.eval()
-        with torch.inference_mode():
-            return self._task.objective.sample_scores(self.model(samples.x), samples.y).mean().item()
+        return measure(
+            self.model, samples.x, samples.y, [], self._task.objective, calibration=self.splits.train.x
+        )
 
     # --- states -------------------------------------------------------------------------------
 
@@ -170,6 +221,7 @@ class HostTraining:
             "sampling": self._sampling.get_state(),
             "augmenting": self._augmenting.get_state(),
             "learning_rate": self.learning_rate,
+            "batches": [self._batches, *self._batches_at_birth],
             "meter": self.meter.state(),
         }
 
@@ -182,4 +234,5 @@ class HostTraining:
         self._sampling.set_state(state["sampling"])
         self._augmenting.set_state(state["augmenting"])
         self.learning_rate = state["learning_rate"]
+        self._batches, *self._batches_at_birth = state["batches"]
         self.meter.load_state(state["meter"])

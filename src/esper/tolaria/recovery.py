@@ -124,6 +124,8 @@ class Recovery:
 
     def _guilty(self, measured: Counterfactuals) -> int | None:
         """The live seed without which the loss would be the best, if that were a healthy one."""
+        if not measured.slots and self._host.model.blended:
+            measured = self._host.measure(contributions=True)
         live = [slot for slot in measured.slots if self._host.table.live[0, slot]]
         without = {slot: measured.loss_without(slot) for slot in live}
         healthy = {s: loss for s, loss in without.items() if self._governor.trouble_with(loss) is None}

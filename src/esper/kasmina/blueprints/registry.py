@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
@@ -23,7 +23,7 @@ from esper.leyline.factored_actions import (
 )
 
 Topology = Literal["feature_map", "tokens"]
-Builder = TypeVar("Builder", bound=Callable[[int], nn.Module])
+Builder = TypeVar("Builder", bound=Callable[[Any], nn.Module])
 
 _BUILT_IN = {"feature_map": CNN_BLUEPRINTS, "tokens": TRANSFORMER_BLUEPRINTS}
 
@@ -35,9 +35,12 @@ class BlueprintSpec:
     name: str
     topology: Topology
     index: int
-    build: Callable[[int], nn.Module]
+    build: Callable[[Any], nn.Module]
+    """From the slot's width, or from the block that is copied, to the seed."""
     multiple_of: int
     """Widths that it fits; 1 means all."""
+    copies: bool = False
+    """Built from a block upstream of the slot, and not zero at birth."""
 
     def fits(self, width: int) -> bool:
         """Whether it can be built for a slot of ``width``."""
@@ -48,11 +51,12 @@ _registry: dict[tuple[Topology, int], BlueprintSpec] = {}
 
 
 def register_blueprint(
-    name: str, topology: Topology, *, multiple_of: int = 1
+    name: str, topology: Topology, *, multiple_of: int = 1, copies: bool = False
 ) -> Callable[[Builder], Builder]:
     """Decorator: make ``name`` germinable on hosts of ``topology``.
 
-    In a slot whose width is no multiple of ``multiple_of`` nobody can choose it.
+    In a slot whose width is no multiple of ``multiple_of`` nobody can choose it. One that ``copies`` is
+    built from the last block upstream of its slot, not from a width; its delta may be non-zero at birth.
 
     >>> @register_blueprint("my_block", topology="feature_map")
     ... class MyBlock(nn.Module): ...
@@ -73,7 +77,7 @@ def register_blueprint(
                 f" (taken: {', '.join(sorted(taken))})"
             )
         index = _index_for(name, topology)
-        _registry[topology, index] = BlueprintSpec(name, topology, index, build, multiple_of)
+        _registry[topology, index] = BlueprintSpec(name, topology, index, build, multiple_of, copies)
         return build
 
     return register

@@ -34,6 +34,10 @@ class Host(nn.Module, ABC):
         axis = 0 if self.topology == "feature_map" else -1
         return tuple(shape[axis] for shape in self.feature_shapes)
 
+    def original(self, slot: int) -> nn.Module | None:
+        """The last block before ``slot`` that could be repeated there; a copy of it is a ``stack`` seed."""
+        return None
+
     @abstractmethod
     def attach(self, slots: Sequence[SeedSlot]) -> None:
         """Called once with the slots that the model made for this host."""
@@ -51,6 +55,13 @@ class SegmentedHost(Host):
 
     segmented = True
     segments: nn.ModuleList
+    block_kind: ClassVar[type[nn.Module] | None] = None
+    """Modules of this class keep the shape of their input: they can be stacked."""
+
+    def original(self, slot: int) -> nn.Module | None:
+        upstream = [part for segment in self.segments[: slot + 1] for part in segment.children()]
+        blocks = [part for part in upstream if self.block_kind and isinstance(part, self.block_kind)]
+        return blocks[-1] if blocks else None
 
     def attach(self, slots: Sequence[SeedSlot]) -> None:
         """Nothing to do: ``forward`` calls the slots itself."""

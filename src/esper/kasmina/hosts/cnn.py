@@ -67,11 +67,67 @@ class CNNHost(SegmentedHost):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
 
 
-def _block(channels: int, width: int, kernel: int, pooled: bool) -> nn.Sequential:
-    groups = width // CHANNELS_PER_GROUP if width % CHANNELS_PER_GROUP == 0 else 1
+class ResidualBlock(nn.Module):
+    """h + f(h) with f two rounds of GroupNorm, ReLU and 3×3 convolution (He et al. 2016, pre-activation)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.change = nn.Sequential(*_normalised_conv(width), *_normalised_conv(width))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + self.change(h)
+
+
+def _normalised_conv(width: int) -> list[nn.Module]:
+    return [nn.GroupNorm(_groups(width), width), nn.ReLU(), _convolution(width, width, 3)]
+
+
+class ResidualHost(SegmentedHost):
+    """A stem, ``blocks`` residual blocks of one width, then ``slots`` in series and a classifier."""
+
+    block_kind = ResidualBlock
+
+    def __init__(
+        self, width: int, *, blocks: int, slots: int, input_shape: tuple[int, int, int], classes: int
+    ) -> None:
+        super().__init__()
+        if min(width, blocks, slots) < 1:
+            raise HostError(
+                f"a residual host needs positive width, blocks and slots; found {width}, {blocks}, {slots}"
+            )
+        self.spec = {
+            "width": width,
+            "blocks": blocks,
+            "slots": slots,
+            "input_shape": list(input_shape),
+            "classes": classes,
+        }
+        self.topology: Topology = "feature_map"
+        self.slot_config = SlotConfig.of_count(slots)
+        channels, height, side = input_shape
+        self.feature_shapes = ((width, height // 2, side // 2),) * slots
+        stem = [_convolution(channels, width, 3), nn.AvgPool2d(2)]
+        trunk = [ResidualBlock(width) for _ in range(blocks)]
+        head = [nn.GroupNorm(_groups(width), width), nn.ReLU(), GlobalHead(width, classes)]
+        between = [nn.Sequential() for _ in range(slots - 1)]
+        self.segments = nn.ModuleList([nn.Sequential(*stem, *trunk), *between, nn.Sequential(*head)])
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
+
+
+def _groups(width: int) -> int:
+    return width // CHANNELS_PER_GROUP if width % CHANNELS_PER_GROUP == 0 else 1
+
+
+def _convolution(channels: int, width: int, kernel: int) -> nn.Conv2d:
     convolution = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
     # torch's default leaves channels of a narrow block dead behind the ReLU from the start.
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # a bias was asked for, so it is there
+    return convolution
+
+
+def _block(channels: int, width: int, kernel: int, pooled: bool) -> nn.Sequential:
     pool: list[nn.Module] = [nn.MaxPool2d(2)] if pooled else []
-    return nn.Sequential(*pool, convolution, nn.GroupNorm(groups, width), nn.ReLU())
+    return nn.Sequential(
+        *pool, _convolution(channels, width, kernel), nn.GroupNorm(_groups(width), width), nn.ReLU()
+    )

@@ -78,6 +78,8 @@ class TiedHead(nn.Module):
 class TransformerHost(SegmentedHost):
     """``layers`` pre-norm blocks of one width; the output is a score for every next token."""
 
+    block_kind = Block
+
     def __init__(
         self,
         *,
@@ -90,7 +92,8 @@ class TransformerHost(SegmentedHost):
         slots_after: Sequence[int] | None = None,
         dropout: float = 0.0,
     ) -> None:
-        """``slots_after`` are layer numbers from 0, ascending; after every layer unless given.
+        """``slots_after`` are layer numbers from 0; after every layer unless given. Several slots after
+        one layer stand in series.
 
         A block's feed-forward part has ``feed_forward`` hidden units per unit of width.
         """
@@ -104,9 +107,9 @@ class TransformerHost(SegmentedHost):
         if width % heads:
             raise HostError(f"{heads} heads must divide the width; found a width of {width}")
         after = list(range(layers)) if slots_after is None else list(slots_after)
-        if not after or after != sorted(set(after)) or not 0 <= after[0] <= after[-1] < layers:
+        if not after or after != sorted(after) or not 0 <= after[0] <= after[-1] < layers:
             raise HostError(
-                f"slots stand after layers 0 to {layers - 1}, ascending and at least one; found {after}"
+                f"slots stand after layers 0 to {layers - 1}, in order and at least one; found {after}"
             )
         self.spec = {
             "vocabulary": vocabulary,

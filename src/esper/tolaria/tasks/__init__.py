@@ -4,7 +4,7 @@ from esper.leyline.errors import UnknownNameError
 from esper.tolaria.tasks.digits import DIGITS, DIGITS_IMPAIRED
 from esper.tolaria.tasks.images import CIFAR, CIFAR_IMPAIRED, FASHION, FASHION14, FASHION14_IMPAIRED
 from esper.tolaria.tasks.spec import TaskSpec
-from esper.tolaria.tasks.text import PYCODE, TEXT
+from esper.tolaria.tasks.text import PYCODE, PYCODE_SCALING, TEXT
 
 TASKS: dict[str, TaskSpec] = {
     task.name: task
@@ -12,6 +12,7 @@ TASKS: dict[str, TaskSpec] = {
         DIGITS,
         DIGITS_IMPAIRED,
         PYCODE,
+        PYCODE_SCALING,
         TEXT,
         FASHION14,
         FASHION14_IMPAIRED,

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from esper.kasmina.hosts import CNNHost, Host, TransformerHost
+from esper.kasmina.hosts import CNNHost, Host, ResidualHost, TransformerHost
+from esper.kasmina.optim import ScheduleKind
 from esper.leyline.errors import HostError
 from esper.leyline.rules import LifecycleRules
 from esper.tolaria.data import Splits
 from esper.tolaria.objective import CLASSIFICATION, Objective
 
-HostKind = Literal["cnn", "gpt"]
+HostKind = Literal["cnn", "gpt", "residual"]
 OptimiserKind = Literal["sgd", "adamw"]
 MOMENTUM = 0.9
 LEAN = 1
@@ -37,6 +38,8 @@ class InstanceDistribution:
     """How much of the training data there is."""
     vary_slots: bool = False
     """Enable a random part of the slots, at least one, instead of all."""
+    trunks: tuple[int | None, ...] = (None,)
+    """Blocks before the first slot, with all slots in series behind them; ``None`` is a slot after each."""
 
     def draw(self, generator: torch.Generator) -> Instance:
         """One instance; a distribution of one point always gives that point."""
@@ -52,7 +55,8 @@ class InstanceDistribution:
         enabled = tuple(bool(subset >> slot & 1) for slot in range(len(widths)))
         rent = self.rents[pick(len(self.rents))]
         data_share = self.data_shares[pick(len(self.data_shares))]
-        return Instance(widths, kernel, learning_rate, enabled, rent, data_share)
+        trunk = self.trunks[pick(len(self.trunks))]
+        return Instance(widths, kernel, learning_rate, enabled, rent, data_share, trunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Instance:
     """Which slots may grow."""
     rent: float | None = None
     data_share: float = 1.0
+    trunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,17 @@ class TaskSpec:
     horizon: int = 20
     batch_size: int = 64
     batches_per_epoch: int = 16
+    budget: int | None = None
+    """FLOPs of an episode. A step then spends 1 / ``horizon`` of it, in as many minibatches as that buys,
+    and ``batches_per_epoch`` is not read."""
+    schedule: ScheduleKind = "cosine"
+    warmup: int = 0
+    """Minibatches over which the rate of a ``wsd`` schedule rises."""
     optimiser: OptimiserKind = "sgd"
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+    """Both of AdamW."""
+    feed_forward: int = LEAN
     clip: float = 5.0
     budget_factor: int = 20
     """Parameter budget as a multiple of the host's own parameters; scales an observation only."""
@@ -117,17 +132,41 @@ class TaskSpec:
         widths = tuple((w + w[-1:] * count)[:count] for w in self.instances.widths)
         return replace(self, instances=replace(self.instances, widths=widths))
 
+    def until(self, share: float) -> TaskSpec:
+        """The task that ends after ``share`` of the budget, with steps that spend as much as this one's."""
+        steps = share * self.horizon
+        if self.budget is None or steps != round(steps) or not 0 < share <= 1:
+            raise HostError(
+                f"task '{self.name}' has no whole number of budgeted steps up to {share:g} of its"
+                f" {self.horizon}; choose another share"
+            )
+        return replace(self, horizon=round(steps), budget=self.budget * round(steps) // self.horizon)
+
+    def with_trunk(self, blocks: int) -> TaskSpec:
+        """The same task with hosts of ``blocks`` blocks before the slots: a static size if nobody acts."""
+        return replace(self, instances=replace(self.instances, trunks=(blocks,)))
+
     def build_host(self, instance: Instance) -> Host:
         if self.host == "gpt":
             (context,), (width, *_) = self.input_shape, instance.widths
+            slots = len(instance.widths)
             return TransformerHost(
                 vocabulary=self.classes,
                 context=context,
                 width=width,
-                layers=len(instance.widths),
-                feed_forward=LEAN,
+                layers=instance.trunk or slots,
+                slots_after=None if instance.trunk is None else [instance.trunk - 1] * slots,
+                feed_forward=self.feed_forward,
             )
         channels, height, side = self.input_shape
+        if self.host == "residual":
+            return ResidualHost(
+                instance.widths[0],
+                blocks=instance.trunk or 1,
+                slots=len(instance.widths),
+                input_shape=(channels, height, side),
+                classes=self.classes,
+            )
         return CNNHost(
             instance.widths,
             kernel=instance.kernel,
@@ -138,5 +177,7 @@ class TaskSpec:
     def build_optimiser(self, parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
         """The host's optimiser; seeds get others like it."""
         if self.optimiser == "adamw":
-            return AdamW(parameters, lr=learning_rate, foreach=True)
+            return AdamW(
+                parameters, lr=learning_rate, betas=self.betas, weight_decay=self.weight_decay, foreach=True
+            )
         return SGD(parameters, lr=learning_rate, momentum=MOMENTUM, foreach=True)

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from esper.leyline.errors import DataError
+from esper.leyline.rules import LifecycleRules
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.objective import NEXT_TOKEN
 from esper.tolaria.readers import find_data, read_bytes, read_text, windows
@@ -49,9 +50,11 @@ MODULES: Final = (
 )
 
 
-def split_text(content: bytes, context: int, generator: torch.Generator) -> Splits:
+def split_text(
+    content: bytes, context: int, generator: torch.Generator, validation: int = VALIDATION
+) -> Splits:
     """Windows of ``context`` bytes with their next bytes, in blocks that stay in one part."""
-    held_out = (VALIDATION // BLOCK, TEST // BLOCK)
+    held_out = (validation // BLOCK, TEST // BLOCK)
     needed = (sum(held_out) + 1) * BLOCK * context + 1
     if len(content) < needed:
         raise DataError(
@@ -127,6 +130,44 @@ PYCODE = TaskSpec(
     optimiser="adamw",
     batch_size=32,
     batches_per_epoch=32,
+)
+SCALING_CONTEXT: Final = 64
+SCALING_VALIDATION: Final = 128
+"""Windows: as many characters as in the shorter windows."""
+ASCII: Final = 128
+SCALING_RULES: Final = LifecycleRules(
+    min_training_epochs=0, enters_at_once=True, min_prune_age=3, embargo_epochs=2
+)
+"""Of tasks in which compute is spent: a seed takes part from its birth."""
+
+
+def load_ascii(generator: torch.Generator) -> Splits:
+    """The same library in longer windows, every byte beyond ASCII a question mark."""
+    content = _library_source().decode("utf-8", "replace").encode("ascii", "replace")
+    return split_text(content, SCALING_CONTEXT, generator, SCALING_VALIDATION)
+
+
+PYCODE_SCALING = TaskSpec(
+    name="pycode_scaling",
+    summary="Python's library by the character, a GPT of one layer that may become six; 2 TFLOP",
+    input_shape=(SCALING_CONTEXT,),
+    classes=ASCII,
+    load=load_ascii,
+    digest=pycode_digest,
+    instances=InstanceDistribution(widths=((32,) * 5,), learning_rates=(4e-3,), trunks=(1,)),
+    objective=NEXT_TOKEN,
+    host="gpt",
+    feed_forward=4,
+    optimiser="adamw",
+    betas=(0.9, 0.98),
+    weight_decay=0.05,
+    clip=1.0,
+    batch_size=16,
+    horizon=160,
+    budget=2 * 10**12,
+    schedule="wsd",
+    warmup=60,
+    rules=SCALING_RULES,
 )
 TEXT = replace(
     PYCODE,

@@ -1,0 +1,66 @@
+"""What a run would have answered, had its compute ended earlier.
+
+A schedule that falls to zero only at its end makes a run useless before that. So at 0.8 of every mark the
+whole run is copied; the copy grows no more, lets its rate fall, commits and is tested at the mark, and the
+run goes on as if nothing had happened. What the copies spend is theirs: an answer at mark m costs m.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from esper.kasmina.optim import DECAY_SHARE
+from esper.leyline.errors import EsperError
+from esper.leyline.factored_actions import CANONICAL_ACTION
+from esper.leyline.protocols import Controller
+from esper.leyline.signals import EpochFacts
+from esper.tolaria.env import EpisodeReport, MorphEnv
+from esper.tolaria.tasks.spec import TaskSpec
+
+MARKS: Final = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+
+
+def run_anytime(
+    task: TaskSpec, controller: Controller | None, *, rng_seed: int, marks: tuple[float, ...] = MARKS
+) -> Mapping[float, EpisodeReport]:
+    """One episode and its answer at every mark, a share of the budget; without a controller nobody acts."""
+    branches = {_branching_step(task, mark): mark for mark in marks}
+    env = MorphEnv(task, rng_seed=rng_seed)
+    facts = EpochFacts.stack([env.reset()])
+    if controller is not None:
+        controller.reset(0)
+    answers: dict[float, EpisodeReport] = {}
+    while env.epoch < max(branches):
+        actions = _wait() if controller is None else controller.decide(facts, env.table).actions
+        facts = EpochFacts.stack([env.step(actions[0])])
+        if env.epoch in branches:
+            mark = branches[env.epoch]
+            answers[mark] = _finish(env, task.until(mark), rng_seed)
+    return answers
+
+
+def _branching_step(task: TaskSpec, mark: float) -> int:
+    step = (1.0 - DECAY_SHARE) * task.until(mark).horizon
+    if task.schedule != "wsd" or abs(step - round(step)) > 1e-9:
+        raise EsperError(
+            f"an answer at {mark:g} of the budget needs a wsd schedule and a whole step at 0.8 of the mark;"
+            f" '{task.name}' has {task.horizon} steps and the schedule {task.schedule}: choose other marks"
+        )
+    return round(step)
+
+
+def _finish(run: MorphEnv, task: TaskSpec, rng_seed: int) -> EpisodeReport:
+    """The rest of ``task`` from where ``run`` is, without growth."""
+    branch = MorphEnv(task, rng_seed=rng_seed)
+    branch.reset()
+    branch.load_state(run.state())
+    while not branch.ended:
+        branch.step(_wait()[0])
+    return branch.finish()
+
+
+def _wait() -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    return np.array([CANONICAL_ACTION], dtype=np.int64)

@@ -1,0 +1,182 @@
+"""Episodes that spend a budget: what a step buys, who is charged, and how the rate follows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from esper.kasmina.optim import wsd_factor
+from esper.leyline.errors import EsperError, HostError
+from esper.leyline.factored_actions import CANONICAL_ACTION, OP_GERMINATE, Head
+from esper.leyline.legality import legal_slots_by_op
+from esper.leyline.stages import Stage
+from esper.tolaria.anytime import run_anytime
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.tasks import task_named
+from esper.tolaria.tasks.text import split_text
+
+WAIT = np.array(CANONICAL_ACTION)
+TEXT = b"".join(b"%d %d\n" % (n, n * n) for n in range(8000))
+TASK = replace(
+    task_named("pycode_scaling"),
+    load=lambda generator: split_text(TEXT, 64, generator, validation=16),
+    batch_size=4,
+    budget=5 * 10**9,
+    horizon=20,
+    warmup=4,
+)
+"""A step is 250 MFLOP; a minibatch of one, two and three layers costs 32.5, 58.7 and 84.9 MFLOP."""
+
+
+def plant(slot: int) -> np.ndarray:
+    action = WAIT.copy()
+    action[Head.OP], action[Head.SLOT], action[Head.BLUEPRINT] = OP_GERMINATE, slot, 1
+    return action
+
+
+class Plan:
+    """Copies at the given steps, slot after slot."""
+
+    name = "plan"
+
+    def __init__(self, *steps: int) -> None:
+        self.steps = steps
+
+    def reset(self, episode: int) -> None:
+        pass
+
+    def decide(self, facts, table):
+        from esper.leyline.protocols import Decisions
+
+        step = int(facts.epoch[0])
+        return Decisions((plant(self.steps.index(step)) if step in self.steps else WAIT)[None])
+
+
+def run(task, *steps: int) -> MorphEnv:
+    env = MorphEnv(task, rng_seed=3)
+    env.reset()
+    while not env.ended:
+        env.step(plant(steps.index(env.epoch)) if env.epoch in steps else WAIT)
+    return env
+
+
+@pytest.fixture(scope="module")
+def grown() -> MorphEnv:
+    return run(TASK, 2, 5)
+
+
+@pytest.mark.parametrize("trunk", [1, 3])
+def test_static_sizes_spend_the_budget_within_one_minibatch(trunk):
+    env = run(TASK.with_trunk(trunk))
+    left = TASK.budget - env.host.meter.ledger.charged
+    assert 0 <= left < env.host.meter.minibatch(TASK.batch_size)
+
+
+def test_a_grown_network_spends_the_same_and_pays_for_its_counterfactuals(grown):
+    ledger = grown.host.meter.ledger
+    left = TASK.budget - ledger.charged
+    assert 0 <= left < grown.host.meter.minibatch(TASK.batch_size)
+    assert ledger.counterfactual > 0
+    assert ledger.charged == ledger.forward + ledger.backward + ledger.incubation + ledger.counterfactual
+    assert list(grown.table.stage[0, :3]) == [Stage.FOSSILIZED, Stage.FOSSILIZED, Stage.DORMANT]
+
+
+def test_a_larger_network_gets_fewer_minibatches_for_a_step():
+    env = MorphEnv(TASK, rng_seed=3)
+    env.reset()
+    counts = []
+    for action in (WAIT, plant(0), plant(1)):
+        before = env.host.state()["batches"][0]
+        env.step(action)
+        counts.append(env.host.state()["batches"][0] - before)
+    # 7 · 32.5 = 227.5 leaves 22.5; 4 · 58.7 = 234.9 leaves 37.6, of which the seed's first measurement takes
+    # 8.4; so there are 279 for the third step, 3 · 84.9 = 254.7.
+    assert counts == [7, 4, 3]
+
+
+def test_a_seed_enters_at_full_alpha_and_tempo_is_canonical():
+    env = MorphEnv(TASK, rng_seed=3)
+    env.reset()
+    action = plant(0)
+    action[Head.TEMPO] = 2
+    env.step(action)
+    assert env.table.alpha[0, 0] == 1.0
+    assert env.table.measured[0, 0]
+    assert env._decision.action[Head.TEMPO] == CANONICAL_ACTION[Head.TEMPO]
+
+
+def test_nothing_grows_once_the_rate_falls():
+    env = MorphEnv(TASK, rng_seed=3)
+    env.reset()
+    for _ in range(15):
+        env.step(WAIT)
+    assert legal_slots_by_op(env.table, TASK.rules)[0, OP_GERMINATE].any()
+    env.step(WAIT)
+    assert env.epoch == 16
+    assert not legal_slots_by_op(env.table, TASK.rules)[0, OP_GERMINATE].any()
+
+
+def test_the_rate_rises_rests_and_falls():
+    # Four minibatches of warm-up: 1/5, 2/5 … then 1; the last fifth falls from 1 to 0.
+    assert [wsd_factor(0.1, n, 4) for n in (0, 1, 3, 4, 99)] == [0.2, 0.4, 0.8, 1.0, 1.0]
+    assert [wsd_factor(p, 99, 4) for p in (0.8, 0.9, 1.0)] == pytest.approx([1.0, 0.5, 0.0])
+
+
+def test_a_new_seed_has_a_warm_up_of_its_own():
+    env = MorphEnv(TASK, rng_seed=3)
+    env.reset()
+    for action in (WAIT, WAIT, WAIT, plant(0)):
+        env.step(action)
+    (host,), (seed,) = (o.param_groups for o in (env.host.optimiser, env.model.slot(0).optimiser))
+    batches, born = env.host.state()["batches"][:2]
+    assert host["lr"] == 4e-3
+    assert seed["lr"] == pytest.approx(4e-3 * (batches - born) / 33)
+
+
+def test_answers_at_marks_are_those_of_runs_that_end_there():
+    marks = (0.25, 0.5, 1.0)
+    answers = run_anytime(TASK, Plan(2, 5), rng_seed=3, marks=marks)
+    assert list(answers) == list(marks)
+    for mark, steps in ((0.25, (2,)), (0.5, (2, 5)), (1.0, (2, 5))):
+        alone = run(TASK.until(mark), *steps).finish()
+        assert alone.test_loss == answers[mark].test_loss
+        assert alone.flops == answers[mark].flops
+
+
+def test_without_a_controller_the_answers_are_the_static_sizes():
+    answers = run_anytime(TASK.with_trunk(2), None, rng_seed=3, marks=(0.25,))
+    assert answers[0.25].test_loss == run(TASK.with_trunk(2).until(0.25)).finish().test_loss
+
+
+def test_a_budget_below_one_step_of_the_host_is_refused():
+    with pytest.raises(
+        HostError, match=r"budget of 100,000,000 FLOP .* 20 steps 5,000,000, .* give 650,117,120"
+    ):
+        MorphEnv(replace(TASK, budget=10**8), rng_seed=0).reset()
+
+
+@pytest.mark.parametrize("share", [0.3001, 0.0, 1.5])
+def test_a_share_without_whole_steps_is_refused(share):
+    with pytest.raises(HostError, match=rf"up to {share:g} of its 20"):
+        TASK.until(share)
+
+
+def test_a_mark_without_a_whole_branching_step_is_refused():
+    with pytest.raises(EsperError, match=r"0\.8 of the mark"):
+        run_anytime(TASK, None, rng_seed=0, marks=(0.1,))
+
+
+def test_a_snapshot_of_a_budgeted_episode_goes_on_bit_for_bit():
+    one, other = MorphEnv(TASK, rng_seed=3), MorphEnv(TASK, rng_seed=3)
+    one.reset()
+    other.reset()
+    for action in (WAIT, plant(0), WAIT):
+        one.step(action)
+    other.load_state(one.state())
+    for env in (one, other):
+        while not env.ended:
+            env.step(WAIT)
+    pairs = zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert one.host.meter.ledger == other.host.meter.ledger
