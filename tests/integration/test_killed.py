@@ -18,7 +18,6 @@ from esper.karn.run import Run, open_run
 from esper.leyline.events import DecisionRow, EnvRow, EpisodeRow, EpochRow, TransitionRow, UpdateRow
 from esper.nissa import compaction, journal
 from esper.nissa import writer as writer_module
-from esper.nissa.compaction import Compactor
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from esper.simic.agent.ppo import PPOAgent
@@ -53,7 +52,7 @@ def kill(*_: object) -> NoReturn:
 def on_call(
     owner: Any,
     name: str,
-    number: int,
+    number: int = 1,
     act: Callable[..., object] = kill,
     *,
     after: bool = False,
@@ -75,11 +74,9 @@ def on_call(
     setattr(owner, name, hooked)
 
 
-def at_file(file: str, *, number: int = 1, after: bool = False, act: Callable[..., object] = kill) -> None:
+def at_file(file: str, **how: Any) -> None:
     """When a file, named with its folder, is about to be renamed into its place."""
-    on_call(
-        os, "replace", number, act, after=after, counts=lambda partial, path: str(path).endswith(file)
-    )  # fmt: skip
+    on_call(os, "replace", counts=lambda partial, path: str(path).endswith(file), **how)
 
 
 def cut_in_half_and_die(partial: Path, path: Path) -> None:
@@ -116,12 +113,8 @@ MOMENTS: dict[str, Callable[[], None]] = {
     ),
     "after rows were written, before their checkpoint": lambda: on_call(RunWriter, "_commit", 5, after=True),
     "half way through the rows of an iteration": lambda: at_file("rows-00003.jsonl", act=cut_in_half_and_die),
-    "before the rows of an iteration get their name": lambda: at_file("rows-00003.jsonl"),
     "after the rows of an iteration got their name": lambda: at_file("rows-00003.jsonl", after=True),
     HALF_AN_EPOCH: lambda: on_call(journal, "write_all", 2 * STEPS + 2, tear_lines_and_die),
-    "before Parquet is written": lambda: on_call(Compactor, "_copy", 1),
-    "before Parquet gets its name": lambda: at_file("rows-00000-00002"),
-    "after Parquet got its name": lambda: at_file("rows-00000-00002", after=True),
     "while lines that became Parquet are removed": lambda: on_call(compaction, "remove", 2),
     "before the better policy's weights": lambda: at_file("best/policy.safetensors", number=2),
     "after the better policy's weights, before their description": lambda: at_file(
@@ -130,15 +123,10 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "half way through the optimiser": lambda: at_file(
         "iteration-00004/optimiser.safetensors", act=cut_in_half_and_die
     ),
-    "between optimiser and progress": lambda: at_file("iteration-00004/progress.json"),
     "between state and seal": lambda: at_file("iteration-00004/seal.json"),
     "half way through the pointer": lambda: at_file("checkpoints/latest", number=2, act=cut_in_half_and_die),
     "while the old state is removed": lambda: on_call(
-        shutil,
-        "rmtree",
-        1,
-        remove_one_file_and_die,
-        counts=lambda folder: folder.parent.name == "checkpoints",
+        shutil, "rmtree", act=remove_one_file_and_die, counts=lambda at: at.parent.name == "checkpoints"
     ),
 }
 
@@ -149,12 +137,10 @@ FINISHED: dict[str, tuple[int, int]] = {
     "in a rollout after a checkpoint": (2, 1),
     "in an update after a checkpoint, between two update epochs": (2, STEPS),
     "during an evaluation": (3, STEPS),
-    "before the rows of an iteration get their name": (2, STEPS),
     "after rows were written, before their checkpoint": (4, 0),
     "half way through the rows of an iteration": (2, STEPS),
     "after the rows of an iteration got their name": (3, 0),
     HALF_AN_EPOCH: (2, 1),
-    "before Parquet gets its name": (2, 0),
     "while lines that became Parquet are removed": (2, 0),
 }
 """At these moments: the iterations that are complete, and the epochs of the next one."""

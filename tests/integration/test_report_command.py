@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from pydantic import BaseModel
 
 from esper.config import RunConfig, TrainingConfig, checked, run_config
 from esper.karn.query import read_rows
@@ -58,47 +59,41 @@ def test_the_command_that_is_shown_does_the_same_again(arms: Path, tmp_path: Pat
         assert (before.val_score, before.flops) == (after.val_score, after.flops)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        RunConfig(),
-        run_config(controller="periodic", plan="norm@r0c1:2, norm@r0c0:3", slots=("r0c0", "r0c1"), steps=9),
-        run_config(
-            controller="random", against=("off", "heuristic"), rotation=("norm",), episodes=3, as_json=True
-        ),
-    ],
-)
-def test_settings_of_a_run_survive_as_flags(config: RunConfig) -> None:
-    row = replace(fake_run.run_row(), config=config.model_dump(mode="json"))
-    command = reproduction(row)
-    assert command is not None
-    name, kind, *flags = shlex.split(command)
-    assert (name, kind) == ("esper", "run")
-    found = parse_run("esper run", "", flags)
-    assert found == config.model_copy(update={"out": None, "as_json": False})
+def reproduced(config: BaseModel, **changes: object) -> tuple[str, list[str]]:
+    """The command and the flags that a report gives for a run of these settings."""
+    row = replace(fake_run.run_row(**changes), config=config.model_dump(mode="json"))
+    name, kind, *flags = shlex.split(reproduction(row) or "")
+    assert name == "esper"
+    return kind, flags
 
 
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        {
-            "rng_seed": 7,
-            "envs": 8,
-            "vary_slots": True,
-            "conditioned": False,
-            "hold_heads": ["tempo", "style"],
-        },
+        {"controller": "periodic", "plan": "norm@r0c1:2, norm@r0c0:3", "slots": ("r0c0", "r0c1"), "steps": 9},
+        {"controller": "random", "against": ("off", "heuristic"), "rotation": ("norm",), "as_json": True},
+    ],
+)
+def test_settings_of_a_run_survive_as_flags(settings: dict[str, object]) -> None:
+    config = run_config(**settings)
+    kind, flags = reproduced(config)
+    assert kind == "run"
+    assert parse_run("esper run", "", flags) == config.model_copy(update={"out": None, "as_json": False})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"rng_seed": 7, "vary_slots": True, "conditioned": False, "hold_heads": ["tempo", "style"]},
         {"learning_rate": 3e-4, "gamma": 0.99, "capacity": 5, "reward_family": "sparse", "iterations": 2},
     ],
 )
 def test_settings_of_a_training_survive_as_flags(settings: dict[str, object]) -> None:
     config = checked(TrainingConfig, settings)
-    row = replace(fake_run.run_row(iterations=config.iterations), config=config.model_dump(mode="json"))
-    command = reproduction(row)
-    assert command is not None
-    name, kind, *flags = shlex.split(command)
-    assert (name, kind) == ("esper", "train")
+    kind, flags = reproduced(config, iterations=config.iterations)
+    assert kind == "train"
     given, _ = parse_flags(TrainingConfig, "esper train", "", flags)
     assert checked(TrainingConfig, given) == config
 

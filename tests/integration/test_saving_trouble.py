@@ -30,11 +30,6 @@ from tests.integration.training import (
 pytestmark = pytest.mark.usefixtures("cache")
 
 
-def test_a_run_is_resumed_from_its_last_checkpoint(undisturbed: Path, stopped: Path) -> None:
-    cli.main(["train", "--resume", str(stopped)])
-    assert_same_end(undisturbed, stopped)
-
-
 def test_an_interrupted_run_says_how_to_go_on(
     stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
