@@ -55,7 +55,7 @@ READERS = (
     ("sql", "{run}", "select * from epoch"),
     ("sql", "{run}", "select * from decisions", "--json"),
     ("export", "{run}", "--out", "{run}/export"),
-    ("watch", "{run}"),
+    ("watch", "{run}", "--env", "0"),
     ("train", "--resume", "{run}"),
     ("eval", "{run}/best", "--episodes", "1"),
 )

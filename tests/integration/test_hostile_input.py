@@ -82,7 +82,7 @@ def test_markup_in_a_name_is_text(ending, runs: Path, tmp_path: Path) -> None:
     out = "[/b] [bold]"
     code, said = ending("run", "--task", "tiny", "--steps", "1", "--out", out)
     assert (code, "run saved in [/b] [bold]" in said) == (0, True)
-    for words in (("watch", out, "--speed", "0"), ("runs", "."), ("export", out)):
+    for words in (("watch", out), ("runs", "."), ("export", out)):
         code, said = ending(*words)
         assert (code, "[/b] [bold]" in said) == (0, True), words
 
