@@ -139,18 +139,7 @@ def nest(rng: random.Random, path: Path) -> None:
     exchange(rng, path, DEEP.encode())
 
 
-STRANGE = (
-    DIGITS.encode(),
-    b"1e308",
-    b"-1",
-    b"null",
-    b'"[/b]"',
-    b'"\xff\xfe"',
-    b'"\\ud800"',
-    b"{}",
-    b"1e999",
-    b"NaN",
-)
+STRANGE = (DIGITS.encode(), b"1e308", b"-1", b"null", b'"[/b]"', b'"\xff\xfe"', b'"\\ud800"', b"{}", b"1e999")
 
 
 def exchange(rng: random.Random, path: Path, value: bytes | None = None) -> None:

@@ -58,7 +58,7 @@ def watch(run: Run, config: WatchConfig, console: Console) -> None:
         )
     with TerminalView(run.path, console, env=config.env, share_of_time=SHARE_OF_TIME) as view:
         view.refresh()
-        while run.state == "running" and view.error is None:
+        while view.error is None and run.state == "running":
             time.sleep(POLL_SECONDS)
             view.refresh()
     if view.error is not None:
