@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from esper.training import train
-from tests.integration.training import Refused, after_iterations, prepare, sentence_of, tiny
+from tests.integration.training import Refused, StoppedError, after_iterations, prepare, sentence_of, tiny
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +31,6 @@ def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
     return lambda *words: sentence_of(capsys, *words)
-
-
-class StoppedError(Exception):
-    """Ends a run in the middle."""
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,10 @@ def tiny(**changes: Any) -> TrainingConfig:
     return TrainingConfig(**{**settings, **changes})
 
 
+class StoppedError(Exception):
+    """Ends a run in the middle."""
+
+
 @contextmanager
 def after_iterations(act: Callable[[int], None]) -> Iterator[None]:
     """Let ``act`` happen after the rows of each iteration were written."""
