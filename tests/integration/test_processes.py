@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 import pytest
@@ -22,10 +24,10 @@ from esper.karn.query import read_rows
 from esper.leyline.errors import EsperError
 from esper.leyline.events import EpochRow
 from esper.scripts import cli
-from esper.scripts.guard import USAGE_ERROR, exit_on_error
+from esper.scripts.guard import USAGE_ERROR
 from esper.scripts.train_command import LOST_OTHERS
 from esper.simic.training.vectorized import Trainer
-from tests.integration.training import Refused, assert_same_end, prepare, rows_without_times
+from tests.integration.training import Refused, assert_same_end, prepare, rows_without_times, sentence_from
 
 ROOT = Path(__file__).parents[2]
 WORDS = shlex.split(
@@ -116,14 +118,22 @@ def test_a_run_that_loses_a_process_says_so_and_is_resumed_by_one(
 # --- what a single worker says --------------------------------------------------------------------
 
 
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The worker's program with its arguments; not imported above, since a worker imports this file first."""
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "config.json"), str(tmp_path / "run"), "start"])
+    return importlib.import_module("esper.scripts.worker")
+
+
+def fail(error: Exception, *args: object, **options: object) -> NoReturn:
+    raise error
+
+
 def test_the_sentence_of_a_worker_is_the_one_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+    worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     """The second of two fails by itself, and the first because the other is gone."""
-    from torch.distributed import run as torchrun
-
-    from esper.scripts import worker  # not above: a worker imports this file before it runs that one
-
     failures = (worker.LostProcessError("another process is gone"), EsperError("no twin, for a test"))
     codes = []
 
@@ -137,89 +147,57 @@ def test_the_sentence_of_a_worker_is_the_one_shown(
         raise ChildFailedError("workers", {1: ProcessFailure(1, 0, 2, "none")})
 
     monkeypatch.setattr(worker, "_leave", sys.exit)  # os._exit would end this process
-    monkeypatch.setattr(torchrun, "run", run_two_workers)
+    monkeypatch.setattr("torch.distributed.run.run", run_two_workers)
     said = refused(*WORDS, "--processes", "2", "--out", tmp_path / "run")
     assert said == "esper: no twin, for a test\n"
     assert codes == [LOST_OTHERS, USAGE_ERROR]
-
-
-def fail(error: Exception, *args: object, **options: object) -> NoReturn:
-    raise error
 
 
 @pytest.mark.parametrize(
     "loss", [DistNetworkError("Failed to recv, got 0 bytes"), RuntimeError("[gloo] connection closed")]
 )
 def test_a_worker_whose_others_are_gone_says_so(
-    loss: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loss: RuntimeError, worker: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from esper.scripts import worker  # not above: a worker imports this file before it runs that one
-
-    (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(worker, "_meet", lambda: None)
     monkeypatch.setattr(worker, "train", partial(fail, loss))
     monkeypatch.setattr(worker.exchange, "rank", lambda: 1)
-    monkeypatch.setattr(
-        sys, "argv", ["worker", str(tmp_path / "config.json"), str(tmp_path / "run"), "start"]
-    )
     with pytest.raises(worker.LostProcessError, match="another process of the run is gone"):
         worker.main()
 
 
 @pytest.fixture
-def first_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process as the first of two, the second of which nobody starts."""
+def meet(worker: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Refused:
+    """Lets this process wait as the first of two, the second of which nobody starts; settings may differ."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    for name, value in {**settings, "ESPER_ARRIVAL_SECONDS": "1"}.items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(
-        sys, "argv", ["worker", str(tmp_path / "config.json"), str(tmp_path / "run"), "start"]
-    )
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+
+    def refusal(**settings: str) -> str:
+        waiting = {"RANK": "0", "WORLD_SIZE": "2", "ESPER_ARRIVAL_SECONDS": "1"}
+        for name, value in {**place, **waiting, **settings}.items():
+            monkeypatch.setenv(name, value)
+        said = sentence_from(capfd, worker.work)
+        assert said.startswith("esper: the processes of the run did not come together: ")
+        return said
+
+    return refusal
 
 
-def refusal_of_worker(capfd: pytest.CaptureFixture[str]) -> str:
-    from esper.scripts import worker  # not above: a worker imports this file before it runs that one
-
-    with pytest.raises(SystemExit) as stop:
-        exit_on_error(worker.work)
-    assert stop.value.code == 2
-    return capfd.readouterr().err
-
-
-@pytest.mark.usefixtures("first_of_two")
-def test_a_process_that_never_arrives_is_not_waited_for_for_ever(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_process_that_never_arrives_is_not_waited_for_for_ever(meet: Refused, tmp_path: Path) -> None:
     began = time.monotonic()
-    said = refusal_of_worker(capfd)
+    assert "1/2 clients joined" in meet()
     assert time.monotonic() - began < 60, "the limit is a second"
-    assert said.startswith("esper: the processes of the run did not come together: Timed out")
-    assert "1/2 clients joined" in said
-    assert said.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.usefixtures("first_of_two")
-def test_a_busy_port_gets_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_busy_port_gets_a_sentence(meet: Refused) -> None:
     with socket.socket() as busy:
         busy.bind(("", 0))
         busy.listen()
-        monkeypatch.setenv("MASTER_PORT", str(busy.getsockname()[1]))
-        said = refusal_of_worker(capfd)
-    assert "EADDRINUSE" in said
-    assert said.count("\n") == 1
+        assert "EADDRINUSE" in meet(MASTER_PORT=str(busy.getsockname()[1]))
 
 
-@pytest.mark.parametrize(("name", "value"), [("RANK", None), ("MASTER_PORT", "harbour")])
-@pytest.mark.usefixtures("first_of_two")
-def test_a_worker_without_its_place_gets_a_sentence(
-    name: str, value: str | None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
-    assert refusal_of_worker(capfd).startswith("esper: the processes of the run did not come together: ")
+@pytest.mark.parametrize("settings", [{"RANK": "first"}, {"MASTER_PORT": "harbour"}])
+def test_a_worker_without_its_place_gets_a_sentence(settings: dict[str, str], meet: Refused) -> None:
+    meet(**settings)
