@@ -16,7 +16,7 @@ from esper.training import train
 from tests.integration import hostile
 from tests.integration.training import tiny
 
-REFUSED, DAMAGED = 400, 50
+REFUSED, DAMAGED = 450, 25
 """Random invocations: so many commands that are wrong, and two commands for each of so many damaged runs."""
 
 

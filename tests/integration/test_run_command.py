@@ -256,5 +256,6 @@ def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
 
 def run_for_long(out: Path, said: Path) -> None:
     """What the other process does."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     cli.main(["run", "--controller", "off", "--steps", "2000", "--json", "--out", str(out)])

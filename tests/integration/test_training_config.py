@@ -181,7 +181,7 @@ MAY_BE_UNKNOWN = {"value_return_correlation", "early_stop_update_epoch", "skippe
 
 @pytest.mark.parametrize("family", get_args(FamilyName))
 def test_a_policy_trains_under_every_reward_family(family: FamilyName, tmp_path: Path) -> None:
-    found = run(tmp_path / "run", {**BASE, "reward_family": family, "evaluate_every": 1})
+    found = run(tmp_path / "run", {**BASE, "reward_family": family, "steps": 4, "evaluate_every": 1})
     assert len(found.rows) == 2
     for row in found.rows:
         unknown = {name for name, value in row.items() if value is None} - MAY_BE_UNKNOWN
