@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import BinaryIO, Final
 from esper.leyline.errors import DataError
 
 AGAIN: Final = "copy or download it again"
+GZIP: Final = b"\x1f\x8b"
+GREATEST_RATIO: Final = 1032  # deflate's best: 258 bytes in two bits
 
 FOUND_AND_TO_DO: Final[dict[type[Exception], tuple[str, str]]] = {
     FileNotFoundError: ("does not exist", "put it there or name another path"),
@@ -48,6 +52,17 @@ def read_bytes(path: Path, wanted: str, *, limit: int = -1) -> bytearray:
     """The first ``limit`` bytes of a file, all of them by default. Memory for ``limit`` is taken at once."""
     with refusals(path, wanted), open_file(path) as file:
         return bytearray(file.read(limit))
+
+
+def read_content(path: Path, wanted: str, *, limit: int) -> bytearray:
+    """The first ``limit`` bytes of a file that may be compressed by gzip, told by its first bytes."""
+    with refusals(path, wanted), open_file(path) as file:
+        packed = file.read(len(GZIP)) == GZIP
+        file.seek(0)
+        try:
+            return bytearray(gzip.GzipFile(fileobj=file).read(limit) if packed else file.read(limit))
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(f"'{path}' is damaged ({error}); {wanted} is expected there: {AGAIN}") from None
 
 
 def file_size(path: Path, wanted: str) -> int:

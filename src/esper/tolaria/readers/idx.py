@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import DataError
-from esper.tolaria.readers.files import AGAIN, file_size, list_folder
-from esper.tolaria.readers.gzipped import capacity, read_content
+from esper.tolaria.readers.files import AGAIN, GREATEST_RATIO, file_size, list_folder, read_content
 from esper.tolaria.readers.parts import Part, check_labels
 
 WANTED: Final = "an IDX file of unsigned bytes, plain or gzip-compressed,"
@@ -36,7 +35,7 @@ def read_idx(path: Path) -> Tensor:
     if count == 0:
         raise DataError(f"{promise}; at least one is needed: {AGAIN}")
     # Before any memory is taken: a header of a few bytes can promise more than any machine has.
-    if start + count > capacity(path, WANTED):
+    if start + count > file_size(path, WANTED) * GREATEST_RATIO:
         raise DataError(f"{promise} and cannot hold them in its {file_size(path, WANTED)} bytes; {AGAIN}")
     content = read_content(path, WANTED, limit=start + count + 1)
     if len(content) < start + count:

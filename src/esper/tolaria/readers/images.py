@@ -6,9 +6,7 @@ have no checksum. PNG has one and it is compared.
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,10 +14,10 @@ from typing import Final, NamedTuple
 from PIL import Image, UnidentifiedImageError
 
 from esper.leyline.errors import DataError
-from esper.tolaria.readers import jpeg, png
 from esper.tolaria.readers.files import AGAIN, read_bytes
 
 WANTED: Final = "an image file"
+FORMATS: Final = ("PNG", "JPEG", "BMP", "WEBP")
 MAX_PIXELS: Final = 1 << 26  # 8192 × 8192; said here because Pillow's own limit can be switched off
 EIGHT_BIT_MODES: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Pillow would clip deeper pixels to 255 without a word."""
@@ -40,35 +38,29 @@ def read_image(path: Path, *, size: tuple[int, int] | None, grey: bool) -> Pixel
     Pixels come as they are stored: a rotation that a camera noted in the file is not carried out.
     """
     content = bytes(read_bytes(path, WANTED))
-    kind = _format_of(content, path)
     try:
         with warnings.catch_warnings():
             # Pillow warns of images too large to be honest, and of metadata it cannot make sense of.
             warnings.simplefilter("error", RuntimeWarning)
             warnings.simplefilter("error", UserWarning)
-            with Image.open(BytesIO(content), formats=[kind.name]) as image:
+            with Image.open(BytesIO(content), formats=FORMATS) as image:
+                image.verify()  # the checksums, where there are any
+            with Image.open(BytesIO(content), formats=FORMATS) as image:
                 _check(image, path)
                 return _pixels(_opaque(image, path), size, grey)
     except DataError:
         raise
+    except UnidentifiedImageError as error:
+        raise DataError(
+            f"'{path}' is none of {', '.join(FORMATS)}, or its header is damaged; only these are read:"
+            f" convert it, {AGAIN}, or take it away"
+        ) from error
     except Exception as error:
         # All is in memory by now, so any exception is about the content; Pillow's decoders raise many kinds.
         raise DataError(
-            f"'{path}' cannot be decoded ({_reason(error)}); a whole {kind.name} file is expected there:"
-            f" {_ANEW}"
+            f"'{path}' cannot be decoded ({str(error) or type(error).__name__}); a whole image is expected"
+            f" there: {AGAIN}, or save it anew with an image program"
         ) from error
-
-
-def _format_of(content: bytes, path: Path) -> Format:
-    kind = next((kind for kind in FORMATS if kind.signature.match(content)), None)
-    if kind is None:
-        raise DataError(f"'{path}' is none of {_NAMES}; only these are read: convert it or take it away")
-    if not kind.is_whole(content):
-        raise DataError(
-            f"'{path}' is not a whole {kind.name} file (cut off, damaged, or with bytes after its end);"
-            f" {_ANEW}"
-        )
-    return kind
 
 
 def _check(image: Image.Image, path: Path) -> None:
@@ -104,37 +96,3 @@ def _pixels(image: Image.Image, size: tuple[int, int] | None, grey: bool) -> Pix
     if size is not None and size != (image.height, image.width):
         image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
     return Pixels(b"".join(band.tobytes() for band in image.split()), image.height, image.width)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        return "its header makes no sense"  # Pillow's own text is the address of a buffer
-    return str(error) or type(error).__name__
-
-
-def _bmp_is_whole(content: bytes) -> bool:
-    return int.from_bytes(content[2:6], "little") == len(content)
-
-
-def _webp_is_whole(content: bytes) -> bool:
-    return int.from_bytes(content[4:8], "little") + 8 == len(content)
-
-
-class Format(NamedTuple):
-    """A format of image files."""
-
-    name: str
-    """As Pillow calls it."""
-    signature: re.Pattern[bytes]
-    is_whole: Callable[[bytes], bool]
-    """Does the file end where it must? Pillow shows some files whose last bytes are missing."""
-
-
-FORMATS: Final = (
-    Format("PNG", re.compile(re.escape(png.SIGNATURE)), png.is_whole),
-    Format("JPEG", re.compile(re.escape(jpeg.SIGNATURE)), jpeg.is_whole),
-    Format("BMP", re.compile(rb"BM"), _bmp_is_whole),
-    Format("WEBP", re.compile(rb"RIFF....WEBP", re.DOTALL), _webp_is_whole),
-)
-_ANEW: Final = f"{AGAIN}, or save it anew with an image program"
-_NAMES: Final = ", ".join(kind.name for kind in FORMATS)
