@@ -62,17 +62,20 @@ def command(*words: str | Path) -> list[str]:
 # --- once -------------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_is_exported_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_exported_whole_and_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
+) -> None:
     run = write(tmp_path / "run")
 
     cli.main(["export", str(run)])
 
     out = run / "export" / "tensorboard"
-    assert points_in(out) == all_points(run)
     assert capsys.readouterr().out.splitlines() == [
         f"exporting {run}; see it with: tensorboard --logdir {out}",
         "rows exported: 4 of update, 4 of episode; the run has finished",
     ]
+    assert "is not empty; an export goes into a directory of its own" in refused("export", run)
+    assert points_in(out) == all_points(run)
 
 
 def test_a_stopped_run_is_exported_as_far_as_it_came(
@@ -84,16 +87,6 @@ def test_a_stopped_run_is_exported_as_far_as_it_came(
 
     assert points_in(tmp_path / "out") == all_points(run)
     assert "2 of update, 2 of episode; the run has stopped before its end" in capsys.readouterr().out
-
-
-def test_exporting_twice_does_not_double_the_points(tmp_path: Path, refused: Refused) -> None:
-    run = write(tmp_path / "run")
-    cli.main(["export", str(run)])
-
-    said = refused("export", run)
-
-    assert "is not empty; an export goes into a directory of its own" in said
-    assert points_in(run / "export" / "tensorboard") == all_points(run)
 
 
 @pytest.mark.parametrize(

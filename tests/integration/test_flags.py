@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.config import RunConfig, TrainingConfig
+from esper.config import TrainingConfig
 from esper.nissa.writer import RunWriter
 from esper.scripts.flags import UsageError, parse_flags
 from esper.scripts.guard import INTERRUPTED, USAGE_ERROR, exit_on_error
@@ -27,11 +27,6 @@ from tests.karn import fake_run
 def test_what_is_spelled_out_is_given_even_where_it_is_the_default(args: list[str], given: dict) -> None:
     found, _ = parse_flags(TrainingConfig, "esper train", "", args)
     assert found == given
-
-
-def test_a_renamed_flag_counts_under_its_setting() -> None:
-    found, _ = parse_flags(RunConfig, "esper run", "", ["--json"], renamed={"as_json": "json"})
-    assert found == {"as_json": True}
 
 
 @pytest.mark.parametrize(

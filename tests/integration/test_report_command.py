@@ -91,14 +91,10 @@ def test_settings_of_a_training_survive_as_flags(settings: dict[str, object]) ->
     assert checked(TrainingConfig, given) == config
 
 
-def test_the_command_names_what_matters_even_where_it_is_the_default() -> None:
+def test_the_command_names_what_matters_even_where_it_is_the_default_and_is_unknown_for_other_runs() -> None:
     row = replace(fake_run.run_row(), config=RunConfig().model_dump(mode="json"))
     assert reproduction(row) == "esper run --task digits_impaired --controller heuristic --rng-seed 0"
-
-
-def test_a_run_that_no_command_began_has_none() -> None:
-    row = replace(fake_run.run_row(), config={"episodes": 1})
-    assert reproduction(row) is None
+    assert reproduction(replace(row, config={"episodes": 1})) is None, "no command began it"
 
 
 # --- mistakes -------------------------------------------------------------------------------------

@@ -55,9 +55,3 @@ def test_an_rng_seed_counts_once_with_the_mean_of_its_episodes(results: dict[str
     first, second, third, fourth = (cell.test_score for cell in results["off"])
     means = means_by_rng_seed(results, lambda cell: cell.test_score)
     assert means["off"] == pytest.approx([(first + second) / 2, (third + fourth) / 2])
-
-
-def test_rent_is_taken_from_what_was_grown_alone() -> None:
-    cell = Cell("a", 0, 80.0, 70.0, host_params=200, params=1_200, flops={}, refused=0)
-    assert cell.after_rent(0.01) == pytest.approx(69.0)
-    assert cell.after_rent(0.0) == 70.0
