@@ -162,7 +162,7 @@ def test_each_setting_changes_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
     """Every key of the configuration has an effect on the rows."""
     monkeypatch.setitem(TASKS, "tiny", tiny_task())
     monkeypatch.setitem(TASKS, "other", tiny_task((4, 4, 4)))
-    base = ["run", "--task", "tiny", "--steps", "6"]
+    base = ["run", "--task", "tiny", "--steps", "6", "--json"]
     changes = {
         "task": "--task other",
         "steps": "--steps 5",
