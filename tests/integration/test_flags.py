@@ -9,7 +9,7 @@ import pytest
 from esper.config import TrainingConfig
 from esper.nissa.writer import RunWriter
 from esper.scripts.flags import UsageError, parse_flags
-from esper.scripts.guard import INTERRUPTED, USAGE_ERROR, exit_on_error
+from esper.scripts.guard import USAGE_ERROR
 from tests.karn import fake_run
 
 
@@ -56,15 +56,3 @@ def test_a_reader_that_leaves_early_gets_no_traceback(tmp_path: Path) -> None:
     process.stdout.close()
     _, errors = process.communicate(timeout=600)
     assert (process.returncode, errors) == (USAGE_ERROR, "")
-
-
-def test_an_interrupt_claims_nothing_of_what_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is on disk is known to the commands that write, and said by them."""
-
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(SystemExit) as stop:
-        exit_on_error(interrupted)
-    assert stop.value.code == INTERRUPTED
-    assert capsys.readouterr().err == "esper: interrupted before the command was done\n"

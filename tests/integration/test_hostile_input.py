@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from esper.scripts import cli
-from esper.scripts.guard import INTERNAL_ERROR, USAGE_ERROR, exit_on_error
+from esper.scripts.guard import INTERNAL_ERROR, INTERRUPTED, USAGE_ERROR, exit_on_error
 from esper.training import train
 from tests.integration import hostile
 from tests.integration.training import tiny
@@ -172,11 +172,21 @@ def test_an_error_that_nobody_foresaw_leaves_its_traceback_in_a_file(
     assert "in fail" in file.read_text()
 
 
-@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (SystemExit(3), 3)])
-def test_what_is_no_error_is_not_swallowed(error: BaseException, code: int) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        # What is on disk is known to the commands that write, and said by them.
+        (KeyboardInterrupt(), INTERRUPTED, "esper: interrupted before the command was done\n"),
+        (SystemExit(3), 3, ""),
+    ],
+)
+def test_what_is_no_error_is_not_swallowed(
+    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def stop() -> None:
         raise error
 
     with pytest.raises(SystemExit) as ended:
         exit_on_error(stop)
     assert ended.value.code == code
+    assert capsys.readouterr().err == said
