@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina import CNNHost, Host, SegmentedHost, WrappedHost
@@ -73,48 +72,6 @@ class ChainHost(SegmentedHost):
         self.segments = nn.ModuleList([net.stem, nn.Sequential(net.pool, net.body), net.head])
 
 
-# --- tokens -----------------------------------------------------------------------------------
-
-
-class Embedding(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.token = nn.Embedding(VOCABULARY, width)
-        self.position = nn.Parameter(torch.randn(TOKENS, width))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.token(tokens) + self.position[: tokens.shape[1]]
-
-
-class Block(nn.Module):
-    """Pre-norm, causal attention of one head and a linear layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width)
-        self.dropout = nn.Dropout(DROPOUT)
-
-    def forward(self, h: Tensor) -> Tensor:
-        query, key, value = self.qkv(self.norm(h)).chunk(3, dim=-1)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return h + self.dropout(self.out(mixed))
-
-
-class PlainTokens(nn.Module):
-    """A transformer that knows nothing of slots."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(Embedding(width), Block(width))
-        self.body = Block(width)
-        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, CLASSES))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(self.stem(x)))
-
-
 # --- by name ----------------------------------------------------------------------------------
 
 Kind = Literal[
@@ -137,7 +94,7 @@ def _cnn(width: int) -> Host:
     return host
 
 
-def _transformer(width: int) -> Host:
+def _transformer(width: int) -> TransformerHost:
     return TransformerHost(
         vocabulary=VOCABULARY, context=TOKENS, width=width, layers=2, heads=1, dropout=DROPOUT
     )
@@ -148,8 +105,8 @@ def _wrapped_net(width: int, norm: MakeNorm) -> Host:
 
 
 def _wrapped_tokens(width: int) -> Host:
-    sample = torch.zeros(2, TOKENS, dtype=torch.long)
-    return WrappedHost(PlainTokens(width), ["stem", "body"], sample, topology="tokens")
+    plain = nn.Sequential(*_transformer(width).segments)
+    return WrappedHost(plain, ["0", "1"], torch.zeros(2, TOKENS, dtype=torch.long), topology="tokens")
 
 
 HOSTS: dict[Kind, HostKind] = {
@@ -158,6 +115,6 @@ HOSTS: dict[Kind, HostKind] = {
     "segmented_tokens": HostKind("tokens", _transformer, "segments.0."),
     "wrapped": HostKind("feature_map", lambda w: _wrapped_net(w, nn.BatchNorm2d), "module.stem."),
     "wrapped_group": HostKind("feature_map", lambda w: _wrapped_net(w, group_norm), "module.stem."),
-    "wrapped_tokens": HostKind("tokens", _wrapped_tokens, "module.stem."),
+    "wrapped_tokens": HostKind("tokens", _wrapped_tokens, "module.0."),
 }
 assert tuple(HOSTS) == get_args(Kind)

@@ -25,19 +25,12 @@ from torch.optim import Optimizer
 from esper.kasmina import Host, MorphogeneticModel, register_blueprint
 from esper.kasmina.blueprints import Topology, blueprint_named, unregister_blueprint
 from esper.kasmina.model import slot_streams
-from esper.leyline import (
-    BLEND_IDS,
-    CANONICAL_ACTION,
-    Head,
-    LifecycleOp,
-    LifecycleRules,
-    Stage,
-    Tempo,
-)
+from esper.leyline import BLEND_IDS, BlueprintAction, LifecycleRules, Stage
 from esper.leyline.rules import IncubationMode
 from esper.tolaria.actuator import Outcome, apply_action
 from esper.tolaria.epoch import BatchFacts, train_batch
 from tests.contracts.hosts import CLASSES, HOSTS, INPUT_SHAPE, TOKENS, VOCABULARY, Kind
+from tests.tolaria.building import plant
 
 KINDS: tuple[Kind, ...] = ("segmented", "wrapped")
 """The two ways to have slots, for tests that need no more than one host of each."""
@@ -202,13 +195,8 @@ def begin(
 
 def germinate(model: MorphogeneticModel, blueprint: str, style: int, slot: int = SLOT) -> Outcome:
     """Plant a seed as a controller would."""
-    action = CANONICAL_ACTION.copy()
-    action[Head.OP] = LifecycleOp.GERMINATE
-    action[Head.SLOT] = slot
-    action[Head.BLUEPRINT] = blueprint_named(blueprint, model.host.topology).index
-    action[Head.STYLE] = style
-    action[Head.TEMPO] = Tempo.FAST
-    return apply_action(model, action, seed_id=0)
+    index = blueprint_named(blueprint, model.host.topology).index
+    return apply_action(model, plant(slot, BlueprintAction(index), style=style), seed_id=0)
 
 
 def planted(case: Case, **settings: Any) -> Trial:

@@ -6,13 +6,11 @@ An episode serves many rules one after the other: building a model costs more th
 
 from __future__ import annotations
 
-import atexit
 import copy
 import math
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -264,21 +262,14 @@ def is_harvested_as_it_episodes(episode: Episode) -> None:
     x, _ = batch(3, model.host.topology)
     plain = [harvest(model)]
     if isinstance(model.host, CNNHost | TransformerHost):
-        save_committed(model, scratch())
-        plain.append(load_committed(scratch()))
+        with TemporaryDirectory() as folder:
+            save_committed(model, Path(folder))
+            plain.append(load_committed(folder))
     with torch.no_grad():
         wanted = model.eval()(x)
         assert not torch.equal(wanted, model(x, [None, None])), "the fossil changes nothing"
         for module in plain:
             assert torch.equal(module.eval()(x), wanted)
-
-
-@cache
-def scratch() -> Path:
-    """One folder for all cells; it goes with the process."""
-    folder = TemporaryDirectory()
-    atexit.register(folder.cleanup)
-    return Path(folder.name)
 
 
 def hides_later_tokens(episode: Episode) -> None:
@@ -295,18 +286,19 @@ def contract(
 ) -> list[Any]:
     """Values of "case" for ``pytest.mark.parametrize``; by default every registered blueprint.
 
-    Every blueprint with every style on every host, each at one width. The widths alternate so that every
-    two of blueprint, style, host and width meet: which width a seed has changes its size and nothing else.
+    Every blueprint with every style, on one host in segments and one wrapped (on tokens: on one of them).
+    Hosts and widths alternate so that every two of blueprint, style, host and width meet.
     """
     import pytest
 
     names = [spec.name for spec in specs_for(topology)] if blueprints is None else list(blueprints)
-    # Neighbours share a host: what its twin computes is kept.
-    cells = product(enumerate(KINDS_OF[topology]), enumerate(names), Style)
+    kinds = KINDS_OF[topology]
+    cells = product(range(len(kinds) // 2), enumerate(names), Style)
     cases = [
-        Case(name, style, kind, widths[(i + j + style) % len(widths)])
-        for (i, kind), (j, name), style in cells
+        Case(name, style, kinds[(style + j + 2 * i) % len(kinds)], widths[(style + j // 2 + i) % len(widths)])
+        for i, (j, name), style in cells
     ]
+    # Neighbours share a host: what its twin computes is kept.
     return [
         pytest.param(case, id=str(case)) for case in sorted(cases, key=lambda case: (case.kind, case.width))
     ]

@@ -5,20 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from esper.kasmina import lifecycle
-from esper.leyline import CANONICAL_ACTION, Head, LifecycleOp, Stage
+from esper.leyline import LifecycleOp, Stage
 from esper.tolaria.actuator import Outcome, apply_action, settle
 from esper.tolaria.epoch import BatchFacts, train_batch
 from tests.contracts.matrix import CLIP, Trial, germinate, loss
+from tests.tolaria.building import action
 
 
 def act(trial: Trial, op: LifecycleOp, slot: int, **heads: int) -> Outcome:
     """One action on one slot; heads that are not named are canonical."""
-    action = CANONICAL_ACTION.copy()
-    action[Head.OP], action[Head.SLOT] = op, slot
-    for name, value in heads.items():
-        action[Head[name.upper()]] = value
-    model = trial.model
-    return apply_action(model, action, seed_id=0)
+    return apply_action(trial.model, action(op, slot, **heads), seed_id=0)
 
 
 def epoch(trial: Trial, x: Tensor, y: Tensor) -> BatchFacts:

@@ -18,15 +18,9 @@ VALUES = {
 
 
 @pytest.mark.parametrize("curve", AlphaCurve)
-def test_a_curve_runs_from_0_to_1_through_the_middle(curve: AlphaCurve) -> None:
-    assert alpha.curve_value(curve, 0.0) == 0.0
-    assert alpha.curve_value(curve, 1.0) == 1.0
+def test_a_curve_runs_from_0_to_1_through_the_middle_and_literal_heights(curve: AlphaCurve) -> None:
+    assert [alpha.curve_value(curve, progress) for progress in (-1.0, 0.0, 1.0, 2.0)] == [0.0, 0.0, 1.0, 1.0]
     assert alpha.curve_value(curve, 0.5) == pytest.approx(0.5, abs=1e-12)
-    assert (alpha.curve_value(curve, -1.0), alpha.curve_value(curve, 2.0)) == (0.0, 1.0)
-
-
-@pytest.mark.parametrize("curve", AlphaCurve)
-def test_literal_heights(curve: AlphaCurve) -> None:
     found = (alpha.curve_value(curve, 0.25), alpha.curve_value(curve, 0.4))
     assert found == pytest.approx(VALUES[curve], abs=1e-6)
 
@@ -63,7 +57,4 @@ def test_literal_ramps() -> None:
     assert ramp(AlphaCurve.COSINE, 3, 0.0, 1.0) == pytest.approx([0.25, 0.75, 1.0])
     assert ramp(AlphaCurve.COSINE, 3, 1.0, 0.5) == pytest.approx([0.875, 0.625, 0.5])
     assert ramp(AlphaCurve.SIGMOID_SHARP, 0, 0.3, 0.7) == [0.7]
-
-
-def test_a_ramp_to_where_alpha_is_takes_no_time() -> None:
-    assert ramp(AlphaCurve.LINEAR, 8, 0.7, 0.7) == [0.7]
+    assert ramp(AlphaCurve.LINEAR, 8, 0.7, 0.7) == [0.7], "to where alpha is, it takes no time"

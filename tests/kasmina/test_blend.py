@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import blend
-from esper.leyline import BLEND_IDS, STYLE_CURVES, STYLE_OPERATORS, AlphaCurve, BlendOperator
+from esper.leyline import BlendOperator
 
 H = torch.tensor([[[[1.0, -2.0]]]])
 DELTA = torch.tensor([[[[0.5, 0.5]]]])
@@ -40,12 +40,6 @@ def test_what_full_alpha_adds(operator: BlendOperator, expected: list[float]) ->
     torch.testing.assert_close(change, torch.tensor([[[expected]]]))
 
 
-@pytest.mark.parametrize("operator", BlendOperator)
-def test_no_delta_no_change(operator: BlendOperator) -> None:
-    change = blend.change(operator, H, Constant(torch.zeros_like(H)), HalfOpen())
-    assert torch.equal(change, torch.zeros_like(H))
-
-
 def test_a_multiplied_change_never_leaves_the_features_size() -> None:
     change = blend.change(BlendOperator.MULTIPLY, H, Constant(torch.tensor([[[[1e9, -1e9]]]])), None)
     assert change.flatten().tolist() == [1.0, 2.0]
@@ -57,9 +51,6 @@ def test_a_gate_opens_per_position_and_starts_mostly_open() -> None:
     assert opening.shape == (2, 1, 4, 5)
     torch.testing.assert_close(opening, torch.full((2, 1, 4, 5), 0.7310586))  # σ(1)
     assert blend.Gate(3, "tokens")(torch.randn(2, 7, 3)).shape == (2, 7, 1)
-
-
-def test_the_gate_operator_needs_its_gate() -> None:
     with pytest.raises(RuntimeError, match="the GATE operator needs a gate module"):
         blend.change(BlendOperator.GATE, H, Constant(DELTA), None)
 
@@ -70,27 +61,12 @@ def test_a_seed_gets_an_input_that_wants_a_gradient_and_the_features_stay_as_the
 ) -> None:
     # A channels_last group norm with weights ends the process in backward otherwise (torch 2.13).
     seen: list[bool] = []
-
-    class Watching(nn.Identity):
-        def forward(self, h: Tensor) -> Tensor:
-            seen.append(h.requires_grad)
-            return h
-
+    seed = nn.Identity()
+    seed.register_forward_hook(lambda _seed, args, _delta: seen.append(args[0].requires_grad))
     for features in (H.clone(), H.clone().requires_grad_()):
         wanted = features.requires_grad
-        blend.change(operator, features, Watching(), HalfOpen())
+        blend.change(operator, features, seed, HalfOpen())
         assert features.requires_grad == wanted
     with torch.no_grad():
-        blend.change(operator, H, Watching(), HalfOpen())
+        blend.change(operator, H, seed, HalfOpen())
     assert seen == [True, True, False], "nobody asks where gradients are off"
-
-
-def test_each_style_has_its_operator_and_first_curve() -> None:
-    add, multiply, gate = BlendOperator
-    linear, sigmoid = AlphaCurve.LINEAR, AlphaCurve.SIGMOID
-    assert dict(zip(BLEND_IDS, zip(STYLE_OPERATORS, STYLE_CURVES, strict=True), strict=True)) == {
-        "linear_add": (add, linear),
-        "linear_multiply": (multiply, linear),
-        "sigmoid_add": (add, sigmoid),
-        "gated_gate": (gate, linear),
-    }

@@ -5,7 +5,9 @@ import pytest
 from esper.kasmina import gates
 from esper.leyline import ActionSpace, LifecycleRules, SlotConfig, SlotTable, Stage
 
+Checks = tuple[str, ...]
 RULES = LifecycleRules(min_training_epochs=2)
+UNMEASURED = ("contribution_measured", "contribution_lower_bound")
 UNFIT = frozenset({(1, 1)})
 SPACE = ActionSpace(SlotConfig.of_count(2), RULES, (1, 3), ("noop", "light", "none", "norm"), UNFIT)
 
@@ -63,16 +65,13 @@ def test_g2_asks_for_time_and_healthy_gradients(table: SlotTable, failed: tuple[
     assert set(verdict.passed) == {"epochs", "health_measured", "health", "not_exploding"} - set(failed)
 
 
-def test_g2_takes_unmeasured_for_unhealthy() -> None:
+def test_g2_takes_unmeasured_for_unhealthy_and_measures_nothing_where_nothing_incubates() -> None:
     table = SlotTable.empty(1, 1)
     table.epochs_in_stage[0, 0] = 9
     verdict = gates.g2_trained(table, 0, 0, RULES)
     assert verdict == ("G2", ("epochs",), ("health_measured", "health", "not_exploding"))
-
-
-def test_g2_measures_nothing_where_nothing_incubates() -> None:
-    verdict = gates.g2_trained(SlotTable.empty(1, 1), 0, 0, LifecycleRules(min_training_epochs=0))
-    assert verdict == ("G2", ("epochs",), ())
+    at_once = LifecycleRules(min_training_epochs=0)
+    assert gates.g2_trained(SlotTable.empty(1, 1), 0, 0, at_once) == ("G2", ("epochs",), ())
 
 
 @pytest.mark.parametrize(
@@ -93,40 +92,23 @@ def test_g3_asks_for_full_alpha(target: float, elapsed: int, failed: tuple[str, 
 
 
 @pytest.mark.parametrize(
-    ("contribution", "finite", "failed"),
+    ("contribution", "error", "finite", "failed", "failed_if_strict"),
     [
-        (-3.0, True, ()),
-        (math.nan, True, ("contribution_measured",)),
-        (2.0, False, ("weights_finite",)),
-        (math.nan, False, ("weights_finite", "contribution_measured")),
+        (-3.0, 0.0, True, (), ("contribution_lower_bound",)),
+        (math.nan, 0.0, True, ("contribution_measured",), UNMEASURED),
+        (9.0, 0.0, False, ("weights_finite",), ("weights_finite",)),
+        (2.96, 1.0, True, (), ()),  # 2.96 − 1.96 = 1
+        (2.95, 1.0, True, (), ("contribution_lower_bound",)),
+        (1.0, 0.0, True, (), ()),
+        (5.0, math.nan, True, (), ("contribution_lower_bound",)),
     ],
 )
-def test_g5_asks_for_a_measurement(contribution: float, finite: bool, failed: tuple[str, ...]) -> None:
-    table = SlotTable.empty(1, 1)
-    table.contribution[0, 0] = contribution
-    verdict = gates.g5_worthy(table, 0, 0, RULES, finite=finite)
-    assert (verdict.gate, verdict.failed) == ("G5", failed)
-    assert "contribution_lower_bound" not in verdict.passed
-
-
-@pytest.mark.parametrize(
-    ("contribution", "error", "is_passed"),
-    [
-        (2.96, 1.0, True),  # 2.96 − 1.96 = 1
-        (2.95, 1.0, False),
-        (1.0, 0.0, True),
-        (5.0, math.nan, False),
-    ],
-)
-def test_g5_strict_asks_for_the_lower_bound(contribution: float, error: float, is_passed: bool) -> None:
+def test_g5_asks_for_a_measurement_and_if_strict_for_its_lower_bound(
+    contribution: float, error: float, finite: bool, failed: Checks, failed_if_strict: Checks
+) -> None:
     table = SlotTable.empty(1, 1)
     table.contribution[0, 0], table.contribution_error[0, 0] = contribution, error
     strict = LifecycleRules(strict_fossilize=True, min_contribution=1.0)
-    verdict = gates.g5_worthy(table, 0, 0, strict, finite=True)
-    assert verdict.failed == (() if is_passed else ("contribution_lower_bound",))
-
-
-def test_g5_strict_lets_nothing_unmeasured_pass() -> None:
-    strict = LifecycleRules(strict_fossilize=True, min_contribution=-99.0)
-    verdict = gates.g5_worthy(SlotTable.empty(1, 1), 0, 0, strict, finite=True)
-    assert verdict.failed == ("contribution_measured", "contribution_lower_bound")
+    verdicts = [gates.g5_worthy(table, 0, 0, rules, finite=finite) for rules in (RULES, strict)]
+    assert [verdict.failed for verdict in verdicts] == [failed, failed_if_strict]
+    assert "contribution_lower_bound" not in verdicts[0].passed

@@ -39,10 +39,7 @@ def test_a_gradient_that_is_not_finite_has_no_health(bad: float) -> None:
     assert (health, vanishing, exploding) == (0.0, False, True)
 
 
-def test_nothing_measured_is_unknown() -> None:
-    assert gradient_statistics([]) is None
-
-
-def test_a_scalar_parameter_counts_as_one_tensor() -> None:
+def test_a_scalar_parameter_counts_as_one_tensor_and_nothing_measured_is_unknown() -> None:
     found = gradient_statistics([torch.tensor(0.0), torch.tensor([[3.0], [4.0]])])
     assert found == pytest.approx((5.0, 0.75, True, False))
+    assert gradient_statistics([]) is None

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina import wrap
-from esper.kasmina.incubation import shadow_loss
 from esper.kasmina.model import shadow_size
 from esper.leyline import LifecycleRules
 from esper.leyline.rules import IncubationMode
@@ -23,7 +22,6 @@ from tests.contracts.matrix import (
     batch,
     begin,
     germinate,
-    loss,
     planted,
     registered,
     restart,
@@ -103,18 +101,6 @@ def test_nobody_listens_in_evaluation(kind: Kind) -> None:
 # --- what a seed learns -----------------------------------------------------------------------------
 
 
-@host_kinds
-def test_a_shadow_gives_the_host_no_gradient(kind: Kind) -> None:
-    trial = planted(Case("conv_heavy", 3, kind, 4))
-    x, y = batch(0)
-    trial.model.train()(x)
-    before = trial.snapshot()
-    shadow_loss(trial.model, SLOT, y, loss).backward()
-    assert all(p.grad is None for p in trial.model.host.parameters())
-    assert all(p.grad is not None for p in trial.model.slot(SLOT).parameters())
-    assert_same(trial.snapshot(), before)
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_broken_statistics_of_a_seed_are_found_too(bad: float) -> None:
     class Normalised(nn.Sequential):
@@ -150,9 +136,13 @@ def test_a_seed_whose_gradient_overflows_costs_the_host_nothing(incubation: Incu
 
 @dropping
 @host_kinds
-def test_dropout_of_a_blended_seed_draws_from_the_slots_own_stream(kind: Kind, build: Build) -> None:
+def test_dropout_of_a_seed_draws_from_the_slots_own_stream(kind: Kind, build: Build) -> None:
     with registered("dropping", build):
         trial = planted(Case("dropping", 0, kind, 4), training_epochs=0)
+        for mode in ("shadow", "straight_through"):
+            incubating = planted(Case("dropping", 0, kind, 4), incubation=mode)
+            incubating.train(3)
+            assert_same(incubating.snapshot(), twin_after(kind, 4, 3))
     stream = trial.model.slot(SLOT).stream
     position = stream.get_state()
     trial.train(3)
@@ -162,18 +152,6 @@ def test_dropout_of_a_blended_seed_draws_from_the_slots_own_stream(kind: Kind, b
     position = stream.get_state()
     trial.model.eval()(batch(0)[0])
     assert torch.equal(stream.get_state(), position), "nothing is drawn in evaluation"
-
-
-@dropping
-@host_kinds
-@pytest.mark.parametrize("incubation", ["shadow", "straight_through"])
-def test_dropout_of_an_incubating_seed_leaves_the_host_alone(
-    kind: Kind, build: Build, incubation: IncubationMode
-) -> None:
-    with registered("dropping", build):
-        trial = planted(Case("dropping", 0, kind, 4), incubation=incubation)
-    trial.train(3)
-    assert_same(trial.snapshot(), twin_after(kind, 4, 3))
 
 
 @host_kinds
@@ -246,8 +224,3 @@ def test_what_a_host_shares_is_left_alone_and_stays_shared() -> None:
     net = trial.model.host.module
     assert net.head.weight is net.embed.weight
     assert [name for name, _ in trial.model.host.named_parameters()] == names
-    trial.model.drop_gradients()
-    x, y = batch(3, "tokens")
-    trial.model.train()(x)
-    shadow_loss(trial.model, SLOT, y, loss).backward()
-    assert all(p.grad is None for p in trial.model.host.parameters())

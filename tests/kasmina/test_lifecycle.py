@@ -60,93 +60,58 @@ class Episode:
 # --- timelines: one entry per epoch, as it is trained --------------------------------------------
 
 
-def test_a_seed_incubates_ramps_and_is_held() -> None:
-    assert Episode().run(7) == [T, T, B(1 / 3), B(2 / 3), B(1.0), H, H]
-
-
-def test_without_incubation_the_first_epoch_blends() -> None:
-    rules = LifecycleRules(min_training_epochs=0)
-    assert Episode(rules).run(4) == [B(1 / 3), B(2 / 3), B(1.0), H]
-
-
 @pytest.mark.parametrize(
-    ("ramp_epochs", "alphas"),
-    [(3, [1 / 3, 2 / 3, 1.0]), (5, [0.2, 0.4, 0.6, 0.8, 1.0]), (8, [i / 8 for i in range(1, 9)])],
+    ("rules", "seed", "epochs"),
+    [
+        (RULES, FAST, [T, T, B(1 / 3), B(2 / 3), B(1.0), H, H]),
+        (LifecycleRules(min_training_epochs=0), FAST, [B(1 / 3), B(2 / 3), B(1.0), H]),
+        (RULES, FAST._replace(ramp_epochs=5), [T, T, *map(B, (0.2, 0.4, 0.6, 0.8, 1.0)), H]),
+        (RULES, FAST._replace(ramp_epochs=8), [T, T, *(B(i / 8) for i in range(1, 9)), H]),
+        # sigmoid of steepness 12 at 1/3: (σ(−2) − σ(−6)) / (σ(6) − σ(−6)) = 0.116731 / 0.995055
+        (RULES, FAST._replace(style=Style.SIGMOID_ADD), [T, T, B(0.1173104), B(0.8826896), B(1.0), H]),
+        (RULES, FAST._replace(target=0.5), [T, T, B(1 / 6), B(1 / 3), *[B(0.5)] * 8]),
+    ],
+    ids=["incubates, ramps and is held", "no incubation", "tempo 5", "tempo 8", "style", "parked"],
 )
-def test_the_tempo_is_the_length_of_the_first_ramp(ramp_epochs: int, alphas: list[float]) -> None:
-    episode = Episode(seed=FAST._replace(ramp_epochs=ramp_epochs))
-    assert episode.run(3 + ramp_epochs) == [T, T, *map(B, alphas), H]
+def test_a_seed_left_to_itself(rules: LifecycleRules, seed: Germination, epochs: list[Epoch]) -> None:
+    assert Episode(rules, seed).run(len(epochs)) == epochs
 
 
-def test_the_style_is_the_curve_of_the_first_ramp() -> None:
-    # sigmoid of steepness 12 at 1/3: (σ(−2) − σ(−6)) / (σ(6) − σ(−6)) = 0.116731 / 0.995055
-    episode = Episode(seed=FAST._replace(style=Style.SIGMOID_ADD))
-    assert episode.run(6) == [T, T, B(0.1173104), B(0.8826896), B(1.0), H]
-
-
-def test_a_partial_target_parks_in_blending_and_is_never_held() -> None:
-    episode = Episode(seed=FAST._replace(target=0.5))
-    assert episode.run(12) == [T, T, B(1 / 6), B(1 / 3), *[B(0.5)] * 8]
-    assert Stage.HOLDING not in {move.target for move in episode.moves}
-
-
-def test_a_parked_seed_is_sent_on_to_full_alpha_and_held() -> None:
+def test_a_parked_seed_is_sent_on_and_a_held_one_down_and_up_again() -> None:
     episode = Episode(seed=FAST._replace(target=0.7))
     episode.run(6)
     episode.send(1.0, epochs=3)
     assert episode.run(4) == [B(0.8), B(0.9), B(1.0), H]
-
-
-def test_a_held_seed_is_sent_down_and_blends_again() -> None:
-    episode = Episode()
-    episode.run(6)
     episode.send(0.5, epochs=5)
     assert episode.run(7) == [B(0.9), B(0.8), B(0.7), B(0.6), B(0.5), B(0.5), B(0.5)]
     episode.send(1.0, epochs=0)
     assert episode.run(2) == [B(1.0), H], "INSTANT is there at once, held after an epoch"
 
 
-@pytest.mark.parametrize("epochs", [0, 3, 5, 8])
-def test_a_target_where_alpha_is_already_starts_no_ramp(epochs: int) -> None:
-    episode = Episode()
-    episode.run(6)
-    episode.send(1.0, epochs=epochs)
-    assert episode.run(2) == [H, H]
-    assert not episode.table.ramping.any()
-    parked = Episode(seed=FAST._replace(target=0.5))
-    parked.run(6)
-    parked.send(0.5, epochs=epochs)
-    assert not parked.table.ramping.any()
+def test_a_target_where_alpha_is_already_starts_no_ramp() -> None:
+    for target in (1.0, 0.5):
+        episode = Episode(seed=FAST._replace(target=target))
+        before = episode.run(6)[-1]
+        episode.send(target, epochs=5)
+        assert not episode.table.ramping.any()
+        assert episode.run(2) == [before] * 2
 
 
-@pytest.mark.parametrize("age", [0, 1, 3, 4, 6])
-def test_an_instant_prune_leaves_the_slot_embargoed_plus_one(age: int) -> None:
-    episode = Episode()
+@pytest.mark.parametrize(
+    ("seed", "age", "epochs", "after"),
+    [
+        *((FAST, age, 0, [E, E, R, D, D]) for age in (0, 1, 3, 4, 6)),
+        (FAST, 6, 3, [B(2 / 3), B(1 / 3), B(0.0), E, E, R, D, D]),
+        (FAST, 1, 8, [E, E, R, D]),  # an incubating seed has no ramp to go down
+        # In mid-ramp alpha has moved on to 1/2 for the epoch to come.
+        (FAST._replace(ramp_epochs=8), 5, 5, [B(0.4), B(0.3), B(0.2), B(0.1), B(0.0), E]),
+    ],
+)
+def test_a_prune_at_once_or_by_ramp(seed: Germination, age: int, epochs: int, after: list[Epoch]) -> None:
+    episode = Episode(seed=seed)
     episode.run(age)
-    episode.prune()
-    assert episode.run(5) == [E, E, R, D, D]
-
-
-def test_a_prune_by_ramp_goes_down_to_zero_first() -> None:
-    episode = Episode()
-    episode.run(6)
-    episode.prune(epochs=3)
-    assert episode.table.leaving[0, 0]
-    assert episode.run(8) == [B(2 / 3), B(1 / 3), B(0.0), E, E, R, D, D]
-
-
-def test_a_prune_in_mid_ramp_starts_from_where_alpha_is() -> None:
-    episode = Episode(seed=FAST._replace(ramp_epochs=8))
-    assert episode.run(5) == [T, T, B(1 / 8), B(2 / 8), B(3 / 8)]
-    episode.prune(epochs=5)  # alpha has moved on to 1/2 for the epoch to come
-    assert episode.run(6) == [B(0.4), B(0.3), B(0.2), B(0.1), B(0.0), E]
-
-
-def test_an_incubating_seed_has_no_ramp_to_go_down() -> None:
-    episode = Episode()
-    episode.run(1)
-    episode.prune(epochs=8)
-    assert episode.run(4) == [E, E, R, D]
+    episode.prune(epochs=epochs)
+    assert episode.run(len(after)) == after
 
 
 @pytest.mark.parametrize("embargo", [0, 1, 2, 5])
@@ -162,13 +127,6 @@ def test_the_embargo_is_as_configured_plus_one_by_action_and_mechanically(embarg
     for episode in (by_action, by_ramp):
         closed = [stage for stage, _ in episode.run(10) if stage != "DORMANT"]
         assert closed == ["EMBARGOED"] * embargo + ["RESETTING"]
-
-
-def test_a_fossil_stays_for_good() -> None:
-    episode = Episode()
-    episode.run(6)
-    episode.fossilize()
-    assert episode.run(9) == [("FOSSILIZED", 1.0)] * 9
 
 
 def test_without_auto_forward_every_stage_waits_for_advance() -> None:
@@ -220,14 +178,12 @@ def test_every_legal_move_has_a_story() -> None:
     assert told == legal - {(Stage.UNKNOWN, Stage.DORMANT)}
 
 
+LIVE = {Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING}
 VERBS: dict[str, tuple[Callable[[Episode], None], set[Stage]]] = {
     "germinate": (lambda s: lifecycle.germinate(s.table, 0, 0, FAST, RULES), {Stage.DORMANT}),
     "fossilize": (lambda s: s.fossilize(), {Stage.HOLDING}),
-    "prune": (lambda s: s.prune(), {Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING}),
-    "prune by ramp": (
-        lambda s: s.prune(epochs=5),
-        {Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING},
-    ),
+    "prune": (lambda s: s.prune(), LIVE),
+    "prune by ramp": (lambda s: s.prune(epochs=5), LIVE),
     "set alpha": (lambda s: s.send(0.5, epochs=3), {Stage.BLENDING, Stage.HOLDING}),
 }
 
@@ -249,13 +205,15 @@ def test_what_the_transition_table_lacks_is_refused_and_changes_nothing(verb: st
         np.testing.assert_array_equal(array, before.arrays()[name], err_msg=name)
 
 
-def test_a_refused_fossil_names_its_gate() -> None:
+def test_a_refused_fossil_names_its_gate_and_a_real_one_stays_for_good() -> None:
     episode = Episode()
     episode.run(6)
     refused = gates.GateVerdict("G5", (), ("contribution_measured",))
     with pytest.raises(IllegalMoveError, match=r"refused by G5: \('contribution_measured',\)"):
         lifecycle.fossilize(episode.table, 0, 0, refused)
-    assert episode.table.stage[0, 0] == Stage.HOLDING
+    assert episode.run(1) == [H]
+    episode.fossilize()
+    assert episode.run(9) == [("FOSSILIZED", 1.0)] * 9
 
 
 def test_moves_say_who_where_and_why() -> None:
@@ -271,20 +229,8 @@ def test_moves_say_who_where_and_why() -> None:
         ("HOLDING", "PRUNED", "policy"),
         ("PRUNED", "EMBARGOED", "mechanical"),
     ]
-    pruned = episode.moves[4]
-    assert pruned == StageMove(
-        env=0,
-        slot=0,
-        seed_id=4,
-        blueprint=7,
-        origin=Stage.HOLDING,
-        target=Stage.PRUNED,
-        cause="policy",
-        reason="pruned",
-        verdict=None,
-        age=6,
-        contribution=2.5,
-    )
+    who, move, why = (0, 0, 4, 7), (Stage.HOLDING, Stage.PRUNED), ("policy", "pruned", None)
+    assert episode.moves[4] == StageMove(*who, *move, *why, age=6, contribution=2.5)
     verdicts = [move.verdict.gate if move.verdict else None for move in episode.moves]
     assert verdicts == [None, "G1", "G2", "G3", None, None]
 

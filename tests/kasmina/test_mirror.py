@@ -8,8 +8,7 @@ from esper.kasmina.blueprints import Mirrored
 from esper.leyline.errors import BlueprintError
 from tests.contracts.matrix import begin, germinate, registered, restart
 
-layouts = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-widths = pytest.mark.parametrize("width", [1, 2, 3, 8, 17, 32])
+widths = pytest.mark.parametrize("width", [1, 3, 32])
 
 
 def mirrored(width: int) -> Mirrored:
@@ -25,33 +24,23 @@ def features(width: int, layout: torch.memory_format = torch.contiguous_format) 
     return (3 * torch.randn(8, width, 7, 5)).contiguous(memory_format=layout)
 
 
-def learn(module: nn.Module, h: Tensor) -> None:
-    """One backward of a loss whose gradient differs from value to value."""
-    restart(9)
-    (module(h) * torch.randn_like(h)).mean().backward()
-
-
-@layouts
 @widths
 @pytest.mark.parametrize("build", [mirrored, normalised])
-def test_the_branches_cancel_bit_for_bit(
-    build: Callable[[int], Mirrored], width: int, layout: torch.memory_format
-) -> None:
+def test_the_branches_cancel_bit_for_bit(build: Callable[[int], Mirrored], width: int) -> None:
     restart(width)
-    module = build(width).to(memory_format=layout)
-    for training in (True, False, True, False):
-        module.train(training)
-        h = features(width, layout)
-        assert torch.equal(module(h), torch.zeros_like(h))
-    assert module.one(h).any(), "a branch for itself is something"
+    for layout in (torch.contiguous_format, torch.channels_last):
+        module = build(width).to(memory_format=layout)
+        for training in (True, False, True, False):
+            h = features(width, layout)
+            assert torch.equal(module.train(training)(h), torch.zeros_like(h))
+        assert module.one(h).any(), "a branch for itself is something"
 
 
 @widths
 def test_one_step_parts_the_branches(width: int) -> None:
     restart(width)
-    module = mirrored(width)
-    h = features(width)
-    learn(module, h)
+    module, h = mirrored(width), features(width)
+    (module(h) * torch.randn_like(h)).mean().backward()
     torch.optim.SGD(module.parameters(), lr=0.1).step()
     one, other = (dict(branch.named_parameters()) for branch in (module.one, module.other))
     for name in one:
@@ -61,10 +50,8 @@ def test_one_step_parts_the_branches(width: int) -> None:
 
 
 def test_dropout_inside_breaks_the_mirror_and_germination_says_what_to_do() -> None:
-    def dropping(width: int) -> Mirrored:
-        return Mirrored(nn.Conv2d(width, width, 1), nn.Dropout(0.5), nn.Conv2d(width, width, 1))
-
+    one, last = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
     trial = begin("segmented", 4)
     refusal = pytest.raises(BlueprintError, match="or start its last linear layer at zero")
-    with registered("dropping", dropping), refusal:
+    with registered("dropping", lambda _: Mirrored(one, nn.Dropout(0.5), last)), refusal:
         germinate(trial.model, "dropping", 0)

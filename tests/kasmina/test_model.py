@@ -7,24 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from esper.kasmina import CNNHost, MorphogeneticModel, TorchStream
+from esper.kasmina import CNNHost, MorphogeneticModel
 from esper.leyline import LifecycleOp, LifecycleRules, SlotTable, Stage, Style
 from tests.contracts.matrix import (
     KINDS,
     SLOT,
     Case,
     Kind,
-    Trial,
-    assert_same,
     batch,
     begin,
     germinate,
     planted,
-    registered,
     restart,
 )
 from tests.kasmina.living import act, epoch
-from tests.kasmina.test_incubation import Dropping
 
 host_kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -59,12 +55,8 @@ def test_alphas_given_to_a_pass_replace_the_tables() -> None:
     model.sync()
     assert torch.equal(model(x), found)
     assert model.blended == [0, 2]
-
-
-def test_the_number_of_alphas_is_the_number_of_slots() -> None:
-    model = full_host(3)
     with pytest.raises(ValueError, match="shorter"):
-        model(torch.randn(4, 2, 8, 8), model.live_alphas[:2])
+        model(x, model.live_alphas[:2])
 
 
 # --- the table's mirror -------------------------------------------------------------------------------
@@ -85,20 +77,16 @@ def test_the_model_follows_the_table(kind: Kind) -> None:
 
 
 @host_kinds
-def test_alphas_follow_the_model_to_another_type(kind: Kind) -> None:
+def test_alphas_and_seeds_follow_the_model_to_another_type(kind: Kind) -> None:
     trial = planted(Case("conv_heavy", 1, kind, 4), training_epochs=0)
     trial.model.double().eval()
     assert [a.dtype for a in trial.model.live_alphas if a is not None] == [torch.float64]
-    assert trial.model(batch(0)[0].double()).dtype == torch.float64
-
-
-@host_kinds
-def test_a_seed_is_of_its_models_type(kind: Kind) -> None:
+    x, y = batch(0)
+    assert trial.model(x.double()).dtype == torch.float64
     trial = begin(kind, 4)
     trial.model.double()
     germinate(trial.model, "conv_heavy", Style.GATED_GATE)
     assert {p.dtype for p in trial.model.parameters()} == {torch.float64}
-    x, y = batch(0)
     assert epoch(trial, x.double(), y).broken == []
     trial.place(Stage.BLENDING, 0.5)
     assert not epoch(trial, x.double(), y).skipped
@@ -119,45 +107,23 @@ def test_the_count_separates_host_and_seeds() -> None:
 # --- removal ------------------------------------------------------------------------------------------
 
 
-def test_nothing_keeps_a_pruned_seed_in_memory() -> None:
+def test_nothing_keeps_a_pruned_seed_in_memory_and_the_next_one_starts_afresh() -> None:
     trial = planted(Case("conv_heavy", Style.GATED_GATE, "wrapped", 4), training_epochs=0)
+    first = trial.seed_weights["seed.one.0.weight"].detach().clone()
     trial.train(2)
     slot = trial.model.slot(SLOT)
     relics = [weakref.ref(part) for part in (slot.seed, slot.gate, slot.optimiser) if part is not None]
     trial.model.table.age[0, SLOT] = 99
     assert act(trial, LifecycleOp.PRUNE, SLOT).succeeded
-    assert list(slot.parameters()) == []
-    assert (slot.seed, slot.gate, slot.optimiser, slot.features) == (None, None, None, None)
-    assert slot.alpha.item() == 0.0
-    assert not slot.stochastic
+    assert (slot.alpha.item(), slot.stochastic) == (0.0, False)
     gc.collect()
     assert [relic() for relic in relics] == [None, None, None]
     trial.train(1, first=2)
-
-
-def test_the_next_seed_of_a_slot_starts_afresh_on_the_same_stream() -> None:
-    trial = planted(Case("conv_heavy", 3, "segmented", 4), training_epochs=0)
-    first = {name: weight.clone() for name, weight in trial.seed_weights.items()}
-    trial.train(2)
-    trial.model.slot(SLOT).remove()
     trial.model.table.clear(0, SLOT)
-    trial.model.sync()
-    assert germinate(trial.model, "conv_heavy", 3).succeeded
-    second = trial.seed_weights
-    assert first.keys() == second.keys()
-    assert not torch.equal(first["seed.one.0.weight"], second["seed.one.0.weight"]), "another draw"
-    slot = trial.model.slot(SLOT)
-    assert slot.seed is not None
-    assert not slot.seed(torch.randn(2, 4, 6, 6)).any(), "zero at birth"
+    assert germinate(trial.model, "conv_heavy", Style.GATED_GATE).succeeded
+    assert not torch.equal(first, trial.seed_weights["seed.one.0.weight"]), "another draw"
     assert slot.optimiser is not None
     assert not slot.optimiser.state
-
-
-def test_a_slot_that_is_engaged_but_empty_says_so() -> None:
-    trial = begin("segmented", 4)
-    trial.place(Stage.BLENDING, 1.0)
-    with pytest.raises(RuntimeError, match="slot r0c0 is engaged but empty"):
-        trial.model(batch(0)[0])
 
 
 # --- state --------------------------------------------------------------------------------------------
@@ -181,33 +147,15 @@ def test_a_state_undoes_whatever_grew_or_went_since(kind: Kind) -> None:
     assert all(map(torch.equal, trial.outputs(), outputs)), "a state can be returned to twice"
 
 
-def test_a_state_shares_no_memory_with_the_model() -> None:
-    trial = planted(Case("conv_light", 0, "segmented", 4), training_epochs=0)
-    trial.train(1)
-    kept = trial.model.state()
-    before = copy.deepcopy(kept)
-    trial.train(2, first=1)
-    trial.model.table.alpha[0, SLOT] = 0.125
-    assert_same(kept["host"], before["host"])
-    assert_same(kept["slots"][SLOT]["weights"], before["slots"][SLOT]["weights"])
-    for name, column in before["table"].items():
-        np.testing.assert_array_equal(kept["table"][name].numpy(), column.numpy(), err_msg=name)
-
-
-def test_a_state_remembers_that_a_seed_draws() -> None:
-    with registered("dropping", Dropping):
-        trial = planted(Case("dropping", 0, "segmented", 4), training_epochs=0)
-        kept = trial.model.state()
-        fresh = begin("segmented", 4, rng_seed=1, training_epochs=0)
-        fresh.model.load_state(kept)
-    assert fresh.model.slot(SLOT).stochastic
-
-
-def test_seeds_of_a_state_need_an_optimiser_to_be_made() -> None:
+def test_seeds_of_a_state_need_an_optimiser_and_a_slot_that_is_engaged_but_empty_says_so() -> None:
     kept = planted(Case("conv_light", 0, "segmented", 4)).model.state()
     model = MorphogeneticModel(CNNHost((4, 4), kernel=3, input_shape=(2, 6, 6), classes=4))
     with pytest.raises(RuntimeError, match=r"needs bind_optimiser\(host_optimiser\) first"):
         model.load_state(kept)
+    trial = begin("segmented", 4)
+    trial.place(Stage.BLENDING, 1.0)
+    with pytest.raises(RuntimeError, match="slot r0c0 is engaged but empty"):
+        trial.model(batch(0)[0])
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
@@ -227,16 +175,3 @@ def test_the_copy_of_a_row_of_a_bigger_table_is_independent(how: str) -> None:
     assert torch.equal(model(x), wanted)
     assert table.alpha[1].tolist() == [1.0, 0.5, pytest.approx(1 / 3)]
     assert twin.slot(0).alpha is twin.live_alphas[0]
-
-
-def test_a_model_of_a_shared_table_writes_into_its_row_alone() -> None:
-    table = SlotTable.empty(3, 2)
-    restart(0)
-    host = CNNHost((4, 4), kernel=3, input_shape=(2, 6, 6), classes=4)
-    model = MorphogeneticModel(host, table=table.row(2), streams=lambda _: TorchStream(0))
-    optimiser = torch.optim.SGD(host.parameters(), lr=0.1)
-    model.bind_optimiser(optimiser)
-    germinate(model, "norm", 0)
-    epoch(Trial(model, optimiser), *batch(0))
-    assert table.stage.tolist() == [[1, 1], [1, 1], [Stage.TRAINING, 1]]
-    assert table.age.tolist() == [[0, 0], [0, 0], [1, 0]]

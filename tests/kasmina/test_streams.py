@@ -14,17 +14,13 @@ def draw(stream: TorchStream, count: int = 3) -> list[float]:
         return torch.rand(count).tolist()
 
 
-def test_the_global_state_does_not_notice() -> None:
-    restart(1)
-    before = torch.get_rng_state()
-    draw(TorchStream(7))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_stream_goes_on_where_it_was_left_whatever_happens_outside() -> None:
+def test_a_stream_goes_on_where_it_was_left_and_nobody_outside_notices() -> None:
     whole = draw(TorchStream(7), 6)
     stream = TorchStream(7)
+    restart(1)
+    before = torch.get_rng_state()
     first = draw(stream)
+    assert torch.equal(torch.get_rng_state(), before)
     torch.rand(5)
     assert first + draw(stream) == whole
 
@@ -37,9 +33,13 @@ def test_streams_of_different_seeds_differ_and_nest() -> None:
         second = torch.rand(2).tolist()
     assert first + second == draw(TorchStream(1), 4)
     assert nested == draw(TorchStream(2))
+    places = ((0, "r0c0"), (0, "r0c0"), (0, "r0c1"), (1, "r0c0"))
+    first, same, *others = (draw(slot_streams(rng_seed)(slot_id)) for rng_seed, slot_id in places)
+    assert first == same
+    assert first not in others
 
 
-def test_an_error_inside_gives_the_global_state_back() -> None:
+def test_an_error_inside_gives_the_global_state_back_and_nobody_enters_twice() -> None:
     restart(1)
     before = torch.get_rng_state()
     stream = TorchStream(7)
@@ -47,10 +47,6 @@ def test_an_error_inside_gives_the_global_state_back() -> None:
         _ = torch.rand(3).numel() / 0
     assert torch.equal(torch.get_rng_state(), before)
     assert draw(stream) == draw(TorchStream(7), 6)[3:], "what was drawn is drawn"
-
-
-def test_a_stream_is_not_entered_twice() -> None:
-    stream = TorchStream(7)
     with stream, pytest.raises(RuntimeError, match="cannot be entered twice"):
         stream.__enter__()
 
@@ -64,10 +60,3 @@ def test_a_position_can_be_returned_to_and_copied() -> None:
     stream.set_state(position)
     assert draw(stream) == wanted
     assert [draw(other) for other in copies] == [wanted, wanted]
-
-
-def test_slots_have_streams_by_name() -> None:
-    make = slot_streams(0)
-    assert draw(make("r0c0")) == draw(slot_streams(0)("r0c0"))
-    assert draw(make("r0c0")) != draw(make("r0c1"))
-    assert draw(make("r0c0")) != draw(slot_streams(1)("r0c0"))

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import WrappedHost, harvest
-from tests.contracts.matrix import Trial
+from tests.contracts.matrix import Trial, loss
 from tests.kasmina.awkward import ResNet, UNet, images, wrap
 from tests.kasmina.living import grow
 
@@ -20,35 +20,24 @@ def grown(kind: str) -> tuple[Trial, Tensor]:
 
 
 @kinds
-def test_harvest_returns_the_users_class_with_the_fossils_built_in(kind: str) -> None:
+def test_harvest_returns_the_users_class_with_hooks_of_its_own_and_the_fossils_built_in(kind: str) -> None:
     trial, x = grown(kind)
+    host, calls = trial.model.host, []
+    assert isinstance(host, WrappedHost)
+    place = host.module.get_submodule(host.submodule_names[1])
+    own = place.register_forward_hook(lambda *_: calls.append("heard"))
     plain = harvest(trial.model)
+    own.remove()
     assert type(plain) is (ResNet if kind == "resnet" else UNet)
     wanted = trial.model.eval()(x)
     torch.testing.assert_close(plain.eval()(x), wanted, rtol=0, atol=1e-6)
     bare: list[Tensor | None] = [None] * 5
     assert not torch.allclose(trial.model(x, bare), wanted, atol=1e-3), "the fossils matter"
-    assert not any(module._forward_hooks for module in plain.modules())
+    assert (calls, sum(len(module._forward_hooks) for module in plain.modules())) == (["heard"], 1)
     assert sum(p.numel() for p in plain.parameters()) == sum(trial.model.count_parameters())
-
-
-def test_harvest_keeps_a_users_own_hooks() -> None:
-    trial, x = grown("resnet")
-    host = trial.model.host
-    assert isinstance(host, WrappedHost)
-    calls: list[str] = []
-    host.module.get_submodule("layer1.0").register_forward_hook(lambda *_: calls.append("heard"))
-    harvest(trial.model)(x)
-    assert calls == ["heard"]
-
-
-@kinds
-def test_a_harvest_trains_on_as_a_plain_module(kind: str) -> None:
-    plain = harvest(grown(kind)[0].model)
-    x, y = images(kind)
-    loss = torch.nn.functional.cross_entropy(plain.train()(x), y)
-    loss.backward()
+    _, y = images(kind)
+    loss(plain.train()(x), y).backward()
     fossils = [p for name, p in plain.named_parameters() if ".seed." in name]
     # conv_light: a weight and a bias; norm: a scale; conv_heavy: two branches of two convolutions.
     assert len(fossils) == 2 + 1 + 2 * 2 * 2
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in fossils)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in fossils), "and it trains on"

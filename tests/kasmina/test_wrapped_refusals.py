@@ -29,33 +29,19 @@ class Twice(nn.Module):
             r" Patterns such as layer\?\.0 work too\.",
         ),
         (ResNet(), "blocks.*", UnknownNameError, r"unknown submodule of ResNet for a slot 'blocks\.\*'"),
-        (
-            UNet(),
-            "down1",
-            HostError,
-            r"submodule 'down1' \(Down\) returns tuple; a slot needs one tensor"
-            r" \[batch, channels, height, width\]",
-        ),
-        (
-            ResNet(),
-            "fc",
-            HostError,
-            r"submodule 'fc' \(Linear\) returns torch\.float32 of shape \(16, 4\), which is no feature_map;"
-            r" a slot needs floats \[batch, channels, height, width\]",
-        ),
+        (UNet(), "down1", HostError, r"\(Down\) returns tuple; a slot needs one tensor \[batch, channels,"),
+        (ResNet(), "fc", HostError, r"returns torch\.float32 of shape \(16, 4\), which is no feature_map;"),
         (
             UNet(),
             "labels",
             HostError,
-            r"submodule 'labels' \(Labels\) returns torch\.int64 of shape \(16, 1, 8, 8\), which is no"
-            r" feature_map; a slot needs floats \[batch, channels, height, width\]",
+            r"of shape \(16, 1, 8, 8\), which is no feature_map; a slot needs floats",
         ),
         (
             ResNet(),
             "relu",
             HostError,
-            r"submodule 'relu' \(ReLU\) runs 9 times in one forward; a slot needs a submodule that runs"
-            r" exactly once",
+            r"submodule 'relu' \(ReLU\) runs 9 times in one forward; a slot needs a",
         ),
         (Twice(), "shared", HostError, r"submodule 'shared' \(Conv2d\) runs 2 times in one forward"),
         (ResNet(), "aux", HostError, r"submodule 'aux' \(Conv2d\) runs 0 times in one forward"),
@@ -71,11 +57,6 @@ def test_a_place_that_cannot_carry_a_slot_is_refused(
     assert not any(module._forward_hooks for module in net.modules())
 
 
-def test_a_host_needs_a_slot() -> None:
-    with pytest.raises(HostError, match=r"no slot was named; the submodules of ResNet are relu, conv1"):
-        WrappedHost(ResNet(), [], images("resnet")[0])
-
-
 def test_a_probe_that_fails_puts_everything_back() -> None:
     net = ResNet()
     before = {name: value.clone() for name, value in net.state_dict().items()}
@@ -83,6 +64,8 @@ def test_a_probe_that_fails_puts_everything_back() -> None:
         WrappedHost(net, ["layer1.0"], torch.zeros(2, 5, 8, 8))
     assert_same(net.state_dict(), before)
     assert not any(module._forward_hooks for module in net.modules())
+    with pytest.raises(HostError, match=r"no slot was named; the submodules of ResNet are relu, conv1"):
+        WrappedHost(net, [], images("resnet")[0])
 
 
 def test_the_segmented_host_says_what_it_needs() -> None:

@@ -40,26 +40,17 @@ def test_an_illegal_action_is_refused_and_is_no_more_than_waiting(illegal: IntAr
     assert env._refused == 1
 
 
-def test_a_gate_refuses_by_name() -> None:
-    env, sink = started()
-    env.step(plant(0, BlueprintAction.LORA))
-    decision = sink.of(DecisionRow)[-1]
-    assert (decision.succeeded, decision.refused_by) == (False, "G0")
-    assert decision.failed_checks == ["blueprint_selectable"]
-    assert stages_of(env) == [Stage.DORMANT] * 3
-
-
-def test_a_blueprint_that_a_slot_is_too_narrow_for_is_refused_and_the_episode_goes_on() -> None:
+def test_a_gate_refuses_a_blueprint_of_another_topology_or_width_by_name_and_the_episode_goes_on() -> None:
     # Slots of the tiny host are 2, 4 and 4 wide.
     light = blueprint_named("conv_light", "feature_map").build
     with registered("fours", light, multiple_of=4):
         fours = BlueprintAction(blueprint_named("fours", "feature_map").index)
         (env, sink), (twin, _) = started(), started()
-        facts, expected = env.step(plant(0, fours)), twin.step(WAIT)
-        decision = sink.of(DecisionRow)[-1]
-        assert (decision.succeeded, decision.refused_by) == (False, "G0")
-        assert decision.failed_checks == ["blueprint_fits"]
-        assert (facts.val_loss, facts.last_success) == (expected.val_loss, False)
+        for blueprint in (BlueprintAction.MLP, fours):
+            facts, expected = env.step(plant(0, blueprint)), twin.step(WAIT)
+            assert (facts.val_loss, facts.last_success) == (expected.val_loss, False)
+        found = [(row.succeeded, row.refused_by, row.failed_checks) for row in sink.of(DecisionRow)]
+        assert found == [(False, "G0", ["blueprint_selectable"]), (False, "G0", ["blueprint_fits"])]
         assert bits(env.model.state()) == bits(twin.model.state())
         env.step(plant(1, fours))
         assert stages_of(env) == [Stage.DORMANT, Stage.TRAINING, Stage.DORMANT]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +14,13 @@ from esper.tolaria.tasks import images
 from esper.tolaria.tasks.images import CIFAR_IMPAIRED, FASHION14_IMPAIRED
 from esper.tolaria.tasks.text import BLOCK, CONTEXT, PYCODE, TEXT, split_text
 from tests.tolaria.building import bits, host_bits, run, started, tiny_task
-from tests.tolaria.readers.building import CIFAR_NAMES, idx_bytes, random_bytes
-
-FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
+from tests.tolaria.readers.building import (
+    CIFAR_NAMES,
+    IDX_NAMES,
+    idx_bytes,
+    mnist_like,
+    random_bytes,
+    write_mnist_like,
 )
 
 
@@ -29,17 +28,8 @@ def generator(rng_seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(rng_seed)
 
 
-def write_fashion(folder: Path, train: int = 5200, test: int = 1100, side: int = 28, *, packed: bool) -> None:
-    folder.mkdir(parents=True)
-    arrays = [
-        random_bytes(train, side, side),
-        random_bytes(train, below=10, rng_seed=1),
-        random_bytes(test, side, side, rng_seed=2),
-        random_bytes(test, below=10, rng_seed=3),
-    ]
-    for name, array in zip(FILES, arrays, strict=True):
-        content = idx_bytes(array)
-        (folder / (name + ".gz" * packed)).write_bytes(gzip.compress(content, 1) if packed else content)
+def write_fashion(folder: Path, train: int = 5200, *, packed: bool) -> None:
+    write_mnist_like(folder, mnist_like(train, test=1100, height=28, width=28), packed=packed)
 
 
 @pytest.fixture
@@ -66,34 +56,21 @@ def test_an_episode_draws_its_own_images_at_half_the_resolution(data: Path, pack
     assert torch.equal(FASHION14_IMPAIRED.load(generator()).train.x, splits.train.x)
 
 
-def test_the_test_part_comes_from_the_data_set_s_own(data: Path) -> None:
+def test_the_test_part_comes_from_the_data_set_s_own_and_other_data_has_another_digest(data: Path) -> None:
+    def digest() -> str:
+        images._read_idx.cache_clear()
+        images._pooled.cache_clear()
+        return digest_of(*(tensor for part in images.fashion14() for tensor in part))
+
     write_fashion(data / "fashion-mnist", packed=False)
-    (data / "fashion-mnist" / FILES[3]).write_bytes(idx_bytes(np.full(1100, 7, dtype=np.uint8)))
+    first = digest()
+    labels = np.full(1100, 7, dtype=np.uint8)
+    (data / "fashion-mnist" / IDX_NAMES[3]).write_bytes(idx_bytes(labels))
+    assert digest() != first
     splits = FASHION14_IMPAIRED.load(generator())
     splits.test.unlock()
     assert set(splits.test.read().y.tolist()) == {7}
     assert len(set(splits.train.y.tolist())) == 10
-
-
-def test_other_data_has_another_digest(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_fashion(data / "fashion-mnist", packed=False)
-    first = digest_of(*(tensor for part in images.fashion14() for tensor in part))
-    write_fashion(data / "other" / "fashion-mnist", train=5201, packed=False)
-    monkeypatch.setenv("ESPER_DATA", str(data / "other"))
-    assert digest_of(*(tensor for part in images.fashion14() for tensor in part)) != first
-
-
-def test_the_package_of_debian_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ESPER_DATA", raising=False)
-    try:
-        train, test = images.fashion()
-    except DataError as error:
-        pytest.skip(str(error))
-    assert train.images.shape == (60_000, 1, 28, 28)
-    assert test.images.shape == (10_000, 1, 28, 28)
-    # The data set is balanced: as many images of every class.
-    assert train.labels.bincount().tolist() == [6000] * 10
-    assert test.labels.bincount().tolist() == [1000] * 10
 
 
 def test_cifar_is_read_from_binary_batches(data: Path) -> None:
@@ -136,17 +113,9 @@ def test_images_are_moved_by_up_to_an_eighth_and_mirrored_by_their_own_stream() 
     moved = shifted_and_flipped(picture.expand(400, 1, 16, 16), generator())
     assert moved.shape == (400, 1, 16, 16)
     padded = torch.nn.functional.pad(picture, (2,) * 4)[0, 0]
-    possible = {
-        bytes(view.contiguous().numpy().tobytes())
-        for down in range(5)
-        for right in range(5)
-        for view in (
-            padded[down : down + 16, right : right + 16],
-            padded[down : down + 16, right : right + 16].flip(1),
-        )
-    }
-    found = {bytes(image[0].contiguous().numpy().tobytes()) for image in moved}
-    assert found == possible
+    views = [padded[down : down + 16, right : right + 16] for down in range(5) for right in range(5)]
+    views += [view.flip(1) for view in views]
+    assert {bits(image[0]) for image in moved} == {bits(view) for view in views}
     again = shifted_and_flipped(picture.expand(400, 1, 16, 16), generator())
     assert torch.equal(moved, again)
 
@@ -165,6 +134,7 @@ def test_pycode_is_windows_of_bytes_and_the_bytes_that_follow() -> None:
 
 
 def test_neighbouring_windows_stay_on_one_side() -> None:
+    assert len(split_text(b"x" * 25_089, CONTEXT, generator()).train) == BLOCK, "the shortest text"
     content = bytes(range(256)) * 4000
     numbers = torch.arange(len(content) // CONTEXT)
     splits = split_text(content, CONTEXT, generator())
@@ -183,7 +153,3 @@ def test_a_text_of_one_s_own_is_read_or_asked_for(data: Path) -> None:
     (data / "text.txt").write_text("to be or not to be, that is the question\n" * 2000)
     splits = TEXT.load(generator())
     assert bytes(splits.train.x[0].tolist()).decode() in "to be or not to be, that is the question\n" * 3
-
-
-def test_the_shortest_text_has_one_block_to_train_on() -> None:
-    assert len(split_text(b"x" * 25_089, CONTEXT, generator()).train) == BLOCK

@@ -37,18 +37,14 @@ CASES = [
 """Seeds by slot, and which of them incubates; the others are blended."""
 
 
-def test_a_depthwise_seed_by_hand() -> None:
-    # 4 channels of 8×8, two branches. In each 3×3 per channel: 2·64·9·4 = 4608; 1×1: 2·64·4·4 = 2048.
-    # Forward 2·(4608 + 2048) = 13312. Each gradient costs one forward; without the input's, each of
-    # the two depthwise layers computes one less.
+def test_parts_by_hand() -> None:
+    # A depthwise seed, 4 channels of 8×8, two branches. In each 3×3 per channel: 2·64·9·4 = 4608; 1×1:
+    # 2·64·4·4 = 2048. Forward 2·(4608 + 2048) = 13312. Each gradient costs one forward; without the
+    # input's, each of the two depthwise layers computes one less.
     seed = blueprint_at(DEPTHWISE, "feature_map").build(4)
     assert count_part(seed, (4, 8, 8)) == PartCost(13312, 2 * 13312, 2 * 13312 - 2 * 4608, 13312)
-
-
-def test_a_host_segment_by_hand() -> None:
-    # 3×3 convolution from 4 to 8 channels on the pooled 4×4 map: 2·16·9·4·8 = 9216.
-    segment = cnn((4, 8, 8)).segments[1]
-    assert count_part(segment, (4, 8, 8)) == PartCost(9216, 2 * 9216, 9216, 9216)
+    # A 3×3 convolution from 4 to 8 channels on the pooled 4×4 map: 2·16·9·4·8 = 9216.
+    assert count_part(cnn((4, 8, 8)).segments[1], (4, 8, 8)) == PartCost(9216, 2 * 9216, 9216, 9216)
 
 
 def test_a_token_attention_seed_by_hand() -> None:
@@ -167,8 +163,5 @@ def test_a_blended_seed_is_charged_for_training_and_for_every_run_in_validation(
     # Width 2 on 8×8: 2·64·9·2·2 = 4608; width 8 on 2×2: 2·4·9·8·8 = 4608, and a gate of 2·4·8 = 64.
     # Training is three forwards' worth; in validation the second seed runs behind the first, off and on.
     assert meter.spent_by_slot() == {0: 4608 * (3 * 10 + 7), 2: (4608 + 64) * (3 * 10 + 2 * 7)}
-
-
-def test_a_host_without_segments_is_refused() -> None:
     with pytest.raises(EsperError, match="segmented hosts only; found WrappedHost"):
         FlopMeter(wrapped_model(), torch.zeros(1, 8, 8))

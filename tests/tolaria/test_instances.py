@@ -31,29 +31,20 @@ def generator(rng_seed: int = 0) -> torch.Generator:
 def test_every_value_is_drawn_and_nothing_else() -> None:
     stream = generator()
     drawn = [VARIED.draw(stream) for _ in range(400)]
-    for name, values in (
-        ("widths", VARIED.widths),
-        ("kernel", VARIED.kernels),
-        ("learning_rate", VARIED.learning_rates),
-        ("rent", VARIED.rents),
-        ("data_share", VARIED.data_shares),
-    ):
-        assert {getattr(instance, name) for instance in drawn} == set(values), name
+    assert {instance.widths for instance in drawn} == set(VARIED.widths)
+    for name in ("kernel", "learning_rate", "rent", "data_share"):
+        assert {getattr(instance, name) for instance in drawn} == set(getattr(VARIED, f"{name}s")), name
     subsets = {instance.enabled for instance in drawn}
     assert len(subsets) == 7, "every part of three slots but the empty one"
     assert (False, False, False) not in subsets
 
 
-@pytest.mark.parametrize("name", ["digits_impaired", "fashion14_impaired", "cifar_impaired", "pycode"])
-def test_a_preset_of_one_point_always_gives_that_point(name: str) -> None:
-    instances = TASKS[name].instances
-    assert len({instances.draw(generator(rng_seed)) for rng_seed in range(20)}) == 1
-
-
-@pytest.mark.parametrize("name", ["fashion", "cifar"])
-def test_a_preset_that_varies_gives_many(name: str) -> None:
-    instances = TASKS[name].instances
-    drawn = [instances.draw(generator(rng_seed)) for rng_seed in range(200)]
+@pytest.mark.parametrize("name", ["digits_impaired", "fashion14_impaired", "pycode", "fashion", "cifar"])
+def test_a_preset_always_gives_one_point_or_varies_in_every_way(name: str) -> None:
+    drawn = [TASKS[name].instances.draw(generator(rng_seed)) for rng_seed in range(200)]
+    if name not in ("fashion", "cifar"):
+        assert len(set(drawn)) == 1
+        return
     for field in ("widths", "learning_rate", "enabled", "rent", "data_share"):
         assert len({getattr(instance, field) for instance in drawn}) > 1, field
 
@@ -71,10 +62,6 @@ def test_an_episode_is_that_of_its_instance() -> None:
         assert len(env.host.splits.validation) == 48
         seen.add(drawn)
     assert len(seen) > 6
-    env.reset(3)
-    again = env.host.instance
-    env.reset(3)
-    assert env.host.instance == again
 
 
 def test_slots_that_neither_side_enables_get_a_sentence() -> None:

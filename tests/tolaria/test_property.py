@@ -16,6 +16,7 @@ from esper.leyline import (
     AlphaTarget,
     EnvFacts,
     Head,
+    LifecycleOp,
     LifecycleRules,
     SlotTable,
     Stage,
@@ -192,29 +193,32 @@ def random_episode(num_slots: int, rules_name: str, name: str, legal_share: floa
     return episode
 
 
-@pytest.mark.parametrize("rules_name", RULES)
-@pytest.mark.parametrize("num_slots", [1, 3, 8])
-def test_an_episode_of_mostly_legal_actions_keeps_every_promise(num_slots: int, rules_name: str) -> None:
-    episode = random_episode(num_slots, rules_name, "biased", legal_share=0.8)
+@pytest.mark.parametrize(
+    ("num_slots", "rules_name", "met"),
+    [
+        (3, "moved by hand", {LifecycleOp.ADVANCE, "G2", "G3"}),
+        (4, "strict", {"G5", "legality"}),
+        (3, "strict", {"G0"}),
+        (4, "short watch", {LifecycleOp.FOSSILIZE, LifecycleOp.SET_ALPHA_TARGET}),
+        (3, "two seeds", {LifecycleOp.WAIT}),
+        (3, "straight through", {LifecycleOp.GERMINATE}),
+        (8, "no incubation, no embargo", {LifecycleOp.PRUNE}),
+        (1, "small", set()),
+    ],
+)
+def test_an_episode_of_mostly_legal_actions_keeps_every_promise(
+    num_slots: int, rules_name: str, met: set[LifecycleOp | str]
+) -> None:
+    episode = random_episode(num_slots, rules_name, "first", legal_share=0.9)
     assert sum(episode.succeeded.values()) + sum(episode.refused.values()) == HORIZON
+    seen = {LifecycleOp(op) for op in episode.succeeded} | set(episode.refused)
+    assert met <= seen, seen
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 8])
 def test_an_episode_of_arbitrary_indices_keeps_every_promise(num_slots: int) -> None:
     episode = random_episode(num_slots, "no incubation, no embargo", "arbitrary", legal_share=0.0)
     assert episode.refused["legality"] > 0
-
-
-def test_random_episodes_try_every_op_and_meet_every_gate() -> None:
-    succeeded: Counter[int] = Counter()
-    refused: Counter[str] = Counter()
-    for name in ("first", "second"):
-        for rules_name in ("moved by hand", "strict", "short watch"):
-            episode = random_episode(4, rules_name, name, legal_share=0.9)
-            succeeded += episode.succeeded
-            refused += episode.refused
-    assert set(succeeded) == set(range(NUM_OPS))
-    assert set(refused) >= {"legality", "G0", "G2", "G3", "G5"}
 
 
 def test_the_watch_itself_notices_a_counter_that_ticks_twice() -> None:

@@ -12,7 +12,7 @@ from esper.leyline.events import (
     SeedRow,
     TransitionRow,
 )
-from tests.tolaria.building import PLAN, SMALL_RULES, WAIT, plant, run, started, tiny_task
+from tests.tolaria.building import PLAN, WAIT, plant, run, started, tiny_task
 
 
 def test_every_kind_of_row_is_emitted() -> None:
@@ -58,17 +58,11 @@ def test_a_move_carries_the_score_last_measured() -> None:
     ]
 
 
-def test_nothing_is_forced_unless_only_waiting_is_legal() -> None:
-    env, sink = started(tiny_task((2,), rules=SMALL_RULES))
-    run(env, {0: plant(0)}, until=5)
+def test_nothing_is_forced_unless_only_waiting_is_legal_and_the_twin_s_score_stands_beside() -> None:
+    env, sink = started(tiny_task((2,), horizon=5))
+    env.reset(twin_scores=[10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
+    run(env, {0: plant(0)}).finish()
     # An empty slot can be planted; then the seed is too young to prune until it is three epochs old.
     assert [row.forced for row in sink.of(DecisionRow)] == [False, True, True, False, False]
-
-
-def test_the_twin_s_score_stands_beside_the_own() -> None:
-    env, sink = started(tiny_task(horizon=3))
-    env.reset(twin_scores=[10.0, 11.0, 12.0, 13.0])
-    run(env, {})
-    env.finish()
-    assert [row.twin_score for row in sink.of(EpochRow)] == [11.0, 12.0, 13.0]
-    assert sink.of(EpisodeRow)[0].twin_val_score == 13.0
+    assert [row.twin_score for row in sink.of(EpochRow)] == [11.0, 12.0, 13.0, 14.0, 15.0]
+    assert sink.of(EpisodeRow)[0].twin_val_score == 15.0

@@ -14,22 +14,21 @@ from esper.tolaria.env import MorphEnv
 from tests.tolaria.building import SMALL_RULES, WAIT, action, plant, run, stages_of, started, tiny_task
 
 
-def test_a_seed_s_episode_epoch_by_epoch() -> None:
-    env, _ = started(tiny_task(horizon=12))
+def test_a_seed_s_episode_epoch_by_epoch_then_down_and_up_again_by_action() -> None:
+    env, _ = started(tiny_task(horizon=14))
+    speeds = {"half": AlphaSpeed.FAST, "full": AlphaSpeed.INSTANT}
+    half, full = (
+        action(LifecycleOp.SET_ALPHA_TARGET, 1, alpha_target=AlphaTarget[name.upper()], alpha_speed=speed)
+        for name, speed in speeds.items()
+    )
     lines = []
-    for epoch in range(7):
-        env.step(plant(1) if epoch == 0 else WAIT)
-        table = env.table
-        alpha = round(float(table.alpha[0, 1]), 3)
-        lines.append(
-            (
-                Stage(int(table.stage[0, 1])).name,
-                int(table.age[0, 1]),
-                int(table.epochs_in_stage[0, 1]),
-                alpha,
-            )
-        )
-    # Two epochs of incubation, one epoch each at a third, two thirds and all of alpha, then held.
+    for chosen in (plant(1), WAIT, WAIT, WAIT, WAIT, WAIT, half, WAIT, WAIT, WAIT, full, WAIT):
+        assert env.step(chosen).last_success
+        table, at = env.table, (0, 1)
+        alpha = round(float(table.alpha[at]), 3)
+        lines.append((Stage(int(table.stage[at])).name, table.age[at], table.epochs_in_stage[at], alpha))
+    # Two epochs of incubation, one epoch each at a third, two thirds and all of alpha, then held. Then one
+    # epoch each at 0.833, 0.667 and 0.5, shown is the alpha of the next; parked; and back at once.
     assert lines == [
         ("TRAINING", 1, 1, 0.0),
         ("BLENDING", 2, 0, 0.333),
@@ -37,48 +36,26 @@ def test_a_seed_s_episode_epoch_by_epoch() -> None:
         ("BLENDING", 4, 2, 1.0),
         ("HOLDING", 5, 0, 1.0),
         ("HOLDING", 6, 1, 1.0),
-        ("HOLDING", 7, 2, 1.0),
-    ]
-
-
-def test_alpha_goes_down_and_up_again_by_action() -> None:
-    env, _ = started(tiny_task(horizon=14))
-    half = action(LifecycleOp.SET_ALPHA_TARGET, 1, alpha_target=AlphaTarget.HALF, alpha_speed=AlphaSpeed.FAST)
-    full = action(
-        LifecycleOp.SET_ALPHA_TARGET, 1, alpha_target=AlphaTarget.FULL, alpha_speed=AlphaSpeed.INSTANT
-    )
-    run(env, {0: plant(1)}, until=5)
-    assert stages_of(env)[1] == Stage.HOLDING
-    lines = []
-    for chosen in (half, WAIT, WAIT, WAIT, full, WAIT):
-        assert env.step(chosen).last_success
-        lines.append((stages_of(env)[1].name, round(float(env.table.alpha[0, 1]), 3)))
-    # One epoch each at 0.833, 0.667 and 0.5, shown is the alpha of the next; parked; then back at once.
-    assert lines == [
-        ("BLENDING", 0.667),
-        ("BLENDING", 0.5),
-        ("BLENDING", 0.5),
-        ("BLENDING", 0.5),
-        ("HOLDING", 1.0),
-        ("HOLDING", 1.0),
+        ("BLENDING", 7, 1, 0.667),
+        ("BLENDING", 8, 2, 0.5),
+        ("BLENDING", 9, 3, 0.5),
+        ("BLENDING", 10, 4, 0.5),
+        ("HOLDING", 11, 0, 1.0),
+        ("HOLDING", 12, 1, 1.0),
     ]
 
 
 def test_without_auto_forward_a_seed_moves_by_action_only() -> None:
-    rules = replace(SMALL_RULES, auto_forward=False)
-    env, sink = started(tiny_task(horizon=14, rules=rules))
-    env.step(plant(1))
-    assert stages_of(env)[1] == Stage.GERMINATED
-    env.step(WAIT)
-    assert stages_of(env)[1] == Stage.GERMINATED
+    env, sink = started(tiny_task(horizon=14, rules=replace(SMALL_RULES, auto_forward=False)))
     advance = action(LifecycleOp.ADVANCE, 1)
-    assert env.step(advance).last_success
-    assert stages_of(env)[1] == Stage.TRAINING
-    assert not env.step(advance).last_success, "one epoch of two"
-    decision = sink.of(DecisionRow)[-1]
-    assert (decision.refused_by, decision.failed_checks) == ("G2", ["epochs"])
-    assert env.step(advance).last_success
-    assert stages_of(env)[1] == Stage.BLENDING
+    stages = []
+    for chosen in (plant(1), WAIT, advance, advance, advance):
+        env.step(chosen)
+        stages.append(stages_of(env)[1].name)
+    assert stages == ["GERMINATED", "GERMINATED", "TRAINING", "TRAINING", "BLENDING"]
+    # The second was refused: one epoch of two.
+    found = [(row.refused_by, row.failed_checks) for row in sink.of(DecisionRow)[2:]]
+    assert found == [(None, []), ("G2", ["epochs"]), (None, [])]
 
 
 def test_reset_validates_the_untrained_host_and_knows_nothing_of_training() -> None:
@@ -91,13 +68,6 @@ def test_reset_validates_the_untrained_host_and_knows_nothing_of_training() -> N
     assert facts.val_loss > 0.0
     # Host 2-4-4 with 1×1 kernels: (2+2) + (8+4) + (16+4), GroupNorm 2·(2+4+4), head 40+10.
     assert (facts.params, facts.grown_params, facts.param_budget) == (106, 0, 20 * 106)
-
-
-def test_a_step_after_the_horizon_is_refused() -> None:
-    env, _ = started(tiny_task(horizon=2))
-    run(env, {})
-    with pytest.raises(RuntimeError, match=r"this episode has ended; call reset\(\)"):
-        env.step(WAIT)
 
 
 def test_learning_rates_fall_to_zero_at_the_horizon_each_on_its_own_clock() -> None:
@@ -113,6 +83,8 @@ def test_learning_rates_fall_to_zero_at_the_horizon_each_on_its_own_clock() -> N
     # which the commit leaves it the first.
     np.testing.assert_allclose(host, [0.05, 0.042678, 0.025, 0.007322], rtol=1e-4)
     np.testing.assert_allclose(seed, [0.05])
+    with pytest.raises(RuntimeError, match=r"this episode has ended; call reset\(\)"):
+        env.step(WAIT)
 
 
 @pytest.mark.parametrize("incubation", ["shadow", "straight_through"])
@@ -129,8 +101,8 @@ def test_the_rate_at_the_horizon_itself_is_zero_for_host_and_fossils() -> None:
     env, _ = started(tiny_task(horizon=8))
     run(env, {0: plant(1), 6: action(LifecycleOp.FOSSILIZE, 1)})
     env.host._before_batch(env.epoch, 0)
-    assert env.host.optimiser.param_groups[0]["lr"] == 0.0
-    assert env.model.slot(1).optimiser.param_groups[0]["lr"] == 0.0  # type: ignore[union-attr]
+    for optimiser in (env.host.optimiser, env.model.slot(1).optimiser):
+        assert optimiser.param_groups[0]["lr"] == 0.0  # type: ignore[union-attr]
 
 
 def test_an_old_fossil_counts_as_host() -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import DataError
-from esper.tolaria.readers import read_cifar_binary, read_idx, read_image_folder, read_labelled_idx, read_text
+from esper.tolaria.readers import read_cifar_binary, read_idx, read_image_folder, read_labelled_idx
 from tests.tolaria.readers.building import (
     KINDS,
     cuts,
@@ -27,13 +28,8 @@ from tests.tolaria.readers.building import (
 FLIPS = 60
 
 
-def make_idx(folder: Path) -> Path:
-    write_files(folder, {"x": idx_bytes(random_bytes(3, 4, 5))})
-    return folder / "x"
-
-
-def make_packed_idx(folder: Path) -> Path:
-    write_files(folder, {"x": gzip.compress(idx_bytes(random_bytes(3, 4, 5)), mtime=0)})
+def make_idx(folder: Path, pack: Callable[[bytes], bytes] = bytes) -> Path:
+    write_files(folder, {"x": pack(idx_bytes(random_bytes(3, 4, 5)))})
     return folder / "x"
 
 
@@ -47,16 +43,10 @@ def make_cifar(folder: Path) -> Path:
     return folder / "data_batch_2.bin"
 
 
-def make_images(kind: str) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        files = {
-            f"{name}/1": image_bytes(random_bytes(6, 5, 3, rng_seed=place), kind)
-            for place, name in enumerate("ab")
-        }
-        write_files(folder, files)
-        return folder / "b" / "1"
-
-    return make
+def make_images(kind: str, folder: Path) -> Path:
+    images = {name: random_bytes(6, 5, 3, rng_seed=place) for place, name in enumerate("ab")}
+    write_files(folder, {f"{name}/1": image_bytes(pixels, kind) for name, pixels in images.items()})
+    return folder / "b" / "1"
 
 
 def read_labels(path: Path) -> Tensor:
@@ -73,11 +63,16 @@ def read_images(path: Path) -> Tensor:
 
 READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Tensor], tuple[int, ...], range]] = {
     "idx": (make_idx, read_idx, (3, 4, 5), range(20, FLIPS)),
-    "idx.gz": (make_packed_idx, read_idx, (3, 4, 5), range(FLIPS // 3)),
+    "idx.gz": (partial(make_idx, pack=gzip.compress), read_idx, (3, 4, 5), range(FLIPS // 3)),
     "labelled idx": (make_labelled, read_labels, (5,), range(FLIPS)),
     "cifar": (make_cifar, read_cifar, (10, 3, 32, 32), range(50, FLIPS + 1)),
     **{
-        kind: (make_images(kind), read_images, (2, 3, 6, 5), range(1) if kind == "PNG" else range(1, FLIPS))
+        kind: (
+            partial(make_images, kind),
+            read_images,
+            (2, 3, 6, 5),
+            range(kind != "PNG", FLIPS if kind != "PNG" else 1),
+        )
         for kind in KINDS
     },
 }
@@ -109,19 +104,6 @@ def test_damage_is_refused_or_is_other_data_of_the_same_shape(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_cut_text_is_noticed_inside_a_character_only(tmp_path: Path) -> None:
-    text = "für €5 😀\r\n"
-    whole = text.encode()
-    ends = {len(text[:count].encode()) for count in range(1, len(text) + 1)}
-    for length in range(1, len(whole)):
-        (tmp_path / "x").write_bytes(whole[:length])
-        if length in ends:
-            assert text.startswith(read_text(tmp_path / "x"))
-        else:
-            with refused(f"'{tmp_path / 'x'}' cannot be decoded at offset "):
-                read_text(tmp_path / "x")
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "BMP", "WEBP"])
 def test_noise_that_ends_like_a_whole_image_is_refused(tmp_path: Path, kind: str) -> None:
     """Past the check of the file's end, the decoders themselves meet the noise."""
@@ -130,7 +112,7 @@ def test_noise_that_ends_like_a_whole_image_is_refused(tmp_path: Path, kind: str
         content = {
             "JPEG": b"\xff\xd8\xff" + noise + b"\xff\xd9",
             "BMP": b"BM" + (len(noise) + 6).to_bytes(4, "little") + noise,
-            "WEBP": b"RIFF" + (len(noise) + 8).to_bytes(4, "little") + b"WEBPVP8 "[:8] + noise[4:] + b"....",
+            "WEBP": b"RIFF" + (len(noise) + 8).to_bytes(4, "little") + b"WEBPVP8 " + noise[4:] + b"....",
         }[kind]
         write_files(tmp_path, {"a/x": content})
         with refused("'"):

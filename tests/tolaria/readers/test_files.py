@@ -18,15 +18,22 @@ def test_what_is_missing_is_said_to_be_missing(look: Callable[[Path, str], objec
 
 
 def test_files_and_folders_are_not_taken_for_one_another(tmp_path: Path) -> None:
-    with refused(
-        f"'{tmp_path}' is a folder; a thing is expected there: name a file, or take the folder away"
-    ):
-        read_bytes(tmp_path, "a thing")
     (tmp_path / "x").touch()
-    with refused(f"'{tmp_path / 'x'}' is a file or lies below one; a thing is expected there: name a folder"):
-        list_folder(tmp_path / "x", "a thing")
-    with refused(f"'{tmp_path / 'x' / 'y'}' is a file or lies below one"):
-        read_bytes(tmp_path / "x" / "y", "a thing")
+    for look, path, found in (
+        (
+            read_bytes,
+            tmp_path,
+            "is a folder; a thing is expected there: name a file, or take the folder away",
+        ),
+        (
+            list_folder,
+            tmp_path / "x",
+            "is a file or lies below one; a thing is expected there: name a folder",
+        ),
+        (read_bytes, tmp_path / "x" / "y", "is a file or lies below one"),
+    ):
+        with refused(f"'{path}' {found}"):
+            look(path, "a thing")
 
 
 @pytest.mark.parametrize(
@@ -48,20 +55,14 @@ def test_what_may_not_be_read_is_refused(
         look(tmp_path / "x", "a thing")
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with refused(
-        f"'{tmp_path / 'pipe'}' cannot be read (neither a file nor a folder); a thing is expected there"
-    ):
-        read_bytes(tmp_path / "pipe", "a thing")
-
-
-def test_a_loop_of_links_and_a_path_that_no_system_takes_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "x").symlink_to(tmp_path / "x")
-    with refused(
-        f"'{tmp_path / 'x'}' cannot be read ({os.strerror(errno.ELOOP)})", "check the path and the disk"
-    ):
-        read_bytes(tmp_path / "x", "a thing")
+def test_pipes_loops_of_links_and_paths_that_no_system_takes_are_refused(tmp_path: Path) -> None:
+    pipe, loop = tmp_path / "pipe", tmp_path / "x"
+    os.mkfifo(pipe)
+    with refused(f"'{pipe}' cannot be read (neither a file nor a folder); a thing is expected there"):
+        read_bytes(pipe, "a thing")
+    loop.symlink_to(loop)
+    with refused(f"'{loop}' cannot be read ({os.strerror(errno.ELOOP)})", "check the path and the disk"):
+        read_bytes(loop, "a thing")
     with refused("cannot be read (", "embedded null"):
         list_folder(Path("a\0b"), "a thing")
 

@@ -41,18 +41,11 @@ def planes(pixels: Bytes) -> bytes:
     return np.moveaxis(pixels, 2, 0).tobytes()
 
 
-def whole(kind: str) -> bytes:
-    return image_bytes(COLOURS, kind)
-
-
-def png_of_stream(stream: bytes, height: int = 3, width: int = 2, interlace: int = 0) -> bytes:
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, interlace)
-    return SIGNATURE + png_chunk(b"IHDR", header) + png_chunk(b"IDAT", stream) + png_chunk(b"IEND", b"")
-
-
 def png_of(rows: bytes, height: int = 3, width: int = 2, interlace: int = 0) -> bytes:
     """A grey PNG with right checksums, whether its rows are right or not."""
-    return png_of_stream(zlib.compress(rows), height, width, interlace)
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, interlace)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return SIGNATURE + b"".join(png_chunk(name, content) for name, content in chunks)
 
 
 def huge_bmp(height: int, width: int) -> bytes:
@@ -83,6 +76,11 @@ def test_modes_of_eight_bits_are_taken(path: Path, mode: str) -> None:
     white = np.full((3, 2, 3), 255, np.uint8)
     content = image_bytes(white, "JPEG" if mode == "CMYK" else "PNG", mode)
     assert read(path, content) == Pixels(b"\xff" * 18, 3, 2)
+    for height, width in ((1, 9), (13, 11)) if mode != "CMYK" else ():
+        pixels = random_bytes(height, width, 3)
+        bits = {"bits": 2} if mode == "P" else {}
+        noise = image_bytes(pixels, "PNG", mode, **bits)
+        assert read(path, noise)[1:] == (height, width), "whole at all widths and depths"
 
 
 @pytest.mark.parametrize("alpha", [254, 0])
@@ -130,22 +128,10 @@ def test_a_file_that_does_not_end_where_it_must_is_refused(
 ) -> None:
     """Even where Pillow is told to make do with a part of it."""
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", makes_do)
-    content = whole(kind)
+    content = image_bytes(COLOURS, kind)
     for damaged in (*cuts(content)[2:], content[:-2], content + b"\0", content + b"\xff", content + content):
         with refused(f"'{path}' is not a whole {kind} file (cut off, damaged, or with bytes after its end)"):
             read(path, damaged)
-
-
-@pytest.mark.parametrize("where", ["IHDR", "IDAT", "IEND"])
-def test_a_flipped_bit_in_the_data_or_the_checksum_of_a_png_is_noticed(path: Path, where: str) -> None:
-    content = png_bytes(random_bytes(2, 2, 3))
-    start = content.index(where.encode())
-    end = start + 4 + int.from_bytes(content[start - 4 : start], "big")
-    for place in (start - 1, start, end - 1, end, end + 3):
-        damaged = bytearray(content)
-        damaged[place] ^= 1
-        with refused(f"'{path}' is not a whole PNG file"):
-            read(path, bytes(damaged))
 
 
 def test_a_png_with_fewer_rows_than_it_states_is_refused(path: Path) -> None:
@@ -154,15 +140,6 @@ def test_a_png_with_fewer_rows_than_it_states_is_refused(path: Path) -> None:
     for rows in (b"", b"\0ab\0cd", b"\0ab\0cd\0e", b"\0ab\0cd\0ef\0", b"\0ab\0cd\0ef\0gh"):
         with refused(f"'{path}' is not a whole PNG file"):
             read(path, png_of(rows))
-
-
-@pytest.mark.parametrize(("height", "width"), [(1, 9), (13, 11)])
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGB", "RGBA", "P"])
-def test_pngs_of_all_widths_and_depths_are_whole(path: Path, height: int, width: int, mode: str) -> None:
-    pixels = random_bytes(height, width, 3)
-    assert read(path, image_bytes(pixels, "PNG", mode))[1:] == (height, width)
-    if mode == "P":
-        assert read(path, image_bytes(pixels, "PNG", mode, bits=2))[1:] == (height, width)
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (9, 1), (3, 5), (13, 11)])
@@ -182,23 +159,17 @@ def test_an_interlaced_png_is_whole_with_the_data_of_its_seven_passes(
         read(path, png_of(rows[:-1], height, width, interlace=1))
 
 
-def jpeg_with_thumbnail() -> bytes:
-    """Another JPEG, with an end of its own, inside a segment behind the start."""
-    thumbnail = image_bytes(GREYS, "JPEG")
-    segment = b"\xff\xe1" + (2 + len(thumbnail)).to_bytes(2, "big") + thumbnail
-    return b"\xff\xd8" + segment + whole("JPEG")[2:]
-
-
 def test_a_jpeg_inside_a_segment_of_a_jpeg_is_passed_over(path: Path) -> None:
-    content = jpeg_with_thumbnail()
-    assert read(path, content) == read(path, whole("JPEG"))
+    """It has an end of its own, which is not the file's."""
+    thumbnail, jpeg = image_bytes(GREYS, "JPEG"), image_bytes(COLOURS, "JPEG")
+    segment = b"\xff\xe1" + (2 + len(thumbnail)).to_bytes(2, "big") + thumbnail
+    content = b"\xff\xd8" + segment + jpeg[2:]
+    assert read(path, content) == read(path, jpeg)
     with refused(f"'{path}' is not a whole JPEG file"):
         read(path, content[: content.index(b"\xff\xd9") + 2])
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"progressive": True}, {"restart_marker_blocks": 1}, {"quality": 100}]
-)
+@pytest.mark.parametrize("options", [{"progressive": True}, {"restart_marker_blocks": 1}, {"quality": 100}])
 def test_jpegs_of_several_scans_and_with_points_to_restart_are_whole(
     path: Path, options: dict[str, object]
 ) -> None:
@@ -231,7 +202,7 @@ def test_whatever_a_decoder_raises_becomes_the_sentence(
     def fail(*_: object) -> None:
         raise error
 
-    content = whole("PNG")
+    content = image_bytes(COLOURS, "PNG")
     monkeypatch.setattr(ImageFile.ImageFile, "load", fail)
     with refused(
         f"'{path}' cannot be decoded ({reason}); a whole PNG file is expected there: copy or download"

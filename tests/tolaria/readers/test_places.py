@@ -39,27 +39,21 @@ def test_a_missing_data_set_names_every_place_and_the_hint(own: Path, shared: tu
 
 
 @pytest.mark.parametrize("unset", [None, ""])
-def test_without_a_folder_of_ones_own_the_sentence_says_so(
-    shared: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, unset: str | None
+def test_variables_that_are_not_set_or_empty(
+    own: Path, shared: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, unset: str | None
 ) -> None:
-    if unset is None:
-        monkeypatch.delenv("ESPER_DATA", raising=False)
-    else:
-        monkeypatch.setenv("ESPER_DATA", unset)
-    with refused(
-        f"looked at '{shared[0]}/datasets/x', '{shared[1]}/datasets/x' ($ESPER_DATA is not set): {HINT}"
-    ):
+    def forget(name: str) -> None:
+        if unset is None:
+            monkeypatch.delenv(name)
+        else:
+            monkeypatch.setenv(name, unset)
+
+    forget("ESPER_DATA")
+    looked = f"'{shared[0]}/datasets/x', '{shared[1]}/datasets/x'"
+    with refused(f"looked at {looked} ($ESPER_DATA is not set): {HINT}"):
         find_data("x", HINT)
-
-
-@pytest.mark.parametrize("unset", [None, ""])
-def test_the_shared_folders_default_to_those_of_the_standard(
-    own: Path, monkeypatch: pytest.MonkeyPatch, unset: str | None
-) -> None:
-    if unset is None:
-        monkeypatch.delenv("XDG_DATA_DIRS", raising=False)
-    else:
-        monkeypatch.setenv("XDG_DATA_DIRS", unset)
+    monkeypatch.setenv("ESPER_DATA", str(own))
+    forget("XDG_DATA_DIRS")
     default = "'/usr/local/share/datasets/no-such-thing', '/usr/share/datasets/no-such-thing'"
     with refused(f"looked at '{own}/no-such-thing', {default}: {HINT}"):
         find_data("no-such-thing", HINT)
