@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from tests.contracts.matrix import registered
-from tests.contracts.test_refusals import Narrow
 from tests.integration.training import Refused
 from tests.tolaria.readers.building import idx_bytes, image_bytes, mnist_like, random_bytes, write_files
 
@@ -137,5 +137,5 @@ def test_a_blueprint_that_cannot_be_planted_ends_a_run_with_a_sentence(
     tmp_path: Path, refused: Refused
 ) -> None:
     words = ("run", "--rotation", "odd", "--steps", "9", "--json", "--out", tmp_path / "run")
-    with registered("odd", Narrow):
+    with registered("odd", lambda width: nn.Conv2d(width, width, 3)):
         assert "blueprint 'odd' must keep the shape of its input" in refused(*words)
