@@ -9,7 +9,7 @@ the controls and the fixed plans that did best in experiments/008-plans, bare an
 Run with ``.venv/bin/python experiments/005-policy/run.py`` (an hour and three quarters on two cores, two
 fifths of it for judging), or with ``judge`` to judge the trainings that are there. Trainings go to runs/
 below this folder and are resumed when the script is started again. It rewrites trainings.json, results.json,
-table.md, first-lives.md (one episode for each rng seed), courses.md and curves.svg. The files earlier-*.md
+table.md, first-episodes.md (one episode for each rng seed), courses.md and curves.svg. The files earlier-*.md
 are from judging the same policies on other rng seeds, one episode each (commit 8b27b50).
 """
 
@@ -177,7 +177,7 @@ def main() -> None:
     (HERE / "results.json").write_text(json.dumps(cells) + "\n")
     (HERE / "table.md").write_text(table(results))
     first = {arm: [cell for cell in cells if cell.episode == 0] for arm, cells in results.items()}
-    (HERE / "first-lives.md").write_text(table(first))
+    (HERE / "first-episodes.md").write_text(table(first))
     (HERE / "courses.md").write_text(courses(trainings))
     (HERE / "curves.svg").write_text(draw_curves(trainings, results))
     print(table(results), courses(trainings), sep="\n")

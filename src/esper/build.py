@@ -1,4 +1,4 @@
-"""From configuration to objects: the only file that knows every domain."""
+"""From configuration to objects: task, environment, controller, and the row that describes a run."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ data order of a seed are the same in all arms.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from statistics import fmean
@@ -76,14 +76,23 @@ def run_study(
         for arm, settings in arms.items()
         for rng_seed, episode in runs
     ]
-    context = multiprocessing.get_context("spawn")
     results: dict[tuple[str, int, int], Cell] = {}
+    for cell in _cells(jobs, processes):
+        results[cell.arm, cell.rng_seed, cell.episode] = cell
+        on_cell(cell)
+    return {arm: [results[arm, *run] for run in runs] for arm in arms}
+
+
+def _cells(jobs: Sequence[tuple[str, RunConfig, int]], processes: int) -> Iterator[Cell]:
+    """All cells as they are ready; a single process is this one."""
+    if processes == 1:
+        for job in jobs:
+            yield run_cell(*job)
+        return
+    context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         for future in as_completed([pool.submit(run_cell, *job) for job in jobs]):
-            cell = future.result()
-            results[cell.arm, cell.rng_seed, cell.episode] = cell
-            on_cell(cell)
-    return {arm: [results[arm, *run] for run in runs] for arm in arms}
+            yield future.result()
 
 
 def means_by_rng_seed(

@@ -99,12 +99,12 @@ class Trial:
         restart(99)
         with torch.no_grad():
             self.model.eval()
-            judged = self.model(x)
+            evaluated = self.model(x)
             self.model.train()
             trained = self.model(x)
         torch.set_rng_state(position)
         self.model.host.load_state_dict(kept)
-        return judged, trained
+        return evaluated, trained
 
     def place(self, stage: Stage, alpha: float) -> None:
         """Put the seed into ``stage`` at ``alpha``, also where the lifecycle would not leave it."""
@@ -194,7 +194,7 @@ def begin(
 
 
 def germinate(model: MorphogeneticModel, blueprint: str, style: int, slot: int = SLOT) -> Outcome:
-    """Plant a seed as a decision maker would."""
+    """Plant a seed as a controller would."""
     index = blueprint_named(blueprint, model.host.topology).index
     return apply_action(model, plant(slot, BlueprintAction(index), style=style), seed_id=0)
 

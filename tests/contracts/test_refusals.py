@@ -80,7 +80,7 @@ def everything(trial: Trial) -> dict[str, Tensor]:
     # As bytes: a measurement that nobody made is NaN, which equals nothing.
     arrays = {name: bytearray(array.tobytes()) for name, array in trial.model.table.arrays().items()}
     table = {f"table.{name}": torch.frombuffer(a, dtype=torch.uint8) for name, a in arrays.items()}
-    outputs = dict(zip(("judged", "trained"), trial.outputs(), strict=True))
+    outputs = dict(zip(("evaluated", "trained"), trial.outputs(), strict=True))
     return trial.snapshot() | trial.seed_snapshot() | table | outputs
 
 

@@ -20,7 +20,7 @@ RETIRED = {
 """What may not be a word or a part of an identifier, and what to say instead."""
 SUCCESSORS = tuple(RETIRED.values())
 ALLOWED = re.compile(
-    r"stroke-line(?:cap|join)[=:] ?\\?\"?round|Math\.round|\.round\(|\"decider\"|outlives|adr/[\w-]+"
+    r"stroke-line(?:cap|join)[=:] ?\\?\"?round|Math\.round|\.round\(|[\"/]decider[\"`]|outlives|adr/[\w-]+"
 )
 """Names that are not ours, and the stream of the random controller, whose draws hang on its first name."""
 SUFFIXES = (".py", ".md", ".js", ".html", ".css", ".j2", ".toml")

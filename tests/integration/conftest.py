@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from esper.training import train
-from tests.integration.training import after_iterations, prepare, tiny
+from tests.integration.training import Refused, StoppedError, after_iterations, prepare, sentence_of, tiny
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,9 @@ def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-class StoppedError(Exception):
-    """Ends a run in the middle."""
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
+    return lambda *words: sentence_of(capsys, *words)
 
 
 @pytest.fixture(scope="module")

@@ -72,19 +72,14 @@ def refused(rng: random.Random, runs: Path) -> list[str]:
     flag = rng.choice(sorted(flags))
     how = rng.random()
     if how < 0.1:  # a flag like no other, or one that ends too early
-        return [
-            *words,
-            rng.choice(("--" + "y" * rng.randrange(1, 9), f"--{flag}-", "-q", "--=", f"--{DIGITS}")),
-        ]
+        odd = ("--" + "y" * rng.randrange(1, 9), f"--{flag}-", "-q", "--=", f"--{DIGITS}")
+        return [*words, rng.choice(odd)]
     if how < 0.2:
         return [*words, f"--{flag.replace('_', '-')}", rng.choice(NO_TEXT)]
     if how < 0.3 and name not in ("run", "train"):  # the first word
         return [name, rng.choice(NO_PATHS), *words[2:]]
-    return [*words, f"--{_spelled(flag)}", *_no_value(rng, flag, flags[flag])]
-
-
-def _spelled(flag: str) -> str:
-    return flag.removeprefix("as_").replace("_", "-")
+    spelled = flag.removeprefix("as_").replace("_", "-")
+    return [*words, f"--{spelled}", *_no_value(rng, flag, flags[flag])]
 
 
 def _no_value(rng: random.Random, flag: str, kind: Any) -> list[str]:
@@ -139,18 +134,7 @@ def nest(rng: random.Random, path: Path) -> None:
     exchange(rng, path, DEEP.encode())
 
 
-STRANGE = (
-    DIGITS.encode(),
-    b"1e308",
-    b"-1",
-    b"null",
-    b'"[/b]"',
-    b'"\xff\xfe"',
-    b'"\\ud800"',
-    b"{}",
-    b"1e999",
-    b"NaN",
-)
+STRANGE = (DIGITS.encode(), b"1e308", b"-1", b"null", b'"[/b]"', b'"\xff\xfe"', b'"\\ud800"', b"{}", b"1e999")
 
 
 def exchange(rng: random.Random, path: Path, value: bytes | None = None) -> None:

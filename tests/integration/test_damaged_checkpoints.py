@@ -19,16 +19,18 @@ from esper.scripts import cli
 from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.policy.checkpoint import save_tensors, seal
 from esper.training import task_of, train
-from tests.integration.training import assert_same_end, everything_in, sentence_of, tiny
+from tests.integration.training import Refused, assert_same_end, everything_in, tiny
 from tests.tolaria.building import bits
 
 pytestmark = pytest.mark.usefixtures("cache")
+DAMAGED = 80
+"""Times that a file of a checkpoint is cut off or has a bit flipped."""
 
 
-def refusal_to_resume(capsys: pytest.CaptureFixture[str], run: Path) -> str:
+def refusal_to_resume(refused: Refused, run: Path) -> str:
     """The sentence of a refused resume, which leaves every file as it was."""
     before = everything_in(run)
-    said = sentence_of(capsys, "train", "--resume", str(run))
+    said = refused("train", "--resume", run)
     assert everything_in(run) == before
     return said
 
@@ -36,59 +38,39 @@ def refusal_to_resume(capsys: pytest.CaptureFixture[str], run: Path) -> str:
 # --- files that do not belong together ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "fragment"),
-    [
-        ("envs", 3, "envs was 2, is 3"),
-        ("slots", 2, "slots was None, is 2"),
-        ("vary_slots", True, "vary_slots was False, is True"),
-        ("rng_seed", 1, "rng_seed was 0, is 1"),
-        ("iterations", 9, "iterations was 3, is 9"),
-    ],
-)
 @pytest.mark.parametrize("with_checkpoint", [True, False])
 def test_an_edited_configuration_is_refused_by_what_was_edited(
-    name: str,
-    value: object,
-    fragment: str,
-    with_checkpoint: bool,
-    stopped: Path,
-    capsys: pytest.CaptureFixture[str],
+    with_checkpoint: bool, stopped: Path, refused: Refused
 ) -> None:
     if not with_checkpoint:
         shutil.rmtree(stopped / "checkpoints")
     config = json.loads((stopped / "config.json").read_text())
-    (stopped / "config.json").write_text(json.dumps({**config, name: value}))
-    assert fragment in refusal_to_resume(capsys, stopped)
+    for name, value in {"envs": 3, "slots": 2, "vary_slots": True, "rng_seed": 1, "iterations": 9}.items():
+        (stopped / "config.json").write_text(json.dumps({**config, name: value}))
+        assert f"{name} was {config[name]}, is {value}" in refusal_to_resume(refused, stopped)
 
 
-def test_a_foreign_directory_is_refused(
-    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_foreign_directory_is_refused(stopped: Path, tmp_path: Path, refused: Refused) -> None:
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    assert "is no training run" in refusal_to_resume(capsys, foreign)
+    assert "is no training run" in refusal_to_resume(refused, foreign)
     shutil.copy(stopped / "config.json", foreign)
-    assert "holds no folder 'telemetry'" in refusal_to_resume(capsys, foreign)
+    assert "holds no folder 'telemetry'" in refusal_to_resume(refused, foreign)
     (foreign / "config.json").write_text("{")
-    assert "is not valid JSON" in refusal_to_resume(capsys, foreign)
+    assert "is not valid JSON" in refusal_to_resume(refused, foreign)
 
 
-def test_the_checkpoint_of_another_run_is_refused(
-    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_checkpoint_of_another_run_is_refused(stopped: Path, tmp_path: Path, refused: Refused) -> None:
     train(tiny(rng_seed=1), tmp_path / "other")
     shutil.rmtree(stopped / "checkpoints")
     shutil.copytree(tmp_path / "other" / "checkpoints", stopped / "checkpoints")
-    assert "belongs to another run; different: rng_seed" in refusal_to_resume(capsys, stopped)
+    assert "belongs to another run; different: rng_seed" in refusal_to_resume(refused, stopped)
 
 
-def test_a_run_of_the_version_before_is_refused_by_its_number(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_the_version_before_is_refused_by_its_number(tmp_path: Path, refused: Refused) -> None:
     """Its settings have other names too, which are not what is wrong with it."""
     shutil.copytree(Path(__file__).parents[1] / "old_run", tmp_path / "run")
-    said = refusal_to_resume(capsys, tmp_path / "run")
+    said = refusal_to_resume(refused, tmp_path / "run")
     assert "was written with version 2 of the tables; this version of esper reads 3: use the version" in said
 
 
@@ -97,30 +79,18 @@ def test_a_run_of_the_version_before_is_refused_by_its_number(
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "../../outside",
-        "../../../../etc",
-        "/etc",
-        "iteration-00002/../../../outside",
-        "iteration-2",
-        "",
-        "iteration-00002\0",
-    ],
+    ["../../outside", "/etc", "iteration-00002/../../../outside", "iteration-2", "", "iteration-00002\0"],
 )
-def test_a_pointer_out_of_the_run_is_refused(
-    name: str, stopped: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pointer_out_of_the_run_is_refused(name: str, stopped: Path, refused: Refused) -> None:
     shutil.copytree(stopped / "checkpoints" / "iteration-00002", stopped.parent / "outside")
     (stopped / "checkpoints" / "latest").write_text(name)
-    said = refusal_to_resume(capsys, stopped)
+    said = refusal_to_resume(refused, stopped)
     assert f"latest' must name a state such as iteration-00005; found {name!r}" in said
 
 
-def test_a_pointer_to_nothing_and_a_lost_pointer(
-    undisturbed: Path, stopped: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pointer_to_nothing_and_a_lost_pointer(undisturbed: Path, stopped: Path, refused: Refused) -> None:
     (stopped / "checkpoints" / "latest").write_text("iteration-00009")
-    assert "iteration-00009' holds no checkpoint" in refusal_to_resume(capsys, stopped)
+    assert "iteration-00009' holds no checkpoint" in refusal_to_resume(refused, stopped)
     (stopped / "checkpoints" / "latest").unlink()
     cli.main(["train", "--resume", str(stopped)])  # from the newest state that is complete
     assert_same_end(undisturbed, stopped)
@@ -142,25 +112,25 @@ class Explosive:
 @pytest.mark.parametrize("file", STATE_FILES)
 @pytest.mark.parametrize("sealed", [True, False])
 def test_a_pickle_in_place_of_a_file_is_not_executed(
-    file: str, sealed: bool, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    file: str, sealed: bool, stopped: Path, tmp_path: Path, refused: Refused
 ) -> None:
     state, mark = stopped / "checkpoints" / "iteration-00002", tmp_path / "executed"
     (state / file).write_bytes(pickle.dumps(Explosive(mark)))
     if sealed:
         seal(state, STATE_FILES)
-    assert file in refusal_to_resume(capsys, stopped)
+    assert file in refusal_to_resume(refused, stopped)
     assert not mark.exists()
     pickle.loads((state / file).read_bytes())
     assert mark.exists(), "the pickle would have left a mark"
 
 
 def test_a_trained_policy_that_is_a_pickle_is_not_executed(
-    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undisturbed: Path, tmp_path: Path, refused: Refused
 ) -> None:
     best = tmp_path / "best"
     shutil.copytree(undisturbed / "best", best)
     (best / "policy.safetensors").write_bytes(pickle.dumps(Explosive(tmp_path / "executed")))
-    said = sentence_of(capsys, "run", "--task", "tiny", "--controller", "ppo", "--checkpoint", str(best))
+    said = refused("run", "--task", "tiny", "--controller", "ppo", "--checkpoint", str(best))
     assert "policy.safetensors" in said
     assert not (tmp_path / "executed").exists()
 
@@ -186,28 +156,28 @@ def test_a_trained_policy_that_is_a_pickle_is_not_executed(
     ],
 )
 def test_progress_that_makes_no_sense_is_refused_even_under_a_good_seal(
-    changes: dict[str, Any], fragment: str, stopped: Path, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any], fragment: str, stopped: Path, refused: Refused
 ) -> None:
     state = stopped / "checkpoints" / "iteration-00002"
     progress = {**json.loads((state / "progress.json").read_text()), **changes}
     kept = {name: value for name, value in progress.items() if value is not ...}
     (state / "progress.json").write_text(json.dumps(kept))
-    assert "progress.json' is not as it was written" in refusal_to_resume(capsys, stopped)
+    assert "progress.json' is not as it was written" in refusal_to_resume(refused, stopped)
     seal(state, STATE_FILES)
-    assert fragment in refusal_to_resume(capsys, stopped)
+    assert fragment in refusal_to_resume(refused, stopped)
 
 
 def test_an_optimiser_of_something_else_is_refused_even_under_a_good_seal(
-    stopped: Path, capsys: pytest.CaptureFixture[str]
+    stopped: Path, refused: Refused
 ) -> None:
     state = stopped / "checkpoints" / "iteration-00002"
     (state / "optimiser.safetensors").write_bytes(save_tensors({"heads.exp_avg": torch.zeros(3)}))
-    assert "optimiser.safetensors' is not as it was written" in refusal_to_resume(capsys, stopped)
+    assert "optimiser.safetensors' is not as it was written" in refusal_to_resume(refused, stopped)
     seal(state, STATE_FILES)
-    assert "does not fit its run" in refusal_to_resume(capsys, stopped)
+    assert "does not fit its run" in refusal_to_resume(refused, stopped)
 
 
-def test_two_hundred_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
+def test_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
     stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of_run(stopped)
@@ -219,7 +189,7 @@ def test_two_hundred_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
     files = sorted(path for path in (stopped / "checkpoints").rglob("*") if path.is_file())
     rng = random.Random(0)
     refusals = []
-    for number in range(200):
+    for number in range(DAMAGED):
         file = files[number % len(files)]
         content = file.read_bytes()
         file.write_bytes(damaged(content, rng, truncate=number % 4 == 0))
@@ -231,7 +201,7 @@ def test_two_hundred_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
         else:
             assert state_of(trainer) == good, f"{file.name} was damaged and loaded"
         file.write_bytes(content)
-    assert len(refusals) > 150
+    assert len(refusals) > 0.75 * DAMAGED
     assert all("checkpoints" in refusal and "\n" not in refusal for refusal in refusals)
 
 

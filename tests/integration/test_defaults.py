@@ -1,73 +1,40 @@
 """The defaults of every setting, spelled out: a change of one is a decision and belongs in the CHANGELOG."""
 
+from pydantic import BaseModel
+
 from esper.config import PRESETS, RunConfig
 from esper.simic.config import TrainingConfig
 
-
-def test_the_defaults_of_a_training() -> None:
-    assert TrainingConfig().model_dump() == {
-        "task": "digits_impaired",
-        "rng_seed": 0,
-        "envs": 32,
-        "iterations": 40,
-        "steps": None,
-        "slots": None,
-        "vary_slots": False,
-        "capacity": None,
-        "hidden_dim": 256,
-        "critic": "state_value",
-        "conditioned": True,
-        "hold_heads": (),
-        "reward_family": "paired",
-        "rent": 0.01,
-        "reward_scale": 5.0,
-        "horizon_terminates": True,
-        "update_epochs": 6,
-        "learning_rate": 1e-3,
-        "clip": 0.2,
-        "clip_per_head": False,
-        "target_kl": 0.03,
-        "gamma": None,
-        "lam": 0.95,
-        "entropy_start": 0.02,
-        "entropy_end": 0.002,
-        "entropy_floor": 0.1,
-        "value_coefficient": 0.5,
-        "value_clip": None,
-        "max_grad_norm": 1.0,
-        "evaluate_every": 5,
-        "evaluate_episodes": 16,
-        "checkpoint_every": 5,
-        "detail": "standard",
-    }
-    assert PRESETS == {
-        "quick": {"task": "digits_impaired", "envs": 8, "iterations": 10, "evaluate_episodes": 8},
-        "study": {
-            "task": "digits_impaired",
-            "envs": 16,
-            "iterations": 60,
-            "evaluate_every": 10,
-            "evaluate_episodes": 24,
-        },
-        "any_slots": {"task": "digits_impaired", "iterations": 80, "capacity": 8, "vary_slots": True},
-    }
+TRAINING = """
+task='digits_impaired' rng_seed=0 envs=32 iterations=40 steps=None slots=None auto_forward=True
+vary_slots=False capacity=None hidden_dim=256 critic='state_value' conditioned=True hold_heads=()
+reward_family='paired' rent=0.01 reward_scale=5.0 horizon_terminates=True
+update_epochs=6 learning_rate=0.001 clip=0.2 clip_per_head=False target_kl=0.03 gamma=None lam=0.95
+entropy_start=0.02 entropy_end=0.002 entropy_floor=0.1
+value_coefficient=0.5 value_clip=None max_grad_norm=1.0
+evaluate_every=5 evaluate_episodes=16 checkpoint_every=5 detail='standard'
+"""
+RUN = """
+task='digits_impaired' controller='heuristic' rng_seed=0 episodes=1 steps=None slots=() rotation=()
+plan='every:1:conv_heavy' incubation='shadow' incubation_epochs=None auto_forward=True
+checkpoint=None against=() detail='full' out=None as_json=False
+"""
+NAMED = {
+    "quick": "task='digits_impaired' envs=8 iterations=10 evaluate_episodes=8",
+    "study": "task='digits_impaired' envs=16 iterations=60 evaluate_every=10 evaluate_episodes=24",
+    "any_slots": "task='digits_impaired' iterations=80 capacity=8 vary_slots=True",
+}
 
 
-def test_the_defaults_of_a_run() -> None:
-    assert RunConfig().model_dump() == {
-        "task": "digits_impaired",
-        "controller": "heuristic",
-        "rng_seed": 0,
-        "episodes": 1,
-        "steps": None,
-        "slots": (),
-        "rotation": (),
-        "plan": "every:1:conv_heavy",
-        "incubation": "shadow",
-        "incubation_epochs": None,
-        "checkpoint": None,
-        "against": (),
-        "detail": "full",
-        "out": None,
-        "as_json": False,
-    }
+def shown(config: BaseModel) -> set[str]:
+    return {f"{name}={value!r}" for name, value in config.model_dump().items()}
+
+
+def test_the_defaults() -> None:
+    assert shown(TrainingConfig()) == set(TRAINING.split())
+    assert shown(RunConfig()) == set(RUN.split())
+
+
+def test_the_presets() -> None:
+    found = {preset: {f"{name}={value!r}" for name, value in own.items()} for preset, own in PRESETS.items()}
+    assert found == {preset: set(own.split()) for preset, own in NAMED.items()}

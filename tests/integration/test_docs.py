@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import runpy
 import shlex
-import shutil
-import subprocess
 import sys
+import warnings
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
 import pytest
+
+from esper.scripts import cli
+from tests.integration.training import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
@@ -37,47 +42,38 @@ def logical_lines(block: str) -> list[str]:
     return [line for line in lines if line.strip() and not line.startswith("#") and not _NOT_HERE.match(line)]
 
 
-_RUNNER = """
-import contextlib, runpy, sys
-from pathlib import Path
-
-from esper.scripts import cli
-
-def run(words, out):
-    with contextlib.redirect_stdout(Path(out).open("w")) if out else contextlib.nullcontext():
+def run_command(command: str) -> None:
+    """One command of a document, in this process."""
+    words, out = shlex.split(command), None
+    if ">" in words:
+        words, out = words[: words.index(">")], words[words.index(">") + 1]
+    with redirect_stdout(Path(out).open("w")) if out else nullcontext():
         if words[0] == "esper":
             cli.main(words[1:])
         else:
+            assert words[:2] == ["python", "-m"], f"not a command of ours: {command}"
             sys.argv = words[2:]
             runpy.run_module(words[2], run_name="__main__")
 
-if __name__ == "__main__":
-"""
 
-
-def script_of(commands: list[str]) -> str:
-    """A program that runs ``commands`` one after the other: starting Python for each takes longest."""
-    calls = []
+def run_here(folder: Path, commands: list[str], program: Path | None) -> None:
+    """What the other process does: commands in their order, then a program, with warnings as errors."""
+    os.chdir(folder)
+    said = os.open("said", os.O_WRONLY | os.O_CREAT)
+    for number in (1, 2):
+        os.dup2(said, number)
+    warnings.simplefilter("error")
     for command in commands:
-        words, out = shlex.split(command), None
-        if ">" in words:
-            words, out = words[: words.index(">")], words[words.index(">") + 1]
-        assert words[0] == "esper" or words[:2] == ["python", "-m"], f"not a command of ours: {command}"
-        calls.append(f"    run({words!r}, {out!r})\n")
-    return _RUNNER + "".join(calls)
+        run_command(command)
+    if program:
+        runpy.run_path(str(program), run_name="__main__")
 
 
-def run(script: Path) -> None:
-    """Run a program in its own folder, with warnings as errors; a failure shows what was said."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=script.parent,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+def run(folder: Path, commands: list[str], program: Path | None) -> None:
+    """Run all of it in a process of its own; a failure shows what was said."""
+    child = forked(run_here, folder, commands, program)
+    child.join(SECONDS)
+    assert child.exitcode == 0, (folder / "said").read_text()
 
 
 @pytest.mark.parametrize(
@@ -85,19 +81,14 @@ def run(script: Path) -> None:
 )
 def test_every_block_of_a_document_runs(document: Path, tmp_path: Path) -> None:
     """The commands in their order, then the code as one script, all in one directory."""
-    commands = [line for block in blocks(document, "sh") for line in logical_lines(block)]
-    for program, content in (
-        ("commands.py", script_of(commands) if commands else ""),
-        ("blocks.py", "\n".join(blocks(document, "python"))),
-    ):
-        if content:
-            (tmp_path / program).write_text(content, encoding="utf-8")
-            run(tmp_path / program)
+    program = tmp_path / "blocks.py"
+    program.write_text("\n".join(blocks(document, "python")), encoding="utf-8")
+    run(tmp_path, [line for block in blocks(document, "sh") for line in logical_lines(block)], program)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name)
 def test_every_example_runs(example: Path, tmp_path: Path) -> None:
-    run(shutil.copy(example, tmp_path))
+    run(tmp_path, [], example)
 
 
 def anchors(document: Path) -> set[str]:

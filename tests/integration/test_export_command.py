@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import multiprocessing
-import os
-import re
 import signal
-import sqlite3
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,18 +18,13 @@ from esper.karn.query import read_rows
 from esper.leyline.events import EpisodeRow, Row, RunRow, UpdateRow
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli, export_command
-from tests.integration.training import sentence_of
+from tests.integration.training import Refused, sentence_of
 from tests.karn import fake_run
 from tests.nissa.event_files import points_expected, points_in
 
 ITERATIONS = 4
-SECONDS = 60.0
+SECONDS = 600.0
 """Patience for what takes a moment on an idle machine."""
-
-
-def needs(package: str) -> pytest.MarkDecorator:
-    is_missing = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(is_missing, reason=f"{package} is not installed; it is no part of esper[dev]")
 
 
 def rows_of(number: int) -> list[Row]:
@@ -55,16 +42,17 @@ def write(directory: Path, iterations: int = ITERATIONS) -> Path:
     return directory
 
 
+def begin(writer: RunWriter) -> None:
+    """The run's own row and its first iteration."""
+    for row in [fake_run.run_row("mine", iterations=ITERATIONS), *rows_of(1)]:
+        writer.emit(row)
+    writer.flush()
+
+
 def all_points(directory: Path) -> list[tuple[Any, ...]]:
     """What an export of a training's directory has to hold."""
     (run,) = read_rows(directory, RunRow)
     return points_expected(run, [*read_rows(directory, UpdateRow), *read_rows(directory, EpisodeRow)])
-
-
-def expect_refusal(*words: str | Path) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        cli.main(["export", *map(str, words)])
-    assert exit_info.value.code == 2
 
 
 def command(*words: str | Path) -> list[str]:
@@ -75,17 +63,20 @@ def command(*words: str | Path) -> list[str]:
 # --- once -------------------------------------------------------------------------------------------
 
 
-def test_a_finished_run_is_exported_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_exported_whole_and_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
+) -> None:
     run = write(tmp_path / "run")
 
     cli.main(["export", str(run)])
 
     out = run / "export" / "tensorboard"
-    assert points_in(out) == all_points(run)
     assert capsys.readouterr().out.splitlines() == [
         f"exporting {run}; see it with: tensorboard --logdir {out}",
         "rows exported: 4 of update, 4 of episode; the run has finished",
     ]
+    assert "is not empty; an export goes into a directory of its own" in refused("export", run)
+    assert points_in(out) == all_points(run)
 
 
 def test_a_stopped_run_is_exported_as_far_as_it_came(
@@ -99,40 +90,21 @@ def test_a_stopped_run_is_exported_as_far_as_it_came(
     assert "2 of update, 2 of episode; the run has stopped before its end" in capsys.readouterr().out
 
 
-def test_exporting_twice_does_not_double_the_points(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = write(tmp_path / "run")
-    cli.main(["export", str(run)])
-
-    expect_refusal(run)
-
-    assert "is not empty; an export goes into a directory of its own" in capsys.readouterr().err
-    assert points_in(run / "export" / "tensorboard") == all_points(run)
-
-
-def test_a_flag_without_effect_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    expect_refusal(write(tmp_path / "run"), "--project", "mine")
-
-    assert "project is read by trackio and wandb only" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "export").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
-    [([], "needs a run's directory as its first word"), (["nowhere"], "there is no run directory 'nowhere'")],
+    [
+        ([], "needs a run's directory as its first word"),
+        (["nowhere"], "there is no run directory 'nowhere'"),
+        (["RUN", "--project", "mine"], "project is read by trackio and wandb only"),
+    ],
 )
-def test_a_missing_run_is_a_sentence(
-    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    expect_refusal(*words)
-
-    assert sentence in capsys.readouterr().err
+def test_a_mistake_is_a_sentence(words: list[str], sentence: str, tmp_path: Path, refused: Refused) -> None:
+    run = write(tmp_path / "run")
+    assert sentence in refused("export", *(run if word == "RUN" else word for word in words))
+    assert not (run / "export").exists()
 
 
-def test_a_full_disk_is_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_a_sentence(tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opened as the event file, ``/dev/full`` refuses what is flushed to it."""
     run = write(tmp_path / "run")
     original = Path.open
@@ -141,20 +113,11 @@ def test_a_full_disk_is_a_sentence(
         return original(Path("/dev/full"), "wb") if mode == "xb" else original(path, mode)
 
     monkeypatch.setattr(Path, "open", open_full)
-
-    expect_refusal(run)
-
-    assert "the export cannot be written: No space left on device" in capsys.readouterr().err
+    said = refused("export", run)
+    assert "the export cannot be written: No space left on device" in said
 
 
 # --- following --------------------------------------------------------------------------------------
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def exported_iterations(out: Path) -> set[int]:
@@ -165,61 +128,43 @@ def exported_iterations(out: Path) -> set[int]:
         return set()
 
 
-def write_beside(directory: Path, out: Path, end: str) -> None:
-    """A writer that goes on only when the first iterations were exported, and then finishes or is killed."""
-    writer = RunWriter(directory)
-    writer.emit(fake_run.run_row("mine", iterations=ITERATIONS))
-    for number in range(1, ITERATIONS + 1):
-        if number == 3:
-            wait_for(lambda: exported_iterations(out) == {1, 2})
-        for row in rows_of(number):
-            writer.emit(row)
-        writer.flush()
-        if number == 3 and end == "killed":
-            writer.emit(fake_run.update_row(4))  # never reaches the disk
-            os.kill(os.getpid(), signal.SIGKILL)
-    writer.close()
-
-
-@contextmanager
-def writer_beside(directory: Path, out: Path, end: str) -> Iterator[None]:
-    """Another process writes the run; its first iterations are there."""
-    process = multiprocessing.get_context("spawn").Process(target=write_beside, args=(directory, out, end))
-    process.start()
-    try:
-        wait_for((directory / "telemetry" / "rows-00000.jsonl").exists)
-        yield
-    finally:
-        process.kill()
-        process.join()
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_command, "POLL_SECONDS", 0.1)
-
-
-@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("end", "iterations", "sentence"),
     [("finished", 4, "the run has finished"), ("killed", 3, "the run has stopped before its end")],
 )
 def test_a_run_is_followed_to_its_end(
-    end: str, iterations: int, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    end: str,
+    iterations: int,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Between two looks another iteration is written; in the end the writer is done, or killed."""
     run, out = tmp_path / "run", tmp_path / "out"
+    writer = RunWriter(run)
+    begin(writer)
+    numbers = iter(range(2, iterations + 1))
 
-    with writer_beside(run, out, end):
-        cli.main(["export", str(run), "--out", str(out), "--follow"])
+    def go_on(seconds: float) -> None:
+        if number := next(numbers, None):
+            assert exported_iterations(out) == set(range(1, number))
+            for row in rows_of(number):
+                writer.emit(row)
+            writer.flush()
+        elif end == "finished":
+            writer.close()
+        else:
+            writer.emit(fake_run.update_row(4))  # never reaches the disk
+            writer._lock.release()  # as the kernel does when the process dies
 
-    assert exported_iterations(out) == set(range(1, iterations + 1))
+    monkeypatch.setattr("time.sleep", go_on)
+    cli.main(["export", str(run), "--out", str(out), "--follow"])
+
     assert points_in(out) == all_points(run)
     said = capsys.readouterr()
-    assert (
-        said.out.splitlines()[-1]
-        == f"rows exported: {iterations} of update, {iterations} of episode; {sentence}"
-    )
-    assert said.err == ""
+    exported = f"rows exported: {iterations} of update, {iterations} of episode; {sentence}"
+    assert (said.out.splitlines()[-1], said.err) == (exported, "")
 
 
 @pytest.mark.parametrize("end", ["written", "killed", "interrupted"])
@@ -237,9 +182,7 @@ def test_a_run_that_has_not_written_its_own_row_yet_is_waited_for(
         if end == "interrupted":
             raise KeyboardInterrupt
         if end == "written":
-            for row in [fake_run.run_row("mine", iterations=ITERATIONS), *rows_of(1)]:
-                writer.emit(row)
-            writer.flush()
+            begin(writer)
         writer._lock.release()  # as the kernel does when the process dies
 
     monkeypatch.setattr("time.sleep", go_on)
@@ -249,50 +192,38 @@ def test_a_run_that_has_not_written_its_own_row_yet_is_waited_for(
         assert not out.exists()
     else:
         cli.main(words)
-        said = capsys.readouterr().out.splitlines()[-1]
-        assert (
-            said
-            == {
-                "written": "rows exported: 1 of update, 1 of episode; the run has stopped before its end",
-                "interrupted": "rows exported: none yet; interrupted",
-            }[end]
-        )
+        exported = {
+            "written": "rows exported: 1 of update, 1 of episode; the run has stopped before its end",
+            "interrupted": "rows exported: none yet; interrupted",
+        }
+        assert capsys.readouterr().out.splitlines()[-1] == exported[end]
     assert looks == [export_command.POLL_SECONDS] * 3
 
 
 def test_an_interrupt_ends_following_quietly(tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     with RunWriter(run) as writer:
-        for row in [fake_run.run_row("mine", iterations=ITERATIONS), *rows_of(1)]:
-            writer.emit(row)
-        writer.flush()
-        export = subprocess.Popen(
-            command("export", run, "--out", out, "--follow"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        wait_for(lambda: exported_iterations(out) == {1})
+        begin(writer)
+        words = command("export", run, "--out", out, "--follow")
+        export = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + SECONDS
+        while exported_iterations(out) != {1}:
+            assert time.monotonic() < deadline, "waited in vain"
+            time.sleep(0.02)
         export.send_signal(signal.SIGINT)
         said, complaints = export.communicate(timeout=SECONDS)
 
-    assert export.returncode == 0
-    assert complaints == ""
+    assert (export.returncode, complaints) == (0, "")
     assert said.splitlines()[-1] == "rows exported: 1 of update, 1 of episode; interrupted"
 
 
-@pytest.mark.usefixtures("quick")
 def test_without_follow_a_running_run_is_exported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    writer = RunWriter(run)
-    for row in [fake_run.run_row("mine", iterations=ITERATIONS), *rows_of(1)]:
-        writer.emit(row)
-    writer.flush()
-
-    cli.main(["export", str(run)])
-    writer.close()
+    with RunWriter(run) as writer:
+        begin(writer)
+        cli.main(["export", str(run)])
 
     assert exported_iterations(run / "export" / "tensorboard") == {1}
     assert "the run goes on, and --follow would go on with it" in capsys.readouterr().out
@@ -328,101 +259,27 @@ def test_a_run_that_went_back_to_a_checkpoint_is_not_followed_on(tmp_path: Path)
 # --- trackers ---------------------------------------------------------------------------------------
 
 
-def export_to(tool: str, run: Path, out: Path, project: str = "growth") -> subprocess.CompletedProcess[str]:
-    """In a process of its own: trackers keep threads, processes and settings."""
-    words = command("export", run, "--to", tool, "--out", out, "--project", project)
-    return subprocess.run(words, capture_output=True, text=True, timeout=SECONDS * 3, check=False)
-
-
-def values_of(run: Path) -> list[dict[str, float]]:
-    """Per exported row, in order, what a tracker is to be told."""
-    told = []
-    (own,) = read_rows(run, RunRow)
-    for table, axis, row_type in (("update", "iteration", UpdateRow), ("episode", "episode", EpisodeRow)):
-        for row in read_rows(run, row_type):
-            values = {f"{table}/{axis}": getattr(row, axis), f"{table}/t": row.t}
-            told.append(values | {point.tag: point.value for point in points_expected(own, [row])})
-    return told
-
-
-def assert_same(found: list[dict[str, float]], run: Path) -> None:
-    expected = values_of(run)
-    assert [set(row) for row in found] == [set(row) for row in expected]
-    for row, told in zip(found, expected, strict=True):
-        assert row == pytest.approx(told, rel=1e-6)
-
-
-@needs("trackio")
-def test_trackio_keeps_every_number(tmp_path: Path) -> None:
-    run, out = write(tmp_path / "run"), tmp_path / "out"
-
-    first, second = export_to("trackio", run, out), export_to("trackio", run, out)
-
-    assert first.returncode == 0, first.stderr
-    assert second.returncode == 2
-    assert "project 'growth' already holds a run 'mine'" in second.stderr
-    with sqlite3.connect(out / "growth.db") as database:
-        stored = database.execute("SELECT step, metrics FROM metrics ORDER BY id").fetchall()
-    assert_same([json.loads(metrics) for _, metrics in stored], run)
-    assert [step for step, _ in stored] == [1, 2, 3, 4, 0, 1, 2, 3]
-
-
-@needs("trackio")
 @pytest.mark.parametrize(
-    ("project", "sentence"),
-    [("registry-mine", "is not allowed"), ("growth", "unable to open database file")],
+    ("tool", "file", "sentence"),
+    [
+        ("trackio", "growth.db", "project 'growth' already holds a run 'mine'"),
+        ("wandb", "wandb/offline-run-*/run-*.wandb", "is not empty"),
+    ],
 )
-def test_what_trackio_does_not_take_is_a_sentence(project: str, sentence: str, tmp_path: Path) -> None:
-    """A name that it reserves; a database that is none."""
-    run, out = write(tmp_path / "run"), tmp_path / "out"
-    (out / "growth.db").mkdir(parents=True)
-
-    done = export_to("trackio", run, out, project)
-
-    assert done.returncode == 2
-    assert re.fullmatch(f"esper: Trackio did not begin a run: .*{sentence}.*\n", done.stderr)
-
-
-@needs("wandb")
-def test_wandb_keeps_every_number_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, out = write(tmp_path / "run"), tmp_path / "out"
+def test_a_tracker_is_told_every_name_and_refuses_to_be_told_twice(
+    tool: str, file: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In processes of their own: trackers keep threads and settings. What they are told: tests/nissa."""
+    pytest.importorskip(tool, reason=f"{tool} is not installed; it is no part of esper[dev]")
     monkeypatch.delenv("WANDB_MODE", raising=False)
-
-    first, second = export_to("wandb", run, out), export_to("wandb", run, out)
+    run, out = write(tmp_path / "run"), tmp_path / "out"
+    words = command("export", run, "--to", tool, "--out", out, "--project", "growth")
+    first, second = (
+        subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False) for _ in range(2)
+    )
 
     assert first.returncode == 0, first.stderr
     assert second.returncode == 2
-    assert "is not empty" in second.stderr
-    (file,) = out.glob("wandb/offline-run-*/run-*.wandb")
-    records = wandb_records(file)
-    assert_same([own_values(record.history) for record in records if record.HasField("history")], run)
-    axes = {(record.metric.glob_name, record.metric.step_metric) for record in records}
-    assert axes > {("update/*", "update/iteration"), ("episode/*", "episode/episode")}
-
-
-def own_values(history: Any) -> dict[str, float]:
-    """A logged row, without what the tracker adds itself."""
-    items = {item.key or "/".join(item.nested_key): item.value_json for item in history.item}
-    return {key: json.loads(value) for key, value in items.items() if not key.startswith("_")}
-
-
-def wandb_records(file: Path) -> list[Any]:
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    return [Record.FromString(record) for record in leveldb_records(file.read_bytes()[7:])]
-
-
-def leveldb_records(content: bytes) -> Iterator[bytes]:
-    """LevelDB's log: blocks of 32 KiB; a record is whole (1) or in pieces (first 2, next 3, last 4)."""
-    position, record, header = 0, b"", 7
-    while position + header <= len(content):
-        room = 32_768 - (position + header) % 32_768
-        if room < header:
-            position += room
-            continue
-        length, kind = struct.unpack("<HB", content[position + 4 : position + header])
-        record += content[position + header : position + header + length]
-        position += header + length
-        if kind in (1, 4):
-            yield record
-            record = b""
+    assert sentence in second.stderr
+    (written,) = out.glob(file)
+    assert [point.tag for point in all_points(run) if point.tag.encode() not in written.read_bytes()] == []

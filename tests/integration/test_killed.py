@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import shutil
 import signal
@@ -15,18 +14,17 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from esper.karn.query import read_rows
+from esper.karn.run import Run, open_run
 from esper.leyline.events import DecisionRow, EnvRow, EpisodeRow, EpochRow, TransitionRow, UpdateRow
 from esper.nissa import compaction, journal
 from esper.nissa import writer as writer_module
-from esper.nissa.compaction import Compactor
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import vectorized
 from esper.simic.training.growth import GrowthEnv
 from esper.tamiyo.policy.checkpoint import load_policy
-from tests.integration.training import STEPS, TIMES, assert_same_end, prepare
+from tests.integration.training import STEPS, TIMES, assert_same_end, forked, prepare
 
 WORDS = ["train", "--task", "tiny", "--reward-family", "loss", "--hidden-dim", "16", "--rng-seed", "4"]
 WORDS += ["--envs", "2", "--iterations", "5", "--update-epochs", "3", "--evaluate-episodes", "1"]
@@ -54,7 +52,7 @@ def kill(*_: object) -> NoReturn:
 def on_call(
     owner: Any,
     name: str,
-    number: int,
+    number: int = 1,
     act: Callable[..., object] = kill,
     *,
     after: bool = False,
@@ -76,11 +74,9 @@ def on_call(
     setattr(owner, name, hooked)
 
 
-def at_file(file: str, *, number: int = 1, after: bool = False, act: Callable[..., object] = kill) -> None:
+def at_file(file: str, **how: Any) -> None:
     """When a file, named with its folder, is about to be renamed into its place."""
-    on_call(
-        os, "replace", number, act, after=after, counts=lambda partial, path: str(path).endswith(file)
-    )  # fmt: skip
+    on_call(os, "replace", counts=lambda partial, path: str(path).endswith(file), **how)
 
 
 def cut_in_half_and_die(partial: Path, path: Path) -> None:
@@ -117,12 +113,8 @@ MOMENTS: dict[str, Callable[[], None]] = {
     ),
     "after rows were written, before their checkpoint": lambda: on_call(RunWriter, "_commit", 5, after=True),
     "half way through the rows of an iteration": lambda: at_file("rows-00003.jsonl", act=cut_in_half_and_die),
-    "before the rows of an iteration get their name": lambda: at_file("rows-00003.jsonl"),
     "after the rows of an iteration got their name": lambda: at_file("rows-00003.jsonl", after=True),
     HALF_AN_EPOCH: lambda: on_call(journal, "write_all", 2 * STEPS + 2, tear_lines_and_die),
-    "before Parquet is written": lambda: on_call(Compactor, "_copy", 1),
-    "before Parquet gets its name": lambda: at_file("rows-00000-00002"),
-    "after Parquet got its name": lambda: at_file("rows-00000-00002", after=True),
     "while lines that became Parquet are removed": lambda: on_call(compaction, "remove", 2),
     "before the better policy's weights": lambda: at_file("best/policy.safetensors", number=2),
     "after the better policy's weights, before their description": lambda: at_file(
@@ -131,15 +123,10 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "half way through the optimiser": lambda: at_file(
         "iteration-00004/optimiser.safetensors", act=cut_in_half_and_die
     ),
-    "between optimiser and progress": lambda: at_file("iteration-00004/progress.json"),
     "between state and seal": lambda: at_file("iteration-00004/seal.json"),
     "half way through the pointer": lambda: at_file("checkpoints/latest", number=2, act=cut_in_half_and_die),
     "while the old state is removed": lambda: on_call(
-        shutil,
-        "rmtree",
-        1,
-        remove_one_file_and_die,
-        counts=lambda folder: folder.parent.name == "checkpoints",
+        shutil, "rmtree", act=remove_one_file_and_die, counts=lambda at: at.parent.name == "checkpoints"
     ),
 }
 
@@ -150,12 +137,10 @@ FINISHED: dict[str, tuple[int, int]] = {
     "in a rollout after a checkpoint": (2, 1),
     "in an update after a checkpoint, between two update epochs": (2, STEPS),
     "during an evaluation": (3, STEPS),
-    "before the rows of an iteration get their name": (2, STEPS),
     "after rows were written, before their checkpoint": (4, 0),
     "half way through the rows of an iteration": (2, STEPS),
     "after the rows of an iteration got their name": (3, 0),
     HALF_AN_EPOCH: (2, 1),
-    "before Parquet gets its name": (2, 0),
     "while lines that became Parquet are removed": (2, 0),
 }
 """At these moments: the iterations that are complete, and the epochs of the next one."""
@@ -176,11 +161,8 @@ def run_to_be_killed(cache: Path, moment: str, words: list[str]) -> None:
 
 def die(cache: Path, moment: str, words: list[str]) -> None:
     """Run the command in a process that is killed at ``moment``."""
-    context = multiprocessing.get_context("forkserver")  # imports torch once for all children
-    context.set_forkserver_preload(["esper.scripts.train_command", "torch._dynamo"])
-    child = context.Process(target=run_to_be_killed, args=(cache, moment, words))
-    child.start()
-    child.join(timeout=120)
+    child = forked(run_to_be_killed, cache, moment, words)
+    child.join(timeout=600)
     assert child.exitcode == -signal.SIGKILL, f"the moment never came: exit code {child.exitcode}"
 
 
@@ -188,31 +170,29 @@ def die(cache: Path, moment: str, words: list[str]) -> None:
 def test_a_run_killed_at_any_moment_resumes_to_the_same_end(
     moment: str, undisturbed: Path, cache: Path, tmp_path: Path
 ) -> None:
+    """And before it is resumed, every row of an epoch that was over reads back once."""
     out = tmp_path / "run"
     die(cache, moment, [*WORDS, "--out", str(out)])
+    if moment in FINISHED:
+        check_rows(out, undisturbed, *FINISHED[moment], exact=moment != HALF_AN_EPOCH)
     if (out / "best" / "policy.json").exists():
         load_policy(out / "best")  # whole, if not the newest
     cli.main(["train", "--resume", str(out)])
     assert_same_end(undisturbed, out)
 
 
-@pytest.mark.parametrize("moment", FINISHED)
-def test_every_row_of_an_epoch_that_was_over_reads_back_once(
-    moment: str, undisturbed: Path, cache: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    die(cache, moment, [*WORDS, "--out", str(out)])
-    iterations, epochs = FINISHED[moment]
+def check_rows(out: Path, undisturbed: Path, iterations: int, epochs: int, *, exact: bool) -> None:
+    left, run = open_run(out), open_run(undisturbed)
     for kind in (DecisionRow, TransitionRow, EpochRow, EpisodeRow):
-        found, whole = rows_of_episodes(out, kind), rows_of_episodes(undisturbed, kind)
+        found, whole = rows_of_episodes(left, kind), rows_of_episodes(run, kind)
         for (env, episode), rows in whole.items():
             finished = STEPS if episode < iterations else epochs if episode == iterations else 0
             there = found[env, episode]
             assert there == rows[: len(there)], "each once, in order"
             assert len(there) >= sum(is_over(row, finished, kind) for row in rows), "all of them"
-            if moment != HALF_AN_EPOCH:
+            if exact:
                 assert len(there) <= sum(row["epoch"] <= finished for row in rows)
-    assert len(read_rows(out, UpdateRow)) == iterations
+    assert len(left.rows(UpdateRow)) == iterations
 
 
 def is_over(row: dict[str, Any], finished: int, kind: type[EnvRow]) -> bool:
@@ -225,10 +205,10 @@ def is_over(row: dict[str, Any], finished: int, kind: type[EnvRow]) -> bool:
     )
 
 
-def rows_of_episodes(run: Path, kind: type[EnvRow]) -> dict[tuple[int, int], list[dict[str, Any]]]:
+def rows_of_episodes(run: Run, kind: type[EnvRow]) -> dict[tuple[int, int], list[dict[str, Any]]]:
     """The rows of every episode in the order in which they are read, without times."""
     episodes: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
-    for row in read_rows(run, kind):
+    for row in run.rows(kind):
         columns = msgspec.to_builtins(row)
         episodes[row.env, row.episode].append({k: v for k, v in columns.items() if k not in TIMES})
     return episodes

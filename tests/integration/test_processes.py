@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import signal
@@ -9,34 +10,35 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
 
 import pytest
 from torch.distributed import DistNetworkError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from esper.karn.query import read_rows
-from esper.leyline.errors import DivergedError
+from esper.leyline.errors import EsperError
 from esper.leyline.events import EpochRow
 from esper.scripts import cli
-from esper.scripts.guard import exit_on_error
-from esper.simic.training import growth
+from esper.scripts.guard import USAGE_ERROR
+from esper.scripts.train_command import LOST_OTHERS
 from esper.simic.training.vectorized import Trainer
-from tests.integration.training import assert_same_end, prepare, rows_without_times
+from tests.integration.training import Refused, assert_same_end, prepare, rows_without_times, sentence_from
 
 ROOT = Path(__file__).parents[2]
 WORDS = shlex.split(
-    "train --task tiny --hidden-dim 16 --envs 12 --iterations 3 --update-epochs 2"
+    "train --task tiny --reward-family loss --hidden-dim 16 --envs 6 --iterations 3 --update-epochs 2"
     " --evaluate-episodes 5 --evaluate-every 2 --checkpoint-every 1"
 )
-"""Six shards of two environments, and three of episodes to evaluate with."""
-PAID = ["--reward-family", "loss"]
-"""Every step of a short episode brings something, and nothing waits for twins."""
+"""Three shards of two environments, and three of episodes to evaluate with."""
 MISHAP = "ESPER_TEST_MISHAP"
 
 IN_EVERY_WORKER = """
 import os
-import shlex
 if "RANK" in os.environ:
     from tests.integration.test_processes import prepare_worker
     prepare_worker()
@@ -46,9 +48,8 @@ if "RANK" in os.environ:
 def prepare_worker() -> None:
     """What happens in every process that torchrun starts, before anything else."""
     prepare(Path(os.environ["ESPER_CACHE"]))
-    mishap = os.environ.get(MISHAP)
-    if mishap and os.environ["RANK"] == "1":
-        MISHAPS[mishap]()
+    if os.environ.get(MISHAP) and os.environ["RANK"] == "1":
+        be_killed_in_the_third_iteration()
 
 
 def be_killed_in_the_third_iteration() -> None:
@@ -61,16 +62,6 @@ def be_killed_in_the_third_iteration() -> None:
         return run_iteration(trainer)
 
     Trainer.run_iteration = fatal  # type: ignore[method-assign]
-
-
-def find_no_twin() -> None:
-    def broken(*args: object, **options: object) -> None:
-        raise DivergedError("the do-nothing twin of environment 4, episode 0 could not be made: for a test")
-
-    growth.twin_scores = broken  # type: ignore[assignment]
-
-
-MISHAPS = {"killed": be_killed_in_the_third_iteration, "no twin": find_no_twin}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,130 +80,124 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run by one process."""
     out = tmp_path_factory.mktemp("alone") / "run"
-    cli.main([*WORDS, *PAID, "--out", str(out)])
+    cli.main([*WORDS, "--out", str(out)])
     return out
 
 
 def test_processes_give_the_same_run_bit_for_bit(alone: Path, tmp_path: Path) -> None:
-    cli.main([*WORDS, *PAID, "--processes", "2", "--out", str(tmp_path / "run")])
+    cli.main([*WORDS, "--processes", "2", "--out", str(tmp_path / "run")])
     assert_same_end(alone, tmp_path / "run")
 
 
-def test_a_run_of_three_that_loses_a_process_says_so_and_is_resumed_by_one(
-    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "lost" / "run"
-    began = time.monotonic()
-    monkeypatch.setenv(MISHAP, "killed")
-    with pytest.raises(SystemExit) as stop:
-        cli.main([*WORDS, *PAID, "--processes", "3", "--out", str(out)])
-    monkeypatch.delenv(MISHAP)
-    assert stop.value.code == 2
-    assert capfd.readouterr().err == "esper: process 1 of 3 was ended by SIGKILL\n"
-    assert 1 <= len(rows_without_times(out)["update"]) <= 2
-    rows = read_rows(out, EpochRow)
-    assert all(0 < row.t < time.monotonic() - began for row in rows), "all processes count the run's own time"
-    lived = [(row.episode, row.env, row.epoch) for row in rows]
-    assert len(set(lived)) == len(lived)
-    assert set(product((0, 1), range(12), (1, 2))) <= set(lived)
-    cli.main(["train", "--resume", str(out), "--processes", "1"])
-    assert_same_end(alone, out)
-
-
-def test_the_sentence_of_one_worker_is_the_only_one_shown(
+def test_a_run_that_loses_a_process_says_so_and_is_resumed_by_one(
+    alone: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv(MISHAP, "no twin")
+    out = tmp_path / "lost" / "run"
+    began = time.monotonic()
+    monkeypatch.setenv(MISHAP, "killed")
     with pytest.raises(SystemExit) as stop:
-        cli.main([*WORDS, "--processes", "2", "--out", str(tmp_path / "run")])
+        cli.main([*WORDS, "--processes", "2", "--out", str(out)])
+    monkeypatch.delenv(MISHAP)
     assert stop.value.code == 2
-    sentence = "the do-nothing twin of environment 4, episode 0 could not be made: for a test"
-    assert capfd.readouterr().err == f"esper: {sentence}\n"
+    assert capfd.readouterr().err == "esper: process 1 of 2 was ended by SIGKILL\n"
     assert not caplog.records, "torchrun's own account"
+    assert 1 <= len(rows_without_times(out)["update"]) <= 2
+    rows = read_rows(out, EpochRow)
+    assert all(0 < row.t < time.monotonic() - began for row in rows), "all processes count the run's own time"
+    seen = [(row.episode, row.env, row.epoch) for row in rows]
+    assert len(set(seen)) == len(seen)
+    assert set(product((0, 1), range(6), (1, 2))) <= set(seen)
+    cli.main(["train", "--resume", str(out), "--processes", "1"])
+    assert_same_end(alone, out)
+
+
+# --- what a single worker says --------------------------------------------------------------------
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The worker's program with its arguments; not imported above, since a worker imports this file first."""
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "config.json"), str(tmp_path / "run"), "start"])
+    return importlib.import_module("esper.scripts.worker")
+
+
+def fail(error: Exception, *args: object, **options: object) -> NoReturn:
+    raise error
+
+
+def test_the_sentence_of_a_worker_is_the_one_shown(
+    worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    """The second of two fails by itself, and the first because the other is gone."""
+    failures = (worker.LostProcessError("another process is gone"), EsperError("no twin, for a test"))
+    codes = []
+
+    def run_two_workers(_: object) -> None:
+        for rank, failure in enumerate(failures):
+            monkeypatch.setenv("RANK", str(rank))
+            monkeypatch.setattr(worker, "main", partial(fail, failure))
+            with pytest.raises(SystemExit) as left:
+                worker.work()
+            codes.append(left.value.code)
+        raise ChildFailedError("workers", {1: ProcessFailure(1, 0, 2, "none")})
+
+    monkeypatch.setattr(worker, "_leave", sys.exit)  # os._exit would end this process
+    monkeypatch.setattr("torch.distributed.run.run", run_two_workers)
+    said = refused(*WORDS, "--processes", "2", "--out", tmp_path / "run")
+    assert said == "esper: no twin, for a test\n"
+    assert codes == [LOST_OTHERS, USAGE_ERROR]
 
 
 @pytest.mark.parametrize(
     "loss", [DistNetworkError("Failed to recv, got 0 bytes"), RuntimeError("[gloo] connection closed")]
 )
 def test_a_worker_whose_others_are_gone_says_so(
-    loss: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loss: RuntimeError, worker: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from esper.scripts import worker  # not above: a worker imports this file before it runs that one
-
-    def lose(*args: object, **options: object) -> None:
-        raise loss
-
-    (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr(worker, "_meet", lambda: None)
-    monkeypatch.setattr(worker, "train", lose)
+    monkeypatch.setattr(worker, "train", partial(fail, loss))
     monkeypatch.setattr(worker.exchange, "rank", lambda: 1)
-    monkeypatch.setattr(
-        sys, "argv", ["worker", str(tmp_path / "config.json"), str(tmp_path / "run"), "start"]
-    )
     with pytest.raises(worker.LostProcessError, match="another process of the run is gone"):
         worker.main()
 
 
-# --- processes that do not find one another -------------------------------------------------------
-
-
 @pytest.fixture
-def first_of_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process as the first of two, the second of which nobody starts."""
+def meet(worker: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Refused:
+    """Lets this process wait as the first of two, the second of which nobody starts; settings may differ."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    for name, value in {**settings, "ESPER_ARRIVAL_SECONDS": "1"}.items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(
-        sys, "argv", ["worker", str(tmp_path / "config.json"), str(tmp_path / "run"), "start"]
-    )
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+
+    def refusal(**settings: str) -> str:
+        waiting = {"RANK": "0", "WORLD_SIZE": "2", "ESPER_ARRIVAL_SECONDS": "1"}
+        for name, value in {**place, **waiting, **settings}.items():
+            monkeypatch.setenv(name, value)
+        said = sentence_from(capfd, worker.work)
+        assert said.startswith("esper: the processes of the run did not come together: ")
+        return said
+
+    return refusal
 
 
-def refusal_of_worker(capfd: pytest.CaptureFixture[str]) -> str:
-    from esper.scripts import worker  # not above: a worker imports this file before it runs that one
-
-    with pytest.raises(SystemExit) as stop:
-        exit_on_error(worker.work)
-    assert stop.value.code == 2
-    return capfd.readouterr().err
-
-
-@pytest.mark.usefixtures("first_of_two")
-def test_a_process_that_never_arrives_is_not_waited_for_for_ever(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_process_that_never_arrives_is_not_waited_for_for_ever(meet: Refused, tmp_path: Path) -> None:
     began = time.monotonic()
-    said = refusal_of_worker(capfd)
+    assert "1/2 clients joined" in meet()
     assert time.monotonic() - began < 60, "the limit is a second"
-    assert said.startswith("esper: the processes of the run did not come together: Timed out")
-    assert "1/2 clients joined" in said
-    assert said.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.usefixtures("first_of_two")
-def test_a_busy_port_gets_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_busy_port_gets_a_sentence(meet: Refused) -> None:
     with socket.socket() as busy:
         busy.bind(("", 0))
         busy.listen()
-        monkeypatch.setenv("MASTER_PORT", str(busy.getsockname()[1]))
-        said = refusal_of_worker(capfd)
-    assert "EADDRINUSE" in said
-    assert said.count("\n") == 1
+        assert "EADDRINUSE" in meet(MASTER_PORT=str(busy.getsockname()[1]))
 
 
-@pytest.mark.parametrize(("name", "value"), [("RANK", None), ("MASTER_PORT", "harbour")])
-@pytest.mark.usefixtures("first_of_two")
-def test_a_worker_without_its_place_gets_a_sentence(
-    name: str, value: str | None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
-    assert refusal_of_worker(capfd).startswith("esper: the processes of the run did not come together: ")
+@pytest.mark.parametrize("settings", [{"RANK": "first"}, {"MASTER_PORT": "harbour"}])
+def test_a_worker_without_its_place_gets_a_sentence(settings: dict[str, str], meet: Refused) -> None:
+    meet(**settings)

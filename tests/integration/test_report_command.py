@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from pydantic import BaseModel
 
 from esper.config import RunConfig, TrainingConfig, checked, run_config
 from esper.karn.query import read_rows
@@ -14,25 +15,16 @@ from esper.leyline.events import EpisodeRow
 from esper.scripts import cli
 from esper.scripts.flags import parse_flags
 from esper.scripts.report_command import reproduction
+from tests.integration.training import Refused
 from tests.karn import fake_run
 from tests.karn.page import Node, read_page
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The sentence of a command that must fail; a traceback or another exit code fails the test."""
-    with pytest.raises(SystemExit) as stop:
-        cli.main(words)
-    assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert "Traceback" not in said.err + said.out
-    return said.err
-
-
 @pytest.fixture(scope="module")
-def arms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def arms(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the heuristic beside its control, three epochs each."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    cli.main(["run", "--task", "digits_impaired", "--steps", "3", "--against", "off", "--out", str(out)])
+    cli.main(["run", "--task", "tiny", "--steps", "3", "--against", "off", "--out", str(out)])
     return out
 
 
@@ -48,17 +40,10 @@ def test_a_report_is_written_into_the_run_s_directory(arms: Path, capsys: pytest
     assert f"It reached {episode.val_score:.1f} on validation" in shown(written).text
 
 
-def test_the_control_is_compared_pair_by_pair(arms: Path, tmp_path: Path) -> None:
-    out = tmp_path / "report.html"
-    cli.main(["report", str(arms / "heuristic"), "--against", str(arms / "off"), "--out", str(out)])
-    (ours,), (theirs,) = (read_rows(arms / arm, EpisodeRow) for arm in ("heuristic", "off"))
-    ahead = ours.val_score - theirs.val_score
-    assert f"Against off, in one episode begun alike: {ahead:+.1f} points on validation" in shown(out).text
-    assert ours.twin_val_score == theirs.val_score
-
-
 def test_the_command_that_is_shown_does_the_same_again(arms: Path, tmp_path: Path) -> None:
-    cli.main(["report", str(arms / "off"), "--out", str(tmp_path / "report.html")])
+    words = ["report", str(arms / "off"), "--against", str(arms / "heuristic")]
+    cli.main([*words, "--out", str(tmp_path / "report.html")])
+    assert "Against heuristic, in one episode begun alike: " in shown(tmp_path / "report.html").text
     words = shlex.split(shown(tmp_path / "report.html").one("pre").text)
     assert words[0] == "esper"
     cli.main([*words[1:], "--out", str(tmp_path / "again")])
@@ -67,22 +52,26 @@ def test_the_command_that_is_shown_does_the_same_again(arms: Path, tmp_path: Pat
         assert (before.val_score, before.flops) == (after.val_score, after.flops)
 
 
+def reproduced(config: BaseModel, **changes: object) -> tuple[str, list[str]]:
+    """The command and the flags that a report gives for a run of these settings."""
+    row = replace(fake_run.run_row(**changes), config=config.model_dump(mode="json"))
+    name, kind, *flags = shlex.split(reproduction(row) or "")
+    assert name == "esper"
+    return kind, flags
+
+
 @pytest.mark.parametrize(
-    "config",
+    "settings",
     [
-        RunConfig(),
-        run_config(controller="periodic", plan="norm@r0c1:2, norm@r0c0:3", slots=("r0c0", "r0c1"), steps=9),
-        run_config(
-            controller="random", against=("off", "heuristic"), rotation=("norm",), episodes=3, as_json=True
-        ),
+        {},
+        {"controller": "periodic", "plan": "norm@r0c1:2, norm@r0c0:3", "slots": ("r0c0", "r0c1"), "steps": 9},
+        {"controller": "random", "against": ("off", "heuristic"), "rotation": ("norm",), "as_json": True},
     ],
 )
-def test_settings_of_a_run_survive_as_flags(config: RunConfig) -> None:
-    row = replace(fake_run.run_row(), config=config.model_dump(mode="json"))
-    command = reproduction(row)
-    assert command is not None
-    name, kind, *flags = shlex.split(command)
-    assert (name, kind) == ("esper", "run")
+def test_settings_of_a_run_survive_as_flags(settings: dict[str, object]) -> None:
+    config = run_config(**settings)
+    kind, flags = reproduced(config)
+    assert kind == "run"
     given, _ = parse_flags(RunConfig, "esper run", "", flags)
     assert checked(RunConfig, given) == config.model_copy(update={"out": None, "as_json": False})
 
@@ -91,61 +80,40 @@ def test_settings_of_a_run_survive_as_flags(config: RunConfig) -> None:
     "settings",
     [
         {},
-        {
-            "rng_seed": 7,
-            "envs": 8,
-            "vary_slots": True,
-            "conditioned": False,
-            "hold_heads": ["tempo", "style"],
-        },
+        {"rng_seed": 7, "vary_slots": True, "conditioned": False, "hold_heads": ["tempo", "style"]},
         {"learning_rate": 3e-4, "gamma": 0.99, "capacity": 5, "reward_family": "sparse", "iterations": 2},
     ],
 )
 def test_settings_of_a_training_survive_as_flags(settings: dict[str, object]) -> None:
     config = checked(TrainingConfig, settings)
-    row = replace(fake_run.run_row(iterations=config.iterations), config=config.model_dump(mode="json"))
-    command = reproduction(row)
-    assert command is not None
-    name, kind, *flags = shlex.split(command)
-    assert (name, kind) == ("esper", "train")
+    kind, flags = reproduced(config, iterations=config.iterations)
+    assert kind == "train"
     given, _ = parse_flags(TrainingConfig, "esper train", "", flags)
     assert checked(TrainingConfig, given) == config
 
 
-def test_the_command_names_what_matters_even_where_it_is_the_default() -> None:
+def test_the_command_names_what_matters_even_where_it_is_the_default_and_is_unknown_for_other_runs() -> None:
     row = replace(fake_run.run_row(), config=RunConfig().model_dump(mode="json"))
     assert reproduction(row) == "esper run --task digits_impaired --controller heuristic --rng-seed 0"
-
-
-def test_a_run_that_no_command_began_has_none() -> None:
-    row = replace(fake_run.run_row(), config={"episodes": 1})
-    assert reproduction(row) is None
+    assert reproduction(replace(row, config={"episodes": 1})) is None, "no command began it"
 
 
 # --- mistakes -------------------------------------------------------------------------------------
 
 
-def test_the_run_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "the directory of a run as its first word" in refusal(capsys, "report")
-
-
-def test_what_is_not_a_run_is_refused(arms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "there is no run directory" in refusal(capsys, "report", str(tmp_path / "nothing"))
-    assert "is not a run's directory" in refusal(capsys, "report", str(tmp_path))
-    run = str(arms / "heuristic")
-    assert "is not a run's directory" in refusal(capsys, "report", run, "--against", str(tmp_path))
+def test_what_is_not_a_run_is_refused(arms: Path, tmp_path: Path, refused: Refused) -> None:
+    assert "the directory of a run as its first word" in refused("report")
+    assert "there is no run directory" in refused("report", tmp_path / "nothing")
+    assert "is not a run's directory" in refused("report", tmp_path)
+    run = arms / "heuristic"
+    assert "is not a run's directory" in refused("report", run, "--against", tmp_path)
+    assert "--colour" in refused("report", run, "--colour", "blue")
     (tmp_path / "telemetry").mkdir()
-    assert "has not written its own row yet" in refusal(capsys, "report", str(tmp_path))
+    assert "has not written its own row yet" in refused("report", tmp_path)
 
 
-def test_a_file_that_cannot_be_written_is_refused(
-    arms: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = str(arms / "heuristic")
-    said = refusal(capsys, "report", run, "--out", str(tmp_path / "missing" / "report.html"))
+def test_a_file_that_cannot_be_written_is_refused(arms: Path, tmp_path: Path, refused: Refused) -> None:
+    run = arms / "heuristic"
+    said = refused("report", run, "--out", tmp_path / "missing" / "report.html")
     assert "cannot be written: No such file or directory; choose another file with --out" in said
-    assert "cannot be written: Is a directory" in refusal(capsys, "report", run, "--out", str(tmp_path))
-
-
-def test_an_unknown_flag_is_refused(arms: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--colour" in refusal(capsys, "report", str(arms / "heuristic"), "--colour", "blue")
+    assert "cannot be written: Is a directory" in refused("report", run, "--out", tmp_path)

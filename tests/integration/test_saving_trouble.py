@@ -18,6 +18,7 @@ from esper.simic.training.vectorized import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy, seal
 from esper.training import train
 from tests.integration.training import (
+    StoppedError,
     after_iterations,
     assert_same_end,
     everything_in,
@@ -28,11 +29,6 @@ from tests.integration.training import (
 )
 
 pytestmark = pytest.mark.usefixtures("cache")
-
-
-def test_a_run_is_resumed_from_its_last_checkpoint(undisturbed: Path, stopped: Path) -> None:
-    cli.main(["train", "--resume", str(stopped)])
-    assert_same_end(undisturbed, stopped)
 
 
 def test_an_interrupted_run_says_how_to_go_on(
@@ -160,36 +156,24 @@ def test_a_disk_that_is_full_when_it_is_flushed_is_noticed(
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_rows_that_cannot_be_written_do_not_end_a_training(
+def test_rows_that_cannot_be_written_do_not_end_a_training_which_can_be_resumed_without_them(
     undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    with without_room(out, "telemetry/rows-00002.jsonl", 1):
+
+    def stop(iteration: int) -> None:
+        if iteration == 3:
+            raise StoppedError
+
+    no_room = without_room(out, "telemetry/rows-00002.jsonl", 1)
+    with no_room, after_iterations(stop), pytest.raises(StoppedError):
         train(tiny(), out)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert said.startswith("esper: telemetry stopped: cannot write")
     assert "(No space left on device); the run goes on, its further rows are lost" in said
     assert [row.iteration for row in read_rows(out, UpdateRow)] == [1]
-    assert files_below(out / "checkpoints") == files_below(undisturbed / "checkpoints")
-    assert files_below(out / "best") == files_below(undisturbed / "best")
-
-
-def test_a_training_that_lost_rows_goes_on_after_the_last_whole_one(
-    undisturbed: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-
-    def stop(iteration: int) -> None:
-        if iteration == 3:
-            raise KeyboardInterrupt
-
-    with (
-        without_room(out, "telemetry/rows-00002.jsonl", 1),
-        after_iterations(stop),
-        pytest.raises(KeyboardInterrupt),
-    ):
-        train(tiny(), out)
     cli.main(["train", "--resume", str(out)])
     assert [row.iteration for row in read_rows(out, UpdateRow)] == [1, 3]
     assert files_below(out / "checkpoints") == files_below(undisturbed / "checkpoints")
+    assert files_below(out / "best") == files_below(undisturbed / "best")

@@ -30,38 +30,36 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_an_answer_is_a_table(run, capsys):
-    out = printed(
-        capsys, "sql", str(run), "SELECT op, count(*) AS n, avg(value) AS v FROM decisions GROUP BY op"
-    )
+@pytest.fixture
+def answer(run, capsys):
+    """What ``esper sql`` prints for a query on the run."""
+    return lambda *words: printed(capsys, "sql", str(run), *words)
+
+
+def test_an_answer_is_a_table(answer):
+    out = answer("SELECT op, count(*) AS n, avg(value) AS v FROM decisions GROUP BY op")
 
     lines = [line.split() for line in out.splitlines()]
     assert lines[0] == ["op", "n", "v"]
     assert sorted(lines[2:]) == [["FOSSILIZE", "2", "–"], ["GERMINATE", "3", "–"], ["WAIT", "3", "–"]]
 
 
-def test_an_answer_that_is_too_wide_is_shown_row_by_row(run, capsys, monkeypatch):
+def test_an_answer_that_is_too_wide_is_shown_row_by_row(answer, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    out = printed(capsys, "sql", str(run), "SELECT * FROM decision", "--limit", "2")
+    out = answer("SELECT * FROM decision", "--limit", "2")
 
     assert out.count("── ") == 0
-    assert [line.split()[:2] for line in out.splitlines() if line.startswith(("row ", "epoch"))] == [
-        ["row", "1"],
-        ["epoch", "0"],
-        ["row", "2"],
-        ["epoch", "1"],
-    ]
+    found = [line.split()[:2] for line in out.splitlines() if line.startswith(("row ", "epoch"))]
+    assert found == [["row", "1"], ["epoch", "0"], ["row", "2"], ["epoch", "1"]]
     assert "read           [true, false, false, false, false, false, false, false]" in out
 
 
-def test_text_with_brackets_is_shown_as_it_is(run, capsys):
-    assert "[bold]x[/bold]" in printed(capsys, "sql", str(run), "SELECT '[bold]x[/bold]' AS \"a[b]\"")
+def test_text_with_brackets_is_shown_as_it_is(answer):
+    assert "[bold]x[/bold]" in answer("SELECT '[bold]x[/bold]' AS \"a[b]\"")
 
 
-def test_machines_get_json(run, capsys):
-    out = printed(
-        capsys, "sql", str(run), "SELECT epoch, action FROM decision ORDER BY t", "--json", "--limit", "1"
-    )
+def test_machines_get_json(answer):
+    out = answer("SELECT epoch, action FROM decision ORDER BY t", "--json", "--limit", "1")
 
     assert json.loads(out) == {
         "columns": ["epoch", "action"],
@@ -71,14 +69,8 @@ def test_machines_get_json(run, capsys):
     }
 
 
-def test_machines_get_csv(run, capsys):
-    out = printed(
-        capsys,
-        "sql",
-        str(run),
-        "SELECT epoch, value, 'a,b', on_ FROM (SELECT *, [1] AS on_ FROM decision)",
-        "--csv",
-    )
+def test_machines_get_csv(answer):
+    out = answer("SELECT epoch, value, 'a,b', on_ FROM (SELECT *, [1] AS on_ FROM decision)", "--csv")
 
     rows = list(csv.reader(io.StringIO(out)))
     assert rows[0] == ["epoch", "value", "'a,b'", "on_"]
@@ -86,25 +78,19 @@ def test_machines_get_csv(run, capsys):
     assert len(rows) == 9
 
 
-def test_rows_that_are_left_out_are_mentioned_apart_from_the_answer(run, capsys):
-    cli.main(["sql", str(run), "SELECT epoch FROM epoch", "--csv", "--limit", "2"])
+def test_people_get_a_hundred_rows_and_machines_all_unless_told_otherwise(run, answer, capsys):
+    query = "SELECT * FROM range(150)"
+    for flags, last in (((), "99"), (("--csv", "--limit", "2"), "1")):
+        cli.main(["sql", str(run), query, *flags])
+        shown = capsys.readouterr()
+        assert shown.out.splitlines()[-1].strip() == last
+        number = int(last) + 1
+        assert shown.err == f"esper: only the first {number} rows are shown; --limit sets how many\n"
 
-    captured = capsys.readouterr()
-    assert captured.out == "epoch\n0\n1\n"
-    assert captured.err == "esper: only the first 2 rows are shown; --limit sets how many\n"
-
-
-def test_people_get_a_hundred_rows_and_machines_all(run, capsys):
-    words = ["sql", str(run), "SELECT * FROM range(150)"]
-    cli.main(words)
-    captured = capsys.readouterr()
-    assert captured.out.splitlines()[-1].strip() == "99"
-    assert captured.err == "esper: only the first 100 rows are shown; --limit sets how many\n"
-
-    whole = json.loads(printed(capsys, *words, "--json"))
+    whole = json.loads(answer(query, "--json"))
     assert whole["rows"] == [[number] for number in range(150)]
     assert whole["note"] is None
-    assert printed(capsys, *words, "--csv").count("\n") == 151
+    assert answer(query, "--csv").count("\n") == 151
 
 
 @pytest.mark.parametrize("form", [[], ["--json"], ["--csv"]])
@@ -132,18 +118,17 @@ def test_mistakes_end_with_a_sentence(run, capsys, words, sentence):
     assert sentence in sentence_of(capsys, "sql", *[str(run) if word == "RUN" else word for word in words])
 
 
+def in_a_process(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    words = (sys.executable, "-c", code, *words)
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+
+
 def test_a_query_that_takes_too_long_ends_with_a_sentence(run):
     code = "import sys; from esper.scripts import cli, sql_command as command\n"
     code += "command.SECONDS = 0.5; cli.main(sys.argv[1:])"
     query = "WITH RECURSIVE a AS (SELECT 1 AS x UNION ALL SELECT x + 1 FROM a) SELECT count(*) FROM a"
-    finished = subprocess.run(
-        [sys.executable, "-c", code, "sql", str(run), query],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
+    finished = in_a_process(code, "sql", str(run), query)
     assert finished.returncode == 2
     assert finished.stderr == "esper: the query took longer than 0.5 s; ask for less\n"
 
@@ -154,13 +139,7 @@ def test_reading_needs_no_torch(run, command):
     code = (
         "import sys; from esper.scripts import cli; cli.main(sys.argv[1:]); assert 'torch' not in sys.modules"
     )
-
-    subprocess.run(
-        [sys.executable, "-c", code, command, *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    assert in_a_process(code, command, *words).returncode == 0
 
 
 def test_runs_are_listed_one_line_each_and_damaged_ones_hide_nobody(run, capsys, monkeypatch):

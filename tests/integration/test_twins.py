@@ -40,17 +40,15 @@ def test_a_twin_that_cannot_be_made_is_named_with_the_reason(
     "spoil",
     [
         lambda text: text[: len(text) // 2],
-        lambda text: "",
         lambda text: "[" * 100_000,
         lambda text: "null",
         lambda text: json.dumps(json.loads(text)["scores"]),
         lambda text: cached([float("nan"), 1.0, 2.0]),
         lambda text: cached([1.0, 2.0]),
-        lambda text: cached(["1.0", 2.0, 3.0]),
         lambda text: cached([None, 2.0, 3.0]),
         lambda text: json.dumps({**json.loads(text), "scores": [1.0, 2.0, 3.0]}),
     ],
-    ids=["cut", "empty", "deep", "null", "no digest", "nan", "short", "string", "none", "other numbers"],
+    ids=["cut", "deep", "null", "no digest", "nan", "short", "none", "other numbers"],
 )
 def test_a_damaged_twin_in_the_cache_is_made_again(
     spoil: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

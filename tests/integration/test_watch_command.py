@@ -3,127 +3,90 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from esper.karn.run import open_run
-from esper.leyline.events import Row
+from esper.leyline.events import EpochRow, Row
 from esper.nissa.writer import RunWriter
-from esper.scripts import cli
+from esper.scripts import cli, watch_command
 from esper.scripts.watch_command import WatchConfig, watch
-from tests.karn import fake_training
+from tests.integration.training import Refused
+from tests.karn import fake_run, fake_training
 
-ROOT = Path(__file__).parents[2]
-WATCH = "from esper.scripts.cli import main; main()"
-
-
-class Process:
-    """A child process that is talked to line by line, and ended with the test."""
-
-    def __init__(self, *words: str) -> None:
-        paths = os.pathsep.join(map(str, (ROOT / "src", ROOT)))
-        environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200"}
-        self.child = subprocess.Popen(
-            [sys.executable, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            cwd=ROOT,
-        )
-
-    def say(self, word: str) -> None:
-        """Say a word and wait until it comes back."""
-        assert self.child.stdin is not None
-        self.child.stdin.write(word + "\n")
-        self.child.stdin.flush()
-        assert self.line() == word
-
-    def line(self) -> str:
-        assert self.child.stdout is not None
-        return self.child.stdout.readline().rstrip("\n")
-
-    def lines_until(self, start: str) -> list[str]:
-        lines = [self.line()]
-        while not lines[-1].startswith(start):
-            assert lines[-1], f"no line begins with {start!r}"
-            lines.append(self.line())
-        return lines
-
-    def end(self) -> tuple[int, str, str]:
-        out, err = self.child.communicate(timeout=60)
-        return self.child.returncode, out, err
+# --- beside a writer -------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[Process]:
-    process = Process(str(ROOT / "tests/integration/led_writer.py"), str(tmp_path / "run"))
-    yield process
-    process.child.kill()
-    process.child.communicate()
+def beside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., list[str]]:
+    """Watches a run whose writer does one of the given deeds between two looks; returns what each showed."""
+    writer, episode = RunWriter(tmp_path / "run"), fake_run.episode()
+    monkeypatch.setattr(watch_command, "SHARE_OF_TIME", 1e9)  # looks whenever it may
+
+    def do(deed: str) -> None:
+        if deed == "interrupt":
+            raise KeyboardInterrupt
+        if deed == "kill":
+            writer.emit(fake_run.epoch_row(8))  # never reaches the disk
+            writer._lock.release()  # as the kernel does when the process dies
+            return
+        rows = [fake_run.run_row()] if deed == "run" else episode
+        for row in rows:
+            writer.emit(row)
+            if deed == "epoch" and isinstance(row, EpochRow):
+                break
+        writer.flush()
+        if deed == "end":
+            writer.close()
+
+    def watched(*deeds: str) -> list[str]:
+        left, shown = list(deeds), []
+
+        def go_on(seconds: float) -> None:
+            shown.append(capsys.readouterr().out)
+            do(left.pop(0))
+
+        monkeypatch.setattr("time.sleep", go_on)
+        cli.main(["watch", str(tmp_path / "run")])
+        said = capsys.readouterr()
+        assert said.err == ""
+        return [*shown, said.out]
+
+    return watched
 
 
-@pytest.fixture
-def watcher(tmp_path: Path, writer: Process) -> Iterator[Process]:
-    """A watcher of a run that has begun and of which nothing is known yet."""
-    writer.say("wait")
-    process = Process("-c", WATCH, "watch", str(tmp_path / "run"))
-    yield process
-    process.child.kill()
-    process.child.communicate()
-
-
-def test_a_run_is_followed_from_its_first_row_to_its_last(writer: Process, watcher: Process) -> None:
-    writer.say("run")
-    assert watcher.line().startswith("run demo: task digits_impaired")
-    for epoch in range(3):
-        writer.say("epoch")
-        assert watcher.lines_until(f"epoch {epoch}/8")
-    writer.say("end")
-    assert writer.end()[0] == 0
-
-    code, out, err = watcher.end()
-    assert (code, err) == (0, "")
-    *_, episode, last = out.splitlines()
+def test_a_run_is_followed_from_its_first_row_to_its_last(beside: Callable[..., list[str]]) -> None:
+    before, begun, *epochs, rest = beside("run", "epoch", "epoch", "epoch", "end")
+    assert before == ""
+    assert begun.startswith("run demo: task digits_impaired")
+    for number, shown in enumerate(epochs):
+        assert shown.splitlines()[-1].startswith(f"epoch {number}/8")
+    *_, episode, last = rest.splitlines()
     assert episode.startswith("episode 0 ended (horizon)")
     assert last.endswith("run has finished after epoch 8 of 8")
 
 
-def test_a_run_that_is_killed_has_stopped(writer: Process, watcher: Process) -> None:
-    writer.say("run")
-    for _ in range(4):
-        writer.say("epoch")
-    watcher.lines_until("epoch 3/8")
-    writer.child.kill()
-
-    code, out, err = watcher.end()
-    assert (code, err) == (0, "")
-    assert out.splitlines()[-1].endswith("run has stopped after epoch 3 of 8")
-
-
-def test_a_run_that_is_killed_before_its_first_row_has_stopped(writer: Process, watcher: Process) -> None:
-    writer.child.kill()
-
-    code, out, _ = watcher.end()
-    assert (code, out.count("\n")) == (0, 1)
-    assert out.endswith("run has stopped before it recorded anything\n")
+@pytest.mark.parametrize(
+    ("deeds", "end"),
+    [
+        (("run", "epoch", "epoch", "kill"), "run has stopped after epoch 1 of 8"),
+        (("kill",), "run has stopped before it recorded anything"),
+    ],
+)
+def test_a_run_that_is_killed_has_stopped(
+    deeds: tuple[str, ...], end: str, beside: Callable[..., list[str]]
+) -> None:
+    (last,) = beside(*deeds)[-1].splitlines()
+    assert last.endswith(end)
 
 
-def test_ctrl_c_ends_watching_quietly_and_not_the_run(writer: Process, watcher: Process) -> None:
-    writer.say("run")
-    watcher.lines_until("stages:")
-    watcher.child.send_signal(signal.SIGINT)
-
-    assert watcher.end() == (0, "", "")
-    writer.say("epoch")
+def test_ctrl_c_ends_watching_quietly(beside: Callable[..., list[str]]) -> None:
+    assert beside("run", "interrupt")[-1] == ""
 
 
 # --- runs that are over ---------------------------------------------------------------------------
@@ -161,11 +124,7 @@ def test_a_log_gets_one_line_per_iteration_at_once(
     cli.main(["watch", str(training)])
 
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split("  ")[0] for line in lines[:-1]] == [
-        "iteration 1/100",
-        "iteration 2/100",
-        "iteration 3/100",
-    ]
+    assert [line.split("  ")[0] for line in lines[:-1]] == [f"iteration {number}/100" for number in (1, 2, 3)]
     assert lines[-1].endswith("has stopped after iteration 3 of 100")
 
 
@@ -184,17 +143,11 @@ def test_a_mistake_is_answered_with_a_sentence(
     training: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Refused,
 ) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["watch", *(str(training) if word == "RUN" else word for word in words)])
-
-    assert stop.value.code == 2
-    said = capsys.readouterr().err
-    assert sentence in said
-    assert "Traceback" not in said
+    assert sentence in refused("watch", *(training if word == "RUN" else word for word in words))
 
 
 # --- a run that is resumed between two looks -------------------------------------------------------

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from esper.karn.query import read_rows
+from esper.karn.run import open_run
 from esper.leyline import LifecycleRules
 from esper.leyline.events import TABLES, AlertRow, Row, UpdateRow
 from esper.nissa.rules import MACHINE_RULES
 from esper.nissa.watch import Watch
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
-from esper.scripts.guard import exit_on_error
+from esper.scripts.guard import USAGE_ERROR, exit_on_error
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import Evaluation, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
@@ -80,6 +82,10 @@ def tiny(**changes: Any) -> TrainingConfig:
     return TrainingConfig(**{**settings, **changes})
 
 
+class StoppedError(Exception):
+    """Ends a run in the middle."""
+
+
 @contextmanager
 def after_iterations(act: Callable[[int], None]) -> Iterator[None]:
     """Let ``act`` happen after the rows of each iteration were written."""
@@ -101,6 +107,18 @@ def full_disk(*args: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def forked(target: Callable[..., object], *args: object) -> BaseProcess:
+    """Start a process that has the modules of a training already: to import torch takes longer than to train.
+
+    The server that it is forked from is started once per process of pytest.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["esper.scripts.train_command", "torch._dynamo"])
+    child = context.Process(target=target, args=args)
+    child.start()
+    return child
+
+
 # --- what is left behind --------------------------------------------------------------------------
 
 
@@ -114,13 +132,14 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 def rows_without_times(run: Path) -> dict[str, list[dict[str, Any]]]:
     """All tables but that of memory and writing times, and what was said of the machine."""
+    opened = open_run(run)
     return {
         table: [
             {name: value for name, value in msgspec.to_builtins(row).items() if name not in TIMES}
-            for row in read_rows(run, table)
+            for row in opened.rows(kind)
             if getattr(row, "rule", None) not in MACHINE_RULES
         ]
-        for table in TABLES
+        for table, kind in TABLES.items()
         if table != "resource"
     }
 
@@ -145,16 +164,20 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 
 # --- refusals -------------------------------------------------------------------------------------
 
+Refused = Callable[..., str]
+"""The fixture ``refused``: runs a command that has to be refused, and returns the sentence that it says."""
 
-def sentence_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+
+def sentence_of(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
     """Run a command that has to be refused: the one sentence that it ends with."""
-    return sentence_from(capsys, lambda: cli.main(words))
+    return sentence_from(capsys, lambda: cli.main([str(word) for word in words]))
 
 
 def sentence_from(capsys: pytest.CaptureFixture[str], command: Callable[[], None]) -> str:
+    capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         exit_on_error(command)
-    assert stop.value.code == 2
+    assert stop.value.code == USAGE_ERROR
     said = capsys.readouterr().err
     assert said.startswith("esper: ")
     assert said.count("\n") == 1

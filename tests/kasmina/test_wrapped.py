@@ -138,7 +138,7 @@ def test_seeds_live_at_every_slot_at_once(kind: str, style: Style) -> None:
 
 
 @pytest.mark.parametrize("incubation", ["shadow", "straight_through"])
-def test_between_passes_the_module_is_the_users_own(incubation: str) -> None:
+def test_outside_a_forward_pass_the_module_is_the_users_own(incubation: str) -> None:
     trial = wrap("resnet", incubation=incubation)
     host = trial.model.host
     assert isinstance(host, WrappedHost)

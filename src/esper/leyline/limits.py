@@ -61,7 +61,7 @@ FORCED_SHARE: Final = 0.6
 WAIT_SHARE: Final = 0.95
 """Share of WAIT among all decisions; beyond, hardly anything is tried."""
 SHAPING_SHARE: Final = 0.5
-"""Share of shaping in what is paid; beyond, a policy is paid for the way more than for the goal."""
+"""Share of shaping in the reward; beyond, a policy earns more for the way than for the goal."""
 CORRELATED_EPISODES: Final = 20
 """Episodes over which return and score are compared."""
 RANK_CORRELATION: Final = -0.45

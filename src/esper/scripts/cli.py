@@ -14,7 +14,7 @@ COMMANDS = {
     "run": "Grow a network on a task and report what each seed contributed.",
     "train": "Teach a policy to decide what grows.",
     "eval": "Compare a trained policy with every control.",
-    "watch": "Follow a run that goes on, or replay one that is over.",
+    "watch": "Follow a run that goes on, or show one that is over.",
     "serve": "Show all runs of a folder on a live page.",
     "report": "Show what a run came to, in one HTML file.",
     "runs": "List all runs with their state and score.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from esper.build import build_task
 from esper.config import RunConfig, checked
 from esper.karn import summary
 from esper.karn.query import read_rows
@@ -17,6 +19,7 @@ from esper.karn.terminal import TerminalView
 from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
 from esper.runner import check_names, free_directory, run_arm
 from esper.scripts.flags import parse_flags
+from esper.tamiyo.policy.checkpoint import read_training
 
 DESCRIPTION = "Grow a network on a task and report what each seed contributed."
 
@@ -37,6 +40,7 @@ def run_command(
 def run(config: RunConfig) -> None:
     """Run the controller and its controls, then print what came of it."""
     check_names(config)
+    _say_what_the_policy_was_not_trained_on(config)
     base = config.out or free_directory(f"{config.task}-{config.controller}-seed{config.rng_seed}")
     console = Console()
     arms: dict[str, Rows] = {}
@@ -49,6 +53,14 @@ def run(config: RunConfig) -> None:
         print(json.dumps({controller: rows.as_json() for controller, rows in arms.items()}, indent=2))
     else:
         _print_tables(arms, console)
+
+
+def _say_what_the_policy_was_not_trained_on(config: RunConfig) -> None:
+    trained = read_training(config.checkpoint) if config.checkpoint else None
+    task = build_task(config)
+    asked = {"task": config.task, "slots": task.num_slots, "steps": task.horizon}
+    if trained and (different := trained.differences(**asked, auto_forward=config.auto_forward)):
+        print(f"esper: the policy decides on {different}", file=sys.stderr)
 
 
 class Rows(NamedTuple):

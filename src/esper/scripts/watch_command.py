@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -16,6 +17,7 @@ from esper.karn.terminal import TerminalView
 from esper.leyline.errors import EsperError
 from esper.leyline.events import RunRow
 from esper.scripts.flags import parse_words
+from esper.scripts.guard import USAGE_ERROR
 
 DESCRIPTION = "Show a run that is over, or follow one that goes on. Ctrl-C ends watching, never the run."
 POLL_SECONDS: Final = 0.25
@@ -50,11 +52,11 @@ def watch(run: Run, config: WatchConfig, console: Console) -> None:
         raise EsperError(f"environment {config.env} is not in this run; {known}")
     with TerminalView(run.path, console, env=config.env, share_of_time=SHARE_OF_TIME) as view:
         view.refresh()
-        while run.state == "running" and view.error is None:
+        while view.error is None and run.state == "running":
             time.sleep(POLL_SECONDS)
             view.refresh()
     if view.error is not None:
-        raise view.error
+        sys.exit(USAGE_ERROR)  # the view has said why
     said = f"the run in {run.path} has {run.state} {_place(run)}"
     console.print(said, soft_wrap=True, highlight=False, markup=False)
 

@@ -68,7 +68,7 @@ class CNNHost(SegmentedHost):
 
 
 class ResidualBlock(nn.Module):
-    """h + f(h) with f two rounds of GroupNorm, ReLU and 3×3 convolution (He et al. 2016, pre-activation)."""
+    """h + f(h) with f twice GroupNorm, ReLU and 3×3 convolution (He et al. 2016, pre-activation)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
