@@ -28,8 +28,7 @@ class Cross(Mirrored):
 
     def __init__(self, width: int) -> None:
         super().__init__(
-            nn.Conv2d(width, width, (5, 1), padding=(2, 0)),
-            nn.Conv2d(width, width, (1, 5), padding=(0, 2)),
+            nn.Conv2d(width, width, (5, 1), padding=(2, 0)), nn.Conv2d(width, width, (1, 5), padding=(0, 2))
         )
 
 

@@ -1,7 +1,5 @@
 """Rows are values; those that tests make up are bent into shape before anybody has seen them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

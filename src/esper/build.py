@@ -1,7 +1,5 @@
 """From configuration to objects: task, environment, controller, and the row that describes a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

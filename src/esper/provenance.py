@@ -1,7 +1,5 @@
 """Where a run comes from: revision, versions, machine."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

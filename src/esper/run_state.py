@@ -5,8 +5,6 @@ it is replaced after a state is complete. A state is sealed with digests of its 
 differs is refused.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs one controller over its episodes and leaves a run directory behind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

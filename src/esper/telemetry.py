@@ -3,8 +3,6 @@
 An alert raises the level of detail for a while, and leaves a file with what was known when it was raised.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,5 @@
 """Runs a training: from a configuration to a directory with telemetry, checkpoints and the best policy."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The page in a real browser: it follows a run, shows what the rows say, and works without a mouse."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

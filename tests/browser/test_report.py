@@ -1,7 +1,5 @@
 """The report in a real browser: on a phone and on a desk, by day and by night, from a file and offline."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

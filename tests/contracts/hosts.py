@@ -3,8 +3,6 @@
 Every one has dropout on both sides of its first slot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 

@@ -9,8 +9,6 @@ A user's own blueprint goes through the same cells in a few lines::
 with both names from tests.contracts.rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 An episode serves many rules one after the other: building a model costs more than looking at it.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

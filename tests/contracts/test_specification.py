@@ -3,8 +3,6 @@
 Not here: ``SharedBatchIterator`` of §6, which belongs to the engine for several devices and is not built.
 """
 
-from __future__ import annotations
-
 import torch
 
 from esper import MorphogeneticModel, harvest

@@ -1,7 +1,5 @@
 """What several files start from: the tiny task, and training runs of it that are made once per file."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

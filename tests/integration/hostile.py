@@ -1,7 +1,5 @@
 """Invocations that nobody means: hostile values for every flag, and damage to run directories."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

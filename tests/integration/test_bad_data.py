@@ -3,8 +3,6 @@
 What each reader refuses is tested with the readers; here it is what the tasks ask of the data beyond that.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator
@@ -60,11 +58,7 @@ def folders() -> Files:
         ),
         ("cifar_impaired", folders(), "has 10 images to train on and validate with; the task needs 5120"),
         ("text", {"text.txt": b"to be " * 4181}, "a text of 25086 bytes is too short"),
-        (
-            "text",
-            {"text.txt": b"a" * 30000},
-            "answers to train on are 97, so there is nothing to learn",
-        ),
+        ("text", {"text.txt": b"a" * 30000}, "answers to train on are 97, so there is nothing to learn"),
     ],
 )
 def test_files_that_cannot_be_used_get_a_sentence(

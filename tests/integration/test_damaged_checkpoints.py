@@ -1,7 +1,5 @@
 """Runs that were damaged or tampered with: a resume refuses them, and executes nothing in them."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import random

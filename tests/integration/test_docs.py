@@ -1,7 +1,5 @@
 """The documents keep their word: commands and code run, links lead somewhere, numbers are measured ones."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

@@ -1,7 +1,5 @@
 """``esper export`` on runs that are complete, being written, or left by a writer that was killed."""
 
-from __future__ import annotations
-
 import signal
 import struct
 import subprocess

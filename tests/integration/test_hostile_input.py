@@ -1,7 +1,5 @@
 """Hostile input ends in one sentence and a non-zero exit code, never in a traceback."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Training runs killed with SIGKILL at chosen moments: resumed, they end as if nothing had happened."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A training run in several processes: the same run bit for bit, and a sentence when they fall apart."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The report command as a user meets it: what it writes, its answers to mistakes, how to do it again."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The run command as a user meets it: what it leaves behind, and what it says to a mistake."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import io

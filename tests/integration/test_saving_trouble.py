@@ -1,7 +1,5 @@
 """Runs that end early, and disks that are full: what was saved is intact, and can be resumed."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import AbstractContextManager

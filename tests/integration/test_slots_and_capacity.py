@@ -1,7 +1,5 @@
 """Hosts of any number of slots, policies and their capacity, and what a policy was trained on."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Arms × rng seeds × episodes: paired, in order, and the episodes that a run of the same rng seed leads."""
 
-from __future__ import annotations
-
 import multiprocessing
 from pathlib import Path
 

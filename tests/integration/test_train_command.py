@@ -1,7 +1,5 @@
 """Teaching a policy as a user meets it: what is left behind, evaluations, processes, mistakes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Do-nothing twins: kept in a cache that may be damaged or full, and named when they cannot be made."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

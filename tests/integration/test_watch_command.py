@@ -1,7 +1,5 @@
 """``esper watch`` as a user meets it: beside a living writer, after its death, and long after."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

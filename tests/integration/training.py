@@ -1,7 +1,5 @@
 """Short training runs for several test files: how they are prepared, compared and refused."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing

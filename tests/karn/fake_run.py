@@ -3,8 +3,6 @@
 Three slots over eight epochs: a seed that is kept, one that is pruned, one that the horizon removes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 
@@ -65,11 +63,7 @@ G, T, B, H, F, P = (
     Stage.PRUNED,
 )
 E, R, D = Stage.EMBARGOED, Stage.RESETTING, Stage.DORMANT
-STAGES_OF_SEED = {
-    0: {1: T, 2: B, 3: B, 4: H, 5: H, 6: F, 7: F, 8: F},
-    1: {2: T, 3: T, 4: B},
-    2: {7: T, 8: T},
-}
+STAGES_OF_SEED = {0: {1: T, 2: B, 3: B, 4: H, 5: H, 6: F, 7: F, 8: F}, 1: {2: T, 3: T, 4: B}, 2: {7: T, 8: T}}
 """Stage after each epoch, by seed; seed i sits in slot i."""
 SEED_PARAMS = (148, 1200, 40)
 SEED_BLUEPRINTS = (BlueprintAction.CONV_LIGHT, BlueprintAction.CONV_HEAVY, BlueprintAction.NORM)

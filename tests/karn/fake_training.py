@@ -4,8 +4,6 @@ Returns rise from iteration to iteration and differ between environments. A trou
 must show well: numbers outside their bands, heads that were never read, an episode that broke down, alerts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

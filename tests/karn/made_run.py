@@ -3,8 +3,6 @@
 Every number in them is a row's own, so that a test can compute what a view must say from the rows alone.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """A folder of made-up runs and a client of the page over it, for the tests of the server."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An episode in words: each sentence is worked out by hand from rows that are few enough to be read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """One number, one value: terminal, lists, page, report, figures and alerts say the same of a run."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

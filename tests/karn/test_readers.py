@@ -1,7 +1,5 @@
 """Readers beside a writer that appends lines and converts them: nobody disturbs anybody."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """The report says what the rows say: pages are read back and compared with rows written by hand."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re
@@ -326,7 +324,7 @@ def test_alerts_are_listed_with_how_often_and_what_to_do(tmp_path: Path, grown_p
     (line,) = section.table
     columns = ("rule", "severity", "about", "times", "value", "limit", "hint")
     assert [line[name] for name in columns] == [
-        *("kl", "warning", "slot r0c1", "1", "2.5", "2.25", "rolled back to epoch 3"),
+        *("kl", "warning", "slot r0c1", "1", "2.5", "2.25", "rolled back to epoch 3")
     ]
     section = grown_page.one("section", id="alerts")
     assert section.text == "What is wrong, and since when? No alert was raised."

@@ -1,7 +1,5 @@
 """Intervals against printed tables of Student's t, and pairs worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

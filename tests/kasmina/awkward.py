@@ -1,8 +1,6 @@
 """Two modules that were never meant to grow, with what makes wrapping hard: shared in-place
 activations, batch statistics, additions in place, skips that join again later."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Seeds taken through their episode by the path that an environment takes."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from esper.kasmina import lifecycle

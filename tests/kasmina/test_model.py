@@ -9,17 +9,7 @@ import torch
 
 from esper.kasmina import CNNHost, MorphogeneticModel
 from esper.leyline import LifecycleOp, LifecycleRules, SlotTable, Stage, Style
-from tests.contracts.matrix import (
-    KINDS,
-    SLOT,
-    Case,
-    Kind,
-    batch,
-    begin,
-    germinate,
-    planted,
-    restart,
-)
+from tests.contracts.matrix import KINDS, SLOT, Case, Kind, batch, begin, germinate, planted, restart
 from tests.kasmina.living import act, epoch
 
 host_kinds = pytest.mark.parametrize("kind", KINDS)

@@ -1,7 +1,5 @@
 """The GPT host: causal, tied, in segments that slots can stand behind."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

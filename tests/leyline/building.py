@@ -1,7 +1,5 @@
 """Spaces, facts and slot tables for the tests of leyline and tamiyo."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

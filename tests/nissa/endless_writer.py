@@ -3,8 +3,6 @@
 They say how many rows are flushed. A resumable one stores its checkpoint in ``RUN.json`` and goes on from it.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

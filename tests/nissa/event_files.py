@@ -1,7 +1,5 @@
 """Reads TensorBoard's event files with its own reader, and says what a row should give."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path

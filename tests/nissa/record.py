@@ -4,8 +4,6 @@
 it was made, then one line per row with its table. Minutes each; results differ between machines in detail.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Lines become Parquet, which holds what they held; what cannot be converted stays lines."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource

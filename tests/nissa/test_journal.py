@@ -1,7 +1,5 @@
 """A training writes its rows by iterations: whole or not at all, with a journal of the one in progress."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Writers killed with SIGKILL, at chosen moments and at any: every flushed row is there once, none twice."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

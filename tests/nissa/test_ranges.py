@@ -1,7 +1,5 @@
 """Every fraction lies within 0 to 1 and every score within 0 to 100, in the rows of real runs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path

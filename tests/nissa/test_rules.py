@@ -3,8 +3,6 @@
 Trainings that take minutes are recorded (``python -m tests.nissa.record``); the others are run here.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Every rule at its limit, on rows made by hand: raised when a condition begins, cleared when it ends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

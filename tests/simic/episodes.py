@@ -1,7 +1,5 @@
 """Whole episodes under a reward family, through the real loop, and what each reward term should be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Rollouts of small policies on oracle environments, for the tests of the learner."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache

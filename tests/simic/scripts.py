@@ -1,7 +1,5 @@
 """The best decisions in every oracle, written down by whoever knows its secret."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Updates that go wrong: what is written down of them, and how a run goes on or ends."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Hosts that break down in the middle of an episode, and everything that goes on without them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Shards among processes: each is run once, by whoever is free."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Reward families: in numbers worked out by hand, and through the real loop with networks that grow."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """The rows of episodes that a policy learned from."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

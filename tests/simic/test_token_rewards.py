@@ -1,7 +1,5 @@
 """``contribution`` and ``loss`` on tokens, through the real loop: the rewards are what was measured."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """One decision of a fresh heuristic, and a small episode for what it remembers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from esper.leyline import OP_GERMINATE, ActionSpace, Head, SlotTable, Stage, canonicalise

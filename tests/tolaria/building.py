@@ -1,7 +1,5 @@
 """Small tasks, grown networks and bit-for-bit comparison for the tests of tolaria and the benchmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product

@@ -1,7 +1,5 @@
 """What an environment does with an action that it cannot carry out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

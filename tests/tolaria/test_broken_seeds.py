@@ -1,7 +1,5 @@
 """Seeds that are no longer finite: they go, and the host stays as it was."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batch statistics that fit the network which is scored."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The horizon: what becomes of live seeds, and what the final score is of."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Tasks whose data comes from files, or from the running Python's own library."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

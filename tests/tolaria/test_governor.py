@@ -1,7 +1,5 @@
 """When the governor raises an alarm, and when it must not."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

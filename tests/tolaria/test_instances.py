@@ -1,7 +1,5 @@
 """Episodes draw their host, its training and its slots from the distribution of the task."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

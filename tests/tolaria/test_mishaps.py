@@ -4,8 +4,6 @@ A healthy one is left alone in test_report_fields.py. For every task, with more 
 experiments/011-governor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Random episodes: whatever is chosen, the lifecycle, the counters and the model keep their promises."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

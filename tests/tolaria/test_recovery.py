@@ -1,7 +1,5 @@
 """An episode that goes wrong: the guilty seed goes, or the last good state comes back."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

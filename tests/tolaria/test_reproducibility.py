@@ -1,7 +1,5 @@
 """The same names give the same episode, bit for bit, and no episode reaches into another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any

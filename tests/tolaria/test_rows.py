@@ -1,7 +1,5 @@
 """The rows that an episode emits."""
 
-from __future__ import annotations
-
 from esper.leyline import NUM_OPS, Stage, is_legal_move
 from esper.leyline.events import (
     CounterfactualRow,

@@ -1,7 +1,5 @@
 """One step of an episode: what happens in which order, and on which clock."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Rows beyond their limit are left out with a note, since a look at the first ones
 for. Whatever else is too much is refused.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a run comes to, in plain sentences and a few large numbers; all of them are the outcome's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A pure function of the rows of one episode, for report, page and terminal alike.
 stands where it germinates; what is unknown reads "–".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar

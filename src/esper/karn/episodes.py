@@ -1,7 +1,5 @@
 """What became of every seed of one episode, gathered from its transition and seed rows."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

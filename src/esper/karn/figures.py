@@ -1,7 +1,5 @@
 """The questions that a run answers with a picture, in the order in which they are shown."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from esper.karn.drawing.lanes import draw_lanes

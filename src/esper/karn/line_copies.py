@@ -1,7 +1,5 @@
 """The rows of a run that are still JSON lines, copied into tables in memory of a database."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Sequence

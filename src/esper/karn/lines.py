@@ -4,8 +4,6 @@ A run: one per epoch, per stage change that matters and per episode. A training:
 one per alert.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

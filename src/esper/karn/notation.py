@@ -1,7 +1,5 @@
 """Numbers as people read them, the same in every view; what is unknown reads "–", never 0."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import pairwise

@@ -4,8 +4,6 @@ The result of a run is the mean of its finished episodes; that of a training, of
 iteration that reached their horizon: the policy that led them is the one it arrived at.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final

@@ -5,8 +5,6 @@ same information for those who see no colour at all. Both grow heavier as a seed
 the network.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

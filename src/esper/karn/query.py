@@ -1,7 +1,5 @@
 """The typed rows of a run by its directory, for whoever needs no more than that."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TypeVar
 

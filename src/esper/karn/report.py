@@ -1,7 +1,5 @@
 """A run as one HTML file that needs nothing else: the page of the run with everything in it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from esper.karn.conclusion import conclude

@@ -1,7 +1,5 @@
 """All runs below a folder, one line each: what was run, how far it came and how well it does."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

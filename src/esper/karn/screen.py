@@ -5,8 +5,6 @@ look like. Colour means stage or severity only. A number inside its band is dim,
 beside it.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from rich.columns import Columns

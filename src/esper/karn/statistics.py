@@ -3,8 +3,6 @@
 One number that stands for several episodes is their mean, on every surface.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Sequence

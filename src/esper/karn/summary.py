@@ -1,7 +1,5 @@
 """The end of a run: what an episode came to, its seeds, and arms side by side. The tables fit 80 columns."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final

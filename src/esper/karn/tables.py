@@ -6,8 +6,6 @@ killed, the rows of the iteration in progress stand at the end of each table. Th
 own telemetry and nothing else, and writes nothing.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path

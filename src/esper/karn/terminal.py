@@ -6,8 +6,6 @@ thread, a screen is drawn by the thread that rich's ``Live`` keeps: the database
 Each takes a small share of the time at most; what comes too early for that is shown with what follows.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -4,8 +4,6 @@ A ramp of n epochs spends one epoch at each of curve(1/n) … curve(n/n); INSTAN
 The table's columns are the only state: ``begin_ramp`` starts one, ``tick_ramp`` moves it on.
 """
 
-from __future__ import annotations
-
 import math
 
 from esper.leyline.factored_actions import SIGMOID_STEEPNESS, AlphaCurve

@@ -5,8 +5,6 @@ ADD d, MULTIPLY h·tanh(d), GATE g(h)·d. The identity path keeps the gradient i
 of a slot alive at every alpha.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

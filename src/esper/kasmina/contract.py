@@ -5,8 +5,6 @@ comes alive, and whether a token stays blind to later ones, shows only once it l
 ``check_blueprint`` lets it, in a slot between two small layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Final

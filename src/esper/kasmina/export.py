@@ -4,8 +4,6 @@ A segmented host becomes an ``nn.Sequential``; a wrapped module stays of its own
 fossil placed behind the submodule it grew on.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The gates between stages: each returns the names of the checks that passed and failed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Gradient health of a seed, from the gradients of its last minibatch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

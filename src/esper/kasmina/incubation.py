@@ -5,8 +5,6 @@ the host with detached parameters and cloned buffers, inside the slot's own rand
 learns on the loss that it *would* cause; nothing of the host changes, not even its random state.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ the same table and the same call always give the same result. An epoch is ``tick
 minibatches are trained, measurements, then ``advance`` for the mechanical moves.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from esper.kasmina import alpha, gates

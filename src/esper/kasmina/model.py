@@ -4,8 +4,6 @@ The slot table owns stages and alphas. ``sync`` is the only function that copies
 torch reads them: the alpha buffers and the lists of slots that take part in a pass.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

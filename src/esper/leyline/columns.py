@@ -4,8 +4,6 @@ Nothing here is a second list to keep up to date: names and types are the Struct
 and bands stand beside them as ``Column``, and a column without one stops the import.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType, NoneType, UnionType

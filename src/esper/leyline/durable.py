@@ -1,7 +1,5 @@
 """Files and folders that appear whole: written beside their place, flushed to the disk, then renamed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Errors a user can act on: every message says what was found, what is allowed and what to do."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import Final

@@ -6,8 +6,6 @@ run's own row, so that more slots or heads never change a type. ``None`` means u
 by 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Only the physically impossible is excluded, never a question of timing or taste.
 attempted; from there on only a gate may refuse it, by name.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from esper.leyline.factored_actions import (

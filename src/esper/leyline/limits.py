@@ -1,7 +1,5 @@
 """Numbers that separate healthy from unhealthy, each written once."""
 
-from __future__ import annotations
-
 from typing import Final
 
 GRADIENT_VANISHING: Final = 1e-7

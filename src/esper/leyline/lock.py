@@ -1,7 +1,5 @@
 """The mark of a living writer: a lock in a run's telemetry that the kernel releases with its process."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import time

@@ -1,7 +1,5 @@
 """The interfaces at which domains meet without importing each other."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 

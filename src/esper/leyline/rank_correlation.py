@@ -3,8 +3,6 @@
 The alert ``pays-for-worse`` and the figure "Is the reward honest?" are both this function.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

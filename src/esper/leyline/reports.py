@@ -1,7 +1,5 @@
 """Readable views of single slots, derived from the slot table."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The numbers that govern a slot's episode, chosen once per run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, Literal
 

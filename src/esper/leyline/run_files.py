@@ -11,8 +11,6 @@ the range are there as well, they hold the same rows and do not count.
 nobody writes the run any more, and the iteration was never completed.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

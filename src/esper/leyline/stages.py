@@ -5,8 +5,6 @@ cooling down) is computed from ``LEGAL_MOVES``, so that a change of the lifecycl
 one table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Seeds of named random streams: the same names give the same stream, whatever else runs."""
 
-from __future__ import annotations
-
 import hashlib
 
 

@@ -5,8 +5,6 @@ process killed at any moment leaves the lines, or both, or Parquet. Types come f
 from the rows, so that all files of a table agree.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from pathlib import Path

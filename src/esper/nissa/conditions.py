@@ -4,8 +4,6 @@ A look is a pure function of the row and of the rows before it. What it cannot e
 a number that is unknown neither raises an alert nor clears it.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

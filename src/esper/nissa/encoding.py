@@ -4,8 +4,6 @@ A number that is not finite is refused, because JSON could only show it as null 
 unknown. That is checked for every row, so it has to be cheap: no Python code per column.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from numbers import Real

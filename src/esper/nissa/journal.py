@@ -6,8 +6,6 @@ after each epoch. A file that cannot be written is given up without a word: the 
 their iteration, and if that cannot be written, ``RunWriter`` says so.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ Every limit is one of ``leyline.limits``; ``nissa.watch`` evaluates the table, o
 ``python -m esper.nissa.rules > docs/alerts.md`` writes the reference that users read.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The reference of what a run records: ``python -m esper.nissa.schema > docs/metrics.md``."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from typing import Final

@@ -4,8 +4,6 @@ What it says is a function of the rows that it was given. No rule sees rows of t
 finished iterations may be given again table by table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

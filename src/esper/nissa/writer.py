@@ -9,8 +9,6 @@ Lines become Parquet when there are enough of them. A training may go back to it
 lines are converted when one is stored.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """``esper COMMAND …``: which command, and its flags."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module

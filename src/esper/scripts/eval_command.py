@@ -1,7 +1,5 @@
 """``esper eval CHECKPOINT``: a trained policy against every control, on rng seeds kept for that."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

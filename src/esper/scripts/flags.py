@@ -1,7 +1,5 @@
 """Flags made from the typed configuration; a flag that cannot be read is refused in one sentence."""
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import types

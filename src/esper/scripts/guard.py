@@ -1,7 +1,5 @@
 """How a command ends: every error is one sentence on standard error and a non-zero exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """``esper report RUN``: what a run came to, in one HTML file for anybody's browser."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path

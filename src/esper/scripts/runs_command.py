@@ -1,7 +1,5 @@
 """``esper runs [DIR]``: every run below a folder, with its state and its score."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

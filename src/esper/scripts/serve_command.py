@@ -1,7 +1,5 @@
 """``esper serve DIR``: one page over all runs of a folder, live."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """``esper sql RUN "select …"``: any question to a run's tables, answered as a table, JSON or CSV."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

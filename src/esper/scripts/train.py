@@ -3,8 +3,6 @@
 Flags are named as in the specification: ``--seed``, ``--max-epochs`` (steps of an episode), ``--episodes``.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """``esper watch RUN``: a run or a training on the terminal, from another process and only by reading."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

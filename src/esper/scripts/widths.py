@@ -1,7 +1,5 @@
 """How wide a table is when nothing of it is cut."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table

@@ -1,7 +1,5 @@
 """One of several processes that share a training run; started by torchrun through ``esper train``."""
 
-from __future__ import annotations
-
 import os
 import sys
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Advantages as a pure function of tensors ``[env, step]``."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

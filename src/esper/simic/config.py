@@ -4,8 +4,6 @@ Every field is a flag of ``esper train`` and a key of a configuration file. The 
 handed the configuration itself.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field

@@ -4,8 +4,6 @@ Every sum is divided by ``rows``, a number of rows of the whole rollout, so that
 shards add up to the gradient of the batch.
 """
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 import torch

@@ -3,8 +3,6 @@
 They are the arms that a policy must beat, so they see the same facts and the same legality as it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

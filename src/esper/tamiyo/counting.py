@@ -5,8 +5,6 @@ compute spent, fitted on this run. Growth is worth ``promise``. Both are relativ
 compute, so they know neither the budget nor the scale of the loss, and nothing is planned ahead.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

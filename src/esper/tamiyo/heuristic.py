@@ -5,8 +5,6 @@ advance (only without auto-forward), germinate; else wait. Every rule looks at a
 possible is leyline's to say.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 

@@ -10,8 +10,6 @@ Options, in any order: a blend style, a tempo (fast, standard, slow), an alpha t
 full). A step is a decision: step 0 comes before the first epoch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 

@@ -4,8 +4,6 @@ The environment measures, this file remembers. All state is ``[env]`` or ``[env,
 single slots is not here but in the ``SlotTable``.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from esper.leyline import EpochFacts, TrainingSignals

@@ -5,8 +5,6 @@ whole run is copied; the copy grows no more, lets its rate fall, commits and is 
 run goes on as if nothing had happened. What the copies spend is theirs: an answer at mark m costs m.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

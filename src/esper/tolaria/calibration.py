@@ -4,8 +4,6 @@ Running statistics are those of the network that was trained, with its seeds on.
 off they are wrong, the score falls for that reason alone, and the seed looks better than it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

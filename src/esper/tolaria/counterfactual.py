@@ -6,8 +6,6 @@ Contributions come with a paired error bar: both networks see the same samples, 
 difference per sample counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product

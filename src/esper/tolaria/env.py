@@ -4,8 +4,6 @@
 commit. The environment measures; whoever decides gets facts and the slot table.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """One episode, from the untrained host to the commit: the loop that everything else hangs on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from esper.leyline.protocols import Controller

@@ -4,8 +4,6 @@ The host is clipped and stepped on its own gradients alone; every seed has its o
 optimiser. A minibatch whose loss or gradient is not finite changes no weight at all.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ No loss is bad by itself: a weak host may stay at the loss of a blind guess and 
 a fall from what was reached, beyond the ups and downs of the epochs before it, that does not pass.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import deque

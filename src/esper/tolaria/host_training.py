@@ -1,7 +1,5 @@
 """The network of one episode while it trains: model, data, optimisers, random streams, counted compute."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any, Final

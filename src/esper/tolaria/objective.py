@@ -1,7 +1,5 @@
 """What a task asks of an output: a loss to train on, a score to compare networks by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

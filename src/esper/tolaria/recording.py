@@ -179,12 +179,7 @@ def alert_row(place: Place, intervention: Intervention) -> AlertRow:
 
 
 def episode_row(
-    place: Place,
-    report: EpisodeReport,
-    *,
-    twin_score: float | None,
-    seconds: float,
-    reward: Reward | None,
+    place: Place, report: EpisodeReport, *, twin_score: float | None, seconds: float, reward: Reward | None
 ) -> EpisodeRow:
     """The row of an episode, after its commit; ``reward`` is its undiscounted return."""
     return EpisodeRow(

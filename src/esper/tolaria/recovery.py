@@ -4,8 +4,6 @@ A rollback brings back weights, optimisers and topology. Time and data go on, an
 begin anew under the number of the rollback, so the same failure is not met again.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Final, NamedTuple
 

@@ -1,7 +1,5 @@
 """Named random streams of one environment's episode: nothing that happens in one reaches another."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

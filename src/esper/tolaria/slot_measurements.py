@@ -1,7 +1,5 @@
 """Measurements into the slot table: how the seeds of one network learn, and what they are worth."""
 
-from __future__ import annotations
-
 import math
 
 from esper.leyline.slot_table import SlotTable

@@ -5,8 +5,6 @@ features go on with and without its seed. Any other host is run whole for every 
 normalisation every configuration has statistics of its own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

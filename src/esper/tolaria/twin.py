@@ -4,8 +4,6 @@ Its scores are needed for every episode that is compared with it and never chang
 disk under everything that determines them. A cache that cannot be read or written only costs time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

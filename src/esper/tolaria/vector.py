@@ -1,7 +1,5 @@
 """Several environments side by side, one after the other within a step: the reference backend."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from esper.leyline.factored_actions import IntArray

@@ -1,7 +1,5 @@
 """Tables in which every op is legal somewhere, policies, and rollouts of them without an environment."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Signals and slot tables with known numbers, and observations by column name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

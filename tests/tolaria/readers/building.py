@@ -1,7 +1,5 @@
 """Writers of small files, independent of the readers under test, and ways to damage them."""
 
-from __future__ import annotations
-
 import gzip
 import random
 import struct

@@ -8,14 +8,7 @@ import pytest
 from PIL import Image, ImageFile
 
 from esper.tolaria.readers.images import Pixels, read_image
-from tests.tolaria.readers.building import (
-    KINDS,
-    Bytes,
-    image_bytes,
-    png_bytes,
-    random_bytes,
-    refused,
-)
+from tests.tolaria.readers.building import KINDS, Bytes, image_bytes, png_bytes, random_bytes, refused
 
 COLOURS = random_bytes(5, 7, 3)
 GREYS = random_bytes(5, 7)

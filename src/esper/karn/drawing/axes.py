@@ -1,7 +1,5 @@
 """Scales, ticks, axes and labels: where a value lies in a picture, and the words that say so."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A chart is one or more panels over one axis. A panel holds lines, bands between 
 columns: at every place, parts on top of each other; what is negative hangs below 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final

@@ -3,8 +3,6 @@
 Colour is stage, the filled height of a bar is the seed's blend weight alpha.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final

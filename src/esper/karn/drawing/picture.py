@@ -3,8 +3,6 @@
 A drawing that stands alone, as a file or in a notebook, carries its stylesheet and follows light and dark.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A page puts each drawing into an element of class ``picture``; where that is narrow, text is drawn larger.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from esper.karn.palette import LOOKS, SEVERITIES, css_variables, stage_variable

@@ -1,7 +1,5 @@
 """SVG as text: elements with escaped content, and coordinates that take little room."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from html import escape

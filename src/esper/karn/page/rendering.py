@@ -1,7 +1,5 @@
 """The templates, and the notation that they write numbers in. Text is escaped, None reads "–"."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """The sections of a run's page. Report and server ask for the same ones; both get them as HTML."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple

@@ -3,8 +3,6 @@
 The picture: ops as stacked columns, forced waiting striped, failures above.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Final
 

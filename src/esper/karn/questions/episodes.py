@@ -1,7 +1,5 @@
 """Which episodes a run holds, and which of them to show when nobody chose one."""
 
-from __future__ import annotations
-
 from typing import Final, NamedTuple
 
 from esper.karn.episodes import HORIZON

@@ -3,8 +3,6 @@
 The picture: a fan of scores with the twin as a dotted line, parameters as a step line below.
 """
 
-from __future__ import annotations
-
 from esper.karn import notation
 from esper.karn.drawing.chart import Chart, Line, Panel, draw
 from esper.karn.drawing.picture import Picture, course_table

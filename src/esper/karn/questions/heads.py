@@ -3,8 +3,6 @@
 The picture: a strip per head over the iterations, the darker the more open its choice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Final

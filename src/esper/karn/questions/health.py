@@ -3,8 +3,6 @@
 The picture: one small line per metric in its band; a value outside is marked, with its limit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial

@@ -4,8 +4,6 @@ The gain is the lead over the twin where twins are known, else the final score; 
 ranks by the same function.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

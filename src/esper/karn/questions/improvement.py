@@ -3,8 +3,6 @@
 The picture: returns above, scores below.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Final
 

@@ -3,8 +3,6 @@
 The picture: a matrix of slots with contributions on its diagonal and pair interactions beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final

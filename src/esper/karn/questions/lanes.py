@@ -1,7 +1,5 @@
 """What does the network look like: every slot over the epochs of one episode, under the episode's score."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The list of runs, the head of a page and the terminal show this answer.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

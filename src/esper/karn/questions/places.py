@@ -1,7 +1,5 @@
 """Numbers over a run's axis: epochs of its episodes, or iterations of a training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Is the run alive, how far is it, and when will it be done: the one answer that every view shows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

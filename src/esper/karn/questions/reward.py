@@ -1,7 +1,5 @@
 """Which terms make up the reward: their means per iteration, drawn as stacked columns."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Where does the time go: the phases of every iteration or epoch, drawn as stacked columns."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from esper.karn import notation

@@ -1,7 +1,5 @@
 """What growth bought: the score of every run against its parameters and against its compute."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final

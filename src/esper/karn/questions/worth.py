@@ -3,8 +3,6 @@
 The picture: a funnel per blueprint, and its contribution per 1,000 parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final

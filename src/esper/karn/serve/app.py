@@ -1,7 +1,5 @@
 """The server of the page: its views, the files they need and the guard around both."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from http import HTTPStatus

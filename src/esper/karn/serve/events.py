@@ -4,8 +4,6 @@ Every event has all runs, so a connection that was cut off misses nothing: the p
 One comes at the beginning and whenever a run is new, gone or changed, and a comment where nothing did.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable

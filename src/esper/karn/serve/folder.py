@@ -4,8 +4,6 @@ Whoever asks for a run gives an id that is looked up here; no path is ever made 
 are not followed, so nothing outside the folder can be read through it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import threading

@@ -3,8 +3,6 @@
 Opened runs are used by one thread at a time, and only a few stay open.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable

@@ -5,8 +5,6 @@ its own name at this machine is turned away), the method, and the token where ot
 server. Answers forbid everything that does not come from here.
 """
 
-from __future__ import annotations
-
 import functools
 import hmac
 import ipaddress

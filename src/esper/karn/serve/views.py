@@ -4,8 +4,6 @@ A page is a frame of parts. The browser asks for each part when somebody comes t
 it is about has new rows. Endpoints are plain functions that starlette runs on threads.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple

@@ -4,8 +4,6 @@ They stand beside the convolutions of ``conv.py`` and keep the same contract: ex
 and alive with every weight from the first backward.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

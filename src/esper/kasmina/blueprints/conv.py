@@ -5,8 +5,6 @@ linear layer starts with it at zero, what has two starts as a pair of branches t
 rectifies the delta, which would hold it at zero for ever.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 
@@ -67,7 +65,5 @@ class ConvHeavy(Mirrored):
     def __init__(self, width: int) -> None:
         hidden = max(HEAVY_MIN_HIDDEN // 2, width)
         super().__init__(
-            nn.Conv2d(width, hidden, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(hidden, width, 3, padding=1),
+            nn.Conv2d(width, hidden, 3, padding=1), nn.ReLU(), nn.Conv2d(hidden, width, 3, padding=1)
         )

@@ -5,8 +5,6 @@ see a gradient only after it has moved, and a small one: the learning rate times
 Here nothing is zero but the sum, so every weight learns from the first backward.
 """
 
-from __future__ import annotations
-
 import copy
 
 import torch

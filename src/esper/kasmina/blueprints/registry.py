@@ -5,8 +5,6 @@ residual delta, exactly zero at birth. The built-in ones own the action index of
 user's takes an index that its topology leaves free, so the policy's head keeps its size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar

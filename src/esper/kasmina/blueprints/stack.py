@@ -4,8 +4,6 @@ A copy takes over what its original has learned (Gong et al. 2019, progressive s
 G_stack), so unlike every other seed it is not zero at birth.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import register_blueprint

@@ -5,8 +5,6 @@ has two layers is a pair of branches that cancel, together as large as its name 
 of attention are two in each branch, the rank and the hidden units are halved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

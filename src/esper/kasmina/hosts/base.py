@@ -3,8 +3,6 @@
 A segmented host can be entered in the middle, at a slot; any other replays its whole forward.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """A small convolutional host in segments, GroupNorm throughout, ``channels_last`` from the start."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch
@@ -32,12 +30,7 @@ class CNNHost(SegmentedHost):
     """Blocks of convolution, GroupNorm, ReLU with a slot after each; later blocks pool first."""
 
     def __init__(
-        self,
-        widths: Sequence[int],
-        *,
-        kernel: int,
-        input_shape: tuple[int, int, int],
-        classes: int,
+        self, widths: Sequence[int], *, kernel: int, input_shape: tuple[int, int, int], classes: int
     ) -> None:
         super().__init__()
         if not widths or min(widths) < 1:

@@ -1,7 +1,5 @@
 """A small GPT in segments: pre-norm blocks, one embedding for input and output, slots after any layer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -5,8 +5,6 @@ closures would break deepcopy and pickling, and hooks added after ``torch.compil
 A probe forward finds the features at every slot and the order in which the forward meets them.
 """
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Sequence
 from typing import Any
@@ -30,11 +28,7 @@ class WrappedHost(Host):
     segmented = False
 
     def __init__(
-        self,
-        module: nn.Module,
-        slots: Sequence[str],
-        sample: Tensor,
-        topology: Topology = "feature_map",
+        self, module: nn.Module, slots: Sequence[str], sample: Tensor, topology: Topology = "feature_map"
     ) -> None:
         """``slots`` are submodule names or patterns such as ``layer?.0``; ``sample`` is an input batch."""
         super().__init__()

@@ -8,8 +8,6 @@ numbers cannot change any more. The packages are well kept, but cost more than t
 The messages are ``Event``, ``Summary``, ``TensorProto`` and their parts in ``tensorboard/compat/proto``.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ Every exporter shows these points and adds nothing of its own. A table has one s
 left out: a gap says unknown, a 0 would not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path

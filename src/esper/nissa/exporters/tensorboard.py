@@ -1,7 +1,5 @@
 """Points as TensorBoard scalars, and the configuration as a text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Both stamp what they get with the time of the export, so each table's ``t`` is h
 They are loaded only here and only when asked for.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import warnings

@@ -6,8 +6,6 @@ shaping (Ng, Harada & Russell 1999) with potentials of the whole state and no di
 the terms telescope to the difference between its end and its beginning.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple

@@ -4,8 +4,6 @@ Rollouts are small beside the training that makes them, so every process gets al
 the same update: no gradient crosses between processes, and their number changes no bit of the run.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Episodes of growing networks as a policy meets them: observation, masks and reward around a vector."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Protocol
 

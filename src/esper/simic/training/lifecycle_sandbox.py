@@ -4,8 +4,6 @@ Only the network is missing: a closed-form model says what the seeds in place ar
 with noise. Rewards are paired, so the return is the final gain of the committed seeds.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Three sets of environments never meet: those that are trained on, those that say
 those whose return is reported.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Collecting rollouts and evaluating policies, on anything that looks like an environment to a policy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 

@@ -5,8 +5,6 @@ has a bug; a policy that does may still fail elsewhere. Each class says what it 
 the best return is; ``random_return`` is measured with uniform legal actions.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 

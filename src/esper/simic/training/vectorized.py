@@ -6,8 +6,6 @@ episode), and an iteration begins new episodes everywhere, so a checkpoint betwe
 its optimiser and the number of the iteration.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ categorical distributions. With ``conditioned`` heads each sees what was sampled
 Log-probabilities, entropies and the value of a decision all come from the one sample that is taken.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

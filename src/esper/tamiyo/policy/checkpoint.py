@@ -4,8 +4,6 @@ Neither format notices a flipped bit, so a policy's description holds a digest o
 weights, and a folder of several files can be sealed with a digest of each.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

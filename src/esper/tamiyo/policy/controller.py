@@ -1,7 +1,5 @@
 """A trained policy as a controller: argmax, one recurrent state per environment."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """A categorical distribution over the legal values of one head."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import torch

@@ -4,8 +4,6 @@ A policy has room for a number of slots, its capacity. A model with fewer is sho
 missing ones as empty slots in which nothing is legal.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """CIFAR-10 in its binary version: six files of records, each one byte of label and 3 × 32 × 32 of image."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

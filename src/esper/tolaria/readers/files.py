@@ -1,7 +1,5 @@
 """Files and folders as the operating system gives them; what it refuses becomes a ``DataError`` here only."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import stat

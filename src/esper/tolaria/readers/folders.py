@@ -1,7 +1,5 @@
 """Images in one folder per class; the folders' names, sorted, are the classes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

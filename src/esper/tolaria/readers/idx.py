@@ -1,7 +1,5 @@
 """The IDX format of MNIST and its kin: a header with the shape, then one unsigned byte per value."""
 
-from __future__ import annotations
-
 import math
 import struct
 from pathlib import Path

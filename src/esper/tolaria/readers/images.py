@@ -4,8 +4,6 @@ What cannot be noticed: damage inside the data of a JPEG, BMP or WebP is other p
 have no checksum. PNG has one and it is compared.
 """
 
-from __future__ import annotations
-
 import warnings
 from io import BytesIO
 from pathlib import Path

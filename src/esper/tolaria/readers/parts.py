@@ -1,7 +1,5 @@
 """What the readers of labelled images give back, and the rule for labels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

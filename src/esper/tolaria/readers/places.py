@@ -1,7 +1,5 @@
 """Where data sets lie on this machine: $ESPER_DATA, then the shared data folders of the system."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Final

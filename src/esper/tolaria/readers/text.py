@@ -1,7 +1,5 @@
 """Plain text, and windows of tokens as samples."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

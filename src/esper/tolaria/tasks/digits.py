@@ -1,7 +1,5 @@
 """The embedded digits: 1,797 hand-written digits of 8×8 pixels, see digits.md for their origin."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.resources import files
 

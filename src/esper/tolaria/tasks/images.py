@@ -1,7 +1,5 @@
 """Image data sets from files: Fashion-MNIST, small and whole, and CIFAR-10."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache

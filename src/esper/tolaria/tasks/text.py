@@ -1,7 +1,5 @@
 """Text as bytes: a model is to guess the next one. ``pycode`` reads the running Python's own library."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from dataclasses import replace
