@@ -30,7 +30,8 @@ def ramp(curve: AlphaCurve, epochs: int, start: float, target: float) -> list[fl
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = Stage.BLENDING
     table.alpha[0, 0] = start
-    alpha.begin_ramp(table, 0, 0, target=target, epochs=epochs, curve=curve)
+    alpha.aim(table, 0, 0, target, epochs, curve)
+    alpha.begin_ramp(table, 0, 0)
     seen = [float(table.alpha[0, 0])]
     while table.ramping[0, 0]:
         alpha.tick_ramp(table, 0, 0)

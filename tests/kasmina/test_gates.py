@@ -43,7 +43,7 @@ def test_g0_knows_slots_and_blueprints(slot: int, blueprint: int, failed: tuple[
 def test_g1_asks_for_a_seed_that_waits(stage: Stage) -> None:
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = stage
-    verdict = gates.g1_germinated(table, 0, 0)
+    verdict = gates.g1_germinated(table, 0, 0, RULES)
     waits = stage is Stage.GERMINATED
     assert verdict == ("G1", ("stage_germinated",) if waits else (), () if waits else ("stage_germinated",))
 
@@ -87,7 +87,7 @@ def test_g3_asks_for_full_alpha(target: float, elapsed: int, failed: tuple[str, 
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = Stage.BLENDING
     table.alpha_target[0, 0], table.ramp_epochs[0, 0], table.ramp_elapsed[0, 0] = target, 3, elapsed
-    verdict = gates.g3_blended(table, 0, 0)
+    verdict = gates.g3_blended(table, 0, 0, RULES)
     assert (verdict.gate, verdict.failed) == ("G3", failed)
 
 

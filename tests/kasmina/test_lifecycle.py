@@ -49,7 +49,7 @@ class Episode:
         self.moves += lifecycle.set_alpha_target(self.table, 0, 0, target=target, epochs=epochs, curve=curve)
 
     def advance(self) -> bool:
-        moves, verdict = lifecycle.advance_by_request(self.table, 0, 0, self.rules)
+        moves, verdict = lifecycle.enter_next_stage(self.table, 0, 0, self.rules, "policy")
         self.moves += moves
         return verdict.ok
 

@@ -1,7 +1,8 @@
 """Alpha over time: the curves, and the ramp that a slot is on.
 
 A ramp of n epochs spends one epoch at each of curve(1/n) … curve(n/n); INSTANT is a ramp of none.
-The table's columns are the only state: ``begin_ramp`` starts one, ``tick_ramp`` moves it on.
+The table's columns are the only state: ``aim`` and ``begin_ramp`` start one,
+``tick_ramp`` moves it on.
 """
 
 import math
@@ -39,20 +40,22 @@ def ramp_value(start: float, target: float, curve: AlphaCurve, elapsed: int, epo
     return start + (target - start) * curve_value(curve, elapsed / epochs)
 
 
-def begin_ramp(
-    table: SlotTable, env: int, slot: int, *, target: float, epochs: int, curve: AlphaCurve
-) -> None:
-    """Send alpha on its way; the epoch that follows is the ramp's first.
-
-    A ramp to where alpha is takes no time: a held seed would otherwise be on its way for ever.
-    """
-    if target == table.alpha[env, slot]:
-        epochs = 0
-    table.alpha_from[env, slot] = table.alpha[env, slot]
+def aim(table: SlotTable, env: int, slot: int, target: float, epochs: int, curve: AlphaCurve) -> None:
+    """Say where the next ramp leads, and how."""
     table.alpha_target[env, slot] = target
     table.ramp_epochs[env, slot] = epochs
     table.ramp_curve[env, slot] = curve
-    table.ramp_elapsed[env, slot] = min(1, epochs)
+
+
+def begin_ramp(table: SlotTable, env: int, slot: int) -> None:
+    """Send alpha where ``aim`` said; the epoch that follows is the ramp's first.
+
+    A ramp to where alpha is takes no time: a held seed would otherwise be on its way for ever.
+    """
+    if table.alpha_target[env, slot] == table.alpha[env, slot]:
+        table.ramp_epochs[env, slot] = 0
+    table.alpha_from[env, slot] = table.alpha[env, slot]
+    table.ramp_elapsed[env, slot] = min(1, table.ramp_epochs[env, slot])
     _settle(table, env, slot)
 
 

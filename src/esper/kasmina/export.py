@@ -74,14 +74,11 @@ def _fossil_of(slot: SeedSlot) -> Fossil:
 
 
 def _chain(host: SegmentedHost, fossils: dict[int, Fossil]) -> nn.Sequential:
-    parts: list[tuple[str, nn.Module]] = []
-    for index, segment in enumerate(host.segments):
-        parts.append((f"segment_{index}", segment))
-        if index in fossils:
-            parts.append((f"fossil_{host.slot_config.slot_ids[index]}", fossils[index]))
     chain = nn.Sequential()
-    for name, part in parts:
-        chain.add_module(name, part)
+    for index, segment in enumerate(host.segments):
+        chain.add_module(f"segment_{index}", segment)
+        if index in fossils:
+            chain.add_module(f"fossil_{host.slot_config.slot_ids[index]}", fossils[index])
     return chain
 
 

@@ -29,7 +29,7 @@ def g0_valid(space: ActionSpace, slot: int, blueprint: int) -> GateVerdict:
     )
 
 
-def g1_germinated(table: SlotTable, env: int, slot: int) -> GateVerdict:
+def g1_germinated(table: SlotTable, env: int, slot: int, _rules: LifecycleRules) -> GateVerdict:
     """Before TRAINING: a seed is attached and waits."""
     return _verdict("G1", {"stage_germinated": bool(table.stage[env, slot] == Stage.GERMINATED)})
 
@@ -48,7 +48,7 @@ def g2_trained(table: SlotTable, env: int, slot: int, rules: LifecycleRules) -> 
     return _verdict("G2", checks)
 
 
-def g3_blended(table: SlotTable, env: int, slot: int) -> GateVerdict:
+def g3_blended(table: SlotTable, env: int, slot: int, _rules: LifecycleRules) -> GateVerdict:
     """Before HOLDING: alpha was sent to 1.0 and is there."""
     return _verdict(
         "G3",

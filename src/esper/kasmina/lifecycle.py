@@ -5,7 +5,7 @@ the same table and the same call always give the same result. An epoch is ``tick
 minibatches are trained, measurements, then ``advance`` for the mechanical moves.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from esper.kasmina import alpha, gates
 from esper.leyline.errors import EsperError
@@ -78,60 +78,35 @@ def germinate(
     table.blueprint[env, slot] = seed.blueprint
     table.style[env, slot] = seed.style
     table.seed_params[env, slot] = seed.seed_params
-    table.alpha_target[env, slot] = seed.target
-    table.ramp_epochs[env, slot] = seed.ramp_epochs
-    table.ramp_curve[env, slot] = STYLE_CURVES[seed.style]
+    alpha.aim(table, env, slot, seed.target, seed.ramp_epochs, STYLE_CURVES[seed.style])
     moves = [moved._replace(seed_id=seed.seed_id, blueprint=seed.blueprint)]
     if rules.auto_forward:
-        moves += _start_training(table, env, slot, "mechanical")
+        moves += enter_next_stage(table, env, slot, rules)[0]
         if rules.min_training_epochs == 0:
-            moves += _start_blending(table, env, slot, rules, "mechanical")
+            moves += enter_next_stage(table, env, slot, rules)[0]
     return moves
 
 
-def _start_training(table: SlotTable, env: int, slot: int, cause: Cause) -> list[StageMove]:
-    verdict = gates.g1_germinated(table, env, slot)
-    return [_move(table, env, slot, Stage.TRAINING, cause, "incubation begins", verdict)]
+_NEXT: Final = {
+    Stage.GERMINATED: (gates.g1_germinated, Stage.TRAINING, "incubation begins"),
+    Stage.TRAINING: (gates.g2_trained, Stage.BLENDING, "incubation is over"),
+    Stage.BLENDING: (gates.g3_blended, Stage.HOLDING, "full alpha reached"),
+}
+"""The gate out of a stage, where it leads, and the reason that a move gives."""
 
 
-def _start_blending(
-    table: SlotTable, env: int, slot: int, rules: LifecycleRules, cause: Cause
-) -> list[StageMove]:
-    verdict = gates.g2_trained(table, env, slot, rules)
-    if not verdict.ok:
-        return []
-    moved = _move(table, env, slot, Stage.BLENDING, cause, "incubation is over", verdict)
-    alpha.begin_ramp(
-        table,
-        env,
-        slot,
-        target=float(table.alpha_target[env, slot]),
-        epochs=int(table.ramp_epochs[env, slot]),
-        curve=AlphaCurve(int(table.ramp_curve[env, slot])),
-    )
-    return [moved]
-
-
-def _start_holding(table: SlotTable, env: int, slot: int, cause: Cause) -> list[StageMove]:
-    verdict = gates.g3_blended(table, env, slot)
-    if not verdict.ok:
-        return []
-    return [_move(table, env, slot, Stage.HOLDING, cause, "full alpha reached", verdict)]
-
-
-def advance_by_request(
-    table: SlotTable, env: int, slot: int, rules: LifecycleRules
+def enter_next_stage(
+    table: SlotTable, env: int, slot: int, rules: LifecycleRules, cause: Cause = "mechanical"
 ) -> tuple[list[StageMove], GateVerdict]:
-    """ADVANCE: take the next stage if its gate agrees; the verdict says why not."""
-    stage = Stage(int(table.stage[env, slot]))
-    if stage is Stage.GERMINATED:
-        verdict = gates.g1_germinated(table, env, slot)
-        return _start_training(table, env, slot, "policy"), verdict
-    if stage is Stage.TRAINING:
-        verdict = gates.g2_trained(table, env, slot, rules)
-        return _start_blending(table, env, slot, rules, "policy"), verdict
-    verdict = gates.g3_blended(table, env, slot)
-    return _start_holding(table, env, slot, "policy"), verdict
+    """Take the next stage if its gate agrees; the verdict says why not. The policy's request is ADVANCE."""
+    gate, target, reason = _NEXT[Stage(int(table.stage[env, slot]))]
+    verdict = gate(table, env, slot, rules)
+    if not verdict.ok:
+        return [], verdict
+    moved = _move(table, env, slot, target, cause, reason, verdict)
+    if target is Stage.BLENDING:
+        alpha.begin_ramp(table, env, slot)
+    return [moved], verdict
 
 
 def set_alpha_target(
@@ -144,7 +119,8 @@ def set_alpha_target(
     moves = []
     if stage is Stage.HOLDING and target != table.alpha[env, slot]:
         moves.append(_move(table, env, slot, Stage.BLENDING, "policy", f"alpha target {target:g}"))
-    alpha.begin_ramp(table, env, slot, target=target, epochs=epochs, curve=curve)
+    alpha.aim(table, env, slot, target, epochs, curve)
+    alpha.begin_ramp(table, env, slot)
     return moves
 
 
@@ -167,7 +143,8 @@ def prune(
     if table.stage[env, slot] == Stage.HOLDING:
         moves.append(_move(table, env, slot, Stage.BLENDING, cause, f"ramp down: {reason}"))
     table.leaving[env, slot] = True
-    alpha.begin_ramp(table, env, slot, target=0.0, epochs=epochs, curve=curve)
+    alpha.aim(table, env, slot, 0.0, epochs, curve)
+    alpha.begin_ramp(table, env, slot)
     return moves
 
 
@@ -221,7 +198,7 @@ def _advance_slot(table: SlotTable, env: int, slot: int, rules: LifecycleRules) 
     if stage is Stage.RESETTING:
         return [_move(table, env, slot, Stage.DORMANT, "mechanical", "slot is empty again")]
     if stage is Stage.TRAINING and rules.auto_forward:
-        return _start_blending(table, env, slot, rules, "mechanical")
+        return enter_next_stage(table, env, slot, rules)[0]
     if stage is not Stage.BLENDING:
         return []
     if table.ramping[env, slot]:
@@ -229,4 +206,4 @@ def _advance_slot(table: SlotTable, env: int, slot: int, rules: LifecycleRules) 
         return []
     if table.leaving[env, slot]:
         return _remove(table, env, slot, rules, "mechanical", "ramped down")
-    return _start_holding(table, env, slot, "mechanical") if rules.auto_forward else []
+    return enter_next_stage(table, env, slot, rules)[0] if rules.auto_forward else []

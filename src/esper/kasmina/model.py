@@ -154,18 +154,9 @@ class MorphogeneticModel(nn.Module):
         """What a controller may do with this model."""
         topology = self.host.topology
         useful = [s for s in specs_for(topology) if any(slot.takes(s) for slot in self._seed_slots)]
-        return ActionSpace(
-            self.slot_config,
-            self.rules,
-            tuple(spec.index for spec in useful),
-            names_for(topology),
-            frozenset(
-                (index, spec.index)
-                for spec in useful
-                for index, slot in enumerate(self._seed_slots)
-                if not slot.takes(spec)
-            ),
-        )
+        slots, chosen = list(enumerate(self._seed_slots)), tuple(spec.index for spec in useful)
+        unfit = frozenset((i, spec.index) for spec in useful for i, slot in slots if not slot.takes(spec))
+        return ActionSpace(self.slot_config, self.rules, chosen, names_for(topology), unfit)
 
     # --- growth -------------------------------------------------------------------------------
 

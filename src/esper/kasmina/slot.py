@@ -131,11 +131,11 @@ class SeedSlot(nn.Module):
             with self.stream:
                 self._attach(blueprint, style, recipe)
                 self._check_birth(spec, sample)
-        except BlueprintError:
-            self._withdraw(position)
-            raise
         except Exception as error:
-            self._withdraw(position)
+            self.remove()
+            self.stream.set_state(position)
+            if isinstance(error, BlueprintError):
+                raise
             raise BlueprintError(
                 f"blueprint '{spec.name}' fails on features of shape {tuple(sample.shape[1:])}: {error}"
             ) from error
@@ -158,11 +158,6 @@ class SeedSlot(nn.Module):
                 f" slot {self.slot_id} is {self.width} wide. Change the host's width, or choose from"
                 f" {others}"
             )
-
-    def _withdraw(self, position: Tensor) -> None:
-        """Empty the slot after a refusal; its random stream returns to ``position``."""
-        self.remove()
-        self.stream.set_state(position)
 
     def _attach(self, blueprint: int, style: int, recipe: OptimiserRecipe) -> None:
         spec = blueprint_at(blueprint, self.topology)

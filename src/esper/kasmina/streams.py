@@ -6,8 +6,6 @@ What happens inside leaves the global state untouched, bit for bit.
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import torch
 from torch import Tensor
 
@@ -26,9 +24,7 @@ class TorchStream:
         torch.set_rng_state(self._state)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._state = torch.get_rng_state()
         assert self._outer is not None, "left without being entered"
         torch.set_rng_state(self._outer)

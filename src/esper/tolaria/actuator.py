@@ -106,7 +106,7 @@ def _attempt(body: Body, action: IntArray, op: LifecycleOp, slot: int, seed_id: 
         if not verdict.ok:
             return Outcome.refused(verdict)
         return Outcome.done(lifecycle.fossilize(table, 0, slot, verdict))
-    moves, verdict = lifecycle.advance_by_request(table, 0, slot, rules)
+    moves, verdict = lifecycle.enter_next_stage(table, 0, slot, rules, "policy")
     return Outcome.done(moves) if verdict.ok else Outcome.refused(verdict)
 
 

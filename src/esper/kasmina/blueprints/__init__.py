@@ -1,7 +1,6 @@
 """Blueprints: importing this package registers the built-in ones."""
 
-from esper.kasmina.blueprints import channels as _channels  # noqa: F401  registers on import
-from esper.kasmina.blueprints import conv as _conv  # noqa: F401
+from esper.kasmina.blueprints import conv as _conv  # noqa: F401  registers on import
 from esper.kasmina.blueprints import stack as _stack  # noqa: F401
 from esper.kasmina.blueprints import tokens as _tokens  # noqa: F401
 from esper.kasmina.blueprints.mirror import Mirrored

@@ -5,7 +5,7 @@ A segmented host can be entered in the middle, at a slot; any other replays its 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -53,6 +53,8 @@ class SegmentedHost(Host):
 
     segmented = True
     segments: nn.ModuleList
+    spec: dict[str, Any]
+    """What a built-in host was built with."""
     block_kind: ClassVar[type[nn.Module] | None] = None
     """Modules of this class keep the shape of their input: they can be stacked."""
 

@@ -37,12 +37,7 @@ class CNNHost(SegmentedHost):
             raise HostError(f"a CNN host needs positive block widths; found {tuple(widths)}")
         if kernel < 1 or kernel % 2 == 0:
             raise HostError(f"the kernel of a CNN host must be odd, to keep the size; found {kernel}")
-        self.spec = {
-            "widths": list(widths),
-            "kernel": kernel,
-            "input_shape": list(input_shape),
-            "classes": classes,
-        }
+        self.spec = {"widths": list(widths), "kernel": kernel, "input_shape": input_shape, "classes": classes}
         self.topology: Topology = "feature_map"
         self.slot_config = SlotConfig.of_count(len(widths))
         self.segments = nn.ModuleList()
@@ -88,13 +83,8 @@ class ResidualHost(SegmentedHost):
             raise HostError(
                 f"a residual host needs positive width, blocks and slots; found {width}, {blocks}, {slots}"
             )
-        self.spec = {
-            "width": width,
-            "blocks": blocks,
-            "slots": slots,
-            "input_shape": list(input_shape),
-            "classes": classes,
-        }
+        self.spec = {"width": width, "blocks": blocks, "slots": slots}
+        self.spec |= {"input_shape": input_shape, "classes": classes}
         self.topology: Topology = "feature_map"
         self.slot_config = SlotConfig.of_count(slots)
         channels, height, side = input_shape

@@ -96,11 +96,12 @@ class TransformerHost(SegmentedHost):
         A block's feed-forward part has ``feed_forward`` hidden units per unit of width.
         """
         super().__init__()
-        sizes = (vocabulary, context, width, layers, heads, feed_forward)
-        if min(sizes) < 1:
+        sizes = {"vocabulary": vocabulary, "context": context, "width": width, "layers": layers}
+        sizes |= {"heads": heads, "feed_forward": feed_forward}
+        if min(sizes.values()) < 1:
             raise HostError(
                 "a transformer host needs positive vocabulary, context, width, layers, heads and"
-                f" feed_forward; found {', '.join(map(str, sizes))}"
+                f" feed_forward; found {', '.join(map(str, sizes.values()))}"
             )
         if width % heads:
             raise HostError(f"{heads} heads must divide the width; found a width of {width}")
@@ -109,16 +110,7 @@ class TransformerHost(SegmentedHost):
             raise HostError(
                 f"slots stand after layers 0 to {layers - 1}, in order and at least one; found {after}"
             )
-        self.spec = {
-            "vocabulary": vocabulary,
-            "context": context,
-            "width": width,
-            "layers": layers,
-            "heads": heads,
-            "feed_forward": feed_forward,
-            "slots_after": after,
-            "dropout": dropout,
-        }
+        self.spec = {**sizes, "slots_after": after, "dropout": dropout}
         self.topology: Topology = "tokens"
         self.slot_config = SlotConfig.of_count(len(after))
         self.feature_shapes = ((context, width),) * len(after)
