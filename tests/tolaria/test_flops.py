@@ -139,7 +139,7 @@ def test_an_episode_is_booked_as_it_is_counted_while_it_runs() -> None:
     with flop_counter() as counted:
         run(env, {4: action(LifecycleOp.PRUNE, 2), 7: action(LifecycleOp.FOSSILIZE, 0)})
     assert env.host.meter.ledger.total - before == counted.get_total_flops()
-    assert env.host.meter.ledger.as_dict()["pruned_seeds"] > 0
+    assert env.host.meter.ledger.pruned_seeds > 0
 
 
 def test_what_a_pruned_seed_cost_is_booked_by_hand() -> None:

@@ -7,7 +7,7 @@ commit. The environment measures; whoever decides gets facts and the slot table.
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -39,13 +39,6 @@ from esper.tolaria.recording import Decision, Place, Reward
 from esper.tolaria.recovery import ROLLBACK_LIMIT, Recovery
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
-
-
-class DiscardSink:
-    """A sink for environments that nobody watches."""
-
-    def emit(self, row: Row) -> None:
-        """Drop the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +85,7 @@ class MorphEnv:
         """
         self.task = task
         self.table = table if table is not None else SlotTable.empty(1, task.num_slots)
-        self.sink: EventSink = sink if sink is not None else DiscardSink()
+        self.sink = sink
         self.episode, self._attempt = -1, 0
         self._rng_seed = rng_seed
         self._env = env
@@ -144,7 +137,6 @@ class MorphEnv:
 
     def step(self, action: IntArray) -> EnvFacts:
         """Carry out ``action [8]``, then train one epoch and check it."""
-        self._refuse_after_the_end()
         times = [time.perf_counter()]
         op, succeeded = self._act(action)
         times.append(time.perf_counter())
@@ -163,11 +155,9 @@ class MorphEnv:
         self._record_epoch(facts, measured, trained, [*times, time.perf_counter()])
         return facts
 
-    def _refuse_after_the_end(self) -> None:
+    def _act(self, action: IntArray) -> tuple[int, bool]:
         if self.ended:
             raise RuntimeError("this episode has ended; call reset() for the next one")
-
-    def _act(self, action: IntArray) -> tuple[int, bool]:
         check_actions(action[None], 1, self.table.num_slots)
         alpha = self.table.alpha[:, action[Head.SLOT]]
         canonical = canonicalise(action[None], alpha)
@@ -245,7 +235,7 @@ class MorphEnv:
             params=host + grown,
             host_flops_per_sample=host_flops,
             flops_per_sample=flops,
-            flops=self.host.meter.ledger.as_dict(),
+            flops=asdict(self.host.meter.ledger),
             op_counts=tuple(self._op_counts),
             refused=self._refused,
             val_scores=tuple(self._val_scores),
@@ -253,11 +243,10 @@ class MorphEnv:
             cut_short=self.epoch < self.task.horizon,
         )
         seconds = time.perf_counter() - self._began
-        self.sink.emit(
-            recording.episode_row(
-                self._place(), report, twin_score=self._twin_score(), seconds=seconds, reward=reward
-            )
+        row = recording.episode_row(
+            self._place(), report, twin_score=self._twin_score(), seconds=seconds, reward=reward
         )
+        self._emit([row])
         return report
 
     # --- rows ---------------------------------------------------------------------------------
@@ -269,12 +258,13 @@ class MorphEnv:
         return None if self._twin_scores is None else self._twin_scores[self.epoch]
 
     def _emit(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            self.sink.emit(row)
+        if self.sink is not None:
+            for row in rows:
+                self.sink.emit(row)
 
     def record_decision(self, policy: PolicyOutput | None = None, reward: Reward | None = None) -> None:
         """Emit the row of the last decision, with what its maker and its rewarder know of it."""
-        self.sink.emit(recording.decision_row(self._decision, policy, reward))
+        self._emit([recording.decision_row(self._decision, policy, reward)])
 
     def _record_moves(self, moves: Sequence[StageMove]) -> None:
         """Follow stage moves that have happened."""
@@ -287,7 +277,7 @@ class MorphEnv:
     def _record_interventions(self) -> None:
         for intervention in self._recovery.interventions():
             self._emit(recording.transition_rows(self._place(), intervention.moves, self._last_score()))
-            self.sink.emit(recording.alert_row(self._place(), intervention))
+            self._emit([recording.alert_row(self._place(), intervention)])
 
     def _last_score(self) -> float | None:
         return self._val_scores[-1] if self._val_scores else None
@@ -297,17 +287,15 @@ class MorphEnv:
     ) -> None:
         place = self._place()
         self._emit(recording.counterfactual_rows(place, measured, self.table.in_forward[0]))
-        self.sink.emit(
-            recording.epoch_row(
-                place,
-                facts,
-                times,
-                twin_score=self._twin_score(),
-                learning_rate=self.host.learning_rate,
-                skipped_batches=trained.skipped,
-            )
+        row = recording.epoch_row(
+            place,
+            facts,
+            times,
+            twin_score=self._twin_score(),
+            learning_rate=self.host.learning_rate,
+            skipped_batches=trained.skipped,
         )
-        self._emit(recording.seed_rows(place, self.table))
+        self._emit([row, *recording.seed_rows(place, self.table)])
 
     # --- states -------------------------------------------------------------------------------
 

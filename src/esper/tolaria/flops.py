@@ -5,14 +5,11 @@ step's cost is the sum of the parts that took part in it. Normalisation, activat
 not counted.
 """
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +30,8 @@ def flop_counter() -> FlopCounterMode:
     aten = torch.ops.aten
     formulas = {
         aten.convolution_backward: _convolution_backward,
-        aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+        aten._scaled_dot_product_flash_attention_for_cpu: _of_first(3, sdpa_flop_count),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _of_first(4, sdpa_backward_flop_count),
     }
     return FlopCounterMode(display=False, custom_mapping=formulas)
 
@@ -52,42 +49,21 @@ def _convolution_backward(
     return sum(wanted[:2]) * 2 * x[0] * positions * math.prod(weight)
 
 
-def _attention(query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any) -> int:
-    """Torch's formula, which torch applies on CUDA only; a causal attention is charged in full."""
-    return int(sdpa_flop_count(query, key, value))
+def _of_first(shapes: int, formula: Callable[..., int]) -> Callable[..., int]:
+    """Torch's formula for attention, which torch applies on CUDA only; a causal one is charged in full."""
+    return lambda *arguments, **_: int(formula(*arguments[:shapes]))
 
 
-def _attention_backward(
-    grad_output: Sequence[int],
-    query: Sequence[int],
-    key: Sequence[int],
-    value: Sequence[int],
-    *_: Any,
-    **__: Any,
-) -> int:
-    """As ``_attention``: the scores are made again, then four products of their size."""
-    return int(sdpa_backward_flop_count(grad_output, query, key, value))
-
-
-@dataclass(frozen=True, slots=True)
-class PartCost:
+class PartCost(NamedTuple):
     """FLOPs per sample of one part of the network."""
 
-    forward: int = 0
-    to_all: int = 0
+    forward: int
+    to_all: int
     """Backward into parameters and input."""
-    to_parameters: int = 0
+    to_parameters: int
     """Backward into parameters only: the input needs no gradient."""
-    to_input: int = 0
+    to_input: int
     """Backward into the input only: the parameters are frozen."""
-
-    def __add__(self, other: PartCost) -> PartCost:
-        return PartCost(
-            self.forward + other.forward,
-            self.to_all + other.to_all,
-            self.to_parameters + other.to_parameters,
-            self.to_input + other.to_input,
-        )
 
 
 _counted: dict[tuple[str, tuple[int, ...], tuple[torch.Size, ...]], PartCost] = {}
@@ -145,9 +121,6 @@ class FlopLedger:
     validation: int = 0
     counterfactual: int = 0
     pruned_seeds: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
     @property
     def charged(self) -> int:
@@ -220,7 +193,7 @@ class FlopMeter:
 
     def state(self) -> dict[str, dict[Any, int]]:
         """The ledger, and what was spent on each seed."""
-        return {"ledger": self.ledger.as_dict(), "spent": self.spent_by_slot()}
+        return {"ledger": asdict(self.ledger), "spent": self.spent_by_slot()}
 
     def load_state(self, state: dict[str, dict[Any, int]]) -> None:
         """Return to ``state``; the model has returned to its seeds already."""
@@ -254,16 +227,15 @@ class FlopMeter:
         if self.model.rules.incubation == "straight_through":
             return batch * (seed.forward + seed.to_all)
         downstream = [self._seeds[other] for other in self.model.blended if other > slot]
-        rest = reduce(PartCost.__add__, self._segments[slot + 1 :] + downstream, PartCost())
-        return shadow_size(batch) * (seed.forward + seed.to_all + rest.forward + rest.to_input)
+        rest = sum(part.forward + part.to_input for part in self._segments[slot + 1 :] + downstream)
+        return shadow_size(batch) * (seed.forward + seed.to_all + rest)
 
     def validated(self, samples: int, switched: Sequence[int], configurations: NDArray[np.bool_]) -> None:
         """Count one validation of ``samples`` with ``switched`` in ``configurations``, by prefix tree.
 
         One all-on forward counts as validation, what goes beyond it as counterfactual.
         """
-        plain = sum(p.forward for p in self._segments)
-        plain += sum(self._seeds[slot].forward for slot in self.model.blended)
+        plain = self.per_sample()[1]
         copies, depth, spent = 1, 0, self._segments[0].forward
         for slot, segment in enumerate(self._segments[1:]):
             if slot in self.model.blended:

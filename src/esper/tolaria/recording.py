@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from esper.leyline.events import (
     DecisionRow,
     EpisodeRow,
     EpochRow,
+    Row,
     SeedRow,
     StageMove,
     TransitionRow,
@@ -49,6 +51,12 @@ class Reward(NamedTuple):
 
     total: float
     terms: Mapping[str, float]
+
+
+def _columns(row: type[Row], place: Place, source: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of ``row`` that its place and ``source`` know by name; what is not finite is unknown."""
+    known_here = {name: known(source[name]) for name in row.__struct_fields__ if name in source}
+    return known_here | place._asdict()
 
 
 class Decision(NamedTuple):
@@ -124,15 +132,8 @@ def epoch_row(
     """The row of an epoch; ``times`` are when its step began and when each phase ended, in seconds."""
     spans = [1000 * (end - start) for start, end in pairwise(times)]
     return EpochRow(
-        **place._asdict(),
-        train_loss=known(facts.train_loss),
-        train_score=known(facts.train_score),
-        val_loss=facts.val_loss,
-        val_score=facts.val_score,
+        **_columns(EpochRow, place, asdict(facts)),
         twin_score=twin_score,
-        params=facts.params,
-        grown_params=facts.grown_params,
-        host_gradient_norm=known(facts.host_gradient_norm),
         learning_rate=learning_rate,
         skipped_batches=skipped_batches,
         ms=sum(spans),
@@ -143,24 +144,13 @@ def epoch_row(
 def seed_rows(place: Place, table: SlotTable) -> Iterator[SeedRow]:
     """One row per occupied slot of a table of one environment."""
     for slot in np.flatnonzero(table.occupied[0]).tolist():
-        at = (0, slot)
+        values = {name: column[0, slot].item() for name, column in table.arrays().items()}
         yield SeedRow(
-            **place._asdict(),
+            **_columns(SeedRow, place, values),
             slot=slot,
-            seed=int(table.seed_id[at]),
-            blueprint=int(table.blueprint[at]),
-            style=int(table.style[at]),
-            stage=int(table.stage[at]),
-            age=int(table.age[at]),
-            alpha=float(table.alpha[at]),
-            contribution=known(float(table.contribution[at])),
-            contribution_error=known(float(table.contribution_error[at])),
-            shapley=known(float(table.shapley[at])),
-            interaction_sum=known(float(table.interaction_sum[at])),
-            freshness=freshness(int(table.epochs_since_measured[at])),
-            gradient_norm=known(float(table.gradient_norm[at])),
-            gradient_health=known(float(table.gradient_health[at])),
-            params=int(table.seed_params[at]),
+            seed=values["seed_id"],
+            freshness=freshness(values["epochs_since_measured"]),
+            params=values["seed_params"],
         )
 
 
@@ -183,19 +173,8 @@ def episode_row(
 ) -> EpisodeRow:
     """The row of an episode, after its commit; ``reward`` is its undiscounted return."""
     return EpisodeRow(
-        **place._asdict(),
-        val_score=report.val_score,
-        test_score=report.test_score,
+        **_columns(EpisodeRow, place, asdict(report) | {"op_counts": list(report.op_counts)}),
         twin_val_score=twin_score,
-        best_val_score=report.best_val_score,
-        host_params=report.host_params,
-        params=report.params,
-        host_flops_per_sample=report.host_flops_per_sample,
-        flops_per_sample=report.flops_per_sample,
-        flops=report.flops,
-        op_counts=list(report.op_counts),
-        refused=report.refused,
-        rollbacks=report.rollbacks,
         ended_by="governor" if report.cut_short else "horizon",
         seconds=seconds,
         total_reward=None if reward is None else known(reward.total),

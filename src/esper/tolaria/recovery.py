@@ -25,6 +25,7 @@ SNAPSHOT_EVERY: Final = 3
 """Good epochs between snapshots; a fossilisation takes one too."""
 ROLLBACK_LIMIT: Final = 3
 """The rollback that ends an episode, unless told otherwise."""
+NOT_FINITE: Final = Alarm("non-finite", math.nan, math.inf)
 
 
 class Intervention(NamedTuple):
@@ -71,7 +72,7 @@ class Recovery:
         ``broken`` says that the training itself met numbers that are not finite, without a culprit.
         """
         self.rolled_back = False
-        alarm = Alarm("non-finite", math.nan, math.inf) if broken else self._governor.check(measured.loss)
+        alarm = NOT_FINITE if broken else self._governor.check(measured.loss)
         if alarm is None:
             due = self._fossilized or epoch - self._good_epoch >= SNAPSHOT_EVERY
             if due and not self._governor.suspicious:
@@ -157,14 +158,13 @@ class Recovery:
         model.train()
         return math.isfinite(without.item()) and math.isfinite(total_norm(list(gradients)))
 
-    def _prune(self, slot: int, reason: str, alarm: Alarm | None = None) -> None:
+    def _prune(self, slot: int, reason: str, alarm: Alarm = NOT_FINITE) -> None:
         host = self._host
         moves = lifecycle.prune(host.table, 0, slot, host.model.rules, cause="governor", reason=reason)
         actuator.settle(host.model, moves)
         host.count(moves)
         answer = f"pruned {host.model.slot_config.slot_ids[slot]}"
-        found = alarm or Alarm("non-finite", math.nan, math.inf)
-        self._interventions.append(Intervention(found, answer, moves))
+        self._interventions.append(Intervention(alarm, answer, moves))
 
 
 def _undone(before: SlotTable, after: SlotTable) -> list[StageMove]:
