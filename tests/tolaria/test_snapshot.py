@@ -75,7 +75,7 @@ def test_the_stream_that_samples_orders_is_part_of_a_snapshot() -> None:
     run(env, {epoch: plant(epoch) for epoch in range(5)}, until=6)
     kept = env.state()
     first = five_more(env, {})
-    assert len(kept["val_scores"]) == 7
+    assert len(kept["counted"]["_val_scores"]) == 7
     env.load_state(kept)
     assert five_more(env, {}) == first
 

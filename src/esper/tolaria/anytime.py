@@ -32,7 +32,8 @@ def run_anytime(
         controller.reset(0)
     answers: dict[float, EpisodeReport] = {}
     while env.epoch < max(branches):
-        actions = _wait() if controller is None else controller.decide(facts, env.table).actions
+        waiting = np.array([CANONICAL_ACTION])
+        actions = waiting if controller is None else controller.decide(facts, env.table).actions
         facts = EpochFacts.stack([env.step(actions[0])])
         if env.epoch in branches:
             mark = branches[env.epoch]
@@ -55,10 +56,4 @@ def _finish(run: MorphEnv, task: TaskSpec, rng_seed: int) -> EpisodeReport:
     branch = MorphEnv(task, rng_seed=rng_seed)
     branch.reset()
     branch.load_state(run.state())
-    while not branch.ended:
-        branch.step(_wait()[0])
-    return branch.finish()
-
-
-def _wait() -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    return np.array([CANONICAL_ACTION], dtype=np.int64)
+    return branch.run_out()

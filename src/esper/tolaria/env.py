@@ -4,11 +4,12 @@
 commit. The environment measures; whoever decides gets facts and the slot table.
 """
 
+import copy
 import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -39,6 +40,9 @@ from esper.tolaria.recording import Decision, Place, Reward
 from esper.tolaria.recovery import ROLLBACK_LIMIT, Recovery
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
+
+_COUNTED: Final = ("epoch", "_next_seed_id", "_op_counts", "_refused", "_val_scores", "_val_loss")
+"""Attributes that change from step to step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +196,12 @@ class MorphEnv:
         slot_measurements.record_worth(self.table, result)
         return result
 
+    def run_out(self) -> EpisodeReport:
+        """The rest of the episode with nobody acting, and its report."""
+        while not self.ended:
+            self.step(np.array(CANONICAL_ACTION))
+        return self.finish()
+
     # --- what is known ------------------------------------------------------------------------
 
     def _facts(
@@ -304,14 +314,9 @@ class MorphEnv:
         return {
             "origin": self._origin(),
             "episode": (self.episode, self._attempt),
-            "epoch": self.epoch,
             "host": self.host.state(),
             "recovery": self._recovery.state(),
-            "next_seed_id": self._next_seed_id,
-            "op_counts": list(self._op_counts),
-            "refused": self._refused,
-            "val_scores": list(self._val_scores),
-            "val_loss": self._val_loss,
+            "counted": copy.deepcopy({name: getattr(self, name) for name in _COUNTED}),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -322,13 +327,9 @@ class MorphEnv:
         episode, attempt = state["episode"]
         if (episode, attempt) != (self.episode, self._attempt):
             self.reset(episode, attempt=attempt)
-        self.epoch = state["epoch"]
         self.host.load_state(state["host"])
         self._recovery.load_state(state["recovery"])
-        self._next_seed_id = state["next_seed_id"]
-        self._op_counts = list(state["op_counts"])
-        self._refused = state["refused"]
-        self._val_scores, self._val_loss = list(state["val_scores"]), state["val_loss"]
+        vars(self).update(copy.deepcopy(state["counted"]))
         self.host.close_growth(self.epoch)
 
     def _origin(self) -> str:

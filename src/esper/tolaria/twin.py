@@ -15,12 +15,10 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.errors import DivergedError
-from esper.leyline.factored_actions import CANONICAL_ACTION
 from esper.tolaria.env import EpisodeReport, MorphEnv
 from esper.tolaria.tasks.spec import TaskSpec
 
@@ -33,10 +31,7 @@ def run_without_growth(
     """The report of an episode in which nobody ever acts."""
     twin = MorphEnv(task, rng_seed=rng_seed, env=env)
     twin.reset(episode, attempt=attempt)
-    action = np.array(CANONICAL_ACTION)
-    while not twin.ended:
-        twin.step(action)
-    return twin.finish()
+    return twin.run_out()
 
 
 def twin_scores(

@@ -58,7 +58,7 @@ def read_cifar(path: Path) -> Tensor:
 
 
 def read_images(path: Path) -> Tensor:
-    return read_image_folder(path.parent.parent).images
+    return read_image_folder(path.parent.parent)[0].images
 
 
 READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Tensor], tuple[int, ...], range]] = {

@@ -18,22 +18,18 @@ def test_images_come_class_by_class_in_the_order_of_names(tmp_path: Path) -> Non
     write_files(
         tmp_path, {"dog/2": even(4), "cat/b": even(2), "dog/10": even(3), "ant/z": even(0), "cat/a": even(1)}
     )
-    read = read_image_folder(tmp_path, grey=True)
-    assert read.classes == ("ant", "cat", "dog")
+    read, classes = read_image_folder(tmp_path)
+    assert classes == ("ant", "cat", "dog")
     assert read.labels.tolist() == [0, 1, 1, 2, 2]
     assert read.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
     assert (read.images.dtype, read.labels.dtype) == (torch.uint8, torch.int64)
-    assert read.images.shape == (5, 1, 2, 3)
+    assert read.images.shape == (5, 3, 2, 3)
 
 
-def test_a_size_brings_images_together_and_hidden_entries_are_none(tmp_path: Path) -> None:
-    write_files(tmp_path, {"a/1": even(5, 2, 3), "b/1": even(6, 3, 2)})
+def test_hidden_entries_are_no_images(tmp_path: Path) -> None:
+    write_files(tmp_path, {"a/1": even(5), "b/1": even(6)})
     write_files(tmp_path, {"a/.DS_Store": b"x", ".cache/x": b"x", ".hidden": b"x"})
-    read = read_image_folder(tmp_path, size=(4, 7))
-    assert read.images.shape == (2, 3, 4, 7)
-    assert read.images.flatten(1).float().mean(1).tolist() == [5, 6]
-    with refused(f"images of '{tmp_path}' cannot be made 4 × 0 pixels; ask for 1 × 1 or more"):
-        read_image_folder(tmp_path, size=(4, 0))
+    assert read_image_folder(tmp_path)[0].images.flatten(1).float().mean(1).tolist() == [5, 6]
 
 
 def test_train_and_test_folders_give_the_two_parts(tmp_path: Path) -> None:
@@ -42,13 +38,11 @@ def test_train_and_test_folders_give_the_two_parts(tmp_path: Path) -> None:
         {"train/cat/1": even(1), "train/cat/2": even(2), "train/dog/1": even(3)}
         | {"test/cat/1": even(4), "test/dog/1": even(5), "README": b"not looked at"},
     )
-    train, test = read_split_folders(tmp_path, grey=True)
+    train, test = read_split_folders(tmp_path)
     assert train.images[:, 0, 0, 0].tolist() == [1, 2, 3]
     assert train.labels.tolist() == [0, 0, 1]
     assert test.images[:, 0, 0, 0].tolist() == [4, 5]
     assert test.labels.tolist() == [0, 1]
-    resized, _ = read_split_folders(tmp_path, size=(6, 4))
-    assert resized.images.shape == (3, 3, 6, 4)
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_packed_file_of_several_members_and_chunks_is_read_whole(path: Path) -
         (LITERAL + b"\7" * 1000, "promises 2 × 3 values in its header and holds more than these 6 bytes"),
         (b"\x01" + LITERAL[1:], "starts with the bytes 01 00 08 02; an IDX file of unsigned bytes"),
         (b"\0\0\x0a" + LITERAL[3:], "starts with the bytes 00 00 0a 02"),
-        (b"\0\0\x0d\1\0\0\0\1" + b"\1" * 4, "holds 32-bit floats (type 0x0d); an IDX file of unsigned bytes"),
+        (b"\0\0\x0d\1\0\0\0\1" + b"\1" * 4, "starts with the bytes 00 00 0d 01; an IDX file of"),
         (b"\0\0\x08\2" + struct.pack(">2I", 5, 0), "promises 5 × 0 values in its header; at least one"),
         (b"\0\0\x08\x41" + b"\0\0\0\1" * 65 + b"\7", "states a rank of 65; at most 64 is allowed"),
     ],

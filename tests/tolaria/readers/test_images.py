@@ -20,9 +20,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "image"
 
 
-def read(path: Path, content: bytes, *, size: tuple[int, int] | None = None, grey: bool = False) -> Pixels:
+def read(path: Path, content: bytes) -> Pixels:
     path.write_bytes(content)
-    return read_image(path, size=size, grey=grey)
+    return read_image(path)
 
 
 def planes(pixels: Bytes) -> bytes:
@@ -45,12 +45,6 @@ def test_a_png_written_by_hand_comes_back_channel_by_channel(path: Path) -> None
 @pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("BMP", {}), ("WEBP", {"lossless": True})])
 def test_formats_without_loss_come_back_as_written(path: Path, kind: str, options: dict[str, object]) -> None:
     assert read(path, image_bytes(COLOURS, kind, **options)) == Pixels(planes(COLOURS), 5, 7)
-
-
-def test_colours_become_grey_by_luminance(path: Path) -> None:
-    """Rec. 601: 0.299 R + 0.587 G + 0.114 B of 255 is 76.2, 149.7 and 29.1."""
-    pure = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255]]], np.uint8)
-    assert list(read(path, png_bytes(pure), grey=True).planes) == [76, 150, 29]
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "L", "RGBA", "LA", "CMYK"])
@@ -89,12 +83,6 @@ def test_several_pictures_in_one_file_are_refused(path: Path, kind: str) -> None
         read(path, buffer.getvalue())
 
 
-def test_a_size_is_height_and_width(path: Path) -> None:
-    even = np.full((5, 7, 3), (9, 8, 7), np.uint8)
-    assert read(path, png_bytes(even), size=(2, 3)) == Pixels(b"\x09" * 6 + b"\x08" * 6 + b"\x07" * 6, 2, 3)
-    assert read(path, png_bytes(COLOURS), size=(5, 7)).planes == planes(COLOURS)
-
-
 @pytest.mark.parametrize("content", [b"", b"\x89PNG", b"RIFF1234WAVE", image_bytes(GREYS, "GIF")])
 def test_other_content_is_refused(path: Path, content: bytes) -> None:
     with refused(
@@ -128,7 +116,7 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(
     tracemalloc.start()
     try:
         with refused(f"'{path}' ", "pixels"):
-            read(path, huge_bmp(height, width), size=(4, 4))
+            read(path, huge_bmp(height, width))
         assert tracemalloc.get_traced_memory()[1] < 1 << 22
     finally:
         tracemalloc.stop()

@@ -7,12 +7,11 @@ from esper.tolaria.readers.cifar import read_cifar_binary
 from esper.tolaria.readers.files import list_folder, read_bytes
 from esper.tolaria.readers.folders import read_image_folder, read_split_folders
 from esper.tolaria.readers.idx import read_idx, read_labelled_idx
-from esper.tolaria.readers.parts import LabelledImages, Part
+from esper.tolaria.readers.parts import Part
 from esper.tolaria.readers.places import find_data
 from esper.tolaria.readers.text import read_text, windows
 
 __all__ = [
-    "LabelledImages",
     "Part",
     "find_data",
     "list_folder",

@@ -7,21 +7,14 @@ import torch
 from esper.leyline.errors import DataError
 from esper.tolaria.readers.files import list_folder
 from esper.tolaria.readers.images import Pixels, read_image
-from esper.tolaria.readers.parts import LabelledImages, Part
+from esper.tolaria.readers.parts import Part
 
 
-def read_image_folder(
-    folder: Path, *, size: tuple[int, int] | None = None, grey: bool = False, classes: int | None = None
-) -> LabelledImages:
-    """All images of all classes, class by class and in the order of file names.
+def read_image_folder(folder: Path, *, classes: int | None = None) -> tuple[Part, tuple[str, ...]]:
+    """All images of all classes as RGB, class by class and in the order of file names; and the class names.
 
-    ``size`` is (height, width); without it all images must have one size. RGB, or one channel when ``grey``.
-    ``classes`` is how many there must be, where that is known.
+    All images must have one size. ``classes`` is how many there must be, where that is known.
     """
-    if size is not None and min(size) < 1:
-        raise DataError(
-            f"images of '{folder}' cannot be made {size[0]} × {size[1]} pixels; ask for 1 × 1 or more"
-        )
     class_folders = list_folder(folder, "a folder with one folder of images per class")
     if not class_folders:
         raise DataError(f"'{folder}' has no class folders; put one folder of images per class there")
@@ -36,26 +29,22 @@ def read_image_folder(
     first: Pixels | None = None
     for label, class_folder in enumerate(class_folders):
         for path in _image_files(class_folder):
-            image = read_image(path, size=size, grey=grey)
+            image = read_image(path)
             first = first or image
             _check_size(image, first, path)
             planes += image.planes
             labels.append(label)
     assert first is not None
-    images = torch.frombuffer(planes, dtype=torch.uint8)
-    images = images.reshape(len(labels), 1 if grey else 3, first.height, first.width)
-    return LabelledImages(images, torch.tensor(labels), tuple(path.name for path in class_folders))
+    images = torch.frombuffer(planes, dtype=torch.uint8).reshape(-1, 3, first.height, first.width)
+    return Part(images, torch.tensor(labels)), tuple(path.name for path in class_folders)
 
 
-def read_split_folders(
-    folder: Path, *, size: tuple[int, int] | None = None, grey: bool = False, classes: int | None = None
-) -> tuple[Part, Part]:
+def read_split_folders(folder: Path, *, classes: int | None = None) -> tuple[Part, Part]:
     """Training and test part from ``train`` and ``test`` below ``folder``, with the same classes."""
-    train, test = (
-        read_image_folder(folder / name, size=size, grey=grey, classes=classes) for name in ("train", "test")
-    )
-    if train.classes != test.classes:
-        lone = sorted({*train.classes} ^ {*test.classes})
+    train, train_names = read_image_folder(folder / "train", classes=classes)
+    test, test_names = read_image_folder(folder / "test", classes=classes)
+    if train_names != test_names:
+        lone = sorted({*train_names} ^ {*test_names})
         raise DataError(
             f"'{folder}' has {', '.join(lone)} in only one of train and test; both must have the same class"
             " folders: add or take away what differs"
@@ -63,9 +52,9 @@ def read_split_folders(
     if train.images.shape[1:] != test.images.shape[1:]:
         raise DataError(
             f"'{folder}' has images of {_times(train)} pixels in train and of {_times(test)} in test;"
-            " one size is allowed: give a size to bring them to"
+            " one size is allowed: bring them to it"
         )
-    return Part(train.images, train.labels), Part(test.images, test.labels)
+    return train, test
 
 
 def _image_files(class_folder: Path) -> list[Path]:
@@ -79,9 +68,9 @@ def _check_size(image: Pixels, first: Pixels, path: Path) -> None:
     if (image.height, image.width) != (first.height, first.width):
         raise DataError(
             f"'{path}' has {image.height} × {image.width} pixels and the first image {first.height} ×"
-            f" {first.width}; one size is allowed: give a size to bring all images to"
+            f" {first.width}; one size is allowed: bring all images to it"
         )
 
 
-def _times(part: LabelledImages) -> str:
+def _times(part: Part) -> str:
     return f"{part.images.shape[2]} × {part.images.shape[3]}"

@@ -13,14 +13,6 @@ from esper.tolaria.readers.files import AGAIN, GREATEST_RATIO, file_size, list_f
 from esper.tolaria.readers.parts import Part, check_labels
 
 WANTED: Final = "an IDX file of unsigned bytes, plain or gzip-compressed,"
-UNSIGNED_BYTE: Final = 0x08
-OTHER_TYPES: Final = {
-    0x09: "signed bytes",
-    0x0B: "16-bit integers",
-    0x0C: "32-bit integers",
-    0x0D: "32-bit floats",
-    0x0E: "64-bit floats",
-}
 MAX_RANK: Final = 64  # what torch's own operations accept
 MAX_HEADER: Final = 4 + 4 * MAX_RANK
 
@@ -92,14 +84,11 @@ def _shape(path: Path, header: bytearray) -> tuple[int, ...]:
         raise DataError(
             f"'{path}' holds {len(header)} bytes, too few for a header; {WANTED} needs 4: {AGAIN}"
         )
-    zeros, kind, rank = header[:2], header[2], header[3]
-    if zeros != b"\0\0" or kind not in {UNSIGNED_BYTE, *OTHER_TYPES}:
+    rank = header[3]
+    if header[:3] != b"\0\0\x08":
         raise DataError(
-            f"'{path}' starts with the bytes {header[:4].hex(' ')}; {WANTED} starts with 00 00 08: {AGAIN}"
-        )
-    if kind != UNSIGNED_BYTE:
-        raise DataError(
-            f"'{path}' holds {OTHER_TYPES[kind]} (type 0x{kind:02x}); {WANTED} is expected there: convert it"
+            f"'{path}' starts with the bytes {header[:4].hex(' ')}; {WANTED} starts with 00 00 08:"
+            f" convert it, or {AGAIN}"
         )
     if rank > MAX_RANK:
         raise DataError(f"'{path}' states a rank of {rank}; at most {MAX_RANK} is allowed: {AGAIN}")

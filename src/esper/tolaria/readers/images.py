@@ -30,8 +30,8 @@ class Pixels(NamedTuple):
     width: int
 
 
-def read_image(path: Path, *, size: tuple[int, int] | None, grey: bool) -> Pixels:
-    """Decode one image as grey or RGB, resized to ``size`` (height, width) when given.
+def read_image(path: Path) -> Pixels:
+    """Decode one image as RGB.
 
     Pixels come as they are stored: a rotation that a camera noted in the file is not carried out.
     """
@@ -45,7 +45,8 @@ def read_image(path: Path, *, size: tuple[int, int] | None, grey: bool) -> Pixel
                 image.verify()  # the checksums, where there are any
             with Image.open(BytesIO(content), formats=FORMATS) as image:
                 _check(image, path)
-                return _pixels(_opaque(image, path), size, grey)
+                bands = _opaque(image, path).convert("RGB").split()
+                return Pixels(b"".join(band.tobytes() for band in bands), image.height, image.width)
     except DataError:
         raise
     except UnidentifiedImageError as error:
@@ -87,10 +88,3 @@ def _opaque(image: Image.Image, path: Path) -> Image.Image:
             f"'{path}' has transparent pixels; opaque ones are allowed: put it on a background of your choice"
         )
     return colours
-
-
-def _pixels(image: Image.Image, size: tuple[int, int] | None, grey: bool) -> Pixels:
-    image = image.convert("L" if grey else "RGB")
-    if size is not None and size != (image.height, image.width):
-        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    return Pixels(b"".join(band.tobytes() for band in image.split()), image.height, image.width)

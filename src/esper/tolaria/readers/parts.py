@@ -17,16 +17,6 @@ class Part(NamedTuple):
     """int64 ``[N]``."""
 
 
-class LabelledImages(NamedTuple):
-    """Images with the names of their classes."""
-
-    images: Tensor
-    """uint8 ``[N, C, H, W]``."""
-    labels: Tensor
-    """int64 ``[N]``: places in ``classes``."""
-    classes: tuple[str, ...]
-
-
 def check_labels(labels: Tensor, classes: int, path: Path) -> None:
     """Labels ``[N]``, none of them negative, must name one of ``classes`` classes."""
     wrong = (labels >= classes).nonzero()

@@ -46,15 +46,13 @@ def cifar() -> Parts:
     """CIFAR-10 from its binary batches; or, from folders, the same pictures as they were compressed."""
     folder = find_data("cifar-10", CIFAR_HINT)
     names = {path.name for path in list_folder(folder, "a folder with CIFAR-10")}
-    return _read_folders(folder) if "train" in names else _read_batches(folder)
+    return _read_folders(folder, classes=CIFAR_CLASSES) if "train" in names else _read_batches(folder)
 
 
 # Kept for the whole process, by folder: every episode draws its own samples from them.
-
-
-@cache
-def _read_idx(folder: Path) -> Parts:
-    return read_labelled_idx(folder)
+_read_idx = cache(read_labelled_idx)
+_read_batches = cache(read_cifar_binary)
+_read_folders = cache(read_split_folders)
 
 
 @cache
@@ -65,16 +63,6 @@ def _pooled(folder: Path) -> Parts:
 
     train, test = _read_idx(folder)
     return halve(train), halve(test)
-
-
-@cache
-def _read_batches(folder: Path) -> Parts:
-    return read_cifar_binary(folder)
-
-
-@cache
-def _read_folders(folder: Path) -> Parts:
-    return read_split_folders(folder, classes=CIFAR_CLASSES)
 
 
 def _loader(

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.util
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -86,33 +87,27 @@ def _source_of(name: str) -> Path:
     return Path(found.origin)
 
 
-@cache
-def _read_file(path: Path) -> bytes:
-    return read_text(path).encode()
+def _ascii_source() -> bytes:
+    """The same library, every byte beyond ASCII a question mark."""
+    return _library_source().decode("utf-8", "replace").encode("ascii", "replace")
 
 
-def _text() -> bytes:
-    return _read_file(find_data(TEXT_FILE, "put any plain text there, encoded as UTF-8"))
+_read_text = cache(read_text)
 
 
-def load_text(generator: torch.Generator) -> Splits:
-    """The user's own text."""
-    return split_text(_text(), CONTEXT, generator)
+def _own_text() -> bytes:
+    return _read_text(find_data(TEXT_FILE, "put any plain text there, encoded as UTF-8")).encode()
 
 
-def text_digest() -> str:
-    """Which text it is."""
-    return hashlib.sha256(_text()).hexdigest()
+def _loader(
+    source: Callable[[], bytes], context: int = CONTEXT, validation: int = VALIDATION
+) -> Callable[[torch.Generator], Splits]:
+    return lambda generator: split_text(source(), context, generator, validation)
 
 
-def load_pycode(generator: torch.Generator) -> Splits:
-    """The fixed list of library modules, one behind the other."""
-    return split_text(_library_source(), CONTEXT, generator)
-
-
-def pycode_digest() -> str:
-    """Which text this Python's library makes: versions differ."""
-    return hashlib.sha256(_library_source()).hexdigest()
+def _digest(source: Callable[[], bytes]) -> Callable[[], str]:
+    """Which text it is: what Python's library holds differs by version."""
+    return lambda: hashlib.sha256(source()).hexdigest()
 
 
 PYCODE = TaskSpec(
@@ -120,8 +115,8 @@ PYCODE = TaskSpec(
     summary="Python's library by the byte, a GPT of three lean layers",
     input_shape=(CONTEXT,),
     classes=VOCABULARY,
-    load=load_pycode,
-    digest=pycode_digest,
+    load=_loader(_library_source),
+    digest=_digest(_library_source),
     instances=InstanceDistribution(widths=((32, 32, 32),), learning_rates=(0.01,)),
     objective=NEXT_TOKEN,
     host="gpt",
@@ -139,19 +134,13 @@ SCALING_RULES: Final = LifecycleRules(
 """Of tasks in which compute is spent: a seed takes part from its birth."""
 
 
-def load_ascii(generator: torch.Generator) -> Splits:
-    """The same library in longer windows, every byte beyond ASCII a question mark."""
-    content = _library_source().decode("utf-8", "replace").encode("ascii", "replace")
-    return split_text(content, SCALING_CONTEXT, generator, SCALING_VALIDATION)
-
-
 PYCODE_SCALING = TaskSpec(
     name="pycode_scaling",
     summary="Python's library by the character, a GPT of one layer that may become six; 2 TFLOP",
     input_shape=(SCALING_CONTEXT,),
     classes=ASCII,
-    load=load_ascii,
-    digest=pycode_digest,
+    load=_loader(_ascii_source, SCALING_CONTEXT, SCALING_VALIDATION),
+    digest=_digest(_library_source),
     instances=InstanceDistribution(widths=((32,) * 5,), learning_rates=(4e-3,), trunks=(1,)),
     objective=NEXT_TOKEN,
     host="gpt",
@@ -171,6 +160,6 @@ TEXT = replace(
     PYCODE,
     name="text",
     summary="A text file of your own by the byte, a GPT of three lean layers",
-    load=load_text,
-    digest=text_digest,
+    load=_loader(_own_text),
+    digest=_digest(_own_text),
 )
