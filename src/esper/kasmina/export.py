@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -17,7 +18,6 @@ from esper.kasmina import blend
 from esper.kasmina.blueprints import blueprint_named, names_for
 from esper.kasmina.hosts import CNNHost, ResidualHost, SegmentedHost, TransformerHost, WrappedHost
 from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.slot import SeedSlot
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import EsperError, HostError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS, BlendOperator
@@ -52,11 +52,11 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
     Seeds that are not fossilized are left behind; commit them first.
     """
     grown = copy.deepcopy(model)
-    fossils = {
-        index: _fossil_of(grown.slot(index))
-        for index in range(grown.slot_config.num_slots)
-        if grown.table.stage[0, index] == Stage.FOSSILIZED
-    }
+    fossils = {}
+    for index in np.flatnonzero(grown.table.stage[0] == Stage.FOSSILIZED).tolist():
+        slot = grown.slot(index)
+        assert slot.seed is not None, f"slot {slot.slot_id} is marked as fossilized but empty"
+        fossils[index] = Fossil(slot.seed, slot.gate, slot.operator)
     host = grown.host
     if isinstance(host, SegmentedHost):
         return _chain(host, fossils)
@@ -65,12 +65,6 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
     raise HostError(
         f"hosts of class {type(host).__name__} cannot be harvested; segmented and wrapped ones can"
     )
-
-
-def _fossil_of(slot: SeedSlot) -> Fossil:
-    if slot.seed is None:
-        raise RuntimeError(f"slot {slot.slot_id} is marked as fossilized but empty")
-    return Fossil(slot.seed, slot.gate, slot.operator)
 
 
 def _chain(host: SegmentedHost, fossils: dict[int, Fossil]) -> nn.Sequential:
@@ -109,8 +103,7 @@ def save_committed(model: MorphogeneticModel, directory: Path) -> None:
             "blueprint": names[int(model.table.blueprint[0, index])],
             "style": BLEND_IDS[int(model.table.style[0, index])],
         }
-        for index in range(model.slot_config.num_slots)
-        if model.table.stage[0, index] == Stage.FOSSILIZED
+        for index in np.flatnonzero(model.table.stage[0] == Stage.FOSSILIZED).tolist()
     ]
     directory.mkdir(parents=True, exist_ok=True)
     # Clones: a tied embedding stands twice in the dictionary, and shared memory is not saved.

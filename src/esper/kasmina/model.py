@@ -5,7 +5,7 @@ torch reads them: the alpha buffers and the lists of slots that take part in a p
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -101,13 +101,13 @@ class MorphogeneticModel(nn.Module):
         return self(h, alphas, start=slot)
 
     def _engage_live(self, x: Tensor) -> None:
-        shadow = self.training and bool(self._incubating) and self.rules.incubation == "shadow"
+        shadow = self.training and bool(self.incubating) and self.rules.incubation == "shadow"
         tap = shadow_size(x.shape[0]) if shadow else 0
         at_slot = tap if self.host.segmented else 0
         self._tapped_input = x.detach()[:tap].clone() if tap and not at_slot else None
         ghosts = self.training and self.rules.incubation == "straight_through"
         for index, (slot, weight) in enumerate(zip(self._seed_slots, self.live_alphas, strict=True)):
-            incubating = index in self._incubating
+            incubating = index in self.incubating
             slot.engage(weight, tap=at_slot if incubating else 0, ghost=ghosts and incubating)
 
     def captured(self, slot: int) -> Tensor:
@@ -122,8 +122,10 @@ class MorphogeneticModel(nn.Module):
     def sync(self) -> None:
         """Bring alpha buffers and participation in line with the slot table."""
         stage, alpha, taking_part = self.table.stage[0], self.table.alpha[0], self.table.in_forward[0]
-        self._incubating = [i for i in range(len(self._seed_slots)) if stage[i] == Stage.TRAINING]
-        self._blended = [i for i in range(len(self._seed_slots)) if taking_part[i]]
+        self.incubating = [i for i in range(len(self._seed_slots)) if stage[i] == Stage.TRAINING]
+        """Slots whose seed learns behind the host."""
+        self.blended = [i for i in range(len(self._seed_slots)) if taking_part[i]]
+        """Slots whose seed takes part in the forward pass."""
         for index, slot in enumerate(self._seed_slots):
             slot.alpha.fill_(float(alpha[index]))
             slot.disengage()
@@ -134,17 +136,7 @@ class MorphogeneticModel(nn.Module):
     def live_alphas(self) -> list[Tensor | None]:
         """The blend weights of the network as it stands."""
         # Looked up each time: moving a module to another device or type replaces its buffers.
-        return [slot.alpha if i in self._blended else None for i, slot in enumerate(self._seed_slots)]
-
-    @property
-    def incubating(self) -> list[int]:
-        """Slots whose seed learns behind the host."""
-        return list(self._incubating)
-
-    @property
-    def blended(self) -> list[int]:
-        """Slots whose seed takes part in the forward pass."""
-        return list(self._blended)
+        return [slot.alpha if i in self.blended else None for i, slot in enumerate(self._seed_slots)]
 
     def slot(self, index: int) -> SeedSlot:
         return self._seed_slots[index]
@@ -241,7 +233,9 @@ class MorphogeneticModel(nn.Module):
             for slot, kept, (blueprint, style) in zip(self._seed_slots, state["slots"], seeds, strict=True)
         ]
         _check_fits(self.host.state_dict(), state["host"])
-        if not all(slot.is_finite for slot in slots) or not _finite(state["host"].values()):
+        if not all(slot.is_finite for slot in slots) or not all(
+            t.isfinite().all() for t in state["host"].values()
+        ):
             raise HostError("a state with weights that are not finite cannot be returned to")
         self.table.assign(table)
         self.host.load_state_dict(state["host"])
@@ -256,10 +250,6 @@ def _check_fits(own: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     names += [name for name in own.keys() & other.keys() if own[name].shape != other[name].shape]
     if names:
         raise HostError(f"the state belongs to another host; different: {', '.join(names[:5])}")
-
-
-def _finite(tensors: Iterable[Tensor]) -> bool:
-    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 def wrap(

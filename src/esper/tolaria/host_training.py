@@ -4,6 +4,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import DECAY_SHARE, cosine_rate, set_rate, wsd_factor
 from esper.leyline.errors import HostError, SlotError
@@ -38,7 +40,12 @@ class HostTraining:
         self.splits = task.load(streams.generator("split")).with_less_to_train(self.instance.data_share)
         self.table = table
         table.assign(SlotTable.empty(1, task.num_slots))
-        table.enabled[0] = self._both(enabled, self.instance.enabled)
+        table.enabled[0] = np.logical_and(enabled, self.instance.enabled)
+        if not table.enabled.any():
+            raise SlotError(
+                f"the instance of environment {streams.env} enables none of the slots that were asked for;"
+                " ask for all slots where instances vary them"
+            )
         with streams.torch("init"):
             host = task.build_host(self.instance)
         self.model = MorphogeneticModel(host, task.rules, table=table, streams=streams.slot)
@@ -56,15 +63,6 @@ class HostTraining:
         self._sampling = streams.generator("counterfactual")
         self._augmenting = streams.generator("augment")
         self.begin_streams()
-
-    def _both(self, asked: Sequence[bool], drawn: Sequence[bool]) -> list[bool]:
-        both = [mine and its for mine, its in zip(asked, drawn, strict=True)]
-        if not any(both):
-            raise SlotError(
-                f"the instance of environment {self._streams.env} enables none of the slots that were asked"
-                " for; ask for all slots where instances vary them"
-            )
-        return both
 
     def _check_budget(self) -> None:
         budget, steps = self._task.budget, self._task.horizon

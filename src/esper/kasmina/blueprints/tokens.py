@@ -6,7 +6,7 @@ of attention are two in each branch, the rank and the hidden units are halved.
 """
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -38,39 +38,16 @@ class TokenNorm(nn.Module):
         return torch.tanh(self.scale) * (self.norm(h) - h)
 
 
-def _low_rank(width: int, rank: int) -> Mirrored:
+def low_rank(width: int, rank: int) -> Mirrored:
     """Low-rank adaptation (LoRA, Hu et al. 2022): a linear map of ``rank``, both branches together."""
     down, up = nn.Linear(width, rank // 2, bias=False), nn.Linear(rank // 2, width, bias=False)
     return Mirrored(down, up)
 
 
-def _feed_forward(width: int, hidden: int) -> Mirrored:
-    """Linear → GELU → linear with ``hidden`` units, both branches together."""
-    return Mirrored(nn.Linear(width, hidden // 2), nn.GELU(), nn.Linear(hidden // 2, width))
-
-
-@register_blueprint("lora", topology="tokens")
-def lora(width: int) -> nn.Module:
-    """A linear map of rank 8."""
-    return _low_rank(width, rank=8)
-
-
-@register_blueprint("lora_large", topology="tokens")
-def lora_large(width: int) -> nn.Module:
-    """A linear map of rank 32."""
-    return _low_rank(width, rank=32)
-
-
-@register_blueprint("mlp_small", topology="tokens")
-def mlp_small(width: int) -> nn.Module:
-    """A feed-forward network twice as wide as the slot."""
-    return _feed_forward(width, hidden=2 * width)
-
-
-@register_blueprint("mlp", topology="tokens")
-def mlp(width: int) -> nn.Module:
-    """A feed-forward network four times as wide as the slot."""
-    return _feed_forward(width, hidden=4 * width)
+def feed_forward(width: int, times: int) -> Mirrored:
+    """Linear → GELU → linear, ``times`` as wide as the slot in the middle, both branches together."""
+    hidden = times * width // 2
+    return Mirrored(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -124,20 +101,21 @@ class Heads(nn.Module):
         return f"{self.heads}, {self.attend.__name__}"
 
 
-def _attention(width: int, attend: Attend) -> Mirrored:
-    """Two branches of half the heads. No bias before the softmax: the key's would change nothing."""
+def attention(width: int, attend: Attend) -> Mirrored:
+    """Causal attention of four heads, each a quarter of the width: two branches of half the heads.
+
+    No bias before the softmax: the key's would change nothing.
+    """
     return Mirrored(
         nn.Linear(width, 3 * width // 2, bias=False), Heads(HEADS // 2, attend), nn.Linear(width // 2, width)
     )
 
 
-@register_blueprint("attention", topology="tokens", multiple_of=HEADS)
-def attention(width: int) -> nn.Module:
-    """Causal attention of four heads, each a quarter of the width."""
-    return _attention(width, causal_attention)
-
-
-@register_blueprint("flex_attention", topology="tokens", multiple_of=HEADS)
-def flex_attention(width: int) -> nn.Module:
-    """The same through flex attention on CUDA, and through SDPA on the CPU: see ``flex_causal_attention``."""
-    return _attention(width, flex_causal_attention)
+register_blueprint("lora", "tokens")(partial(low_rank, rank=8))
+register_blueprint("lora_large", "tokens")(partial(low_rank, rank=32))
+register_blueprint("mlp_small", "tokens")(partial(feed_forward, times=2))
+register_blueprint("mlp", "tokens")(partial(feed_forward, times=4))
+register_blueprint("attention", "tokens", multiple_of=HEADS)(partial(attention, attend=causal_attention))
+register_blueprint("flex_attention", "tokens", multiple_of=HEADS)(
+    partial(attention, attend=flex_causal_attention)
+)

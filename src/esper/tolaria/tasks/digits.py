@@ -1,5 +1,6 @@
 """The embedded digits: 1,797 hand-written digits of 8×8 pixels, see digits.md for their origin."""
 
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
@@ -43,12 +44,9 @@ DIGITS = TaskSpec(
     instances=InstanceDistribution(widths=((4, 8, 8),), kernels=(3,)),
 )
 
-DIGITS_IMPAIRED = TaskSpec(
+DIGITS_IMPAIRED = replace(
+    DIGITS,
     name="digits_impaired",
     summary="8×8 digits, host 2-4-8 with 1×1 kernels: blind to shape until it grows",
-    input_shape=(1, 8, 8),
-    classes=10,
-    load=load_digits,
-    digest=digits_digest,
     instances=InstanceDistribution(widths=((2, 4, 8),), kernels=(1,)),
 )

@@ -147,14 +147,7 @@ CIFAR = TaskSpec(
     classes=CIFAR_CLASSES,
     load=_loader(cifar, (3, 32, 32), 16_384, 2048),
     digest=_digest(cifar),
-    instances=InstanceDistribution(
-        widths=((8, 16, 32), (16, 32, 64)),
-        kernels=(3,),
-        learning_rates=(0.02, 0.05),
-        rents=(0.001, 0.01),
-        data_shares=(0.5, 1.0),
-        vary_slots=True,
-    ),
+    instances=replace(FASHION.instances, widths=((8, 16, 32), (16, 32, 64)), kernels=(3,)),
     augment=True,
     batches_per_epoch=64,
 )

@@ -25,28 +25,10 @@ BLOCK: Final = 16
 VALIDATION: Final = 256
 TEST: Final = 512
 """Windows."""
-MODULES: Final = (
-    "argparse",
-    "ast",
-    "calendar",
-    "configparser",
-    "csv",
-    "difflib",
-    "fractions",
-    "gettext",
-    "gzip",
-    "heapq",
-    "inspect",
-    "optparse",
-    "pdb",
-    "pickle",
-    "shutil",
-    "statistics",
-    "tarfile",
-    "textwrap",
-    "threading",
-    "zipfile",
-)
+MODULES: Final = """
+argparse ast calendar configparser csv difflib fractions gettext gzip heapq
+inspect optparse pdb pickle shutil statistics tarfile textwrap threading zipfile
+"""
 
 
 def split_text(
@@ -74,7 +56,8 @@ def split_text(
 
 @cache
 def _library_source() -> bytes:
-    return b"".join(read_bytes(_source_of(name), f"the source of the module '{name}'") for name in MODULES)
+    names = MODULES.split()
+    return b"".join(read_bytes(_source_of(name), f"the source of the module '{name}'") for name in names)
 
 
 def _source_of(name: str) -> Path:
