@@ -54,9 +54,9 @@ def test_a_loss_that_falls_fast_enough_is_left_alone():
 
 
 def test_a_loss_at_rest_grows_as_soon_as_a_slope_is_known_upstream_first_and_no_faster_than_it_settles():
-    # Six steps must lie between half of the way (at least step 1) and now: step 12 (6 … 12). Then from
-    # 1.25 · 12 = 15 on, and six steps: 21; from 26 on: 32. Three slots.
-    assert grown_at(lambda step: 2.0) == [(12, 0), (21, 1), (32, 2)]
+    # Six steps must lie between half of the way and now: 5 … 11. Then six from 1.25 · 11 = 14 on: 20; then
+    # six from 25 on: 31. Three slots.
+    assert grown_at(lambda step: 2.0) == [(11, 0), (20, 1), (31, 2)]
 
 
 def test_what_counts_is_the_share_of_the_loss_per_doubling():
@@ -76,7 +76,7 @@ def test_environments_are_judged_apart_and_begin_anew():
             controller.decide(facts(step, 2.0, 1.0 - 0.1 * math.log2(max(step, 1))), table).actions[
                 :, Head.OP
             ]
-            for step in range(13)
+            for step in range(12)
         ]
         assert np.all(np.array(ops[:-1]) == OP_WAIT)
         assert ops[-1].tolist() == [OP_GERMINATE, OP_WAIT]
