@@ -68,7 +68,7 @@ def test_what_counts_is_the_share_of_the_loss_per_doubling():
     assert grown_at(small(1.0)) == grown_at(small(100.0)) != []
 
 
-def test_environments_are_judged_apart_and_begin_anew():
+def test_environments_are_looked_at_apart_and_begin_anew():
     controller, table = CountingController(SPACE, 2), SlotTable.empty(2, 3)
     for _ in range(2):
         controller.reset(0)
