@@ -15,8 +15,8 @@ value_coefficient=0.5 value_clip=None max_grad_norm=1.0
 evaluate_every=5 evaluate_episodes=16 checkpoint_every=5 detail='standard'
 """
 RUN = """
-task='digits_impaired' controller='heuristic' rng_seed=0 episodes=1 steps=None slots=() rotation=()
-plan='every:1:conv_heavy' incubation='shadow' incubation_epochs=None auto_forward=True
+task='digits_impaired' controller='heuristic' rng_seed=0 episodes=1 steps=None budget=None slots=()
+rotation=() plan='every:1:conv_heavy' incubation='shadow' incubation_epochs=None auto_forward=True
 checkpoint=None against=() detail='full' out=None as_json=False
 """
 NAMED = {

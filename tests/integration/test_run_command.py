@@ -160,10 +160,11 @@ def test_each_setting_changes_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
     """Every key of the configuration has an effect on the rows."""
     monkeypatch.setitem(TASKS, "tiny", tiny_task())
     monkeypatch.setitem(TASKS, "other", tiny_task((4, 4, 4)))
-    base = ["run", "--task", "tiny", "--steps", "6", "--json"]
+    base = ["run", "--task", "tiny", "--json"]
     changes = {
         "task": "--task other",
         "steps": "--steps 5",
+        "budget": "--budget 40M",
         "controller": "--controller random",
         "rng_seed": "--rng-seed 1",
         "episodes": "--episodes 2",
@@ -179,7 +180,8 @@ def test_each_setting_changes_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def rows(name: str, extra: str) -> list[tuple[object, ...]]:
         out = tmp_path / name
-        cli.main([*base, *extra.split(), "--out", str(out)])
+        length = [] if "--budget" in extra or "--steps" in extra else ["--steps", "6"]
+        cli.main([*base, *length, *extra.split(), "--out", str(out)])
         epochs = [(r.epoch, r.val_loss, r.params) for r in read_rows(out, EpochRow)]
         return [*epochs, *[(r.action, r.succeeded) for r in read_rows(out, DecisionRow)]]
 
@@ -198,6 +200,10 @@ def test_each_setting_changes_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
         (["run", "--task", "digit"], ["unknown task 'digit'", "digits"]),
         (["run", "--controller", "heuristc"], ["unknown controller 'heuristc'", "did you mean heuristic"]),
         (["run", "--against", "of"], ["unknown controller 'of'", "off"]),
+        (["run", "--budget", "1x"], ["a budget is a number of FLOPs such as 0.5T"]),
+        (["run", "--budget", "1T", "--steps", "3"], ["budget and steps both say", "leave one of them out"]),
+        (["run", "--budget", "1M"], ["a budget of 1,000,000 FLOP", "give 3,235,840"]),
+        (["run", "--controller", "counting"], ["unknown blueprint 'stack'"]),
         (["run", "--slots", "r0c9"], ["slot 'r0c9' is not in this model", "r0c0, r0c1, r0c2"]),
         (["run", "--slots", "0"], ["a host can have 1 to 1000 slots; found 0"]),
         (["run", "--rotation", "conv_hevy"], ["unknown blueprint 'conv_hevy'", "did you mean conv_heavy"]),
