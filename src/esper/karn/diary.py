@@ -5,7 +5,6 @@ stands where it germinates; what is unknown reads "–".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 from esper.karn import notation
@@ -25,19 +24,15 @@ from esper.leyline.stages import Stage
 
 R = TypeVar("R", bound=Row)
 
-_FATES: Final[Mapping[str, LifecycleOp]] = MappingProxyType(
-    {"fossilized": LifecycleOp.FOSSILIZE, "pruned": LifecycleOp.PRUNE}
-)
+_FATES: Final[Mapping[str, LifecycleOp]] = {"fossilized": LifecycleOp.FOSSILIZE, "pruned": LifecycleOp.PRUNE}
 """The decision that can bring a fate about at once."""
-_DEEDS: Final[Mapping[LifecycleOp, str]] = MappingProxyType(
-    {
-        LifecycleOp.GERMINATE: "germinated",
-        LifecycleOp.SET_ALPHA_TARGET: "got a new alpha",
-        LifecycleOp.PRUNE: "began to fade out",
-        LifecycleOp.FOSSILIZE: "was fossilized",
-        LifecycleOp.ADVANCE: "was advanced",
-    }
-)
+_DEEDS: Final[Mapping[LifecycleOp, str]] = {
+    LifecycleOp.GERMINATE: "germinated",
+    LifecycleOp.SET_ALPHA_TARGET: "got a new alpha",
+    LifecycleOp.PRUNE: "began to fade out",
+    LifecycleOp.FOSSILIZE: "was fossilized",
+    LifecycleOp.ADVANCE: "was advanced",
+}
 
 
 class Note(NamedTuple):

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Final, TypeVar
 
 from esper.karn.palette import LOOKS
@@ -15,9 +14,7 @@ from esper.leyline.stages import Stage
 S = TypeVar("S", TransitionRow, SeedRow)
 HORIZON: Final = "horizon"
 """Why an episode ends as planned, and the word by which a reason says that this end removed the seed."""
-FATES: Final[Mapping[str, Stage]] = MappingProxyType(
-    {"fossilized": Stage.FOSSILIZED, "pruned": Stage.PRUNED, "removed at horizon": Stage.PRUNED}
-)
+FATES: Final = {"fossilized": Stage.FOSSILIZED, "pruned": Stage.PRUNED, "removed at horizon": Stage.PRUNED}
 """The stage that each fate looks like; any other seed is alive."""
 
 

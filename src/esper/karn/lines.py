@@ -6,7 +6,6 @@ one per alert.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from esper.karn import notation
@@ -20,9 +19,12 @@ from esper.leyline.stages import Stage
 
 TOLD: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
 """The stages whose beginning is worth a line."""
-_SHORT_OPS: Final[Mapping[str, str]] = MappingProxyType(
-    {"GERMINATE": "germ", "SET_ALPHA_TARGET": "alpha", "FOSSILIZE": "foss", "ADVANCE": "adv"}
-)
+_SHORT_OPS: Final[Mapping[str, str]] = {
+    "GERMINATE": "germ",
+    "SET_ALPHA_TARGET": "alpha",
+    "FOSSILIZE": "foss",
+    "ADVANCE": "adv",
+}
 Stamp = tuple[str, float]
 """Table and time of a row. A resumed training writes its iterations anew, at other times."""
 
