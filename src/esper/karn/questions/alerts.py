@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from markupsafe import Markup
+
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale
 from esper.karn.drawing.chart import Strip, Strips
 from esper.karn.drawing.picture import Picture
-from esper.karn.drawing.svg import Markup, number
+from esper.karn.drawing.svg import number
 from esper.karn.questions.places import Axis, AxisName, axis_of
 from esper.karn.run import Run
 from esper.leyline.events import Severity
