@@ -21,7 +21,8 @@ from pathlib import Path
 from statistics import fmean
 
 from esper.build import one_thread
-from esper.tamiyo import PeriodicController, parse_plan
+from esper.leyline import Controller
+from esper.tamiyo import CountingController, PeriodicController, parse_plan
 from esper.tolaria.anytime import MARKS, run_anytime
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import task_named
@@ -35,7 +36,7 @@ PLANS = {
     "grown at 8, 40, 96": "stack@r0c0:8,stack@r0c1:40,stack@r0c2:96",
 }
 """Copies of the last block, by the step before which each is planted: step 12 is after 0.15 TFLOP."""
-ARMS = {**{f"{size} layers": None for size in SIZES}, **PLANS}
+ARMS: dict[str, str | None] = {**{f"{size} layers": None for size in SIZES}, "counting": "", **PLANS}
 RNG_SEEDS = (0, 1, 2)
 
 
@@ -43,12 +44,15 @@ def run(arm: str, rng_seed: int) -> dict[str, object]:
     """One arm with one rng seed: test losses by mark, and what was spent on what."""
     with one_thread():
         plan = ARMS[arm]
-        task = TASK if plan else TASK.with_trunk(int(arm.split(maxsplit=1)[0]))
-        controller = None
-        if plan:
+        task = TASK.with_trunk(int(arm.split(maxsplit=1)[0])) if plan is None else TASK
+        controller: Controller | None = None
+        if plan is not None:
             env = MorphEnv(task, rng_seed=rng_seed)
             env.reset()
-            controller = PeriodicController(env.action_space, parse_plan(plan, env.action_space))
+            space = env.action_space
+            controller = (
+                PeriodicController(space, parse_plan(plan, space)) if plan else CountingController(space, 1)
+            )
         answers = run_anytime(task, controller, rng_seed=rng_seed)
     return {
         "arm": arm,

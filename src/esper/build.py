@@ -22,6 +22,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.events import SCHEMA_VERSION, RunRow
 from esper.simic.config import TrainingConfig
 from esper.tamiyo import (
+    CountingController,
     HeuristicController,
     HeuristicSettings,
     OffController,
@@ -42,6 +43,7 @@ CONTROLLERS: dict[str, ControllerFactory] = {
     "heuristic": lambda space, config: HeuristicController(
         space, num_envs=1, settings=HeuristicSettings(rotation=config.rotation)
     ),
+    "counting": lambda space, config: CountingController(space, num_envs=1),
     "random": lambda space, config: RandomController(space, config.rng_seed, env_indices=(0,)),
     "periodic": lambda space, config: PeriodicController(space, parse_plan(config.plan, space)),
     "off": lambda space, config: OffController(space),
@@ -72,7 +74,7 @@ def build_task(config: RunConfig) -> TaskSpec:
     rules = replace(task.rules, incubation=config.incubation)
     if config.incubation_epochs is not None:
         rules = replace(rules, min_training_epochs=config.incubation_epochs)
-    return replace(task, rules=rules)
+    return replace(task, rules=rules, budget=config.budget or task.budget)
 
 
 def preset_of(config: RunConfig | TrainingConfig, slots: int | None) -> TaskSpec:

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import Detail
@@ -18,6 +26,18 @@ from esper.leyline.rules import IncubationMode
 from esper.simic.config import MOST, MOST_SLOTS, TaskName, TrainingConfig
 
 Names = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS)]
+PREFIXES: Final = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+
+
+def _flops(given: object) -> object:
+    """A number of FLOPs, from text such as 0.5T or 3e9 or from a number."""
+    found = re.fullmatch(r"(\d{1,19}(?:\.\d{1,9})?(?:e\d{1,2})?)([MGTP]?)", str(given))
+    if found is None or isinstance(given, bool):
+        raise ValueError("a budget is a number of FLOPs such as 0.5T, 200G or 3e9")
+    return round(float(found[1]) * PREFIXES[found[2]])
+
+
+Flops = Annotated[int, BeforeValidator(_flops), Field(ge=1, le=10**18)]
 
 
 class ConfigError(EsperError):
@@ -34,10 +54,13 @@ class RunConfig(Settings):
     """One network that grows, under one controller."""
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
-    controller: str = Field("heuristic", description="Controller: heuristic, random, periodic, off or ppo.")
+    controller: str = Field(
+        "heuristic", description="Controller: heuristic, counting, random, periodic, off, ppo."
+    )
     rng_seed: int = Field(0, ge=0, lt=2**63, description="Root of every random stream; same seed, same run.")
     episodes: int = Field(1, ge=1, le=MOST, description="Episodes, one after the other.")
     steps: int | None = Field(None, ge=1, le=MOST, description="Host epochs per episode; else the preset's.")
+    budget: Flops | None = Field(None, description="FLOPs of an episode, such as 0.5T; else the preset's.")
     slots: Names = Field(
         (), description="Slots that may grow, by ids such as r0c0 r0c2; or a number, for a host with so many."
     )
@@ -78,6 +101,8 @@ class RunConfig(Settings):
             given = name in self.model_fields_set and getattr(self, name) is not None
             if given and reader not in controllers:
                 raise ValueError(f"{name} is read by the {reader} controller only; add --controller {reader}")
+        if self.budget is not None and self.steps is not None:
+            raise ValueError("budget and steps both say how long an episode is; leave one of them out")
         if len(set(controllers)) != len(controllers):
             raise ValueError(f"every controller runs once; found {', '.join(controllers)}")
         return self

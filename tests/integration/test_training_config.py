@@ -80,7 +80,7 @@ def run(directory: Path, settings: Mapping[str, Any]) -> Run:
         {name: getattr(row, name) for name in row.__struct_fields__ if name not in TIMES}
         for row in read_rows(directory, UpdateRow)
     ]
-    return Run(rows, checkpoints, [table for table in TABLES if read_rows(directory, table)])
+    return Run(rows, checkpoints, [table for table in TABLES if read_rows(directory, TABLES[table])])
 
 
 @pytest.fixture(scope="module")

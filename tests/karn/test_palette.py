@@ -17,7 +17,7 @@ def test_glyphs_and_letters_tell_all_stages_apart_without_colour():
     assert all(look.letter.isascii() for look in LOOKS.values())
 
 
-def test_colours_are_colour_blind_safe_and_differ_where_a_seed_lives_or_ends():
+def test_colours_are_colour_blind_safe_and_differ_where_a_seed_is_live_or_ends():
     assert {look.colour for look in LOOKS.values()} <= OKABE_ITO
     others = {Stage.UNKNOWN, Stage.DORMANT, Stage.EMBARGOED, Stage.RESETTING}
     assert len({LOOKS[stage].colour for stage in set(Stage) - others}) == 6

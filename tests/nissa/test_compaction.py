@@ -159,7 +159,7 @@ def test_where_rows_are_there_as_both_parquet_counts_and_damage_to_it_is_a_sente
     file = tmp_path / "telemetry" / "rows-00000-00000" / "epoch.parquet"
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(EsperError, match=r"epoch\.parquet"):
-        read_rows(tmp_path, "epoch")
+        read_rows(tmp_path, TABLES["epoch"])
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -171,7 +171,7 @@ def test_rows_that_are_gone_are_a_sentence(tmp_path: Path, number: int) -> None:
     (tmp_path / "telemetry" / f"rows-0000{number}.jsonl").unlink()
 
     with pytest.raises(EsperError, match=rf"is damaged: rows-0000{number + 1}.jsonl does not follow"):
-        read_rows(tmp_path, "epoch")
+        read_rows(tmp_path, TABLES["epoch"])
 
 
 # --- what cannot be converted stays lines ---------------------------------------------------------

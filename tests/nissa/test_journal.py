@@ -12,7 +12,7 @@ import pytest
 from esper.karn.query import read_rows
 from esper.karn.run import Run
 from esper.leyline.errors import EsperError, RunDirectoryError
-from esper.leyline.events import EpochRow, ResourceRow, UpdateRow
+from esper.leyline.events import EpochRow, ResourceRow, RunRow, UpdateRow
 from esper.leyline.run_files import RowMark
 from esper.nissa import journal
 from esper.nissa import writer as writer_module
@@ -187,7 +187,7 @@ def test_a_resumed_run_goes_on_after_its_checkpoint_in_its_own_time(out: Path) -
         write_iteration(writer, 2)
 
     assert [(row.iteration, row.t) for row in read_rows(out, UpdateRow)] == [(1, 2.0), (2, 3.0)]
-    assert len(read_rows(out, "run")) == 1
+    assert len(read_rows(out, RunRow)) == 1
 
 
 def test_a_run_killed_while_it_resumes_has_no_half_of_an_iteration_and_no_gap(
@@ -218,7 +218,7 @@ def test_a_run_that_began_without_its_own_row_begins_again(out: Path) -> None:
         raise KeyboardInterrupt
     with RunWriter(out, resume_from=RowMark(0, 0.0)) as writer, writer.iteration(0):
         writer.emit(fake_run.run_row(iterations=1))
-    assert len(read_rows(out, "run")) == 1
+    assert len(read_rows(out, RunRow)) == 1
 
 
 # --- a full disk ----------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def test_all_tables_of_a_run_keep_to_the_ranges_of_their_units(
     monkeypatch.setitem(TASKS, "tiny", tiny_task())
     config = RunConfig(controller=controller, steps=10).model_copy(update={"task": "tiny"})
     run = run_arm(config, controller, tmp_path / "run")
-    found, seen = outside(row for table in TABLES for row in read_rows(run, table))
+    found, seen = outside(row for table in TABLES for row in read_rows(run, TABLES[table]))
 
     assert found == []
     assert min(seen["fraction"], seen["score"]) > 20

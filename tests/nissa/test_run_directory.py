@@ -9,6 +9,7 @@ import pytest
 from esper.config import RunConfig
 from esper.karn.query import read_rows
 from esper.leyline.errors import RunDirectoryError
+from esper.leyline.events import RunRow
 from esper.nissa import writer as writer_module
 from esper.nissa.writer import RunWriter
 from esper.runner import run_arm
@@ -100,4 +101,4 @@ def test_a_full_disk_ends_the_telemetry_of_a_run_and_not_the_run(tmp_path, monke
 
     assert capsys.readouterr().err.count("telemetry stopped: cannot write ") == 1
     assert len(list((tmp_path / "run" / "model").iterdir())) == 3
-    assert len(read_rows(tmp_path / "run", "run")) == 1
+    assert len(read_rows(tmp_path / "run", RunRow)) == 1

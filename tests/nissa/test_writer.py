@@ -103,7 +103,7 @@ def test_a_number_that_is_not_finite_is_refused_by_table_and_column(tmp_path, ta
             writer.emit(msgspec.structs.replace(row, **{column: place(value)}))
         writer.emit(row)
 
-    assert len(read_rows(tmp_path, table)) == 1
+    assert len(read_rows(tmp_path, TABLES[table])) == 1
 
 
 def test_a_value_that_json_does_not_know_is_refused_and_leaves_no_trace(tmp_path):
@@ -113,7 +113,7 @@ def test_a_value_that_json_does_not_know_is_refused_and_leaves_no_trace(tmp_path
             writer.emit(row)
         writer.emit(fake_run.run_row())
 
-    assert len(read_rows(tmp_path, "run")) == 1
+    assert len(read_rows(tmp_path, TABLES["run"])) == 1
 
 
 def test_a_row_of_no_table_is_refused(tmp_path):
@@ -147,4 +147,4 @@ def test_a_level_of_detail_which_may_change_leaves_tables_out(tmp_path, detail, 
         for row in fake_run.one_row_of_each_table().values():
             writer.emit(row)
 
-    assert {table for table in TABLES if not read_rows(tmp_path, table)} == missing
+    assert {table for table in TABLES if not read_rows(tmp_path, TABLES[table])} == missing

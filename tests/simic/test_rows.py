@@ -128,7 +128,7 @@ def test_the_run_names_every_choice_of_every_head(run: Path) -> None:
 @pytest.mark.parametrize("detail", ["summary", "standard", "full"])
 def test_a_level_of_detail_writes_its_tables_and_no_others(detail: Detail, tmp_path: Path) -> None:
     directory = trained(tmp_path / "run", detail=detail, iterations=1)
-    written = {table for table in TABLES if read_rows(directory, table)}
+    written = {table for table in TABLES if read_rows(directory, TABLES[table])}
     assert written <= TABLES_OF_DETAIL[detail]
     assert TABLES_OF_DETAIL[detail] - written <= {"alert"}
     assert TABLES_OF_DETAIL["full"] == set(TABLES)

@@ -82,9 +82,8 @@ class ActionMasks:
             legal[..., CANONICAL_ACTION[Head.SLOT] + 1 :] = False
         if Head.BLUEPRINT in heads:
             blueprint &= blueprint.cumsum(dim=-1) == 1
-        return replace(
-            self, slot_by_op=legal, blueprint=blueprint, held=heads - {Head.OP, Head.SLOT, Head.BLUEPRINT}
-        )
+        held = self.held | (heads - {Head.OP, Head.SLOT, Head.BLUEPRINT})
+        return replace(self, slot_by_op=legal, blueprint=blueprint, held=held)
 
     def check(self, head: int, mask: Tensor) -> None:
         """Refuse a mask ``[env, values]`` that leaves an environment without a choice."""
@@ -122,6 +121,7 @@ def compute_batch_masks(table: SlotTable, space: ActionSpace) -> ActionMasks:
         blueprint=torch.from_numpy(_blueprint_row(space)).expand(table.num_envs, -1),
         alpha_is_zero=torch.from_numpy(table.alpha == 0.0),
         stages=torch.from_numpy(table.stage.copy()),
+        held=frozenset({int(Head.TEMPO)}) if space.rules.enters_at_once else frozenset(),
     )
     masks.check(Head.OP, masks.op)
     return masks
