@@ -91,8 +91,6 @@ class TamiyoRolloutBuffer:
         for name, value in vars(parts[0]).items():
             if isinstance(value, Tensor):
                 setattr(joined, name, torch.cat([getattr(part, name) for part in parts]))
-        joined.hidden = (
-            torch.cat([part.hidden[0] for part in parts], dim=1),
-            torch.cat([part.hidden[1] for part in parts], dim=1),
-        )
+        h, c = (torch.cat(states, dim=1) for states in zip(*(part.hidden for part in parts), strict=True))
+        joined.hidden = (h, c)
         return joined
