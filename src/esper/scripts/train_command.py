@@ -53,7 +53,6 @@ class TrainFlags(Settings):
 def train_command(
     args: Sequence[str], *, prog: str = "esper train", renamed: dict[str, str] | None = None
 ) -> None:
-    """Parse ``args`` and train."""
     given, extra = parse_flags(TrainingConfig, prog, DESCRIPTION, args, renamed=renamed, extra=TrainFlags)
     flags = checked(TrainFlags, extra)
     config, directory = _resolve(given, flags)

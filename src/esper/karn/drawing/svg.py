@@ -71,7 +71,6 @@ def text(x: float, y: float, content: str, class_: str = "", anchor: str | None 
 
 
 def rectangle(x: float, y: float, width: float, height: float, class_: str | None, *children: str) -> Markup:
-    """A filled box."""
     return element("rect", *children, x=x, y=y, width=width, height=height, class_=class_)
 
 
@@ -83,7 +82,6 @@ def path(commands: str, class_: str, *children: str, **attributes: str | float |
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
-    """A straight line."""
     return path(f"M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}", class_)
 
 

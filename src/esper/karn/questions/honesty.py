@@ -86,12 +86,8 @@ def _groups(rewarded: Sequence[Rewarded]) -> list[ReturnGroup]:
 
 def _group(pairs: Sequence[tuple[float, float]]) -> ReturnGroup:
     returns, gained = zip(*pairs, strict=True)
-    quarter, median, three_quarters = (
-        statistics.quantiles(gained, n=4, method="inclusive") if len(gained) > 1 else gained * 3
-    )
-    return ReturnGroup(
-        len(pairs), returns[0], returns[-1], statistics.median(returns), quarter, median, three_quarters
-    )
+    quartiles = statistics.quantiles(gained, n=4, method="inclusive") if len(gained) > 1 else gained * 3
+    return ReturnGroup(len(pairs), returns[0], returns[-1], statistics.median(returns), *quartiles)
 
 
 def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:

@@ -16,8 +16,6 @@ PACE_ITERATIONS: Final = 10
 class Progress:
     """How far a run is; None is unknown."""
 
-    task: str
-    controller: str
     state: State
     unit: AxisName
     done: int
@@ -54,8 +52,6 @@ def progress(run: Run) -> Progress:
     if state == "running" and pace is not None and total is not None:
         left = pace * max(total - done, 0)
     return Progress(
-        task=row.task,
-        controller=row.controller,
         state=state,
         unit="iteration" if is_training(run) else "epoch",
         done=done,
@@ -85,12 +81,3 @@ def done_text(found: Progress) -> str:
     """What is done of what is planned."""
     total = "" if found.total is None else f"/{notation.count(found.total)}"
     return f"{found.unit} {notation.count(found.done)}{total}"
-
-
-def progress_line(found: Progress) -> str:
-    """The header line of every view."""
-    parts = [found.task, found.controller, found.state, done_text(found), notation.clock(found.seconds)]
-    if found.state == "running":
-        parts.append(f"left {notation.clock(found.seconds_left)}")
-    parts.append(f"{notation.significant(found.steps_per_second)} steps/s")
-    return " · ".join(parts)

@@ -74,7 +74,6 @@ class TamiyoRolloutBuffer:
         self.next_values[:, self.length - 1] = value
 
     def get_batched_sequences(self, envs: slice = slice(None)) -> Sequences:
-        """Whole sequences of some environments."""
         return Sequences(
             self.state[envs],
             self.blueprint_indices[envs],

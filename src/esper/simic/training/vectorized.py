@@ -104,7 +104,6 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
-        """All iterations were run."""
         return self.iteration >= self.config.iterations
 
     def __iter__(self) -> Iterator[Iteration]:
