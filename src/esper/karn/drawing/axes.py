@@ -30,14 +30,10 @@ def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[fl
     if high <= low:
         return [low]
     step = _round_step((high - low) / max(most, 1), whole=whole)
-    while len(found := _multiples(step, low, high)) > most:
+    # Multiples of a step lie within the range, rounding errors forgiven.
+    while len(found := range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)) > most:
         step = _round_step(step * 1.01, whole=whole)
     return [index * step for index in found]
-
-
-def _multiples(step: float, low: float, high: float) -> range:
-    """Which multiples of ``step`` lie within ``low`` to ``high``, rounding errors forgiven."""
-    return range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
 
 
 def _round_step(least: float, *, whole: bool) -> float:

@@ -252,11 +252,7 @@ def _shape(stage: Stage, x: float, y: float) -> Markup:
         return svg.element("circle", cx=x, cy=y, r=4, class_="ring germinated")
     if stage is Stage.FOSSILIZED:
         return svg.path(f"M{svg.number(x)} {svg.number(y - 6)}l6 6l-6 6l-6 -6z", "mark fossilized")
-    return _scissors(x, y)
-
-
-def _scissors(x: float, y: float) -> Markup:
-    """Two blades that cross, each with its grip below."""
+    # Scissors: two blades that cross, each with its grip below.
     blades = f"M{svg.number(x - 4)} {svg.number(y - 6)}l5.6 8.6m2.4 -8.6l-5.6 8.6"
     grips = "".join(
         f"M{svg.number(x + side - 1.8)} {svg.number(y + 4.2)}a1.8 1.8 0 1 0 3.6 0a1.8 1.8 0 1 0 -3.6 0"

@@ -70,7 +70,6 @@ class Views:
         return HTMLResponse(self._rows())
 
     def run(self, request: Request) -> Response:
-        """One run."""
         found = self._folder.run(request.path_params["id"])
         groups = [
             Group("heads", [self._pending(found, "head", "head")]),
