@@ -18,7 +18,7 @@ from tests.karn import fake_run, fake_training
 EPISODES = 40
 SECONDS_PER_EPOCH = 0.015
 MOST_SHARE = 2 * SHARE_OF_TIME
-"""A look is paid for by the time after it, and the last one has none."""
+"""A look is made up for by the time after it, and the last one has none."""
 SECONDS_BETWEEN_SCREENS = 5.0
 
 
