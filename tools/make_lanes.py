@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 from esper.config import run_config
-from esper.karn.drawing.picture import standalone
 from esper.karn.figures import FIGURES
 from esper.karn.run import open_run
 from esper.runner import run_arm
@@ -42,7 +41,7 @@ def main() -> None:
         picture = lanes.answer(open_run(directory))
     if picture is None:
         parser.error(f"'{directory}' holds no episode to draw")
-    PICTURE.write_text(on_paper(standalone(picture)), encoding="utf-8")
+    PICTURE.write_text(on_paper(picture.standalone()), encoding="utf-8")
     print(f"{PICTURE.name}: {PICTURE.stat().st_size} bytes")
 
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from msgspec.structs import replace
 
-from esper.karn.drawing.picture import Picture, standalone
+from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import LETTER, WIDTH
 from esper.karn.figures import FIGURES, figure_named
 from esper.karn.questions.episodes import EpisodeKey
@@ -217,7 +217,7 @@ def test_a_table_that_does_not_fit_its_columns_is_refused():
 
 
 def test_a_drawing_that_stands_alone_carries_its_style(drawn):
-    text = standalone(drawn["lanes of an episode"])
+    text = drawn["lanes of an episode"].standalone()
     assert drawn["lanes of an episode"]._repr_svg_() == text  # what a notebook asks for
     style = ElementTree.fromstring(text).find(f"{SVG}style")
 

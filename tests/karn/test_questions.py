@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from esper.karn.outcome import ABSENT, differences
+from esper.karn.outcome import differences
 from esper.karn.questions.choices import choices
 from esper.karn.questions.episodes import (
     EpisodeKey,
@@ -501,6 +501,6 @@ def test_differences_are_keys_whose_values_differ(tmp_path):
 
     assert found == {
         "config.nested.rate": (0.5, 0.25),
-        "config.nested.new": (ABSENT, True),
+        "config.nested.new": ("–", True),
         "versions.python": ("3.11", "3.12"),
     }

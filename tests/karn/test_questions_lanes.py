@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.karn.questions.episodes import EpisodeKey
-from esper.karn.questions.lanes import MARKED, Lanes, end_of, lanes
+from esper.karn.questions.lanes import MARKED, Lanes, lanes
 from esper.karn.run import open_run
 from esper.leyline import Stage
 from esper.leyline.events import EpochRow, Row, SeedRow, TransitionRow
@@ -86,7 +86,7 @@ def test_an_episode_that_goes_on_ends_where_it_is(tmp_path):
     assert max(span.end for lane in found.lanes for span in lane.spans) == 9
     alive = [seed for lane in found.lanes for seed in lane.seeds if seed.fate == "alive"]
     assert alive
-    assert {end_of(seed) for seed in alive} == {9}
+    assert {seed.end for seed in alive} == {9}
 
 
 def test_without_epoch_rows_the_lanes_are_there_and_the_score_is_not(tmp_path):

@@ -3,16 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from esper.karn import notation
-from esper.karn.outcome import (
-    Comparison,
-    Result,
-    best_evaluation,
-    broken_episodes,
-    episodes_of_iteration,
-    final_rows,
-    result,
-)
+from esper.karn import notation, outcome
+from esper.karn.outcome import Comparison, Result
 from esper.karn.questions.episodes import is_training, unfinished_episode
 from esper.karn.questions.progress import progress
 from esper.karn.run import Run
@@ -40,9 +32,9 @@ class Conclusion:
 
 def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
     """What is to be said of a run, and how it compares with others."""
-    rows = final_rows(run)
-    episodes = result(rows)
-    evaluation = best_evaluation(run) if is_training(run) else None
+    rows = outcome.final_rows(run)
+    episodes = outcome.result(rows)
+    evaluation = outcome.best_evaluation(run) if is_training(run) else None
     sentences = [how_far_text(run)]
     if episodes is None:
         return Conclusion(_unfinished(run), sentences, [])
@@ -52,7 +44,8 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
         sentences += _course_sentences(run, number)
         facts = [*_evaluation_facts(evaluation), _score_fact(episodes, f"validation, iteration {number}")]
     else:
-        headline = _grown_headline(episodes)
+        many = f" in the mean of {episodes.episodes} episodes" if episodes.episodes > 1 else ""
+        headline = f"It reached {episodes.val_score} on validation{many}{_against_twins(episodes)}"
         test = Fact("test", str(episodes.test_score), "read once, at the end")
         facts = [_score_fact(episodes, "validation"), test]
     sentences += map(comparison_text, comparisons)
@@ -76,7 +69,7 @@ def how_far_text(run: Run) -> str:
 def _unfinished(run: Run) -> str:
     """What is known before the first episode is over, or an episode of a training's iteration lasted."""
     if is_training(run):
-        if broken_episodes(run):
+        if outcome.broken_episodes(run):
             return f"Every episode of iteration {progress(run).done} broke down, so there is no result."
         return "No iteration is done, so there is no result."
     going = unfinished_episode(run)
@@ -89,11 +82,6 @@ def _unfinished(run: Run) -> str:
 
 
 # --- what it reached ------------------------------------------------------------------------------
-
-
-def _grown_headline(episodes: Result) -> str:
-    many = f" in the mean of {episodes.episodes} episodes" if episodes.episodes > 1 else ""
-    return f"It reached {episodes.val_score} on validation{many}{_against_twins(episodes)}"
 
 
 def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: int) -> str:
@@ -110,10 +98,10 @@ def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: in
 def _course_sentences(run: Run, number: int) -> list[str]:
     """The first iteration for contrast, and what the numbers of the last one leave out."""
     sentences = []
-    first = result(episodes_of_iteration(run, 1)) if number > 1 else None
+    first = outcome.result(outcome.episodes_of_iteration(run, 1)) if number > 1 else None
     if first is not None:
         sentences.append(f"The {_iteration_text(1, first)}")
-    if broken := broken_episodes(run):
+    if broken := outcome.broken_episodes(run):
         are = "is" if broken == 1 else "are"
         episodes = _counted(broken, "episode").capitalize()
         sentences.append(f"{episodes} of iteration {number} broke down and {are} not counted.")
@@ -171,19 +159,12 @@ def _score_fact(episodes: Result, name: str) -> Fact:
 
 
 def _cost_facts(run: Run, episodes: Result, comparisons: Sequence[Comparison]) -> list[Fact]:
+    prediction = episodes.host_flops_per_sample, episodes.flops_per_sample
+    against = _against_compute(episodes, comparisons)
     return [
         _growth_fact("parameters", episodes.host_params, episodes.params, notation.count),
-        _growth_fact(
-            "compute for a prediction",
-            episodes.host_flops_per_sample,
-            episodes.flops_per_sample,
-            notation.flop,
-        ),
-        Fact(
-            "compute of an episode",
-            notation.flop(round(episodes.flops.mean)),
-            _against_compute(episodes, comparisons),
-        ),
+        _growth_fact("compute for a prediction", *prediction, notation.flop),
+        Fact("compute of an episode", notation.flop(round(episodes.flops.mean)), against),
         Fact("time", _seconds(progress(run).seconds), f"{_seconds(episodes.seconds.mean)} an episode"),
     ]
 

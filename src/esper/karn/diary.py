@@ -5,39 +5,30 @@ stands where it germinates; what is unknown reads "–".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 from esper.karn import notation
 from esper.karn.episodes import SeedHistory, seed_histories
-from esper.leyline.events import (
-    AlertRow,
-    DecisionRow,
-    EnvRow,
-    EpisodeRow,
-    Row,
-    RunRow,
-    SeedRow,
-    TransitionRow,
-)
+from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey
+from esper.karn.run import Run
+from esper.leyline import events
+from esper.leyline.events import AlertRow, DecisionRow, EpisodeRow, Row, RunRow
 from esper.leyline.factored_actions import Head, LifecycleOp
 from esper.leyline.stages import Stage
 
 R = TypeVar("R", bound=Row)
 
-_FATES: Final[Mapping[str, LifecycleOp]] = MappingProxyType(
-    {"fossilized": LifecycleOp.FOSSILIZE, "pruned": LifecycleOp.PRUNE}
-)
+_TOLD: Final = (events.EpochRow, DecisionRow, events.TransitionRow, events.SeedRow, AlertRow, EpisodeRow)
+"""Tables that a diary is written from."""
+_FATES: Final[Mapping[str, LifecycleOp]] = {"fossilized": LifecycleOp.FOSSILIZE, "pruned": LifecycleOp.PRUNE}
 """The decision that can bring a fate about at once."""
-_DEEDS: Final[Mapping[LifecycleOp, str]] = MappingProxyType(
-    {
-        LifecycleOp.GERMINATE: "germinated",
-        LifecycleOp.SET_ALPHA_TARGET: "got a new alpha",
-        LifecycleOp.PRUNE: "began to fade out",
-        LifecycleOp.FOSSILIZE: "was fossilized",
-        LifecycleOp.ADVANCE: "was advanced",
-    }
-)
+_DEEDS: Final[Mapping[LifecycleOp, str]] = {
+    LifecycleOp.GERMINATE: "germinated",
+    LifecycleOp.SET_ALPHA_TARGET: "got a new alpha",
+    LifecycleOp.PRUNE: "began to fade out",
+    LifecycleOp.FOSSILIZE: "was fossilized",
+    LifecycleOp.ADVANCE: "was advanced",
+}
 
 
 class Note(NamedTuple):
@@ -52,14 +43,21 @@ class Note(NamedTuple):
         return f"epoch {self.epoch}: {self.text}"
 
 
+def diary_of(run: Run, episode: EpisodeKey) -> list[Note]:
+    """What happened in one episode of a run."""
+    return diary(run.row, [row for kind in _TOLD for row in run.rows(kind, THIS_EPISODE, episode)])
+
+
 def diary(run: RunRow, rows: Iterable[Row]) -> list[Note]:
     """What happened in one episode, in order; ``rows`` are those of this episode, of any tables."""
     kept = list(rows)
-    last = max(_of(kept, EnvRow), key=lambda row: (row.epoch, isinstance(row, EpisodeRow)), default=None)
+    last = max(
+        _of(kept, events.EnvRow), key=lambda row: (row.epoch, isinstance(row, EpisodeRow)), default=None
+    )
     if last is None:
         return []
     decisions = _of(kept, DecisionRow)
-    seeds = seed_histories(run, last, _of(kept, SeedRow), _of(kept, TransitionRow))
+    seeds = seed_histories(run, last, _of(kept, events.SeedRow), _of(kept, events.TransitionRow))
     told = {id(row) for seed in seeds for row in _decisions_of(seed, decisions, run)}
     notes = [_seed_note(seed, decisions, run) for seed in seeds]
     notes += [

@@ -1,10 +1,9 @@
 """What became of every seed of one episode, gathered from its transition and seed rows."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Final, TypeVar
 
 from esper.karn.palette import LOOKS
@@ -15,9 +14,7 @@ from esper.leyline.stages import Stage
 S = TypeVar("S", TransitionRow, SeedRow)
 HORIZON: Final = "horizon"
 """Why an episode ends as planned, and the word by which a reason says that this end removed the seed."""
-FATES: Final[Mapping[str, Stage]] = MappingProxyType(
-    {"fossilized": Stage.FOSSILIZED, "pruned": Stage.PRUNED, "removed at horizon": Stage.PRUNED}
-)
+FATES: Final = {"fossilized": Stage.FOSSILIZED, "pruned": Stage.PRUNED, "removed at horizon": Stage.PRUNED}
 """The stage that each fate looks like; any other seed is alive."""
 
 
@@ -50,6 +47,11 @@ class SeedHistory:
         return FATES.get(self.fate)
 
     @property
+    def end(self) -> int:
+        """The epoch after which it is gone, or the last one that is known."""
+        return self.germinated_at + sum(epochs for _, epochs in self.stages)
+
+    @property
     def course(self) -> str:
         """The stages in short: ``T2 B3 H1 F`` trained for 2 epochs, blended for 3, held for 1, stayed."""
         return " ".join(
@@ -69,13 +71,18 @@ def seed_histories(
     return [_seed_history(run, episode, moves, rows_of[seed]) for seed, moves in sorted(moves_of.items())]
 
 
-def _by_seed(rows: Sequence[S], episode: EnvRow) -> Mapping[int, list[S]]:
+def grouped(rows: Iterable[S], key: Callable[[S], int]) -> Mapping[int, list[S]]:
+    """The rows by a number of theirs, each group in their order."""
     found: dict[int, list[S]] = defaultdict(list)
     for row in rows:
-        same = (row.env, row.episode, row.attempt) == (episode.env, episode.episode, episode.attempt)
-        if same and row.seed >= 0:
-            found[row.seed].append(row)
+        found[key(row)].append(row)
     return found
+
+
+def _by_seed(rows: Sequence[S], episode: EnvRow) -> Mapping[int, list[S]]:
+    key = (episode.env, episode.episode, episode.attempt)
+    own = (row for row in rows if (row.env, row.episode, row.attempt) == key and row.seed >= 0)
+    return grouped(own, lambda row: row.seed)
 
 
 def _seed_history(

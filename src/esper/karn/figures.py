@@ -35,7 +35,6 @@ FIGURES: Final[tuple[Figure, ...]] = (
 
 
 def figure_named(key: str) -> Figure:
-    """One of them."""
     for figure in FIGURES:
         if figure.key == key:
             return figure

@@ -6,7 +6,6 @@ one per alert.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from esper.karn import notation
@@ -20,9 +19,12 @@ from esper.leyline.stages import Stage
 
 TOLD: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
 """The stages whose beginning is worth a line."""
-_SHORT_OPS: Final[Mapping[str, str]] = MappingProxyType(
-    {"GERMINATE": "germ", "SET_ALPHA_TARGET": "alpha", "FOSSILIZE": "foss", "ADVANCE": "adv"}
-)
+_SHORT_OPS: Final[Mapping[str, str]] = {
+    "GERMINATE": "germ",
+    "SET_ALPHA_TARGET": "alpha",
+    "FOSSILIZE": "foss",
+    "ADVANCE": "adv",
+}
 Stamp = tuple[str, float]
 """Table and time of a row. A resumed training writes its iterations anew, at other times."""
 
@@ -60,10 +62,9 @@ def log(run: Run, seen: Collection[Stamp] = ()) -> list[LogEntry]:
     epochs = [row for row in rows if isinstance(row, EpochRow)]
     moves = run.rows(TransitionRow, "episode >= ?", [min(row.episode for row in epochs)]) if epochs else []
     grown = growth(run, joined=False) if is_training(run) and rows else None
-    twins = (
-        {} if grown is None else {p.last: twin for p, twin in zip(grown.places, grown["twin"], strict=True)}
-    )
-    return [_entry(run, row, moves, twins) for row in rows]
+    twins = zip(grown.places, grown["twin"], strict=True) if grown else ()
+    twin_at = {place.last: twin for place, twin in twins}
+    return [_entry(run, row, moves, twin_at) for row in rows]
 
 
 def _told(run: Run) -> tuple[type[Row], ...]:
@@ -157,9 +158,8 @@ def _alert_line(row: AlertRow, run: RunRow) -> str:
     place = ", ".join(filter(None, places))
     where = f" in {place}" if place else ""
     hint = f"; {row.hint}" if row.hint and row.event == "raised" else ""
-    return (
-        f"{row.severity} {row.rule} {row.event}{where} ({row.scope}): {finding(row.value, row.limit)}{hint}"
-    )
+    found = finding(row.value, row.limit)
+    return f"{row.severity} {row.rule} {row.event}{where} ({row.scope}): {found}{hint}"
 
 
 def _iteration_line(row: UpdateRow, twin_score: float | None, run: RunRow, seconds_left: float | None) -> str:

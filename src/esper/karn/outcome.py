@@ -8,13 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from esper.karn.notation import UNKNOWN
 from esper.karn.questions.episodes import LAST_ITERATION, LASTED, EpisodeKey, final_episodes
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
 from esper.karn.summary import total_flops
 from esper.leyline.events import EpisodeRow, RunRow, UpdateRow
-
-ABSENT: Final = "–"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +138,10 @@ def _difference_of_origin(run: Run, other: Run) -> str | None:
 
 
 def differences(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
-    """What is not the same in all runs: their values, ``ABSENT`` where one has none, by key."""
+    """What is not the same in all runs: their values, ``UNKNOWN`` where one has none, by key."""
     described = [dict(_described(run.row)) for run in runs.values()]
     keys = dict.fromkeys(key for one in described for key in one)
-    found = {key: tuple(one.get(key, ABSENT) for one in described) for key in keys}
+    found = {key: tuple(one.get(key, UNKNOWN) for one in described) for key in keys}
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
 
 

@@ -7,10 +7,8 @@ the network.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
-from esper.leyline.events import Severity
 from esper.leyline.stages import Stage
 
 
@@ -26,50 +24,38 @@ class Look:
     """As ``#rrggbb``."""
 
 
-LOOKS: Final[Mapping[Stage, Look]] = MappingProxyType(
-    {
-        Stage.UNKNOWN: Look("?", "?", "#999999"),
-        Stage.DORMANT: Look("·", ".", "#999999"),
-        Stage.GERMINATED: Look("∘", "G", "#F0E442"),
-        Stage.TRAINING: Look("░", "T", "#E69F00"),
-        Stage.BLENDING: Look("▒", "B", "#56B4E9"),
-        Stage.HOLDING: Look("▓", "H", "#CC79A7"),
-        Stage.FOSSILIZED: Look("◆", "F", "#009E73"),
-        Stage.PRUNED: Look("✂", "P", "#D55E00"),
-        Stage.EMBARGOED: Look("-", "E", "#999999"),
-        Stage.RESETTING: Look("~", "R", "#999999"),
-    }
-)
+LOOKS: Final[Mapping[Stage, Look]] = {
+    Stage.UNKNOWN: Look("?", "?", "#999999"),
+    Stage.DORMANT: Look("·", ".", "#999999"),
+    Stage.GERMINATED: Look("∘", "G", "#F0E442"),
+    Stage.TRAINING: Look("░", "T", "#E69F00"),
+    Stage.BLENDING: Look("▒", "B", "#56B4E9"),
+    Stage.HOLDING: Look("▓", "H", "#CC79A7"),
+    Stage.FOSSILIZED: Look("◆", "F", "#009E73"),
+    Stage.PRUNED: Look("✂", "P", "#D55E00"),
+    Stage.EMBARGOED: Look("-", "E", "#999999"),
+    Stage.RESETTING: Look("~", "R", "#999999"),
+}
 
-if set(LOOKS) != set(Stage):
-    raise RuntimeError("every stage needs a look and the reverse")
-
-
-OP_STAGES: Final[Mapping[str, Stage]] = MappingProxyType(
-    {
-        "WAIT": Stage.DORMANT,
-        "GERMINATE": Stage.GERMINATED,
-        "SET_ALPHA_TARGET": Stage.BLENDING,
-        "PRUNE": Stage.PRUNED,
-        "FOSSILIZE": Stage.FOSSILIZED,
-        "ADVANCE": Stage.TRAINING,
-    }
-)
+OP_STAGES: Final[Mapping[str, Stage]] = {
+    "WAIT": Stage.DORMANT,
+    "GERMINATE": Stage.GERMINATED,
+    "SET_ALPHA_TARGET": Stage.BLENDING,
+    "PRUNE": Stage.PRUNED,
+    "FOSSILIZE": Stage.FOSSILIZED,
+    "ADVANCE": Stage.TRAINING,
+}
 """An op looks like the stage it leads to; waiting looks like an empty slot."""
 
 
-SEVERITIES: Final[Mapping[Severity, Look]] = MappingProxyType(
-    {"warning": Look("▲", "W", "#E69F00"), "error": Look("■", "E", "#D55E00")}
-)
+SEVERITIES: Final = {"warning": Look("▲", "W", "#E69F00"), "error": Look("■", "E", "#D55E00")}
 _INK_NAMES: Final = ("paper", "ink", "dim", "twin", "ghost", "grid")
 _LIGHT: Final = ("#ffffff", "#1c2128", "#5f6974", "#66707b", "#828c97", "#e3e7eb")
 _DARK: Final = ("#14181d", "#e8ebee", "#9ba5af", "#aab4be", "#7f8a95", "#2b323a")
-INKS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
-    {
-        theme: dict(zip(_INK_NAMES, colours, strict=True))
-        for theme, colours in (("light", _LIGHT), ("dark", _DARK))
-    }
-)
+INKS: Final = {
+    theme: dict(zip(_INK_NAMES, inks, strict=True))
+    for theme, inks in {"light": _LIGHT, "dark": _DARK}.items()
+}
 """Paper and what is drawn on it. A line that says something stands out from the paper by 3 to 1, text by
 4.5 to 1; the grid only helps the eye."""
 
@@ -84,18 +70,12 @@ def css_variables() -> str:
 
     The reader's system decides, unless the document's root says ``data-theme="light"`` or ``"dark"``.
     """
-    fixed = {stage_variable(stage): look.colour for stage, look in LOOKS.items()}
-    fixed |= {f"--{severity}": look.colour for severity, look in SEVERITIES.items()}
-    light, dark = (
-        {f"--{name}": colour for name, colour in INKS[theme].items()} for theme in ("light", "dark")
-    )
+    fixed = "".join(f"{stage_variable(stage)}:{look.colour};" for stage, look in LOOKS.items())
+    fixed += "".join(f"--{severity}:{look.colour};" for severity, look in SEVERITIES.items())
+    light, dark = ("".join(f"--{name}:{ink};" for name, ink in inks.items()) for inks in INKS.values())
     return (
-        f":root{{color-scheme:light dark;{_declared(fixed | light)}}}\n"
-        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{_declared(dark)}}}}}\n"
+        f":root{{color-scheme:light dark;{fixed}{light}}}\n"
+        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
         f":root[data-theme=light]{{color-scheme:light}}\n"
-        f":root[data-theme=dark]{{color-scheme:dark;{_declared(dark)}}}\n"
+        f":root[data-theme=dark]{{color-scheme:dark;{dark}}}\n"
     )
-
-
-def _declared(values: Mapping[str, str]) -> str:
-    return "".join(f"{name}:{value};" for name, value in values.items())

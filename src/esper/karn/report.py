@@ -13,16 +13,14 @@ from esper.karn.run import Run
 def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | None = None) -> str:
     """The page; ``reproduction`` is the command that does the same again, None if there is none."""
     conclusion = conclude(run, [compare(run, other) for other in against])
-    special = {"conclusion": section("conclusion", "conclusion", conclusion)}
+    bodies = {"conclusion": section("conclusion", "conclusion", conclusion)}
     if against:
-        special["comparison"] = sections.comparison(sections.arm_names([run, *against]))
-    special |= {"lanes": sections.reported_lanes(run), "diary": sections.reported_diary(run)}
-    others = {key: run_section(run, key) for key in KEYS if key not in special}
+        bodies["comparison"] = sections.comparison(sections.arm_names([run, *against]))
+    special = {"lanes": sections.reported_lanes, "diary": sections.reported_diary}
+    for key in KEYS[1:]:
+        bodies[key] = special[key](run) if key in special else run_section(run, key)
     origin = {"command": sections.command(run.row, reproduction)}
     origin |= {key: run_section(run, key) for key in ORIGIN}
-    bodies = {
-        key: body for key in ("conclusion", "comparison", *KEYS) if (body := (special | others).get(key))
-    }
     return render_page(
         "run.html",
         title=f"{run.row.name}: {run.row.task}, {run.row.controller}",

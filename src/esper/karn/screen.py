@@ -24,8 +24,9 @@ from esper.karn.questions.health import beyond, health
 from esper.karn.questions.improvement import improvement
 from esper.karn.questions.lanes import Lane, Lanes, lanes
 from esper.karn.questions.overview import Overview, overview
-from esper.karn.questions.progress import Progress, progress_line
+from esper.karn.questions.progress import Progress, done_text
 from esper.karn.run import Run
+from esper.leyline.events import RunRow
 from esper.leyline.stages import Stage
 
 MOST_ALERTS: Final = 4
@@ -41,7 +42,7 @@ def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
     found = overview(run)
     columns = max(width - BESIDE_COURSES, 1)
     scores = _scores(found, columns)
-    sections: list[RenderableType] = [_head(found.progress), scores]
+    sections: list[RenderableType] = [_head(found.row, found.progress), scores]
     chosen = default_episode(run)
     if is_training(run):
         _add_returns(scores, run, columns)
@@ -54,9 +55,12 @@ def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
     return Group(*sections)
 
 
-def _head(found: Progress) -> Table:
+def _head(row: RunRow, found: Progress) -> Table:
+    parts = [row.task, row.controller, found.state, done_text(found), notation.clock(found.seconds)]
+    parts += [f"left {notation.clock(found.seconds_left)}"] if found.state == "running" else []
     table = Table.grid(expand=True)
-    table.add_row(Text(progress_line(found), style="bold"))
+    pace = f"{notation.significant(found.steps_per_second)} steps/s"
+    table.add_row(Text(" · ".join([*parts, pace]), style="bold"))
     if found.total is not None:
         table.add_row(ProgressBar(total=found.total, completed=found.done))
     return table
@@ -155,13 +159,8 @@ def _slots(shown: Lanes, columns: int) -> Table:
     for lane in shown.lanes:
         cells = [notation.UNKNOWN] * 4
         if lane.seeds and (seed := lane.seeds[-1]).fate in ("alive", "fossilized"):
-            contribution = notation.gain_with_error(seed.contribution, seed.contribution_error)
-            cells = [
-                seed.blueprint,
-                notation.points(lane.alpha, 2),
-                contribution,
-                notation.count(seed.params),
-            ]
+            worth = notation.gain_with_error(seed.contribution, seed.contribution_error)
+            cells = [seed.blueprint, notation.points(lane.alpha, 2), worth, notation.count(seed.params)]
         stage = Text(lane.stage.name.lower(), style=LOOKS[lane.stage].colour)
         table.add_row(lane.slot, _lane(lane, shown, columns), stage, *cells)
     return table

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -70,14 +70,10 @@ def _facts(episode: EpisodeRow) -> Table:
 
 def _seed_table(seeds: Sequence[SeedHistory]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
-    # Only a seed's stages and fate are wrapped where room is short.
-    table.add_column("slot", no_wrap=True)
-    table.add_column("seed", no_wrap=True)
-    table.add_column("born", justify="right", no_wrap=True)
-    table.add_column("stages")
-    table.add_column("fate")
-    for heading in ("params", "contribution", "Shapley"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    texts, wrapped = ("slot", "seed"), ("stages", "fate")  # the latter where room is short
+    for heading in (*texts, "born", *wrapped, "params", "contribution", "Shapley"):
+        side: JustifyMethod = "left" if heading in texts + wrapped else "right"
+        table.add_column(heading, justify=side, no_wrap=heading not in wrapped)
     for seed in seeds:
         table.add_row(
             seed.slot,

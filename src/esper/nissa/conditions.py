@@ -70,12 +70,12 @@ Look = Callable[[Any, Past], Iterator[Reading]]
 """The row is of the table that the rule names."""
 
 
-def above(scope: str, value: float, limit: float) -> Reading:
-    return Reading(scope, value > limit, value, limit)
+def above(scope: str, value: float, limit: float, only_if: bool = True) -> Reading:
+    return Reading(scope, value > limit and only_if, value, limit)
 
 
-def below(scope: str, value: float, limit: float) -> Reading:
-    return Reading(scope, value < limit, value, limit)
+def below(scope: str, value: float, limit: float, only_if: bool = True) -> Reading:
+    return Reading(scope, value < limit and only_if, value, limit)
 
 
 # --- updates --------------------------------------------------------------------------------------
@@ -121,8 +121,7 @@ def update_above(column: str, limit: float) -> Look:
 def forced(row: UpdateRow, past: Past) -> Iterator[Reading]:
     """Few decisions are free at the end of a good training too, when slots are filled early."""
     if row.skipped is None:
-        found = above(RUN, row.forced_share, limits.FORCED_SHARE)
-        yield found._replace(wrong=found.wrong and not past.has_learned(row))
+        yield above(RUN, row.forced_share, limits.FORCED_SHARE, not past.has_learned(row))
 
 
 def waits(row: UpdateRow, past: Past) -> Iterator[Reading]:
@@ -134,8 +133,8 @@ def heads_collapsed(row: UpdateRow, past: Past) -> Iterator[Reading]:
     learned = past.has_learned(row)
     for head, (name, entropy) in enumerate(zip(past.run.heads, row.head_entropy, strict=False)):
         if entropy is not None:
-            found = below(f"head {name}", entropy, limits.HEAD_ENTROPY_COLLAPSED)
-            yield found._replace(wrong=found.wrong and (not learned or _was_open(head, past.updates)))
+            is_early = not learned or _was_open(head, past.updates)
+            yield below(f"head {name}", entropy, limits.HEAD_ENTROPY_COLLAPSED, is_early)
 
 
 def _was_open(head: int, updates: Sequence[UpdateRow]) -> bool:
@@ -193,8 +192,8 @@ def _window(row: EpisodeRow, past: Past) -> list[EpisodeRow]:
 
 def dead(row: SeedRow, past: Past) -> Iterator[Reading]:
     if row.gradient_health is not None:
-        found = below(_where(row, past.run), row.gradient_health, limits.MIN_GRADIENT_HEALTH)
-        yield found._replace(wrong=found.wrong and row.stage in LEARNING_STAGES)
+        learns, limit = row.stage in LEARNING_STAGES, limits.MIN_GRADIENT_HEALTH
+        yield below(_where(row, past.run), row.gradient_health, limit, learns)
 
 
 def harmful(row: SeedRow, past: Past) -> Iterator[Reading]:
@@ -206,8 +205,8 @@ def harmful(row: SeedRow, past: Past) -> Iterator[Reading]:
         return
     if row.freshness == 1.0 and row.contribution is not None and row.contribution_error is not None:
         limit = -limits.CONFIDENCE_Z * row.contribution_error
-        found = below(_where(row, past.run), row.contribution, limit)
-        yield found._replace(wrong=found.wrong and (row.stage == Stage.HOLDING or _rests(row, past)))
+        rests = row.stage == Stage.HOLDING or _rests(row, past)
+        yield below(_where(row, past.run), row.contribution, limit, rests)
 
 
 def _rests(row: SeedRow, past: Past) -> bool:

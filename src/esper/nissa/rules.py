@@ -7,7 +7,6 @@ Every limit is one of ``leyline.limits``; ``nissa.watch`` evaluates the table, o
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, get_type_hints
 
 from esper.leyline import limits
@@ -192,18 +191,14 @@ RULES: Final = (
 )
 MACHINE_RULES: Final = frozenset(rule.name for rule in RULES if rule.of_the_machine)
 
-GOVERNOR_RULES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "non-finite": "a host's loss, or a seed, is not finite",
-        "collapse": "a host that had learned knows no more than a blind guess, two epochs in a row",
-        "divergence": "a host's loss rose far beyond its usual ups and downs, two epochs in a row",
-    }
-)
+GOVERNOR_RULES: Final[Mapping[str, str]] = {
+    "non-finite": "a host's loss, or a seed, is not finite",
+    "collapse": "a host that had learned knows no more than a blind guess, two epochs in a row",
+    "divergence": "a host's loss rose far beyond its usual ups and downs, two epochs in a row",
+}
 """Alerts that the engine raises itself, since it acts on them at once."""
 
-_ROW_NAMES: Final[Mapping[type[Row], str]] = MappingProxyType(
-    {UpdateRow: "update", EpisodeRow: "episode", SeedRow: "epoch", ResourceRow: "resource row"}
-)
+_UNITS: Final = {UpdateRow: "update", EpisodeRow: "episode", SeedRow: "epoch", ResourceRow: "resource row"}
 
 
 _REFERENCE: Final = """\
@@ -247,7 +242,7 @@ def _line(rule: Rule) -> str:
 
 def promise(rule: Rule) -> str:
     """The delay in words."""
-    unit = _ROW_NAMES[rule.table]
+    unit = _UNITS[rule.table]
     return f"within {rule.delay} {unit if rule.delay == 1 else unit + 's'}"
 
 

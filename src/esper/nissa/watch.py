@@ -6,7 +6,6 @@ finished iterations may be given again table by table.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -18,9 +17,9 @@ from esper.nissa.rules import GOVERNOR_RULES, RULES, Rule
 
 PASSED: Final = "It has passed."
 """What a cleared alert says in the place of a hint."""
-_RULES_OF: Final[Mapping[type[Row], tuple[Rule, ...]]] = MappingProxyType(
-    {table: tuple(rule for rule in RULES if rule.table is table) for table in {rule.table for rule in RULES}}
-)
+_RULES_OF: Final[Mapping[type[Row], tuple[Rule, ...]]] = {
+    table: tuple(rule for rule in RULES if rule.table is table) for table in {rule.table for rule in RULES}
+}
 
 
 @dataclass(slots=True)

@@ -23,7 +23,6 @@ COMMANDS = {
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Entry point of the ``esper`` command."""
     words = list(sys.argv[1:] if args is None else args)
     if not words or words[0] in ("-h", "--help"):
         print(_overview())

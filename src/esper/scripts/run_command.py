@@ -1,22 +1,19 @@
 """``esper run``: grow a network, watch it, and end in a table."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from rich.console import Console
 
 from esper.build import build_task
 from esper.config import RunConfig, checked
 from esper.karn import summary
-from esper.karn.query import read_rows
+from esper.karn.run import Run, open_run
 from esper.karn.terminal import TerminalView
-from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
+from esper.leyline.events import EpisodeRow, SeedRow, TransitionRow
 from esper.runner import check_names, free_directory, run_arm
 from esper.scripts.flags import parse_flags
 from esper.tamiyo.policy.checkpoint import read_training
@@ -43,14 +40,18 @@ def run(config: RunConfig) -> None:
     _say_what_the_policy_was_not_trained_on(config)
     base = config.out or free_directory(f"{config.task}-{config.controller}-seed{config.rng_seed}")
     console = Console()
-    arms: dict[str, Rows] = {}
+    arms: dict[str, Run] = {}
     for controller in (config.controller, *config.against):
         directory = base / controller if config.against else base
         with nullcontext() if config.as_json else TerminalView(directory, console) as view:
             run_arm(config, controller, directory, refresh=view.refresh if view else lambda: None)
-        arms[controller] = Rows.of(directory)
+        arms[controller] = open_run(directory)
     if config.as_json:
-        print(json.dumps({controller: rows.as_json() for controller, rows in arms.items()}, indent=2))
+        found = {
+            name: {"directory": str(run.path), "episodes": [summary.as_json(*one) for one in _episodes(run)]}
+            for name, run in arms.items()
+        }
+        print(json.dumps(found, indent=2))
     else:
         _print_tables(arms, console)
 
@@ -63,34 +64,21 @@ def _say_what_the_policy_was_not_trained_on(config: RunConfig) -> None:
         print(f"esper: the policy decides on {different}", file=sys.stderr)
 
 
-class Rows(NamedTuple):
-    """What one controller's run recorded, as far as it is shown at the end."""
-
-    directory: Path
-    run: RunRow
-    episodes: list[EpisodeRow]
-    seeds: list[SeedRow]
-    transitions: list[TransitionRow]
-
-    @classmethod
-    def of(cls, directory: Path) -> Rows:
-        rest = (read_rows(directory, kind) for kind in (EpisodeRow, SeedRow, TransitionRow))
-        return cls._make((directory, *read_rows(directory, RunRow), *rest))
-
-    def as_json(self) -> dict[str, object]:
-        episodes = [summary.as_json(self.run, e, self.seeds, self.transitions) for e in self.episodes]
-        return {"directory": str(self.directory), "episodes": episodes}
+def _episodes(run: Run) -> list[tuple[Any, ...]]:
+    """Each with what a summary of it is made from."""
+    rest = run.rows(SeedRow), run.rows(TransitionRow)
+    return [(run.row, episode, *rest) for episode in run.rows(EpisodeRow)]
 
 
-def _print_tables(arms: dict[str, Rows], console: Console) -> None:
-    for rows in arms.values():
-        for episode in rows.episodes:
+def _print_tables(arms: dict[str, Run], console: Console) -> None:
+    for run in arms.values():
+        for episode in _episodes(run):
             console.print()
-            console.print(summary.episode_summary(rows.run, episode, rows.seeds, rows.transitions))
+            console.print(summary.episode_summary(*episode))
     if len(arms) > 1:
         console.print()
-        console.print(summary.comparison([(name, rows.episodes[-1]) for name, rows in arms.items()]))
+        console.print(summary.comparison([(name, run.rows(EpisodeRow)[-1]) for name, run in arms.items()]))
     console.print()
-    for rows in arms.values():
-        said = f"run saved in {rows.directory} (telemetry/, model/)"
+    for run in arms.values():
+        said = f"run saved in {run.path} (telemetry/, model/)"
         console.print(said, soft_wrap=True, highlight=False, markup=False)

@@ -5,7 +5,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from pydantic import Field
@@ -70,15 +69,12 @@ def _print_answer(found: Answer, config: SqlConfig) -> None:
     elif config.as_csv:
         lines = csv.writer(sys.stdout, lineterminator="\n")
         lines.writerow(found.columns)
-        lines.writerows([_flat(value) for value in row] for row in found.rows)
+        for row in found.rows:
+            lines.writerow([json.dumps(v) if isinstance(v, list | dict) else v for v in row])
     else:
         _print_for_people(found, Console())
     if found.note:
         print(f"esper: {found.note}; --limit sets how many", file=sys.stderr)
-
-
-def _flat(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def _print_for_people(found: Answer, console: Console) -> None:

@@ -14,7 +14,6 @@ RENAMED = {"rng_seed": "seed", "steps": "max-epochs"}
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Entry point of the module."""
     words = list(sys.argv[1:] if args is None else args)
     if not words or words[0] in ("-h", "--help"):
         print(f"usage: python -m esper.scripts.train {{{','.join(CONTROLLERS)}}} [flags]")

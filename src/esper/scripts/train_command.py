@@ -53,7 +53,6 @@ class TrainFlags(Settings):
 def train_command(
     args: Sequence[str], *, prog: str = "esper train", renamed: dict[str, str] | None = None
 ) -> None:
-    """Parse ``args`` and train."""
     given, extra = parse_flags(TrainingConfig, prog, DESCRIPTION, args, renamed=renamed, extra=TrainFlags)
     flags = checked(TrainFlags, extra)
     config, directory = _resolve(given, flags)
@@ -67,8 +66,7 @@ def train_command(
         )
     try:
         if processes == 1:
-            with watching(directory, resume=resume) as view:
-                train(config, directory, resume=resume, refresh=view.refresh)
+            train_and_show(config, directory, resume=resume)
         else:
             _launch(config, directory, processes, resume)
     except KeyboardInterrupt:
@@ -111,9 +109,10 @@ def _of_episodes(config: TrainingConfig, episodes: int) -> TrainingConfig:
     return checked(TrainingConfig, {**config.model_dump(), "envs": envs, "iterations": iterations})
 
 
-def watching(directory: Path, *, resume: bool) -> TerminalView:
-    """Shows a training on standard output; of one that is resumed, lines of what it does from here on."""
-    return TerminalView(directory, Console(), skip_past=resume)
+def train_and_show(config: TrainingConfig, directory: Path, *, resume: bool) -> None:
+    """Train, shown on standard output; of one that is resumed, lines of what it does from here on."""
+    with TerminalView(directory, Console(), skip_past=resume) as view:
+        train(config, directory, resume=resume, refresh=view.refresh)
 
 
 def _launch(config: TrainingConfig, directory: Path, processes: int, resume: bool) -> None:

@@ -12,7 +12,7 @@ from torch.distributed.rendezvous import rendezvous
 from esper.config import checked, read_settings
 from esper.leyline.errors import EsperError
 from esper.scripts.guard import INTERRUPTED, USAGE_ERROR, exit_on_error
-from esper.scripts.train_command import LOST_OTHERS, SENTENCES_VARIABLE, watching
+from esper.scripts.train_command import LOST_OTHERS, SENTENCES_VARIABLE, train_and_show
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
 from esper.training import train
@@ -29,15 +29,10 @@ class LostProcessError(EsperError):
 def main() -> None:
     """Arguments: configuration file, run directory, ``start`` or ``resume``."""
     file, directory, how = sys.argv[1:]
-    resume = how == "resume"
     _meet()
     config = checked(TrainingConfig, read_settings(Path(file)))
     try:
-        if exchange.rank() == 0:
-            with watching(Path(directory), resume=resume) as view:
-                train(config, Path(directory), resume=resume, refresh=view.refresh)
-        else:
-            train(config, Path(directory), resume=resume)
+        (train_and_show if exchange.rank() == 0 else train)(config, Path(directory), resume=how == "resume")
     except RuntimeError as error:
         if "gloo" not in str(error) and not isinstance(error, DistNetworkError):
             raise

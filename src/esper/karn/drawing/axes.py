@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from markupsafe import Markup
+
 from esper.karn.drawing import svg
-from esper.karn.drawing.svg import Markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,10 @@ def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[fl
     if high <= low:
         return [low]
     step = _round_step((high - low) / max(most, 1), whole=whole)
-    while len(found := _multiples(step, low, high)) > most:
+    # Multiples of a step lie within the range, rounding errors forgiven.
+    while len(found := range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)) > most:
         step = _round_step(step * 1.01, whole=whole)
     return [index * step for index in found]
-
-
-def _multiples(step: float, low: float, high: float) -> range:
-    """Which multiples of ``step`` lie within ``low`` to ``high``, rounding errors forgiven."""
-    return range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
 
 
 def _round_step(least: float, *, whole: bool) -> float:
@@ -71,10 +68,10 @@ def _decimals(step: float) -> int:
     return max(-math.floor(math.log10(step) + 1e-9), 0) if step > 0 else 0
 
 
-def tick_texts(values: Sequence[float]) -> list[str]:
+def tick_texts(values: Sequence[float]) -> dict[float, str]:
     """The numbers at ticks that lie equally far apart."""
     step = values[1] - values[0] if len(values) > 1 else max(abs(values[0]), 1.0) if values else 1.0
-    return [tick_text(value, step) for value in values]
+    return {value: tick_text(value, step) for value in values}
 
 
 def y_axis(scale: Scale, left: float, right: float, most: int = 5) -> Markup:
@@ -83,7 +80,7 @@ def y_axis(scale: Scale, left: float, right: float, most: int = 5) -> Markup:
     lines = "".join(f"M{svg.number(left)} {svg.number(scale(value))}H{svg.number(right)}" for value in values)
     numbers = [
         svg.text(left - 6, scale(value) + 4, label, "dim", "end")
-        for value, label in zip(values, tick_texts(values), strict=True)
+        for value, label in tick_texts(values).items()
     ]
     return svg.group([svg.path(lines, "grid"), *numbers])
 
@@ -95,14 +92,11 @@ def x_axis(scale: Scale, y: float, name: str, top: float | None = None, most: in
     """
     values = ticks(scale.low, scale.high, most, whole=True)
     marks = "".join(f"M{svg.number(scale(value))} {svg.number(y)}v4" for value in values)
-    rise = (
-        ""
-        if top is None
-        else "".join(f"M{svg.number(scale(value))} {svg.number(y)}V{svg.number(top)}" for value in values)
-    )
+    foot = f" {svg.number(y)}V"
+    rise = "".join(f"M{svg.number(scale(at))}{foot}{svg.number(top)}" for at in values if top is not None)
     numbers = [
         svg.text(scale(value), y + svg.LINE + 2, label, "dim", "middle")
-        for value, label in zip(values, tick_texts(values), strict=True)
+        for value, label in tick_texts(values).items()
     ]
     return svg.group(
         [

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from markupsafe import Markup
+
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Label, Scale, around, beside_areas, beside_lines, x_axis, y_axis
-from esper.karn.drawing.svg import Markup, number
+from esper.karn.drawing.svg import number
 from esper.karn.questions.places import Courses, Place, Values
 
 Segment = tuple[float, float]
@@ -22,6 +24,8 @@ _GAP: Final = 30.0
 _BOTTOM: Final = 28.0
 _FIRST: Final = 4.0
 """Top of the first strip."""
+_LETTERS: Final = 18
+"""Of a strip's name, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +189,7 @@ def _line_labels(panel: Panel, y: Scale) -> list[Label]:
     for line in panel.lines:
         last = _last(line.values)
         if last is not None and line.label != "" and not panel.parts:
-            look = {"twin": "ghost halo", "line": "strong halo"}.get(line.look, "halo")
+            look = {"twin": "dim halo", "line": "strong halo"}.get(line.look, "halo")
             labels.append(Label(line.label or f"{line.name} {line.text(last)}", y(last), look))
     return labels
 
@@ -285,8 +289,6 @@ class Strips:
     """Of a strip."""
     gap: float = 0.0
     """Between strips."""
-    letters: int = 18
-    """Of a name, at most."""
 
     def draw(
         self, title: str, description: str, axis: str, end: int, rows: Sequence[Strip], *, grid: bool = True
@@ -308,7 +310,7 @@ class Strips:
         return svg.group(
             [
                 svg.element("title", row.title) if row.title else "",
-                svg.text(x.start - 8, baseline, svg.shorten(row.name, self.letters), "", "end"),
+                svg.text(x.start - 8, baseline, svg.shorten(row.name, _LETTERS), "", "end"),
                 *row.draw(x, top),
                 svg.text(x.stop + 8, baseline, row.value, "strong" if row.is_strong else "dim"),
             ]

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final
 
+from markupsafe import Markup
+
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale, x_axis
 from esper.karn.drawing.chart import Line, Panel, draw_panel, panel_scale
 from esper.karn.drawing.picture import Picture
-from esper.karn.drawing.svg import Markup
 from esper.karn.episodes import SeedHistory
 from esper.karn.palette import LOOKS
-from esper.karn.questions.lanes import Lane, Lanes, Span, end_of
+from esper.karn.questions.lanes import Lane, Lanes, Span
 from esper.karn.questions.places import Courses
 from esper.leyline.events import TransitionRow
 from esper.leyline.stages import COOLING_STAGES, Stage
@@ -181,9 +182,8 @@ def _draw_span(span: Span, x: Scale, bar: float) -> Markup:
     name = span.stage.name.lower()
     if span.stage in COOLING_STAGES:
         return svg.line(start, bar + _BAR / 2, end, bar + _BAR / 2, f"cooling {name}-line")
-    outline = svg.rectangle(
-        start, bar, end - start, _BAR, f"tint {name}", svg.element("title", _span_text(span))
-    )
+    title = svg.element("title", f"{name}, epochs {span.start + 1} to {span.end}")
+    outline = svg.rectangle(start, bar, end - start, _BAR, f"tint {name}", title)
     bottom = bar + _BAR
     filled = f"M{svg.number(start)} {svg.number(bottom)}"
     epoch = span.start
@@ -191,11 +191,8 @@ def _draw_span(span: Span, x: Scale, bar: float) -> Markup:
         epoch += len(list(epochs))
         height = bottom - _BAR * (1.0 if alpha is None else alpha)
         filled += f"V{svg.number(height)}H{svg.number(x(epoch))}"
-    return Markup(
-        outline
-        + svg.path(f"{filled}V{svg.number(bottom)}z", name)
-        + _texture(span.stage, start, end, bar, _BAR)
-    )
+    bar_of_alpha = svg.path(f"{filled}V{svg.number(bottom)}z", name)
+    return outline + bar_of_alpha + _texture(span.stage, start, end, bar, _BAR)
 
 
 def _texture(stage: Stage, start: float, end: float, top: float, height: float) -> Markup:
@@ -207,18 +204,12 @@ def _texture(stage: Stage, start: float, end: float, top: float, height: float) 
     return svg.path(f"M{svg.number(start)} {middle}H{svg.number(end)}", look, stroke_width=height)
 
 
-def _span_text(span: Span) -> str:
-    return f"{span.stage.name.lower()}, epochs {span.start + 1} to {span.end}"
-
-
 def _seed_names(lane: Lane, x: Scale, baseline: float) -> Iterator[Markup]:
     """Each seed's blueprint where its bar is full or, if it is nowhere long enough, over it or behind it."""
     next_starts = [*(x(seed.germinated_at) for seed in lane.seeds[1:]), x.stop]
     for seed, next_start in zip(lane.seeds, next_starts, strict=False):
-        start, end, room = x(seed.germinated_at), x(end_of(seed)), svg.width_of(seed.blueprint) + 12
-        full = [
-            span for span in lane.spans if _is_solid(span) and seed.germinated_at <= span.start < end_of(seed)
-        ]
+        start, end, room = x(seed.germinated_at), x(seed.end), svg.width_of(seed.blueprint) + 12
+        full = [one for one in lane.spans if _is_solid(one) and seed.germinated_at <= one.start < seed.end]
         longest = max(full, key=lambda span: span.end - span.start, default=None)
         if longest is not None and room <= x(longest.end) - x(longest.start):
             yield svg.text(x(longest.start) + 9, baseline, seed.blueprint, "on")
@@ -261,11 +252,7 @@ def _shape(stage: Stage, x: float, y: float) -> Markup:
         return svg.element("circle", cx=x, cy=y, r=4, class_="ring germinated")
     if stage is Stage.FOSSILIZED:
         return svg.path(f"M{svg.number(x)} {svg.number(y - 6)}l6 6l-6 6l-6 -6z", "mark fossilized")
-    return _scissors(x, y)
-
-
-def _scissors(x: float, y: float) -> Markup:
-    """Two blades that cross, each with its grip below."""
+    # Scissors: two blades that cross, each with its grip below.
     blades = f"M{svg.number(x - 4)} {svg.number(y - 6)}l5.6 8.6m2.4 -8.6l-5.6 8.6"
     grips = "".join(
         f"M{svg.number(x + side - 1.8)} {svg.number(y + 4.2)}a1.8 1.8 0 1 0 3.6 0a1.8 1.8 0 1 0 -3.6 0"

@@ -47,15 +47,12 @@ class Picture:
         if any(len(row) != len(self.columns) for row in self.rows):
             raise ValueError(f"every row of the table needs {len(self.columns)} cells: {self.columns}")
 
-    def _repr_svg_(self) -> str:
-        """What a notebook shows."""
-        return standalone(self)
+    def standalone(self) -> str:
+        """The text of an SVG file."""
+        opening, mark, rest = self.svg.partition(">")
+        return opening + mark + element("style", STYLE) + rest
 
-
-def standalone(picture: Picture) -> str:
-    """The text of an SVG file."""
-    opening, mark, rest = picture.svg.partition(">")
-    return opening + mark + element("style", STYLE) + rest
+    _repr_svg_ = standalone  # what a notebook shows
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ font-variant-numeric:tabular-nums}
 @container (min-width:520.1px){svg.esper{font-size:12px}}
 .esper text{fill:var(--ink)}
 .esper text.dim{fill:var(--dim)}
-.esper text.ghost{fill:var(--dim)}
 .esper text.strong{font-weight:600}
 .esper text.halo{paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}
 .esper path{fill:none;stroke-linejoin:round}
@@ -57,13 +56,12 @@ vector-effect:non-scaling-stroke}
 LEVELS: Final = 10
 """Shades of ink for fractions, ``shade-0`` to ``shade-10``."""
 _PART_OPACITIES: Final = (0.72, 0.46, 0.28, 0.15, 0.6, 0.36)
-PARTS: Final = len(_PART_OPACITIES)
 """Shades of ink for parts that are neither stage nor severity, ``part-0`` and so on."""
 
 
 def part_look(index: int) -> str:
     """The class of the part at this place of a stack."""
-    return f"part part-{index % PARTS}"
+    return f"part part-{index % len(_PART_OPACITIES)}"
 
 
 def shade_look(fraction: float) -> str:

@@ -6,6 +6,8 @@ from html import escape
 from itertools import groupby
 from typing import Final
 
+from markupsafe import Markup
+
 WIDTH: Final = 640.0
 """Of every drawing, in its own units; a page scales it."""
 LETTER: Final = 9.6
@@ -16,16 +18,6 @@ LINE: Final = 17.0
 _FORBIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]")
 
 Point = tuple[float, float]
-
-
-class Markup(str):
-    """Text that is SVG already and is not escaped again."""
-
-    __slots__ = ()
-
-    def __html__(self) -> str:
-        """What templates put into a page as it is."""
-        return self
 
 
 def number(value: float) -> str:
@@ -79,7 +71,6 @@ def text(x: float, y: float, content: str, class_: str = "", anchor: str | None 
 
 
 def rectangle(x: float, y: float, width: float, height: float, class_: str | None, *children: str) -> Markup:
-    """A filled box."""
     return element("rect", *children, x=x, y=y, width=width, height=height, class_=class_)
 
 
@@ -91,7 +82,6 @@ def path(commands: str, class_: str, *children: str, **attributes: str | float |
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
-    """A straight line."""
     return path(f"M{number(x1)} {number(y1)}L{number(x2)} {number(y2)}", class_)
 
 
@@ -106,7 +96,7 @@ def curve(points: Sequence[Point | None], class_: str) -> Markup:
     known = [[point for point in part if point is not None] for part in parts]
     lines = "".join(polyline(part) for part in known if len(part) > 1)
     alone = dots(part[0] for part in known if len(part) == 1)
-    return Markup(path(lines, class_) + path(alone, "dot small"))
+    return path(lines, class_) + path(alone, "dot small")
 
 
 def steps(start: float, points: Sequence[Point]) -> str:
@@ -115,17 +105,12 @@ def steps(start: float, points: Sequence[Point]) -> str:
     return commands + "".join(f"V{number(y)}H{number(x)}" for x, y in points)
 
 
-def band(upper: Sequence[Point], lower: Sequence[Point]) -> str:
-    """The commands of the area between two lines."""
-    outline = [*upper, *reversed(lower)]
-    return polyline(outline) + "z" if len(outline) > 2 else ""
-
-
 def fan(places: Sequence[float], upper: Sequence[float], lower: Sequence[float]) -> str:
-    """The commands of a band over places; a single place is drawn a little wide."""
+    """The commands of the area between two lines over places; a single place is drawn a little wide."""
     if len(places) == 1:
         places, upper, lower = [places[0] - 5, places[0] + 5], [upper[0]] * 2, [lower[0]] * 2
-    return band(list(zip(places, upper, strict=True)), list(zip(places, lower, strict=True)))
+    outline = [*zip(places, upper, strict=True), *reversed(list(zip(places, lower, strict=True)))]
+    return polyline(outline) + "z"
 
 
 def dots(points: Iterable[Point]) -> str:

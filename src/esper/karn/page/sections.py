@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from markupsafe import Markup
 
 from esper.karn import notation
 from esper.karn.conclusion import comparison_text, conclude, gain_text
-from esper.karn.diary import diary
+from esper.karn.diary import diary_of
 from esper.karn.figures import FIGURES, figure_named
 from esper.karn.outcome import Result, compare, differences, final_rows, flat, result
 from esper.karn.page.rendering import render
@@ -26,16 +26,7 @@ from esper.karn.questions.overview import overview
 from esper.karn.questions.verdict import verdict_picture
 from esper.karn.run import Run
 from esper.leyline.errors import EsperError
-from esper.leyline.events import (
-    AlertRow,
-    DecisionRow,
-    EpisodeRow,
-    EpochRow,
-    Row,
-    RunRow,
-    SeedRow,
-    TransitionRow,
-)
+from esper.leyline.events import EpisodeRow, RunRow
 
 MOST_DIARIES: Final = 10
 """Episodes of a run that a report tells; of a training it tells the best."""
@@ -117,7 +108,7 @@ def _of_episodes(
     if key == "lanes":
         lanes = [(title, figure_named(key).answer(run, episode, beside)) for title, episode in episodes]
         return section(key, "episodes", [one for one in lanes if one[1] is not None or not one[0]], **more)
-    told = [(title, diary(run.row, rows_of_episode(run, episode))) for title, episode in episodes]
+    told = [(title, diary_of(run, episode)) for title, episode in episodes]
     return section(key, "episodes", told, **more)
 
 
@@ -151,21 +142,11 @@ def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
     return found
 
 
-def rows_of_episode(run: Run, episode: EpisodeKey) -> list[Row]:
-    """What a diary is written from."""
-    kinds: tuple[type[Row], ...] = (EpochRow, DecisionRow, TransitionRow, SeedRow, AlertRow, EpisodeRow)
-    return [row for kind in kinds for row in run.rows(kind, THIS_EPISODE, episode)]
-
-
 # --- choosing an episode: by iteration or episode, then by environment, or step by step ---------------
 
 
-class Choice(NamedTuple):
-    """One entry of a list."""
-
-    at: str
-    text: str
-    chosen: bool
+Choice = tuple[str, str, bool]
+"""One entry of a list: its address, its text, and whether it is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +172,15 @@ def chooser(run: Run, shown: EpisodeKey) -> Chooser:
         before=address(keys[at - 1]) if at > 0 else None,
         after=address(keys[at + 1]) if 0 <= at < len(keys) - 1 else None,
         groups=[
-            Choice(address(episode.key), _group_name(episode), episode.key.episode == shown.episode)
-            for episode in reversed(first.values())
+            (address(one.key), _group_name(one), one.key.episode == shown.episode)
+            for one in reversed(first.values())
         ],
-        members=[Choice(address(one.key), _member_name(one), one.key == shown) for one in members],
+        members=[(address(one.key), _member_name(one), one.key == shown) for one in members],
     )
 
 
-def _group_name(episode: EpisodeSummary) -> str:
-    if episode.iteration is not None:
-        return f"iteration {episode.iteration}"
-    return f"episode {episode.key.episode}"
+def _group_name(one: EpisodeSummary) -> str:
+    return f"episode {one.key.episode}" if one.iteration is None else f"iteration {one.iteration}"
 
 
 def _member_name(episode: EpisodeSummary) -> str:
@@ -228,12 +207,13 @@ def episode_at(text: str | None) -> EpisodeKey | None:
 # --- several runs ---------------------------------------------------------------------------------
 
 
-def comparison(runs: Mapping[str, Run], sentence: str = "") -> Markup:
-    """The first run against all others, by their names."""
+def comparison(runs: Mapping[str, Run], *, in_words: bool = False) -> Markup:
+    """The first run against all others, by their names; ``in_words``: with a sentence about the last one."""
     (first, run), *others = runs.items()
-    rows = [_arm(first, run.row, result(final_rows(run)), "", "")]
+    rows, sentence = [_arm(first, run.row, result(final_rows(run)), "", "")], ""
     for name, other in others:
         found = compare(run, other)
+        sentence = comparison_text(found) if in_words else ""
         ahead = [notation.UNKNOWN if d is None else gain_text(d) for d in (found.val_score, found.test_score)]
         rows.append(_arm(name, other.row, found.result, *ahead))
     return section(
@@ -246,12 +226,6 @@ def comparison(runs: Mapping[str, Run], sentence: str = "") -> Markup:
         settings=["setting", *runs],
         differences=[[key, *map(setting_text, values)] for key, values in differences(runs).items()],
     )
-
-
-def pair_comparison(runs: Mapping[str, Run]) -> Markup:
-    """Two runs, with the sentence that says which one is ahead."""
-    run, other = runs.values()
-    return comparison(runs, comparison_text(compare(run, other)))
 
 
 def arm_names(runs: Sequence[Run]) -> dict[str, Run]:
@@ -310,10 +284,9 @@ def command(row: RunRow, reproduction: str | None) -> Markup:
     if reproduction is None:
         note = "No command began this run; its configuration is below."
     else:
-        code = (
-            "an unknown revision of the code" if row.git_revision is None else f"revision {row.git_revision}"
-        )
+        revision = row.git_revision or ""
+        code = f"revision {revision}" if revision else "an unknown revision of the code"
         note = f"The same numbers need {code}, the versions below and the same kind of processor."
-        if row.git_revision is not None and row.git_revision.endswith("-dirty"):
+        if revision.endswith("-dirty"):
             note += " The code had changes that were not committed, so they are not known."
     return section("command", "command", reproduction, note=note)

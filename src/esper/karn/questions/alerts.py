@@ -7,12 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from markupsafe import Markup
+
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale
 from esper.karn.drawing.chart import Strip, Strips
 from esper.karn.drawing.picture import Picture
-from esper.karn.drawing.svg import Markup, number
+from esper.karn.drawing.svg import number
 from esper.karn.questions.places import Axis, AxisName, axis_of
 from esper.karn.run import Run
 from esper.leyline.events import Severity
@@ -141,12 +143,11 @@ def _merged(spans: Sequence[AlertSpan], bin_size: int) -> tuple[AlertSpan, ...]:
     merged: list[AlertSpan] = []
     for span in sorted(spans, key=lambda span: span.start):
         last = merged[-1] if merged else None
-        if last is not None and (last.end is None or span.start < last.end + bin_size):
-            ends = (last.end, span.end)
-            end = None if None in ends else max(end for end in ends if end is not None)
-            merged[-1] = AlertSpan(last.start, end)
-        else:
+        if last is None or (last.end is not None and span.start >= last.end + bin_size):
             merged.append(span)
+        else:
+            end = None if last.end is None or span.end is None else max(last.end, span.end)
+            merged[-1] = AlertSpan(last.start, end)
     return tuple(merged)
 
 
@@ -158,10 +159,9 @@ def draw_alerts(found: Alerts, beside: Alerts | None = None) -> Picture:
     if found.lines:
         more = f" {notation.count(found.left_out)} older entries are left out." if found.left_out else ""
         caption = f"{found.open} of {len(found.lines)} rules that were raised are still open.{more}"
+    strips, raised = list(map(_strip, found.lines)), f"Raised: {names or 'nothing'}."
     return Picture(
-        _STRIPS.draw(
-            "Alerts", f"Raised: {names or 'nothing'}.", found.axis, end, list(map(_strip, found.lines))
-        ),
+        _STRIPS.draw("Alerts", raised, found.axis, end, strips),
         ["rule", "severity", "about", "times", "since", "until", "value", "limit", "hint"],
         [_cells(entry, found.axis) for entry in found.entries],
         caption,

@@ -46,7 +46,6 @@ def ops_of(found: Courses) -> list[str]:
 
 
 def draw_choices(found: Courses, beside: Courses | None = None) -> Picture:
-    """One column per epoch or iteration."""
     ops = {name: op_name(name) for name in ops_of(found)}
     shown = {ops.get(name, name): found[name] for name in (DECISIONS, *ops, FORCED, FAILED)}
     table = course_table(replace(found, values=shown), notation.share, {DECISIONS: notation.count})
@@ -104,8 +103,6 @@ def _look(op: str) -> str:
 
 
 def _caption(found: Courses) -> str:
-    if found.last(FORCED) is None:
-        return (
-            "Shares of all decisions. Decisions were not recorded one by one: forced and failed are unknown."
-        )
-    return "Shares of all decisions. Striped: nothing but waiting was legal. Above: what failed."
+    known = "Striped: nothing but waiting was legal. Above: what failed."
+    unknown = "Decisions were not recorded one by one: forced and failed are unknown."
+    return f"Shares of all decisions. {unknown if found.last(FORCED) is None else known}"

@@ -35,13 +35,13 @@ def growth(run: Run, *, joined: bool = True) -> Courses | None:
 
 
 def draw_growth(found: Courses, beside: Courses | None = None) -> Picture:
-    """Scores above, parameters below."""
     table = course_table(found, notation.points, {"episodes": notation.count, "parameters": notation.count})
     return Picture(draw(_chart, found, beside), *table, _caption(found))
 
 
 def _chart(found: Courses) -> Chart:
     size = f"{notation.count(found.last('parameters'))} params"
+    params = Line("parameters", found["parameters"], notation.count, "steps", label=size)
     bands = [(found["lowest"], found["highest"]), (found["25 %"], found["75 %"])]
     scores = [
         Line("twin", found["twin"], notation.points, "twin"),
@@ -55,12 +55,7 @@ def _chart(found: Courses) -> Chart:
         found=found,
         panels=[
             Panel(170, scores, bands if _has_fan(found) else (), near=0.0, most=100.0),
-            Panel(
-                60,
-                [Line("parameters", found["parameters"], notation.count, "steps", label=size)],
-                zero=True,
-                ticks=2,
-            ),
+            Panel(60, [params], zero=True, ticks=2),
         ],
         room=124,
     )

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
+from markupsafe import Markup
+
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale
 from esper.karn.drawing.chart import Strip, Strips, edges
 from esper.karn.drawing.picture import Picture, course_table
 from esper.karn.drawing.style import shade_look
-from esper.karn.drawing.svg import Markup, number
+from esper.karn.drawing.svg import number
 from esper.karn.questions.places import Courses, courses
 from esper.karn.run import Run
 from esper.leyline.columns import COLUMNS

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from markupsafe import Markup
+
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale
 from esper.karn.drawing.chart import Strip, Strips
 from esper.karn.drawing.picture import Picture, course_table
-from esper.karn.drawing.svg import Markup
 from esper.karn.questions.places import Courses, Values, courses
 from esper.karn.run import Run
 from esper.leyline.columns import COLUMNS, ColumnSpec

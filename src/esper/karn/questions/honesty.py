@@ -86,12 +86,8 @@ def _groups(rewarded: Sequence[Rewarded]) -> list[ReturnGroup]:
 
 def _group(pairs: Sequence[tuple[float, float]]) -> ReturnGroup:
     returns, gained = zip(*pairs, strict=True)
-    quarter, median, three_quarters = (
-        statistics.quantiles(gained, n=4, method="inclusive") if len(gained) > 1 else gained * 3
-    )
-    return ReturnGroup(
-        len(pairs), returns[0], returns[-1], statistics.median(returns), quarter, median, three_quarters
-    )
+    quartiles = statistics.quantiles(gained, n=4, method="inclusive") if len(gained) > 1 else gained * 3
+    return ReturnGroup(len(pairs), returns[0], returns[-1], statistics.median(returns), *quartiles)
 
 
 def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
@@ -102,7 +98,6 @@ def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
     low, high = around([s for group in held for s in (group.quarter, group.three_quarters)], 4, floor=0.0)
     y = Scale(low, min(high, 100.0), _BOTTOM, _TOP)
     places = [x(group.median_return) for group in groups]
-    values = ticks(x.low, x.high, 6)
     spread = "".join(
         f"M{svg.number(at)} {svg.number(y(group.quarter))}V{svg.number(y(group.three_quarters))}"
         for group, at in zip(groups, places, strict=True)
@@ -116,7 +111,7 @@ def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
             f"Return against {_gain_name(found)}",
             f"{correlation} over {found.episodes} episodes",
             y_axis(y, _LEFT, _RIGHT),
-            value_axis(x, _BOTTOM, "return", dict(zip(values, tick_texts(values), strict=True))),
+            value_axis(x, _BOTTOM, "return", tick_texts(ticks(x.low, x.high, 6))),
             svg.text(_LEFT + 6, _TOP + 10, _gain_name(found), "dim halo"),
             svg.path(spread, "spread"),
             svg.path(dots, "dot faint"),

@@ -36,7 +36,6 @@ def improvement(run: Run) -> Courses | None:
 
 
 def draw_improvement(found: Courses, beside: Courses | None = None) -> Picture:
-    """Returns above, scores below."""
     scores = {"score": notation.points, "evaluation score": notation.points}
     return Picture(
         draw(_chart, found, beside),

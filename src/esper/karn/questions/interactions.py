@@ -5,13 +5,15 @@ The picture: a matrix of slots with contributions on its diagonal and pair inter
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Final
+
+from markupsafe import Markup
 
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.style import shade_look
-from esper.karn.drawing.svg import Markup
 from esper.karn.questions.episodes import THIS_EPISODE, default_episode, episode_name, is_training
 from esper.karn.run import Run
 
@@ -75,17 +77,11 @@ def interactions(run: Run) -> Interactions | None:
 
 def _effect(scores: Mapping[Configuration, float], slots: set[int]) -> float | None:
     """v(all) − v(without one), or v(all) − v(without i) − v(without j) + v(without both)."""
-    count = len(next(iter(scores)))
-
-    def without(off: set[int]) -> float | None:
-        return scores.get(tuple(slot not in off for slot in range(count)))
-
-    whole, single, rest = without(set()), [without({slot}) for slot in slots], without(slots)
-    if whole is None or rest is None or None in single:
-        return None
-    if len(slots) == 1:
-        return whole - rest
-    return whole - sum(value for value in single if value is not None) + rest
+    all_slots = range(len(next(iter(scores))))
+    removals = [off for count in range(len(slots) + 1) for off in combinations(slots, count)]
+    found = [(len(off), scores.get(tuple(slot not in off for slot in all_slots))) for off in removals]
+    known = [(-1) ** count * score for count, score in found if score is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def draw_interactions(found: Interactions, beside: Interactions | None = None) -> Picture:

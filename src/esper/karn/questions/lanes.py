@@ -1,18 +1,16 @@
 """What does the network look like: every slot over the epochs of one episode, under the episode's score."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
-from esper.karn.episodes import SeedHistory, seed_histories
+from esper.karn.episodes import SeedHistory, grouped, seed_histories
 from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey, default_episode, episode_name, is_training
 from esper.karn.questions.places import Courses, Place, Values
 from esper.karn.run import Run
 from esper.leyline.events import EnvRow, EpochRow, SeedRow, TransitionRow
 from esper.leyline.stages import FORWARD_STAGES, Stage
 
-S = TypeVar("S", TransitionRow, SeedRow)
 MARKED: Final = (Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED)
 """The moves that get a mark of their own."""
 
@@ -43,11 +41,6 @@ class Lane:
     """The moves that matter."""
     seeds: tuple[SeedHistory, ...]
     """In the order of their germination."""
-
-
-def end_of(seed: SeedHistory) -> int:
-    """The epoch after which the seed is gone, or the last one that is known."""
-    return seed.germinated_at + sum(epochs for _, epochs in seed.stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +77,9 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
     last = max(row.epoch for rows in (moves, epochs) for row in rows)
     now = EnvRow(env=episode.env, episode=episode.episode, attempt=episode.attempt, epoch=last)
     grown = seed_histories(run.row, now, seeds, moves)
-    moves_of = _by_slot(moves)
-    alphas_of = {slot: {row.epoch: row.alpha for row in rows} for slot, rows in _by_slot(seeds).items()}
+    moves_of = grouped(moves, lambda row: row.slot)
+    seeds_of = grouped(seeds, lambda row: row.slot)
+    alphas_of = {slot: {row.epoch: row.alpha for row in rows} for slot, rows in seeds_of.items()}
     return Lanes(
         episode=episode,
         name=episode_name(episode, trained=is_training(run)),
@@ -114,13 +108,6 @@ def _scores(epochs: Sequence[EpochRow], end: int) -> Courses | None:
         "twin": [row.twin_score for row in epochs],
     }
     return Courses("epoch", end, tuple(Place(row.epoch, row.epoch) for row in epochs), values)
-
-
-def _by_slot(rows: Sequence[S]) -> Mapping[int, list[S]]:
-    found: dict[int, list[S]] = defaultdict(list)
-    for row in rows:
-        found[row.slot].append(row)
-    return found
 
 
 def _spans(moves: Sequence[TransitionRow], last: int, alphas: Mapping[int, float]) -> tuple[Span, ...]:

@@ -63,9 +63,6 @@ def _numbers(run: Run, found: Progress) -> tuple[float | None, float | None, flo
     if episodes is not None:
         twin = None if episodes.twin_score is None else episodes.twin_score.mean
         return episodes.val_score.mean, twin, episodes.params.mean
-    grown = growth(run, joined=False)
-    return (
-        (None, None, None)
-        if grown is None
-        else (grown.last("score"), grown.last("twin"), grown.last("parameters"))
-    )
+    if (grown := growth(run, joined=False)) is None:
+        return None, None, None
+    return grown.last("score"), grown.last("twin"), grown.last("parameters")

@@ -59,7 +59,6 @@ class Courses:
         return self.values[name]
 
     def last(self, name: str) -> float | None:
-        """At the last place."""
         return self.values[name][-1]
 
 

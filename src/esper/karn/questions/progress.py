@@ -16,9 +16,6 @@ PACE_ITERATIONS: Final = 10
 class Progress:
     """How far a run is; None is unknown."""
 
-    name: str
-    task: str
-    controller: str
     state: State
     unit: AxisName
     done: int
@@ -44,18 +41,17 @@ def progress(run: Run) -> Progress:
         " UNION ALL SELECT t FROM update UNION ALL SELECT t FROM resource)"
     ).fetchall()
     trained, done = _epochs(run)
-    total = _planned_epochs(run)
+    episodes = row.config.get("episodes")
+    total = episodes * row.envs * row.horizon if isinstance(episodes, int) else None
     pace = seconds / done if seconds and done else None
     if is_training(run):
-        ((iterations,),) = run.sql("SELECT max(iteration) FROM update").fetchall()
-        done, total, pace = iterations or 0, row.iterations, _seconds_per_iteration(run)
+        latest = f"(SELECT * FROM update ORDER BY iteration DESC LIMIT {PACE_ITERATIONS})"
+        ((iterations, pace),) = run.sql(f"SELECT max(iteration), avg(seconds) FROM {latest}").fetchall()
+        done, total = iterations or 0, row.iterations
     left = None
     if state == "running" and pace is not None and total is not None:
         left = pace * max(total - done, 0)
     return Progress(
-        name=row.name,
-        task=row.task,
-        controller=row.controller,
         state=state,
         unit="iteration" if is_training(run) else "epoch",
         done=done,
@@ -81,34 +77,7 @@ def _epochs(run: Run) -> tuple[int, int]:
     return int(trained), int(done)
 
 
-def _planned_epochs(run: Run) -> int | None:
-    episodes = run.row.config.get("episodes")
-    return episodes * run.row.envs * run.row.horizon if isinstance(episodes, int) else None
-
-
-def _seconds_per_iteration(run: Run) -> float | None:
-    ((pace,),) = run.sql(
-        "SELECT avg(seconds) FROM"
-        f" (SELECT seconds FROM update ORDER BY iteration DESC LIMIT {PACE_ITERATIONS})"
-    ).fetchall()
-    return None if pace is None else float(pace)
-
-
 def done_text(found: Progress) -> str:
     """What is done of what is planned."""
     total = "" if found.total is None else f"/{notation.count(found.total)}"
     return f"{found.unit} {notation.count(found.done)}{total}"
-
-
-def progress_line(found: Progress) -> str:
-    """The header line of every view."""
-    parts = [
-        f"{found.task} · {found.controller}",
-        found.state,
-        done_text(found),
-        notation.clock(found.seconds),
-    ]
-    if found.state == "running":
-        parts.append(f"left {notation.clock(found.seconds_left)}")
-    parts.append(f"{notation.significant(found.steps_per_second)} steps/s")
-    return " · ".join(parts)

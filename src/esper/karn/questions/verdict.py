@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from markupsafe import Markup
+
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale, apart, around, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
-from esper.karn.drawing.svg import Markup
 from esper.karn.outcome import Result, final_rows, result
 from esper.karn.run import Run
 
@@ -24,8 +25,7 @@ _TOP: Final = 14.0
 
 def verdict(runs: Mapping[str, Run]) -> Arms:
     """The runs that have a finished episode, in the order given."""
-    found = {name: result(final_rows(run)) for name, run in runs.items()}
-    return {name: one for name, one in found.items() if one is not None}
+    return {name: one for name, run in runs.items() if (one := result(final_rows(run))) is not None}
 
 
 def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
@@ -72,11 +72,7 @@ def _draw_panel(arms: Arms, cost: Callable[[Result], float], name: str, top: flo
         [
             y_axis(y, _LEFT, _RIGHT),
             _cost_axis(x, top + _PANEL, name),
-            *(
-                svg.line(at, y(first), at, y(last), "thin")
-                for (at, _), (first, last) in spread
-                if last > first
-            ),
+            *(svg.line(at, y(low), at, y(high), "thin") for (at, _), (low, high) in spread if high > low),
             svg.path(svg.dots(places), "dot"),
             *_names(arms, places),
         ]

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from markupsafe import Markup
+
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale, around, tick_texts, ticks
 from esper.karn.drawing.picture import Picture
-from esper.karn.drawing.svg import Markup
 from esper.karn.run import Run
 from esper.leyline.stages import Stage
 
@@ -128,8 +129,7 @@ def _points_scale(found: Sequence[BlueprintWorth]) -> Scale | None:
 
 
 def _points_axis(points: Scale, bottom: float) -> Iterator[Markup]:
-    values = ticks(points.low, points.high, 4)
-    for value, label in zip(values, tick_texts(values), strict=True):
+    for value, label in tick_texts(ticks(points.low, points.high, 4)).items():
         yield svg.line(points(value), _TOP, points(value), bottom, "axis" if value == 0 else "grid")
         yield svg.text(points(value), bottom + svg.LINE, label, "dim", "middle")
 

@@ -59,7 +59,6 @@ class RunFolder:
             return self._found
 
     def run(self, id: str) -> FoundRun:
-        """The run of that id."""
         found = self.runs().get(id)
         if found is None:
             raise UnknownRunError(f"there is no run '{id[:40]}' in this folder; it may have been moved away")

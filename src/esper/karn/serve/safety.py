@@ -86,10 +86,8 @@ class Guard:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not self._is_ours(host):
-            return _sentence(
-                421,
-                f"this server does not answer to the name '{host[:80]}'; open it by the address it printed",
-            )
+            named = f"this server does not answer to the name '{host[:80]}'"
+            return _sentence(421, f"{named}; open it by the address it printed")
         if scope["method"] not in METHODS:
             return _sentence(405, f"{scope['method'][:20]} is not allowed; this server is read, by GET")
         return None if self._access.token is None else self._ask_for_token(scope, headers)

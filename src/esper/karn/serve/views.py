@@ -70,7 +70,6 @@ class Views:
         return HTMLResponse(self._rows())
 
     def run(self, request: Request) -> Response:
-        """One run."""
         found = self._folder.run(request.path_params["id"])
         groups = [
             Group("heads", [self._pending(found, "head", "head")]),
@@ -119,7 +118,7 @@ class Views:
         def answer(run: Any, other: Any = None) -> str:
             if other is None:
                 raise EsperError(f"'{right.name}' cannot be read")
-            return sections.pair_comparison({left.name: run, right.name: other})
+            return sections.comparison({left.name: run, right.name: other}, in_words=True)
 
         return self._answer("comparison", lambda: self._readings.ask(left.id, "comparison", answer, right.id))
 

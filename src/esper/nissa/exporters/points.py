@@ -7,20 +7,20 @@ left out: a gap says unknown, a 0 would not.
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TypeGuard
 
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import EsperError
 from esper.leyline.events import EpisodeRow, EpochRow, Row, RunRow, UpdateRow
 
-STEP_COLUMNS: Final[Mapping[type[Row], str]] = MappingProxyType(
-    {UpdateRow: "iteration", EpisodeRow: "episode", EpochRow: "epoch"}
-)
+STEP_COLUMNS: Final = {UpdateRow: "iteration", EpisodeRow: "episode", EpochRow: "epoch"}
 """The tables that can be exported, and the column that is the step axis of each."""
-LIST_NAMES: Final[Mapping[str, str]] = MappingProxyType(
-    {"op_shares": "ops", "op_counts": "ops", "head_entropy": "heads", "head_grad_norm": "heads"}
-)
+LIST_NAMES: Final = {
+    "op_shares": "ops",
+    "op_counts": "ops",
+    "head_entropy": "heads",
+    "head_grad_norm": "heads",
+}
 """The lists of numbers, and the column of the run's row that names their entries."""
 _POSITION: Final = {"t", "env", "episode", "attempt", "iteration"}
 _ORIGIN: Final = ("name", "started", "schema_version", "data_hash", "git_revision", "versions", "hardware")

@@ -19,17 +19,10 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from esper.leyline import HEAD_NAMES, NUM_HEADS
 from esper.leyline.errors import EsperError
 from esper.leyline.events import known
-from esper.simic import losses
+from esper.simic import diagnostics, losses
 from esper.simic.advantages import gae, normalise
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import PPOConfig
-from esper.simic.diagnostics import (
-    RatioExplosionDiagnostic,
-    correlation,
-    explained_variance,
-    first_non_finite,
-    value_nrmse,
-)
 from esper.tamiyo.networks.factored_lstm import Evaluation, FactoredRecurrentActorCritic
 
 KL_STOP: Final = 1.5
@@ -70,7 +63,7 @@ class UpdateMetrics:
     head_grad_norm: list[float] = field(default_factory=list)
     forced_share: float = 0.0
     skipped: str | None = None
-    explosion: RatioExplosionDiagnostic | None = None
+    explosion: diagnostics.RatioExplosionDiagnostic | None = None
 
     def columns(self) -> dict[str, Any]:
         """The metrics by name in plain numbers, ``None`` for what is not finite."""
@@ -105,16 +98,16 @@ class PPOAgent:
             lam=config.lam,
         )
         returns = advantages + buffer.values
-        broken = first_non_finite(
+        broken = diagnostics.first_non_finite(
             reward=buffer.rewards, value=buffer.values, next_value=buffer.next_values, target=returns
         )
         if broken is not None:
             return self._skip(UpdateMetrics(), broken)
         free = has_choice(buffer.masks, self.policy.sizes)
         metrics = UpdateMetrics(
-            explained_variance=explained_variance(buffer.values, returns),
-            value_nrmse=value_nrmse(buffer.values, returns),
-            value_return_correlation=correlation(buffer.values, returns),
+            explained_variance=diagnostics.explained_variance(buffer.values, returns),
+            value_nrmse=diagnostics.value_nrmse(buffer.values, returns),
+            value_return_correlation=diagnostics.correlation(buffer.values, returns),
             forced_share=1.0 - float(free.float().mean()),
         )
         batch = Batch(
@@ -210,7 +203,7 @@ class PPOAgent:
         metrics.clip_fraction = float(clipped.sum()) / batch.free_rows
         metrics.ratio_mean, metrics.ratio_std = float(ratio.mean()), float(ratio.std(correction=0))
         metrics.ratio_max, metrics.ratio_min = float(ratio.max()), float(ratio.min())
-        metrics.explosion = metrics.explosion or RatioExplosionDiagnostic.of(
+        metrics.explosion = metrics.explosion or diagnostics.RatioExplosionDiagnostic.of(
             log_ratio, log_probs, batch.buffer.log_probs, batch.buffer.actions
         )
 

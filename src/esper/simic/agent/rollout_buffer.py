@@ -74,7 +74,6 @@ class TamiyoRolloutBuffer:
         self.next_values[:, self.length - 1] = value
 
     def get_batched_sequences(self, envs: slice = slice(None)) -> Sequences:
-        """Whole sequences of some environments."""
         return Sequences(
             self.state[envs],
             self.blueprint_indices[envs],
@@ -91,8 +90,6 @@ class TamiyoRolloutBuffer:
         for name, value in vars(parts[0]).items():
             if isinstance(value, Tensor):
                 setattr(joined, name, torch.cat([getattr(part, name) for part in parts]))
-        joined.hidden = (
-            torch.cat([part.hidden[0] for part in parts], dim=1),
-            torch.cat([part.hidden[1] for part in parts], dim=1),
-        )
+        h, c = (torch.cat(states, dim=1) for states in zip(*(part.hidden for part in parts), strict=True))
+        joined.hidden = (h, c)
         return joined

@@ -76,7 +76,6 @@ def rent_potential(grown_params: Array | float, price: Array | float) -> Array:
 
 
 def final_rent(s: RewardInputs) -> Array:
-    """The rent of a finished episode."""
     return np.where(s.facts.ended, rent(s), 0.0)
 
 

@@ -35,7 +35,6 @@ class RowList:
         self._taken = 0
 
     def emit(self, row: Row) -> None:
-        """Keep the row."""
         self.rows.append(row)
 
     def take_new(self) -> list[Row]:
@@ -145,13 +144,11 @@ class GrowthEnv:
         episode, attempt = self._episode, self._attempts[row]
         env, scores = self.env_indices[row], None
         if self._family.needs_twin:
-            scores = twin_scores(
-                self._task, rng_seed=self._rng_seed, env=env, episode=episode, attempt=attempt
-            )
+            where = {"env": env, "episode": episode, "attempt": attempt}
+            scores = twin_scores(self._task, rng_seed=self._rng_seed, **where)
             self._twins[row] = scores
-        return self._vector.envs[row].reset(
-            episode, attempt=attempt, iteration=episode + 1, twin_scores=scores
-        )
+        host = self._vector.envs[row]
+        return host.reset(episode, attempt=attempt, iteration=episode + 1, twin_scores=scores)
 
     def _reward_inputs(self, facts: EpochFacts) -> RewardInputs:
         hosts = [env.host for env in self._vector.envs]

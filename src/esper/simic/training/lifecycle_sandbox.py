@@ -7,6 +7,7 @@ with noise. Rewards are paired, so the return is the final gain of the committed
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from esper.leyline import (
     legal_slots_by_op,
 )
 from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
-from esper.simic.training.sandbox import Actions, Oracle, Rewards
+from esper.simic.training.sandbox import NUM_SLOTS, PARAMS, Actions, Oracle, Rewards
 from esper.tamiyo.policy.observer import Observation, Observer
 from esper.tolaria import actuator
 
@@ -39,15 +40,8 @@ HORIZON = 20
 HOST_SCORE = 20.0
 GUESS_LOSS = 2.3
 HOST_PARAMS = 200
-PARAMS = {
-    BlueprintAction.CONV_LIGHT: 150,
-    BlueprintAction.NORM: 16,
-    BlueprintAction.DEPTHWISE: 60,
-    BlueprintAction.CONV_SMALL: 80,
-    BlueprintAction.CONV_HEAVY: 2000,
-}
 SPACE = ActionSpace(
-    SlotConfig.of_count(3),
+    SlotConfig.of_count(NUM_SLOTS),
     LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epochs=2),
     tuple(sorted(int(blueprint) for blueprint in PARAMS)),
     BLUEPRINT_IDS,
@@ -82,15 +76,15 @@ class LifecycleSandbox(Oracle):
 
     def __init__(self, rng_seed: int, env_indices: Sequence[int]) -> None:
         super().__init__(rng_seed, env_indices)
-        self.table = SlotTable.empty(self.num_envs, SPACE.slot_config.num_slots)
+        self.table = SlotTable.empty(self.num_envs, NUM_SLOTS)
         self._bodies = [PaperBody(self.table.row(env)) for env in range(self.num_envs)]
         self._observer = Observer(self.num_envs, self.table.num_slots, self.table.num_slots)
         self._rewards = RewardFunction(FAMILIES["paired"], SCALE)
 
     def start(self) -> None:
-        self.table.assign(SlotTable.empty(self.num_envs, SPACE.slot_config.num_slots))
+        self.table.assign(SlotTable.empty(self.num_envs, NUM_SLOTS))
         self._observer.reset()
-        self._next_seed = 0
+        self._numbers = count()
         self._facts = self._measured(0, self._everywhere(HOST_SCORE), LifecycleOp.WAIT, True)
         self._rewards.begin(self._inputs())
 
@@ -116,11 +110,8 @@ class LifecycleSandbox(Oracle):
         alpha = self.table.alpha[np.arange(self.num_envs), actions[:, Head.SLOT]]
         canonical = canonicalise(actions, alpha)
         legal = legal_slots_by_op(self.table, SPACE.rules)
-        outcomes = []
-        for body, action, possible in zip(self._bodies, canonical, legal, strict=True):
-            outcomes.append(actuator.apply_action(body, action, self._next_seed, possible).succeeded)
-            self._next_seed += 1
-        return np.array(outcomes)
+        numbered = zip(self._bodies, canonical, self._numbers, legal, strict=False)
+        return np.array([actuator.apply_action(*one).succeeded for one in numbered])
 
     def _noise(self, *shape: int) -> NDArray[np.float64]:
         return np.stack([rng.normal(0.0, NOISE, shape) for rng in self.rngs])

@@ -12,7 +12,7 @@ import torch
 from esper.leyline import Head, SlotConfig, derive_seed
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import PPOConfig
-from esper.simic.training.rollout import ActionStreams, PolicyEnv, collect, evaluate
+from esper.simic.training.rollout import ActionStreams, collect, evaluate
 from esper.simic.training.sandbox import NUM_SLOTS, Oracle
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -70,14 +70,10 @@ def train_on(
         agent.update(collect(env, policy, streams), finished / iterations)
         finished += 1
         if finished % ITERATIONS_BETWEEN_CHECKS == 0:
-            reached = Trial(_mean_return(rehearsal, policy), chance, oracle.optimum, finished)
+            reached = Trial(evaluate(rehearsal, policy).mean(), chance, oracle.optimum, finished)
             arrived = arrived + 1 if reached.share >= stop_at else 0
     unseen = oracle(derive_seed(rng_seed, "evaluation"), range(EVALUATED_ENVS))
-    return Trial(_mean_return(unseen, policy), chance, oracle.optimum, finished)
-
-
-def _mean_return(env: PolicyEnv, policy: FactoredRecurrentActorCritic) -> float:
-    return float(evaluate(env, policy).mean())
+    return Trial(evaluate(unseen, policy).mean(), chance, oracle.optimum, finished)
 
 
 def new_policy(shape: PolicyShape, rng_seed: int) -> FactoredRecurrentActorCritic:

@@ -6,7 +6,7 @@ the best return is; ``random_return`` is measured with uniform legal actions.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,17 +21,19 @@ from esper.tamiyo.policy.observer import Observation
 
 Actions = NDArray[np.int64]
 Rewards = NDArray[np.float64]
-Legal = NDArray[np.bool_]
+Legal = Mapping[LifecycleOp, bool | NDArray[np.bool_]]
+"""Where each op is possible, to be spread over ``[env, slot]``; WAIT is not named."""
 
 NUM_SLOTS = 3
 _PROGRESS = 0
-_BLUEPRINTS = (
-    BlueprintAction.CONV_LIGHT,
-    BlueprintAction.NORM,
-    BlueprintAction.DEPTHWISE,
-    BlueprintAction.CONV_SMALL,
-    BlueprintAction.CONV_HEAVY,
-)
+PARAMS = {
+    BlueprintAction.CONV_LIGHT: 150,
+    BlueprintAction.NORM: 16,
+    BlueprintAction.DEPTHWISE: 60,
+    BlueprintAction.CONV_SMALL: 80,
+    BlueprintAction.CONV_HEAVY: 2000,
+}
+"""The blueprints that can be planted, and what they would add to a network."""
 
 
 class Oracle(ABC):
@@ -74,14 +76,21 @@ class Oracle(ABC):
 class Sandbox(Oracle):
     """Says outright what is seen and what is legal: there are no seeds."""
 
+    must_act = False
+    """WAIT is legal only where nothing else is."""
+
     def observe(self) -> Observation:
         features = np.zeros((self.num_envs, BASE_SIZE + SLOT_SIZE * NUM_SLOTS), dtype=np.float32)
         features[:, _PROGRESS] = self.step_number / self.horizon
         self.show(features)
         blueprint = np.zeros((self.num_envs, NUM_BLUEPRINTS), dtype=np.bool_)
-        blueprint[:, list(_BLUEPRINTS)] = True
+        blueprint[:, list(PARAMS)] = True
+        legal = np.zeros((self.num_envs, NUM_OPS, NUM_SLOTS), dtype=np.bool_)
+        for op, possible in self.legal().items():
+            legal[:, op] = possible
+        legal[:, LifecycleOp.WAIT, 0] = ~legal.any(axis=(1, 2)) | (not self.must_act)
         masks = ActionMasks(
-            slot_by_op=torch.from_numpy(self.legal()),
+            slot_by_op=torch.from_numpy(legal),
             blueprint=torch.from_numpy(blueprint),
             alpha_is_zero=torch.ones(self.num_envs, NUM_SLOTS, dtype=torch.bool),
             stages=torch.full((self.num_envs, NUM_SLOTS), int(Stage.DORMANT)),
@@ -92,14 +101,6 @@ class Sandbox(Oracle):
     def draw(self, count: int) -> NDArray[np.int64]:
         """One random integer below ``count`` per environment, each from its own stream."""
         return np.array([rng.integers(count) for rng in self.rngs])
-
-    def allow(self, *ops: int) -> Legal:
-        """``[env, op, slot]`` with WAIT and the given ops possible on every slot."""
-        legal = np.zeros((self.num_envs, NUM_OPS, NUM_SLOTS), dtype=np.bool_)
-        legal[:, list(ops)] = True
-        legal[:, LifecycleOp.WAIT] = False
-        legal[:, LifecycleOp.WAIT, 0] = True
-        return legal
 
     def show(self, features: NDArray[np.float32]) -> None:
         """Write into the observation what the policy may know besides the time."""
@@ -124,7 +125,7 @@ class Bandit(Sandbox):
     optimum = 4.0
 
     def legal(self) -> Legal:
-        return self.allow(LifecycleOp.GERMINATE)
+        return {LifecycleOp.GERMINATE: True}
 
     def rewards(self, actions: Actions) -> Rewards:
         right = (actions[:, Head.OP] == LifecycleOp.GERMINATE) & (actions[:, Head.SLOT] == 2)
@@ -149,12 +150,13 @@ class Schedule(Sandbox):
         features[:, slot_column(1)] = self.over
 
     def legal(self) -> Legal:
-        legal = self.allow(LifecycleOp.GERMINATE, LifecycleOp.FOSSILIZE, LifecycleOp.PRUNE)
-        growing = (self.age >= 0) & ~self.over
-        legal[:, LifecycleOp.GERMINATE] &= ((self.age < 0) & ~self.over)[:, None]
-        legal[:, LifecycleOp.FOSSILIZE] &= growing[:, None]
-        legal[:, LifecycleOp.PRUNE] &= growing[:, None]
-        return legal
+        age, goes_on = self.age[:, None], ~self.over[:, None]
+        grown = (age >= 0) & goes_on
+        return {
+            LifecycleOp.GERMINATE: (age < 0) & goes_on,
+            LifecycleOp.FOSSILIZE: grown,
+            LifecycleOp.PRUNE: grown,
+        }
 
     def rewards(self, actions: Actions) -> Rewards:
         op = actions[:, Head.OP]
@@ -174,6 +176,7 @@ class Memory(Sandbox):
     delay = 50
     horizon = delay + 1
     optimum = 1.0
+    must_act = True
 
     def start(self) -> None:
         self.answer = self.draw(NUM_SLOTS)
@@ -183,11 +186,7 @@ class Memory(Sandbox):
             features[:, SLOT_COLUMNS] = self.answer[:, None] == np.arange(NUM_SLOTS)
 
     def legal(self) -> Legal:
-        legal = self.allow(LifecycleOp.GERMINATE)
-        asked = self.step_number == self.delay
-        legal[:, LifecycleOp.GERMINATE] &= asked
-        legal[:, LifecycleOp.WAIT] &= not asked
-        return legal
+        return {LifecycleOp.GERMINATE: self.step_number == self.delay}
 
     def rewards(self, actions: Actions) -> Rewards:
         asked = self.step_number == self.delay
@@ -200,6 +199,7 @@ class Combination(Sandbox):
 
     horizon = 6
     optimum = 6.0
+    must_act = True
     ops = (LifecycleOp.GERMINATE, LifecycleOp.SET_ALPHA_TARGET, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE)
     slot_of_op = np.array([0, 0, 2, 0, 1, 0])
     blueprint_of_slot = np.array(
@@ -207,26 +207,19 @@ class Combination(Sandbox):
     )
 
     def start(self) -> None:
-        self._force()
-
-    def _force(self) -> None:
         self.op = np.array(self.ops)[self.draw(len(self.ops))]
         self.slot = self.draw(NUM_SLOTS)
 
     def legal(self) -> Legal:
-        legal = np.zeros((self.num_envs, NUM_OPS, NUM_SLOTS), dtype=np.bool_)
-        rows = np.arange(self.num_envs)
-        legal[rows, self.op] = True
-        germinating = rows[self.op == LifecycleOp.GERMINATE]
-        legal[germinating, LifecycleOp.GERMINATE] = False
-        legal[germinating, LifecycleOp.GERMINATE, self.slot[germinating]] = True
-        return legal
+        forced: Legal = {op: (self.op == op)[:, None] for op in self.ops}
+        own = self.slot[:, None] == np.arange(NUM_SLOTS)
+        return {**forced, LifecycleOp.GERMINATE: forced[LifecycleOp.GERMINATE] & own}
 
     def rewards(self, actions: Actions) -> Rewards:
         op, slot = actions[:, Head.OP], actions[:, Head.SLOT]
         fits = actions[:, Head.BLUEPRINT] == self.blueprint_of_slot[slot]
         right = np.where(op == LifecycleOp.GERMINATE, fits, slot == self.slot_of_op[op])
-        self._force()
+        self.start()
         return right.astype(np.float64)
 
 
@@ -243,9 +236,7 @@ class Rent(Sandbox):
         features[:, SLOT_COLUMNS] = self.seeds[:, None] > np.arange(NUM_SLOTS)
 
     def legal(self) -> Legal:
-        legal = self.allow(LifecycleOp.GERMINATE)
-        legal[:, LifecycleOp.GERMINATE] &= (self.seeds < NUM_SLOTS)[:, None]
-        return legal
+        return {LifecycleOp.GERMINATE: (self.seeds < NUM_SLOTS)[:, None]}
 
     def rewards(self, actions: Actions) -> Rewards:
         planted = actions[:, Head.OP] == LifecycleOp.GERMINATE
@@ -267,9 +258,10 @@ class Distractors(Sandbox):
         features[:, SLOT_COLUMNS] = self.shown[:, None] == np.arange(NUM_SLOTS)
 
     def legal(self) -> Legal:
-        return self.allow(LifecycleOp.GERMINATE, LifecycleOp.SET_ALPHA_TARGET, LifecycleOp.PRUNE)
+        ops = (LifecycleOp.GERMINATE, LifecycleOp.SET_ALPHA_TARGET, LifecycleOp.PRUNE)
+        return dict.fromkeys(ops, True)
 
     def rewards(self, actions: Actions) -> Rewards:
         right = (actions[:, Head.OP] == LifecycleOp.GERMINATE) & (actions[:, Head.SLOT] == self.shown)
-        self.shown = self.draw(NUM_SLOTS)
+        self.start()
         return right.astype(np.float64)

@@ -28,14 +28,7 @@ from esper.simic.training import exchange
 from esper.simic.training.growth import GrowthEnv, Journal
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
-from esper.tamiyo.policy.checkpoint import (
-    CheckpointError,
-    load_policy,
-    load_tensors,
-    read_json,
-    save_policy,
-    save_tensors,
-)
+from esper.tamiyo.policy import checkpoint
 from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
 from esper.tolaria.env import EpisodeReport
 from esper.tolaria.seeding import SELECTION_SEEDS
@@ -111,7 +104,6 @@ class Trainer:
 
     @property
     def is_over(self) -> bool:
-        """All iterations were run."""
         return self.iteration >= self.config.iterations
 
     def __iter__(self) -> Iterator[Iteration]:
@@ -177,8 +169,9 @@ class Trainer:
 
     def save(self, directory: Path, extra: Mapping[str, Any]) -> None:
         """Write policy, optimiser and progress into ``directory``."""
-        save_policy(self.policy, directory)
-        write_durably(directory / OPTIMISER_FILE, save_tensors(_flat_optimiser(self.agent.optimiser)))
+        checkpoint.save_policy(self.policy, directory)
+        optimiser = checkpoint.save_tensors(_flat_optimiser(self.agent.optimiser))
+        write_durably(directory / OPTIMISER_FILE, optimiser)
         progress = {
             "iteration": self.iteration,
             "best_return": None if np.isinf(self.best_return) else self.best_return,
@@ -192,10 +185,10 @@ class Trainer:
 
     def load(self, directory: Path) -> dict[str, Any]:
         """Continue from a checkpoint of the same run; returns what was stored with it."""
-        progress = read_json(directory / PROGRESS_FILE)
+        progress = checkpoint.read_json(directory / PROGRESS_FILE)
         self._check_own(progress, directory)
-        self.policy.load_state_dict(load_policy(directory).state_dict())
-        _load_optimiser(self.agent.optimiser, load_tensors(directory / OPTIMISER_FILE))
+        self.policy.load_state_dict(checkpoint.load_policy(directory).state_dict())
+        _load_optimiser(self.agent.optimiser, checkpoint.load_tensors(directory / OPTIMISER_FILE))
         self.iteration = int(progress["iteration"])
         best = progress["best_return"]
         self.best_return = -np.inf if best is None else float(best)
@@ -207,7 +200,7 @@ class Trainer:
         theirs = {**progress.get("config", {}), **{name: progress.get(name) for name in ("task", "horizon")}}
         different = [name for name in ours if ours[name] != theirs.get(name)]
         if different:
-            raise CheckpointError(
+            raise checkpoint.CheckpointError(
                 f"the checkpoint in '{directory}' belongs to another run; different: {', '.join(different)}"
             )
 
