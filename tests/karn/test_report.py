@@ -1,10 +1,6 @@
 """The report says what the rows say: pages are read back and compared with rows written by hand."""
 
-import fcntl
-import os
-import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -17,11 +13,9 @@ from esper.karn.outcome import compare
 from esper.karn.page.sections import command
 from esper.karn.report import render_report
 from esper.karn.run import Run, open_run
-from esper.leyline.events import AlertRow, EpisodeRow, Row, RunRow, UpdateRow
-from esper.leyline.lock import LOCK_FILE
-from esper.leyline.run_files import TELEMETRY
+from esper.leyline.events import EpisodeRow, Row, UpdateRow
 from esper.nissa.writer import RunWriter
-from tests.karn import fake_run, fake_training
+from tests.karn import fake_run
 from tests.karn.page import Node, read_page
 
 
@@ -328,139 +322,3 @@ def test_alerts_are_listed_with_how_often_and_what_to_do(tmp_path: Path, grown_p
     ]
     section = grown_page.one("section", id="alerts")
     assert section.text == "What is wrong, and since when? No alert was raised."
-
-
-# --- runs that are not whole ----------------------------------------------------------------------
-
-
-@contextmanager
-def being_written(run: Run) -> Iterator[None]:
-    """As while a writer episodes."""
-    file = os.open(run.path / TELEMETRY / LOCK_FILE, os.O_RDWR | os.O_CREAT)
-    fcntl.flock(file, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        os.close(file)
-
-
-def until(epoch: int, episode: int = 0) -> list[Row]:
-    """An episode that ends without a word after an epoch."""
-    rows = fake_run.episode(episode)
-    return [row for row in rows if getattr(row, "epoch", 0) <= epoch and not isinstance(row, EpisodeRow)]
-
-
-@pytest.mark.parametrize(
-    ("rows", "running", "stopped", "said"),
-    [
-        (
-            [fake_run.run_row()],
-            "Still running: no epoch is done yet.",
-            "Stopped before its first epoch was done.",
-            "No episode is finished, so there is no result.",
-        ),
-        (
-            [fake_run.run_row(), *until(5)],
-            "Still running: after epoch 5 of 8.",
-            "Stopped after epoch 5 of 8.",
-            "After epoch 5 of 8 the score is 47.5, 28.0 points above its twin that does not grow.",
-        ),
-        (
-            [fake_run.run_row(episodes=3), *fake_run.episode(), *until(2, episode=1)],
-            "Still running: after epoch 10 of 24.",
-            "Stopped after epoch 10 of 24.",
-            "It reached 61.5 on validation, 39.5 points above its twin that did not grow.",
-        ),
-        (
-            [fake_run.run_row(episodes=3), *fake_run.episode()],
-            "Still running: after epoch 8 of 24.",
-            "Stopped after epoch 8 of 24.",
-            "It reached 61.5 on validation, 39.5 points above its twin that did not grow.",
-        ),
-        (
-            [fake_run.run_row(iterations=4)],
-            "Still running: no iteration is done yet.",
-            "Stopped before its first iteration was done.",
-            "No iteration is done, so there is no result.",
-        ),
-        (
-            list(training(4, done=3)),
-            "Still running: after iteration 3 of 4.",
-            "Stopped after iteration 3 of 4.",
-            "The best policy, that of iteration 2, scored 44.5 in its evaluation; the 2 episodes of"
-            " iteration 3 reached 50.0 ± 63.5 on validation, 25.0 ± 63.5 points above their twins that did"
-            " not grow.",
-        ),
-    ],
-)
-def test_a_run_that_is_not_whole_says_so(
-    tmp_path: Path, rows: list[Row], running: str, stopped: str, said: str
-) -> None:
-    run = write(tmp_path / "run", rows)
-    found = conclude(run)
-    assert (found.sentences[0], found.headline) == (stopped, said)
-    with being_written(run):
-        found = conclude(run)
-        assert (found.sentences[0], found.headline) == (running, said)
-
-
-def test_an_episode_killed_within_its_measurements_is_shown_without_them(tmp_path: Path) -> None:
-    run = write(tmp_path / "run", [fake_run.run_row(), *until(5), fake_run.counterfactual_row(5)])
-    page = page_of(run)
-    assert page.one("section", id="interactions").one(class_="nothing")
-    assert page.one(class_="state").text == "stopped"
-
-
-# --- the page itself ------------------------------------------------------------------------------
-
-
-def test_names_are_escaped_wherever_they_come_from(tmp_path: Path) -> None:
-    evil = "<script>alert(\"x\")</script><b onclick='x'>&amp;"
-    row: RunRow = msgspec.structs.replace(
-        fake_run.run_row(name=evil, controller=evil),
-        task=evil,
-        slots=[evil, "r0c1", "r0c2"],
-        blueprints=[evil] * 13,
-        config={evil: evil},
-        versions={evil: evil},
-        hardware={evil: [evil]},
-        started=evil,
-        git_revision=evil,
-    )
-    alert: AlertRow = msgspec.structs.replace(fake_run.alert_row(evil), hint=evil, scope=evil)
-    run = write(tmp_path / "run", [row, *fake_run.episode(), alert])
-    text = render_report(run, [run], reproduction=evil)
-    page = read_page(text)
-    assert not list(page.all("script"))
-    assert not list(page.all(onclick="x"))
-    assert evil in page.one("head").one("title").text
-    assert page.one("h1").text == evil
-    assert pairs(page.one("section", id="configuration")) == {evil: evil}
-    assert page.one("pre").text == evil
-    assert evil in page.one("section", id="diary").text
-
-
-def test_the_page_needs_nothing_from_elsewhere(trained: str) -> None:
-    page = read_page(trained)
-    ids = [node.attributes["id"] for node in page.all() if "id" in node.attributes]
-    assert len(ids) == len(set(ids))
-    assert not [
-        node.name for node in page.all() if node.name in ("script", "link", "img", "iframe", "object")
-    ]
-    addressed = [
-        (node.name, key, value)
-        for node in page.all()
-        for key, value in node.attributes.items()
-        if key in ("src", "href", "xlink:href", "srcset", "data", "action") and not value.startswith("#")
-    ]
-    assert addressed == []
-    assert not re.search(r"@import|url\(", trained)
-    assert re.findall(r"\bon\w+=", trained) == []
-    assert set(re.findall(r"https?://[^\s\"'<]+", trained)) <= {"http://www.w3.org/2000/svg"}
-    assert "width=device-width" in trained
-    assert "prefers-color-scheme:dark" in trained
-
-
-def test_two_hundred_iterations_stay_below_500_kilobytes(tmp_path: Path) -> None:
-    rows = fake_training.course(200)  # with rows of epochs in the last one only
-    assert len(render_report(write(tmp_path / "run", rows)).encode()) < 500_000
