@@ -11,7 +11,6 @@ from esper.leyline import (
     OP_WAIT,
     BlueprintAction,
     Head,
-    Stage,
 )
 from esper.leyline.factored_actions import IntArray
 from esper.simic.training import lifecycle_sandbox
@@ -116,16 +115,6 @@ def test_a_schedule_pays_for_the_right_age(germinate: int, fossilize: int, pay: 
     assert follow(Schedule(0, [0]), script) == pytest.approx([pay])
 
 
-def test_a_schedule_shows_the_age_of_its_seed_and_whether_it_is_over() -> None:
-    env = Schedule(0, [0])
-    columns = [slot_column(0), slot_column(0, 1), slot_column(1)]
-    seen = [env.reset().features[0, columns].tolist()]
-    ops = (OP_GERMINATE, OP_WAIT, OP_WAIT, OP_FOSSILIZE)
-    seen += [env.step(action(1, op)).observation.features[0, columns].tolist() for op in ops]
-    # planted, age in eighths, over
-    assert seen == [[0, 0, 0], [1, 0, 0], [1, 0.125, 0], [1, 0.25, 0], [1, 0.375, 1]]
-
-
 def test_memory_shows_its_answer_once_and_asks_fifty_steps_later() -> None:
     env = Memory(0, range(30))
     observation = env.reset()
@@ -208,17 +197,6 @@ def test_a_lifes_gain_depends_on_style_and_full_alpha(heads: dict[str, int], sha
 
 
 @pytest.mark.usefixtures("silence")
-@pytest.mark.parametrize(("start", "ripe"), [(12, 1.0), (13, 7 / 8), (15, 5 / 8), (16, 0.0)])
-def test_a_seed_needs_eight_epochs_to_ripen_and_five_to_be_held(start: int, ripe: float) -> None:
-    # Two epochs of incubation, three of ramp, then it is held: step 15 of 0 to 19 is the last to begin.
-    def script(env: Lifecycle, step: int) -> IntArray:
-        return plant(1, 1, BlueprintAction.CONV_LIGHT) if step == start else action(1, OP_WAIT)
-
-    rent = 0.003 if ripe else 0.0
-    assert follow(Lifecycle(0, [0]), script) == pytest.approx([5 * (0.15 * ripe - rent)])
-
-
-@pytest.mark.usefixtures("silence")
 @pytest.mark.parametrize(
     ("plan", "points"),
     [
@@ -239,14 +217,3 @@ def test_a_building_needs_its_scaffold_while_it_incubates_and_not_after(
     seeds = len([slot for slot in plan.values() if slot >= 0]) - sum(slot < 0 for slot in plan.values())
     expected = 5 * (points / 100 - 0.00032 * seeds)
     assert follow(Scaffold(0, [0]), script) == pytest.approx([expected])
-
-
-def test_episodes_go_through_the_real_stages() -> None:
-    env = Lifecycle(0, [0])
-    env.reset()
-    seen = []
-    for step in range(9):
-        env.step(plant(1, 0) if step == 0 else action(1, OP_WAIT))
-        seen.append(Stage(int(env.table.stage[0, 0])))
-    training, blending, holding = Stage.TRAINING, Stage.BLENDING, Stage.HOLDING
-    assert seen == [training, blending, blending, blending, holding, holding, holding, holding, holding]

@@ -144,11 +144,6 @@ def test_answers_at_marks_are_those_of_runs_that_end_there():
         assert alone.flops == answers[mark].flops
 
 
-def test_without_a_controller_the_answers_are_the_static_sizes():
-    answers = run_anytime(TASK.with_trunk(2), None, rng_seed=3, marks=(0.25,))
-    assert answers[0.25].test_loss == run(TASK.with_trunk(2).until(0.25)).finish().test_loss
-
-
 def test_a_budget_below_one_step_of_the_host_is_refused():
     with pytest.raises(
         HostError, match=r"budget of 100,000,000 FLOP .* 20 steps 5,000,000, .* give 650,117,120"
@@ -156,13 +151,10 @@ def test_a_budget_below_one_step_of_the_host_is_refused():
         MorphEnv(replace(TASK, budget=10**8), rng_seed=0).reset()
 
 
-@pytest.mark.parametrize("share", [0.3001, 0.0, 1.5])
-def test_a_share_without_whole_steps_is_refused(share):
-    with pytest.raises(HostError, match=rf"up to {share:g} of its 20"):
-        TASK.until(share)
-
-
-def test_a_mark_without_a_whole_branching_step_is_refused():
+def test_a_share_or_a_mark_without_whole_steps_is_refused():
+    for share in (0.3001, 0.0, 1.5):
+        with pytest.raises(HostError, match=rf"up to {share:g} of its 20"):
+            TASK.until(share)
     with pytest.raises(EsperError, match=r"0\.8 of the mark"):
         run_anytime(TASK, None, rng_seed=0, marks=(0.1,))
 

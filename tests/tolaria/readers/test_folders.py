@@ -54,19 +54,6 @@ def test_train_and_test_folders_give_the_two_parts(tmp_path: Path) -> None:
         ({"a/1": even(0), "a/more/2": even(0)}, "'{0}/a/more' is a folder; an image file is expected there"),
         ({"a/1": even(0), "a/Thumbs.db": b"\xd0\xcf"}, "'{0}/a/Thumbs.db' is none of PNG, JPEG, BMP, WEBP"),
         ({"a/1": even(0), "b/1": even(0, 3, 2)}, "'{0}/b/1' has 3 × 2 pixels and the first image 2 × 3"),
-    ],
-)  # fmt: skip
-def test_what_is_no_folder_of_classes_is_refused(
-    tmp_path: Path, files: dict[str, bytes], sentence: str
-) -> None:
-    write_files(tmp_path, files)
-    with refused(sentence.format(tmp_path)):
-        read_image_folder(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("files", "sentence"),
-    [
         ({"test/a/1": even(0)}, "'{0}/train' does not exist; a folder with one folder of images per class"),
         ({"train/a/1": even(0)}, "'{0}/test' does not exist; a folder with one folder of images per class"),
         ({"train/a/1": even(0), "test/a/1": even(0), "test/c/1": even(0)}, "'{0}' has c in only one of"),
@@ -74,9 +61,9 @@ def test_what_is_no_folder_of_classes_is_refused(
         ({"train/a/1": even(0), "test/a/1": even(0, 3, 2)}, "images of 2 × 3 pixels in train and of 3 × 2"),
     ],
 )  # fmt: skip
-def test_splits_that_do_not_belong_together_are_refused(
+def test_what_is_no_folder_of_classes_or_no_split_of_them_is_refused(
     tmp_path: Path, files: dict[str, bytes], sentence: str
 ) -> None:
     write_files(tmp_path, files)
     with refused(sentence.format(tmp_path)):
-        read_split_folders(tmp_path)
+        (read_split_folders if "train" in sentence or "test" in str(files) else read_image_folder)(tmp_path)

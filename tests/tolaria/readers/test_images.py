@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFile
+from PIL import Image
 
 from esper.tolaria.readers.images import Pixels, read_image
 from tests.tolaria.readers.building import KINDS, Bytes, image_bytes, png_bytes, random_bytes, refused
@@ -120,18 +120,3 @@ def test_absurd_sizes_are_refused_before_memory_is_taken(
         assert tracemalloc.get_traced_memory()[1] < 1 << 22
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"), [(IndexError("no such row"), "no such row"), (MemoryError(), "MemoryError")]
-)
-def test_whatever_a_decoder_raises_becomes_the_sentence(
-    path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
-) -> None:
-    def fail(*_: object) -> None:
-        raise error
-
-    content = image_bytes(COLOURS, "PNG")
-    monkeypatch.setattr(ImageFile.ImageFile, "load", fail)
-    with refused(f"'{path}' cannot be decoded ({reason}); a whole image is expected there: copy or download"):
-        read(path, content)
