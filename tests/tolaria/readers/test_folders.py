@@ -66,4 +66,4 @@ def test_what_is_no_folder_of_classes_or_no_split_of_them_is_refused(
 ) -> None:
     write_files(tmp_path, files)
     with refused(sentence.format(tmp_path)):
-        (read_split_folders if "train" in sentence or "test" in str(files) else read_image_folder)(tmp_path)
+        (read_split_folders if "train" in f"{sentence}{files}" else read_image_folder)(tmp_path)
