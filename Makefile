@@ -2,7 +2,7 @@
 # `make PYTHON=python3.12 test` picks another interpreter for a new .venv; `make test ARGS="-k gates"` passes arguments on.
 
 PYTHON ?= python3
-JOBS ?= 2
+JOBS ?= 3
 ARGS ?=
 
 BIN := .venv/bin
@@ -25,7 +25,7 @@ $(READY): pyproject.toml | $(BIN)/python
 demo: $(READY) ## grow a host that is too weak for its task, beside its twin that does not grow
 	$(BIN)/esper run --task digits_impaired --controller heuristic --against off --rng-seed 0
 
-test: $(READY) ## the test suite, JOBS processes of one thread each
+test: $(READY) ## the test suite, JOBS processes of one thread each: one more than cores, since some wait
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore=tests/learning $(ARGS)
 
 learn: $(READY) ## policies learn every oracle environment; a few minutes

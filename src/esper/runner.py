@@ -5,8 +5,10 @@ from pathlib import Path
 
 from esper.build import build_controller, build_task, build_vector, describe_run, one_thread
 from esper.config import RunConfig
+from esper.karn.query import read_rows
 from esper.kasmina.export import save_committed
 from esper.leyline.errors import InterruptedRunError
+from esper.leyline.events import EpochRow
 from esper.nissa.writer import RunWriter
 from esper.telemetry import Telemetry
 from esper.tolaria.episode import run_episode
@@ -62,9 +64,10 @@ def run_arm(
                 save_committed(env.model, directory / "model" / f"episode-{episode}")
         except KeyboardInterrupt:
             writer.close()
+            finished = sum(row.episode == env.episode for row in read_rows(directory, EpochRow))
             raise InterruptedRunError(
-                f"interrupted in episode {env.episode}, epoch {env.epoch + 1} of {task.horizon};"
-                f" the {env.epoch} finished epochs of this episode and everything before it are readable"
+                f"interrupted in episode {env.episode}, epoch {finished + 1} of {task.horizon};"
+                f" the {finished} finished epochs of this episode and everything before it are readable"
                 f" in {directory}"
             ) from None
     return directory

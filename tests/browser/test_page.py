@@ -257,11 +257,13 @@ def test_everything_is_reached_with_keys(page, server):
     expect(page.get_by_role("button", name="compare")).to_be_visible()
     page.keyboard.press("Shift+C")
     expect(page.locator("h1")).to_have_text(names)
+    page.wait_for_load_state()  # keys do nothing before the page's script has run
 
     page.keyboard.press("Escape")
     expect(row_of(page, names[0]).get_by_role("link")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text(names[0])
+    page.wait_for_load_state()
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_contain_text("mark for comparison")
     page.keyboard.press("Escape")
