@@ -10,6 +10,7 @@ from esper.leyline import OP_GERMINATE, OP_WAIT, ActionSpace, Head, LifecycleRul
 from esper.leyline.signals import EnvFacts, EpochFacts
 from esper.leyline.stages import Stage
 from esper.tamiyo.counting import CountingController, CountingSettings
+from esper.tamiyo.policy.action_masks import compute_batch_masks
 
 NAMES = ("none", "stack")
 SPACE = ActionSpace(SlotConfig.of_count(3), LifecycleRules(), (1,), NAMES)
@@ -91,8 +92,6 @@ def test_where_nothing_may_be_planted_it_waits():
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_tempo_is_held_where_seeds_enter_at_once(at_once):
-    from esper.tamiyo.policy.action_masks import compute_batch_masks
-
     space = ActionSpace(SlotConfig.of_count(3), LifecycleRules(enters_at_once=at_once), (1,), NAMES)
     masks = compute_batch_masks(SlotTable.empty(1, 3), space)
     assert (int(Head.TEMPO) in masks.held) == at_once

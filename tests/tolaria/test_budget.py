@@ -10,6 +10,7 @@ from esper.kasmina.optim import wsd_factor
 from esper.leyline.errors import EsperError, HostError
 from esper.leyline.factored_actions import CANONICAL_ACTION, OP_GERMINATE, Head
 from esper.leyline.legality import legal_slots_by_op
+from esper.leyline.protocols import Decisions
 from esper.leyline.stages import Stage
 from esper.tolaria.anytime import run_anytime
 from esper.tolaria.data import GuardedTest, Samples, Splits
@@ -57,8 +58,6 @@ class Plan:
         pass
 
     def decide(self, facts, table):
-        from esper.leyline.protocols import Decisions
-
         step = int(facts.epoch[0])
         return Decisions((plant(self.steps.index(step)) if step in self.steps else WAIT)[None])
 
