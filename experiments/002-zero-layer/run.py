@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from esper import register_blueprint
 from esper.config import run_config
 from esper.karn.statistics import estimate, paired_difference
+from esper.kasmina.blueprints import unregister_blueprint
 from esper.kasmina.blueprints.conv import HEAVY_MIN_HIDDEN
 from esper.study import Cell, run_cell
 from esper.tolaria.seeding import TEST_SEEDS
@@ -64,6 +65,7 @@ def zero_layer(layers: nn.Sequential) -> nn.Sequential:
     return layers
 
 
+unregister_blueprint("stack", "feature_map")  # its index is needed for the fifth of these
 TWO_LAYERS = {"conv_small": small, "depthwise": depthwise, "conv_heavy": heavy}
 for name, build in TWO_LAYERS.items():
     register_blueprint(f"{name}_layer", topology="feature_map")(

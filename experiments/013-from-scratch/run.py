@@ -50,7 +50,7 @@ def from_scratch(arm: str, seeds: Mapping[int, BlueprintAction], rng_seed: int) 
     for number, (slot, blueprint) in enumerate(seeds.items()):
         params = model.germinate(slot, blueprint, Style.LINEAR_ADD)
         seed = lifecycle.Germination(number, blueprint, Style.LINEAR_ADD, 1.0, 3, params)
-        env.book(lifecycle.germinate(table, 0, slot, seed, model.rules))
+        env.host.count(lifecycle.germinate(table, 0, slot, seed, model.rules))
         table.stage[0, slot], table.alpha[0, slot] = Stage.FOSSILIZED, 1.0
     model.sync()
     while not env.ended:
