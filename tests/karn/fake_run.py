@@ -219,6 +219,7 @@ def episode_row(episode: int = 0) -> EpisodeRow:
         flops={
             "forward": 1_200_000_000,
             "backward": 2_400_000_000,
+            "validation": 150_000_000,
             "counterfactual": 400_000_000,
             "pruned_seeds": 250_000_000,
         },

@@ -128,7 +128,7 @@ def test_the_same_content_is_there_as_plain_values():
 
     assert json.loads(json.dumps(result)) == result
     assert result["val_gain_over_twin"] == 39.5
-    assert result["flops_total"] == 4_000_000_000
+    assert result["flops_charged"] == 4_000_000_000  # neither the validation nor, a second time, pruned seeds
     assert result["ops"]["GERMINATE"] == 3
     assert pruned == {
         "slot": "r0c1",

@@ -12,7 +12,7 @@ from esper.karn.notation import UNKNOWN
 from esper.karn.questions.episodes import LAST_ITERATION, LASTED, EpisodeKey, final_episodes
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
-from esper.karn.summary import total_flops
+from esper.karn.summary import charged_flops
 from esper.leyline.events import EpisodeRow, RunRow, UpdateRow
 
 
@@ -26,7 +26,7 @@ class Result:
     lead: Estimate | None
     """Validation score over that of the twin, episode by episode."""
     flops: Estimate
-    """All compute of an episode."""
+    """What an episode spent; its validations are not charged."""
     val_score: Estimate
     test_score: Estimate
     params: Estimate
@@ -85,7 +85,7 @@ def result(rows: Sequence[EpisodeRow]) -> Result | None:
         episodes=len(rows),
         twin_score=estimate([twin for _, twin in twins]) if twins else None,
         lead=estimate([score - twin for score, twin in twins]) if twins else None,
-        flops=estimate([total_flops(row.flops) for row in rows]),
+        flops=estimate([charged_flops(row.flops) for row in rows]),
         **{name: estimate([getattr(row, name) for row in rows]) for name in AVERAGED},
     )
 

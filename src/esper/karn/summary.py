@@ -14,8 +14,8 @@ from esper.karn.episodes import HORIZON, SeedHistory, seed_histories
 from esper.karn.palette import LOOKS
 from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
 
-PART_OF_OTHERS: Final = frozenset({"pruned_seeds"})
-"""Purposes whose compute is counted under the others as well, so they are no part of a total."""
+_NOT_ADDED: Final = {"pruned_seeds": "of which pruned seeds", "validation": "validation, not charged"}
+"""Purposes that no sum includes: the first is counted under the others as well, the second is an instrument."""
 _COPIED: Final = (
     *("env", "episode", "ended_by", "seconds", "val_score", "best_val_score", "twin_val_score", "test_score"),
     *("host_params", "params", "host_flops_per_sample", "flops_per_sample", "flops", "refused"),
@@ -23,9 +23,9 @@ _COPIED: Final = (
 """Columns of an episode that JSON gives by their own names."""
 
 
-def total_flops(flops: Mapping[str, int]) -> int:
-    """All compute, each operation counted once."""
-    return sum(amount for purpose, amount in flops.items() if purpose not in PART_OF_OTHERS)
+def charged_flops(flops: Mapping[str, int]) -> int:
+    """What an episode spent, as a budget counts it: everything but the one validation a step."""
+    return sum(amount for purpose, amount in flops.items() if purpose not in _NOT_ADDED)
 
 
 def episode_summary(
@@ -60,11 +60,10 @@ def _facts(episode: EpisodeRow) -> Table:
         f"{notation.flop(episode.host_flops_per_sample)} → {notation.flop(episode.flops_per_sample)}"
         f" a sample ({notation.factor(episode.flops_per_sample, episode.host_flops_per_sample)})",
     )
-    facts.add_row("training", notation.flop(total_flops(episode.flops)))
+    facts.add_row("training", notation.flop(charged_flops(episode.flops)))
     for purpose, amount in episode.flops.items():
         if amount:
-            label = ("of which " if purpose in PART_OF_OTHERS else "") + purpose.replace("_", " ")
-            facts.add_row("", f"{notation.flop(amount):>11}  {label}")
+            facts.add_row("", f"{notation.flop(amount):>11}  {_NOT_ADDED.get(purpose, purpose)}")
     return facts
 
 
@@ -109,7 +108,7 @@ def comparison(arms: Sequence[tuple[str, EpisodeRow]]) -> Table:
             notation.gain(episode.val_score - control.val_score),
             notation.gain(episode.test_score - control.test_score),
             notation.factor(episode.params, control.params),
-            notation.factor(total_flops(episode.flops), total_flops(control.flops)),
+            notation.factor(charged_flops(episode.flops), charged_flops(control.flops)),
         )
         pairs = zip(_cells(episode), differences, strict=True)
         table.add_row(Text(label), *(f"{cell} ({change})" for cell, change in pairs))
@@ -122,7 +121,7 @@ def _cells(episode: EpisodeRow) -> tuple[str, ...]:
         notation.points(episode.val_score),
         notation.points(episode.test_score),
         notation.count(episode.params),
-        notation.flop(total_flops(episode.flops)),
+        notation.flop(charged_flops(episode.flops)),
     )
 
 
@@ -138,7 +137,7 @@ def as_json(
         "epochs": episode.epoch,
         **{name: getattr(episode, name) for name in _COPIED},
         "val_gain_over_twin": notation.difference(episode.val_score, episode.twin_val_score),
-        "flops_total": total_flops(episode.flops),
+        "flops_charged": charged_flops(episode.flops),
         "ops": dict(zip(run.ops, episode.op_counts, strict=True)),
         "seeds": [_seed_json(seed) for seed in seed_histories(run, episode, seeds, transitions)],
     }
