@@ -39,6 +39,7 @@ inference   2.00 kFLOP → 25.0 kFLOP a sample (×12)
 training    4.00 GFLOP
              1.20 GFLOP  forward
              2.40 GFLOP  backward
+              150 MFLOP  validation, not charged
               400 MFLOP  counterfactual
               250 MFLOP  of which pruned seeds
 
