@@ -204,7 +204,7 @@ def test_unknown_names_are_met_with_near_ones() -> None:
     ):
         unregister_blueprint("conv_lite", "feature_map")
     with pytest.raises(
-        UnknownNameError, match=r"unknown topology 'feature_maps'; did you mean feature_map\?"
+        UnknownNameError, match=r"unknown topology 'feature_maps'; did you mean feature_map or features\?"
     ):
         register_blueprint("mine", topology="feature_maps")(loud)  # type: ignore[arg-type]
     trial = begin("segmented", 4)

@@ -17,7 +17,10 @@ def test_slots_are_counted_found_and_selected_in_the_order_given() -> None:
     ("ids", "sentence"),
     [
         ((), "a model needs at least one slot; none was named"),
-        (("r0c0", "conv1", "r0"), "slot ids must look like r0c2 (row, column); found conv1, r0"),
+        (
+            ("r0c0", "layer 1", "a@b", "layer2.0"),
+            "slot ids are names such as r0c2 or layer2.0, without blanks and @:,; found ['layer 1', 'a@b']",
+        ),
         (("r0c0", "r0c0"), "slot ids must be distinct; found r0c0, r0c0"),
     ],
 )

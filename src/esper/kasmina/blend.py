@@ -41,6 +41,11 @@ def change(operator: BlendOperator, h: Tensor, seed: nn.Module, gate: nn.Module 
         # A channels_last group norm on the CPU crashes the process in backward (torch 2.13) when its
         # parameters want a gradient and its input does not; the input's gradient is the price.
         h = h.detach().requires_grad_()
+    return pure_change(operator, h, seed, gate)
+
+
+def pure_change(operator: BlendOperator, h: Tensor, seed: nn.Module, gate: nn.Module | None) -> Tensor:
+    """The same as operators alone, as ``torch.fx`` can trace it."""
     delta: Tensor = seed(h)
     if operator is BlendOperator.ADD:
         return delta

@@ -30,6 +30,12 @@ LEAST_GRADIENT: Final = (1e-6, 1e-8)
 """The norm of a tensor's gradient must reach the first times the tensor's own norm, plus the second."""
 
 _CLASSES, _BATCH, _LENGTH, _INPUT = 4, 16, 6, 2
+_SHAPES: Final[Mapping[Topology, tuple[int, ...]]] = {
+    "feature_map": (_INPUT, _LENGTH, _LENGTH),
+    "tokens": (_LENGTH, _INPUT),
+    "features": (_INPUT,),
+}
+"""Of one input of the probe."""
 
 
 def check_blueprint(
@@ -122,7 +128,7 @@ class _Probe(SegmentedHost):
             first = nn.Conv2d(_INPUT, width, 3, padding=1)
             last = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, _CLASSES))
         else:
-            self.feature_shapes = ((_LENGTH, width),)
+            self.feature_shapes = ((_LENGTH, width) if topology == "tokens" else (width,),)
             first, last = nn.Linear(_INPUT, width), nn.Sequential(nn.Linear(width, _CLASSES))
         self.segments = nn.ModuleList([first, last])
 
@@ -134,9 +140,8 @@ def _planted(
     model = MorphogeneticModel(_Probe(topology, width), streams=slot_streams(rng_seed))
     model.bind_optimiser(torch.optim.SGD(model.host.parameters(), lr=0.1, momentum=0.9))
     model.germinate(0, blueprint, style)
-    maps = topology == "feature_map"
-    x = torch.randn(_BATCH, *((_INPUT, _LENGTH, _LENGTH) if maps else (_LENGTH, _INPUT)))
-    return model, x, torch.randint(_CLASSES, (_BATCH,) if maps else (_BATCH, _LENGTH))
+    x = torch.randn(_BATCH, *_SHAPES[topology])
+    return model, x, torch.randint(_CLASSES, (_BATCH, _LENGTH) if topology == "tokens" else (_BATCH,))
 
 
 def _loss(output: Tensor, target: Tensor) -> Tensor:

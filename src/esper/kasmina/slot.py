@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina import blend
-from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_at, specs_for
+from esper.kasmina import birth, blend
+from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_at
 from esper.kasmina.optim import OptimiserRecipe, copy_moments
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import BlueprintError, SlotError
@@ -125,41 +125,23 @@ class SeedSlot(nn.Module):
         if self.seed is not None:
             raise SlotError(f"slot {self.slot_id} holds a seed already; prune it before the next one")
         spec = blueprint_at(blueprint, self.topology)
-        self._check_fits(spec)
+        birth.check_fits(spec, self.slot_id, self.width, copyable=bool(self.original))
         position = self.stream.get_state()
         try:
-            with self.stream:
-                self._attach(blueprint, style, recipe)
-                self._check_birth(spec, sample)
-        except Exception as error:
+            with self.stream, birth.refusals(spec, sample):
+                seed = self._attach(blueprint, style, recipe)
+                self.stochastic = birth.check_birth(spec, seed, sample)
+        except BlueprintError:
             self.remove()
             self.stream.set_state(position)
-            if isinstance(error, BlueprintError):
-                raise
-            raise BlueprintError(
-                f"blueprint '{spec.name}' fails on features of shape {tuple(sample.shape[1:])}: {error}"
-            ) from error
+            raise
         return sum(p.numel() for p in self.parameters())
 
     def takes(self, spec: BlueprintSpec) -> bool:
         """Whether a seed of this blueprint can be built here."""
-        return spec.fits(self.width) and not (spec.copies and not self.original)
+        return birth.takes(spec, self.width, copyable=bool(self.original))
 
-    def _check_fits(self, spec: BlueprintSpec) -> None:
-        others = ", ".join(other.name for other in specs_for(self.topology) if self.takes(other))
-        if spec.copies and not self.original:
-            raise BlueprintError(
-                f"blueprint '{spec.name}' copies the last block upstream, and before slot {self.slot_id}"
-                f" there is none whose output has the shape of its input; choose from {others}"
-            )
-        if not spec.fits(self.width):
-            raise BlueprintError(
-                f"blueprint '{spec.name}' needs a slot whose width is a multiple of {spec.multiple_of};"
-                f" slot {self.slot_id} is {self.width} wide. Change the host's width, or choose from"
-                f" {others}"
-            )
-
-    def _attach(self, blueprint: int, style: int, recipe: OptimiserRecipe) -> None:
+    def _attach(self, blueprint: int, style: int, recipe: OptimiserRecipe) -> nn.Module:
         spec = blueprint_at(blueprint, self.topology)
         operator = STYLE_OPERATORS[style]
         seed = spec.build(copy.deepcopy(self.original[0]) if spec.copies else self.width)
@@ -170,6 +152,7 @@ class SeedSlot(nn.Module):
             self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
         self.optimiser = recipe.make(self.parameters())
         self.train(self.training)
+        return seed
 
     def take_over(self, original: nn.Module, optimiser: Optimizer) -> None:
         """Go on from the weights of ``original`` and from what its optimiser has gathered for them."""
@@ -178,15 +161,6 @@ class SeedSlot(nn.Module):
         own = self.seed.state_dict()
         self.seed.load_state_dict(dict(zip(own, original.state_dict().values(), strict=True)))
         copy_moments(optimiser, original.parameters(), self.optimiser, self.seed.parameters())
-
-    def _check_birth(self, spec: BlueprintSpec, sample: Tensor) -> None:
-        """Try the seed in both modes, on a copy: its own statistics must not see the sample."""
-        seed = copy.deepcopy(self.seed)
-        assert seed is not None
-        before = torch.get_rng_state()
-        _check_delta(spec, seed.train(), sample)
-        self.stochastic = not torch.equal(before, torch.get_rng_state())
-        _check_delta(spec, seed.eval(), sample)
 
     def remove(self) -> None:
         """Empty the slot: module, gate, optimiser and gradients go, the random stream stays."""
@@ -238,34 +212,6 @@ class SeedSlot(nn.Module):
         self.optimiser, self.stochastic = other.optimiser, other.stochastic
         self.alpha.copy_(other.alpha)
         self.stream.set_state(other.stream.get_state())
-
-
-def _check_delta(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> None:
-    """Refuse a new seed that writes into its input, or is not zero though it copies nothing."""
-    name, features = spec.name, sample.clone()
-    with torch.no_grad():
-        delta = seed(features)
-    if not isinstance(delta, Tensor) or delta.shape != sample.shape:
-        found = tuple(delta.shape) if isinstance(delta, Tensor) else type(delta).__name__
-        raise BlueprintError(
-            f"blueprint '{name}' must keep the shape of its input {tuple(sample.shape)}; it returned {found}"
-        )
-    if not torch.equal(features, sample):
-        raise BlueprintError(
-            f"blueprint '{name}' changes its input in place, and with it the host's features; leave out"
-            " inplace=True and methods that end in an underscore"
-        )
-    if not torch.isfinite(delta).all():
-        raise BlueprintError(
-            f"blueprint '{name}' returned a non-finite delta at birth; look for a division by zero or an"
-            " overflow in its forward"
-        )
-    if not spec.copies and torch.count_nonzero(delta):
-        raise BlueprintError(
-            f"blueprint '{name}' must return a delta of exactly zero at birth; its largest value"
-            f" is {delta.abs().max().item():.3g}. Make it an esper.kasmina.Mirrored or start its last"
-            " linear layer at zero"
-        )
 
 
 def _clone_tree(tree: Any) -> Any:

@@ -144,6 +144,7 @@ def _blueprints(names: str) -> frozenset[BlueprintAction]:
 
 CNN_BLUEPRINTS: Final = _blueprints("norm attention conv_small depthwise bottleneck conv_light conv_heavy")
 TRANSFORMER_BLUEPRINTS: Final = _blueprints("norm lora lora_large attention flex_attention mlp_small mlp")
+FEATURE_BLUEPRINTS: Final = _blueprints("norm lora lora_large mlp_small mlp")
 
 BLUEPRINT_NULL_INDEX: Final = 13
 """Embedding row of an empty slot."""

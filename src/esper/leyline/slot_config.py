@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 from esper.leyline.errors import SlotError
 
-_SLOT_ID = re.compile(r"r\d+c\d+")
+_SLOT_ID = re.compile(r"[^\s@:,]+")
 
 
 @dataclass(frozen=True, slots=True)
 class SlotConfig:
     """The slots of a host in the order in which the forward pass meets them.
 
-    Ids are ``r{row}c{column}``; the position in ``slot_ids`` is the index used by every array.
+    Ids are ``r{row}c{column}`` in built-in hosts, names of submodules in a network of one's own; the position
+    in ``slot_ids`` is the index used by every array.
     """
 
     slot_ids: tuple[str, ...]
@@ -25,7 +26,9 @@ class SlotConfig:
             raise SlotError("a model needs at least one slot; none was named")
         malformed = [s for s in self.slot_ids if not _SLOT_ID.fullmatch(s)]
         if malformed:
-            raise SlotError(f"slot ids must look like r0c2 (row, column); found {', '.join(malformed)}")
+            raise SlotError(
+                f"slot ids are names such as r0c2 or layer2.0, without blanks and @:,; found {malformed}"
+            )
         if len(set(self.slot_ids)) != len(self.slot_ids):
             raise SlotError(f"slot ids must be distinct; found {', '.join(self.slot_ids)}")
 

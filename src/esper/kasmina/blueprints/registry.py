@@ -15,15 +15,16 @@ from esper.leyline.errors import BlueprintError, UnknownNameError
 from esper.leyline.factored_actions import (
     BLUEPRINT_IDS,
     CNN_BLUEPRINTS,
+    FEATURE_BLUEPRINTS,
     NUM_BLUEPRINTS,
     TRANSFORMER_BLUEPRINTS,
     BlueprintAction,
 )
 
-Topology = Literal["feature_map", "tokens"]
+Topology = Literal["feature_map", "tokens", "features"]
 Builder = TypeVar("Builder", bound=Callable[[Any], nn.Module])
 
-_BUILT_IN = {"feature_map": CNN_BLUEPRINTS, "tokens": TRANSFORMER_BLUEPRINTS}
+_BUILT_IN = {"feature_map": CNN_BLUEPRINTS, "tokens": TRANSFORMER_BLUEPRINTS, "features": FEATURE_BLUEPRINTS}
 
 
 @dataclass(frozen=True, slots=True)

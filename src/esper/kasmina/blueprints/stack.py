@@ -11,6 +11,7 @@ from esper.kasmina.blueprints.registry import register_blueprint
 
 @register_blueprint("stack", topology="feature_map", copies=True)
 @register_blueprint("stack", topology="tokens", copies=True)
+@register_blueprint("stack", topology="features", copies=True)
 class Stack(nn.Module):
     """block(h) − h: at full alpha the network goes on from block(h), as if built with that block."""
 

@@ -1,0 +1,213 @@
+"""A slot in a user's network: one child of the submodule it stands behind, and that submodule's forward hook.
+
+The child makes ``parameters``, ``state_dict``, ``to``, ``train``, deepcopy and pickling see the seed by
+themselves. An empty slot has neither tensors nor a hook, so it costs nothing, keeps every key, and leaves
+torch's fused paths (which look for hooks) as they are. With a seed the hook is there, and they step aside.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from esper.growth.sites import Output, Site, call, untouched
+from esper.kasmina import birth, blend
+from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
+from esper.leyline.errors import HostError, SlotError
+from esper.leyline.factored_actions import STYLE_OPERATORS, BlendOperator, Style
+
+RESERVED: Final = "esper_slot"
+"""Name under which a submodule has its slot as a child."""
+
+
+class Graft(nn.Module):
+    """A seed in the forward: ``h + alpha · change(h)``. It draws from the ambient random generator."""
+
+    alpha: Tensor
+
+    def __init__(
+        self, seed: nn.Module, gate: nn.Module | None, operator: BlendOperator, time_first: bool
+    ) -> None:
+        super().__init__()
+        self.seed = seed
+        self.gate = gate
+        self.operator = operator
+        self.time_first = time_first
+        # A 0-d buffer and not a float: a compiled graph would be rebuilt for every new float.
+        self.register_buffer("alpha", torch.ones(()))
+
+    def forward(self, h: Tensor) -> Tensor:
+        seen = h.transpose(0, 1) if self.time_first else h
+        change = blend.change(self.operator, seen, self.seed, self.gate)
+        # Under autocast a seed may answer in another type than the host's.
+        grown = torch.addcmul(seen, self.alpha.to(seen.dtype), change.to(seen.dtype))
+        return grown.transpose(0, 1) if self.time_first else grown
+
+
+class GrowthSlot(nn.Module):
+    """The place for one seed behind the submodule that has this as its child."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.site = site
+        self.graft: Graft | None = None
+        self.handle: RemovableHandle | None = None
+        """Kept: only an unpickled handle reserves its hook's number in a new process."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Never called by a network that names its children; one that iterates over them is refused."""
+        raise HostError(
+            f"the submodule at '{self.site.path}' runs all its children in turn, its slot among them; name"
+            " the child that comes last as the slot"
+        )
+
+    def on_forward(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        """Forward hook of the submodule: its output with the features grown."""
+        assert self.graft is not None
+        return replaced(self.site.output, output, self.graft(self.site.output.features(output)))
+
+    def germinate(
+        self, submodule: nn.Module, blueprint: str, style: Style = Style.LINEAR_ADD, *, like: Tensor
+    ) -> Graft:
+        """Put a new seed into the forward at full alpha; ``like`` has the device and type of its parameters.
+
+        A blueprint that is refused leaves slot and random state as they were.
+        """
+        if self.graft is not None:
+            raise SlotError(f"slot {self.site.name} holds a seed already; prune it before the next one")
+        spec = blueprint_named(blueprint, self.site.topology)
+        birth.check_fits(spec, self.site.name, self.site.width, copyable=self.site.copyable)
+        position = torch.get_rng_state()
+        sample = self.sample_features(like)
+        try:
+            with birth.refusals(spec, sample):
+                graft = build_graft(self.site, spec, style, submodule).to(like)
+                birth.check_birth(spec, graft.seed, sample)
+        except Exception:
+            torch.set_rng_state(position)
+            raise
+        self.hold(submodule, graft)
+        return graft
+
+    def hold(self, submodule: nn.Module, graft: Graft) -> None:
+        """Take ``graft`` into the forward of ``submodule``."""
+        self.graft = graft.train(submodule.training)
+        self.handle = submodule.register_forward_hook(self.on_forward)
+        forget_compiled()
+
+    def remove(self) -> Graft:
+        """Empty the slot; returns what was in it."""
+        assert self.graft is not None
+        assert self.handle is not None
+        graft = self.graft
+        self.handle.remove()
+        self.graft, self.handle = None, None
+        forget_compiled()
+        return graft
+
+    def sample_features(self, like: Tensor) -> Tensor:
+        """Two samples of made-up features; all values differ, as a normalisation makes zero of a constant."""
+        shape = (2, *self.site.shape[1:])
+        count = int(torch.Size(shape).numel())
+        return torch.linspace(-1.0, 1.0, count).view(shape).to(like)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """The seed changes nothing inside; by its alpha, so that nothing is compiled anew."""
+        assert self.graft is not None
+        before = self.graft.alpha.clone()
+        self.graft.alpha.zero_()
+        try:
+            yield
+        finally:
+            self.graft.alpha.copy_(before)
+
+
+def build_graft(site: Site, spec: BlueprintSpec, style: int, submodule: nn.Module) -> Graft:
+    """A seed with what it needs to join; a copy repeats ``submodule`` without its slots."""
+    operator = STYLE_OPERATORS[style]
+    seed = spec.build(without_slots(submodule) if spec.copies else site.width)
+    gate = blend.Gate(site.width, site.topology) if operator is BlendOperator.GATE else None
+    return Graft(seed, gate, operator, site.time_first)
+
+
+def without_slots(module: nn.Module) -> nn.Module:
+    """A copy of ``module`` with no slot in it."""
+    twin = copy.deepcopy(module)
+    detach(twin)
+    return twin
+
+
+def replaced(where: Output, output: Any, features: Tensor) -> Any:
+    """``output`` with its features exchanged, as an object of the same kind."""
+    holder, key = where
+    if holder == "tensor":
+        return features
+    if holder in {"tuple", "list"}:
+        return output[:key] + type(output)((features,)) + output[key + 1 :]
+    if holder == "namedtuple":
+        return output._replace(**{key: features})
+    if holder == "dataclass":
+        return dataclasses.replace(output, **{key: features})
+    return output | {key: features}
+
+
+def slots_of(net: nn.Module) -> dict[str, GrowthSlot]:
+    """The slots in ``net`` by the path of their submodule."""
+    found = ((path, module._modules.get(RESERVED)) for path, module in net.named_modules())
+    return {path: slot for path, slot in found if isinstance(slot, GrowthSlot)}
+
+
+def attach(net: nn.Module, sites: Sequence[Site], sample: Any) -> list[GrowthSlot]:
+    """Give ``net`` an empty slot at every site; refused, it is left as it was."""
+    if slots_of(net):
+        raise HostError(
+            f"this {type(net).__name__} is growing already; call finish() of its Growth before another"
+        )
+    slots = [GrowthSlot(site) for site in sites]
+    for slot in slots:
+        net.get_submodule(slot.site.path).add_module(RESERVED, slot)
+    try:
+        with untouched(net, training=False), torch.no_grad():
+            call(net, sample)
+    except Exception:
+        detach(net)
+        raise
+    forget_compiled()
+    return slots
+
+
+def detach(net: nn.Module) -> None:
+    """Take all slots out of ``net``, with what they hold."""
+    for path, slot in slots_of(net).items():
+        if slot.graft is not None:
+            slot.remove()
+        del net.get_submodule(path)._modules[RESERVED]
+
+
+@contextmanager
+def all_off(slots: Iterable[GrowthSlot]) -> Iterator[None]:
+    """Several seeds switched off at once."""
+    kept = [(slot.graft.alpha, slot.graft.alpha.clone()) for slot in slots if slot.graft is not None]
+    for alpha, _ in kept:
+        alpha.zero_()
+    try:
+        yield
+    finally:
+        for alpha, before in kept:
+            alpha.copy_(before)
+
+
+def forget_compiled() -> None:
+    """Compile anew at the next call: torch.compile does not notice a hook that comes or goes."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()

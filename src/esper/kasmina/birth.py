@@ -1,0 +1,86 @@
+"""What a seed must show before it enters a slot: that it fits, and that it is a delta."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import BlueprintSpec, specs_for
+from esper.leyline.errors import BlueprintError
+
+
+def takes(spec: BlueprintSpec, width: int, *, copyable: bool) -> bool:
+    """Whether a slot of ``width`` can hold a seed of ``spec``; ``copyable`` if it has a block to copy."""
+    return spec.fits(width) and (copyable or not spec.copies)
+
+
+def check_fits(spec: BlueprintSpec, slot: str, width: int, *, copyable: bool) -> None:
+    """Refuse a blueprint that ``slot`` cannot hold, naming those that it can."""
+    others = ", ".join(s.name for s in specs_for(spec.topology) if takes(s, width, copyable=copyable))
+    if spec.copies and not copyable:
+        raise BlueprintError(
+            f"blueprint '{spec.name}' copies the last block upstream, and before slot {slot}"
+            f" there is none whose output has the shape of its input; choose from {others}"
+        )
+    if not spec.fits(width):
+        raise BlueprintError(
+            f"blueprint '{spec.name}' needs a slot whose width is a multiple of {spec.multiple_of};"
+            f" slot {slot} is {width} wide. Change the host's width, or choose from"
+            f" {others}"
+        )
+
+
+@contextmanager
+def refusals(spec: BlueprintSpec, sample: Tensor) -> Iterator[None]:
+    """Whatever goes wrong while a seed is built and tried becomes one sentence about its blueprint."""
+    try:
+        yield
+    except BlueprintError:
+        raise
+    except Exception as error:
+        raise BlueprintError(
+            f"blueprint '{spec.name}' fails on features of shape {tuple(sample.shape[1:])}: {error}"
+        ) from error
+
+
+def check_birth(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> bool:
+    """Try the seed in both modes, on a copy: its own statistics must not see the sample.
+
+    Returns whether it draws random numbers in training mode.
+    """
+    trial = copy.deepcopy(seed)
+    before = torch.get_rng_state()
+    _check_delta(spec, trial.train(), sample)
+    stochastic = not torch.equal(before, torch.get_rng_state())
+    _check_delta(spec, trial.eval(), sample)
+    return stochastic
+
+
+def _check_delta(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> None:
+    """Refuse a new seed that writes into its input, or is not zero though it copies nothing."""
+    name, features = spec.name, sample.clone()
+    with torch.no_grad():
+        delta = seed(features)
+    if not isinstance(delta, Tensor) or delta.shape != sample.shape:
+        found = tuple(delta.shape) if isinstance(delta, Tensor) else type(delta).__name__
+        raise BlueprintError(
+            f"blueprint '{name}' must keep the shape of its input {tuple(sample.shape)}; it returned {found}"
+        )
+    if not torch.equal(features, sample):
+        raise BlueprintError(
+            f"blueprint '{name}' changes its input in place, and with it the host's features; leave out"
+            " inplace=True and methods that end in an underscore"
+        )
+    if not torch.isfinite(delta).all():
+        raise BlueprintError(
+            f"blueprint '{name}' returned a non-finite delta at birth; look for a division by zero or an"
+            " overflow in its forward"
+        )
+    if not spec.copies and torch.count_nonzero(delta):
+        raise BlueprintError(
+            f"blueprint '{name}' must return a delta of exactly zero at birth; its largest value"
+            f" is {delta.abs().max().item():.3g}. Make it an esper.kasmina.Mirrored or start its last"
+            " linear layer at zero"
+        )
