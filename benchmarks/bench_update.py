@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from benchmarks.measuring import cpu_times, figure
+from benchmarks.measuring import GEMM_FLOPS, cpu_times, figure, gemm
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import PPOConfig
@@ -15,7 +15,6 @@ from tests.tamiyo.policy.deciding import play
 
 NUM_ENVS, NUM_STEPS = 16, 150
 SHAPE = replace(SMALL, feature_dim=256, hidden_dim=256)
-GEMM_SIZE = 1024
 LIMIT = 0.4
 
 
@@ -64,17 +63,16 @@ def bench_a_pass_reaches_two_fifths_of_the_rate_of_a_matrix_product() -> None:
     # At a rate of zero every update meets the same network, and none is ended early.
     agent = PPOAgent(policy, PPOConfig(update_epochs=1, learning_rate=0.0))
     rollouts = {"whole episodes": rollout(policy, whole), "a breakdown in each": rollout(policy, broken)}
-    left, right, product = (torch.randn(GEMM_SIZE, GEMM_SIZE) for _ in range(3))
 
     times = cpu_times(
         {
-            "product": lambda: torch.mm(left, right, out=product),
+            "product": gemm,
             **{name: lambda b=buffer: agent.update(b, 0.0) for name, buffer in rollouts.items()},
         },
         repeats=1,
     )
 
-    flops = {"product": 2 * GEMM_SIZE**3, **dict.fromkeys(rollouts, pass_flops(policy))}
+    flops = {"product": GEMM_FLOPS, **dict.fromkeys(rollouts, pass_flops(policy))}
     rates = {name: flops[name] / times[name] / 1e6 for name in times}
     for name in rollouts:
         figure(

@@ -5,8 +5,24 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
+
+import torch
 
 ITERATIONS = 10
+GEMM_SIZE = 1024
+GEMM_FLOPS = 2 * GEMM_SIZE**3
+
+
+@cache
+def _matrices() -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(GEMM_SIZE, GEMM_SIZE) for _ in range(3))
+
+
+def gemm() -> None:
+    """One matrix product that is large enough to run at the machine's rate."""
+    left, right, product = _matrices()
+    torch.mm(left, right, out=product)
 
 
 def cpu_times(

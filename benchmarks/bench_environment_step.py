@@ -1,0 +1,135 @@
+"""A step of an environment against the same step in plain PyTorch, and the share of the machine it uses."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.measuring import GEMM_FLOPS, cpu_times, figure, gemm
+from benchmarks.reference.environment import Environment, Network, Recipe
+from esper.kasmina.hosts import SegmentedHost
+from esper.leyline import EpochFacts, LifecycleRules
+from esper.leyline.slot_table import IntArray
+from esper.tolaria.data import Splits, split_images
+from esper.tolaria.seeding import EpisodeStreams
+from esper.tolaria.tasks import TaskSpec, task_named
+from esper.tolaria.tasks.spec import InstanceDistribution
+from esper.tolaria.vector import SerialVector
+from tests.tolaria.building import WAIT, plant
+
+WIDTHS, SHAPE, CLASSES = (8, 16, 32), (3, 32, 32), 10
+BATCH, MINIBATCHES = 64, 4
+ENVS, ITERATIONS, STEPS = 4, 5, 3
+"""So many steps are measured at once: one of them takes a snapshot."""
+HORIZON = 40
+LIMITS = {0: 1.3, 2: 2.2}
+"""How many times as fast as the reference, by the number of blended seeds."""
+
+
+def load_pictures(generator: torch.Generator) -> Splits:
+    """Noise with a trace of its class: 1,024 pictures to train on, one minibatch to validate with."""
+    stream = torch.Generator().manual_seed(0)
+    count = 1024 + 2 * BATCH
+    labels = torch.randint(CLASSES, (count,), generator=stream)
+    marks = torch.randn(CLASSES, *SHAPE, generator=stream)
+    pictures = torch.randn(count, *SHAPE, generator=stream) + 0.3 * marks[labels]
+    return split_images(pictures, labels, validation=BATCH, test=BATCH, generator=generator)
+
+
+TASK: TaskSpec = replace(
+    task_named("digits"),
+    name="pictures",
+    input_shape=SHAPE,
+    classes=CLASSES,
+    load=load_pictures,
+    instances=InstanceDistribution(widths=(WIDTHS,), kernels=(3,)),
+    horizon=HORIZON,
+    batch_size=BATCH,
+    batches_per_epoch=MINIBATCHES,
+    rules=LifecycleRules(min_training_epochs=0, enters_at_once=True),
+)
+
+
+@dataclass
+class Recorded:
+    """Our environments and their references, each led through the same actions."""
+
+    vector: SerialVector
+    references: list[Environment]
+    actions: Mapping[int, IntArray]
+
+    @classmethod
+    def begin(cls, actions: Mapping[int, IntArray], envs: int = ENVS) -> "Recorded":
+        vector = SerialVector(TASK, rng_seed=0, env_indices=range(envs))
+        vector.reset()
+        return cls(vector, [reference_of(vector, index) for index in range(envs)], actions)
+
+    def ours(self) -> EpochFacts:
+        action = self.actions.get(self.vector.envs[0].epoch, WAIT)
+        return self.vector.step(np.stack([action] * len(self.vector.envs)))
+
+    def theirs(self) -> list[tuple[float, float]]:
+        """Training and validation loss of every reference."""
+        losses = []
+        for env in self.references:
+            if env.epoch in self.actions:
+                env.plant(env.epoch)
+            measured = env.step(dict.fromkeys(env.seed_optimisers, 1.0))
+            losses.append((measured.train_loss, measured.val_loss))
+        return losses
+
+
+def reference_of(vector: SerialVector, index: int) -> Environment:
+    """A reference that begins with the weights, data and random streams of an environment."""
+    env = vector.envs[index]
+    host, splits = env.model.host, env.host.splits
+    assert isinstance(host, SegmentedHost)
+    network = Network(WIDTHS, SHAPE[0], CLASSES)
+    with torch.no_grad():
+        for own, other in zip(network.parameters(), host.parameters(), strict=True):
+            own.copy_(other)
+    return Environment(
+        network,
+        (splits.train.x.contiguous(), splits.train.y),
+        (splits.validation.x.contiguous(), splits.validation.y),
+        EpisodeStreams(0, index, 0, 0).generator("batches"),
+        Recipe(env.host.instance.learning_rate, TASK.clip, HORIZON, BATCH, MINIBATCHES),
+    )
+
+
+def several(step: Callable[[], object]) -> Callable[[], None]:
+    def run() -> None:
+        for _ in range(STEPS):
+            step()
+
+    return run
+
+
+@pytest.mark.parametrize("seeds", LIMITS)
+def bench_a_step_is_faster_than_the_reference(seeds: int) -> None:
+    recorded = Recorded.begin({slot: plant(slot) for slot in range(seeds)})
+    for _ in range(max(seeds, 1)):
+        facts = recorded.ours()
+        losses = np.array(recorded.theirs())
+        np.testing.assert_allclose(facts.train_loss, losses[:, 0], rtol=1e-3)
+        np.testing.assert_allclose(facts.val_loss, losses[:, 1], rtol=1e-3)
+    meters = [env.host.meter for env in recorded.vector.envs]
+    before = meters[0].ledger.total
+    recorded.ours()
+    flops = meters[0].ledger.total - before
+    recorded.theirs()
+
+    calls = {"esper": several(recorded.ours), "reference": several(recorded.theirs), "gemm": gemm}
+    times = cpu_times(calls, repeats=1, iterations=ITERATIONS)
+    assert (recorded.vector.table.in_forward.sum(axis=1) == seeds).all()
+
+    ours, theirs = (times[name] / (STEPS * ENVS) for name in ("esper", "reference"))
+    rate, gemm_rate = flops / ours / 1e6, GEMM_FLOPS / times["gemm"] / 1e6
+    figure(
+        f"environment-step with {seeds} blended seeds",
+        f"esper {ours:.1f} ms, reference {theirs:.1f} ms, ratio {theirs / ours:.2f} (limit {LIMITS[seeds]});"
+        f" {rate:.0f} of {gemm_rate:.0f} GFLOP/s, {rate / gemm_rate:.0%}",
+    )
+    assert theirs / ours >= LIMITS[seeds]
