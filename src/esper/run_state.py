@@ -36,6 +36,10 @@ STATE_NAME: Final = re.compile(r"iteration-[0-9]{5,}(-again)?")
 STATE_FILES: Final = (POLICY_FILE, SHAPE_FILE, OPTIMISER_FILE, PROGRESS_FILE)
 
 
+class FinishedRunError(EsperError):
+    """A run of which nothing is left to do."""
+
+
 class Progress(msgspec.Struct):
     """What is asked of a state's progress file."""
 
@@ -80,7 +84,7 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> Ro
         raise CheckpointError(f"the checkpoint in '{state}' does not fit its run: {reason}") from None
     if trainer.is_over:
         done = f"has finished its {config.iterations} iterations; there is nothing to resume"
-        raise EsperError(f"the run in '{directory}' {done}")
+        raise FinishedRunError(f"the run in '{directory}' {done}")
     _check_telemetry(progress.telemetry, directory)
     return progress.telemetry
 

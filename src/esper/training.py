@@ -1,24 +1,29 @@
 """Runs a training: from a configuration to a directory with telemetry, checkpoints and the best policy."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 from esper.build import describe_run, one_thread, preset_of
 from esper.karn.query import read_rows
 from esper.leyline.durable import SaveError, write_durably
+from esper.leyline.errors import RunDirectoryError
 from esper.leyline.events import RunRow
+from esper.leyline.lock import LOCK_FILE
+from esper.leyline.run_files import TELEMETRY
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.run_state import CONFIG_FILE, load_latest, save_state
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
-from esper.simic.training.vectorized import Trainer
+from esper.simic.training.vectorized import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import TrainedOn, save_policy
 from esper.tamiyo.policy.observer import check_capacity
 from esper.telemetry import Telemetry
+from esper.tolaria.data import digest_of
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec
 
@@ -52,13 +57,16 @@ def train(
         journal = IterationJournal(directory, config.detail)
         trainer = Trainer(task_of(config), config, journal)
         mark = load_latest(trainer, config, directory) if resume else None
+        _refuse(exchange.unlike_first(trainer.iteration), directory)  # all have read it before one writes
         if exchange.rank() != 0:
             journal.begin(exchange.from_first(0.0))
-            for _ in trainer:
+            _check_shared(directory)
+            for _ in _iterations(trainer):
                 pass  # the first process records and saves
             return
         with RunWriter(directory, resume_from=mark, detail=config.detail) as writer:
             journal.begin(exchange.from_first(writer.began))
+            _check_shared(directory)
             begun = read_rows(directory, RunRow) if resume else []
             run = begun[0] if begun else _begin(config, directory, trainer)
             telemetry = Telemetry(run, writer)
@@ -77,7 +85,7 @@ def train(
                 save_policy(trainer.policy, directory / "best", trained_on(config))
 
             try:
-                for iteration in trainer:
+                for iteration in _iterations(trainer):
                     with writer.iteration(trainer.iteration, is_last=trainer.is_over):
                         telemetry.emit_iteration(iteration.rows, iteration.update)
                     refresh()
@@ -90,6 +98,43 @@ def train(
             except PolicyDivergedError:
                 _attempt(save_checkpoint, trainer, directory)
                 raise
+
+
+def _iterations(trainer: Trainer) -> Iterator[Iteration]:
+    """Run the iterations that are left; all processes must come to the same policy by themselves."""
+    for iteration in trainer:
+        if exchange.world_size() > 1:
+            unlike = exchange.unlike_first(digest_of(*trainer.policy.state_dict().values()))
+            if unlike:
+                raise exchange.MeetingError(
+                    f"after iteration {trainer.iteration} the policy of rank {_listed(unlike)} is not that of"
+                    " rank 0, since their processors compute differently; use machines of one kind"
+                )
+        yield iteration
+
+
+def _check_shared(directory: Path) -> None:
+    """Refuse a run directory that some process does not see; the first one holds its lock by now."""
+    if exchange.world_size() == 1:
+        return
+    lock, nonce = directory / TELEMETRY / LOCK_FILE, uuid4().hex
+    if exchange.rank() == 0:
+        lock.write_text(nonce)
+    nonce = exchange.from_first(nonce)
+    seen = lock.read_text() if lock.exists() else None
+    _refuse(exchange.unlike_first(seen == nonce), directory)
+
+
+def _refuse(ranks: Sequence[int], directory: Path) -> None:
+    if ranks:
+        raise RunDirectoryError(
+            f"rank {_listed(ranks)} does not see the run directory '{directory}' as rank 0 does; name one"
+            " that all machines share"
+        )
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _attempt(save: Callable[[], None], trainer: Trainer, directory: Path) -> bool:

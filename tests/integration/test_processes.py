@@ -5,27 +5,43 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
-from torch.distributed import DistNetworkError
+import torch
+from torch.distributed import DistNetworkError, FileStore, HashStore, TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from esper.karn.query import read_rows
 from esper.leyline.errors import EsperError
-from esper.leyline.events import EpochRow
+from esper.leyline.events import EpochRow, Row
+from esper.nissa.journal import IterationJournal
+from esper.run_state import FinishedRunError, config_of_run
 from esper.scripts import cli
 from esper.scripts.guard import USAGE_ERROR
-from esper.scripts.train_command import LOST_OTHERS
-from esper.simic.training.vectorized import Trainer
-from tests.integration.training import Refused, assert_same_end, prepare, rows_without_times, sentence_from
+from esper.scripts.train_command import LOST_OTHERS, train_command
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.training import exchange
+from esper.training import train
+from tests.integration.training import (
+    Refused,
+    assert_same_end,
+    forked,
+    prepare,
+    rows_without_times,
+    sentence_from,
+    tiny,
+)
 
 ROOT = Path(__file__).parents[2]
 WORDS = shlex.split(
@@ -33,7 +49,10 @@ WORDS = shlex.split(
     " --evaluate-episodes 5 --evaluate-every 2 --checkpoint-every 1"
 )
 """Three shards of two environments, and three of episodes to evaluate with."""
-MISHAP = "ESPER_TEST_MISHAP"
+SECONDS = 300.0
+"""To catch hangs; on an idle machine nothing here takes a tenth of it."""
+MISHAPS = "ESPER_TEST_MISHAPS"
+"""Folder with a file RANK-ITERATION for each process that is to be killed, once, within an iteration."""
 
 IN_EVERY_WORKER = """
 import os
@@ -46,20 +65,31 @@ if "RANK" in os.environ:
 def prepare_worker() -> None:
     """What happens in every process that torchrun starts, before anything else."""
     prepare(Path(os.environ["ESPER_CACHE"]))
-    if os.environ.get(MISHAP) and os.environ["RANK"] == "1":
-        be_killed_in_the_third_iteration()
+    if MISHAPS in os.environ:
+        be_killed(Path(os.environ[MISHAPS]))
 
 
-def be_killed_in_the_third_iteration() -> None:
-    run_iteration = Trainer.run_iteration
+def be_killed(mishaps: Path) -> None:
+    take = IterationJournal.take
 
-    def fatal(trainer: Trainer) -> object:
-        if trainer.iteration == 2:
-            time.sleep(1.0)  # the others are waiting by then
+    def fatal(journal: IterationJournal, iteration: int, env: int, rows: Sequence[Row]) -> None:
+        take(journal, iteration, env, rows)
+        own = mishaps / f"{os.environ['RANK']}-{iteration}"
+        if own.exists():
+            own.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-        return run_iteration(trainer)
+        if any(mishaps.glob(f"*-{iteration}")):
+            time.sleep(0.5)  # so that a shard is left for the one that is to be killed
 
-    Trainer.run_iteration = fatal  # type: ignore[method-assign]
+    IterationJournal.take = fatal  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def mishaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "mishaps"
+    folder.mkdir()
+    monkeypatch.setenv(MISHAPS, str(folder))
+    return folder
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,18 +120,18 @@ def test_processes_give_the_same_run_bit_for_bit(alone: Path, tmp_path: Path) ->
 def test_a_run_that_loses_a_process_says_so_and_is_resumed_by_one(
     alone: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    mishaps: Path,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     out = tmp_path / "lost" / "run"
     began = time.monotonic()
-    monkeypatch.setenv(MISHAP, "killed")
+    (mishaps / "1-3").touch()
     with pytest.raises(SystemExit) as stop:
         cli.main([*WORDS, "--processes", "2", "--out", str(out)])
-    monkeypatch.delenv(MISHAP)
     assert stop.value.code == 2
-    assert capfd.readouterr().err == "esper: process 1 of 2 was ended by SIGKILL\n"
+    resumed = f"esper train --resume {out}"
+    assert capfd.readouterr().err == f"esper: process 1 of 2 was ended by SIGKILL; go on with {resumed}\n"
     assert not caplog.records, "torchrun's own account"
     assert 1 <= len(rows_without_times(out)["update"]) <= 2
     rows = read_rows(out, EpochRow)
@@ -109,18 +139,107 @@ def test_a_run_that_loses_a_process_says_so_and_is_resumed_by_one(
     seen = [(row.episode, row.env, row.epoch) for row in rows]
     assert len(set(seen)) == len(seen)
     assert set(product((0, 1), range(6), (1, 2))) <= set(seen)
-    cli.main(["train", "--resume", str(out), "--processes", "1"])
+    cli.main([*shlex.split(resumed)[1:], "--processes", "1"])
     assert_same_end(alone, out)
+
+
+# --- two machines: two torchruns that meet over the loopback ------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def start_machine(log: Path, port: int, *words: str) -> subprocess.Popen[bytes]:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    torchrun += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--max-restarts=2"]
+    with log.open("wb") as said:
+        return subprocess.Popen(
+            [*torchrun, "-m", "esper.scripts.train", "ppo", *words], stdout=said, stderr=subprocess.STDOUT
+        )
+
+
+def test_machines_start_again_what_was_killed_and_come_to_the_bit_equal_end(
+    alone: Path, tmp_path: Path, mishaps: Path
+) -> None:
+    """Rank 1 before the first checkpoint, so that the run begins anew; then rank 0, which writes."""
+    out, port = tmp_path / "run", free_port()
+    (mishaps / "1-1").touch()
+    (mishaps / "0-3").touch()
+    logs = [tmp_path / "one.log", tmp_path / "other.log"]
+    machines = [start_machine(log, port, *WORDS[1:], "--out", str(out)) for log in logs]
+    codes = [machine.wait(SECONDS) for machine in machines]
+    said = "".join(log.read_text() for log in logs)
+    assert codes == [0, 0], said
+    assert not list(mishaps.iterdir()), "both were killed"
+    assert_same_end(alone, out)
+    assert said.count("failed (exitcode: -9)") == 2
+    assert f"with --resume {out} in place of other flags" in said, "each survivor says how to go on"
+    assert said.count(f"best policy in {out / 'best'}") == 1
+
+
+# --- what processes find out about each other while they train ---------------------------------------
+
+
+def take_part(rank: int, folder: Path, out: Path, drifts: bool) -> None:
+    """A process of two; what it says is left in a file."""
+    prepare(folder / "cache")
+    if drifts:
+        update = PPOAgent.update
+
+        def drifting(agent: PPOAgent, *args: Any) -> object:
+            metrics = update(agent, *args)
+            next(agent.policy.parameters()).data[0] += 1e-6
+            return metrics
+
+        PPOAgent.update = drifting  # type: ignore[assignment,method-assign]
+    exchange.join(FileStore(str(folder / "store"), 2), rank, 2, {}, SECONDS)
+    try:
+        train(tiny(envs=4), out)
+    except EsperError as error:
+        (folder / f"said-{rank}").write_text(str(error))
+    os._exit(0)
+
+
+@pytest.fixture
+def said_by_two(tmp_path: Path) -> Callable[[Path, Path, bool], list[str]]:
+    """Run two processes with a run directory each, of which the second may drift: their sentences."""
+
+    def said(one: Path, other: Path, drifts: bool) -> list[str]:
+        parts = [forked(take_part, 0, tmp_path, one, False), forked(take_part, 1, tmp_path, other, drifts)]
+        for part in parts:
+            part.join(SECONDS)
+        return [(tmp_path / f"said-{rank}").read_text() for rank in (0, 1)]
+
+    return said
+
+
+def test_a_rank_with_another_run_directory_is_found_out(
+    said_by_two: Callable[[Path, Path, bool], list[str]], tmp_path: Path
+) -> None:
+    own, other = tmp_path / "run", tmp_path / "elsewhere"
+    for directory, sentence in zip((own, other), said_by_two(own, other, False), strict=True):
+        expected = f"rank 1 does not see the run directory '{directory}' as rank 0 does; name one that all"
+        assert sentence == f"{expected} machines share"
+
+
+def test_ranks_that_come_to_different_policies_stop(
+    said_by_two: Callable[[Path, Path, bool], list[str]], tmp_path: Path
+) -> None:
+    sentences = said_by_two(tmp_path / "run", tmp_path / "run", True)
+    assert sentences[0] == sentences[1]
+    assert sentences[0].startswith("after iteration 1 the policy of rank 1 is not that of rank 0, since")
 
 
 # --- what a single worker says --------------------------------------------------------------------
 
 
 @pytest.fixture
-def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The worker's program with its arguments; not imported above, since a worker imports this file first."""
-    (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "config.json"), str(tmp_path / "run"), "start"])
+def worker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The worker's module; not imported above, since a worker imports this file before it is prepared."""
+    monkeypatch.setattr(os, "_exit", sys.exit)
     return importlib.import_module("esper.scripts.worker")
 
 
@@ -138,13 +257,12 @@ def test_the_sentence_of_a_worker_is_the_one_shown(
     def run_two_workers(_: object) -> None:
         for rank, failure in enumerate(failures):
             monkeypatch.setenv("RANK", str(rank))
-            monkeypatch.setattr(worker, "main", partial(fail, failure))
+            monkeypatch.setattr(worker, "_take_part", partial(fail, failure))
             with pytest.raises(SystemExit) as left:
-                worker.work()
+                worker.work(tiny(), tmp_path / "run", resume=False)
             codes.append(left.value.code)
         raise ChildFailedError("workers", {1: ProcessFailure(1, 0, 2, "none")})
 
-    monkeypatch.setattr(worker, "_leave", sys.exit)  # os._exit would end this process
     monkeypatch.setattr("torch.distributed.run.run", run_two_workers)
     said = refused(*WORDS, "--processes", "2", "--out", tmp_path / "run")
     assert said == "esper: no twin, for a test\n"
@@ -154,48 +272,105 @@ def test_the_sentence_of_a_worker_is_the_one_shown(
 @pytest.mark.parametrize(
     "loss", [DistNetworkError("Failed to recv, got 0 bytes"), RuntimeError("[gloo] connection closed")]
 )
-def test_a_worker_whose_others_are_gone_says_so(
-    loss: RuntimeError, worker: ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_whose_others_are_gone_says_how_to_go_on(
+    loss: RuntimeError, worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_meet", lambda: None)
-    monkeypatch.setattr(worker, "train", partial(fail, loss))
-    monkeypatch.setattr(worker.exchange, "rank", lambda: 1)
-    with pytest.raises(worker.LostProcessError, match="another process of the run is gone"):
-        worker.main()
+    monkeypatch.setattr(worker, "_meet", lambda config: HashStore())
+    monkeypatch.setattr(worker, "train_and_show", partial(fail, loss))
+    with pytest.raises(worker.LostProcessError, match=r"another process of the run is gone; .* --resume "):
+        worker._take_part(tiny(), tmp_path / "run", False)
 
 
 @pytest.fixture
-def meet(worker: ModuleType, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Refused:
-    """Lets this process wait as the first of two, the second of which nobody starts; settings may differ."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+def start(
+    worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Refused:
+    """Starts the command here as torchrun would: as the first of two, the second of which nobody starts."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "2"}
 
-    def refusal(**settings: str) -> str:
-        waiting = {"RANK": "0", "WORLD_SIZE": "2", "ESPER_ARRIVAL_SECONDS": "1"}
-        for name, value in {**place, **waiting, **settings}.items():
+    def refusal(*words: str, **settings: str) -> str:
+        of_torchrun = {**place, "TORCHELASTIC_RUN_ID": "none", "ESPER_ARRIVAL_SECONDS": "1"}
+        for name, value in {**of_torchrun, **settings}.items():
             monkeypatch.setenv(name, value)
-        said = sentence_from(capfd, worker.work)
-        assert said.startswith("esper: the processes of the run did not come together: ")
-        return said
+        flags = words or ("--out", str(tmp_path / "run"))
+        return sentence_from(capfd, lambda: train_command([*WORDS[1:], *flags]))
 
     return refusal
 
 
-def test_a_process_that_never_arrives_is_not_waited_for_for_ever(meet: Refused, tmp_path: Path) -> None:
+APART = "esper: the processes of the run did not come together: "
+
+
+def test_a_process_that_never_arrives_is_not_waited_for_for_ever(start: Refused, tmp_path: Path) -> None:
     began = time.monotonic()
-    assert "1/2 clients joined" in meet()
+    said = start()
+    assert said.startswith(APART)
+    assert "1/2 clients joined" in said
     assert time.monotonic() - began < 60, "the limit is a second"
     assert not (tmp_path / "run").exists()
 
 
-def test_a_busy_port_gets_a_sentence(meet: Refused) -> None:
+def test_ranks_with_other_settings_or_versions_are_refused_by_name(
+    start: Refused, worker: ModuleType
+) -> None:
+    """The other rank, a thread, was told another rng seed and has another version of torch."""
+    port = free_port()
+
+    def other_rank() -> str:
+        store = TCPStore("127.0.0.1", port, 2, is_master=False, timeout=timedelta(seconds=SECONDS))
+        common = {**worker._common(tiny()), "rng_seed": 7, "torch": "2.0.0"}
+        with pytest.raises(exchange.MeetingError) as refusal:
+            exchange.meet(store, 1, 2, common, SECONDS)
+        return str(refusal.value)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(other_rank)
+        said = start(MASTER_PORT=str(port), ESPER_ARRIVAL_SECONDS=str(SECONDS))
+        assert said == f"{APART}{other.result()}\n"
+    assert "; rng_seed is 0 on rank 0 and 7 on rank 1 (" in said
+    assert f"; torch is {torch.__version__} on rank 0 and 2.0.0 on rank 1 (" in said
+
+
+def test_a_busy_port_gets_a_sentence(start: Refused) -> None:
     with socket.socket() as busy:
         busy.bind(("", 0))
         busy.listen()
-        assert "EADDRINUSE" in meet(MASTER_PORT=str(busy.getsockname()[1]))
+        assert "EADDRINUSE" in start(MASTER_PORT=str(busy.getsockname()[1]))
 
 
 @pytest.mark.parametrize("settings", [{"RANK": "first"}, {"MASTER_PORT": "harbour"}])
-def test_a_worker_without_its_place_gets_a_sentence(settings: dict[str, str], meet: Refused) -> None:
-    meet(**settings)
+def test_a_worker_without_its_place_gets_a_sentence(settings: dict[str, str], start: Refused) -> None:
+    assert start(**settings).startswith(APART)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--processes", "2", "--out", "run"), "say --nproc-per-node instead of --processes"),
+        (("--rent", "0.01"), "name the run directory with --out"),
+    ],
+)
+def test_what_torchrun_needs_to_be_told_is_said(words: tuple[str, ...], said: str, start: Refused) -> None:
+    assert said in start(*words)
+
+
+# --- whose run it is that a directory holds ------------------------------------------------------------
+
+
+def test_a_run_of_somebody_else_is_not_gone_on_with(worker: ModuleType, tmp_path: Path) -> None:
+    """torchrun starts processes again even if they were refused: what they found then is found once more."""
+    store = HashStore()
+    (tmp_path / "telemetry").mkdir()
+    assert [worker._begun_before(store, tmp_path, False) for _ in range(2)] == [False, False]
+    assert [worker._begun_before(store, tmp_path, True) for _ in range(2)] == [False, True]
+
+
+def test_a_run_that_was_finished_before_a_rank_died_is_finished(
+    alone: Path, worker: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = HashStore()
+    monkeypatch.setattr(worker, "_meet", lambda config: store)
+    config = config_of_run(alone)
+    with pytest.raises(FinishedRunError):
+        worker._take_part(config, alone, True)
+    worker._take_part(config, alone, True)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 DESCRIPTION = "Train a policy that decides what grows, and keep the best one."
+TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
+"""Set where torchrun started this process, which is then one of several."""
 SENTENCES_VARIABLE = "ESPER_SENTENCES"
 """Folder in which each of several processes leaves why it ended."""
 LOST_OTHERS = 3
@@ -57,22 +59,41 @@ def train_command(
     flags = checked(TrainFlags, extra)
     config, directory = _resolve(given, flags)
     task_of(config)
-    processes, resume = flags.processes, flags.resume is not None
+    check_processes(flags.processes, config)
+    resume = flags.resume is not None
+    try:
+        if TORCHRUN_VARIABLE in os.environ:
+            from esper.scripts.worker import work
+
+            work(config, directory, resume=resume)
+        elif flags.processes == 1:
+            train_and_show(config, directory, resume=resume)
+        else:
+            _launch(config, directory, flags.processes, resume)
+    except KeyboardInterrupt:
+        raise interrupted(directory) from None
+    print_best(config, directory)
+
+
+def interrupted(directory: Path) -> InterruptedRunError:
+    """What is said of a training that the user stopped."""
+    return InterruptedRunError(
+        f"interrupted; go on from the last checkpoint with esper train --resume {directory}"
+    )
+
+
+def check_processes(processes: int, config: TrainingConfig) -> None:
+    """Refuse more processes than there are shards."""
     groups = len(shards(config.envs, SHARD_ENVS))
     if not 1 <= processes <= groups:
         raise ConfigError(
             f"{processes} processes were asked for; {config.envs} environments form {groups} shards of up to"
             f" {SHARD_ENVS}, so 1 to {groups} are possible"
         )
-    try:
-        if processes == 1:
-            train_and_show(config, directory, resume=resume)
-        else:
-            _launch(config, directory, processes, resume)
-    except KeyboardInterrupt:
-        raise InterruptedRunError(
-            f"interrupted; go on from the last checkpoint with esper train --resume {directory}"
-        ) from None
+
+
+def print_best(config: TrainingConfig, directory: Path) -> None:
+    """Say where the best policy is and what to do with it."""
     best = directory / "best"
     print(f"best policy in {best}; compare it with: {evaluation_of(best, trained_on(config))}")
 
@@ -85,6 +106,13 @@ def evaluation_of(policy: Path, trained: TrainedOn) -> str:
 
 
 def _resolve(given: dict[str, Any], flags: TrainFlags) -> tuple[TrainingConfig, Path]:
+    if TORCHRUN_VARIABLE in os.environ:
+        if "processes" in flags.model_fields_set:
+            raise ConfigError("torchrun starts the processes: say --nproc-per-node instead of --processes")
+        if flags.out is None and flags.resume is None:
+            raise ConfigError(
+                "name the run directory with --out: all processes of torchrun must find the same"
+            )
     if flags.resume is not None:
         if given or flags.model_fields_set - {"resume", "processes"}:
             raise ConfigError("a resumed run keeps its own settings; --resume goes with --processes only")
@@ -116,7 +144,7 @@ def train_and_show(config: TrainingConfig, directory: Path, *, resume: bool) -> 
 
 
 def _launch(config: TrainingConfig, directory: Path, processes: int, resume: bool) -> None:
-    """Hand the run to torchrun; the first process prints and writes."""
+    """Hand the run to torchrun, which starts this command once per process (``worker.py``)."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
@@ -126,13 +154,14 @@ def _launch(config: TrainingConfig, directory: Path, processes: int, resume: boo
         file.write_text(config.model_dump_json())
         sentences.mkdir()
         os.environ[SENTENCES_VARIABLE] = str(sentences)
-        words = ["--standalone", f"--nproc-per-node={processes}", "-m", "esper.scripts.worker"]
-        words += [str(file), str(directory), "resume" if resume else "start"]
+        words = ["--standalone", f"--nproc-per-node={processes}", "-m", "esper.scripts.train", "ppo"]
+        words += ["--resume", str(directory)] if resume else ["--config", str(file), "--out", str(directory)]
         try:
             run(parse_args(words))
         except ChildFailedError as error:
             said = [path.read_text() for path in sorted(sentences.iterdir())]
-            raise EsperError(said[0] if said else _end_of(error, processes)) from None
+            ended = f"{_end_of(error, processes)}; go on with esper train --resume {directory}"
+            raise EsperError(said[0] if said else ended) from None
         except SignalException:
             raise KeyboardInterrupt from None
 

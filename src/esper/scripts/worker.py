@@ -1,4 +1,7 @@
-"""One of several processes that share a training run; started by torchrun through ``esper train``."""
+"""One of several processes that share a training: what ``esper train`` is where torchrun started it.
+
+torchrun starts all processes again when one of them dies, and the training goes on from its last checkpoint.
+"""
 
 import os
 import sys
@@ -7,71 +10,123 @@ from pathlib import Path
 from typing import NoReturn
 
 from torch.distributed import DistNetworkError
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from esper.config import checked, read_settings
+from esper import provenance
 from esper.leyline.errors import EsperError
+from esper.leyline.run_files import TELEMETRY
+from esper.run_state import FinishedRunError
 from esper.scripts.guard import INTERRUPTED, USAGE_ERROR, exit_on_error
-from esper.scripts.train_command import LOST_OTHERS, SENTENCES_VARIABLE, train_and_show
+from esper.scripts.train_command import (
+    LOST_OTHERS,
+    SENTENCES_VARIABLE,
+    check_processes,
+    interrupted,
+    print_best,
+    train_and_show,
+)
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
-from esper.training import train
+from esper.training import task_of, train
 
 ARRIVAL_VARIABLE = "ESPER_ARRIVAL_SECONDS"
 ARRIVAL_SECONDS = 300.0
 """How long a process waits for the others at the start."""
+BEGUN = "begun"
+"""Key of torchrun's store, which outlives the processes: one of them has begun the run."""
 
 
 class LostProcessError(EsperError):
     """A process of the run is gone."""
 
 
-def main() -> None:
-    """Arguments: configuration file, run directory, ``start`` or ``resume``."""
-    file, directory, how = sys.argv[1:]
-    _meet()
-    config = checked(TrainingConfig, read_settings(Path(file)))
+def work(config: TrainingConfig, directory: Path, *, resume: bool) -> NoReturn:
+    """Take part in a training and end the process, at once.
+
+    To tear down threads of gloo, which may wait for processes that are gone, can abort.
+    """
+    code: object = 0
     try:
-        (train_and_show if exchange.rank() == 0 else train)(config, Path(directory), resume=how == "resume")
+        exit_on_error(lambda: _leave_sentence(config, directory, resume))
+    except SystemExit as end:
+        code = end.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else USAGE_ERROR)
+
+
+def _leave_sentence(config: TrainingConfig, directory: Path, resume: bool) -> None:
+    """Take part; the sentence of an error is left for ``esper train``, which shows one of all processes'."""
+    folder = os.environ.get(SENTENCES_VARIABLE)
+    try:
+        _take_part(config, directory, resume)
+        if folder is None and exchange.rank() == 0:
+            print_best(config, directory)
+    except KeyboardInterrupt:
+        if folder is None:
+            raise interrupted(directory) from None
+        sys.exit(INTERRUPTED)
+    except EsperError as error:
+        if folder is None:
+            raise
+        if isinstance(error, LostProcessError):
+            sys.exit(LOST_OTHERS)
+        (Path(folder) / os.environ["RANK"]).write_text(str(error))
+        sys.exit(USAGE_ERROR)
+
+
+def _take_part(config: TrainingConfig, directory: Path, resume: bool) -> None:
+    store = _meet(config)
+    check_processes(exchange.world_size(), config)
+    run = train_and_show if exchange.rank() == 0 else train
+    try:
+        again = exchange.from_first(_begun_before(store, directory, resume))
+        run(config, directory, resume=resume or (again and (directory / TELEMETRY).is_dir()))
+    except FinishedRunError:
+        if not again:
+            raise
     except RuntimeError as error:
         if "gloo" not in str(error) and not isinstance(error, DistNetworkError):
             raise
-        raise LostProcessError("another process of the run is gone") from None
+        raise LostProcessError(
+            "another process of the run is gone; if torchrun does not start all of them again, go on from the"
+            f" last checkpoint, on any number of machines, with --resume {directory} in place of other flags"
+        ) from None
 
 
-def _meet() -> None:
+def _meet(config: TrainingConfig) -> Store:
     """Find the other processes; the limit holds here only, since an iteration may well take longer."""
-    seconds = float(os.environ.get(ARRIVAL_VARIABLE, ARRIVAL_SECONDS))
     try:
+        seconds = float(os.environ.get(ARRIVAL_VARIABLE, ARRIVAL_SECONDS))
         store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
-        exchange.join(store, rank, size)
-    except (RuntimeError, ValueError) as error:
+        exchange.join(store, rank, size, _common(config), seconds)
+    except (RuntimeError, ValueError, exchange.MeetingError) as error:
         reason = str(error).splitlines()[0]
         raise EsperError(f"the processes of the run did not come together: {reason}") from None
+    return store
 
 
-def work() -> None:
-    """``main``, with its sentence left for ``esper train``, which shows one of those of all processes."""
-    try:
-        main()
-        _leave(0)
-    except LostProcessError:
-        _leave(LOST_OTHERS)
-    except EsperError as error:
-        if SENTENCES_VARIABLE not in os.environ:
-            raise
-        (Path(os.environ[SENTENCES_VARIABLE]) / os.environ["RANK"]).write_text(str(error))
-        _leave(USAGE_ERROR)
-    except KeyboardInterrupt:
-        _leave(INTERRUPTED)
+def _common(config: TrainingConfig) -> dict[str, object]:
+    """What all processes must have, or each would compute a policy of its own."""
+    hardware = provenance.hardware()
+    return {
+        **config.model_dump(mode="json"),
+        **provenance.versions(),
+        "git_revision": provenance.git_revision(),
+        "data": task_of(config).digest(),
+        **{name: hardware[name] for name in ("machine", "system", "cpu_capability")},
+    }
 
 
-def _leave(code: int) -> NoReturn:
-    """End at once: to tear down threads of gloo, which may wait for processes that are gone, can abort."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def _begun_before(store: Store, directory: Path, resume: bool) -> bool:
+    """Whether processes of this torchrun, now gone, had begun the run; from now on they have.
 
-
-if __name__ == "__main__":
-    exit_on_error(work)
+    A directory that held something before counts as theirs only if it was to be resumed: torchrun starts
+    processes again that were refused, too.
+    """
+    if store.check([BEGUN]):
+        return True
+    if resume or not directory.exists() or not any(directory.iterdir()):
+        store.set(BEGUN, str(directory))
+    return False
