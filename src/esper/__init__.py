@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from esper.growth import Growth
     from esper.karn.run import open_run
     from esper.kasmina import (
         MorphogeneticModel,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Growth",
     "MorphogeneticModel",
     "__version__",
     "check_blueprint",
@@ -32,8 +34,10 @@ __all__ = [
 ]
 
 
+_HOMES = {"Growth": "esper.growth", "open_run": "esper.karn.run"}
+
+
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        home = "esper.karn.run" if name == "open_run" else "esper.kasmina"
-        return getattr(import_module(home), name)
+        return getattr(import_module(_HOMES.get(name, "esper.kasmina")), name)
     raise AttributeError(f"module 'esper' has no attribute '{name}'; it offers {', '.join(__all__)}")

@@ -1,6 +1,7 @@
 """Growth of a user's own network in the user's own loop."""
 
+from esper.growth.events import GrowthEvent, GrowthWarning
+from esper.growth.growth import Growth
 from esper.growth.sites import Site, find_sites
-from esper.growth.slot import RESERVED, Graft, GrowthSlot, attach, detach
 
-__all__ = ["RESERVED", "Graft", "GrowthSlot", "Site", "attach", "detach", "find_sites"]
+__all__ = ["Growth", "GrowthEvent", "GrowthWarning", "Site", "find_sites"]

@@ -269,14 +269,18 @@ def _is_time_first(net: nn.Module, path: str) -> bool:
 
 
 def _is_block(module: nn.Module, found: Call) -> bool:
-    """Whether the module was called with one tensor and nothing else, and kept its shape."""
-    args = [arg for arg in (*found.args, *found.kwargs.values()) if arg is not None and arg is not False]
+    """Whether the module was called with one tensor and nothing else, and kept its shape.
+
+    An attention mask counts even where it is None: transformers leaves it out for batches without padding.
+    """
+    named = inspect.signature(module.forward).bind(*found.args, **found.kwargs).arguments
+    given = [value for value in named.values() if isinstance(value, Tensor) or value]
     return (
         any(True for _ in module.children())
-        and len(args) == 1
-        and found.args[:1] == tuple(args)[:1]
-        and isinstance(args[0], Tensor)
-        and args[0].shape == found.output.shape
+        and not any("attention_mask" in name for name in named)
+        and len(given) == 1
+        and isinstance(given[0], Tensor)
+        and given[0].shape == found.output.shape
     )
 
 
@@ -289,7 +293,7 @@ def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> lis
     places = blocks or [
         p for p in by_path if any(True for _ in net.get_submodule(p).parameters(recurse=False))
     ]
-    ends = _tensors(result)
+    ends = tensors_in(result)
     found: list[Site] = []
     for path in places:
         try:
@@ -297,7 +301,7 @@ def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> lis
         except HostError:
             continue
         output = by_path[site.path][0].output
-        if not any(tensor is end for tensor in _tensors(output) for end in ends):
+        if not any(tensor is end for tensor in tensors_in(output) for end in ends):
             found.append(site)
     if not found:
         raise HostError(
@@ -320,16 +324,16 @@ def _repeated(net: nn.Module, by_path: Mapping[str, list[Call]]) -> list[str]:
     return [path for path in by_path if path in outermost]
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def tensors_in(tree: Any) -> list[Tensor]:
     """All tensors in nested tuples, lists, dicts and dataclasses."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, Mapping):
-        return [tensor for value in tree.values() for tensor in _tensors(value)]
+        return [tensor for value in tree.values() for tensor in tensors_in(value)]
     if isinstance(tree, tuple | list):
-        return [tensor for value in tree for tensor in _tensors(value)]
+        return [tensor for value in tree for tensor in tensors_in(value)]
     if dataclasses.is_dataclass(tree):
-        return _tensors([getattr(tree, field.name) for field in dataclasses.fields(tree)])
+        return tensors_in([getattr(tree, field.name) for field in dataclasses.fields(tree)])
     return []
 
 

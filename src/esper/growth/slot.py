@@ -8,13 +8,15 @@ torch's fused paths (which look for hooks) as they are. With a seed the hook is 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Final
+from weakref import WeakSet
 
 import torch
+import torch.fx
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -26,6 +28,7 @@ from esper.leyline.factored_actions import STYLE_OPERATORS, BlendOperator, Style
 
 RESERVED: Final = "esper_slot"
 """Name under which a submodule has its slot as a child."""
+torch.fx.wrap("replace")
 
 
 class Graft(nn.Module):
@@ -55,12 +58,18 @@ class Graft(nn.Module):
 class GrowthSlot(nn.Module):
     """The place for one seed behind the submodule that has this as its child."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, token: str = "") -> None:
         super().__init__()
         self.site = site
+        self.token = token
+        """The same in all copies of the network: an average that has it follows this growth."""
         self.graft: Graft | None = None
         self.handle: RemovableHandle | None = None
         """Kept: only an unpickled handle reserves its hook's number in a new process."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        COPIES.add(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Never called by a network that names its children; one that iterates over them is refused."""
@@ -75,7 +84,7 @@ class GrowthSlot(nn.Module):
         return replaced(self.site.output, output, self.graft(self.site.output.features(output)))
 
     def germinate(
-        self, submodule: nn.Module, blueprint: str, style: Style = Style.LINEAR_ADD, *, like: Tensor
+        self, submodule: nn.Module, blueprint: str, style: int = Style.LINEAR_ADD, *, like: Tensor
     ) -> Graft:
         """Put a new seed into the forward at full alpha; ``like`` has the device and type of its parameters.
 
@@ -131,6 +140,10 @@ class GrowthSlot(nn.Module):
             self.graft.alpha.copy_(before)
 
 
+COPIES: Final[WeakSet[GrowthSlot]] = WeakSet()
+"""Slots that came about by deepcopy or from a file."""
+
+
 def build_graft(site: Site, spec: BlueprintSpec, style: int, submodule: nn.Module) -> Graft:
     """A seed with what it needs to join; a copy repeats ``submodule`` without its slots."""
     operator = STYLE_OPERATORS[style]
@@ -147,16 +160,18 @@ def without_slots(module: nn.Module) -> nn.Module:
 
 
 def replaced(where: Output, output: Any, features: Tensor) -> Any:
-    """``output`` with its features exchanged, as an object of the same kind."""
+    """``output`` with its features exchanged, as an object of the same kind; ``torch.fx`` can trace it."""
     holder, key = where
     if holder == "tensor":
         return features
-    if holder in {"tuple", "list"}:
-        return output[:key] + type(output)((features,)) + output[key + 1 :]
+    if holder == "tuple":
+        return output[:key] + (features,) + output[key + 1 :]  # noqa: RUF005  a proxy cannot be unpacked
+    if holder == "list":
+        return output[:key] + [features] + output[key + 1 :]  # noqa: RUF005
     if holder == "namedtuple":
         return output._replace(**{key: features})
     if holder == "dataclass":
-        return dataclasses.replace(output, **{key: features})
+        return replace(output, **{key: features})
     return output | {key: features}
 
 
@@ -166,13 +181,13 @@ def slots_of(net: nn.Module) -> dict[str, GrowthSlot]:
     return {path: slot for path, slot in found if isinstance(slot, GrowthSlot)}
 
 
-def attach(net: nn.Module, sites: Sequence[Site], sample: Any) -> list[GrowthSlot]:
+def attach(net: nn.Module, sites: Sequence[Site], sample: Any, token: str = "") -> list[GrowthSlot]:
     """Give ``net`` an empty slot at every site; refused, it is left as it was."""
     if slots_of(net):
         raise HostError(
             f"this {type(net).__name__} is growing already; call finish() of its Growth before another"
         )
-    slots = [GrowthSlot(site) for site in sites]
+    slots = [GrowthSlot(site, token) for site in sites]
     for slot in slots:
         net.get_submodule(slot.site.path).add_module(RESERVED, slot)
     try:

@@ -31,13 +31,11 @@ def check_calibration(model: nn.Module, inputs: Tensor | None) -> None:
         )
 
 
-@torch.no_grad()
-def recalibrate(model: MorphogeneticModel, inputs: Tensor, alphas: Alphas | None = None) -> None:
-    """Replace all statistics by those of ``inputs`` under ``alphas``; nothing else draws or learns."""
+@contextmanager
+def fresh_statistics(model: nn.Module) -> Iterator[None]:
+    """Batches that run inside replace all statistics by their means; nothing else draws or learns."""
     layers = batch_norms(model)
-    if not layers:
-        return
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     momenta = [layer.momentum for layer in layers]
     model.eval()
     for layer in layers:
@@ -45,21 +43,37 @@ def recalibrate(model: MorphogeneticModel, inputs: Tensor, alphas: Alphas | None
         layer.momentum = None  # the mean of what comes, not a moving one
         layer.train()
     try:
-        model(inputs[:CALIBRATION_SAMPLES], model.live_alphas if alphas is None else alphas)
+        with torch.no_grad():
+            yield
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-        model.train(was_training)
+        for module, mode in modes:
+            module.training = mode
+
+
+def recalibrate(model: MorphogeneticModel, inputs: Tensor, alphas: Alphas | None = None) -> None:
+    """Replace all statistics by those of ``inputs`` under ``alphas``."""
+    if batch_norms(model):
+        with fresh_statistics(model):
+            model(inputs[:CALIBRATION_SAMPLES], model.live_alphas if alphas is None else alphas)
 
 
 @contextmanager
-def recalibrated(model: MorphogeneticModel, inputs: Tensor | None, alphas: Alphas) -> Iterator[None]:
-    """``recalibrate`` for a while; the statistics of training come back. Without inputs, as it is."""
+def kept_statistics(model: nn.Module) -> Iterator[None]:
+    """The statistics come back as they were."""
     kept = [(buffer, buffer.clone()) for layer in batch_norms(model) for buffer in layer.buffers()]
-    if inputs is not None:
-        recalibrate(model, inputs, alphas)
     try:
         yield
     finally:
         for buffer, before in kept:
             buffer.copy_(before)
+
+
+@contextmanager
+def recalibrated(model: MorphogeneticModel, inputs: Tensor | None, alphas: Alphas) -> Iterator[None]:
+    """``recalibrate`` for a while; the statistics of training come back. Without inputs, as it is."""
+    with kept_statistics(model):
+        if inputs is not None:
+            recalibrate(model, inputs, alphas)
+        yield

@@ -1,0 +1,66 @@
+"""What must not stay unsaid: a seed that does not learn, a metric that says nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from esper.growth.body import GrowingBody
+from esper.growth.events import GrowthEvent, Narrator
+
+CONSTANT_EPOCHS: Final = 4
+"""Equal scores in a row after which a metric is suspected of not seeing the network."""
+
+
+class Watch:
+    """Compares seeds and scores with those of the epochs before."""
+
+    def __init__(self, body: GrowingBody, narrator: Narrator) -> None:
+        self._body = body
+        self._narrator = narrator
+        self._seen: dict[int, list[float]] = {}
+        self._scores: list[float] = []
+
+    def born(self, slot: int) -> None:
+        """A seed begins here."""
+        self._seen[slot] = self._fingerprint(slot)
+
+    def check_seeds(self) -> list[GrowthEvent]:
+        """Warn of seeds in the forward that did not change in this epoch, or broke."""
+        events = []
+        for slot in np.flatnonzero(self._body.table.in_forward[0]).tolist():
+            now, seed = self._fingerprint(slot), self._narrator.seed(slot)
+            if now == self._seen.get(slot):
+                sentence = (
+                    f"{seed} did not change: no gradient or no optimiser step reached it. Does its place run"
+                    " in training, and does the optimiser that Growth was given step?"
+                )
+                events.append(self._narrator.warning(sentence, slot))
+            if not all(map(math.isfinite, now)):
+                sentence = f"{seed} has weights that are not finite; prune it or return to a checkpoint"
+                events.append(self._narrator.warning(sentence, slot))
+            self._seen[slot] = now
+        return events
+
+    def check_score(self, score: float) -> list[GrowthEvent]:
+        """Warn of a metric that is no number, or has not moved for epochs."""
+        self._scores = [*self._scores, score][-CONSTANT_EPOCHS:]
+        if not math.isfinite(score):
+            return [self._narrator.warning(f"evaluate returned {score:g}; nothing is decided on it")]
+        if len(self._scores) == CONSTANT_EPOCHS and len(set(self._scores)) == 1:
+            sentence = f"evaluate returned one number {CONSTANT_EPOCHS} times; does it evaluate this network?"
+            return [self._narrator.warning(sentence)]
+        return []
+
+    def _fingerprint(self, slot: int) -> list[float]:
+        """A number per parameter of a seed that moves with any of its values."""
+        return [float(p.detach().double().pow(2).sum()) for p in self._body.graft(slot).parameters()]
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": dict(self._seen), "scores": list(self._scores)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._seen = {int(slot): list(found) for slot, found in state["seen"].items()}
+        self._scores = list(state["scores"])

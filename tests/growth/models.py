@@ -1,0 +1,310 @@
+"""Networks as users write them, small. None of them knows of esper, and nothing here may import it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class BasicBlock(nn.Module):
+    def __init__(self, cin: int, cout: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(cin, cout, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(cout)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(cout, cout, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(cout)
+        self.downsample = None
+        if stride != 1 or cin != cout:
+            self.downsample = nn.Sequential(nn.Conv2d(cin, cout, 1, stride, bias=False), nn.BatchNorm2d(cout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        identity = x if self.downsample is None else self.downsample(x)
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += identity
+        return self.relu(out)
+
+
+class ResNet(nn.Module):
+    """BatchNorm, an in-place ReLU that every block shares with itself, stages as Sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.layer1 = nn.Sequential(BasicBlock(4, 4), BasicBlock(4, 4))
+        self.layer2 = nn.Sequential(BasicBlock(4, 8, 2), BasicBlock(8, 8))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer2(self.layer1(self.stem(x)))
+        return self.fc(torch.flatten(self.avgpool(x), 1))
+
+
+class VGG(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        cin = 1
+        for width in (4, "M", 8, "M"):
+            if width == "M":
+                layers.append(nn.MaxPool2d(2))
+                continue
+            layers += [nn.Conv2d(cin, int(width), 3, padding=1), nn.ReLU(inplace=True)]
+            cin = int(width)
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Sequential(nn.Linear(8 * 4, 8), nn.ReLU(True), nn.Dropout(), nn.Linear(8, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x).flatten(1))
+
+
+class ConvBNReLU(nn.Sequential):
+    def __init__(self, cin: int, cout: int, kernel: int = 3, groups: int = 1) -> None:
+        pad = kernel // 2
+        conv = nn.Conv2d(cin, cout, kernel, padding=pad, groups=groups, bias=False)
+        super().__init__(conv, nn.BatchNorm2d(cout), nn.ReLU6(inplace=True))
+
+
+class InvertedResidual(nn.Module):
+    def __init__(self, cin: int, cout: int) -> None:
+        super().__init__()
+        hidden = 2 * cin
+        self.use_res = cin == cout
+        self.conv = nn.Sequential(
+            ConvBNReLU(cin, hidden, 1),
+            ConvBNReLU(hidden, hidden, groups=hidden),
+            nn.Conv2d(hidden, cout, 1, bias=False),
+            nn.BatchNorm2d(cout),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(x) if self.use_res else self.conv(x)
+
+
+class MobileNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            ConvBNReLU(1, 4), InvertedResidual(4, 4), InvertedResidual(4, 6), InvertedResidual(6, 6)
+        )
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x).mean([2, 3]))
+
+
+class DoubleConv(nn.Module):
+    def __init__(self, cin: int, cout: int) -> None:
+        super().__init__()
+        self.double_conv = nn.Sequential(
+            nn.Conv2d(cin, cout, 3, padding=1), nn.BatchNorm2d(cout), nn.ReLU(inplace=True)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.double_conv(x)
+
+
+class UNet(nn.Module):
+    """Segmentation: one logit per pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inc, self.down, self.mid = DoubleConv(1, 4), nn.MaxPool2d(2), DoubleConv(4, 8)
+        self.up = nn.ConvTranspose2d(8, 4, 2, stride=2)
+        self.dec = DoubleConv(8, 4)
+        self.outc = nn.Conv2d(4, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.inc(x)
+        x = self.up(self.mid(self.down(skip)))
+        return self.outc(self.dec(torch.cat([skip, x], dim=1)))
+
+
+class ViT(nn.Module):
+    def __init__(self, batch_first: bool = True) -> None:
+        super().__init__()
+        self.batch_first = batch_first
+        self.patch = nn.Conv2d(1, 8, 4, 4)
+        self.pos = nn.Parameter(0.02 * torch.randn(1, 4, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=batch_first, activation="gelu")
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch(x).flatten(2).transpose(1, 2) + self.pos
+        x = self.encoder(x) if self.batch_first else self.encoder(x.transpose(0, 1)).transpose(0, 1)
+        return self.head(x.mean(1))
+
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.c_attn = nn.Linear(width, 3 * width)
+        self.c_proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.c_attn(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ln_1, self.attn = nn.LayerNorm(width), CausalSelfAttention(width)
+        self.ln_2 = nn.LayerNorm(width)
+        self.mlp = nn.ModuleDict(
+            {"c_fc": nn.Linear(width, 2 * width), "act": nn.GELU(), "c_proj": nn.Linear(2 * width, width)}
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp.c_proj(self.mlp.act(self.mlp.c_fc(self.ln_2(x))))
+
+
+class GPT(nn.Module):
+    """Embedding and head share their weight; targets are an argument of the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(11, 8), nn.Embedding(6, 8)
+        self.drop = nn.Dropout(0.1)
+        self.h = nn.ModuleList([Block(8) for _ in range(2)])
+        self.ln_f = nn.LayerNorm(8)
+        self.lm_head = nn.Linear(8, 11, bias=False)
+        self.wte.weight = self.lm_head.weight
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        x = self.drop(self.wte(idx) + self.wpe(torch.arange(idx.shape[1])))
+        for block in self.h:
+            x = block(x)
+        logits = self.lm_head(self.ln_f(x))
+        loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return logits, loss
+
+
+class GRUNet(nn.Module):
+    """Regression; the GRU returns a tuple."""
+
+    def __init__(self, batch_first: bool = True) -> None:
+        super().__init__()
+        self.batch_first = batch_first
+        self.rnn = nn.GRU(3, 8, batch_first=batch_first)
+        self.out = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, _state = self.rnn(x if self.batch_first else x.transpose(0, 1))
+        return self.out(output[:, -1] if self.batch_first else output[-1])
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.table = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(5, 4)
+        self.joint = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, image: Tensor, table: Tensor, *, scale: float = 1.0) -> Tensor:
+        joint = torch.cat([F.relu(self.image(image)).mean((2, 3)), self.table(table)], 1)
+        return scale * self.head(F.relu(self.joint(joint)))
+
+
+@dataclass
+class Encoded:
+    hidden: Tensor
+    norm: Tensor | None = None
+
+
+class DataclassEncoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(5, 8)
+
+    def forward(self, batch: dict[str, Tensor]) -> Encoded:
+        return Encoded(hidden=torch.tanh(self.lin(batch["x"])))
+
+
+class DictHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, encoded: Encoded) -> dict[str, Tensor]:
+        return {"size": encoded.hidden.norm(dim=-1), "z": torch.relu(self.lin(encoded.hidden))}
+
+
+class DictNet(nn.Module):
+    """A dict in, a dict out, a dataclass and another dict between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.middle, self.head = DataclassEncoder(), DictHead(), nn.Linear(8, 3)
+
+    def forward(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        inner = self.middle(self.encoder(batch))
+        return {"logits": self.head(inner["z"]), "size": inner["size"]}
+
+
+class Case(NamedTuple):
+    """A network, a batch of what it is called with, the places to grow, and its output as one tensor."""
+
+    build: Callable[[], nn.Module]
+    sample: Callable[[], Any]
+    seeds: tuple[tuple[str, str], ...]
+    """Slot and blueprint."""
+    tensor: Callable[[Any], Tensor] = lambda output: output
+
+
+def images(size: int = 8) -> Callable[[], Tensor]:
+    return lambda: torch.randn(4, 1, size, size)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+ENCODER = "encoder.layers."
+CASES: dict[str, Case] = {
+    "resnet": Case(ResNet, images(), (("layer2", "conv_light"), ("stem", "norm"), ("layer1.0.conv2", "attention"))),
+    "resnet-copy": Case(ResNet, images(), (("layer2", "stack"), ("layer1", "bottleneck"))),
+    "vgg": Case(VGG, images(), (("features.1", "depthwise"), ("features", "conv_small"), ("classifier.2", "mlp"))),
+    "mobilenet": Case(MobileNet, images(), (("features.1", "conv_heavy"), ("features", "stack"))),
+    "unet": Case(UNet, images(), (("mid", "conv_light"), ("inc", "conv_small"))),
+    "vit": Case(
+        ViT,
+        images(),
+        (
+            (f"{ENCODER}0", "stack"),
+            (f"{ENCODER}1", "attention"),
+            (f"{ENCODER}0.linear1", "mlp_small"),
+            (f"{ENCODER}0.dropout", "norm"),
+            (f"{ENCODER}1.norm2", "lora"),
+        ),
+    ),
+    "vit-time-first": Case(lambda: ViT(batch_first=False), images(), ((f"{ENCODER}1", "flex_attention"),)),
+    "gpt": Case(
+        GPT,
+        lambda: torch.randint(11, (4, 6)),
+        (("h.0", "attention"), ("h.1", "stack"), ("ln_f", "mlp")),
+        lambda output: output[0],
+    ),
+    "mlp": Case(mlp, lambda: torch.randn(4, 5), (("1", "mlp"), ("2", "norm"))),
+    "gru": Case(GRUNet, lambda: torch.randn(4, 5, 3), (("rnn", "mlp_small"),)),
+    "gru-time-first": Case(lambda: GRUNet(False), lambda: torch.randn(4, 5, 3), (("rnn", "attention"),)),
+    "two inputs": Case(
+        TwoInputs,
+        lambda: (torch.randn(4, 1, 8, 8), torch.randn(4, 5)),
+        (("image", "conv_light"), ("joint", "mlp"), ("table", "norm")),
+    ),
+    "dict": Case(
+        DictNet,
+        lambda: {"x": torch.randn(4, 5)},
+        (("encoder", "mlp"), ("middle:z", "mlp_small")),
+        lambda output: output["logits"],
+    ),
+}
