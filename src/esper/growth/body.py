@@ -17,10 +17,9 @@ from torch import nn
 from esper.growth import surroundings
 from esper.growth.membership import Membership
 from esper.growth.sites import Site, dry_forward, find_sites
-from esper.growth.slot import COPIES, RESERVED, Graft, GrowthSlot, attach, build_graft, slots_of
+from esper.growth.slot import COPIES, RESERVED, Graft, GrowthSlot, attach, description_of, slots_of
 from esper.kasmina import birth
 from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_named, names_for, specs_for
-from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.factored_actions import BLUEPRINT_IDS, NUM_BLUEPRINTS
 from esper.leyline.rules import ActionSpace, LifecycleRules
@@ -52,6 +51,8 @@ class GrowingBody:
         self.table = SlotTable.empty(1, len(sites))
         self._token = token
         self._average = surroundings.GradientAverage()
+        self._grafts: dict[int, Graft] = {}
+        """What optimiser, averages and processes know of, by slot."""
         self.distributed = False
 
     @property
@@ -99,11 +100,33 @@ class GrowingBody:
 
     def remove(self, slot: int) -> None:
         """Take the seed out of forward, optimiser, averages and processes."""
-        graft = self.slots[slot].remove()
+        self.slots[slot].remove()
+        self._forget(slot)
+
+    def _forget(self, slot: int) -> None:
+        graft = self._grafts.pop(slot)
         self.membership.leave(graft.parameters())
         self._average.remove(graft.parameters())
         for _, other in self._averaged_slots(slot):
             other.remove()
+
+    def bind(self, membership: Membership) -> None:
+        """Train the seeds by other optimisers from now on, which may hold them already."""
+        self.membership = membership
+        for slot, graft in self._grafts.items():
+            membership.join(graft.parameters(), self._near(slot))
+
+    def follow_network(self) -> None:
+        """Bring optimiser and table in line with seeds that ``net.load_state_dict`` brought or took."""
+        for index, slot in enumerate(self.slots):
+            if slot.graft is self._grafts.get(index):
+                continue
+            if index in self._grafts:
+                self._forget(index)
+                self.table.clear(0, index)
+            if slot.graft is not None:
+                self.membership.join(slot.graft.parameters(), self._near(index))
+                self._follow(index, slot.graft)
 
     def is_finite(self, slot: int) -> bool:
         graft = self.graft(slot)
@@ -147,6 +170,7 @@ class GrowingBody:
     # --- who has to follow ------------------------------------------------------------------------
 
     def _follow(self, slot: int, graft: Graft) -> None:
+        self._grafts[slot] = graft
         self.distributed = surroundings.is_distributed(self.net)
         if self.distributed:
             surroundings.broadcast([*graft.parameters(), *graft.buffers()])
@@ -187,26 +211,26 @@ class GrowingBody:
                 f" {_class_name(self.net)} with slots {_listed(found)}. Build the same network and pass the"
                 " same slots= before load_state_dict"
             )
-        for index, slot in enumerate(self.slots):
-            if slot.graft is not None:
-                self.remove(index)
         table = SlotTable.empty(1, len(self.slots))
         for name, array in table.arrays().items():
             array[0] = state["table"][name]
         for index in sorted(range(len(self.slots)), key=lambda i: table.seed_id[0, i]):
             if table.occupied[0, index]:
                 self._rebuild(index, state["blueprints"][table.blueprint[0, index]], table.style[0, index])
+            elif self.slots[index].graft is not None:
+                self.slots[index].remove()
+        self.follow_network()
         self.table.assign(table)
         self.sync()
 
     def _rebuild(self, slot: int, blueprint: str, style: int) -> None:
-        near, site = self._near(slot), self.sites[slot]
-        spec = blueprint_named(blueprint, site.topology)
-        with TorchStream(0):  # the weights are overwritten, so they must not cost a draw
-            graft = build_graft(site, spec, style, self.submodule(slot)).to(near[0][0]).requires_grad_(True)
-        self.slots[slot].hold(self.submodule(slot), graft)
-        self.membership.join(graft.parameters(), near)
-        self._follow(slot, graft)
+        """Hold the seed that is described, if the network's own state has not brought it already."""
+        wanted, graft = description_of(blueprint, style), self.slots[slot].graft
+        if graft is not None and torch.equal(graft.description.cpu(), wanted):
+            return
+        if graft is not None:
+            self.slots[slot].remove()
+        self.slots[slot].rebuild(wanted, self._near(slot)[0][0])
 
 
 def host_parameters(module: nn.Module) -> list[nn.Parameter]:

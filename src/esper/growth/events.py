@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from esper.growth.body import GrowingBody
+from esper.leyline.errors import GrowthWarning
 from esper.leyline.events import StageMove
 from esper.leyline.stages import Stage
 
@@ -18,10 +19,6 @@ _TOLD: Final[Mapping[Stage, tuple[EventKind, str]]] = {
     Stage.PRUNED: ("pruned", "was removed"),
 }
 """Moves that are worth a sentence."""
-
-
-class GrowthWarning(UserWarning):
-    """Something that the user should look at; training goes on."""
 
 
 @dataclass(frozen=True, slots=True)

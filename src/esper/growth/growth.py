@@ -25,7 +25,7 @@ from torch import nn
 from esper.growth import finishing, sites, surroundings
 from esper.growth.body import GrowingBody
 from esper.growth.deciding import controller_of
-from esper.growth.events import GrowthEvent, GrowthWarning, Narrator
+from esper.growth.events import GrowthEvent, Narrator
 from esper.growth.measuring import Evaluate, Evaluation
 from esper.growth.membership import Membership
 from esper.growth.watching import Watch
@@ -46,7 +46,14 @@ from esper.leyline import (
     canonicalise,
     check_actions,
 )
-from esper.leyline.errors import BlueprintError, EsperError, HostError, SlotError, UnknownNameError
+from esper.leyline.errors import (
+    BlueprintError,
+    EsperError,
+    GrowthWarning,
+    HostError,
+    SlotError,
+    UnknownNameError,
+)
 from esper.tolaria.actuator import Outcome, advance, apply_action, settle, tick
 from esper.tolaria.calibration import batch_norms
 from esper.tolaria.flops import flop_counter
@@ -65,7 +72,7 @@ class Growth:
     def __init__(  # noqa: PLR0913  all but two by name
         self,
         net: nn.Module,
-        optimizer: Any,
+        optimizer: Any = None,
         *,
         sample: Any,
         slots: str | Sequence[str] = "auto",
@@ -80,7 +87,8 @@ class Growth:
         """Attach empty slots; the network computes what it did before, bit for bit.
 
         ``net`` is the network that is trained, also under ``torch.compile`` or ``DistributedDataParallel``;
-        ``optimizer`` the one that trains it, or several. ``sample`` is what it is called with: a tensor, a
+        ``optimizer`` the one that trains it, or several; without it ``bind`` follows. ``sample`` is what
+        the network is called with: a tensor, a
         tuple of arguments or a dict of named ones. ``slots`` are names of submodules, globs, or ``auto``.
         ``controller`` is ``auto``, a plan (``conv_light@layer2:4``), the folder of a policy, a controller, or
         None. ``calibrate`` are training batches for BatchNorm statistics of networks with a seed off.
@@ -103,6 +111,12 @@ class Growth:
         self._cost = self._count_compute()
         self._controller = controller_of(controller, self._body.action_space, lambda: self._cost, epochs)
 
+    def bind(self, optimizer: Any) -> None:
+        """The optimiser that trains the network from now on, or several."""
+        self._check_unfinished("bind")
+        self._body.follow_network()
+        self._body.bind(Membership(optimizer, self.net))
+
     # --- the end of an epoch --------------------------------------------------------------------------
 
     def end_epoch(self, evaluate: Evaluate) -> list[GrowthEvent]:
@@ -112,6 +126,11 @@ class Growth:
         contributions have error bars). It is called once, and once more for each seed that is measured.
         """
         self._check_unfinished("end_epoch")
+        if not self._body.membership.optimisers:
+            raise EsperError(
+                "Growth has no optimiser yet, so no seed would learn; call bind(optimizer) first"
+            )
+        self._body.follow_network()
         self._narrator.epoch += 1
         tick(self._body)
         events = self._watch.check_seeds()
@@ -273,6 +292,7 @@ class Growth:
         weights. Raises, and leaves the growth as it was, if the result is not what was trained.
         """
         self._check_unfinished("finish")
+        self._body.follow_network()
         leave = self._body.membership.leave
         grown = finishing.finish(self.net, self._sample, merge=merge, leave=leave)
         for average in self._body.averaged():

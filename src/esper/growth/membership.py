@@ -25,20 +25,33 @@ class Membership:
     """Which group of the user's optimisers every parameter of the network is in."""
 
     def __init__(self, optimizer: Any, net: nn.Module) -> None:
-        """``optimizer`` is one, a wrapper with ``.optimizer``, or several."""
+        """``optimizer`` is one, a wrapper with ``.optimizer``, several, or None while there is none yet."""
         several = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
-        self.optimisers = [_unwrapped(each) for each in several]
-        _check_trainable(net, self.optimisers)
+        self.optimisers = [_unwrapped(each) for each in several if each is not None]
+        self._net = net
+        if self.optimisers:
+            _check_trainable(net, self.optimisers)
 
     @property
     def _groups(self) -> list[tuple[Optimizer, Group]]:
         return [(optimiser, group) for optimiser in self.optimisers for group in optimiser.param_groups]
 
     def join(self, new: Iterable[nn.Parameter], near: Sequence[Sequence[nn.Parameter]]) -> None:
-        """Append ``new`` to groups; ``near`` are the host's parameters by distance, the slot's own first."""
-        chosen = [(parameter, self._group_for(parameter, near)) for parameter in new]
+        """Take ``new`` into groups; ``near`` are the host's parameters by distance, the slot's own first.
+
+        A group in the order of the network stays in it: an optimiser made anew from the grown network has the
+        same order, and a saved state fits it.
+        """
+        if not self.optimisers:
+            return
+        held = {id(p) for _, group in self._groups for p in group["params"]}
+        chosen = [(p, self._group_for(p, near)) for p in new if id(p) not in held]
+        place = {id(p): number for number, p in enumerate(self._net.parameters())}
         for parameter, group in chosen:
-            group["params"].append(parameter)
+            places = [place.get(id(p), -1) for p in group["params"]]
+            later = [i for i, p in enumerate(places) if p > place[id(parameter)]]
+            in_order = places == sorted(places) and -1 not in places
+            group["params"].insert(later[0] if later and in_order else len(places), parameter)
 
     def leave(self, old: Iterable[nn.Parameter]) -> None:
         """Take parameters out of lists and state."""

@@ -167,7 +167,7 @@ def _named(net: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, str]]
     seen = set()
     for pattern in patterns:
         glob, _, key = pattern.partition(":")
-        hits = fnmatch.filter(names, glob)
+        hits = [name for name in names if _matches(name, glob)]
         if not hits:
             hint = "Patterns such as layer?.0 and 'auto' work too."
             raise UnknownNameError(f"submodule of {type(net).__name__} for a slot", glob, names, hint)
@@ -177,6 +177,12 @@ def _named(net: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, str]]
                 yield name, key
     if not seen:
         raise HostError(f"no slot was named; the submodules of {type(net).__name__} are {', '.join(names)}")
+
+
+def _matches(name: str, glob: str) -> bool:
+    """Whether a path is what a glob means, part by part: ``layers.*`` are its children, not what they hold."""
+    parts, patterns = name.split("."), glob.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
 def _site(net: nn.Module, name: str, key: str, by_path: Mapping[str, list[Call]]) -> Site:

@@ -8,7 +8,9 @@ torch's fused paths (which look for hooks) as they are. With a seed the hook is 
 from __future__ import annotations
 
 import copy
+import json
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,8 +25,9 @@ from torch.utils.hooks import RemovableHandle
 from esper.growth.sites import Output, Site, call, untouched
 from esper.kasmina import birth, blend
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
-from esper.leyline.errors import HostError, SlotError
-from esper.leyline.factored_actions import STYLE_OPERATORS, BlendOperator, Style
+from esper.kasmina.streams import TorchStream
+from esper.leyline.errors import GrowthWarning, HostError, SlotError
+from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS, BlendOperator, Style
 
 RESERVED: Final = "esper_slot"
 """Name under which a submodule has its slot as a child."""
@@ -35,10 +38,17 @@ class Graft(nn.Module):
     """A seed in the forward: ``h + alpha · change(h)``. It draws from the ambient random generator."""
 
     alpha: Tensor
+    description: Tensor
 
     def __init__(
-        self, seed: nn.Module, gate: nn.Module | None, operator: BlendOperator, time_first: bool
+        self,
+        seed: nn.Module,
+        gate: nn.Module | None,
+        operator: BlendOperator,
+        time_first: bool,
+        description: Tensor,
     ) -> None:
+        """``description`` says what to build; as a buffer it is in every state dict beside the weights."""
         super().__init__()
         self.seed = seed
         self.gate = gate
@@ -46,6 +56,7 @@ class Graft(nn.Module):
         self.time_first = time_first
         # A 0-d buffer and not a float: a compiled graph would be rebuilt for every new float.
         self.register_buffer("alpha", torch.ones(()))
+        self.register_buffer("description", description)
 
     def forward(self, h: Tensor) -> Tensor:
         seen = h.transpose(0, 1) if self.time_first else h
@@ -58,9 +69,11 @@ class Graft(nn.Module):
 class GrowthSlot(nn.Module):
     """The place for one seed behind the submodule that has this as its child."""
 
-    def __init__(self, site: Site, token: str = "") -> None:
+    def __init__(self, site: Site, submodule: nn.Module, token: str = "") -> None:
         super().__init__()
         self.site = site
+        self.parent = (submodule,)
+        """A tuple keeps torch from taking it for a part of the slot."""
         self.token = token
         """The same in all copies of the network: an average that has it follows this growth."""
         self.graft: Graft | None = None
@@ -122,6 +135,28 @@ class GrowthSlot(nn.Module):
         forget_compiled()
         return graft
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Hold the seed that the state describes before torch loads its weights, or none."""
+        wanted = state_dict.get(f"{prefix}graft.description")
+        if self.graft is not None and (wanted is None or not torch.equal(self.graft.description, wanted)):
+            if wanted is None:
+                sentence = (
+                    f"the state that was loaded has no seed in slot {self.site.name}; its own was removed"
+                )
+                warnings.warn(sentence, GrowthWarning, stacklevel=2)
+            self.remove()
+        if self.graft is None and wanted is not None:
+            self.rebuild(wanted, next(self.parent[0].parameters(), state_dict[f"{prefix}graft.alpha"]))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def rebuild(self, description: Tensor, like: Tensor) -> None:
+        """The seed that was described, with any weights; drawing them leaves the random state as it is."""
+        blueprint, style = described(description)
+        spec = blueprint_named(blueprint, self.site.topology)
+        with TorchStream(0):
+            graft = build_graft(self.site, spec, style, self.parent[0]).to(like).requires_grad_(True)
+        self.hold(self.parent[0], graft)
+
     def sample_features(self, like: Tensor) -> Tensor:
         """Two samples of made-up features; all values differ, as a normalisation makes zero of a constant."""
         shape = (2, *self.site.shape[1:])
@@ -149,7 +184,18 @@ def build_graft(site: Site, spec: BlueprintSpec, style: int, submodule: nn.Modul
     operator = STYLE_OPERATORS[style]
     seed = spec.build(without_slots(submodule) if spec.copies else site.width)
     gate = blend.Gate(site.width, site.topology) if operator is BlendOperator.GATE else None
-    return Graft(seed, gate, operator, site.time_first)
+    return Graft(seed, gate, operator, site.time_first, description_of(spec.name, style))
+
+
+def description_of(blueprint: str, style: int) -> Tensor:
+    """What to build, as bytes: formats for weights take tensors only."""
+    return torch.tensor(list(json.dumps([blueprint, BLEND_IDS[style]]).encode()), dtype=torch.uint8)
+
+
+def described(description: Tensor) -> tuple[str, int]:
+    """Blueprint and style of a seed."""
+    blueprint, style = json.loads(bytes(description.tolist()))
+    return blueprint, BLEND_IDS.index(style)
 
 
 def without_slots(module: nn.Module) -> nn.Module:
@@ -187,9 +233,9 @@ def attach(net: nn.Module, sites: Sequence[Site], sample: Any, token: str = "") 
         raise HostError(
             f"this {type(net).__name__} is growing already; call finish() of its Growth before another"
         )
-    slots = [GrowthSlot(site, token) for site in sites]
+    slots = [GrowthSlot(site, net.get_submodule(site.path), token) for site in sites]
     for slot in slots:
-        net.get_submodule(slot.site.path).add_module(RESERVED, slot)
+        slot.parent[0].add_module(RESERVED, slot)
     try:
         with untouched(net, training=False), torch.no_grad():
             call(net, sample)

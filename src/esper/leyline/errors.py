@@ -59,3 +59,7 @@ class DivergedError(EsperError):
 
 class InvalidActionError(EsperError):
     """An action array that no controller may produce (wrong shape, index out of range)."""
+
+
+class GrowthWarning(UserWarning):
+    """Something that the user of a growing network should look at; training goes on."""

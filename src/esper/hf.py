@@ -1,0 +1,134 @@
+"""Growth under ``transformers.Trainer``: a callback that grows the model after every evaluation.
+
+::
+
+    growth = esper.hf.GrowthCallback(sample=batch)
+    Trainer(model, args, train_dataset=…, eval_dataset=…, callbacks=[growth]).train()
+    model = growth.finish()
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+from transformers.utils import logging
+
+from esper.growth import Growth
+from esper.leyline.errors import EsperError
+
+EVALUATED_BATCHES: Final = 32
+"""Of the evaluation set, for each configuration of the seeds."""
+_logger = logging.get_logger(__name__)
+
+
+class GrowthCallback(TrainerCallback, ExportableState):
+    """Slots from the moment the Trainer is made; decisions after every evaluation, by its loss.
+
+    Checkpoints hold the seeds: ``resume_from_checkpoint`` and ``load_best_model_at_end`` bring them back.
+    """
+
+    def __init__(self, *, sample: Any, batches: int = EVALUATED_BATCHES, **settings: Any) -> None:
+        """``sample`` is a batch as the model is called with, without labels; ``settings`` are Growth's."""
+        self._sample = sample
+        self._batches = batches
+        self._settings = {"higher_is_better": False, **settings}
+        self._growth: Growth | None = None
+        self._training = False
+        self._regroup: Callable[[], None] | None = None
+
+    @property
+    def growth(self) -> Growth:
+        """What grows the model, from the moment that a Trainer has this callback."""
+        if self._growth is None:
+            raise EsperError("this callback has no Trainer yet; pass it in Trainer(callbacks=[…])")
+        return self._growth
+
+    def finish(self) -> nn.Module:
+        """The model as a plain module; see ``Growth.finish``."""
+        return self.growth.finish()
+
+    # --- what the Trainer calls ----------------------------------------------------------------------
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Attach empty slots: a checkpoint that is loaded after this brings its seeds."""
+        self._growth = Growth(known["model"], sample=self._sample, **self._settings)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Take the optimiser, and where a training goes on, what was known of the seeds."""
+        if self._growth is None:
+            raise EsperError(
+                "the callback came to the Trainer after it was made, too late for a checkpoint's seeds; pass"
+                " it in Trainer(callbacks=[…])"
+            )
+        if str(getattr(args.eval_strategy, "value", args.eval_strategy)) == "no":
+            raise EsperError(
+                "nothing would grow: growth decides after evaluations, and eval_strategy is 'no'; set"
+                " eval_strategy='epoch' and pass an eval_dataset"
+            )
+        self._growth.bind(known["optimizer"])
+        self._regroup = _grouping(known["optimizer"], self._growth.net)
+        if state.global_step:
+            stored = state.stateful_callbacks.get(type(self).__name__)
+            if stored is None:
+                raise EsperError(
+                    "the checkpoint was written without GrowthCallback; leave the callback out to resume it"
+                )
+            self._growth.load_state_dict(stored["attributes"]["growth"])
+        self._training = True
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Measure the seeds on a part of the evaluation set and let the controller decide."""
+        if self._training:
+            net, loader = self.growth.net, known["eval_dataloader"]
+            for event in self.growth.end_epoch(lambda: list(_losses(net, loader, self._batches))):
+                _logger.warning(str(event))  # the level that Trainer's users see
+            if self._regroup is not None:
+                self._regroup()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Evaluations after this decide nothing."""
+        self._training = False
+
+    def state(self) -> dict[str, Any]:
+        """Into ``trainer_state.json`` of every checkpoint."""
+        growth = None if self._growth is None else self._growth.state_dict()
+        return {"args": {}, "attributes": {"growth": growth}}
+
+
+def _grouping(optimizer: Any, net: nn.Module) -> Callable[[], None] | None:
+    """Sorts parameters into groups as the Trainer does, by name; None if the groups are not the Trainer's own.
+
+    A resumed training makes its optimiser anew from the grown model, and the saved state must fit it.
+    """
+
+    def wanted() -> list[list[nn.Parameter]]:
+        decayed = set(Trainer.get_decay_parameter_names(None, net))
+        trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
+        return [[p for name, p in trained if (name in decayed) is decays] for decays in (True, False)]
+
+    def regroup() -> None:
+        for group, members in zip(optimizer.param_groups, wanted(), strict=True):
+            group["params"][:] = members
+
+    found = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+    return regroup if found == [[id(p) for p in members] for members in wanted()] else None
+
+
+@torch.no_grad()
+def _losses(net: nn.Module, batches: Iterable[Any], count: int) -> Iterator[float]:
+    """The model's own loss, batch by batch."""
+    net.eval()
+    device = next(net.parameters()).device
+    for batch in islice(batches, count):
+        output = net(**{name: value.to(device) for name, value in batch.items()})
+        loss = output["loss"] if isinstance(output, dict) and "loss" in output else None
+        if loss is None:
+            raise EsperError(
+                f"{type(net).__name__} returned no loss for an evaluation batch with {', '.join(batch)}; give"
+                " the evaluation set labels"
+            )
+        yield float(loss)

@@ -1,0 +1,127 @@
+"""The callback under the real ``transformers.Trainer``: grow, resume bit for bit, come back with the best model."""
+
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+from esper.growth import GrowthWarning
+from esper.hf import GrowthCallback
+from esper.leyline.errors import EsperError
+
+# What other packages warn of is theirs; our own warnings stay errors.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("error::esper.leyline.errors.GrowthWarning"),
+]
+PLAN = "lora@transformer.h.0:1,norm@transformer.h.1:2"
+SAMPLE = {"input_ids": torch.arange(16).view(2, 8)}
+
+
+class Tokens(torch.utils.data.Dataset):
+    def __init__(self, count: int) -> None:
+        self.rows = torch.randint(32, (count, 8), generator=torch.Generator().manual_seed(count))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": self.rows[index], "labels": self.rows[index]}
+
+
+def trainer(folder, callbacks, **settings) -> Trainer:
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=8, n_embd=16, n_layer=2, n_head=2))
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        use_cpu=True,
+        num_train_epochs=3,
+        per_device_train_batch_size=8,
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        **{"eval_strategy": "epoch", "save_strategy": "epoch", "learning_rate": 1e-2} | settings,
+    )
+    return Trainer(model, arguments, train_dataset=Tokens(32), eval_dataset=Tokens(16), callbacks=callbacks)
+
+
+def callback(**settings) -> GrowthCallback:
+    return GrowthCallback(sample=SAMPLE, slots=["transformer.h.*"], controller=PLAN, **settings)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A training of three epochs with a seed after the first and one after the second."""
+    folder, growing = tmp_path_factory.mktemp("hf"), callback()
+    ours = trainer(folder, [growing])
+    ours.train()
+    return folder, growing, ours
+
+
+def test_seeds_are_planted_and_train(trained):
+    _, growing, ours = trained
+    model = ours.model
+    optimised = {id(p) for group in ours.optimizer.param_groups for p in group["params"]}
+
+    assert growing.growth.slots == ("transformer.h.0", "transformer.h.1")
+    assert all(id(p) in optimised for p in model.parameters())
+    # A seed's second branch copies its first at birth: that they differ now is what was learned.
+    seed = model.transformer.h[0].esper_slot.graft.seed
+    assert not torch.equal(seed.one[0].weight, seed.other[0].weight)
+
+
+def test_a_training_resumed_between_two_seeds_ends_bit_for_bit_the_same(trained):
+    folder, _, ours = trained
+    model, growing = ours.model, callback()
+    again = trainer(folder, [growing])
+    again.train(resume_from_checkpoint=str(folder / "checkpoint-8"))
+
+    assert again.model.state_dict().keys() == model.state_dict().keys()
+    assert all(torch.equal(v, model.state_dict()[name]) for name, v in again.model.state_dict().items())
+
+    tokens = Tokens(4).rows
+    wanted = again.model(input_ids=tokens).logits
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GrowthWarning)  # finish says what save_pretrained would leave out
+        plain = growing.finish()
+    assert isinstance(plain, GPT2LMHeadModel)
+    assert torch.equal(plain(input_ids=tokens).logits, wanted)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::esper.leyline.errors.GrowthWarning"
+)  # of seeds that go with the later epochs
+def test_the_best_model_at_the_end_is_that_of_its_checkpoint_with_the_seeds_it_had_then(tmp_path):
+    # Random tokens: the longer the training, the worse the loss on others, so the first epoch is the best.
+    ours = trainer(
+        tmp_path,
+        [callback()],
+        load_best_model_at_end=True,
+        learning_rate=5e-2,
+        metric_for_best_model="eval_loss",
+    )
+    ours.train()
+    best = load_file(f"{ours.state.best_model_checkpoint}/model.safetensors")
+    model = ours.model.state_dict()
+
+    assert ours.state.best_model_checkpoint.endswith("checkpoint-4")
+    assert sum(".graft.alpha" in name for name in model) == 1
+    assert set(model) - set(best) == {"lm_head.weight"}  # tied
+    assert all(torch.equal(value, model[name]) for name, value in best.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "late", "words"),
+    [({"eval_strategy": "no"}, False, "eval_strategy is 'no'"), ({}, True, "after it was made")],
+)
+def test_what_would_never_grow_is_refused_before_the_first_step(tmp_path, settings, late, words):
+    growing = callback()
+    ours = trainer(tmp_path, [] if late else [growing], **settings)
+    if late:
+        ours.add_callback(growing)
+
+    with pytest.raises(EsperError, match=words):
+        ours.train()
+    assert ours.state.global_step == 0

@@ -1,0 +1,90 @@
+"""The callback under real Lightning: grow, resume bit for bit, refuse what would never grow."""
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from esper.leyline.errors import EsperError
+from esper.lightning import GrowthCallback
+
+# What other packages warn of is theirs; our own warnings stay errors.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("error::esper.leyline.errors.GrowthWarning"),
+]
+PLAN = "mlp@net.0:1,lora@net.2:2"
+
+
+class Classifier(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, _index):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, _index):
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("val_loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)]
+
+
+class Silent(Classifier):
+    def validation_step(self, batch, _index):
+        return None
+
+
+def loader(count: int) -> DataLoader:
+    generator = torch.Generator().manual_seed(count)
+    x = torch.randn(count, 4, generator=generator)
+    return DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=8)
+
+
+def trainer(folder, growing, **settings) -> Trainer:
+    seed_everything(0, verbose=False)
+    keep = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    settings = {"max_epochs": 4, "accelerator": "cpu", "callbacks": [growing, keep]} | quiet | settings
+    return Trainer(**settings)
+
+
+def callback(**settings) -> GrowthCallback:
+    return GrowthCallback(
+        **{"sample": torch.zeros(2, 4), "slots": ["net.0", "net.2"], "controller": PLAN} | settings
+    )
+
+
+def test_a_training_grows_and_resumes_bit_for_bit(tmp_path):
+    growing = callback()
+    ours = trainer(tmp_path, growing)
+    module = Classifier()
+    ours.fit(module, loader(32), loader(16))
+    x = loader(8).dataset.tensors[0]
+    wanted = module(x)
+    assert growing.growth.slots == ("net.0", "net.2")
+    assert sum(".graft.alpha" in name for name in module.state_dict()) == 2
+
+    other, twin = callback(), Classifier()
+    trainer(tmp_path, other).fit(twin, loader(32), loader(16), ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert twin.state_dict().keys() == module.state_dict().keys()
+    assert all(torch.equal(v, module.state_dict()[name]) for name, v in twin.state_dict().items())
+    torch.testing.assert_close(other.finish()(x), wanted, rtol=1e-4, atol=1e-5)  # the LoRA seed is merged
+
+
+@pytest.mark.parametrize(
+    ("module", "validation", "words"),
+    [(Classifier, None, "there is none"), (Silent, loader(16), "returned NoneType")],
+)
+def test_what_could_not_decide_is_refused(tmp_path, module, validation, words):
+    with pytest.raises(EsperError, match=words):
+        trainer(tmp_path, callback(), max_epochs=1).fit(module(), loader(32), validation)
