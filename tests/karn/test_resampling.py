@@ -40,8 +40,8 @@ def test_a_mean_over_ratios_is_not_the_ratio_of_means():
 
 
 def test_the_maximum_is_taken_anew_in_every_draw():
-    # Two rng seeds whose worst marks differ: [0, 1] and [1, 0]. The mean is 0.5 at both marks, so the merit is
-    # 0.5; but half of the draws take one rng seed twice, and then it is 1. No draw is below 0.5.
+    # Two rng seeds whose worst marks differ: [0, 1] and [1, 0]. The mean is 0.5 at both marks, and so is the
+    # merit; but half of the draws take one rng seed twice, and then it is 1. No draw is below 0.5.
     found = merit_interval(np.array([[[0.0, 1.0], [1.0, 0.0]]]))
     assert found == (0.5, 0.5, 1.0)
 
@@ -90,11 +90,13 @@ def test_what_is_unknown_stays_unknown():
     assert math.isnan(p_value(above[..., 0]))
 
 
-def test_p_values_count_the_draws_on_the_other_side_of_zero():
-    # Differences of one sign: no draw on the other side, so 2 · 1 / 10,001.
-    assert p_value(np.array([[1.0, 2.0, 3.0]])) == pytest.approx(2 / 10_001)
-    # -1 and 1: a quarter of the draws is below 0, half is 0, which counts on both sides: no less than 1.
-    assert p_value(np.array([[-1.0, 1.0]])) == 1.0
+def test_p_values_are_students_over_rng_seeds_or_over_trainings_whichever_is_larger():
+    # 1 and 3: mean 2, deviation √2, error 1, so t = 2; of one degree P(|t| > 2) = 1 - 2/π · atan 2 = 0.2952.
+    assert p_value(np.array([[1.0, 3.0]])) == pytest.approx(0.2952, abs=5e-5)
+    # Two trainings, 1 and 3 with every rng seed: over rng seeds there is no doubt, over trainings 0.2952.
+    assert p_value(np.array([[1.0, 1.0, 1.0], [3.0, 3.0, 3.0]])) == pytest.approx(0.2952, abs=5e-5)
+    # No difference at all is what a difference of 0 would show.
+    assert p_value(np.array([[0.0, 0.0]])) == 1.0
 
 
 def test_holm_multiplies_by_the_tests_that_are_left():

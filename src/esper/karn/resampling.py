@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.karn.statistics import CONFIDENCE
+from esper.karn.statistics import CONFIDENCE, t_test
 
 FloatArray = NDArray[np.float64]
 DRAWS: Final = 10_000
@@ -63,7 +63,9 @@ def merit_interval(above: FloatArray) -> Interval:
 
 def merit_ratio(above: FloatArray, other: FloatArray) -> Interval:
     """The largest regret as a multiple of another arm's, infinite where the other has none to speak of."""
-    drawn = [_quotient(*pair) for pair in zip(*(draws_of(a).max(axis=1) for a in (above, other)), strict=True)]
+    drawn = [
+        _quotient(*pair) for pair in zip(*(draws_of(a).max(axis=1) for a in (above, other)), strict=True)
+    ]
     return _interval(_quotient(merit(above), merit(other)), np.array(drawn), above.shape)
 
 
@@ -79,16 +81,20 @@ def _interval(value: float, drawn: FloatArray, shape: tuple[int, ...]) -> Interv
     return Interval(value, float(low), float(high))
 
 
-def p_value(differences: FloatArray) -> float:
-    """Two-sided, of a mean difference of 0: how rarely draws lie on its other side.
+def paired(scores: FloatArray, control: FloatArray) -> FloatArray:
+    """``[training, rng seed]``: differences by rng seed, and by training where both arms have as many."""
+    alike = 1 in (len(scores), len(control)) or len(scores) == len(control)
+    return scores - (control if alike else control.mean(axis=0, keepdims=True))
 
-    ``differences [training, rng seed]``; NaN for a single one.
+
+def p_value(differences: FloatArray) -> float:
+    """Two-sided, of a mean difference of 0, by Student's t; ``differences [training, rng seed]``.
+
+    The larger of that over rng seeds and that over trainings, each the mean over the other. Draws are of no
+    use here: of few values they show far too rarely what lies outside of them.
     """
-    if differences.size == 1 or np.isnan(differences).any():
-        return math.nan
-    drawn = draws_of(differences[..., None])[:, 0]
-    rarer = min((drawn <= 0).sum(), (drawn >= 0).sum())
-    return min(1.0, 2.0 * (float(rarer) + 1.0) / (len(drawn) + 1.0))
+    axes = [axis for axis in (0, 1) if differences.shape[1 - axis] > 1]
+    return max((t_test(differences.mean(axis=axis).tolist()) for axis in axes), default=math.nan)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

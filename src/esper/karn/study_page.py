@@ -11,7 +11,8 @@ from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale, apart, around, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
 from esper.karn.page.rendering import render_page
-from esper.karn.study_tables import ArmNumbers, StudyNumbers, study_tables
+from esper.karn.resampling import FloatArray, regret
+from esper.karn.study_tables import StudyNumbers, study_tables
 
 _LEFT: Final = 62.0
 _ROOM: Final = 170.0
@@ -20,7 +21,7 @@ _TOP: Final = 14.0
 _HEIGHT: Final = 300.0
 _LETTERS: Final = 20
 _TICKS: Final = 5
-_NAMES: Final = {"twin": "dim halo", "line": "strong halo"}
+_NAMES: Final = {"thin faint": "dim halo", "line": "strong halo"}
 """How the name of a curve looks."""
 
 
@@ -30,7 +31,7 @@ class Curve(NamedTuple):
     name: str
     points: Sequence[tuple[float, float]]
     look: str
-    """``line``, ``thin``, ``twin`` (dotted) or ``dots``."""
+    """``line``, ``thin``, ``thin faint``, ``twin`` (dotted) or ``dots``."""
 
 
 def render_study(found: Sequence[StudyNumbers], name: str) -> str:
@@ -40,30 +41,51 @@ def render_study(found: Sequence[StudyNumbers], name: str) -> str:
 
 
 def study_pictures(found: StudyNumbers) -> list[tuple[str, Picture]]:
-    """The pictures of a task with their headings."""
-    return [
-        (f"{found.task}: loss against compute", draw_compute(found)),
-        (f"{found.task}: loss against parameters", draw_parameters(found)),
-    ]
+    """The pictures of a task with their headings; regret only where there are static sizes."""
+    pictures = [(f"{found.task}: loss against compute", draw_compute(found))]
+    if found.reference:
+        pictures.append((f"{found.task}: regret against compute", draw_regret(found)))
+    return [*pictures, (f"{found.task}: loss against parameters", draw_parameters(found))]
 
 
 def draw_compute(found: StudyNumbers) -> Picture:
     """Static sizes thin, what is best of them dotted, all others on it."""
-    at = [mark * found.budget for mark in found.marks]
-    static = [arm for arm in found.arms if arm.is_static]
-    curves = [Curve(arm.name, _along(at, arm), "thin" if arm.is_static else "line") for arm in found.arms]
-    if static:
-        best = np.min([arm.losses.mean(axis=(0, 1)) for arm in static], axis=0)
-        curves.insert(0, Curve("best static", list(zip(at, best.tolist(), strict=True)), "twin"))
-    rows = [[arm.name, *(f"{loss:.3f}" for loss in arm.losses.mean(axis=(0, 1)))] for arm in found.arms]
-    labels = dict(zip(at, found.compute, strict=True))
+    losses = {arm.name: arm.losses.mean(axis=(0, 1)) for arm in found.arms}
+    static = [losses[arm.name] for arm in found.arms if arm.is_static]
     return Picture(
-        draw_curves("Test loss by compute", "compute", labels, curves),
+        _over_compute("Test loss by compute", found, losses, np.min(static, axis=0) if static else None),
         ["arm", *found.compute],
-        rows,
-        "Test loss of the network that a run with so much compute ends with, mean over rng seeds. Thin: static"
-        " sizes. Dotted: the best of them at each mark. Thick: all other arms.",
+        [[name, *map("{:.3f}".format, values)] for name, values in losses.items()],
+        "Test loss of the network that a run with so much compute ends with, mean over rng seeds. Thin:"
+        " static sizes. Dotted: the best of them at each mark. Thick: all other arms.",
     )
+
+
+def draw_regret(found: StudyNumbers) -> Picture:
+    """The same relative to the static sizes of reference, in per cent."""
+    regrets = {name: 100.0 * regret(above) for name, above in found.excesses().items()}
+    return Picture(
+        _over_compute("Regret by compute", found, regrets, np.zeros(len(found.marks))),
+        ["arm", *found.compute],
+        [[name, *map("{:.1f}".format, values)] for name, values in regrets.items()],
+        "Per cent above the static size that was best at each mark on selection rng seeds, which is the dotted"
+        " line.",
+    )
+
+
+def _over_compute(
+    title: str, found: StudyNumbers, values: Mapping[str, FloatArray], dotted: FloatArray | None
+) -> str:
+    at = [mark * found.budget for mark in found.marks]
+    static = [arm.name for arm in found.arms if arm.is_static]
+    looks = {"": "twin"} | {name: "thin faint" if name in static else "line" for name in values}
+    drawn = {} if dotted is None else {"": dotted}
+    order = sorted([*drawn, *values], key=lambda name: ("thin faint", "twin", "line").index(looks[name]))
+    curves = [
+        Curve(name, list(zip(at, ({**values, **drawn})[name].tolist(), strict=True)), looks[name])
+        for name in order
+    ]
+    return draw_curves(title, "compute", dict(zip(at, found.compute, strict=True)), curves)
 
 
 def draw_parameters(found: StudyNumbers) -> Picture:
@@ -86,7 +108,9 @@ def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequ
     known = [point for curve in curves for point in curve.points if not any(map(math.isnan, point))]
     bottom = _TOP + _HEIGHT
     if not known:
-        return svg.drawing(bottom, title, "no arm has a known loss", svg.text(_LEFT, 40, "nothing to show", "dim"))
+        return svg.drawing(
+            bottom, title, "no arm has a known loss", svg.text(_LEFT, 40, "nothing to show", "dim")
+        )
     ends = [math.log2(x) for x, _ in known]
     x = Scale(min(ends), max(ends), _LEFT, svg.WIDTH - _ROOM)
     y = Scale(*around([value for _, value in known], _TICKS), bottom, _TOP)
@@ -111,10 +135,6 @@ def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequ
             for (curve, at, _), height in zip(names, heights, strict=True)
         ),
     )
-
-
-def _along(at: Sequence[float], arm: ArmNumbers) -> list[tuple[float, float]]:
-    return list(zip(at, arm.losses.mean(axis=(0, 1)).tolist(), strict=True))
 
 
 def _thinned(x: Scale, labels: Mapping[float, str]) -> dict[float, str]:

@@ -18,6 +18,7 @@ from esper.karn.resampling import (
     merit_interval,
     merit_ratio,
     p_value,
+    paired,
     regret,
 )
 
@@ -83,7 +84,9 @@ class StudyTable:
 
     def markdown(self) -> str:
         lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        return "\n".join([f"## {self.title}", "", *(f"| {' | '.join(line)} |" for line in lines), "", self.caption])
+        return "\n".join(
+            [f"## {self.title}", "", *(f"| {' | '.join(line)} |" for line in lines), "", self.caption]
+        )
 
 
 def study_tables(found: StudyNumbers) -> list[StudyTable]:
@@ -96,13 +99,14 @@ def study_tables(found: StudyNumbers) -> list[StudyTable]:
 
 def _losses(found: StudyNumbers) -> StudyTable:
     rows = [
-        [arm.name, *map(partial(_number, "{:.3f}"), arm.losses.mean(axis=(0, 1))), arm.note] for arm in found.arms
+        [arm.name, *map(partial(_number, "{:.3f}"), arm.losses.mean(axis=(0, 1))), arm.note]
+        for arm in found.arms
     ]
     return StudyTable(
         f"{found.task}: test loss by compute",
         ["arm", *found.compute, "chosen on selection rng seeds"],
         rows,
-        f"Means over {len(found.rng_seeds)} rng seeds from {found.rng_seeds.start} on, the same for every arm.",
+        f"Means over {len(found.rng_seeds)} rng seeds from {found.rng_seeds.start} on, the same in every arm.",
     )
 
 
@@ -116,8 +120,8 @@ def _regrets(found: StudyNumbers) -> StudyTable:
         f"{found.task}: regret by compute",
         ["arm", *found.compute, "largest (95 %)"],
         [*rows, ["best static size", *found.reference, ""]],
-        "Regret: mean over rng seeds of the loss above that of the static size that was best there on selection"
-        " rng seeds, relative to it. The largest is taken anew in every draw of the bootstrap.",
+        "Regret: mean over rng seeds of the loss above that of the static size that was best there on"
+        " selection rng seeds, relative to it. The largest is taken anew in every draw of the bootstrap.",
     )
 
 
@@ -139,7 +143,7 @@ def _ratios(found: StudyNumbers) -> StudyTable:
 
 def _at_the_end(found: StudyNumbers) -> StudyTable:
     control = found.arm(found.control).scores
-    differences = {arm.name: arm.scores - control for arm in found.arms if arm.name != found.control}
+    differences = {arm.name: paired(arm.scores, control) for arm in found.arms if arm.name != found.control}
     adjusted = holm({name: p_value(values) for name, values in differences.items()})
     rows = []
     for arm in found.arms:
@@ -152,10 +156,11 @@ def _at_the_end(found: StudyNumbers) -> StudyTable:
         rows.append([*row, notation.count(_known(arm.params[-1]))])
     return StudyTable(
         f"{found.task}: test score after {found.compute[-1]}",
-        ["arm", "score (95 %)", f"above {found.control} (95 %)", "p, Holm over arms", "parameters"],
+        ["arm", "score (95 %)", f"above {found.control} (95 %)", "p (Holm)", "parameters"],
         rows,
         "Differences are paired by rng seed; intervals are percentiles of a bootstrap over rng seeds, and over"
-        " trainings where an arm has several. With few rng seeds they are narrower than they should be.",
+        " trainings where an arm has several; with few of them too narrow. p is Student's, Holm's correction"
+        " is over all arms.",
     )
 
 
@@ -171,10 +176,15 @@ def _spending(found: StudyNumbers) -> StudyTable:
     ]
     return StudyTable(
         f"{found.task}: compute",
-        ["arm", "charged", *(f"of it {name.replace('_', ' ')}" for name in purposes), "validation, not charged"],
+        [
+            "arm",
+            "charged",
+            *(f"of it {name.replace('_', ' ')}" for name in purposes),
+            "validation, not charged",
+        ],
         rows,
-        "Means of whole runs. What is charged beyond training is what growth costs; one validation a step is an"
-        " instrument that every arm has.",
+        "Means of whole runs. What is charged beyond training is what growth costs; one validation a step is"
+        " an instrument that every arm has.",
     )
 
 
@@ -183,6 +193,8 @@ def _known(value: float) -> float | None:
 
 
 def _number(form: str, value: float) -> str:
+    if math.isinf(value):
+        return "∞"
     return notation.UNKNOWN if math.isnan(value) else form.format(value)
 
 

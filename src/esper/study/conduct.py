@@ -200,4 +200,3 @@ def _is_static(what: str) -> bool:
 
 def _is_from_scratch(text: str) -> bool:
     return text.startswith("static_final:")
-

@@ -164,7 +164,8 @@ def _problems(config: StudyConfig, task: TaskSpec) -> Iterator[str]:
     if task.budget is None:
         yield f"task '{task.name}' has no budget that arms could share; give one, such as budget = '2G'"
         return
-    yield from _said(lambda: [check_mark(task, mark) for mark in config.marks])
+    for mark in config.marks:
+        yield from _said(lambda mark=mark: check_mark(task, mark))
     space: list[ActionSpace] = []
     yield from _said(lambda: space.append(space_of(task)))
     for members in config.arms.values():

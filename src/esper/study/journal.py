@@ -67,7 +67,9 @@ def _check_identity(path: Path, out: Path, file: Path, config: StudyConfig) -> N
     """Whatever numbers depend on must be as it was when the first of them was made."""
     own: dict[str, Any] = config.model_dump(mode="json")
     own |= {f"data of {name}": config.task(name).digest() for name in config.tasks}
-    own |= {f"policy {at}": hashlib.sha256(read_bytes(at / POLICY_FILE)).hexdigest() for at in config.policies()}
+    own |= {
+        f"policy {at}": hashlib.sha256(read_bytes(at / POLICY_FILE)).hexdigest() for at in config.policies()
+    }
     digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
     if not path.exists():
         write_durably(path, json.dumps({"file": str(file), "sha256": digest, **own}, indent=1).encode())

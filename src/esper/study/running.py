@@ -142,7 +142,11 @@ def _sweep(rates: Sequence[TaskSpec], rng_seed: int, marks: tuple[float, ...]) -
     """At every mark the best size by validation; each had an equal share of the compute so far."""
     sizes = sizes_of(rates[0])
     tried = [
-        list(_run(replace(task, budget=(task.budget or 0) // len(sizes)).with_trunk(size), None, rng_seed, marks))
+        list(
+            _run(
+                replace(task, budget=(task.budget or 0) // len(sizes)).with_trunk(size), None, rng_seed, marks
+            )
+        )
         for task, size in zip(rates, sizes, strict=True)
     ]
     for answers in zip(*tried, strict=True):
