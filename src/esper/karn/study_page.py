@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from esper.karn.drawing.axes import Scale, apart, around, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
 from esper.karn.page.rendering import render_page
 from esper.karn.resampling import FloatArray, regret
-from esper.karn.study_tables import StudyNumbers, study_tables
+from esper.karn.study_tables import StudyNumbers, number, study_tables
 
 _LEFT: Final = 62.0
 _ROOM: Final = 170.0
@@ -55,7 +56,7 @@ def draw_compute(found: StudyNumbers) -> Picture:
     return Picture(
         _over_compute("Test loss by compute", found, losses, np.min(static, axis=0) if static else None),
         ["arm", *found.compute],
-        [[name, *map("{:.3f}".format, values)] for name, values in losses.items()],
+        [[name, *map(partial(number, "{:.3f}"), values)] for name, values in losses.items()],
         "Test loss of the network that a run with so much compute ends with, mean over rng seeds. Thin:"
         " static sizes. Dotted: the best of them at each mark. Thick: all other arms.",
     )
@@ -67,9 +68,9 @@ def draw_regret(found: StudyNumbers) -> Picture:
     return Picture(
         _over_compute("Regret by compute", found, regrets, np.zeros(len(found.marks))),
         ["arm", *found.compute],
-        [[name, *map("{:.1f}".format, values)] for name, values in regrets.items()],
-        "Per cent above the static size that was best at each mark on selection rng seeds, which is the dotted"
-        " line.",
+        [[name, *map(partial(number, "{:.1f}"), values)] for name, values in regrets.items()],
+        "Per cent above the static size that was best at each mark on selection rng seeds, which is the"
+        " dotted line.",
     )
 
 
@@ -98,7 +99,7 @@ def draw_parameters(found: StudyNumbers) -> Picture:
     return Picture(
         draw_curves("Test loss by parameters", "parameters", labels, [*joined, *curves]),
         ["arm", "parameters", "test loss"],
-        [[name, notation.count(params), f"{loss:.3f}"] for name, (params, loss) in ends.items()],
+        [[name, number("{:,.0f}", params), number("{:.3f}", loss)] for name, (params, loss) in ends.items()],
         f"Networks that cost {found.compute[-1]} to train. Line: static sizes.",
     )
 

@@ -83,7 +83,8 @@ class StudyTable:
     caption: str
 
     def markdown(self) -> str:
-        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
+        rows = [[cell.replace("|", "\\|") for cell in row] for row in self.rows]
+        lines = [self.columns, ["---"] * len(self.columns), *rows]
         return "\n".join(
             [f"## {self.title}", "", *(f"| {' | '.join(line)} |" for line in lines), "", self.caption]
         )
@@ -93,20 +94,20 @@ def study_tables(found: StudyNumbers) -> list[StudyTable]:
     """All tables of a task; those about regret only where there are static sizes."""
     tables = [_losses(found)]
     if found.reference:
-        tables += [_regrets(found), *([_ratios(found)] if any(arm.is_static for arm in found.arms) else [])]
-    return [*tables, _at_the_end(found), _spending(found)]
+        tables += [_regrets(found), _ratios(found)]
+    return [table for table in (*tables, _at_the_end(found), _spending(found)) if table.rows]
 
 
 def _losses(found: StudyNumbers) -> StudyTable:
     rows = [
-        [arm.name, *map(partial(_number, "{:.3f}"), arm.losses.mean(axis=(0, 1))), arm.note]
+        [arm.name, *map(partial(number, "{:.3f}"), arm.losses.mean(axis=(0, 1))), arm.note]
         for arm in found.arms
     ]
     return StudyTable(
         f"{found.task}: test loss by compute",
         ["arm", *found.compute, "chosen on selection rng seeds"],
         rows,
-        f"Means over {len(found.rng_seeds)} rng seeds from {found.rng_seeds.start} on, the same in every arm.",
+        f"Means over {len(found.rng_seeds)} rng seeds from {found.rng_seeds.start} on, all arms alike.",
     )
 
 
@@ -129,7 +130,7 @@ def _ratios(found: StudyNumbers) -> StudyTable:
     above = found.excesses()
     static = [arm.name for arm in found.arms if arm.is_static]
     rows = [
-        [name, *(_text(partial(_number, "{:.2f}"), merit_ratio(values, above[other])) for other in static)]
+        [name, *(_text(partial(number, "{:.2f}"), merit_ratio(values, above[other])) for other in static)]
         for name, values in above.items()
         if name not in static
     ]
@@ -147,20 +148,20 @@ def _at_the_end(found: StudyNumbers) -> StudyTable:
     adjusted = holm({name: p_value(values) for name, values in differences.items()})
     rows = []
     for arm in found.arms:
-        row = [arm.name, _text(partial(_number, "{:.2f}"), mean_interval(arm.scores))]
+        row = [arm.name, _text(partial(number, "{:.2f}"), mean_interval(arm.scores))]
         if arm.name in differences:
-            row.append(_text(partial(_number, "{:+.2f}"), mean_interval(differences[arm.name])))
-            row.append(_number("{:.3g}", adjusted[arm.name]))
+            row.append(_text(partial(number, "{:+.2f}"), mean_interval(differences[arm.name])))
+            row.append(number("{:.3g}", adjusted[arm.name]))
         else:
             row += ["", ""]
-        rows.append([*row, notation.count(_known(arm.params[-1]))])
+        rows.append([*row, number("{:,.0f}", float(arm.params[-1]))])
     return StudyTable(
         f"{found.task}: test score after {found.compute[-1]}",
         ["arm", "score (95 %)", f"above {found.control} (95 %)", "p (Holm)", "parameters"],
         rows,
-        "Differences are paired by rng seed; intervals are percentiles of a bootstrap over rng seeds, and over"
-        " trainings where an arm has several; with few of them too narrow. p is Student's, Holm's correction"
-        " is over all arms.",
+        "Differences are paired by rng seed. Intervals are percentiles of a bootstrap over rng seeds, and"
+        " over trainings where an arm has several; of few they are too narrow. p is Student's, with Holm's"
+        " correction over arms.",
     )
 
 
@@ -188,18 +189,15 @@ def _spending(found: StudyNumbers) -> StudyTable:
     )
 
 
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _number(form: str, value: float) -> str:
+def number(form: str, value: float) -> str:
+    """A value in this form, unless it is unknown or infinite."""
     if math.isinf(value):
         return "∞"
     return notation.UNKNOWN if math.isnan(value) else form.format(value)
 
 
 def _percent(value: float) -> str:
-    return _number("{:.1f} %", 100.0 * value)
+    return number("{:.1f} %", 100.0 * value)
 
 
 def _flop(value: float) -> str:

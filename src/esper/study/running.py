@@ -74,11 +74,12 @@ def do_run(config: StudyConfig, run: Run) -> Line:
         except DivergedError:
             return Line(run, None)
     for answer in answers:
-        _check_spent(task, run, answer)
+        check_spent(task, run, answer)
     return Line(run, answers)
 
 
-def _check_spent(task: TaskSpec, run: Run, answer: Answer) -> None:
+def check_spent(task: TaskSpec, run: Run, answer: Answer) -> None:
+    """Refuse an answer that cost another amount than its mark; one that rollbacks ended early may have."""
     due = answer.mark * (task.budget or 0)
     if not answer.cut_short and abs(answer.charged - due) > max(TOLERANCE * due, answer.minibatch):
         raise EsperError(
@@ -133,7 +134,7 @@ def _answer(branch: Branch) -> Answer:
         params=report.params,
         seeds=seeds_of(env),
         flops=report.flops,
-        minibatch=env.host.meter.minibatch(env.task.batch_size),
+        minibatch=env.host.minibatch_flops,
         cut_short=report.cut_short,
     )
 

@@ -60,7 +60,8 @@ def branches(
             waiting = np.array([CANONICAL_ACTION])
             actions = waiting if controller is None else controller.decide(facts, env.table).actions
             facts = EpochFacts.stack([env.step(actions[0])])
-        yield _finish(env, mark, rng_seed)
+        is_end = env.ended and mark == max(marks)
+        yield Branch(mark, env, env.finish()) if is_end else _finish(env, mark, rng_seed)
 
 
 def check_mark(task: TaskSpec, mark: float) -> None:
