@@ -57,6 +57,21 @@ def paired_difference(values: Sequence[float], control: Sequence[float]) -> Esti
     return estimate([a - b for a, b in zip(values, control, strict=True)])
 
 
+def t_test(differences: Sequence[float]) -> float:
+    """How likely a mean at least as far from 0 is if the true one is 0: two-sided, by Student's t.
+
+    Unknown for a single value, or where one is unknown.
+    """
+    degrees = len(differences) - 1
+    if degrees < 1 or any(map(math.isnan, differences)):
+        return math.nan
+    center, deviation = statistics.fmean(differences), statistics.stdev(differences)
+    if deviation == 0.0:
+        return 1.0 if center == 0.0 else 0.0
+    t = abs(center) / deviation * math.sqrt(degrees + 1)
+    return 1.0 - _t_within(math.atan(t / math.sqrt(degrees)), degrees)
+
+
 def _t_quantile(degrees: int) -> float:
     """How far from 0, in standard errors, Student's t stays with probability ``CONFIDENCE``."""
     low, high = 0.0, math.pi / 2

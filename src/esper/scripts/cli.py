@@ -12,6 +12,7 @@ COMMANDS = {
     "run": "Grow a network on a task and report what each seed contributed.",
     "train": "Teach a policy to decide what grows.",
     "eval": "Compare a trained policy with every control.",
+    "study": "Compare arms at equal compute: static sizes, controllers, policies.",
     "watch": "Follow a run that goes on, or show one that is over.",
     "serve": "Show all runs of a folder on a live page.",
     "report": "Show what a run came to, in one HTML file.",

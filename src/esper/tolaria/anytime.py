@@ -5,8 +5,8 @@ whole run is copied; the copy grows no more, lets its rate fall, commits and is 
 run goes on as if nothing had happened. What the copies spend is theirs: an answer at mark m costs m.
 """
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,27 +21,58 @@ from esper.tolaria.tasks.spec import TaskSpec
 MARKS: Final = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
 
+class Branch(NamedTuple):
+    """A copy of the run that ended at a mark."""
+
+    mark: float
+    env: MorphEnv
+    report: EpisodeReport
+
+
 def run_anytime(
     task: TaskSpec, controller: Controller | None, *, rng_seed: int, marks: tuple[float, ...] = MARKS
 ) -> Mapping[float, EpisodeReport]:
     """One episode and its answer at every mark, a share of the budget; without a controller nobody acts."""
-    branches = {_branching_step(task, mark): mark for mark in marks}
+    found = branches(task, controller, rng_seed=rng_seed, marks=marks)
+    return {branch.mark: branch.report for branch in found}
+
+
+def branches(
+    task: TaskSpec,
+    controller: Controller | None,
+    *,
+    rng_seed: int,
+    marks: tuple[float, ...] = MARKS,
+    prepare: Callable[[MorphEnv], object] = lambda env: None,
+) -> Iterator[Branch]:
+    """One episode, ``prepare``d before its first step, and its copy at every mark.
+
+    An episode that too many rollbacks end answers with its last good network from there on.
+    """
+    steps = {_branching_step(task, mark): mark for mark in sorted(marks)}
     env = MorphEnv(task, rng_seed=rng_seed)
     facts = EpochFacts.stack([env.reset()])
+    prepare(env)
     if controller is not None:
         controller.reset(0)
-    answers: dict[float, EpisodeReport] = {}
-    while env.epoch < max(branches):
-        waiting = np.array([CANONICAL_ACTION])
-        actions = waiting if controller is None else controller.decide(facts, env.table).actions
-        facts = EpochFacts.stack([env.step(actions[0])])
-        if env.epoch in branches:
-            mark = branches[env.epoch]
-            answers[mark] = _finish(env, task.until(mark), rng_seed)
-    return answers
+    for step, mark in steps.items():
+        while env.epoch < step and not env.ended:
+            waiting = np.array([CANONICAL_ACTION])
+            actions = waiting if controller is None else controller.decide(facts, env.table).actions
+            facts = EpochFacts.stack([env.step(actions[0])])
+        is_end = env.ended and mark == max(marks)
+        yield Branch(mark, env, env.finish()) if is_end else _finish(env, mark, rng_seed)
+
+
+def check_mark(task: TaskSpec, mark: float) -> None:
+    """Refuse a mark at which ``task`` cannot answer."""
+    _branching_step(task, mark)
 
 
 def _branching_step(task: TaskSpec, mark: float) -> int:
+    """Where the copy begins; a rate that knows its end from the start allows the last mark only."""
+    if task.schedule != "wsd" and mark == 1.0:
+        return task.horizon
     step = (1.0 - DECAY_SHARE) * task.until(mark).horizon
     if task.schedule != "wsd" or abs(step - round(step)) > 1e-9:
         raise EsperError(
@@ -51,9 +82,9 @@ def _branching_step(task: TaskSpec, mark: float) -> int:
     return round(step)
 
 
-def _finish(run: MorphEnv, task: TaskSpec, rng_seed: int) -> EpisodeReport:
-    """The rest of ``task`` from where ``run`` is, without growth."""
-    branch = MorphEnv(task, rng_seed=rng_seed)
+def _finish(run: MorphEnv, mark: float, rng_seed: int) -> Branch:
+    """The rest up to ``mark`` from where ``run`` is, without growth."""
+    branch = MorphEnv(run.task.until(mark), rng_seed=rng_seed)
     branch.reset()
     branch.load_state(run.state())
-    return branch.run_out()
+    return Branch(mark, branch, branch.run_out())

@@ -55,6 +55,8 @@ class HostTraining:
         self.meter = FlopMeter(self.model, self.splits.train.x[0])
         self.guess_loss = self.splits.guess_loss()
         """Loss of a blind guess: what the governor and the rewards measure losses by."""
+        self.minibatch_flops = self.meter.minibatch(task.batch_size)
+        """Of the last step's network; what a budget leaves over is less."""
         self._check_budget()
         self._batches = 0
         """Minibatches trained so far, and at the birth of each slot's seed."""
@@ -65,8 +67,7 @@ class HostTraining:
         self.begin_streams()
 
     def _check_budget(self) -> None:
-        budget, steps = self._task.budget, self._task.horizon
-        cost = self.meter.minibatch(self._task.batch_size)
+        budget, steps, cost = self._task.budget, self._task.horizon, self.minibatch_flops
         if budget is not None and budget < steps * cost:
             raise HostError(
                 f"a budget of {budget:,} FLOP gives each of {steps} steps {budget // steps:,}, and one"
@@ -108,7 +109,8 @@ class HostTraining:
         if self._task.budget is None:
             return self._task.batches_per_epoch
         allowance = self._task.budget * (epoch + 1) // self._task.horizon - self.meter.ledger.charged
-        return max(allowance // self.meter.minibatch(self._task.batch_size), 0)
+        self.minibatch_flops = self.meter.minibatch(self._task.batch_size)
+        return max(allowance // self.minibatch_flops, 0)
 
     def close_growth(self, epoch: int) -> None:
         """What is planted while the rate of a ``wsd`` schedule falls could no longer learn."""

@@ -6,9 +6,7 @@ data order of a seed are the same in all arms.
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 from esper.build import build_controller, build_task, build_vector, one_thread
 from esper.config import RunConfig, run_config
 from esper.simic.rewards.families import rent_potential
+from esper.study.processes import in_processes
 from esper.tolaria.env import EpisodeReport
 from esper.tolaria.episode import run_episode
 
@@ -77,22 +76,10 @@ def run_study(
         for rng_seed, episode in runs
     ]
     results: dict[tuple[str, int, int], Cell] = {}
-    for cell in _cells(jobs, processes):
+    for cell in in_processes(run_cell, jobs, processes):
         results[cell.arm, cell.rng_seed, cell.episode] = cell
         on_cell(cell)
     return {arm: [results[arm, *run] for run in runs] for arm in arms}
-
-
-def _cells(jobs: Sequence[tuple[str, RunConfig, int]], processes: int) -> Iterator[Cell]:
-    """All cells as they are ready; a single process is this one."""
-    if processes == 1:
-        for job in jobs:
-            yield run_cell(*job)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        for future in as_completed([pool.submit(run_cell, *job) for job in jobs]):
-            yield future.result()
 
 
 def means_by_rng_seed(

@@ -1,0 +1,150 @@
+"""A study as one HTML file: loss against compute and against parameters, and its tables."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from esper.karn import notation
+from esper.karn.drawing import svg
+from esper.karn.drawing.axes import Scale, apart, around, value_axis, y_axis
+from esper.karn.drawing.picture import Picture
+from esper.karn.page.rendering import render_page
+from esper.karn.resampling import FloatArray, regret
+from esper.karn.study_tables import StudyNumbers, number, study_tables
+
+_LEFT: Final = 62.0
+_ROOM: Final = 170.0
+"""For names on the right."""
+_TOP: Final = 14.0
+_HEIGHT: Final = 300.0
+_LETTERS: Final = 20
+_TICKS: Final = 5
+_NAMES: Final = {"thin faint": "dim halo", "line": "strong halo"}
+"""How the name of a curve looks."""
+
+
+class Curve(NamedTuple):
+    """Points of one arm, of which some may be unknown."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    look: str
+    """``line``, ``thin``, ``thin faint``, ``twin`` (dotted) or ``dots``."""
+
+
+def render_study(found: Sequence[StudyNumbers], name: str) -> str:
+    """The page of a study that is called ``name``."""
+    sections = [(study_pictures(task), study_tables(task)) for task in found]
+    return render_page("study.html", title=name, served=False, sections=sections)
+
+
+def study_pictures(found: StudyNumbers) -> list[tuple[str, Picture]]:
+    """The pictures of a task with their headings; regret only where there are static sizes."""
+    pictures = [(f"{found.task}: loss against compute", draw_compute(found))]
+    if found.reference:
+        pictures.append((f"{found.task}: regret against compute", draw_regret(found)))
+    return [*pictures, (f"{found.task}: loss against parameters", draw_parameters(found))]
+
+
+def draw_compute(found: StudyNumbers) -> Picture:
+    """Static sizes thin, what is best of them dotted, all others on it."""
+    losses = {arm.name: arm.losses.mean(axis=(0, 1)) for arm in found.arms}
+    static = [losses[arm.name] for arm in found.arms if arm.is_static]
+    return Picture(
+        _over_compute("Test loss by compute", found, losses, np.min(static, axis=0) if static else None),
+        ["arm", *found.compute],
+        [[name, *map(partial(number, "{:.3f}"), values)] for name, values in losses.items()],
+        "Test loss of the network that a run with so much compute ends with, mean over rng seeds. Thin:"
+        " static sizes. Dotted: the best of them at each mark. Thick: all other arms.",
+    )
+
+
+def draw_regret(found: StudyNumbers) -> Picture:
+    """The same relative to the static sizes of reference, in per cent."""
+    regrets = {name: 100.0 * regret(above) for name, above in found.excesses().items()}
+    return Picture(
+        _over_compute("Regret by compute", found, regrets, np.zeros(len(found.marks))),
+        ["arm", *found.compute],
+        [[name, *map(partial(number, "{:.1f}"), values)] for name, values in regrets.items()],
+        "Per cent above the static size that was best at each mark on selection rng seeds, which is the"
+        " dotted line.",
+    )
+
+
+def _over_compute(
+    title: str, found: StudyNumbers, values: Mapping[str, FloatArray], dotted: FloatArray | None
+) -> str:
+    at = [mark * found.budget for mark in found.marks]
+    static = [arm.name for arm in found.arms if arm.is_static]
+    looks = {"": "twin"} | {name: "thin faint" if name in static else "line" for name in values}
+    drawn = {} if dotted is None else {"": dotted}
+    order = sorted([*drawn, *values], key=lambda name: ("thin faint", "twin", "line").index(looks[name]))
+    curves = [
+        Curve(name, list(zip(at, ({**values, **drawn})[name].tolist(), strict=True)), looks[name])
+        for name in order
+    ]
+    return draw_curves(title, "compute", dict(zip(at, found.compute, strict=True)), curves)
+
+
+def draw_parameters(found: StudyNumbers) -> Picture:
+    """The networks at the end of the budget, static sizes joined."""
+    ends = {arm.name: (float(arm.params[-1]), float(arm.losses[..., -1].mean())) for arm in found.arms}
+    static = sorted(ends[arm.name] for arm in found.arms if arm.is_static)
+    curves = [Curve(name, [end], "dots") for name, end in ends.items()]
+    joined = [Curve("", static, "thin")] if static else []
+    labels = {params: notation.count(params) for params, _ in sorted(ends.values()) if not math.isnan(params)}
+    return Picture(
+        draw_curves("Test loss by parameters", "parameters", labels, [*joined, *curves]),
+        ["arm", "parameters", "test loss"],
+        [[name, number("{:,.0f}", params), number("{:.3f}", loss)] for name, (params, loss) in ends.items()],
+        f"Networks that cost {found.compute[-1]} to train. Line: static sizes.",
+    )
+
+
+def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequence[Curve]) -> str:
+    """Curves over a logarithmic axis with these labels, as SVG."""
+    known = [point for curve in curves for point in curve.points if not any(map(math.isnan, point))]
+    bottom = _TOP + _HEIGHT
+    if not known:
+        return svg.drawing(
+            bottom, title, "no arm has a known loss", svg.text(_LEFT, 40, "nothing to show", "dim")
+        )
+    ends = [math.log2(x) for x, _ in known]
+    x = Scale(min(ends), max(ends), _LEFT, svg.WIDTH - _ROOM)
+    y = Scale(*around([value for _, value in known], _TICKS), bottom, _TOP)
+    drawn, names = [], []
+    for curve in curves:
+        points = [None if math.isnan(value) else (x(math.log2(at)), y(value)) for at, value in curve.points]
+        seen = [point for point in points if point is not None]
+        is_dot = curve.look == "dots"
+        drawn.append(svg.path(svg.dots(seen), "dot small") if is_dot else svg.curve(points, curve.look))
+        if curve.name and seen:
+            names.append((curve, (seen[-1][0] if is_dot else x.stop) + 9, seen[-1][1]))
+    heights = apart([height for _, _, height in names])
+    return svg.drawing(
+        bottom + 46,
+        title,
+        f"{len(names)} lines; the lowest loss is {min(value for _, value in known):.3f}.",
+        y_axis(y, x.start, x.stop, most=_TICKS + 1),
+        value_axis(x, bottom, axis, _thinned(x, labels)),
+        *drawn,
+        *(
+            svg.text(at, height + 4, svg.shorten(curve.name, _LETTERS), _NAMES.get(curve.look, "halo"))
+            for (curve, at, _), height in zip(names, heights, strict=True)
+        ),
+    )
+
+
+def _thinned(x: Scale, labels: Mapping[float, str]) -> dict[float, str]:
+    """Labels by place on the axis, without those that would touch the one before."""
+    kept: dict[float, str] = {}
+    free = -math.inf
+    for value, text in sorted(labels.items()):
+        place, half = math.log2(value), svg.width_of(text) / 2
+        if x(place) - half >= free:
+            kept[place] = text
+            free = x(place) + half
+    return kept

@@ -1,0 +1,210 @@
+"""A study in tables: plain numbers in, columns and rows of text out, for Markdown and pages alike."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from esper.karn import notation
+from esper.karn.resampling import (
+    FloatArray,
+    Interval,
+    excess,
+    holm,
+    mean_interval,
+    merit_interval,
+    merit_ratio,
+    p_value,
+    paired,
+    regret,
+)
+
+_TRAINING: Final = ("forward", "backward")
+_INSTRUMENT: Final = "validation"
+
+
+@dataclass(frozen=True, slots=True)
+class ArmNumbers:
+    """One arm; what diverged is NaN."""
+
+    name: str
+    is_static: bool
+    losses: FloatArray
+    """``[training, rng seed, mark]``, on the test split."""
+    scores: FloatArray
+    """``[training, rng seed]``, at the end."""
+    params: FloatArray
+    """``[mark]``, mean."""
+    flops: Mapping[str, float]
+    """Mean compute by purpose at the end, and ``charged``, what a budget pays for."""
+    note: str
+    """Its learning rate, and what else was chosen for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyNumbers:
+    """The arms of one task."""
+
+    task: str
+    budget: int
+    marks: Sequence[float]
+    rng_seeds: range
+    arms: Sequence[ArmNumbers]
+    control: str
+    reference: Sequence[str]
+    """By mark the static arm that was best on selection rng seeds; empty where there is none."""
+
+    def arm(self, name: str) -> ArmNumbers:
+        return next(arm for arm in self.arms if arm.name == name)
+
+    @property
+    def compute(self) -> list[str]:
+        """What an answer at each mark has cost."""
+        return [notation.flop(round(mark * self.budget)) for mark in self.marks]
+
+    def excesses(self) -> dict[str, FloatArray]:
+        """Of every arm against the static size of reference, ``[training, rng seed, mark]``."""
+        reference = np.stack(
+            [self.arm(name).losses[0, :, mark] for mark, name in enumerate(self.reference)], axis=-1
+        )
+        return {arm.name: excess(arm.losses, reference) for arm in self.arms}
+
+
+@dataclass(frozen=True, slots=True)
+class StudyTable:
+    """A table with its heading, and a sentence on how to read it."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    caption: str
+
+    def markdown(self) -> str:
+        rows = [[cell.replace("|", "\\|") for cell in row] for row in self.rows]
+        lines = [self.columns, ["---"] * len(self.columns), *rows]
+        return "\n".join(
+            [f"## {self.title}", "", *(f"| {' | '.join(line)} |" for line in lines), "", self.caption]
+        )
+
+
+def study_tables(found: StudyNumbers) -> list[StudyTable]:
+    """All tables of a task; those about regret only where there are static sizes."""
+    tables = [_losses(found)]
+    if found.reference:
+        tables += [_regrets(found), _ratios(found)]
+    return [table for table in (*tables, _at_the_end(found), _spending(found)) if table.rows]
+
+
+def _losses(found: StudyNumbers) -> StudyTable:
+    rows = [
+        [arm.name, *map(partial(number, "{:.3f}"), arm.losses.mean(axis=(0, 1))), arm.note]
+        for arm in found.arms
+    ]
+    return StudyTable(
+        f"{found.task}: test loss by compute",
+        ["arm", *found.compute, "chosen on selection rng seeds"],
+        rows,
+        f"Means over {len(found.rng_seeds)} rng seeds from {found.rng_seeds.start} on, all arms alike.",
+    )
+
+
+def _regrets(found: StudyNumbers) -> StudyTable:
+    above = found.excesses()
+    rows = [
+        [name, *map(_percent, regret(values)), _text(_percent, merit_interval(values))]
+        for name, values in above.items()
+    ]
+    return StudyTable(
+        f"{found.task}: regret by compute",
+        ["arm", *found.compute, "largest (95 %)"],
+        [*rows, ["best static size", *found.reference, ""]],
+        "Regret: mean over rng seeds of the loss above that of the static size that was best there on"
+        " selection rng seeds, relative to it. The largest is taken anew in every draw of the bootstrap.",
+    )
+
+
+def _ratios(found: StudyNumbers) -> StudyTable:
+    above = found.excesses()
+    static = [arm.name for arm in found.arms if arm.is_static]
+    rows = [
+        [name, *(_text(partial(number, "{:.2f}"), merit_ratio(values, above[other])) for other in static)]
+        for name, values in above.items()
+        if name not in static
+    ]
+    return StudyTable(
+        f"{found.task}: largest regret as a multiple of each static size's",
+        ["arm", *static],
+        rows,
+        "With 95 % intervals, both maxima taken anew in every draw of the bootstrap.",
+    )
+
+
+def _at_the_end(found: StudyNumbers) -> StudyTable:
+    control = found.arm(found.control).scores
+    differences = {arm.name: paired(arm.scores, control) for arm in found.arms if arm.name != found.control}
+    adjusted = holm({name: p_value(values) for name, values in differences.items()})
+    rows = []
+    for arm in found.arms:
+        row = [arm.name, _text(partial(number, "{:.2f}"), mean_interval(arm.scores))]
+        if arm.name in differences:
+            row.append(_text(partial(number, "{:+.2f}"), mean_interval(differences[arm.name])))
+            row.append(number("{:.3g}", adjusted[arm.name]))
+        else:
+            row += ["", ""]
+        rows.append([*row, number("{:,.0f}", float(arm.params[-1]))])
+    return StudyTable(
+        f"{found.task}: test score after {found.compute[-1]}",
+        ["arm", "score (95 %)", f"above {found.control} (95 %)", "p (Holm)", "parameters"],
+        rows,
+        "Differences are paired by rng seed. Intervals are percentiles of a bootstrap over rng seeds, and"
+        " over trainings where an arm has several; of few they are too narrow. p is Student's, with Holm's"
+        " correction over arms.",
+    )
+
+
+def _spending(found: StudyNumbers) -> StudyTable:
+    purposes = [name for name in found.arms[0].flops if name not in (*_TRAINING, _INSTRUMENT, "charged")]
+    rows = [
+        [
+            arm.name,
+            *(_flop(arm.flops[name]) for name in ("charged", *purposes)),
+            _flop(arm.flops[_INSTRUMENT]),
+        ]
+        for arm in found.arms
+    ]
+    return StudyTable(
+        f"{found.task}: compute",
+        [
+            "arm",
+            "charged",
+            *(f"of it {name.replace('_', ' ')}" for name in purposes),
+            "validation, not charged",
+        ],
+        rows,
+        "Means of whole runs. What is charged beyond training is what growth costs; one validation a step is"
+        " an instrument that every arm has.",
+    )
+
+
+def number(form: str, value: float) -> str:
+    """A value in this form, unless it is unknown or infinite."""
+    if math.isinf(value):
+        return "∞"
+    return notation.UNKNOWN if math.isnan(value) else form.format(value)
+
+
+def _percent(value: float) -> str:
+    return number("{:.1f} %", 100.0 * value)
+
+
+def _flop(value: float) -> str:
+    return notation.UNKNOWN if math.isnan(value) else notation.flop(round(value))
+
+
+def _text(text: Callable[[float], str], found: Interval) -> str:
+    if math.isnan(found.low):
+        return text(found.value)
+    return f"{text(found.value)} ({text(found.low)} to {text(found.high)})"

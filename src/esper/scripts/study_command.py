@@ -1,0 +1,37 @@
+"""``esper study FILE``: arms at equal compute, with tables and a page."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from esper.config import Settings
+from esper.scripts.flags import parse_words
+
+DESCRIPTION = (
+    "Compare arms at equal compute, as the file says (docs/studies.md); goes on where it stopped."
+    " Writes a table in Markdown, a page, and Parquet."
+)
+
+
+class StudyFlags(Settings):
+    """Where and how a study is conducted; what it is stands in its file."""
+
+    out: Path | None = Field(None, description="Folder of the study; else that of its name below runs/.")
+    processes: int = Field(
+        os.cpu_count() or 1, ge=1, le=1_000, description="Processes of one thread that share the runs."
+    )
+
+
+def study_command(args: Sequence[str]) -> None:
+    """The first word is the study's file, the rest are flags."""
+    needed = "the file of a study as its first word, such as study.toml"
+    words, flags = parse_words(StudyFlags, "esper study FILE", DESCRIPTION, args, needed=needed)
+    from esper.study.runner import conduct_study
+
+    file = Path(words[0])
+    out = flags.out or Path("runs") / file.stem
+    print(conduct_study(file, out, flags.processes, lambda text: print(text, file=sys.stderr, flush=True)))
+    print(f"study saved in {out} (table.md, study.html, answers.parquet)")

@@ -1,0 +1,215 @@
+"""A study file: which arms, on which tasks, with which rng seeds and how much compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from esper.build import CONTROLLERS, build_controller
+from esper.config import ConfigError, Flops, RunConfig, Settings, run_config
+from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.protocols import Controller
+from esper.leyline.rules import ActionSpace
+from esper.simic.config import MOST, MOST_SLOTS, TaskName
+from esper.tolaria.anytime import MARKS, check_mark
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS
+from esper.tolaria.tasks import TaskSpec, task_named
+
+_ARGUMENTS: Final = {
+    "periodic": "a plan, such as periodic:stack@r0c0:12",
+    "ppo": "the folder of a policy, such as ppo:runs/mine/best",
+    "shuffled": "the folder of a policy, such as shuffled:runs/mine/best",
+    "static_final": "the name of another arm, such as static_final:counting",
+}
+"""What arms need behind their colon."""
+_NOT_GROWN: Final = ("static", "static_final", "sweep")
+KINDS: Final = ("static", "static_final", "sweep", "schedule", "shuffled", *CONTROLLERS)
+
+
+class Arm(NamedTuple):
+    """What an arm does, and with what."""
+
+    kind: str
+    argument: str
+
+    @classmethod
+    def of(cls, text: str) -> Arm:
+        kind, _, argument = text.partition(":")
+        if kind not in KINDS:
+            raise UnknownNameError("arm", kind, KINDS)
+        if kind in _ARGUMENTS and not argument:
+            raise EsperError(f"the arm '{kind}' needs {_ARGUMENTS[kind]}")
+        if argument and kind not in _ARGUMENTS and kind != "static":
+            raise EsperError(f"the arm '{kind}' takes nothing behind a colon; found '{argument}'")
+        return cls(kind, argument)
+
+
+def _named(given: object) -> object:
+    """Arms by name, each with its members: the trainings of a policy, else one."""
+    if isinstance(given, list | tuple):
+        texts = [_text(None, one) for one in given]
+        if len(set(texts)) != len(texts):
+            raise ValueError(f"every arm stands once in a study; found {', '.join(texts)}")
+        return {text: (text,) for text in texts}
+    if isinstance(given, Mapping):
+        return {
+            name: tuple(_text(name, one) for one in (value if isinstance(value, list | tuple) else [value]))
+            for name, value in given.items()
+        }
+    raise ValueError("arms are a list such as ['off', 'static'] or a table of names")
+
+
+def _text(name: object, one: object) -> str:
+    if isinstance(one, Mapping) and "budget" in one:
+        raise ValueError(
+            f"arm '{name or one.get('arm', '')}' asks for a budget of its own, {one['budget']}; all arms of a"
+            " study spend the same compute: give one budget for the study, or several marks"
+        )
+    if not isinstance(one, str):
+        raise ValueError(f"an arm is a text such as 'static:3' or 'counting'; found {str(one)[:80]}")
+    return one
+
+
+class StudyConfig(Settings):
+    """What a study file says."""
+
+    tasks: tuple[TaskName, ...] = Field(min_length=1, description="Task presets.")
+    arms: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_named), Field(min_length=1)] = Field(
+        description="What is compared."
+    )
+    control: str | None = Field(None, description="The arm that others are compared with; else the first.")
+    budget: Flops | None = Field(None, description="FLOPs of a run; else the preset's.")
+    steps: int | None = Field(None, ge=1, le=MOST, description="Steps that share them; else the preset's.")
+    slots: int | None = Field(None, ge=1, le=MOST_SLOTS, description="Slots of the host; else the preset's.")
+    marks: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
+        MARKS, description="Shares of the budget at which a run answers; 1 alone is the end."
+    )
+    rng_seeds: int = Field(5, ge=1, le=MOST, description="Rng seeds that are reported.")
+    first_rng_seed: int = Field(TEST_SEEDS.start, ge=0, lt=2**62, description="The first of them.")
+    selection_rng_seeds: int = Field(2, ge=1, le=MOST, description="Rng seeds to choose with.")
+    learning_rate_factors: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(
+        (0.5, 1.0, 2.0), min_length=1, description="Of the preset's rate; each arm gets the best for it."
+    )
+    schedule_episodes: int = Field(48, ge=1, le=MOST, description="Episodes to find the plan of 'schedule'.")
+
+    @field_validator("marks")
+    @classmethod
+    def _marks_end_with_the_budget(cls, marks: tuple[float, ...]) -> tuple[float, ...]:
+        if list(marks) != sorted(set(marks)) or marks[-1:] != (1.0,):
+            raise ValueError(f"marks rise from one to the next, and the last is 1; found {list(marks)}")
+        return marks
+
+    @model_validator(mode="after")
+    def _names_and_seeds_fit(self) -> StudyConfig:
+        found = self.evaluation
+        if found.start < SELECTION_SEEDS.stop and SELECTION_SEEDS.start < found.stop:
+            raise ValueError(
+                f"rng seeds {found.start} to {found.stop - 1} lie among those to choose with"
+                f" ({SELECTION_SEEDS.start} to {SELECTION_SEEDS.stop - 1}); choose another first_rng_seed"
+            )
+        return self
+
+    @property
+    def evaluation(self) -> range:
+        """Rng seeds for reported numbers."""
+        return range(self.first_rng_seed, self.first_rng_seed + self.rng_seeds)
+
+    @property
+    def selection(self) -> range:
+        """Rng seeds for every choice."""
+        return SELECTION_SEEDS[: self.selection_rng_seeds]
+
+    def task(self, name: str) -> TaskSpec:
+        """The preset with the study's own slots, steps and budget."""
+        task = task_named(name)
+        if self.slots is not None:
+            task = task.with_slots(self.slots)
+        return replace(task, horizon=self.steps or task.horizon, budget=self.budget or task.budget)
+
+    def policies(self) -> list[Path]:
+        """Folders of the policies that take part."""
+        arms = [Arm.of(text) for members in self.arms.values() for text in members]
+        return sorted({Path(arm.argument) for arm in arms if arm.kind in ("ppo", "shuffled")})
+
+
+def sizes_of(task: TaskSpec) -> range:
+    """The static sizes that growth could reach, in blocks; none where slots do not stand behind a trunk."""
+    trunk, *others = task.instances.trunks
+    return range(0) if trunk is None or others else range(trunk, trunk + task.num_slots + 1)
+
+
+def controller_of(text: str, task: TaskSpec, space: ActionSpace, rng_seed: int) -> Controller:
+    """The controller that an arm's text names."""
+    kind, _, argument = text.partition(":")
+    given = {"periodic": {"plan": argument}, "ppo": {"checkpoint": argument}}.get(kind, {})
+    config: RunConfig = run_config(task=task.name, controller=kind, rng_seed=rng_seed, **given)
+    return build_controller(kind, config, space)
+
+
+def check_study(config: StudyConfig) -> None:
+    """Find whatever tasks and arms have against each other, all of it at once, before anything is run."""
+    problems = [problem for name in config.tasks for problem in _problems(config, config.task(name))]
+    if config.control is not None and config.control not in config.arms:
+        problems.append(str(UnknownNameError("arm as control", config.control, config.arms)))
+    if problems:
+        raise ConfigError("; ".join(dict.fromkeys(problems)))
+
+
+def _problems(config: StudyConfig, task: TaskSpec) -> Iterator[str]:
+    if task.budget is None:
+        yield f"task '{task.name}' has no budget that arms could share; give one, such as budget = '2G'"
+        return
+    for mark in config.marks:
+        yield from _said(lambda mark=mark: check_mark(task, mark))
+    space: list[ActionSpace] = []
+    yield from _said(lambda: space.append(space_of(task)))
+    for members in config.arms.values():
+        for text in members:
+            if space:
+                yield from _said(lambda text=text: _check_arm(config, task, space[0], text))
+
+
+def _said(check: Any) -> Iterator[str]:
+    try:
+        check()
+    except EsperError as error:
+        yield str(error)
+
+
+def space_of(task: TaskSpec) -> ActionSpace:
+    """Of a new host, which refuses a budget that does not reach for a step."""
+    env = MorphEnv(task, rng_seed=SELECTION_SEEDS.start)
+    env.reset()
+    return env.action_space
+
+
+def _check_arm(config: StudyConfig, task: TaskSpec, space: ActionSpace, text: str) -> None:
+    kind, argument = Arm.of(text)
+    sizes = sizes_of(task)
+    if kind in ("static", "sweep") and not sizes:
+        raise EsperError(
+            f"task '{task.name}' has no static sizes, since its slots do not stand in series behind a trunk;"
+            f" leave out '{text}', or choose another task"
+        )
+    if kind == "static" and argument and argument not in map(str, sizes):
+        raise EsperError(
+            f"'{text}' is a size that growth cannot reach on {task.name}; its sizes are"
+            f" {sizes[0]} to {sizes[-1]} blocks"
+        )
+    if kind == "static":
+        space_of(task.with_trunk(int(argument or sizes[-1])))
+    if kind == "sweep":
+        space_of(replace(task, budget=(task.budget or 0) // len(sizes)).with_trunk(sizes[-1]))
+    if kind == "static_final":
+        grown = {name: m for name, m in config.arms.items() if Arm.of(m[0]).kind not in _NOT_GROWN}
+        if argument not in grown:
+            raise UnknownNameError("grown arm", argument, grown)
+    if kind in CONTROLLERS:
+        controller_of(text, task, space, 0)
+    if kind == "shuffled":
+        controller_of(f"ppo:{argument}", task, space, 0)

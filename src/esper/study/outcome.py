@@ -1,0 +1,127 @@
+"""What a study came to: numbers of its answers, and the files that show them."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+import duckdb
+import msgspec
+import numpy as np
+
+from esper.karn.resampling import FloatArray
+from esper.karn.study_page import render_study
+from esper.karn.study_tables import ArmNumbers, StudyNumbers, study_tables
+from esper.leyline.durable import partial_of, write_durably
+from esper.study.conduct import Found
+from esper.study.config import StudyConfig
+from esper.study.running import Answer
+from esper.tolaria.flops import FlopLedger
+
+TABLE_FILE: Final = "table.md"
+PAGE_FILE: Final = "study.html"
+ROWS_FILE: Final = "answers.parquet"
+_COLUMNS: Final = {
+    "task": "VARCHAR",
+    "arm": "VARCHAR",
+    "training": "INTEGER",
+    "rng_seed": "BIGINT",
+    "mark": "DOUBLE",
+    "val_loss": "DOUBLE",
+    "test_loss": "DOUBLE",
+    "test_score": "DOUBLE",
+    "params": "BIGINT",
+    "seeds": "VARCHAR",
+    "flops": "MAP(VARCHAR, BIGINT)",
+    "charged": "BIGINT",
+    "cut_short": "BOOLEAN",
+}
+_PURPOSES: Final = tuple(field.name for field in fields(FlopLedger))
+
+
+def numbers_of(config: StudyConfig, task: str, found: Found) -> StudyNumbers:
+    """The answers as arrays, and what was chosen in words."""
+    names = list(found.arms)
+    control = config.control or next(iter(config.arms))
+    return StudyNumbers(
+        task=task,
+        budget=config.task(task).budget or 0,
+        marks=config.marks,
+        rng_seeds=config.evaluation,
+        arms=[_arm_numbers(name, found) for name in names],
+        control=control if control in names else names[0],  # 'static' is several arms
+        reference=found.reference,
+    )
+
+
+def _arm_numbers(name: str, found: Found) -> ArmNumbers:
+    answers = np.array(found.arms[name], dtype=object)
+
+    def values(field: str) -> FloatArray:
+        read = np.vectorize(lambda one: np.nan if one is None else getattr(one, field), otypes=[float])
+        return np.asarray(read(answers))
+
+    ends: list[Answer] = [answer for answer in answers[..., -1].flat if answer is not None]
+    flops = {purpose: _mean([answer.flops[purpose] for answer in ends]) for purpose in _PURPOSES}
+    return ArmNumbers(
+        name=name,
+        is_static=name in found.static,
+        losses=values("test_loss"),
+        scores=values("test_score")[..., -1],
+        params=values("params").mean(axis=(0, 1)),
+        flops={"charged": _mean([answer.charged for answer in ends]), **flops},
+        note=", ".join(_notes(name, found)),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan
+
+
+def _notes(name: str, found: Found) -> Iterator[str]:
+    """What was chosen for the arm, and which of its runs went wrong."""
+    if found.factors[name]:
+        yield f"rate × {' '.join(f'{factor:g}' for factor in found.factors[name])}"
+    if name in found.plans:
+        yield f"plan {found.plans[name]}"
+    ends = [answers[-1] for training in found.arms[name] for answers in training]
+    for count, what in (
+        (sum(one is None for one in ends), "diverged"),
+        (sum(one is not None and one.cut_short for one in ends), "ended early after rollbacks"),
+    ):
+        if count:
+            yield f"{count} of {len(ends)} {what}"
+
+
+def write_results(out: Path, name: str, config: StudyConfig, found: Mapping[str, Found]) -> str:
+    """Write Parquet, Markdown and the page; returns the Markdown."""
+    numbers = [numbers_of(config, task, own) for task, own in found.items()]
+    tables = [table.markdown() for task in numbers for table in study_tables(task)]
+    text = "\n\n".join([f"# {name}", *tables]) + "\n"
+    write_durably(out / TABLE_FILE, text.encode())
+    write_durably(out / PAGE_FILE, render_study(numbers, name).encode())
+    _write_rows(out / ROWS_FILE, config, found)
+    return text
+
+
+def _write_rows(path: Path, config: StudyConfig, found: Mapping[str, Found]) -> None:
+    """One row per task, arm, training, rng seed and mark."""
+    rows = [
+        {"task": task, "arm": arm, "training": training, "rng_seed": rng_seed}
+        | {"mark": mark, "charged": None if answer is None else answer.charged}
+        | ({} if answer is None else msgspec.to_builtins(answer))
+        for task, own in found.items()
+        for arm, trainings in own.arms.items()
+        for training, members in enumerate(trainings)
+        for rng_seed, answers in zip(config.evaluation, members, strict=True)
+        for mark, answer in zip(config.marks, answers, strict=True)
+    ]
+    lines, partial = path.with_suffix(".jsonl"), partial_of(path)
+    lines.write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
+    with duckdb.connect(":memory:") as database:
+        read = database.read_json(str(lines), format="newline_delimited", columns=dict(_COLUMNS))
+        read.write_parquet(str(partial))
+    partial.replace(path)
+    lines.unlink()

@@ -1,0 +1,44 @@
+"""Independent jobs in several processes; what is ready comes first."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def in_processes(function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], processes: int) -> Iterator[T]:
+    """``function(*job)`` of every job as it is ready; a single process is this one."""
+    if processes == 1:
+        for job in jobs:
+            yield function(*job)
+        return
+    context = multiprocessing.get_context("spawn")
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(min(processes, len(jobs) or 1), mp_context=context, initializer=_follow_parent)
+    try:
+        for future in as_completed([pool.submit(function, *job) for job in jobs]):
+            yield future.result()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()  # else the command would wait until the jobs in progress are done
+        raise
+    pool.shutdown()
+
+
+def _follow_parent() -> None:
+    """Leave Ctrl-C to the parent, and end when it does: a killed parent cannot say so."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()

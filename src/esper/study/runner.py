@@ -1,0 +1,50 @@
+"""A study from its file to its tables, going on where it stopped."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from esper.config import checked, read_settings
+from esper.leyline.errors import InterruptedRunError
+from esper.study.conduct import Conductor, Found
+from esper.study.config import StudyConfig, check_study, space_of
+from esper.study.journal import Journal, open_journal
+from esper.study.outcome import write_results
+from esper.study.processes import in_processes
+from esper.study.running import Line, Run, do_run
+
+
+def conduct_study(file: Path, out: Path, processes: int, say: Callable[[str], None]) -> str:
+    """Do what of the study in ``file`` is not done in ``out``; returns its tables as Markdown."""
+    config = checked(StudyConfig, read_settings(file))
+    check_study(config)
+    with open_journal(out, file, config) as journal:
+        try:
+            found = {
+                task: _conduct(config, task, journal, processes, say) for task in dict.fromkeys(config.tasks)
+            }
+        except KeyboardInterrupt:
+            raise InterruptedRunError(
+                f"interrupted after {len(journal.lines)} runs, which are kept; to go on with the rest:"
+                f" esper study {file} --out {out}"
+            ) from None
+        return write_results(out, file.stem, config, found)
+
+
+def _conduct(
+    config: StudyConfig, task: str, journal: Journal, processes: int, say: Callable[[str], None]
+) -> Found:
+    def run_all(runs: Sequence[Run]) -> list[Line]:
+        missing = [(config, run) for run in dict.fromkeys(runs) if run not in journal.lines]
+        for number, line in enumerate(in_processes(do_run, missing, processes), start=1):
+            journal.add(line)
+            say(f"{number}/{len(missing)} {_said(line)}")
+        return [journal.lines[run] for run in runs]
+
+    return Conductor(config, task, space_of(config.task(task)), run_all).conduct()
+
+
+def _said(line: Line) -> str:
+    run = line.run
+    factors = " ".join(f"{factor:g}" for factor in run.factors)
+    end = "diverged" if line.answers is None else f"validation loss {line.answers[-1].val_loss:.3f}"
+    return f"{run.task} {run.what}, rate × {factors}, rng seed {run.rng_seed}: {end}"

@@ -1,0 +1,183 @@
+"""One run of a study: a network that is trained with the whole budget, and its answer at every mark."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from esper.build import one_thread
+from esper.leyline.errors import DivergedError, EsperError
+from esper.leyline.protocols import Controller
+from esper.leyline.rules import ActionSpace
+from esper.study.config import StudyConfig, controller_of, sizes_of
+from esper.tamiyo.policy.checkpoint import load_policy
+from esper.tamiyo.policy.controller import PolicyController
+from esper.tamiyo.policy.shuffled import ObservingController, ShuffledController
+from esper.tamiyo.schedule import Schedule, parse_plan
+from esper.tolaria.anytime import Branch, branches
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.episode import run_episode
+from esper.tolaria.flops import FlopLedger
+from esper.tolaria.tasks import TaskSpec
+from esper.tolaria.vector import SerialVector
+from esper.tolaria.whole import plant_whole, seeds_of
+
+TOLERANCE = 0.01
+"""Share of the compute by which arms may differ, where one minibatch is not more."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """What is to be run. ``what`` is an arm's text, or ``whole:PLAN``, that network from scratch."""
+
+    task: str
+    what: str
+    factors: tuple[float, ...]
+    """Of the task's learning rate; one for every size of a sweep, else one."""
+    rng_seed: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The network that a run would have ended with at a mark."""
+
+    mark: float
+    val_loss: float
+    test_loss: float
+    test_score: float
+    params: int
+    seeds: str
+    """What was grown, as a plan."""
+    flops: dict[str, int]
+    minibatch: int
+    """FLOPs of the last one."""
+    cut_short: bool
+
+    @property
+    def charged(self) -> int:
+        return FlopLedger(**self.flops).charged
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A run that is done; it has no answers if its host diverged."""
+
+    run: Run
+    answers: list[Answer] | None
+
+
+def do_run(config: StudyConfig, run: Run) -> Line:
+    """Train, and check that every answer cost what its mark says."""
+    task = config.task(run.task)
+    with one_thread():
+        try:
+            answers = list(_answers(task, run, config))
+        except DivergedError:
+            return Line(run, None)
+    for answer in answers:
+        check_spent(task, run, answer)
+    return Line(run, answers)
+
+
+def check_spent(task: TaskSpec, run: Run, answer: Answer) -> None:
+    """Refuse an answer that cost another amount than its mark; one that rollbacks ended early may have."""
+    due = answer.mark * (task.budget or 0)
+    if not answer.cut_short and abs(answer.charged - due) > max(TOLERANCE * due, answer.minibatch):
+        raise EsperError(
+            f"'{run.what}' on {run.task} with rng seed {run.rng_seed} spent {answer.charged:,} FLOP where"
+            f" every arm spends {due:,.0f}; its numbers cannot be compared: leave the arm out, or give a"
+            " larger budget"
+        )
+
+
+def _answers(task: TaskSpec, run: Run, config: StudyConfig) -> Iterable[Answer]:
+    kind, _, argument = run.what.partition(":")
+    rates = [_with_rate(task, factor) for factor in run.factors]
+    if kind == "sweep":
+        return _sweep(rates, run.rng_seed, config.marks)
+    controller, seeds = None, None
+    if kind == "static":
+        rates = [rates[0].with_trunk(int(argument))]
+    elif kind == "whole":
+        seeds = argument
+    elif kind == "shuffled":
+        controller = _shuffled(rates[0], Path(argument), run.rng_seed, config.evaluation)
+    else:
+        controller = controller_of(run.what, task, _space(task, run.rng_seed), run.rng_seed)
+    return _run(rates[0], controller, run.rng_seed, config.marks, seeds)
+
+
+def _run(
+    task: TaskSpec,
+    controller: Controller | None,
+    rng_seed: int,
+    marks: tuple[float, ...],
+    seeds: str | None = None,
+) -> Iterator[Answer]:
+    def prepare(env: MorphEnv) -> None:
+        if seeds is not None:
+            plan = parse_plan(seeds, env.action_space)
+            assert isinstance(plan, Schedule)
+            plant_whole(env, [(entry.slot, entry.seed.blueprint, entry.seed.style) for entry in plan.entries])
+
+    return map(_answer, branches(task, controller, rng_seed=rng_seed, marks=marks, prepare=prepare))
+
+
+def _answer(branch: Branch) -> Answer:
+    mark, env, report = branch
+    if not math.isfinite(report.test_loss):
+        raise DivergedError(f"the test loss is {report.test_loss}")
+    return Answer(
+        mark=mark,
+        val_loss=report.val_loss,
+        test_loss=report.test_loss,
+        test_score=report.test_score,
+        params=report.params,
+        seeds=seeds_of(env),
+        flops=report.flops,
+        minibatch=env.host.minibatch_flops,
+        cut_short=report.cut_short,
+    )
+
+
+def _sweep(rates: Sequence[TaskSpec], rng_seed: int, marks: tuple[float, ...]) -> Iterator[Answer]:
+    """At every mark the best size by validation; each had an equal share of the compute so far."""
+    sizes = sizes_of(rates[0])
+    tried = [
+        list(
+            _run(
+                replace(task, budget=(task.budget or 0) // len(sizes)).with_trunk(size), None, rng_seed, marks
+            )
+        )
+        for task, size in zip(rates, sizes, strict=True)
+    ]
+    for answers in zip(*tried, strict=True):
+        best = min(answers, key=lambda answer: answer.val_loss)
+        spent = {name: sum(answer.flops[name] for answer in answers) for name in best.flops}
+        last = sum(answer.minibatch for answer in answers)
+        cut_short = any(answer.cut_short for answer in answers)
+        yield msgspec.structs.replace(best, flops=spent, minibatch=last, cut_short=cut_short)
+
+
+def _shuffled(task: TaskSpec, folder: Path, rng_seed: int, rng_seeds: range) -> Controller:
+    """The policy with what it would have seen with the next of the rng seeds."""
+    other = rng_seed + 1 if rng_seed + 1 in rng_seeds else rng_seeds[0]
+    if other == rng_seed:
+        other += 1
+    policy = load_policy(folder)
+    vector = SerialVector(task, rng_seed=other)
+    vector.reset(0)
+    space = vector.action_space
+    observing = ObservingController(space, PolicyController(space, 1, policy), policy.num_slots)
+    run_episode(vector, observing)
+    return ShuffledController(space, policy, observing.seen)
+
+
+def _with_rate(task: TaskSpec, factor: float) -> TaskSpec:
+    rates = tuple(factor * rate for rate in task.instances.learning_rates)
+    return replace(task, instances=replace(task.instances, learning_rates=rates))
+
+
+def _space(task: TaskSpec, rng_seed: int) -> ActionSpace:
+    env = MorphEnv(task, rng_seed=rng_seed)
+    env.reset()
+    return env.action_space

@@ -1,0 +1,112 @@
+"""A study of made-up numbers as tables, pictures and a page."""
+
+import math
+from xml.etree import ElementTree
+
+import numpy as np
+
+from esper.karn.study_page import render_study, study_pictures
+from esper.karn.study_tables import ArmNumbers, StudyNumbers, study_tables
+
+FLOPS = {
+    "charged": 4e9,
+    "forward": 1e9,
+    "backward": 2e9,
+    "incubation": 0.0,
+    "validation": 5e8,
+    "counterfactual": 1e9,
+}
+
+
+def arm(name: str, *losses: list[float], static: bool = False, params: float = 1000.0) -> ArmNumbers:
+    """``losses`` by rng seed; the score is 100 less ten times the last loss."""
+    values = np.array([losses])
+    return ArmNumbers(
+        name, static, values, 100 - 10 * values[..., -1], np.array([params] * 2), FLOPS, "rate × 1"
+    )
+
+
+SMALL = arm("static:1", [2.0, 1.0], [4.0, 2.0], static=True)
+LARGE = arm("static:2", [3.0, 0.8], [5.0, 1.8], static=True, params=2000.0)
+GROWN = arm("grown", [2.2, 0.84], [4.0, 1.8], params=1500.0)
+
+
+def study(*arms: ArmNumbers, reference: tuple[str, ...] = ("static:1", "static:2")) -> StudyNumbers:
+    return StudyNumbers("made", 4 * 10**9, (0.5, 1.0), range(7, 9), arms, "static:1", reference)
+
+
+def rows(found: StudyNumbers) -> list[dict[str, dict[str, str]]]:
+    """Of every table, cells by row and column."""
+    return [
+        {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+        for table in study_tables(found)
+    ]
+
+
+def test_tables_say_losses_regrets_ratios_differences_and_what_was_spent():
+    losses, regrets, ratios, ends, spent = rows(study(SMALL, LARGE, GROWN))
+    assert losses["grown"]["2.00 GFLOP"] == "3.100"
+    # At the first mark against static:1: 0.2 / 2 and 0, mean 5 %. At the last against static:2: 0.04 / 0.8
+    # and 0, mean 2.5 %. The one rng seed has 10 and 5 %, the other 0 twice: draws go from 0 to 10 %.
+    assert regrets["grown"] == {
+        "arm": "grown", "2.00 GFLOP": "5.0 %", "4.00 GFLOP": "2.5 %",
+        "largest (95 %)": "5.0 % (0.0 % to 10.0 %)",
+    }  # fmt: skip
+    assert regrets["best static size"]["4.00 GFLOP"] == "static:2"
+    # static:1 at the last mark: 0.2 / 0.8 and 0.2 / 1.8, mean 18.06 %; 5 / 18.06 = 0.28.
+    assert ratios["grown"]["static:1"].startswith("0.28 (")
+    assert list(ratios) == ["grown"]
+    # Scores 91.6 and 82 against 90 and 80: 1.6 and 2.
+    assert ends["grown"]["above static:1 (95 %)"] == "+1.80 (+1.60 to +2.00)"
+    assert ends["static:1"]["above static:1 (95 %)"] == ""
+    # t = 1.8 / 0.2 = 9 of one degree: p = 1 - 2/π · atan 9 = 0.0704. static:2 differs by 2 twice: p = 0.
+    assert [ends[name]["p (Holm)"] for name in ("static:2", "grown")] == ["0", "0.0704"]
+    assert spent["grown"] == {
+        "arm": "grown", "charged": "4.00 GFLOP", "of it incubation": "0 FLOP",
+        "of it counterfactual": "1.00 GFLOP", "validation, not charged": "500 MFLOP",
+    }  # fmt: skip
+
+
+def test_without_static_sizes_there_is_no_regret():
+    found = study(GROWN, SMALL, reference=())
+    assert [table.title for table in study_tables(found)] == [
+        "made: test loss by compute", "made: test score after 4.00 GFLOP", "made: compute",
+    ]  # fmt: skip
+    assert len(study_pictures(found)) == 2
+
+
+def test_what_diverged_reads_unknown_everywhere_and_the_rest_is_drawn():
+    lost = arm("lost", [math.nan, math.nan], [4.0, 2.0], params=math.nan)
+    losses, regrets, _, ends, _ = rows(study(SMALL, LARGE, lost))
+    assert (
+        losses["lost"]["4.00 GFLOP"] == regrets["lost"]["largest (95 %)"] == ends["lost"]["p (Holm)"] == "–"
+    )
+    assert "nan" not in render_study([study(SMALL, LARGE, lost)], "made")
+
+
+def test_a_table_is_markdown():
+    text = study_tables(study(SMALL, LARGE))[0].markdown()
+    assert text.splitlines()[2:5] == [
+        "| arm | 2.00 GFLOP | 4.00 GFLOP | chosen on selection rng seeds |",
+        "| --- | --- | --- | --- |",
+        "| static:1 | 3.000 | 1.500 | rate × 1 |",
+    ]
+
+
+def test_static_sizes_are_thin_their_best_is_dotted_and_others_are_thick():
+    pictures = dict(study_pictures(study(SMALL, LARGE, GROWN)))
+    for heading in ("made: loss against compute", "made: regret against compute"):
+        drawn = ElementTree.fromstring(pictures[heading].svg)
+        looks = [path.get("class") for path in drawn.iter("{http://www.w3.org/2000/svg}path")]
+        assert [look for look in looks if look not in ("grid", "axis")] == [
+            "thin faint", "thin faint", "twin", "line",
+        ]  # fmt: skip
+        names = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
+        assert {"static:1", "static:2", "grown", "2.00 GFLOP", "4.00 GFLOP"} <= names
+
+
+def test_a_page_needs_nothing_else_and_escapes_names():
+    page = render_study([study(SMALL, LARGE, arm("<b>", [1.0, 1.0], [1.0, 1.0]))], "made & done")
+    assert "<b>" not in page
+    assert "made &amp; done" in page
+    assert "<link" not in page

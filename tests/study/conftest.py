@@ -1,0 +1,15 @@
+"""The tiny task is known to the tests of this folder only."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from esper.tolaria.tasks import TASKS
+from tests.study.building import NAME, TASK
+
+
+@pytest.fixture(autouse=True)
+def tiny_scaling() -> Iterator[None]:
+    TASKS[NAME] = TASK
+    yield
+    TASKS.pop(NAME)

@@ -1,0 +1,137 @@
+"""What a study asks to run, phase by phase, and what it chooses; losses are made up."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from esper.study.conduct import Conductor, Found
+from esper.study.config import space_of
+from esper.study.running import Answer, Line, Run
+from tests.study.building import NAME, TASK, study
+
+FLOPS = {
+    "forward": 1,
+    "backward": 2,
+    "incubation": 0,
+    "validation": 0,
+    "counterfactual": 0,
+    "pruned_seeds": 0,
+}
+Losses = Callable[[Run], Sequence[float] | None]
+"""Validation loss at the marks 0.5 and 1; None: the host diverged."""
+
+
+class Made:
+    """Answers without running anything: the test loss is the validation loss and 100."""
+
+    def __init__(
+        self, losses: Losses, seeds: Callable[[Run], tuple[str, str]] = lambda run: ("", "")
+    ) -> None:
+        self.losses, self.seeds, self.asked = losses, seeds, list[Run]()
+
+    def __call__(self, runs: Sequence[Run]) -> list[Line]:
+        self.asked += runs
+        return [Line(run, self._answers(run)) for run in runs]
+
+    def _answers(self, run: Run) -> list[Answer] | None:
+        losses = self.losses(run)
+        if losses is None:
+            return None
+        return [
+            Answer(mark, loss, 100 + loss, 50.0, 7, seeds, FLOPS, 1, False)
+            for mark, loss, seeds in zip((0.5, 1.0), losses, self.seeds(run), strict=True)
+        ]
+
+
+@pytest.fixture(scope="module")
+def space() -> Any:
+    return space_of(TASK)
+
+
+def conduct(space: Any, made: Made, **settings: Any) -> Found:
+    return Conductor(study(**settings), NAME, space, made).conduct()
+
+
+def test_each_size_gets_its_best_rate_and_each_mark_its_best_size_on_selection_rng_seeds(space):
+    # Size 1 is best with half of the rate, the others with twice; 1 is best at the first mark, 3 at the last.
+    best = {"static:1": 0.5, "static:2": 2.0, "static:3": 2.0}
+    at_best = {"static:1": (3.0, 3.0), "static:2": (4.0, 2.5), "static:3": (5.0, 2.0)}
+
+    def losses(run: Run) -> Sequence[float]:
+        worse = 0.0 if run.factors == (best[run.what],) else 10.0
+        if run.rng_seed >= 2_000_000:
+            worse = -run.rng_seed  # what is reported must not choose
+        return [loss + worse for loss in at_best[run.what]]
+
+    made = Made(losses)
+    found = conduct(space, made, learning_rate_factors=[0.5, 1.0, 2.0], selection_rng_seeds=2)
+    assert found.reference == ["static:1", "static:3"]
+    assert found.factors == {"static:1": (0.5,), "static:2": (2.0,), "static:3": (2.0,)}
+    chosen, reported = made.asked[:18], made.asked[18:]
+    assert {run.rng_seed for run in chosen} == {1_000_000, 1_000_001}
+    assert [(run.what, run.factors[0], run.rng_seed) for run in reported] == [
+        (what, factor, rng_seed) for what, factor in best.items() for rng_seed in (2_000_000, 2_000_001)
+    ]
+
+
+def test_a_rate_at_which_a_host_diverges_is_not_chosen(space):
+    made = Made(lambda run: None if run.factors == (2.0,) else (1.0, 1.0))
+    found = conduct(space, made, arms=["static:2"], learning_rate_factors=[2.0, 1.0])
+    assert found.factors == {"static:2": (1.0,)}
+
+
+def test_an_arm_that_diverges_in_the_end_is_unknown(space):
+    made = Made(lambda run: None if run.rng_seed == 2_000_001 else (1.0, 1.0))
+    found = conduct(space, made, arms=["static:2"])
+    ((first, second),) = found.arms["static:2"]
+    assert [answer.test_loss for answer in first if answer] == [101.0, 101.0]
+    assert second == [None, None]
+
+
+def test_doing_nothing_is_the_smallest_size_and_a_sweep_takes_the_rate_of_every_size(space):
+    made = Made(lambda run: (1.0, run.factors[0] * (1 if run.what == "static:2" else -1)))
+    found = conduct(space, made, arms=["off", "sweep"], learning_rate_factors=[1.0, 2.0], rng_seeds=1)
+    assert [(run.what, run.factors) for run in made.asked[-2:]] == [
+        ("static:1", (2.0,)), ("sweep", (2.0, 1.0, 2.0)),
+    ]  # fmt: skip
+    assert found.static == frozenset()
+    assert found.reference == []
+
+
+def test_what_was_grown_is_trained_from_scratch_mark_by_mark(space):
+    """At half of the budget one block had been copied: two blocks. In the end there was a lora as well."""
+    stack, both = "stack/linear_add@r0c0:0", "stack/linear_add@r0c0:0,lora/linear_add@r0c1:1"
+    values = {"static:2": (4.0, 4.5), f"whole:{both}": (5.0, 5.5)}
+    made = Made(lambda run: values.get(run.what, (1.0, 1.0)), lambda run: (stack, both))
+    arms = {"grown": "random", "scratch": "static_final:grown"}
+    found = conduct(space, made, arms=arms, rng_seeds=1)
+    [[[half, end]]] = found.arms["scratch"]
+    assert (half.val_loss, end.val_loss) == (4.0, 5.5)
+    assert {run.what for run in made.asked if run.rng_seed == 2_000_000} == {"random", *values}
+
+
+def test_an_arm_of_several_trainings_keeps_them_apart(space):
+    made = Made(lambda run: (1.0, 1.0) if run.what.endswith("a") else (2.0, 2.0))
+    found = conduct(space, made, arms={"ppo": ["ppo:a", "ppo:b"], "shuffled": ["shuffled:a", "shuffled:b"]})
+    for name in ("ppo", "shuffled"):
+        ends = [[answers[-1].val_loss for answers in training] for training in found.arms[name]]
+        assert ends == [[1.0, 1.0], [2.0, 2.0]]
+
+
+def test_the_schedule_is_the_best_plan_of_as_many_episodes_as_were_allowed(space):
+    """The made-up loss is the step of the first seed, 100 less with two seeds: later plans go there."""
+
+    def losses(run: Run) -> Sequence[float]:
+        entries = run.what.removeprefix("periodic:").split(",")
+        loss = int(entries[0].rpartition(":")[2]) - 100.0 * (len(entries) == 2)
+        return [loss, loss]
+
+    made = Made(losses)
+    found = conduct(space, made, arms=["schedule"], schedule_episodes=40, selection_rng_seeds=2, rng_seeds=1)
+    tried = list(dict.fromkeys(run.what for run in made.asked if run.rng_seed < 2_000_000))
+    assert len(tried) == 20
+    assert found.plans["schedule"] == min(tried, key=lambda what: losses(Run("", what, (), 0))[0])[9:]
+    assert made.asked[-1].what == f"periodic:{found.plans['schedule']}"
+    first, last = ([losses(Run("", what, (), 0))[0] for what in part] for part in (tried[:5], tried[-5:]))
+    assert sum(last) < sum(first)

@@ -1,0 +1,125 @@
+"""One run of every arm: what it answers, and that all of them cost the same."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from esper.leyline.errors import DivergedError, EsperError
+from esper.study.running import Answer, Line, Run, check_spent, do_run
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
+from esper.tamiyo.policy.checkpoint import save_policy
+from esper.tamiyo.policy.features import feature_names
+from esper.tolaria.tasks import TASKS
+from tests.study.building import NAME, TASK, study
+
+GROWN = "periodic:stack@r0c0:1,lora@r0c1:2"
+WHOLE = "whole:stack/linear_add@r0c0:0,lora/linear_add@r0c1:1"
+DUE = {0.5: 0.75e9, 1.0: 1.5e9}
+
+
+def run(what: str, *, factors: tuple[float, ...] = (1.0,), rng_seed: int = 2_000_000) -> list[Answer]:
+    line = do_run(study(), Run(NAME, what, factors, rng_seed))
+    assert line.answers is not None
+    return line.answers
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Answer]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TASKS, NAME, TASK)
+        policy = tmp_path_factory.mktemp("policy")
+        save_policy(FactoredRecurrentActorCritic(len(feature_names(2)), 2, hidden_dim=8), policy)
+        found = {what: run(what) for what in ("static:1", "static:3", "random", "counting", GROWN, WHOLE)}
+        found |= {f"{kind}": run(f"{kind}:{policy}") for kind in ("ppo", "shuffled")}
+        found["sweep"] = run("sweep", factors=(1.0, 1.0, 1.0))
+        return found
+
+
+def test_every_arm_spends_the_same_within_one_per_cent_or_one_minibatch(answers):
+    """Of a sweep: within one minibatch of each size."""
+    for what, found in answers.items():
+        assert [answer.mark for answer in found] == [0.5, 1.0]
+        for answer in found:
+            most = max(0.01 * DUE[answer.mark], answer.minibatch)
+            assert DUE[answer.mark] - most <= answer.charged <= DUE[answer.mark] + most, what
+
+
+def test_a_minibatch_is_that_of_the_network_as_it_ended(answers):
+    # 16.3 MFLOP for one block, 13.1 more for each further one; a sweep has one minibatch of each size.
+    costs = {what: found[-1].minibatch / 1e6 for what, found in answers.items()}
+    assert costs["static:1"] == pytest.approx(16.3, abs=0.1)
+    assert costs["static:3"] == pytest.approx(42.5, abs=0.1)
+    assert costs["sweep"] == pytest.approx(16.3 + 29.4 + 42.5, abs=0.2)
+
+
+def test_what_growth_costs_beyond_training_is_charged(answers):
+    assert answers[GROWN][-1].flops["counterfactual"] > 0
+    assert answers["static:3"][-1].flops["counterfactual"] == 0
+    assert answers["static:3"][-1].flops["validation"] > 0
+    assert answers[WHOLE][-1].flops["counterfactual"] == 0
+
+
+def test_a_grown_network_from_scratch_has_its_seeds_from_the_start(answers):
+    (_, grown), (first, whole) = answers[GROWN], answers[WHOLE]
+    assert grown.seeds == whole.seeds == first.seeds == WHOLE.removeprefix("whole:")
+    assert grown.params == whole.params == first.params
+    assert whole.test_loss != grown.test_loss
+
+
+def test_a_sweep_answers_with_its_best_size_by_validation_each_with_its_share(answers):
+    shares = {0.5: 0.25e9, 1.0: 0.5e9}
+    tried = []
+    for size in (1, 2, 3):
+        TASKS[NAME] = replace(TASK, budget=500_000_000)
+        tried.append(run(f"static:{size}"))
+    TASKS[NAME] = TASK
+    for mark, found in enumerate(answers["sweep"]):
+        best = min((own[mark] for own in tried), key=lambda answer: answer.val_loss)
+        assert (found.val_loss, found.test_loss, found.params) == (best.val_loss, best.test_loss, best.params)
+        assert found.charged == sum(own[mark].charged for own in tried) <= 3 * shares[found.mark]
+
+
+def test_the_same_run_comes_to_the_same_and_a_rate_of_its_own_to_something_else(answers):
+    assert run("static:1") == answers["static:1"]
+    assert run("static:1", factors=(0.5,))[-1].test_loss != answers["static:1"][-1].test_loss
+
+
+def test_a_host_that_breaks_down_answers_with_its_last_good_network(monkeypatch):
+    first, last = run("static:1", factors=(1e30,))
+    assert first.cut_short
+    assert last.cut_short
+    assert (first.test_loss, first.charged) == (last.test_loss, last.charged)
+    assert last.charged < 0.75e9
+
+
+def test_a_host_that_diverges_has_no_answers(monkeypatch):
+    def diverging(generator):
+        raise DivergedError("a loss that is not finite")
+
+    monkeypatch.setitem(TASKS, NAME, replace(TASK, load=diverging))
+    asked = Run(NAME, "static:1", (1.0,), 0)
+    assert do_run(study(), asked) == Line(asked, None)
+
+
+def test_an_arm_that_spends_another_amount_is_refused_by_name(answers):
+    """Half of the budget is 750 MFLOP; one minibatch of 16.3 MFLOP is forgiven, two are not."""
+    task, first = study().task(NAME), answers["static:1"][0]
+
+    def spending(charged: int, *, cut_short: bool = False) -> Answer:
+        flops = {**first.flops, "backward": charged - first.flops["forward"]}
+        return msgspec.structs.replace(first, flops=flops, cut_short=cut_short)
+
+    asked = Run(NAME, "static:1", (1.0,), 0)
+    check_spent(task, asked, spending(735_000_000))
+    check_spent(task, asked, spending(500_000_000, cut_short=True))
+    with pytest.raises(
+        EsperError, match=r"'static:1' on tiny_scaling with rng seed 0 spent 718,000,000 FLOP"
+    ):
+        check_spent(task, asked, spending(718_000_000))
+
+
+def test_a_missing_policy_gets_a_sentence(tmp_path: Path):
+    with pytest.raises(EsperError, match="holds no checkpoint"):
+        do_run(study(), Run(NAME, f"shuffled:{tmp_path}", (1.0,), 0))

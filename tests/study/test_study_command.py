@@ -1,0 +1,110 @@
+"""``esper study`` as a user runs it: interrupted, killed, resumed, and refused."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import polars
+import pytest
+
+from esper.scripts import cli
+from esper.scripts.guard import INTERRUPTED
+from esper.study.journal import FOLDER, LINES_FILE
+from tests.integration.training import forked, sentence_of
+
+SMOKE = Path(__file__).parents[2] / "examples" / "smoke_study.toml"
+RUNS = 10
+"""Two sizes to choose with; two sizes, a sweep and one that grows with two rng seeds each."""
+SECONDS = 600
+"""To catch hangs; the whole study takes ten."""
+
+
+def run_here(file: Path, out: Path, said: Path) -> None:
+    """What the other process does; one process of it all, which the signal finds at work."""
+    sys.stderr = said.open("w")
+    cli.main(["study", str(file), "--out", str(out), "--processes", "1"])
+
+
+def stopped(out: Path, lines: int, number: signal.Signals) -> tuple[int, str]:
+    """Send a signal once so many runs are done: the exit code, and what was said."""
+    said = out.parent / "said"
+    child = forked(run_here, SMOKE, out, said)
+    journal, limit = out / FOLDER / LINES_FILE, time.monotonic() + SECONDS
+    while not journal.exists() or journal.read_bytes().count(b"\n") < lines:
+        assert child.is_alive(), said.read_text()
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    os.kill(child.pid, number)
+    child.join(SECONDS)
+    return child.exitcode, said.read_text()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed") / "smoke"
+    cli.main(["study", str(SMOKE), "--out", str(out), "--processes", "1"])
+    return out
+
+
+def test_a_study_that_was_interrupted_and_killed_comes_to_the_same_table(undisturbed, tmp_path, capsys):
+    out = tmp_path / "smoke"
+    journal = out / FOLDER / LINES_FILE
+    code, said = stopped(out, 2, signal.SIGINT)
+    assert code == INTERRUPTED
+    assert f"to go on with the rest: esper study {SMOKE} --out {out}" in said
+    code, said = stopped(out, 6, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    done = journal.read_bytes()
+    journal.write_bytes(done + b'{"run":{"task":"pycode_sca')  # as if half a line had reached the disk
+    cli.main(["study", str(SMOKE), "--out", str(out), "--processes", "1"])
+    lines = journal.read_bytes()
+    assert lines.startswith(done)
+    assert lines.count(b"\n") == RUNS
+    assert (out / "table.md").read_text() == (undisturbed / "table.md").read_text()
+    assert (out / "study.html").read_bytes() == (undisturbed / "study.html").read_bytes()
+
+
+def test_a_finished_study_is_only_shown_again(undisturbed, capsys):
+    began = time.process_time()
+    cli.main(["study", str(SMOKE), "--out", str(undisturbed), "--processes", "1"])
+    shown = capsys.readouterr()
+    assert (undisturbed / "table.md").read_text() in shown.out
+    assert shown.err == ""
+    assert time.process_time() - began < 60
+
+
+def test_its_rows_are_the_answers_of_all_arms(undisturbed):
+    rows = polars.read_parquet(undisturbed / "answers.parquet")
+    # Five arms, of which static is two sizes, with two rng seeds at two marks.
+    assert rows.height == 5 * 2 * 2
+    assert rows["arm"].unique(maintain_order=True).to_list() == [
+        "static:1", "static:2", "sweep", "grown", "grown, from scratch",
+    ]  # fmt: skip
+    due = {0.5: 2.5e9, 1.0: 5e9}
+    # 235 MFLOP are a minibatch of two blocks, and 365 MFLOP those of both sizes.
+    assert all(abs(charged - due[mark]) < 0.37e9 for mark, charged in rows.select("mark", "charged").rows())
+
+
+def test_another_study_in_the_same_folder_is_refused_by_what_differs(undisturbed, tmp_path, capsys):
+    other = tmp_path / "other.toml"
+    other.write_text(SMOKE.read_text().replace('"5G"', '"6G"').replace("rng_seeds = 2", "rng_seeds = 3", 1))
+    sentence = sentence_of(capsys, "study", other, "--out", undisturbed)
+    assert f"'{undisturbed}' holds the study of '{SMOKE}', from which '{other}' differs in" in sentence
+    assert "differs in budget, rng_seeds; go on with the file as it was, or choose another --out" in sentence
+
+
+def test_a_comment_makes_no_other_study(undisturbed, tmp_path):
+    other = tmp_path / "other.toml"
+    other.write_text("# the same\n" + SMOKE.read_text())
+    cli.main(["study", str(other), "--out", str(undisturbed), "--processes", "1"])
+
+
+def test_a_damaged_line_is_named(undisturbed, tmp_path, capsys):
+    journal = undisturbed / FOLDER / LINES_FILE
+    whole = journal.read_bytes()
+    first, _, rest = whole.partition(b"\n")
+    journal.write_bytes(first[:-5] + b"\n" + rest)
+    assert f"line 1 of '{journal}' is damaged" in sentence_of(capsys, "study", SMOKE, "--out", undisturbed)
+    journal.write_bytes(whole)

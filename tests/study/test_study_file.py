@@ -1,0 +1,73 @@
+"""What a study file may say, and what it is told where it may not."""
+
+import pytest
+
+from esper.leyline.errors import EsperError
+from esper.study.config import check_study, sizes_of
+from esper.tolaria.tasks import task_named
+from tests.study.building import TASK, study
+
+
+def refused(**changes: object) -> str:
+    with pytest.raises(EsperError) as found:
+        check_study(study(**changes))
+    return str(found.value)
+
+
+def test_the_sizes_are_those_that_growth_can_reach():
+    assert list(sizes_of(TASK)) == [1, 2, 3]
+    assert list(sizes_of(TASK.with_slots(5).with_trunk(2))) == [2, 3, 4, 5, 6, 7]
+    assert list(sizes_of(task_named("digits_impaired"))) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"arms": ["static:4"]},
+         "'static:4' is a size that growth cannot reach on tiny_scaling; its sizes are 1 to 3"),
+        ({"arms": ["static:x"]}, "'static:x' is a size that growth cannot reach"),
+        ({"arms": {"off": "off", "grown": {"arm": "counting", "budget": "1G"}}},
+         "arm 'grown' asks for a budget of its own, 1G; all arms of a study spend the same compute"),
+        ({"arms": [{"arm": "counting", "budget": "1G"}]}, "arm 'counting' asks for a budget of its own, 1G"),
+        ({"arms": [3]}, "an arm is a text such as 'static:3' or 'counting'; found 3"),
+        ({"arms": ["off", "off"]}, "every arm stands once in a study; found off, off"),
+        ({"arms": ["sttaic"]}, "unknown arm 'sttaic'; did you mean static"),
+        ({"arms": ["periodic"]}, "the arm 'periodic' needs a plan, such as periodic:stack@r0c0:12"),
+        ({"arms": ["sweep:3"]}, "the arm 'sweep' takes nothing behind a colon; found '3'"),
+        ({"arms": ["periodic:stack@r0c7:1"]}, "slot 'r0c7' is not in this model; its slots are r0c0, r0c1"),
+        ({"arms": ["ppo:nowhere"]}, "'nowhere' holds no checkpoint"),
+        ({"arms": ["shuffled:nowhere"]}, "'nowhere' holds no checkpoint"),
+        ({"arms": ["off", "static_final:grown"]}, "unknown grown arm 'grown'. Allowed: off"),
+        ({"arms": ["static", "static_final:static"]}, "unknown grown arm 'static'. Allowed: none"),
+        ({"control": "of", "arms": ["off"]}, "unknown arm as control 'of'; did you mean off?"),
+        ({"budget": "1M"}, "a budget of 1,000,000 FLOP gives each of 10 steps 100,000, and one minibatch"),
+        ({"budget": "900M", "arms": ["off", "sweep"]}, "a budget of 300,000,000 FLOP gives each of 10 steps"),
+        ({"marks": [0.3, 1.0]}, "an answer at 0.3 of the budget needs a wsd schedule and a whole step"),
+        ({"marks": [1.0, 0.5]}, "marks rise from one to the next, and the last is 1; found [1.0, 0.5]"),
+        ({"marks": [0.5]}, "the last is 1; found [0.5]"),
+        ({"first_rng_seed": 999_999}, "rng seeds 999999 to 1000000 lie among those to choose with"),
+        ({"tasks": ["digits_impaired"]}, "task 'digits_impaired' has no budget that arms could share"),
+        ({"tasks": ["digits_impaired"], "budget": "1G", "marks": [1.0]},
+         "task 'digits_impaired' has no static sizes"),
+        ({"tasks": ["digits_impaired"], "budget": "1G", "arms": ["off"]},
+         "'digits_impaired' has 20 steps and the schedule cosine: choose other marks"),
+        ({"bugdet": 3}, "unknown key 'bugdet'; did you mean budget?"),
+        ({"rng_seeds": 0}, "rng_seeds: input should be greater than or equal to 1; found 0"),
+    ],
+)  # fmt: skip
+def test_bad_input_gets_a_sentence(changes, sentence):
+    assert sentence in refused(**changes)
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    sentence = refused(arms=["static:9", "ppo:nowhere"], marks=[0.3, 1.0], control="x")
+    for part in ("'static:9'", "'nowhere'", "an answer at 0.3", "control 'x'"):
+        assert part in sentence
+
+
+def test_a_sound_file_is_not_refused():
+    check_study(
+        study(arms=["off", "static", "static:2", "sweep", "random", "schedule", "counting", "heuristic"])
+    )
+    check_study(study(arms={"a": "periodic:stack@r0c0:1", "b": "static_final:a"}, control="b"))
+    check_study(study(tasks=["digits_impaired"], budget="1G", marks=[1.0], arms=["off", "heuristic"]))
