@@ -1,16 +1,17 @@
 """One run that grows against every fixed size, at every budget.
 
-Every run is charged in FLOPs and answers at six marks (1/32 … 1 of its budget): at 0.8 of a mark it is copied, the
-copy's learning rate falls to zero, and the copy is tested at the mark. So an answer at a mark has cost the mark,
-for fixed sizes and for networks that grow alike.
+Every run is charged in FLOPs and answers at six marks (1/32 … 1 of its budget): at 0.8 of a mark it is
+copied, the copy's learning rate falls to zero, and the copy is tested at the mark. So an answer at a mark has
+cost the mark, for fixed sizes and for networks that grow alike.
 
-regret(mark) = mean over rng seeds of (loss − loss of the fixed size that was best there on selection rng seeds) /
-the latter. An arm is worth its largest regret; intervals are by bootstrap over rng seeds, everything recomputed.
-``sweep`` trains sizes 1 to 4 with a quarter of the mark each and takes the one with the best validation loss.
+regret(mark) = mean over rng seeds of (loss − loss of the fixed size that was best there on a selection rng
+seed) / the latter. An arm is worth its largest regret; intervals are by bootstrap over rng seeds, everything
+recomputed. Sizes that are far off at small marks, and best at none, are run to a quarter of the budget only.
+``sweep`` trains sizes 1 to 4 with a quarter of the mark each and takes the best by validation.
 
-Run with ``.venv/bin/python experiments/014-anytime/run.py [TASK [ARM …]]`` (75 CPU-seconds for each arm and rng
-seed); it goes on where it stopped and rewrites table.md and picture.svg. ``pycode_scaling`` is kept beside this
-file, ``fashion_scaling`` in 016-images.
+Run with ``.venv/bin/python experiments/014-anytime/run.py [TASK [ARM …]]`` (75 CPU-seconds for each arm and
+rng seed); it goes on where it stopped and rewrites table.md and picture.svg. ``pycode_scaling`` is kept here,
+``fashion_scaling`` in 016-images.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ SIZES = {"pycode_scaling": (1, 2, 3, 4, 5, 6), "fashion_scaling": (1, 2, 3, 4, 6
 PLANS = {"grown at 12, 72": "stack@r0c0:12,stack@r0c1:72"}
 """Copies of the last block, by the step before which each is planted: of 160 steps."""
 RNG_SEEDS = TEST_SEEDS[1000:1005]
+SHORT = {"pycode_scaling": ("4", "5", "6"), "fashion_scaling": ()}
+"""Sizes that are run to a quarter of the budget only, but for selection."""
 SWEPT = ("1", "2", "3", "4")
 FINER = 4
 """For the sweep: the smallest marks have a quarter, in steps a quarter as long."""
@@ -53,13 +56,15 @@ def run(task: TaskSpec, arm: str, rng_seed: int) -> dict[str, Any]:
     space = env.action_space
     with one_thread():
         if arm.isdigit():
-            answers = run_anytime(task.with_trunk(int(arm)), None, rng_seed=rng_seed)
+            short = arm in SHORT[task.name] and rng_seed not in SELECTION_SEEDS
+            marks = MARKS[:-2] if short else MARKS
+            answers = run_anytime(task.with_trunk(int(arm)), None, rng_seed=rng_seed, marks=marks)
         elif arm in PLANS:
             controller = PeriodicController(space, parse_plan(PLANS[arm], space))
             answers = run_anytime(task, controller, rng_seed=rng_seed)
         else:
             answers = run_anytime(task, CountingController(space, 1), rng_seed=rng_seed)
-        found = [answers[mark] for mark in MARKS]
+        found = [answers[mark] for mark in MARKS if mark in answers]
         row: dict[str, Any] = {"arm": arm, "rng_seed": rng_seed, "losses": [a.test_loss for a in found]}
         row |= {"val_losses": [a.val_loss for a in found], "params": [a.params for a in found]}
         row |= {"flops": [a.flops for a in found]}
@@ -77,8 +82,8 @@ def sweep(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[float]]:
     for row in rows:
         if row["arm"] in SWEPT and "early" in row:
             pairs = [(val, loss) for loss, val in row["early"]]
-            pairs += list(zip(row["val_losses"], row["losses"], strict=True))
-            found.setdefault(row["rng_seed"], []).append(pairs[: len(MARKS)])
+            pairs += list(zip(row["val_losses"], row["losses"], strict=True))[: len(MARKS) - 2]
+            found.setdefault(row["rng_seed"], []).append(pairs)
     return {
         seed: [min(column)[1] for column in zip(*sizes, strict=True)]
         for seed, sizes in found.items()
@@ -91,22 +96,22 @@ def sweep(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[float]]:
 
 def references(losses: Losses, sizes: Sequence[str]) -> list[str]:
     """The fixed size that is best at each mark on selection rng seeds."""
-    means = {
-        size: np.mean([by_mark for seed, by_mark in losses[size].items() if seed in SELECTION_SEEDS], axis=0)
-        for size in sizes
-        if any(seed in SELECTION_SEEDS for seed in losses[size])
+    chosen_on = {
+        size: [run for seed, run in losses[size].items() if seed in SELECTION_SEEDS] for size in sizes
     }
+    means = {size: np.mean(runs, axis=0) for size, runs in chosen_on.items() if runs}
     return [min(means, key=lambda size: means[size][mark]) for mark in range(len(MARKS))]
 
 
 def regrets(losses: Losses, arm: str, reference: Sequence[str], seeds: Sequence[int]) -> np.ndarray[Any, Any]:
-    """``[rng seed, mark]``, as a share of the reference's loss."""
-    best = np.array([[losses[size][seed][m] for m, size in enumerate(reference)] for seed in seeds])
-    return np.array([losses[arm][seed] for seed in seeds]) / best - 1.0
+    """``[rng seed, mark]``, as a share of the reference's loss, for the marks that the arm has."""
+    own = np.array([losses[arm][seed] for seed in seeds])
+    reached = reference[: own.shape[1]]
+    return own / np.array([[losses[size][seed][m] for m, size in enumerate(reached)] for seed in seeds]) - 1.0
 
 
 def resampled_maxima(regret: np.ndarray[Any, Any], samples: int = 10_000) -> np.ndarray[Any, Any]:
-    """The largest mean regret in each bootstrap sample of rng seeds; equal draws for equal numbers of them."""
+    """The largest mean regret in each bootstrap sample of rng seeds, the same samples for every arm."""
     drawn = np.random.default_rng(0).integers(len(regret), size=(samples, len(regret)))
     largest: np.ndarray[Any, Any] = regret[drawn].mean(axis=1).max(axis=1)
     return largest
@@ -118,7 +123,7 @@ def table(task: TaskSpec, losses: Losses) -> str:
     reference = references(losses, sizes)
     budgets = [f"{mark * (task.budget or 0) / 1e12:.3g}" for mark in MARKS]
     lines = [
-        f"| compute, TFLOP | {' | '.join(budgets)} | largest regret, % | ratio to the best size's | rng seeds |",
+        f"| compute, TFLOP | {' | '.join(budgets)} | largest regret, % | of the best size's | rng seeds |",
         "|---" * (len(MARKS) + 4) + "|",
     ]
     tested = {arm: sorted(seed for seed in runs if seed in TEST_SEEDS) for arm, runs in losses.items()}
@@ -128,9 +133,8 @@ def table(task: TaskSpec, losses: Losses) -> str:
         if not seeds:
             continue
         means = np.mean([losses[arm][seed] for seed in seeds], axis=0)
-        cells = [
-            f"**{loss:.3f}**" if arm == reference[m] else f"{loss:.3f}" for m, loss in enumerate(means)
-        ]
+        cells = [f"**{loss:.3f}**" if arm == reference[m] else f"{loss:.3f}" for m, loss in enumerate(means)]
+        cells += ["–"] * (len(MARKS) - len(cells))
         own = regrets(losses, arm, reference, seeds)
         drawn = resampled_maxima(own)
         low, high = np.percentile(100 * drawn, (2.5, 97.5))
@@ -163,7 +167,9 @@ def picture(task: TaskSpec, losses: Losses) -> str:
         for arm, values in means.items()
     ]
     labels = [
-        Label(f"{arm} {unit}" if arm.isdigit() else "grown", y(float(values[-1])), "" if arm.isdigit() else "strong")
+        Label(f"{arm} {unit}", y(float(values[-1])))
+        if arm.isdigit()
+        else Label("grown", y(float(values[-1])), "strong")
         for arm, values in means.items()
     ]
     drawn = svg.drawing(

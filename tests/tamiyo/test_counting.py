@@ -74,9 +74,10 @@ def test_a_loss_at_rest_grows_as_soon_as_a_slope_is_known_upstream_first_and_no_
 
 def test_what_a_seed_promises_goes_with_the_logarithm_of_its_cost():
     # The fit is exact: at step 9 a doubling takes 0.05 of 1 + 0.05 · log2(16 / 9) = 1.0415, which is 4.8 %,
-    # and later more. Twice the cost promises 7 %, 1.5 times 7 % · log2 1.5 = 4.1 %.
+    # and later more. Twice the cost promises 7 %, 1.5 times 7 % · log2 1.5 = 4.1 %; 0.038 of 1.0315 is 3.7 %.
     assert grown_at(falling(0.05), factor=2.0)[0] == (9, 0)
     assert grown_at(falling(0.05), factor=1.5) == []
+    assert grown_at(falling(0.038), factor=1.5)[0] == (9, 0)
 
 
 def test_where_no_seed_fits_nothing_is_promised():
