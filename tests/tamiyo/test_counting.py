@@ -9,14 +9,18 @@ import pytest
 from esper.leyline import OP_GERMINATE, OP_WAIT, ActionSpace, Head, LifecycleRules, SlotConfig, SlotTable
 from esper.leyline.signals import EnvFacts, EpochFacts
 from esper.leyline.stages import Stage
-from esper.tamiyo.counting import CountingController, CountingSettings
+from esper.tamiyo.counting import CountingController
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 
 NAMES = ("none", "stack")
 SPACE = ActionSpace(SlotConfig.of_count(3), LifecycleRules(), (1,), NAMES)
 
 
-def facts(step: int, *losses: float) -> EpochFacts:
+MINIBATCHES = 100
+"""Of a step."""
+
+
+def facts(step: int, *losses: float, factor: float = 2.0, minibatches: int = MINIBATCHES) -> EpochFacts:
     rest = dict.fromkeys(("params", "grown_params", "param_budget", "last_op"), 0)
     return EpochFacts.stack(
         [
@@ -29,18 +33,20 @@ def facts(step: int, *losses: float) -> EpochFacts:
                 last_success=True,
                 ended=False,
                 rolled_back=False,
+                minibatches=minibatches * step,
+                growth_factor=factor,
             )
             for loss in losses
         ]
     )
 
 
-def grown_at(loss_of, steps: int = 60, settings: CountingSettings | None = None) -> list[tuple[int, int]]:
+def grown_at(loss_of: Callable[[int], float], steps: int = 60, **facts_of: float) -> list[tuple[int, int]]:
     """Step and slot of every germination, when every one of them comes about."""
-    controller, table = CountingController(SPACE, 1, settings), SlotTable.empty(1, 3)
+    controller, table = CountingController(SPACE, 1), SlotTable.empty(1, 3)
     found = []
     for step in range(steps):
-        [action] = controller.decide(facts(step, loss_of(step)), table).actions
+        [action] = controller.decide(facts(step, loss_of(step), **facts_of), table).actions
         if action[Head.OP] == OP_GERMINATE:
             assert action[Head.BLUEPRINT] == 1
             slot = int(action[Head.SLOT])
@@ -49,24 +55,47 @@ def grown_at(loss_of, steps: int = 60, settings: CountingSettings | None = None)
     return found
 
 
-def test_a_loss_that_falls_fast_enough_is_left_alone():
-    # Losses of 1 to 0.4 that fall by 0.1 a doubling: at least 10 % of what is left.
-    assert grown_at(lambda step: 1.0 - 0.1 * math.log2(max(step, 1))) == []
+def falling(by: float, scale: float = 1.0) -> Callable[[int], float]:
+    """A loss of ``scale`` at step 16 that falls by so much of it with every doubling of the compute."""
+    return lambda step: scale * (1.0 - by * math.log2(max(step, 1) / 16))
+
+
+def test_a_loss_that_falls_faster_than_growth_promises_is_left_alone():
+    # Twice the cost promises 7 % of the loss; 0.08 of at most 1.32 at step 1 is 6.1 %, but from step 7 on,
+    # where a fit may begin to count (9 − 1 steps), it is 0.08 / 1.095 = 7.3 % and more.
+    assert grown_at(falling(0.08)) == []
 
 
 def test_a_loss_at_rest_grows_as_soon_as_a_slope_is_known_upstream_first_and_no_faster_than_it_settles():
-    # Six steps must lie between half of the way and now: 5 … 11. Then six from 1.25 · 11 = 14 on: 20; then
-    # six from 25 on: 31. Three slots.
-    assert grown_at(lambda step: 2.0) == [(11, 0), (20, 1), (31, 2)]
+    # 500 minibatches are 5 steps: from half of the way to now that is 4 … 9. Then 5 from 1.25 · 9 = 11 on:
+    # 16; then 5 from 1.25 · 16 = 20 on: 25. Three slots.
+    assert grown_at(lambda step: 2.0) == [(9, 0), (16, 1), (25, 2)]
 
 
-def test_what_counts_is_the_share_of_the_loss_per_doubling():
-    def small(scale: float) -> Callable[[int], float]:
-        return lambda step: scale * (1.0 - 0.05 * math.log2(max(step, 1)))
+def test_what_a_seed_promises_goes_with_the_logarithm_of_its_cost():
+    # The fit is exact: at step 9 a doubling takes 0.05 of 1 + 0.05 · log2(16 / 9) = 1.0415, which is 4.8 %,
+    # and later more. Twice the cost promises 7 %, 1.5 times 7 % · log2 1.5 = 4.1 %; 0.038 of 1.0315 is 3.7 %.
+    assert grown_at(falling(0.05), factor=2.0)[0] == (9, 0)
+    assert grown_at(falling(0.05), factor=1.5) == []
+    assert grown_at(falling(0.038), factor=1.5)[0] == (9, 0)
 
-    never = CountingSettings(promise=0.04)
-    assert grown_at(small(1.0), settings=never) == grown_at(small(100.0), settings=never) == []
-    assert grown_at(small(1.0)) == grown_at(small(100.0)) != []
+
+def test_where_no_seed_fits_nothing_is_promised():
+    assert grown_at(lambda step: 2.0, factor=math.nan) == []
+
+
+def test_the_scale_of_the_loss_does_not_count():
+    assert grown_at(falling(0.05, 100.0)) == grown_at(falling(0.05)) != []
+
+
+def test_an_early_plateau_is_too_short_to_be_the_end():
+    # Ten minibatches a step: 500 of them lie between half of the way and now from step 99 on, 49 … 99.
+    assert grown_at(lambda step: 2.0, steps=110, minibatches=10) == [(99, 0)]
+
+
+def test_few_long_steps_are_not_enough_for_a_fit():
+    # A thousand minibatches a step, and yet five points: 3 … 7.
+    assert grown_at(lambda step: 2.0, minibatches=1000)[0] == (7, 0)
 
 
 def test_environments_are_looked_at_apart_and_begin_anew():
@@ -74,10 +103,8 @@ def test_environments_are_looked_at_apart_and_begin_anew():
     for _ in range(2):
         controller.reset(0)
         ops = [
-            controller.decide(facts(step, 2.0, 1.0 - 0.1 * math.log2(max(step, 1))), table).actions[
-                :, Head.OP
-            ]
-            for step in range(12)
+            controller.decide(facts(step, 2.0, falling(0.1)(step)), table).actions[:, Head.OP]
+            for step in range(10)
         ]
         assert np.all(np.array(ops[:-1]) == OP_WAIT)
         assert ops[-1].tolist() == [OP_GERMINATE, OP_WAIT]

@@ -40,6 +40,10 @@ class EnvFacts:
     ended: bool
     rolled_back: bool
     """The epoch broke the host down; the measurements are those of the state it returned to."""
+    minibatches: int
+    """Trained since the episode began."""
+    growth_factor: float
+    """What one more ``stack`` seed multiplies the cost of a minibatch by; NaN where none fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class EpochFacts:
     last_success: BoolArray
     ended: BoolArray
     rolled_back: BoolArray
+    minibatches: IntArray
+    growth_factor: FloatArray
 
     @classmethod
     def stack(cls, rows: Sequence[EnvFacts]) -> EpochFacts:

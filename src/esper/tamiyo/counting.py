@@ -1,8 +1,10 @@
 """The hand-written controller for tasks with a budget: grow when training on has become the worse buy.
 
-The network as it stands is worth what it gains by going on: the slope of its loss over the logarithm of the
-compute spent, fitted on this run. Growth is worth ``promise``. Both are relative to the loss, per doubling of
-compute, so they know neither the budget nor the scale of the loss, and nothing is planned ahead.
+Both buys are shares of the loss, so they know neither the budget nor the scale of the loss, and nothing is
+planned ahead. Training on: what a doubling of the compute spent so far takes away, the slope of the loss over
+log2(compute) fitted on this run. Growing: a network of twice the cost is worth ``per_doubling`` of the loss
+(a power law in size; Kaplan et al. 2020 find 5 %), so a seed that multiplies the cost of a minibatch by f
+promises ``per_doubling`` · log2 f.
 """
 
 from dataclasses import dataclass
@@ -20,10 +22,11 @@ from esper.tamiyo.schedule import blueprint_index
 class CountingSettings:
     """What the counting controller goes by."""
 
-    promise: float = 0.065
-    """Share of the loss that a doubling of compute takes away once the network is large enough."""
-    least_steps: int = 6
-    """Steps to fit a slope on."""
+    per_doubling: float = 0.07
+    """Share of the loss that a network of twice the cost takes away."""
+    least_steps: int = 4
+    least_minibatches: int = 500
+    """Between the ends of a fit: on less, an early plateau looks like the end."""
     settling: float = 1.25
     """A new seed disturbs the loss until the compute is so many times that of its birth."""
     blueprint: str = "stack"
@@ -38,35 +41,52 @@ class CountingController:
         self._space = space
         self._settings = settings or CountingSettings()
         self._blueprint = blueprint_index(self._settings.blueprint, space)
-        self._losses: list[list[float]] = [[] for _ in range(num_envs)]
-        self._grown_at = [0] * num_envs
+        self._curves = [_Curve() for _ in range(num_envs)]
 
     def reset(self, episode: int) -> None:
         """Forget the losses; every environment begins anew."""
-        self._losses = [[] for _ in self._losses]
-        self._grown_at = [0] * len(self._losses)
+        self._curves = [_Curve() for _ in self._curves]
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         actions = wait_everywhere(table.num_envs)
         legal = legal_slots_by_op(table, self._space.rules)[:, OP_GERMINATE]
-        for env, loss in enumerate(facts.val_loss.tolist()):
-            self._losses[env].append(loss)
-            if legal[env].any() and self._gain(env) < self._settings.promise:
-                actions[env, [Head.OP, Head.SLOT, Head.BLUEPRINT]] = (
-                    OP_GERMINATE,
-                    legal[env].argmax(),
-                    self._blueprint,
-                )
-                self._grown_at[env] = len(self._losses[env]) - 1
+        promise = self._settings.per_doubling * np.log2(facts.growth_factor)
+        for env, curve in enumerate(self._curves):
+            curve.add(facts.val_loss[env], facts.minibatches[env])
+            if legal[env].any() and curve.gain(self._settings) < promise[env]:
+                slot = legal[env].argmax()
+                actions[env, [Head.OP, Head.SLOT, Head.BLUEPRINT]] = OP_GERMINATE, slot, self._blueprint
+                curve.grown_at = curve.now
         return Decisions(actions)
 
-    def _gain(self, env: int) -> float:
-        """Share of the loss that the next doubling of compute would take away; infinite while unknown."""
-        losses = self._losses[env]
-        now = len(losses) - 1
-        begin = max(round(self._settings.settling * self._grown_at[env]), now // 2, 1)
-        if now - begin < self._settings.least_steps:
+
+class _Curve:
+    """The validation loss of one environment by step, every step of equal compute."""
+
+    def __init__(self) -> None:
+        self._losses: list[float] = []
+        self._minibatches: list[int] = []
+        self.grown_at = 0
+
+    @property
+    def now(self) -> int:
+        return len(self._losses) - 1
+
+    def add(self, loss: float, minibatches: int) -> None:
+        self._losses.append(loss)
+        self._minibatches.append(minibatches)
+
+    def gain(self, settings: CountingSettings) -> float:
+        """Share of the loss that the next doubling of compute would take away; infinite while unknown.
+
+        Fitted over the last doubling, or what of it came after the last growth had settled.
+        """
+        begin = max(round(settings.settling * self.grown_at), self.now // 2, 1)
+        fitted = self._losses[begin:]
+        if len(fitted) <= settings.least_steps:
             return np.inf
-        steps: FloatArray = np.arange(begin, now + 1, dtype=np.float64)
-        slope, _ = np.polyfit(np.log2(steps), losses[begin:], 1)
-        return float(-slope / np.mean(losses[-self._settings.least_steps :]))
+        if self._minibatches[-1] - self._minibatches[begin] < settings.least_minibatches:
+            return np.inf
+        doublings: FloatArray = np.log2(np.arange(begin, self.now + 1) / self.now)
+        slope, loss_now = np.polyfit(doublings, fitted, 1)
+        return float(-slope / loss_now)

@@ -228,6 +228,8 @@ class MorphEnv:
             last_success=succeeded,
             ended=self.ended,
             rolled_back=self._recovery.rolled_back,
+            minibatches=self.host.minibatches,
+            growth_factor=self.host.meter.growth_factor(),
         )
 
     def finish(self, reward: Reward | None = None) -> EpisodeReport:

@@ -58,8 +58,8 @@ class HostTraining:
         self.minibatch_flops = self.meter.minibatch(task.batch_size)
         """Of the last step's network; what a budget leaves over is less."""
         self._check_budget()
-        self._batches = 0
-        """Minibatches trained so far, and at the birth of each slot's seed."""
+        self.minibatches = 0
+        """Trained so far, and at the birth of each slot's seed."""
         self._batches_at_birth = [0] * task.num_slots
         self._cursor = BatchCursor(len(self.splits.train), task.batch_size, streams.generator("batches"))
         self._sampling = streams.generator("counterfactual")
@@ -128,15 +128,15 @@ class HostTraining:
                 return base * wsd_factor(now / task.horizon, batches, warmup)
             return cosine_rate(base, (now - born) / (task.horizon - born))
 
-        self.learning_rate = rate(0, self._batches, task.warmup)
+        self.learning_rate = rate(0, self.minibatches, task.warmup)
         set_rate(self.optimiser, self.learning_rate)
         for slot in self.model.blended + self.model.incubating:
             optimiser = self.model.slot(slot).optimiser
             if optimiser is not None:
                 born = epoch - int(self.table.age[0, slot])
-                set_rate(optimiser, rate(born, self._batches - self._batches_at_birth[slot], SEED_WARMUP))
+                set_rate(optimiser, rate(born, self.minibatches - self._batches_at_birth[slot], SEED_WARMUP))
         self.meter.trained(task.batch_size)
-        self._batches += 1
+        self.minibatches += 1
 
     def measure(self, *, contributions: bool = True) -> Counterfactuals:
         """Score the network as it stands on the validation split, and what each seed contributes.
@@ -178,7 +178,7 @@ class HostTraining:
         for move in moves:
             if move.target is Stage.GERMINATED:
                 self.meter.germinated(move.slot)
-                self._batches_at_birth[move.slot] = self._batches
+                self._batches_at_birth[move.slot] = self.minibatches
             elif move.target is Stage.PRUNED:
                 self.meter.removed(move.slot)
 
@@ -219,7 +219,7 @@ class HostTraining:
             "sampling": self._sampling.get_state(),
             "augmenting": self._augmenting.get_state(),
             "learning_rate": self.learning_rate,
-            "batches": [self._batches, *self._batches_at_birth],
+            "batches": [self.minibatches, *self._batches_at_birth],
             "meter": self.meter.state(),
         }
 
@@ -232,5 +232,5 @@ class HostTraining:
         self._sampling.set_state(state["sampling"])
         self._augmenting.set_state(state["augmenting"])
         self.learning_rate = state["learning_rate"]
-        self._batches, *self._batches_at_birth = state["batches"]
+        self.minibatches, *self._batches_at_birth = state["batches"]
         self.meter.load_state(state["meter"])

@@ -147,6 +147,8 @@ class LifecycleSandbox(Oracle):
             last_success=self._everywhere(succeeded),
             ended=self._everywhere(epoch == HORIZON),
             rolled_back=self._everywhere(False),
+            minibatches=self._everywhere(epoch),
+            growth_factor=self._everywhere(np.nan),
         )
 
     def _inputs(self) -> RewardInputs:

@@ -2,7 +2,14 @@
 
 from esper.leyline.errors import UnknownNameError
 from esper.tolaria.tasks.digits import DIGITS, DIGITS_IMPAIRED
-from esper.tolaria.tasks.images import CIFAR, CIFAR_IMPAIRED, FASHION, FASHION14, FASHION14_IMPAIRED
+from esper.tolaria.tasks.images import (
+    CIFAR,
+    CIFAR_IMPAIRED,
+    FASHION,
+    FASHION14,
+    FASHION14_IMPAIRED,
+    FASHION_SCALING,
+)
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.tasks.text import PYCODE, PYCODE_SCALING, TEXT
 
@@ -17,6 +24,7 @@ TASKS: dict[str, TaskSpec] = {
         FASHION14,
         FASHION14_IMPAIRED,
         FASHION,
+        FASHION_SCALING,
         CIFAR,
         CIFAR_IMPAIRED,
     )

@@ -20,7 +20,7 @@ from esper.tolaria.readers import (
     read_labelled_idx,
     read_split_folders,
 )
-from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec
+from esper.tolaria.tasks.spec import SCALING_RULES, InstanceDistribution, TaskSpec
 
 FASHION_HINT: Final = "install Debian's package dataset-fashion-mnist, or put the four IDX files there"
 CIFAR_HINT: Final = (
@@ -66,17 +66,22 @@ def _pooled(folder: Path) -> Parts:
 
 
 def _loader(
-    source: Callable[[], Parts], shape: tuple[int, int, int], train: int, held_out: int
+    source: Callable[[], Parts],
+    shape: tuple[int, int, int],
+    train: int,
+    held_out: int,
+    test: int | None = None,
 ) -> Callable[[Generator], Splits]:
-    """Draws ``train`` samples to train on and ``held_out`` each for validation and test."""
+    """Draws ``train`` samples to train on, ``held_out`` to validate and ``test``, or as many, to test."""
+    tested = test or held_out
 
     def load(generator: Generator) -> Splits:
         offered, reserved = source()
         _check(offered, shape, train + held_out, "train on and validate with")
-        _check(reserved, shape, held_out, "test with")
+        _check(reserved, shape, tested, "test with")
         order = torch.randperm(len(offered.labels), generator=generator)
         chosen, validating = order[:train], order[train : train + held_out]
-        testing = torch.randperm(len(reserved.labels), generator=generator)[:held_out]
+        testing = torch.randperm(len(reserved.labels), generator=generator)[:tested]
         images = normalised([offered.images[chosen], offered.images[validating], reserved.images[testing]])
         labels = (offered.labels[chosen], offered.labels[validating], reserved.labels[testing])
         parts = [Samples(x, y) for x, y in zip(images, labels, strict=True)]
@@ -139,6 +144,24 @@ FASHION = replace(
         vary_slots=True,
     ),
     batches_per_epoch=64,
+)
+FASHION_SCALING = replace(
+    FASHION14,
+    name="fashion_scaling",
+    summary="Fashion-MNIST at 14×14, a residual host of one block that may become eight; 1.2 TFLOP",
+    load=_loader(fashion14, (1, 14, 14), 50_000, 1024, test=8192),
+    instances=InstanceDistribution(widths=((16,) * 7,), learning_rates=(2e-3,), trunks=(1,)),
+    host="residual",
+    optimiser="adamw",
+    betas=(0.9, 0.98),
+    weight_decay=0.05,
+    clip=1.0,
+    batch_size=16,
+    horizon=160,
+    budget=1_200 * 10**9,
+    schedule="wsd",
+    warmup=60,
+    rules=SCALING_RULES,
 )
 CIFAR = TaskSpec(
     name="cifar",

@@ -22,6 +22,8 @@ OptimiserKind = Literal["sgd", "adamw"]
 MOMENTUM = 0.9
 LEAN = 1
 """Hidden units per unit of width in the blocks of a transformer: few, so that there is something to gain."""
+SCALING_RULES = LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=3, embargo_epochs=2)
+"""Of tasks in which compute is spent: a seed takes part from its birth."""
 
 
 @dataclass(frozen=True, slots=True)

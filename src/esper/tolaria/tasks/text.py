@@ -11,11 +11,10 @@ from typing import Final
 import torch
 
 from esper.leyline.errors import DataError
-from esper.leyline.rules import LifecycleRules
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.objective import NEXT_TOKEN
 from esper.tolaria.readers import find_data, read_bytes, read_text, windows
-from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec
+from esper.tolaria.tasks.spec import SCALING_RULES, InstanceDistribution, TaskSpec
 
 VOCABULARY: Final = 256
 CONTEXT: Final = 32
@@ -111,12 +110,6 @@ SCALING_CONTEXT: Final = 64
 SCALING_VALIDATION: Final = 128
 """Windows: as many characters as in the shorter windows."""
 ASCII: Final = 128
-SCALING_RULES: Final = LifecycleRules(
-    min_training_epochs=0, enters_at_once=True, min_prune_age=3, embargo_epochs=2
-)
-"""Of tasks in which compute is spent: a seed takes part from its birth."""
-
-
 PYCODE_SCALING = TaskSpec(
     name="pycode_scaling",
     summary="Python's library by the character, a GPT of one layer that may become six; 2 TFLOP",
