@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Generator
 
 from esper.leyline.errors import DataError
-from esper.tolaria.data import GuardedTest, Samples, Splits, digest_of, normalised
+from esper.tolaria.data import GuardedTest, Samples, Scale, Splits, digest_of
 from esper.tolaria.readers import (
     Part,
     find_data,
@@ -66,21 +66,21 @@ def _pooled(folder: Path) -> Parts:
 
 
 def _loader(
-    source: Callable[[], Parts], shape: tuple[int, int, int], train: int, held_out: int
+    source: Callable[[], Parts], shape: tuple[int, int, int], count: int, held_out: int
 ) -> Callable[[Generator], Splits]:
-    """Draws ``train`` samples to train on and ``held_out`` each for validation and test."""
+    """Draws ``count`` samples to train on and ``held_out`` each for validation and test."""
 
     def load(generator: Generator) -> Splits:
         offered, reserved = source()
-        _check(offered, shape, train + held_out, "train on and validate with")
+        _check(offered, shape, count + held_out, "train on and validate with")
         _check(reserved, shape, held_out, "test with")
         order = torch.randperm(len(offered.labels), generator=generator)
-        chosen, validating = order[:train], order[train : train + held_out]
+        chosen, validating = order[:count], order[count : count + held_out]
         testing = torch.randperm(len(reserved.labels), generator=generator)[:held_out]
-        images = normalised([offered.images[chosen], offered.images[validating], reserved.images[testing]])
-        labels = (offered.labels[chosen], offered.labels[validating], reserved.labels[testing])
-        parts = [Samples(x, y) for x, y in zip(images, labels, strict=True)]
-        return Splits(parts[0], parts[1], GuardedTest(parts[2]))
+        scale = Scale.of(offered.images[chosen])
+        train = Samples(*offered, chosen, scale)
+        test = GuardedTest(Samples(*reserved, testing, scale))
+        return Splits(train, Samples(*offered, validating, scale), test)
 
     return load
 
