@@ -115,6 +115,7 @@ class RunRow(Row, frozen=True, kw_only=True):
     horizon: Annotated[int, Column("epoch", "Epochs of a whole episode.")]
     iterations: Annotated[int | None, Column("iteration", "Of a training; null: nothing is trained here.")]
     envs: Annotated[int, Column("count", "Environments side by side.")]
+    devices: Annotated[list[str], Column("names", "Device of each environment, in their order.")] = []
 
 
 class EpochRow(EnvRow, frozen=True, kw_only=True):
