@@ -23,7 +23,9 @@ def bench_all_but_training_and_validation_takes_at_most_15_percent_of_an_episode
     rollout = Rollout.prepare(tmp_path / "run", monkeypatch)
     watch = Stopwatch()
     for name, owner, function in (
-        ("training", engine, "train_epoch"),
+        ("training", engine.HostTraining, "begin_epoch"),
+        ("training", engine.HostTraining, "train_minibatch"),
+        ("training", engine.HostTraining, "end_epoch"),
         ("validation", engine, "measure"),
         ("policy", rollout.policy, "get_action"),
         ("observation and masks", Observer, "observe"),

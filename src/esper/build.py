@@ -33,6 +33,7 @@ from esper.tamiyo import (
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tamiyo.policy.controller import PolicyController
+from esper.tolaria.devices import Device, device_of
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec, task_named
 from esper.tolaria.vector import SerialVector
@@ -54,7 +55,7 @@ CONTROLLERS: dict[str, ControllerFactory] = {
 def _policy_of(config: RunConfig) -> FactoredRecurrentActorCritic:
     if config.checkpoint is None:
         raise EsperError("the ppo controller needs a trained policy; name its folder with --checkpoint")
-    return load_policy(config.checkpoint)
+    return load_policy(config.checkpoint).to(Device(config.policy_device).torch)
 
 
 @contextmanager
@@ -90,7 +91,9 @@ def build_vector(config: RunConfig, task: TaskSpec) -> SerialVector:
     """One environment, ready for its first episode; all its slots may grow, or those named."""
     slots = SlotConfig.of_count(task.num_slots)
     named = config.slots if config.slots and config.slot_count is None else slots.slot_ids
-    return SerialVector(task, rng_seed=config.rng_seed, enabled=slots.select(named))
+    return SerialVector(
+        task, rng_seed=config.rng_seed, enabled=slots.select(named), devices=config.devices, amp=config.amp
+    )
 
 
 def build_controller(name: str, config: RunConfig, space: ActionSpace) -> Controller:
@@ -125,5 +128,6 @@ def describe_run(config: RunConfig | TrainingConfig, controller: str, name: str,
         head_choices=[list(names) for names in space.choice_names],
         horizon=env.task.horizon,
         iterations=config.iterations if isinstance(config, TrainingConfig) else None,
-        envs=config.envs if isinstance(config, TrainingConfig) else 1,
+        envs=config.environments,
+        devices=[device_of(env, config.devices).name for env in range(config.environments)],
     )

@@ -23,8 +23,10 @@ from pydantic import (
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import Detail
 from esper.leyline.rules import IncubationMode
-from esper.simic.config import MOST, MOST_SLOTS, TaskName, TrainingConfig
+from esper.simic.config import MOST, MOST_SLOTS, Hardware, TaskName, TrainingConfig
 
+_READERS: Final = {"plan": "periodic", "rotation": "heuristic", "checkpoint": "ppo", "policy_device": "ppo"}
+"""Settings that one controller reads."""
 Names = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS)]
 PREFIXES: Final = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 
@@ -50,7 +52,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class RunConfig(Settings):
+class RunConfig(Settings, Hardware):
     """One network that grows, under one controller."""
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
@@ -97,7 +99,7 @@ class RunConfig(Settings):
     @model_validator(mode="after")
     def _settings_have_an_effect(self) -> RunConfig:
         controllers = (self.controller, *self.against)
-        for name, reader in {"plan": "periodic", "rotation": "heuristic", "checkpoint": "ppo"}.items():
+        for name, reader in _READERS.items():
             given = name in self.model_fields_set and getattr(self, name) is not None
             if given and reader not in controllers:
                 raise ValueError(f"{name} is read by the {reader} controller only; add --controller {reader}")

@@ -100,13 +100,14 @@ class GrowthCallback(TrainerCallback, ExportableState):
 
 
 def _grouping(optimizer: Any, net: nn.Module) -> Callable[[], None] | None:
-    """Sorts parameters into groups as the Trainer does, by name; None if the groups are not the Trainer's own.
+    """Sorts parameters into groups as the Trainer does, by name; None if the groups are not its own.
 
     A resumed training makes its optimiser anew from the grown model, and the saved state must fit it.
     """
 
     def wanted() -> list[list[nn.Parameter]]:
-        decayed = set(Trainer.get_decay_parameter_names(None, net))
+        names = Trainer.get_decay_parameter_names(None, net)  # type: ignore[arg-type]  # of any Trainer
+        decayed = set(names)
         trained = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
         return [[p for name, p in trained if (name in decayed) is decays] for decays in (True, False)]
 

@@ -59,7 +59,9 @@ def run_arm(
             for episode in range(config.episodes):
                 twin = None
                 if controller_name != "off":
-                    twin = run_without_growth(task, rng_seed=config.rng_seed, episode=episode).val_scores
+                    twin = run_without_growth(
+                        task, rng_seed=config.rng_seed, episode=episode, compute=env.compute
+                    ).val_scores
                 run_episode(vector, controller, episode, twin_scores=twin, after_epoch=flush)
                 save_committed(env.model, directory / "model" / f"episode-{episode}")
         except KeyboardInterrupt:

@@ -24,6 +24,7 @@ from esper.tamiyo.policy.checkpoint import TrainedOn, save_policy
 from esper.tamiyo.policy.observer import check_capacity
 from esper.telemetry import Telemetry
 from esper.tolaria.data import digest_of
+from esper.tolaria.devices import Compute, device_of
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec
 
@@ -153,6 +154,7 @@ def _attempt(save: Callable[[], None], trainer: Trainer, directory: Path) -> boo
 
 def _begin(config: TrainingConfig, directory: Path, trainer: Trainer) -> RunRow:
     write_durably(directory / CONFIG_FILE, (config.model_dump_json(indent=1) + "\n").encode())
-    env = MorphEnv(trainer.task, rng_seed=config.rng_seed)
+    compute = Compute(device_of(0, config.devices), config.amp)
+    env = MorphEnv(trainer.task, rng_seed=config.rng_seed, compute=compute)
     env.reset(0)
     return describe_run(config, "ppo", directory.name, env)

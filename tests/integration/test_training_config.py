@@ -13,7 +13,7 @@ from esper.config import PRESETS, ConfigError, TrainingConfig, checked, read_set
 from esper.karn.query import read_rows
 from esper.leyline import LifecycleRules
 from esper.leyline.errors import UnknownNameError
-from esper.leyline.events import TABLES, UpdateRow
+from esper.leyline.events import TABLES, RunRow, UpdateRow
 from esper.run_state import config_of_run
 from esper.simic.rewards.families import FamilyName
 from esper.tolaria.tasks import TASKS
@@ -53,6 +53,8 @@ class Run(NamedTuple):
     """Those on disk when each iteration was over."""
     tables: list[str]
     """Those that have rows."""
+    where: list[str]
+    """The devices of the environments, and the policy's."""
 
     @property
     def columns(self) -> dict[str, list[Any]]:
@@ -62,7 +64,7 @@ class Run(NamedTuple):
         """Names of the columns that are not the same, and of what else is not."""
         found = {name for name, values in self.columns.items() if values != other.columns[name]}
         return found | {
-            name for name in ("checkpoints", "tables") if getattr(self, name) != getattr(other, name)
+            name for name in ("checkpoints", "tables", "where") if getattr(self, name) != getattr(other, name)
         }
 
 
@@ -80,7 +82,9 @@ def run(directory: Path, settings: Mapping[str, Any]) -> Run:
         {name: getattr(row, name) for name in row.__struct_fields__ if name not in TIMES}
         for row in read_rows(directory, UpdateRow)
     ]
-    return Run(rows, checkpoints, [table for table in TABLES if read_rows(directory, TABLES[table])])
+    [begun] = read_rows(directory, RunRow)
+    where = [*begun.devices, begun.config["policy_device"]]
+    return Run(rows, checkpoints, [table for table in TABLES if read_rows(directory, TABLES[table])], where)
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +130,9 @@ SETTINGS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "evaluate_episodes": (2, (0,)),
     "checkpoint_every": (1, (0,)),
     "detail": ("summary", ("everything",)),
+    "devices": (("cpu:0", "cpu:1"), ("cpu", 3, None)),
+    "policy_device": ("cpu:1", (3, None)),
+    "amp": ("bfloat16", ("half", 16)),
 }
 """For every key a value that a run with ``BASE`` must feel, and values that cannot be used."""
 ALTERNATIVES = {key: value for key, (value, _) in SETTINGS.items()}
@@ -135,6 +142,8 @@ ALONE: Mapping[str, set[str]] = {
     "evaluate_episodes": {"evaluation_return", "evaluation_score"},
     "checkpoint_every": {"checkpoints"},
     "detail": {"tables"},
+    "devices": {"where"},
+    "policy_device": {"where"},
 }
 """Keys that must leave the training itself alone, and all that they may change."""
 FIRST_ITERATION_SAME = ("iterations", "entropy_end")

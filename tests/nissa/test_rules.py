@@ -270,7 +270,8 @@ def stop_training(env: MorphEnv) -> None:
         env.epoch += 1
         return EpochTraining(math.nan, math.nan, math.nan, 0, {})
 
-    env._train = idle  # type: ignore[method-assign]
+    env.host.train_minibatch = lambda *batch: None  # type: ignore[method-assign]
+    env._end_training = idle  # type: ignore[method-assign]
 
 
 def test_a_seed_that_hurts_is_noticed_within_two_epochs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,14 +47,14 @@ def break_down(env: GrowthEnv | SerialVector, row: int, steps: Collection[int]) 
     """Let one environment's host break down in the given steps, counted over all its episodes."""
     vector = env._vector if isinstance(env, GrowthEnv) else env
     victim, number = vector.envs[row], count()
-    train = victim._train
+    begin_step = victim.begin_step
 
-    def fragile() -> Any:
+    def fragile(action: IntArray) -> None:
         if next(number) in steps:
             poison_host(victim, math.nan)
-        return train()
+        begin_step(action)
 
-    victim._train = fragile  # type: ignore[method-assign]
+    victim.begin_step = fragile  # type: ignore[method-assign]
 
 
 def poison_host(env: MorphEnv, value: float) -> None:

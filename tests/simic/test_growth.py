@@ -11,6 +11,7 @@ from esper.simic.rewards.families import FamilyName
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.proving import new_policy
 from esper.simic.training.rollout import ActionStreams, collect
+from esper.tolaria.devices import Compute, Device
 from esper.tolaria.env import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import run_without_growth
@@ -117,15 +118,19 @@ def test_twins_are_run_only_for_a_family_that_compares_with_them(
 ) -> None:
     asked = []
 
-    def counted(task: TaskSpec, **episode: int) -> list[float]:
-        asked.append(episode)
+    def counted(task: TaskSpec, *, compute: Compute, **episode: int) -> list[float]:
+        asked.append((compute, episode))
         return [0.0] * (task.horizon + 1)
 
     monkeypatch.setattr("esper.simic.training.growth.twin_scores", counted)
-    env = GrowthEnv(task, TrainingConfig(reward_family=family), rng_seed=3, env_indices=(4, 7))
+    config = TrainingConfig(reward_family=family, devices=("cpu:0", "cpu:1"))
+    env = GrowthEnv(task, config, rng_seed=3, env_indices=(4, 7))
     env.next_episode = 5
     env.reset()
-    expected = [{"rng_seed": 3, "env": env, "episode": 5, "attempt": 0} for env in (4, 7)]
+    expected = [
+        (Compute(Device(name)), {"rng_seed": 3, "env": env, "episode": 5, "attempt": 0})
+        for env, name in ((4, "cpu:0"), (7, "cpu:1"))
+    ]
     assert asked == expected[:count]
 
 

@@ -23,8 +23,8 @@ from esper.leyline.events import (
     TransitionRow,
     UpdateRow,
 )
+from esper.leyline.factored_actions import IntArray
 from esper.tolaria.env import MorphEnv
-from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.tasks import TASKS
 from esper.training import train
 from tests.tolaria.building import tiny_task
@@ -87,15 +87,15 @@ def test_a_return_is_the_sum_of_its_rewards_and_a_reward_is_the_sum_of_its_terms
 def test_an_attempt_after_a_breakdown_has_the_return_of_its_own_decisions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_epoch = MorphEnv._train
+    begin_step = MorphEnv.begin_step
 
-    def fragile(env: MorphEnv) -> EpochTraining:
+    def fragile(env: MorphEnv, action: IntArray) -> None:
         place = env._place()
         if (place.env, place.attempt, place.epoch) in ((1, 0, 2), (1, 1, 1)):
             torch.nn.init.constant_(next(env.model.host.parameters()), math.nan)
-        return train_epoch(env)
+        begin_step(env, action)
 
-    monkeypatch.setattr(MorphEnv, "_train", fragile)
+    monkeypatch.setattr(MorphEnv, "begin_step", fragile)
     run = trained(tmp_path / "run", iterations=1)
     episodes = [row for row in read_rows(run, EpisodeRow) if row.env == 1]
     assert [(row.episode, row.attempt, row.iteration) for row in episodes] == [(0, 0, 1), (0, 1, 1)]

@@ -224,9 +224,9 @@ def test_the_watch_itself_notices_a_counter_that_ticks_twice() -> None:
     episode.step(plant(0))
     before = episode.env.host._before_batch
 
-    def tick_again(epoch: int, number: int) -> None:
-        before(epoch, number)
+    def tick_again(number: int) -> bool:
         episode.env.table.age[0, 0] += 1
+        return before(number)
 
     episode.env.host._before_batch = tick_again  # type: ignore[method-assign]
     with pytest.raises(AssertionError):

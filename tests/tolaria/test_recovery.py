@@ -38,7 +38,8 @@ def stop_training(env: MorphEnv) -> None:
         env.epoch += 1
         return EpochTraining(math.nan, math.nan, math.nan, 0, {})
 
-    env._train = idle  # type: ignore[method-assign]
+    env.host.train_minibatch = lambda *batch: None  # type: ignore[method-assign]
+    env._end_training = idle  # type: ignore[method-assign]
 
 
 def test_a_broken_host_returns_to_the_last_good_state(monkeypatch: pytest.MonkeyPatch) -> None:

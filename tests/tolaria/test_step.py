@@ -98,7 +98,8 @@ def test_a_seed_s_rate_follows_its_own_clock_while_it_incubates(incubation: str)
 def test_the_rate_at_the_horizon_itself_is_zero_for_host_and_fossils() -> None:
     env, _ = started(tiny_task(horizon=8))
     run(env, {0: plant(1), 6: action(LifecycleOp.FOSSILIZE, 1)})
-    env.host._before_batch(env.epoch, env.epoch)
+    env.host._epoch = env.epoch
+    env.host._before_batch(0)
     for optimiser in (env.host.optimiser, env.model.slot(1).optimiser):
         assert optimiser.param_groups[0]["lr"] == 0.0  # type: ignore[union-attr]
 

@@ -180,7 +180,7 @@ def _named(net: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, str]]
 
 
 def _matches(name: str, glob: str) -> bool:
-    """Whether a path is what a glob means, part by part: ``layers.*`` are its children, not what they hold."""
+    """Whether a path is what a glob means, part by part: ``layers.*`` are children, not what they hold."""
     parts, patterns = name.split("."), glob.split(".")
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 

@@ -15,7 +15,7 @@ from esper.karn.palette import LOOKS
 from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
 
 _NOT_ADDED: Final = {"pruned_seeds": "of which pruned seeds", "validation": "validation, not charged"}
-"""Purposes that no sum includes: the first is counted under the others as well, the second is an instrument."""
+"""What no sum includes: the first is counted under the others as well, the second is an instrument."""
 _COPIED: Final = (
     *("env", "episode", "ended_by", "seconds", "val_score", "best_val_score", "twin_val_score", "test_score"),
     *("host_params", "params", "host_flops_per_sample", "flops_per_sample", "flops", "refused"),

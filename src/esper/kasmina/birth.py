@@ -48,9 +48,9 @@ def refusals(spec: BlueprintSpec, sample: Tensor) -> Iterator[None]:
 def check_birth(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> bool:
     """Try the seed in both modes, on a copy: its own statistics must not see the sample.
 
-    Returns whether it draws random numbers in training mode.
+    Returns whether it draws random numbers in training mode, which the processor's generator shows.
     """
-    trial = copy.deepcopy(seed)
+    trial, sample = copy.deepcopy(seed).cpu(), sample.cpu()
     before = torch.get_rng_state()
     _check_delta(spec, trial.train(), sample)
     stochastic = not torch.equal(before, torch.get_rng_state())

@@ -19,14 +19,17 @@ class GradientStatistics(NamedTuple):
 
 
 def gradient_statistics(gradients: Sequence[Tensor]) -> GradientStatistics | None:
-    """Statistics of one gradient per parameter tensor; ``None`` when there is nothing to measure.
+    """Statistics of one gradient per parameter tensor; ``None`` when there is nothing to measure."""
+    return statistics_of(torch.stack(torch._foreach_norm(list(gradients)))) if gradients else None
+
+
+def statistics_of(norms: Tensor) -> GradientStatistics:
+    """Statistics of the norms ``[tensor]`` of a seed's gradients, which are read here and not before.
 
     health = 1 − 0.5·(share of tensors below the vanishing bound) − 0.8·(share above the exploding
     bound or non-finite), within [0, 1]; 0 when the total norm is not finite.
     """
-    if not gradients:
-        return None
-    norms = torch.stack(torch._foreach_norm(list(gradients)))
+    norms = norms.cpu()
     finite = torch.isfinite(norms)
     small = finite & (norms < GRADIENT_VANISHING)
     large = ~finite | (norms > GRADIENT_EXPLODING)

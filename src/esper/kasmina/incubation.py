@@ -13,22 +13,26 @@ from torch import Tensor
 from torch.func import functional_call
 
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.transfer import send
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def shadow_loss(model: MorphogeneticModel, slot: int, targets: Tensor, loss: Loss) -> Tensor:
+def shadow_loss(
+    model: MorphogeneticModel, slot: int, targets: Tensor, loss: Loss, *, look: bool = True
+) -> Tensor:
     """The loss of the batch just seen, had the seed at ``slot`` been blended in; call ``backward`` on it.
 
-    NaN for a seed whose weights are not finite, even where tanh or ReLU would hide it.
+    With a ``look`` at its weights, NaN for a seed that is not finite, even where tanh or ReLU would hide it.
     """
     seed_slot = model.slot(slot)
     features = model.captured(slot)
-    if not seed_slot.is_finite:
+    if look and not seed_slot.is_finite:
         return torch.full((), math.nan, device=features.device)  # features may be whole numbers: tokens
     with seed_slot.stream:
         alphas = model.live_alphas
-        alphas[slot] = 1.0 - torch.rand((), device=features.device)  # in (0, 1]: at 0 nothing is learned
+        # Drawn on the processor, whatever the device; in (0, 1]: at 0 nothing is learned.
+        alphas[slot] = send(1.0 - torch.rand(()), features.device)
         frozen = _frozen_tensors(model, slot)
         output = functional_call(model, frozen, (features, alphas), {"start": slot}, tie_weights=False)
         return loss(output, targets[: features.shape[0]])

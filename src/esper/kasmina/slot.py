@@ -169,10 +169,14 @@ class SeedSlot(nn.Module):
         self.alpha.zero_()
         self.disengage()
 
+    def floats(self) -> list[Tensor]:
+        """Every weight and statistic of the seed that could be other than finite."""
+        return [t.detach() for t in chain(self.parameters(), self.buffers()) if t.is_floating_point()]
+
     @property
     def is_finite(self) -> bool:
         """Whether every weight and statistic of the seed is finite."""
-        return all(bool(torch.isfinite(t).all()) for t in chain(self.parameters(), self.buffers()))
+        return all(bool(torch.isfinite(t).all()) for t in self.floats())
 
     # --- state --------------------------------------------------------------------------------
 

@@ -1,34 +1,57 @@
 """A torch random stream of its own, entered like a room.
 
-Layers draw from torch's global generator, so a stream swaps its state in and the global one out.
+Layers draw from torch's global generators, so a stream swaps its state in and the global one out.
 What happens inside leaves the global state untouched, bit for bit.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
+CUDA_STATE: Final = 16
+"""Bytes of a CUDA generator's state."""
+
 
 class TorchStream:
-    """A named sequence of random numbers for everything drawn inside ``with stream:``."""
+    """A named sequence of random numbers for everything drawn inside ``with stream:``.
 
-    def __init__(self, seed: int) -> None:
+    On a CUDA ``device`` layers draw there and on the processor: the state is that of both generators.
+    """
+
+    def __init__(self, seed: int, device: torch.device | None = None) -> None:
+        self._cuda = device if device is not None and device.type == "cuda" else None
         self._state = torch.Generator().manual_seed(seed).get_state()
+        if self._cuda is not None:
+            own = torch.Generator(self._cuda).manual_seed(seed)
+            self._state = torch.cat([self._state, own.get_state()])
         self._outer: Tensor | None = None
 
     def __enter__(self) -> TorchStream:
         if self._outer is not None:
             raise RuntimeError("a random stream cannot be entered twice")
-        self._outer = torch.get_rng_state()
-        torch.set_rng_state(self._state)
+        self._outer = self._global_state()
+        self._set_global_state(self._state)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._state = torch.get_rng_state()
+        self._state = self._global_state()
         assert self._outer is not None, "left without being entered"
-        torch.set_rng_state(self._outer)
+        self._set_global_state(self._outer)
         self._outer = None
+
+    def _global_state(self) -> Tensor:
+        state = torch.get_rng_state()
+        return state if self._cuda is None else torch.cat([state, torch.cuda.get_rng_state(self._cuda)])
+
+    def _set_global_state(self, state: Tensor) -> None:
+        if self._cuda is None:
+            torch.set_rng_state(state)
+            return
+        torch.set_rng_state(state[:-CUDA_STATE])
+        torch.cuda.set_rng_state(state[-CUDA_STATE:], self._cuda)
 
     def get_state(self) -> Tensor:
         """The position in the stream."""

@@ -115,6 +115,7 @@ class RunRow(Row, frozen=True, kw_only=True):
     horizon: Annotated[int, Column("epoch", "Epochs of a whole episode.")]
     iterations: Annotated[int | None, Column("iteration", "Of a training; null: nothing is trained here.")]
     envs: Annotated[int, Column("count", "Environments side by side.")]
+    devices: Annotated[list[str], Column("names", "Device of each environment, in their order.")] = []
 
 
 class EpochRow(EnvRow, frozen=True, kw_only=True):
@@ -130,6 +131,9 @@ class EpochRow(EnvRow, frozen=True, kw_only=True):
     host_gradient_norm: Annotated[float | None, Column("norm", "Mean norm before clipping, host only.")]
     learning_rate: Annotated[float, Column("rate", "The host's learning rate at the end of the epoch.")]
     skipped_batches: Annotated[int, Column("count", "Minibatches left out as non-finite.")]
+    skipped_steps: Annotated[
+        int, Column("count", "Optimiser steps left out because a float16 gradient overflowed its scale.")
+    ] = 0
     ms: Annotated[float, Column("ms", "Time of the whole step.")]
     phase_ms: Annotated[dict[str, float], Column("ms", "Of which act, train, measure and the rest.")]
 

@@ -14,8 +14,8 @@ from rich.table import Table
 from esper.build import build_task
 from esper.config import Settings, checked, run_config
 from esper.karn.statistics import estimate, paired_difference
-from esper.scripts.flags import parse_words
-from esper.simic.config import MOST, MOST_SLOTS, TaskName, TrainingConfig
+from esper.scripts.flags import parse_words, say_where
+from esper.simic.config import MOST, MOST_SLOTS, Hardware, TaskName, TrainingConfig
 from esper.study import Cell, means_by_rng_seed, run_study
 from esper.tamiyo.policy.checkpoint import load_policy, read_training
 from esper.tamiyo.policy.observer import check_capacity
@@ -28,7 +28,7 @@ DESCRIPTION = (
 CONTROLS = ("heuristic", "random", "off")
 
 
-class EvaluationConfig(Settings):
+class EvaluationConfig(Settings, Hardware):
     """What to evaluate on; what is not given is taken from the policy, then from here."""
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
@@ -45,6 +45,10 @@ class EvaluationConfig(Settings):
     episodes_each: int = Field(1, ge=1, le=MOST, description="Episodes for each rng seed, whose mean counts.")
     processes: int = Field(2, ge=1, le=1_000, description="Processes that share the episodes.")
 
+    @property
+    def environments(self) -> int:
+        return self.episodes
+
 
 def eval_command(args: Sequence[str]) -> None:
     """The first word is the checkpoint, the rest are flags."""
@@ -53,11 +57,19 @@ def eval_command(args: Sequence[str]) -> None:
     checkpoint = Path(words[0])
     config, shared = _resolve(checkpoint, asked.model_dump(exclude_unset=True))
     arms: dict[str, dict[str, object]] = {
-        "ppo": {**shared, "controller": "ppo", "checkpoint": checkpoint},
+        "ppo": {
+            **shared,
+            "controller": "ppo",
+            "checkpoint": checkpoint,
+            "policy_device": config.policy_device,
+        },
         **{name: {**shared, "controller": name} for name in CONTROLS},
     }
     rng_seeds = TEST_SEEDS[: config.episodes]
-    results = run_study(arms, rng_seeds, episodes=config.episodes_each, processes=config.processes)
+    say_where(config)
+    results = run_study(
+        arms, rng_seeds, episodes=config.episodes_each, processes=config.processes, devices=config.devices
+    )
     Console().print(comparison_table(results, config.rent))
 
 
@@ -65,7 +77,7 @@ def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConf
     """The configuration, and the settings of all runs; says on standard error what the training had else."""
     policy, trained = load_policy(checkpoint), read_training(checkpoint)
     config = checked(EvaluationConfig, {**(asdict(trained) if trained else {}), **given})
-    shared: dict[str, object] = {"task": config.task, "steps": config.steps}
+    shared: dict[str, object] = {"task": config.task, "steps": config.steps, "amp": config.amp}
     shared |= {"auto_forward": config.auto_forward, "slots": (str(config.slots),) if config.slots else ()}
     task = build_task(run_config(**shared))
     check_capacity(task.num_slots, policy.num_slots)

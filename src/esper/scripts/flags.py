@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import sys
 import types
 from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
@@ -13,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from esper.config import Config, ConfigError, Settings, checked
 from esper.leyline.errors import EsperError
+from esper.simic.config import Hardware
 
 
 class UsageError(ConfigError):
@@ -56,6 +58,14 @@ def parse_flags(
     given = {name: _typed(fields[name].annotation, written) for name, written in vars(parsed).items()}
     own, others = ({n: v for n, v in given.items() if n in of.model_fields} for of in (kind, extra))
     return own, others
+
+
+def say_where(config: Hardware) -> None:
+    """Print which environments run on which device, unless all run on the processor as ever."""
+    if config.devices != Hardware().devices:
+        from esper.tolaria.devices import describe_map
+
+        print(f"esper: {describe_map(config.devices, config.environments)}", file=sys.stderr)
 
 
 class _Parser(argparse.ArgumentParser):

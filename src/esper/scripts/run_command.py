@@ -15,7 +15,7 @@ from esper.karn.run import Run, open_run
 from esper.karn.terminal import TerminalView
 from esper.leyline.events import EpisodeRow, SeedRow, TransitionRow
 from esper.runner import check_names, free_directory, run_arm
-from esper.scripts.flags import parse_flags
+from esper.scripts.flags import parse_flags, say_where
 from esper.tamiyo.policy.checkpoint import read_training
 
 DESCRIPTION = "Grow a network on a task and report what each seed contributed."
@@ -37,6 +37,7 @@ def run_command(
 def run(config: RunConfig) -> None:
     """Run the controller and its controls, then print what came of it."""
     check_names(config)
+    say_where(config)
     _say_what_the_policy_was_not_trained_on(config)
     base = config.out or free_directory(f"{config.task}-{config.controller}-seed{config.rng_seed}")
     console = Console()

@@ -20,7 +20,7 @@ from esper.karn.terminal import TerminalView
 from esper.leyline.errors import EsperError, InterruptedRunError
 from esper.run_state import config_of_run
 from esper.runner import free_directory
-from esper.scripts.flags import parse_flags
+from esper.scripts.flags import parse_flags, say_where
 from esper.simic.agent.ppo import shards
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import SHARD_ENVS
@@ -59,6 +59,8 @@ def train_command(
     flags = checked(TrainFlags, extra)
     config, directory = _resolve(given, flags)
     task_of(config)
+    if os.environ.get("RANK", "0") == "0":
+        say_where(config)
     check_processes(flags.processes, config)
     resume = flags.resume is not None
     try:

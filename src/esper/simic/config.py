@@ -4,9 +4,9 @@ Every field is a flag of ``esper train`` and a key of a configuration file. The 
 handed the configuration itself.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from esper.leyline import NUM_HEADS
 from esper.leyline.errors import UnknownNameError
@@ -30,7 +30,51 @@ def _known_task(name: str) -> str:
     return name
 
 
+def _known_devices(names: tuple[str, ...]) -> tuple[str, ...]:
+    from esper.tolaria.devices import DeviceError, check_devices  # noqa: PLC0415  loads torch
+
+    try:
+        check_devices(names)
+    except DeviceError as error:
+        raise ValueError(str(error)) from None
+    return names
+
+
+def _known_device(name: str) -> str:
+    return _known_devices((name,))[0]
+
+
 TaskName = Annotated[str, AfterValidator(_known_task)]
+DeviceName = Annotated[str, AfterValidator(_known_device)]
+DeviceNames = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS), AfterValidator(_known_devices)]
+AmpName = Literal["off", "bfloat16", "float16"]
+
+
+class Hardware(BaseModel):
+    """Where hosts and policies run, and in what precision hosts and seeds are trained."""
+
+    devices: DeviceNames = Field(
+        ("cpu",), description="Devices of the hosts, dealt out in turn: cpu, cuda, or cuda:0 cuda:1 …"
+    )
+    policy_device: DeviceName = Field("cpu", description="Device of the policy; it is small.")
+    amp: AmpName = Field("off", description="Mixed precision of hosts and seeds in training.")
+
+    @model_validator(mode="after")
+    def _devices_can(self) -> Self:
+        from esper.tolaria.devices import DeviceError, check_enough  # noqa: PLC0415  loads torch
+        from esper.tolaria.precision import check_amp  # noqa: PLC0415
+
+        try:
+            check_amp(self.amp, self.devices)
+            check_enough(self.devices, self.environments)
+        except DeviceError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @property
+    def environments(self) -> int:
+        """How many hosts there are to run."""
+        return 1
 
 
 class PPOConfig(BaseModel):
@@ -72,7 +116,7 @@ class PPOConfig(BaseModel):
         return 1.0 if self.gamma is None else self.gamma
 
 
-class TrainingConfig(PPOConfig):
+class TrainingConfig(PPOConfig, Hardware):
     """A training of a policy: its environments, its network, its reward and its update."""
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
@@ -121,3 +165,7 @@ class TrainingConfig(PPOConfig):
     def discount(self) -> float:
         """The discount in force."""
         return FAMILIES[self.reward_family].gamma if self.gamma is None else self.gamma
+
+    @property
+    def environments(self) -> int:
+        return self.envs

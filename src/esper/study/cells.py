@@ -15,6 +15,7 @@ from esper.build import build_controller, build_task, build_vector, one_thread
 from esper.config import RunConfig, run_config
 from esper.simic.rewards.families import rent_potential
 from esper.study.processes import in_processes
+from esper.tolaria.devices import DEFAULT_DEVICE, device_of
 from esper.tolaria.env import EpisodeReport
 from esper.tolaria.episode import run_episode
 
@@ -63,15 +64,18 @@ def run_study(
     *,
     episodes: int = 1,
     processes: int = 2,
+    devices: Sequence[str] = (DEFAULT_DEVICE.name,),
     on_cell: Callable[[Cell], None] = lambda cell: None,
 ) -> dict[str, list[Cell]]:
     """Run every arm (settings of a ``RunConfig``) with every rng seed, so many episodes of each.
 
+    Rng seeds are dealt out to the ``devices`` in turn, so that all arms of one run on the same.
     Cells come in the order of rng seeds, and of their episodes.
     """
     runs = [(rng_seed, episode) for rng_seed in rng_seeds for episode in range(episodes)]
+    device = {rng_seed: (device_of(at, devices).name,) for at, rng_seed in enumerate(rng_seeds)}
     jobs = [
-        (arm, run_config(**settings, rng_seed=rng_seed), episode)
+        (arm, run_config(**settings, rng_seed=rng_seed, devices=device[rng_seed]), episode)
         for arm, settings in arms.items()
         for rng_seed, episode in runs
     ]

@@ -120,8 +120,8 @@ def _scored(
     """Scores and losses, each ``[configuration, sample]``; no output is kept for long."""
     scores, losses = np.empty((2, configurations, len(y)))
     for row, samples, output in answers:
-        scores[row, samples] = objective.sample_scores(output, y[samples]).double().numpy()
-        losses[row, samples] = objective.sample_losses(output, y[samples]).double().numpy()
+        scores[row, samples] = objective.sample_scores(output, y[samples]).double().cpu().numpy()
+        losses[row, samples] = objective.sample_losses(output, y[samples]).double().cpu().numpy()
     return scores, losses
 
 

@@ -1,28 +1,93 @@
-"""Resident data: three splits, an endless cursor over the training part, and the guarded test part."""
+"""Resident data: three splits, an endless cursor over the training part, and the guarded test part.
+
+A data set stays as it was read, once per device, whatever the number of environments. An episode's splits are
+indices into it, and are brought to its scale as they are taken.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from esper.leyline.errors import DataError
+from esper.tolaria.devices import DEFAULT_DEVICE, Device
+
+_residents: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Copies of each tensor of a data set, by the name of the device they are on."""
 
 
-@dataclass(frozen=True, slots=True)
+def resident(tensor: Tensor, device: Device) -> Tensor:
+    """The one copy of ``tensor`` on ``device``; images are stored in the order in which they are computed."""
+    copies: dict[str, Tensor] = _residents.setdefault(tensor, {})
+    if device.name not in copies:
+        copy = tensor if device == DEFAULT_DEVICE else tensor.to(device.torch, copy=True)
+        stored = copy.contiguous(memory_format=torch.channels_last) if copy.ndim == 4 else copy
+        if stored is tensor:  # kept under itself it would never be let go
+            return tensor
+        copies[device.name] = stored
+    return copies[device.name]
+
+
+class Scale(NamedTuple):
+    """What images are normalised by: mean and deviation of the training part."""
+
+    mean: Tensor
+    deviation: Tensor
+
+    @classmethod
+    def of(cls, images: Tensor) -> Scale:
+        deviation, mean = torch.std_mean(images.float())
+        return cls(mean, deviation.clamp_min(1e-6))
+
+    def apply(self, images: Tensor) -> Tensor:
+        """Images ``[N, C, H, W]`` as floats; those of the training part have mean 0 and deviation 1."""
+        scaled = (images.float() - self.mean) / self.deviation
+        return scaled.contiguous(memory_format=torch.channels_last)
+
+
 class Samples:
-    """Inputs and targets, first axis the samples."""
+    """Inputs and targets, first axis the samples: those of a data set that ``index`` names, or all."""
 
-    x: Tensor
-    y: Tensor
+    def __init__(
+        self, inputs: Tensor, targets: Tensor, index: Tensor | None = None, scale: Scale | None = None
+    ) -> None:
+        self.inputs = inputs
+        self.targets = targets
+        self.index = torch.arange(len(inputs)) if index is None else index
+        self.scale = scale
 
     def __len__(self) -> int:
-        return int(self.x.shape[0])
+        return len(self.index)
+
+    def on(self, device: Device) -> Samples:
+        """The same samples of the data set's copy on ``device``."""
+        scale = self.scale and Scale(*(value.to(device.torch) for value in self.scale))
+        return Samples(resident(self.inputs, device), resident(self.targets, device), self.index, scale)
+
+    def first(self, count: int) -> Samples:
+        """The first ``count``."""
+        return Samples(self.inputs, self.targets, self.index[:count], self.scale)
+
+    def scaled(self, inputs: Tensor) -> Tensor:
+        """``inputs`` of the data set as a network takes them."""
+        return inputs if self.scale is None else self.scale.apply(inputs)
+
+    # Made when asked for, and kept from then on: an episode takes minibatches and never the whole.
+
+    @cached_property
+    def x(self) -> Tensor:
+        return self.scaled(self.inputs[self.index.to(self.inputs.device)])
+
+    @cached_property
+    def y(self) -> Tensor:
+        return self.targets[self.index.to(self.targets.device)]
 
 
 class GuardedTest:
@@ -46,6 +111,12 @@ class GuardedTest:
         self._read = True
         return self._samples
 
+    def on(self, device: Device) -> GuardedTest:
+        """The same test part on ``device``, as locked as this one."""
+        moved = GuardedTest(self._samples.on(device))
+        moved.load_state(self.state())
+        return moved
+
     def state(self) -> dict[str, bool]:
         return {"unlocked": self._unlocked, "read": self._read}
 
@@ -64,11 +135,15 @@ class Splits:
     def with_less_to_train(self, share: float) -> Splits:
         """The same with the first ``share`` of the training part, which is in random order."""
         count = max(round(share * len(self.train)), 1)
-        return replace(self, train=Samples(self.train.x[:count], self.train.y[:count]))
+        return replace(self, train=self.train.first(count))
+
+    def on(self, device: Device) -> Splits:
+        """The same data on ``device``."""
+        return Splits(self.train.on(device), self.validation.on(device), self.test.on(device))
 
     def guess_loss(self) -> float:
         """Loss of a guess that knows how often each answer comes, and nothing else: the scale of a loss."""
-        answers = self.train.y.flatten()
+        answers = self.train.first(len(self.train)).y.flatten()
         counts = answers.bincount().double()
         if counts.count_nonzero() < 2:
             raise DataError(
@@ -138,18 +213,9 @@ def split_images(
             " and leave any for training"
         )
     parts = torch.randperm(images.shape[0], generator=generator).split([train, validation, test])
-    cut = normalised([images[index] for index in parts])
-    samples = [Samples(x, labels[index]) for x, index in zip(cut, parts, strict=True)]
+    scale = Scale.of(images[parts[0]])
+    samples = [Samples(images, labels, index, scale) for index in parts]
     return Splits(samples[0], samples[1], GuardedTest(samples[2]))
-
-
-def normalised(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Images ``[N, C, H, W]`` as floats; the first part, which is trained on, gets mean 0 and deviation 1."""
-    std, mean = torch.std_mean(parts[0].float())
-    return [
-        ((part.float() - mean) / std.clamp_min(1e-6)).contiguous(memory_format=torch.channels_last)
-        for part in parts
-    ]
 
 
 def shifted_and_flipped(images: Tensor, generator: torch.Generator) -> Tensor:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -34,8 +35,9 @@ from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 from esper.tolaria import actuator, recording, slot_measurements
 from esper.tolaria.counterfactual import Counterfactuals
+from esper.tolaria.devices import DEFAULT_COMPUTE, Compute
 from esper.tolaria.epoch import EpochTraining
-from esper.tolaria.host_training import HostTraining
+from esper.tolaria.host_training import HostTraining, train_together
 from esper.tolaria.recording import Decision, Place, Reward
 from esper.tolaria.recovery import ROLLBACK_LIMIT, Recovery
 from esper.tolaria.seeding import EpisodeStreams
@@ -82,11 +84,13 @@ class MorphEnv:
         table: SlotTable | None = None,
         sink: EventSink | None = None,
         rollback_limit: int = ROLLBACK_LIMIT,
+        compute: Compute = DEFAULT_COMPUTE,
     ) -> None:
         """``table`` is this environment's row of a shared table; ``enabled`` defaults to all slots.
 
         An episode ends early with rollback number ``rollback_limit``.
         """
+        self.compute = compute
         self.task = task
         self.table = table if table is not None else SlotTable.empty(1, task.num_slots)
         self.sink = sink
@@ -113,8 +117,8 @@ class MorphEnv:
         """
         self.episode, self._attempt, self._iteration = episode, attempt, iteration
         self._twin_scores = twin_scores
-        streams = EpisodeStreams(self._rng_seed, self._env, episode, attempt)
-        self.host = HostTraining(self.task, self.table, streams, self._enabled)
+        streams = EpisodeStreams(self._rng_seed, self._env, episode, attempt, self.compute.device)
+        self.host = HostTraining(self.task, self.table, streams, self._enabled, self.compute.amp)
         self._recovery = Recovery(self.host, self.task.objective, self._rollback_limit)
         self.epoch = 0
         self._next_seed_id = 0
@@ -141,11 +145,22 @@ class MorphEnv:
 
     def step(self, action: IntArray) -> EnvFacts:
         """Carry out ``action [8]``, then train one epoch and check it."""
+        self.begin_step(action)
+        train_together([self.host])
+        return self.end_step()
+
+    def begin_step(self, action: IntArray) -> None:
+        """Carry out ``action [8]`` and draw the minibatches of the epoch that follows."""
+        began = time.perf_counter()
+        self._acted = self._act(action)
+        self._seconds = [time.perf_counter() - began]
+        self.host.begin_epoch(self.epoch)
+
+    def end_step(self) -> EnvFacts:
+        """The minibatches have been trained: measure and check the epoch."""
+        op, succeeded = self._acted
+        trained = self._end_training()
         times = [time.perf_counter()]
-        op, succeeded = self._act(action)
-        times.append(time.perf_counter())
-        trained = self._train()
-        times.append(time.perf_counter())
         measured = self._measure()
         if self._recovery.check_epoch(measured, self.epoch, broken=trained.broken):
             self._record_interventions()
@@ -156,7 +171,8 @@ class MorphEnv:
             self._record_moves(self.host.commit())
             measured = self._measure()
         facts = self._facts(measured, trained, op, succeeded and not self._recovery.rolled_back)
-        self._record_epoch(facts, measured, trained, [*times, time.perf_counter()])
+        spans = [end - start for start, end in pairwise([*times, time.perf_counter()])]
+        self._record_epoch(facts, measured, trained, [*self._seconds, self.host.seconds, *spans])
         return facts
 
     def _act(self, action: IntArray) -> tuple[int, bool]:
@@ -182,8 +198,8 @@ class MorphEnv:
         self._record_moves(outcome.moves)
         return op, outcome.succeeded
 
-    def _train(self) -> EpochTraining:
-        trained = self.host.train_epoch(self.epoch, self._recovery)
+    def _end_training(self) -> EpochTraining:
+        trained = self.host.end_epoch(self._recovery)
         self._record_interventions()
         self.epoch += 1
         slot_measurements.record_training(self.table, trained)
@@ -295,17 +311,18 @@ class MorphEnv:
         return self._val_scores[-1] if self._val_scores else None
 
     def _record_epoch(
-        self, facts: EnvFacts, measured: Counterfactuals, trained: EpochTraining, times: Sequence[float]
+        self, facts: EnvFacts, measured: Counterfactuals, trained: EpochTraining, seconds: Sequence[float]
     ) -> None:
         place = self._place()
         self._emit(recording.counterfactual_rows(place, measured, self.table.in_forward[0]))
         row = recording.epoch_row(
             place,
             facts,
-            times,
+            seconds,
             twin_score=self._twin_score(),
             learning_rate=self.host.learning_rate,
             skipped_batches=trained.skipped,
+            skipped_steps=trained.skipped_steps,
         )
         self._emit([row, *recording.seed_rows(place, self.table)])
 

@@ -1,22 +1,27 @@
 """Training: one minibatch through host, blended seeds and incubating seeds.
 
-The host is clipped and stepped on its own gradients alone; every seed has its own clip and
-optimiser. A minibatch whose loss or gradient is not finite changes no weight at all.
+The host is clipped and stepped on its own gradients alone; every seed has its own clip and optimiser.
+
+A minibatch can be looked at before any weight moves: one whose loss or gradient is not finite then changes
+nothing at all. Or it is run without a look, everything it shows stays on its device, and the epoch is looked
+at when it is over. An epoch that turns out not to be finite is run again, looking.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import islice
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina.health import GradientStatistics, gradient_statistics
+from esper.kasmina.health import GradientStatistics, statistics_of
 from esper.kasmina.incubation import Loss, shadow_loss
 from esper.kasmina.model import MorphogeneticModel
 from esper.tolaria.objective import Objective
+from esper.tolaria.precision import HOST, Precision
 
 
 @dataclass(slots=True)
@@ -31,6 +36,21 @@ class BatchFacts:
     seeds: dict[int, GradientStatistics] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Readings:
+    """What one minibatch showed, not read yet: every tensor is where it was computed."""
+
+    loss: Tensor
+    output: Tensor
+    host_norm: Tensor
+    others: list[Tensor] = field(default_factory=list)
+    """Norms of blended seeds, losses and norms of incubating ones: numbers that should be finite."""
+    seeds: dict[int, Tensor] = field(default_factory=dict)
+    """Gradient norms ``[tensor]`` of the seeds, where they were asked for."""
+    skipped: bool = False
+    broken: list[int] = field(default_factory=list)
+
+
 def train_batch(
     model: MorphogeneticModel,
     optimiser: Optimizer,
@@ -41,83 +61,112 @@ def train_batch(
     clip: float,
     measure: bool = False,
 ) -> BatchFacts:
-    """One step of host and seeds; ``measure`` also takes the seeds' gradient statistics."""
-    model.drop_gradients()
-    output = model(x)
-    value = loss(output, y)
-    value.backward()
-    straight = model.rules.incubation == "straight_through"
-    joined = model.blended + (model.incubating if straight else [])
-    gradients = {slot: _gradients(model.seed_parameters(slot)) for slot in joined}
-    facts = BatchFacts(
-        value.item(), output.detach(), clip_gradients(_gradients(model.host_parameters()), clip)
-    )
-    if measure:
-        facts.seeds = _statistics(gradients)
-    norms = {slot: clip_gradients(gradients[slot], clip) for slot in joined}
-    blended = (norms[slot] for slot in model.blended)
-    if not all(map(math.isfinite, (facts.loss, facts.host_norm, *blended))):
-        facts.skipped = True
-        return facts
-    if straight:
-        facts.broken = [s for s in model.incubating if model.slot(s).poisoned or not math.isfinite(norms[s])]
-    else:
-        _incubate(model, y, loss, clip, facts, measure)
-    optimiser.step()
-    for slot in joined:
-        if slot not in facts.broken:
-            _step(model, slot)
-    return facts
+    """One step of host and seeds, looked at; ``measure`` also takes the seeds' gradient statistics."""
+    return Learner(model, optimiser, loss, clip).look(x, y, measure=measure)
 
 
-def _incubate(
-    model: MorphogeneticModel, y: Tensor, loss: Loss, clip: float, facts: BatchFacts, measure: bool
-) -> None:
-    """Let every incubating seed learn on its shadow branch, before the host's weights move."""
-    for slot in model.incubating:
-        value = shadow_loss(model, slot, y, loss)
-        if not torch.isfinite(value):
-            facts.broken.append(slot)
-            continue
-        value.backward()
-        gradients = _gradients(model.seed_parameters(slot))
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A model with all that moves its weights."""
+
+    model: MorphogeneticModel
+    optimiser: Optimizer
+    """The host's."""
+    loss: Loss
+    clip: float
+    """Of the gradient's norm, for the host and for each seed."""
+    precision: Precision = field(default_factory=Precision)
+
+    def look(self, x: Tensor, y: Tensor, *, measure: bool) -> BatchFacts:
+        """One step that is taken if everything about it is finite."""
+        shown = self.run(x, y, measure=measure, look=True)
+        seeds = {slot: statistics_of(norms) for slot, norms in shown.seeds.items()}
+        return BatchFacts(
+            shown.loss.item(), shown.output, shown.host_norm.item(), shown.skipped, shown.broken, seeds
+        )
+
+    def run(self, x: Tensor, y: Tensor, *, measure: bool, look: bool) -> Readings:
+        """One step of host and seeds; without ``look`` nothing is read, and the step is taken in any case."""
+        model = self.model
+        model.drop_gradients()
+        with self.precision.autocast():
+            output = model(x)
+            value = self.loss(output, y)
+        straight = model.rules.incubation == "straight_through"
+        joined = model.blended + (model.incubating if straight else [])
+        step = self.precision.step_of(HOST, [self.optimiser, *map(self._seed_optimiser, joined)])
+        step.backward(value)
+        gradients = {slot: _gradients(model.seed_parameters(slot)) for slot in joined}
+        host_norm = clip_gradients(_gradients(model.host_parameters()), self.clip)
+        shown = Readings(value.detach(), output.detach(), host_norm)
         if measure:
-            facts.seeds.update(_statistics({slot: gradients}))
-        if math.isfinite(clip_gradients(gradients, clip)):
-            _step(model, slot)
-        else:
-            facts.broken.append(slot)
+            shown.seeds = {slot: tensor_norms(own) for slot, own in gradients.items() if own}
+        norms = {slot: clip_gradients(own, self.clip) for slot, own in gradients.items() if own}
+        shown.others = [norms[slot] for slot in model.blended if slot in norms]
+        if look:
+            finite = _is_finite(host_norm, *shown.others) or step.may_overflow
+            shown.skipped = not (finite and _is_finite(value))
+            if shown.skipped:
+                return shown
+            ghosts = model.incubating if straight else []
+            shown.broken = [s for s in ghosts if model.slot(s).poisoned or not _is_finite(norms[s])]
+            for slot in shown.broken:
+                step.leave_out(self._seed_optimiser(slot))
+        if not straight:
+            for slot in model.incubating:
+                self._incubate(slot, y, shown, measure=measure, look=look)
+        step.take()
+        return shown
+
+    def _incubate(self, slot: int, y: Tensor, shown: Readings, *, measure: bool, look: bool) -> None:
+        """Let an incubating seed learn on its shadow branch, before the host's weights move."""
+        with self.precision.autocast():
+            value = shadow_loss(self.model, slot, y, self.loss, look=look)
+        if look and not _is_finite(value):
+            shown.broken.append(slot)
+            return
+        step = self.precision.step_of(slot, [self._seed_optimiser(slot)])
+        step.backward(value)
+        gradients = _gradients(self.model.seed_parameters(slot))
+        if not gradients:
+            return
+        if measure:
+            shown.seeds[slot] = tensor_norms(gradients)
+        norm = clip_gradients(gradients, self.clip)
+        if look and not (_is_finite(norm) or step.may_overflow):
+            shown.broken.append(slot)
+            return
+        shown.others += [value.detach(), norm]
+        step.take()
+
+    def _seed_optimiser(self, slot: int) -> Optimizer:
+        optimiser = self.model.slot(slot).optimiser
+        if optimiser is None:
+            raise RuntimeError(f"the seed in slot {self.model.slot_config.slot_ids[slot]} has no optimiser")
+        return optimiser
+
+
+def _is_finite(*values: Tensor) -> bool:
+    return all(math.isfinite(value.item()) for value in values)
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [p.grad for p in parameters if p.grad is not None]
 
 
-def _statistics(gradients: dict[int, list[Tensor]]) -> dict[int, GradientStatistics]:
-    measured = {slot: gradient_statistics(grads) for slot, grads in gradients.items()}
-    return {slot: statistics for slot, statistics in measured.items() if statistics is not None}
-
-
-def _step(model: MorphogeneticModel, slot: int) -> None:
-    optimiser = model.slot(slot).optimiser
-    if optimiser is None:
-        raise RuntimeError(f"the seed in slot {model.slot_config.slot_ids[slot]} has no optimiser")
-    optimiser.step()
-
-
-def clip_gradients(gradients: list[Tensor], limit: float) -> float:
-    """Scale ``gradients`` down to a total norm of ``limit``; returns the norm before."""
-    total = total_norm(gradients)
-    if limit < total < math.inf:
-        torch._foreach_mul_(gradients, limit / total)
+def clip_gradients(gradients: list[Tensor], limit: float) -> Tensor:
+    """Scale ``gradients`` down to a total norm of ``limit``; returns the norm before, without reading it."""
+    total = torch.linalg.vector_norm(tensor_norms(gradients))
+    # In double: limit / norm is then the number that it would be outside of torch.
+    factor = torch.full_like(total, limit, dtype=torch.float64).div_(total).clamp_(max=1.0).float()
+    # One call for all tensors; that it also notes what is not finite costs nothing.
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, torch.zeros_like(factor), factor)
     return total
 
 
-def total_norm(tensors: list[Tensor]) -> float:
-    """The norm of all tensors together."""
-    if not tensors:
-        return 0.0
-    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))))
+def tensor_norms(tensors: list[Tensor]) -> Tensor:
+    """The norm of each tensor, ``[tensor]``."""
+    return torch.stack(torch._foreach_norm(tensors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +180,71 @@ class EpochTraining:
     seeds: dict[int, GradientStatistics]
     broken: bool = False
     """Ended early: a minibatch was not finite, and no seed could be removed for it."""
+    skipped_steps: int = 0
+    """Steps that a float16 scaler left out."""
+
+
+class UnreadEpoch:
+    """An epoch whose minibatches are run without a look: nothing waits for a device before its end."""
+
+    def __init__(self, learner: Learner, objective: Objective) -> None:
+        self._learner = learner
+        self._objective = objective
+        self._shown: list[Readings] = []
+        self._scores: list[Tensor] = []
+
+    def train(self, x: Tensor, y: Tensor, *, last: bool) -> None:
+        """One minibatch; the last one measures the seeds' gradients."""
+        shown = self._learner.run(x, y, measure=last, look=False)
+        self._shown.append(shown)
+        self._scores.append(self._objective.sample_scores(shown.output, y).mean())
+
+    def read(self) -> EpochTraining | None:
+        """What the epoch showed; ``None`` if a number that should be finite is not."""
+        if not self._shown:
+            return EpochTraining(math.nan, math.nan, math.nan, 0, {})
+        columns = [one.loss for one in self._shown], self._scores, [one.host_norm for one in self._shown]
+        losses, scores, norms, others = _read(*columns, self._others())
+        precision = self._learner.precision
+        # An overflow at a scale is the scaler's to answer, which it has done.
+        sound = losses if precision.scales else losses + norms + others
+        if not all(map(math.isfinite, sound)) or precision.overflows:
+            return None
+        seeds = {slot: statistics_of(found) for slot, found in self._shown[-1].seeds.items()}
+        return _summary(losses, scores, norms, precision, seeds)
+
+    def _others(self) -> list[Tensor]:
+        """What else should be finite; weights too, since tanh and ReLU hide those that are infinite."""
+        model = self._learner.model
+        own = [tensor for slot in model.incubating for tensor in model.slot(slot).floats()]
+        norms = list(torch._foreach_norm(own)) if own else []
+        return [value for one in self._shown for value in one.others] + norms
+
+
+def _read(*columns: list[Tensor]) -> list[list[float]]:
+    """Numbers out of tensors, in one copy from the device."""
+    read = iter(torch.stack([value.float() for column in columns for value in column]).tolist())
+    return [list(islice(read, len(column))) for column in columns]
+
+
+def _summary(
+    losses: list[float],
+    scores: list[float],
+    norms: list[float],
+    precision: Precision,
+    seeds: dict[int, GradientStatistics],
+    **rest: Any,
+) -> EpochTraining:
+    finite = [norm for norm in norms if math.isfinite(norm)]
+    steps = precision.take_skipped_steps()
+    return EpochTraining(
+        _mean(losses),
+        _mean(scores),
+        _mean(finite),
+        seeds=seeds,
+        skipped_steps=steps,
+        **{"skipped": 0, **rest},
+    )
 
 
 class Supervisor(Protocol):
@@ -143,24 +257,18 @@ class Supervisor(Protocol):
         """A minibatch was left out as non-finite: remove the seed behind it, if there is one."""
 
 
-def train_epoch(
-    model: MorphogeneticModel,
-    optimiser: Optimizer,
-    batches: Sequence[tuple[Tensor, Tensor]],
+def train_looking(
+    learner: Learner,
+    batches: Iterable[tuple[Tensor, Tensor]],
     objective: Objective,
     supervisor: Supervisor,
-    *,
-    clip: float,
-    before_batch: Callable[[int], None],
+    before_batch: Callable[[int], bool],
 ) -> EpochTraining:
-    """Train on ``batches`` of (inputs, targets); ``before_batch`` is told the number of each."""
-    model.train()
+    """Train on ``batches`` and look at each; ``before_batch`` gets its number and says if it is the last."""
     losses, scores, norms, skipped, broken = [], [], [], 0, False
     seeds: dict[int, GradientStatistics] = {}
     for number, (x, y) in enumerate(batches):
-        before_batch(number)
-        last = number == len(batches) - 1
-        facts = train_batch(model, optimiser, x, y, objective.loss, clip=clip, measure=last)
+        facts = learner.look(x, y, measure=before_batch(number))
         if facts.broken:
             supervisor.remove_broken(facts.broken)
         if facts.skipped:
@@ -173,7 +281,7 @@ def train_epoch(
         scores.append(objective.sample_scores(facts.output, y).mean().item())
         norms.append(facts.host_norm)
         seeds = {slot: found for slot, found in facts.seeds.items() if slot not in facts.broken}
-    return EpochTraining(_mean(losses), _mean(scores), _mean(norms), skipped, seeds, broken)
+    return _summary(losses, scores, norms, learner.precision, seeds, skipped=skipped, broken=broken)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -79,7 +79,7 @@ def count_part(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = tor
 
 def _count(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> PartCost:
     """Count on a copy: running a part may change its statistics."""
-    part = copy.deepcopy(part)
+    part = copy.deepcopy(part).cpu()
     parameters = [p for p in part.parameters() if p.requires_grad]
 
     def count(into_parameters: bool, into_input: bool) -> tuple[int, int]:

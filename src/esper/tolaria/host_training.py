@@ -1,10 +1,12 @@
 """The network of one episode while it trains: model, data, optimisers, random streams, counted compute."""
 
 import copy
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
+from torch import Tensor
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import DECAY_SHARE, cosine_rate, set_rate, wsd_factor
@@ -13,13 +15,17 @@ from esper.leyline.events import StageMove
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 from esper.tolaria import actuator
-from esper.tolaria.calibration import recalibrate
+from esper.tolaria.batches import SharedBatchIterator
+from esper.tolaria.calibration import CALIBRATION_SAMPLES, batch_norms, recalibrate
 from esper.tolaria.counterfactual import Counterfactuals, measure
 from esper.tolaria.data import BatchCursor, shifted_and_flipped
-from esper.tolaria.epoch import EpochTraining, Supervisor, train_epoch
+from esper.tolaria.devices import Amp, WorkQueue
+from esper.tolaria.epoch import EpochTraining, Learner, Supervisor, UnreadEpoch, train_looking
 from esper.tolaria.flops import FlopMeter
+from esper.tolaria.precision import Precision
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
+from esper.tolaria.undo import Undo
 
 SEED_WARMUP: Final = 32
 """Minibatches over which the rate of a new seed rises in a ``wsd`` schedule."""
@@ -31,13 +37,24 @@ class HostTraining:
     """Builds the host of an episode, trains it epoch by epoch and measures it; decides nothing."""
 
     def __init__(
-        self, task: TaskSpec, table: SlotTable, streams: EpisodeStreams, enabled: Sequence[bool]
+        self,
+        task: TaskSpec,
+        table: SlotTable,
+        streams: EpisodeStreams,
+        enabled: Sequence[bool],
+        amp: Amp = "off",
     ) -> None:
         """``table`` is the environment's row and begins anew; ``enabled`` are the slots it may use."""
         self._task = task
         self._streams = streams
+        self.device = streams.device
+        self.precision = Precision(amp, self.device)
+        self._queue = WorkQueue(self.device)
         self.instance = task.instances.draw(streams.generator("instance"))
-        self.splits = task.load(streams.generator("split")).with_less_to_train(self.instance.data_share)
+        splits = task.load(streams.generator("split")).with_less_to_train(self.instance.data_share)
+        self.guess_loss = splits.guess_loss()
+        """Loss of a blind guess: what the governor and the rewards measure losses by."""
+        self.splits = splits.on(self.device)
         self.table = table
         table.assign(SlotTable.empty(1, task.num_slots))
         table.enabled[0] = np.logical_and(enabled, self.instance.enabled)
@@ -49,12 +66,12 @@ class HostTraining:
         with streams.torch("init"):
             host = task.build_host(self.instance)
         self.model = MorphogeneticModel(host, task.rules, table=table, streams=streams.slot)
+        self.model.to(self.device.torch)
         self.learning_rate = self.instance.learning_rate
         self.optimiser = task.build_optimiser(host.parameters(), self.learning_rate)
         self.model.bind_optimiser(self.optimiser)
-        self.meter = FlopMeter(self.model, self.splits.train.x[0])
-        self.guess_loss = self.splits.guess_loss()
-        """Loss of a blind guess: what the governor and the rewards measure losses by."""
+        self._learner = Learner(self.model, self.optimiser, task.objective.loss, task.clip, self.precision)
+        self.meter = FlopMeter(self.model, self.splits.train.first(1).x[0])
         self.minibatch_flops = self.meter.minibatch(task.batch_size)
         """Of the last step's network; what a budget leaves over is less."""
         self._check_budget()
@@ -82,27 +99,72 @@ class HostTraining:
 
     # --- one epoch ----------------------------------------------------------------------------
 
-    def train_epoch(self, epoch: int, supervisor: Supervisor) -> EpochTraining:
-        """Train for one epoch after ``epoch`` finished ones, and tick the slots' counters."""
-        train, task = self.splits.train, self._task
-        batches, count = [], self._affordable(epoch)
-        for _ in range(count):
-            chosen = self._cursor.next()
-            x = train.x[chosen]
-            batches.append((shifted_and_flipped(x, self._augmenting) if task.augment else x, train.y[chosen]))
-        with self._host_stream:
-            trained = train_epoch(
-                self.model,
-                self.optimiser,
-                batches,
-                task.objective,
-                supervisor,
-                clip=task.clip,
-                before_batch=lambda number: self._before_batch(epoch, epoch + number / count),
-            )
+    def begin_epoch(self, epoch: int) -> None:
+        """Draw the minibatches of the epoch after ``epoch`` finished ones."""
+        self._epoch = epoch
+        self.seconds = 0.0
+        """Spent on training in this epoch."""
+        self.chosen: Sequence[Tensor] = [self._cursor.next() for _ in range(self._affordable(epoch))]
+        """Samples of each minibatch, as numbers within the training part."""
+        # Straight-through seeds are in the host's own graph: whether they are finite must be known before it.
+        ghosts = self.model.rules.incubation == "straight_through" and bool(self.model.incubating)
+        self._start = None if ghosts else self._keep_start()
+        self._unread = UnreadEpoch(self._learner, self._task.objective)
+        self._trained = 0
+        self.model.train()
+
+    def train_minibatch(self, inputs: Tensor, targets: Tensor) -> None:
+        """Train on the next minibatch, given as it is in the data set; nothing of it is read."""
+        if self._start is None:
+            return  # the epoch is run at its end
+        began = time.perf_counter()
+        with self._queue.enter(inputs, targets), self._host_stream:
+            last = self._before_batch(self._trained)
+            self._unread.train(self._prepared(inputs), targets, last=last)
+        self._trained += 1
+        self.seconds += time.perf_counter() - began
+
+    def end_epoch(self, supervisor: Supervisor) -> EpochTraining:
+        """Read what the epoch showed, and tick the slots' counters.
+
+        If it was not finite, it is undone and run again, and every minibatch is looked at.
+        """
+        began = time.perf_counter()
+        trained = self._unread.read() if self._start is not None else None
+        if trained is None:
+            if self._start is not None:
+                self._start()
+            trained = self._train_looking(supervisor)
+        self._start = None
         actuator.tick(self.model)
-        self.close_growth(epoch + 1)
+        self.close_growth(self._epoch + 1)
+        self.seconds += time.perf_counter() - began
         return trained
+
+    def _prepared(self, inputs: Tensor) -> Tensor:
+        x = self.splits.train.scaled(inputs)
+        return shifted_and_flipped(x, self._augmenting) if self._task.augment else x
+
+    def _train_looking(self, supervisor: Supervisor) -> EpochTraining:
+        batches = ((self._prepared(x), y) for [(_, x, y)] in SharedBatchIterator([self]))
+        with self._host_stream:
+            return train_looking(self._learner, batches, self._task.objective, supervisor, self._before_batch)
+
+    def _keep_start(self) -> Callable[[], None]:
+        """What undoes the epoch to come, as long as nothing but its minibatches happens."""
+        undo, scales, meter = Undo(self.model, self.optimiser), self.precision.state(), self.meter.state()
+        streams = self._host_stream.get_state(), self._augmenting.get_state()
+        batches = self.minibatches
+
+        def restore() -> None:
+            undo.restore()
+            self.precision.load_state(scales)
+            self.meter.load_state(meter)
+            self._host_stream.set_state(streams[0])
+            self._augmenting.set_state(streams[1])
+            self.minibatches = batches
+
+        return restore
 
     def _affordable(self, epoch: int) -> int:
         """Minibatches of the step after ``epoch`` steps; what a budget leaves over, the next step gets."""
@@ -118,9 +180,10 @@ class HostTraining:
         if task.schedule == "wsd" and epoch >= (1.0 - DECAY_SHARE) * task.horizon:
             self.table.enabled[0] = False
 
-    def _before_batch(self, epoch: int, now: float) -> None:
-        """Set every learning rate for the minibatch at time ``now``, in steps."""
-        task, base = self._task, self.model.recipe.learning_rate
+    def _before_batch(self, number: int) -> bool:
+        """Set every learning rate for the epoch's minibatch ``number``, and count it; is it the last one?"""
+        task, base, epoch = self._task, self.model.recipe.learning_rate, self._epoch
+        now = epoch + number / len(self.chosen)  # in steps
         wsd = task.schedule == "wsd"
 
         def rate(born: int, batches: int, warmup: int) -> float:
@@ -137,6 +200,7 @@ class HostTraining:
                 set_rate(optimiser, rate(born, self.minibatches - self._batches_at_birth[slot], SEED_WARMUP))
         self.meter.trained(task.batch_size)
         self.minibatches += 1
+        return number == len(self.chosen) - 1
 
     def measure(self, *, contributions: bool = True) -> Counterfactuals:
         """Score the network as it stands on the validation split, and what each seed contributes.
@@ -144,7 +208,7 @@ class HostTraining:
         Under a budget a seed is measured as soon as it takes part, and again when the budget's share for
         that allows it.
         """
-        validation = self.splits.validation
+        validation = self.splits.validation.first(len(self.splits.validation))
         watched = [slot for slot in self.model.blended if not self._is_old_fossil(slot)]
         if self._task.budget is not None and not (contributions and self._may_measure(watched)):
             watched = []
@@ -155,7 +219,7 @@ class HostTraining:
             watched,
             self._task.objective,
             self._sampling,
-            calibration=self.splits.train.x,
+            calibration=self._calibration(),
             only_contributions=self._task.budget is not None,
         )
         self.meter.validated(len(validation), result.slots, result.configurations)
@@ -179,6 +243,7 @@ class HostTraining:
             if move.target is Stage.GERMINATED:
                 self.meter.germinated(move.slot)
                 self._batches_at_birth[move.slot] = self.minibatches
+                self.precision.forget(move.slot)
             elif move.target is Stage.PRUNED:
                 self.meter.removed(move.slot)
 
@@ -187,27 +252,37 @@ class HostTraining:
     def commit(self) -> list[StageMove]:
         """Make the network final: keep what gate G5 lets pass, remove the rest, unlock the test split."""
         moves = actuator.commit(self.model)
-        recalibrate(self.model, self.splits.train.x)
+        inputs = self._calibration()
+        if inputs is not None:
+            recalibrate(self.model, inputs)
         self.splits.test.unlock()
         return moves
 
     def test(self) -> Counterfactuals:
         """Score and loss of the committed network on the test split, which can be read once."""
         samples = self.splits.test.read()
-        return measure(
-            self.model, samples.x, samples.y, [], self._task.objective, calibration=self.splits.train.x
-        )
+        calibration = self._calibration()
+        return measure(self.model, samples.x, samples.y, [], self._task.objective, calibration=calibration)
+
+    def _calibration(self) -> Tensor | None:
+        """Inputs for the statistics of batch normalisation, where there is any."""
+        return self.splits.train.first(CALIBRATION_SAMPLES).x if batch_norms(self.model) else None
 
     # --- states -------------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Any]:
         """Weights, buffers, slot table and optimisers: what a rollback brings back."""
-        return {"model": self.model.state(), "optimiser": copy.deepcopy(self.optimiser.state_dict())}
+        return {
+            "model": self.model.state(),
+            "optimiser": copy.deepcopy(self.optimiser.state_dict()),
+            "scales": self.precision.state(),
+        }
 
     def load_weights(self, weights: dict[str, Any]) -> None:
         """Return to ``weights``, whatever was done since."""
         self.model.load_state(weights["model"])
         self.optimiser.load_state_dict(copy.deepcopy(weights["optimiser"]))
+        self.precision.load_state(weights["scales"])
 
     def state(self) -> dict[str, Any]:
         """Everything that changes while the host trains, as plain tensors and numbers."""
@@ -234,3 +309,12 @@ class HostTraining:
         self.learning_rate = state["learning_rate"]
         self.minibatches, *self._batches_at_birth = state["batches"]
         self.meter.load_state(state["meter"])
+
+
+def train_together(hosts: Sequence[HostTraining]) -> None:
+    """The epochs that were begun, minibatch by minibatch in all environments; then one wait per device."""
+    for gathered in SharedBatchIterator(hosts):
+        for env, inputs, targets in gathered:
+            hosts[env].train_minibatch(inputs, targets)
+    for device in {host.device for host in hosts}:
+        device.synchronise()

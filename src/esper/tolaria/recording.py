@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -123,19 +122,21 @@ def counterfactual_rows(
 def epoch_row(
     place: Place,
     facts: EnvFacts,
-    times: Sequence[float],
+    seconds: Sequence[float],
     *,
     twin_score: float | None,
     learning_rate: float,
     skipped_batches: int,
+    skipped_steps: int,
 ) -> EpochRow:
-    """The row of an epoch; ``times`` are when its step began and when each phase ended, in seconds."""
-    spans = [1000 * (end - start) for start, end in pairwise(times)]
+    """The row of an epoch; ``seconds`` are those of each phase of its step."""
+    spans = [1000 * span for span in seconds]
     return EpochRow(
         **_columns(EpochRow, place, asdict(facts)),
         twin_score=twin_score,
         learning_rate=learning_rate,
         skipped_batches=skipped_batches,
+        skipped_steps=skipped_steps,
         ms=sum(spans),
         phase_ms=dict(zip(PHASES, spans, strict=True)),
     )

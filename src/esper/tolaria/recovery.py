@@ -16,7 +16,7 @@ from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 from esper.tolaria import actuator
 from esper.tolaria.counterfactual import Counterfactuals
-from esper.tolaria.epoch import total_norm
+from esper.tolaria.epoch import tensor_norms
 from esper.tolaria.governor import Alarm, Governor
 from esper.tolaria.host_training import HostTraining
 from esper.tolaria.objective import Objective
@@ -152,11 +152,12 @@ class Recovery:
         alphas = model.live_alphas
         alphas[slot] = None
         model.eval()
-        without = self._objective.loss(model(x, alphas), y)
+        with self._host.precision.autocast():
+            without = self._objective.loss(model(x, alphas), y)
         trained = [p for p in model.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(without, trained, materialize_grads=True)
         model.train()
-        return math.isfinite(without.item()) and math.isfinite(total_norm(list(gradients)))
+        return math.isfinite(without.item()) and bool(tensor_norms(list(gradients)).isfinite().all())
 
     def _prune(self, slot: int, reason: str, alarm: Alarm = NOT_FINITE) -> None:
         host = self._host

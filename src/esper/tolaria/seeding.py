@@ -7,6 +7,7 @@ from torch import Generator
 
 from esper.kasmina.streams import TorchStream
 from esper.leyline.streams import derive_seed
+from esper.tolaria.devices import DEFAULT_DEVICE, Device
 
 TRAINING_SEEDS: Final = range(1_000_000)
 """Root seeds to train and tune on."""
@@ -29,6 +30,7 @@ class EpisodeStreams:
     env: int
     episode: int
     attempt: int = 0
+    device: Device = DEFAULT_DEVICE
 
     def seed(self, *purpose: str) -> int:
         attempt = ("attempt", self.attempt) if self.attempt else ()
@@ -36,7 +38,7 @@ class EpisodeStreams:
 
     def torch(self, *purpose: str) -> TorchStream:
         """A stream to enter, for layers that draw from torch's global generator."""
-        return TorchStream(self.seed(*purpose))
+        return TorchStream(self.seed(*purpose), self.device.torch)
 
     def slot(self, slot_id: str, *purpose: str) -> TorchStream:
         """Initialisation, dropout and sampled alphas of the seeds in one slot."""

@@ -19,6 +19,7 @@ import torch
 
 from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.errors import DivergedError
+from esper.tolaria.devices import DEFAULT_COMPUTE, Compute, Device
 from esper.tolaria.env import EpisodeReport, MorphEnv
 from esper.tolaria.tasks.spec import TaskSpec
 
@@ -26,24 +27,37 @@ CACHE_VARIABLE = "ESPER_CACHE"
 
 
 def run_without_growth(
-    task: TaskSpec, *, rng_seed: int, env: int = 0, episode: int = 0, attempt: int = 0
+    task: TaskSpec,
+    *,
+    rng_seed: int,
+    env: int = 0,
+    episode: int = 0,
+    attempt: int = 0,
+    compute: Compute = DEFAULT_COMPUTE,
 ) -> EpisodeReport:
     """The report of an episode in which nobody ever acts."""
-    twin = MorphEnv(task, rng_seed=rng_seed, env=env)
+    twin = MorphEnv(task, rng_seed=rng_seed, env=env, compute=compute)
     twin.reset(episode, attempt=attempt)
     return twin.run_out()
 
 
 def twin_scores(
-    task: TaskSpec, *, rng_seed: int, env: int = 0, episode: int = 0, attempt: int = 0
+    task: TaskSpec,
+    *,
+    rng_seed: int,
+    env: int = 0,
+    episode: int = 0,
+    attempt: int = 0,
+    compute: Compute = DEFAULT_COMPUTE,
 ) -> list[float]:
     """Validation score after every epoch of the twin, the untrained host's first; cached on disk."""
-    path = _cache_folder() / f"{_key(task, rng_seed, env, episode, attempt)}.json"
+    path = _cache_folder() / f"{_key(task, compute, rng_seed, env, episode, attempt)}.json"
     kept = _read(path, task.horizon + 1)
     if kept is not None:
         return kept
     try:
-        report = run_without_growth(task, rng_seed=rng_seed, env=env, episode=episode, attempt=attempt)
+        where = {"env": env, "episode": episode, "attempt": attempt}
+        report = run_without_growth(task, rng_seed=rng_seed, compute=compute, **where)
         if report.cut_short:
             raise DivergedError(f"its host broke down {report.rollbacks} times; lower the learning rate")
     except DivergedError as error:
@@ -79,8 +93,14 @@ def _cache_folder() -> Path:
         return Path(tempfile.gettempdir()) / "esper" / "twins"
 
 
-def _key(task: TaskSpec, *place: int) -> str:
-    return hashlib.sha256("/".join((_task_key(task), *map(str, place))).encode()).hexdigest()
+def _key(task: TaskSpec, compute: Compute, *place: int) -> str:
+    parts = (_task_key(task), _kind_of(compute.device), compute.amp, *map(str, place))
+    return hashlib.sha256("/".join(parts).encode()).hexdigest()
+
+
+def _kind_of(device: Device) -> str:
+    """A processor, or the model of a GPU: two of one kind compute the same."""
+    return torch.cuda.get_device_name(device.torch) if device.is_cuda else "cpu"
 
 
 @cache

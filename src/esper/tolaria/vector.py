@@ -1,4 +1,4 @@
-"""Several environments side by side, one after the other within a step: the reference backend."""
+"""Several environments side by side, which take every minibatch of a step together."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,9 @@ from esper.leyline.protocols import EventSink, PolicyOutput
 from esper.leyline.rules import ActionSpace
 from esper.leyline.signals import EpochFacts
 from esper.leyline.slot_table import SlotTable
+from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute, device_of
 from esper.tolaria.env import EpisodeReport, MorphEnv
+from esper.tolaria.host_training import train_together
 from esper.tolaria.recovery import ROLLBACK_LIMIT
 from esper.tolaria.tasks.spec import TaskSpec
 
@@ -24,8 +26,13 @@ class SerialVector:
         enabled: Sequence[bool] | None = None,
         sink: EventSink | None = None,
         rollback_limit: int = ROLLBACK_LIMIT,
+        devices: Sequence[str] = (DEFAULT_DEVICE.name,),
+        amp: Amp = "off",
     ) -> None:
-        """``env_indices`` name the environments' random streams, so shards of a run can be separate."""
+        """``env_indices`` name the environments' random streams, so shards of a run can be separate.
+
+        They also say which of the ``devices`` each runs on.
+        """
         self.table = SlotTable.empty(len(env_indices), task.num_slots)
         self.envs = [
             MorphEnv(
@@ -36,6 +43,7 @@ class SerialVector:
                 table=self.table.row(row),
                 sink=sink,
                 rollback_limit=rollback_limit,
+                compute=Compute(device_of(index, devices), amp),
             )
             for row, index in enumerate(env_indices)
         ]
@@ -51,7 +59,10 @@ class SerialVector:
 
     def step(self, actions: IntArray) -> EpochFacts:
         """One step everywhere, ``actions [env, 8]``."""
-        return EpochFacts.stack([env.step(row) for env, row in zip(self.envs, actions, strict=True)])
+        for env, action in zip(self.envs, actions, strict=True):
+            env.begin_step(action)
+        train_together([env.host for env in self.envs])
+        return EpochFacts.stack([env.end_step() for env in self.envs])
 
     def record_decisions(self, outputs: Sequence[PolicyOutput] | None) -> None:
         """Emit the rows of the last decisions; ``outputs`` are a policy's, one per environment."""

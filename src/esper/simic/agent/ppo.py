@@ -88,6 +88,7 @@ class PPOAgent:
     def update(self, buffer: TamiyoRolloutBuffer, progress: float) -> UpdateMetrics:
         """Learn from one rollout; ``progress`` in [0, 1] is the share of training done."""
         config = self.config
+        buffer = buffer.to(next(self.policy.parameters()).device)
         advantages = gae(
             buffer.rewards,
             buffer.values,

@@ -83,6 +83,15 @@ class TamiyoRolloutBuffer:
             self.fresh[envs],
         )
 
+    def to(self, device: torch.device) -> TamiyoRolloutBuffer:
+        """The same rollout on ``device``."""
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(moved, name, value.to(device))
+        moved.hidden = (self.hidden[0].to(device), self.hidden[1].to(device))
+        return moved
+
     @classmethod
     def join(cls, parts: Sequence[TamiyoRolloutBuffer]) -> TamiyoRolloutBuffer:
         """One rollout of the environments of all ``parts``, in their order."""

@@ -68,7 +68,14 @@ class GrowthEnv:
         self.next_episode = 0
         """The one that the next reset begins."""
         # A policy learns most from the decision that broke a host if nothing is undone behind its back.
-        self._vector = SerialVector(task, rng_seed=rng_seed, env_indices=self.env_indices, rollback_limit=1)
+        self._vector = SerialVector(
+            task,
+            rng_seed=rng_seed,
+            env_indices=self.env_indices,
+            rollback_limit=1,
+            devices=config.devices,
+            amp=config.amp,
+        )
         self._observer = Observer(len(self.env_indices), task.num_slots, config.capacity or task.num_slots)
         self._family = FAMILIES[config.reward_family]
         self._reward_function = RewardFunction(self._family, config.reward_scale)
@@ -145,7 +152,8 @@ class GrowthEnv:
         env, scores = self.env_indices[row], None
         if self._family.needs_twin:
             where = {"env": env, "episode": episode, "attempt": attempt}
-            scores = twin_scores(self._task, rng_seed=self._rng_seed, **where)
+            compute = self._vector.envs[row].compute
+            scores = twin_scores(self._task, rng_seed=self._rng_seed, compute=compute, **where)
             self._twins[row] = scores
         host = self._vector.envs[row]
         return host.reset(episode, attempt=attempt, iteration=episode + 1, twin_scores=scores)

@@ -30,6 +30,7 @@ from esper.simic.training.rollout import ActionStreams, collect, evaluate
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy import checkpoint
 from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
+from esper.tolaria.devices import Device
 from esper.tolaria.env import EpisodeReport
 from esper.tolaria.seeding import SELECTION_SEEDS
 from esper.tolaria.tasks.spec import TaskSpec
@@ -87,6 +88,7 @@ class Trainer:
                 conditioned=config.conditioned,
                 hold_heads=config.hold_heads,
             )
+        self.policy.to(Device(config.policy_device).torch)
         self.agent = PPOAgent(self.policy, config)
         self.iteration = 0
         self.best_return = -np.inf

@@ -5,6 +5,8 @@ categorical distributions. With ``conditioned`` heads each sees what was sampled
 Log-probabilities, entropies and the value of a decision all come from the one sample that is taken.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,6 +77,12 @@ class Decision(NamedTuple):
     value: Tensor
     """``[env]``."""
     hidden: Hidden
+
+    def cpu(self) -> Decision:
+        """The same on the processor."""
+        memory = (self.hidden[0].cpu(), self.hidden[1].cpu())
+        names = ("actions", "log_probs", "masks", "op_probs", "value")
+        return self._replace(hidden=memory, **{name: getattr(self, name).cpu() for name in names})
 
 
 class Evaluation(NamedTuple):

@@ -85,6 +85,11 @@ class ActionMasks:
         held = self.held | (heads - {Head.OP, Head.SLOT, Head.BLUEPRINT})
         return replace(self, slot_by_op=legal, blueprint=blueprint, held=held)
 
+    def to(self, device: torch.device) -> ActionMasks:
+        """The same on ``device``."""
+        names = ("slot_by_op", "blueprint", "alpha_is_zero", "stages")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
     def check(self, head: int, mask: Tensor) -> None:
         """Refuse a mask ``[env, values]`` that leaves an environment without a choice."""
         legal = mask.any(dim=-1)

@@ -36,11 +36,21 @@ class PolicyController:
 def decide(
     policy: FactoredRecurrentActorCritic, seen: Observation, hidden: Hidden, uniforms: Tensor | None = None
 ) -> Decision:
-    """What the policy does about ``seen``: sampled by ``uniforms [env, 8]``, or argmax without them."""
+    """What the policy does about ``seen``: sampled by ``uniforms [env, 8]``, or argmax without them.
+
+    Everything goes to the policy's device and comes back to the processor.
+    """
+    device = next(policy.parameters()).device
+    seen, memory = seen.to(device), (hidden[0].to(device), hidden[1].to(device))
     with torch.no_grad():
-        return policy.get_action(
-            *seen[:2], hidden, seen.masks, uniforms=uniforms, deterministic=uniforms is None
+        decision = policy.get_action(
+            *seen[:2],
+            memory,
+            seen.masks,
+            uniforms=None if uniforms is None else uniforms.to(device),
+            deterministic=uniforms is None,
         )
+    return decision.cpu()
 
 
 def policy_outputs(decision: Decision, sizes: Sequence[int]) -> list[PolicyOutput]:

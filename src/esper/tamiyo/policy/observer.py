@@ -4,8 +4,11 @@ A policy has room for a number of slots, its capacity. A model with fewer is sho
 missing ones as empty slots in which nothing is legal.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from esper.leyline import ActionSpace, EpochFacts, SlotConfig, SlotTable
@@ -36,6 +39,10 @@ class Observation(NamedTuple):
     blueprint_indices: Tensor
     """``[env, slot]``, -1 = empty."""
     masks: ActionMasks
+
+    def to(self, device: torch.device) -> Observation:
+        """The same on ``device``."""
+        return Observation(self.features.to(device), self.blueprint_indices.to(device), self.masks.to(device))
 
 
 class Observer:

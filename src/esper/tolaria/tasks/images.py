@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Generator
 
 from esper.leyline.errors import DataError
-from esper.tolaria.data import GuardedTest, Samples, Splits, digest_of, normalised
+from esper.tolaria.data import GuardedTest, Samples, Scale, Splits, digest_of
 from esper.tolaria.readers import (
     Part,
     find_data,
@@ -68,24 +68,23 @@ def _pooled(folder: Path) -> Parts:
 def _loader(
     source: Callable[[], Parts],
     shape: tuple[int, int, int],
-    train: int,
+    count: int,
     held_out: int,
-    test: int | None = None,
+    tested: int | None = None,
 ) -> Callable[[Generator], Splits]:
-    """Draws ``train`` samples to train on, ``held_out`` to validate and ``test``, or as many, to test."""
-    tested = test or held_out
+    """Draws ``count`` samples to train on, ``held_out`` to validate and ``tested``, or as many, to test."""
 
     def load(generator: Generator) -> Splits:
         offered, reserved = source()
-        _check(offered, shape, train + held_out, "train on and validate with")
-        _check(reserved, shape, tested, "test with")
+        _check(offered, shape, count + held_out, "train on and validate with")
+        _check(reserved, shape, tested or held_out, "test with")
         order = torch.randperm(len(offered.labels), generator=generator)
-        chosen, validating = order[:train], order[train : train + held_out]
-        testing = torch.randperm(len(reserved.labels), generator=generator)[:tested]
-        images = normalised([offered.images[chosen], offered.images[validating], reserved.images[testing]])
-        labels = (offered.labels[chosen], offered.labels[validating], reserved.labels[testing])
-        parts = [Samples(x, y) for x, y in zip(images, labels, strict=True)]
-        return Splits(parts[0], parts[1], GuardedTest(parts[2]))
+        chosen, validating = order[:count], order[count : count + held_out]
+        testing = torch.randperm(len(reserved.labels), generator=generator)[: tested or held_out]
+        scale = Scale.of(offered.images[chosen])
+        train = Samples(*offered, chosen, scale)
+        test = GuardedTest(Samples(*reserved, testing, scale))
+        return Splits(train, Samples(*offered, validating, scale), test)
 
     return load
 
@@ -149,7 +148,7 @@ FASHION_SCALING = replace(
     FASHION14,
     name="fashion_scaling",
     summary="Fashion-MNIST at 14×14, a residual host of one block that may become eight; 1.2 TFLOP",
-    load=_loader(fashion14, (1, 14, 14), 50_000, 1024, test=8192),
+    load=_loader(fashion14, (1, 14, 14), 50_000, 1024, tested=8192),
     instances=InstanceDistribution(widths=((16,) * 7,), learning_rates=(2e-3,), trunks=(1,)),
     host="residual",
     optimiser="adamw",

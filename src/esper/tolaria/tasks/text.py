@@ -4,11 +4,12 @@ import hashlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Splits
@@ -41,16 +42,21 @@ def split_text(
             f"a text of {len(content)} bytes is too short; in windows of {context} bytes, training,"
             f" validation and test need at least {needed}: put a longer text there"
         )
-    stream = torch.frombuffer(bytearray(content), dtype=torch.uint8).long()
-    inputs, targets = windows(stream, context)
+    inputs, targets = _windows(content, context)
     blocks = len(inputs) // BLOCK
     train = blocks - sum(held_out)
-    x, y = (part[: blocks * BLOCK].unflatten(0, (blocks, BLOCK)) for part in (inputs, targets))
     order = torch.randperm(blocks, generator=generator)
     parts = [
-        Samples(x[index].flatten(0, 1), y[index].flatten(0, 1)) for index in order.split([train, *held_out])
+        Samples(inputs, targets, (BLOCK * index[:, None] + torch.arange(BLOCK)).flatten())
+        for index in order.split([train, *held_out])
     ]
     return Splits(parts[0], parts[1], GuardedTest(parts[2]))
+
+
+@lru_cache(maxsize=4)
+def _windows(content: bytes, context: int) -> tuple[Tensor, Tensor]:
+    """Kept for all episodes and environments."""
+    return windows(torch.frombuffer(bytearray(content), dtype=torch.uint8).long(), context)
 
 
 @cache
