@@ -34,7 +34,9 @@ class ResNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True))
+        self.stem = nn.Sequential(
+            nn.Conv2d(1, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+        )
         self.layer1 = nn.Sequential(BasicBlock(4, 4), BasicBlock(4, 4))
         self.layer2 = nn.Sequential(BasicBlock(4, 8, 2), BasicBlock(8, 8))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
@@ -270,9 +272,13 @@ def mlp() -> nn.Module:
 
 ENCODER = "encoder.layers."
 CASES: dict[str, Case] = {
-    "resnet": Case(ResNet, images(), (("layer2", "conv_light"), ("stem", "norm"), ("layer1.0.conv2", "attention"))),
+    "resnet": Case(
+        ResNet, images(), (("layer2", "conv_light"), ("stem", "norm"), ("layer1.0.conv2", "attention"))
+    ),
     "resnet-copy": Case(ResNet, images(), (("layer2", "stack"), ("layer1", "bottleneck"))),
-    "vgg": Case(VGG, images(), (("features.1", "depthwise"), ("features", "conv_small"), ("classifier.2", "mlp"))),
+    "vgg": Case(
+        VGG, images(), (("features.1", "depthwise"), ("features", "conv_small"), ("classifier.2", "mlp"))
+    ),
     "mobilenet": Case(MobileNet, images(), (("features.1", "conv_heavy"), ("features", "stack"))),
     "unet": Case(UNet, images(), (("mid", "conv_light"), ("inc", "conv_small"))),
     "vit": Case(
