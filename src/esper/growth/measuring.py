@@ -106,10 +106,13 @@ class Evaluation:
 
 def _numbers(found: Any) -> list[float]:
     if isinstance(found, Tensor):
-        found = found.detach().flatten().tolist()
-    single = not isinstance(found, list | tuple) and not hasattr(found, "__iter__")
+        found = found.flatten()
+    single = not hasattr(found, "__iter__")
     try:
-        values = [float(value) for value in ([found] if single else found)]
+        values = [
+            float(value.detach() if isinstance(value, Tensor) else value)
+            for value in ([found] if single else found)
+        ]
     except (TypeError, ValueError):
         raise EsperError(f"evaluate returned {type(found).__name__} ({str(found)[:40]}); {_FORM}") from None
     if not values or isinstance(found, str | bytes | dict):

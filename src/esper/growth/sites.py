@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -100,7 +101,8 @@ def untouched(net: nn.Module, training: bool | None = None) -> Iterator[None]:
     if training is not None:
         net.train(training)
     try:
-        with TorchStream(0):
+        with TorchStream(0), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a network says of a dry forward is not meant for its user
             yield
     finally:
         for module, mode in modes:

@@ -81,7 +81,7 @@ class GrowthSlot(nn.Module):
         """Kept: only an unpickled handle reserves its hook's number in a new process."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's has no annotations
         COPIES.add(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

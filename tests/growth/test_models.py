@@ -1,0 +1,151 @@
+"""The model matrix: empty slots change nothing, seeds learn, and the finished network is the trained one."""
+
+import copy
+import json
+import subprocess
+import sys
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+from esper.growth import GrowthWarning
+from esper.growth.sites import call, tensors_in
+from tests.growth.hf_models import HF_CASES
+from tests.growth.models import CASES, Case
+
+ALL: dict[str, Case] = CASES | HF_CASES
+ROOT = Path(__file__).parents[2]
+
+
+def outputs(net: nn.Module, x: Any) -> list[Tensor]:
+    """All tensors that the network returns, in both modes, with and without grad, under one random state."""
+    found = []
+    kept = copy.deepcopy(net.state_dict())
+    for training in (False, True):
+        for grad in (False, True):
+            torch.manual_seed(7)
+            with torch.set_grad_enabled(grad):
+                found += [t.detach().clone() for t in tensors_in(call(net.train(training), x))]
+    net.load_state_dict(kept)
+    return found
+
+
+def same(found: list[Tensor], wanted: list[Tensor]) -> bool:
+    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+
+
+class Grown(NamedTuple):
+    net: nn.Module
+    inputs: Any
+    bare_keys: list[str]
+    attached: bool
+    """Outputs and keys with empty slots are those of the bare network."""
+    moved: dict[str, bool]
+    """Per parameter of a seed: whether training changed it."""
+    trained: list[Tensor]
+    finished: list[Tensor]
+
+
+@cache
+def grown(name: str) -> Grown:
+    """One case from the bare network to the finished one."""
+    case = ALL[name]
+    torch.manual_seed(0)
+    net, sample, inputs = case.build(), case.sample(), case.sample()
+    bare, bare_keys = outputs(net, inputs), list(net.state_dict())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
+    places = [place for place, _ in case.seeds]
+    growth = esper.Growth(net, optimizer, sample=sample, slots=places, controller=None)
+    attached = same(outputs(net, inputs), bare) and list(net.state_dict()) == bare_keys
+    for place, blueprint in case.seeds:
+        growth.germinate(place.partition(":")[0], blueprint)
+    seeds = {k: p for k, p in net.named_parameters() if "esper_slot" in k}
+    born = {k: p.detach().clone() for k, p in seeds.items()}
+    net.train()
+    for _ in range(3):
+        case.tensor(call(net, sample)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    moved = {k: not torch.equal(p, born[k]) for k, p in seeds.items()}
+    trained = outputs(net, inputs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GrowthWarning)  # what transformers' save_pretrained would lose
+        finished = growth.finish(merge=False)
+    assert finished is net
+    return Grown(net, inputs, bare_keys, attached, moved, trained, outputs(net, inputs))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_empty_slots_change_no_bit_and_no_key(name: str) -> None:
+    assert grown(name).attached
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_seed_learns_and_the_finished_network_is_the_trained_one_bit_for_bit(name: str) -> None:
+    found = grown(name)
+    assert found.moved
+    assert all(found.moved.values()), [k for k, moved in found.moved.items() if not moved]
+    assert same(found.finished, found.trained)
+    assert not any("esper" in type(m).__module__ for m in found.net.modules())
+    assert set(found.bare_keys) < set(found.net.state_dict())
+    assert type(found.net) is type(ALL[name].build())
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.rnn._flat_weights:UserWarning")  # torch's GRU
+def test_the_finished_network_can_be_exported(name: str) -> None:
+    found = grown(name)
+    x = found.inputs
+    args, kwargs = (x if isinstance(x, tuple) else (x,), {}) if "transformers" not in name else ((), x)
+    exported = torch.export.export(found.net.eval(), args, kwargs).module()
+    with torch.no_grad():
+        wanted, got = (tensors_in(run(*args, **kwargs)) for run in (found.net, exported))
+    torch.testing.assert_close(got, wanted)
+
+
+READER = """
+import json, sys, torch
+sys.modules["esper"] = None  # importing it would raise
+from esper_free import ALL
+for name, file in json.load(open(sys.argv[1])).items():
+    kept = torch.load(file, weights_only=False)
+    net = kept["net"]
+    net.load_state_dict(torch.load(file + ".state", weights_only=True))
+    torch.manual_seed(7)
+    x = kept["x"]
+    found = net.eval()(**x) if "transformers" in name else net.eval()(*x) if type(x) is tuple else net.eval()(x)
+    got = ALL[name].tensor(found)
+    assert torch.equal(got, kept["wanted"]), name
+    print(name)
+"""
+
+
+def test_pickle_and_state_load_in_a_process_without_esper(tmp_path: Path) -> None:
+    files = {}
+    for number, (name, case) in enumerate(ALL.items()):
+        found = grown(name)
+        file = files[name] = str(tmp_path / str(number))
+        torch.manual_seed(7)
+        wanted = case.tensor(call(found.net.eval(), found.inputs)).detach()
+        torch.save({"net": found.net, "x": found.inputs, "wanted": wanted}, file)
+        torch.save(found.net.state_dict(), f"{file}.state")
+    (tmp_path / "files.json").write_text(json.dumps(files))
+    (tmp_path / "esper_free.py").write_text(
+        "from tests.growth.hf_models import HF_CASES\nfrom tests.growth.models import CASES\nALL = CASES | HF_CASES\n"
+    )
+    (tmp_path / "read.py").write_text(READER)
+    run = subprocess.run(
+        [sys.executable, str(tmp_path / "read.py"), str(tmp_path / "files.json")],
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split("\n")[:-1] == list(ALL)

@@ -1,0 +1,56 @@
+"""Two processes train one network under DistributedDataParallel and grow it between two minibatches.
+
+Run by its test: prints, per process, a digest of all weights and what must be the same in both.
+"""
+
+import hashlib
+import os
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import esper
+from tests.growth.models import mlp
+
+
+def digest(net: nn.Module) -> str:
+    joined = b"".join(value.numpy().tobytes() for value in net.state_dict().values())
+    return hashlib.sha256(joined).hexdigest()
+
+
+def work(rank: int, port: str, folder: str) -> None:
+    warnings.simplefilter("error")
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)  # first weights, data and the seeds' first weights differ by rank
+    net = mlp()
+    ddp = DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.05)
+    growth = esper.Growth(ddp, optimizer, sample=torch.randn(4, 5), slots=["1", "2"], controller="mlp@1:1")
+    said = []
+    for step in range(20):
+        loss = ddp(torch.randn(4, 5)).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(ddp.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 5:
+            said += growth.end_epoch(lambda: torch.rand(3).tolist())  # another number in every process
+        if step == 10:
+            said.append(growth.germinate("2", "lora", alpha=0.5))
+        if step == 15:
+            said += growth.end_epoch(lambda: torch.rand(3).tolist())
+    # "different" is what two independent networks would be.
+    with open(f"{folder}/{rank}", "w") as file:
+        file.write("\n".join([digest(net), *(str(event) for event in said)]))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    mp.spawn(work, args=tuple(sys.argv[1:]), nprocs=2)
