@@ -1,12 +1,12 @@
 """Is ``esper.diagnose`` right? Pairs of a network and its data, what is true of them, and what it says.
 
-Truth: a seed at each of three places, trained together with the host as growth does it, against the host trained
-longer for at least the same compute (at most three times the steps), 3 rng seeds each. Pairs are drawn in order
-of their number until there are 8 of each kind; the kind is what was measured, not what was meant. Thresholds
+Truth: a seed at each of three places, trained together with the host as growth does it, against the host
+trained longer for the same compute (at most three times the steps), 3 rng seeds each. Pairs are drawn by
+number until there are 8 of each kind; the kind is what was measured, not what was meant. Thresholds
 of the verdict were set on the selection pairs; the test pairs were then diagnosed once.
 
-Run with ``.venv/bin/python experiments/021-diagnose/run.py selection`` and ``… test`` (half an hour each on one
-core; what is measured is kept in truth-*.jsonl and not measured again), then ``… table``.
+Run with ``.venv/bin/python experiments/021-diagnose/run.py selection``, then ``test`` (10 minutes of CPU;
+truth-*.jsonl keeps what was measured), then ``table``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pairs import FAMILIES, INTENTS, draw_pair
 from torch.utils.data import DataLoader, TensorDataset
 from truth import host_of, kind_of, measure, values
 
-from esper.growth.diagnose import diagnose
+from esper.growth.diagnosing import diagnose
 from esper.karn.statistics import Estimate, estimate
 
 HERE = Path(__file__).parent
@@ -30,12 +30,13 @@ FIRST_NUMBER = {"selection": 0, "test": 1000}
 EACH = 8
 """Pairs of each kind."""
 KINDS = {"place": "one place is best", "nothing": "nothing helps", "longer": "training longer helps"}
+VERDICTS = ("grow", "train longer first", "nowhere", "unclear")
 MINUTES = 60.0
 """No limit here, so that the table does not depend on the machine."""
 
 
 def measured(part: str) -> list[dict[str, Any]]:
-    """The truth of pair after pair, until there are enough of each kind; those on file are not measured again."""
+    """The truth of pair after pair, from file where it is there, until there are enough of each kind."""
     file = HERE / f"truth-{part}.jsonl"
     known = {entry["number"]: entry for entry in _read(file)}
     chosen: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
@@ -75,7 +76,9 @@ def diagnosed(part: str) -> None:
             blueprints=[pair.blueprint],
         )
         _append(file, {"number": entry["number"], **json.loads(found.json())})
-        print(entry["number"], pair.name, entry["kind"], entry["place"], "→", found.verdict, found.place, flush=True)
+        print(
+            entry["number"], pair.name, entry["kind"], entry["place"], found.verdict, found.place, flush=True
+        )
 
 
 def table(part: str) -> str:
@@ -83,13 +86,14 @@ def table(part: str) -> str:
     found = {entry["number"]: entry for entry in _read(HERE / f"diagnosis-{part}.jsonl")}
     entries = [(truth, found[truth["number"]]) for truth in measured(part)]
     lines = [
-        "| kind | pairs | grow | train longer first | nowhere | unclear | best place named | by first order alone |",
+        "| kind | pairs | grow | train longer first | nowhere | unclear | best place named |"
+        " by first order alone |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for kind, words in KINDS.items():
         own = [(truth, said) for truth, said in entries if truth["kind"] == kind]
         verdicts = [said["verdict"] for _, said in own]
-        counts = " | ".join(str(verdicts.count(v)) for v in ("grow", "train longer first", "nowhere", "unclear"))
+        counts = " | ".join(str(verdicts.count(verdict)) for verdict in VERDICTS)
         named = sum(said["place"] == truth["place"] for truth, said in own) if kind == "place" else ""
         first = sum(_by_first_order(said) == truth["place"] for truth, said in own) if kind == "place" else ""
         lines.append(f"| {words} | {len(own)} | {counts} | {named} | {first} |")

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from esper.growth.diagnose import Clock, Race, diagnose
+import esper
+from esper.growth.diagnosing import Clock, Race, diagnose
 from esper.growth.diagnosis import Diagnosis, Row, decide
 from esper.growth.race import Paired, Probe, Runner, frozen, grafted, heat, share_of_rate
 from esper.growth.user_batches import endless, parts_of
@@ -92,7 +93,7 @@ def test_nothing_of_the_users_is_changed_not_even_by_an_interruption(
 
     before = everything(net, optimizer, train)
     if interruption is None:
-        diagnose(net, train, val, loss=loss, optimizer=optimizer, slots=["first", "second"], minutes=0.02)
+        diagnose(net, train, val, loss=loss, optimizer=optimizer, slots=["first", "second"], minutes=5)
     else:
         with pytest.raises((EsperError, KeyboardInterrupt)):
             diagnose(net, train, val, loss=loss, optimizer=optimizer, minutes=5)
@@ -284,7 +285,7 @@ def test_the_first_order_score_is_the_slope_of_the_validation_loss() -> None:
     race = Race(
         net, None, F.mse_loss, held_out, map(double, endless(train, torch.device("cpu"), "")), Clock(60)
     )
-    race.find_candidates("second", ["lora"])
+    race.find_candidates("second", ["lora"], race.training[0][0])
     race.score_first_order()
     [each] = race.candidates
     # Move by a small step against the training gradient, and look at the losses of the same data.
@@ -385,3 +386,41 @@ def test_parts_of_a_batch_have_its_form() -> None:
     assert [part["x"].tolist() for part in parts] == [[0, 1], [2, 3, 4]]
     assert [part["n"][0].shape for part in parts] == [(2, 2), (3, 2)]
     assert parts[0]["k"] == 3
+
+
+# --- what follows -------------------------------------------------------------------------------------
+
+
+def test_a_place_is_grown_for_good_and_its_gain_stands_beside_the_prediction() -> None:
+    torch.manual_seed(0)
+    train, val = loaders(
+        lambda *a: (features(*a)[0], features(*a)[0].abs().sum(1, keepdim=True).expand(-1, 2))
+    )
+    net = train_for(linear_but_for_the_head(), 300, train.dataset.tensors)  # type: ignore[attr-defined]
+    found = diagnose(net, train, val, loss=F.mse_loss, minutes=5, slots=["0", "1"], blueprints=["mlp_small"])
+    x = torch.randn(3, 5)
+    before, weights = net(x), sum(p.numel() for p in net.parameters())
+    assert esper.add(net, "0", "mlp_small") is net
+    assert torch.equal(net(x), before)
+    assert sum(p.numel() for p in net.parameters()) == weights + 1088
+    assert not any(type(module).__module__.startswith("esper") for module in net.modules())
+    train_for(net, 200, train.dataset.tensors)  # type: ignore[attr-defined]
+    realised = found.compare(net)
+    assert realised.predicted == found.rows[0].change
+    # Independent of the parts: the mean over all of the validation data.
+    mean = F.mse_loss(net(val.dataset.tensors[0]), val.dataset.tensors[1]).item()  # type: ignore[attr-defined]
+    assert found.val_loss + realised.realised.mean == pytest.approx(mean, rel=1e-4)
+    assert "mlp_small at 0: predicted -" in str(found)
+    assert json.loads(found.json())["realised"][0]["place"] == "0"
+
+
+def test_a_network_that_was_not_diagnosed_is_grown_with_a_sample_or_not_at_all() -> None:
+    net = Net()
+    with pytest.raises(EsperError, match="pass sample="):
+        esper.add(net, "second", "lora")
+    keys = list(net.state_dict())
+    with pytest.raises(EsperError, match="unknown blueprint"):
+        esper.add(net, "second", "conv_light", sample=torch.zeros(2, 5))
+    assert list(net.state_dict()) == keys
+    esper.add(net, "second", "lora", sample=torch.zeros(2, 5))
+    assert len(net.state_dict()) > len(keys)

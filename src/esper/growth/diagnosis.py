@@ -18,7 +18,7 @@ Verdict = Literal["grow", "train longer first", "nowhere", "unclear"]
 
 ERRORS: Final = 2.0
 """Standard errors that a change must exceed to count."""
-LEAST_CHANGE: Final = 0.03
+LEAST_CHANGE: Final = 0.02
 """Share of the loss below which a change is not worth anything."""
 BEYOND_CONTROL: Final = 0.5
 """A place must add this much of what training longer gives, or training longer comes first."""
@@ -56,6 +56,10 @@ class Realised(NamedTuple):
     blueprint: str
     predicted: Paired | None
     realised: Paired
+
+    def __str__(self) -> str:
+        predicted, realised = _shown(self.predicted), _shown(self.realised)
+        return f"{self.blueprint} at {self.place}: predicted {predicted}, realised {realised}"
 
 
 def decide(loss: float, rows: Sequence[Row], control: Paired | None) -> tuple[Verdict, Row | None, str]:
@@ -172,11 +176,7 @@ class Diagnosis:
             f"{self.reason}.",
             f"validation loss {significant(self.val_loss)}, training loss {significant(self.train_loss)};"
             f" {self.fit}.",
-            *(
-                f"{each.blueprint} at {each.place}: predicted {_shown(each.predicted)}, realised"
-                f" {_shown(each.realised)}."
-                for each in self.realised
-            ),
+            *(f"{each}." for each in self.realised),
         ]
 
     def _table(self) -> list[tuple[str, ...]]:

@@ -19,10 +19,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from esper.growth.adding import SAMPLES
 from esper.growth.diagnosis import Diagnosis, Row, decide
 from esper.growth.race import Paired, Probe, Runner, evaluating, frozen, grafted, heat
 from esper.growth.sites import Site, find_sites
 from esper.growth.slot import Graft, build_graft
+from esper.growth.surroundings import unwrapped
 from esper.growth.user_batches import (
     Loss,
     check_loader,
@@ -129,7 +131,7 @@ def diagnose(  # noqa: PLR0913  what a user may say, by name
     best of three rates.
     """
     clock = Clock(60.0 * minutes)
-    net = getattr(net, "_orig_mod", net)  # of torch.compile, whose graph would not see a seed
+    net = unwrapped(net)
     device = next((tensor.device for tensor in net.parameters()), torch.device("cpu"))
     with untouched_streams(train_loader, val_loader), torch.enable_grad():
         torch.manual_seed(0)
@@ -138,7 +140,8 @@ def diagnose(  # noqa: PLR0913  what a user may say, by name
         held_out = first_batches(val_loader, device, "val_loader", VALIDATION_SAMPLES)
         batches = endless(train_loader, device, "train_loader")
         race = Race(net, optimizer, loss, held_out, batches, clock)
-        race.find_candidates(slots, blueprints, sample)
+        SAMPLES[net] = inputs_of(race.training[0]) if sample is None else sample
+        race.find_candidates(slots, blueprints, SAMPLES[net])
         race.score_first_order()
         all(race.run_heat(*each) for each in HEATS)  # until one does not fit into the time
         return race.diagnosis()
@@ -184,11 +187,11 @@ class Race:
         self.seconds_per_step = 0.0
 
     def find_candidates(
-        self, slots: str | Sequence[str], blueprints: Sequence[str] | None, sample: Any = None
+        self, slots: str | Sequence[str], blueprints: Sequence[str] | None, sample: Any
     ) -> None:
         """A seed of every blueprint at every site that takes it."""
         like = next((p for p in self.host.parameters() if p.is_floating_point()), torch.empty(0))
-        for site in find_sites(self.host, slots, inputs_of(self.training[0]) if sample is None else sample):
+        for site in find_sites(self.host, slots, sample):
             for name in BLUEPRINTS[site.topology] if blueprints is None else blueprints:
                 spec = blueprint_named(name, site.topology)
                 if spec.copies:
