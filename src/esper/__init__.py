@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.growth import Growth
+    from esper.growth import Growth, add, diagnose
     from esper.karn.run import open_run
     from esper.kasmina import (
         MorphogeneticModel,
@@ -25,7 +25,9 @@ __all__ = [
     "Growth",
     "MorphogeneticModel",
     "__version__",
+    "add",
     "check_blueprint",
+    "diagnose",
     "harvest",
     "load_committed",
     "open_run",
@@ -34,7 +36,12 @@ __all__ = [
 ]
 
 
-_HOMES = {"Growth": "esper.growth", "open_run": "esper.karn.run"}
+_HOMES = {
+    "Growth": "esper.growth",
+    "add": "esper.growth",
+    "diagnose": "esper.growth",
+    "open_run": "esper.karn.run",
+}
 
 
 def __getattr__(name: str) -> Any:

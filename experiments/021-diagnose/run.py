@@ -1,0 +1,172 @@
+"""Is ``esper.diagnose`` right? Pairs of a network and its data, what is true of them, and what it says.
+
+Truth: a seed at each of three places, trained together with the host as growth does it, against the host
+trained longer for the same compute (at most three times the steps), 3 rng seeds each. Pairs are drawn by
+number until there are 8 of each kind; the kind is what was measured, not what was meant. Thresholds
+of the verdict were set on the selection pairs; the test pairs were then diagnosed once.
+
+Run with ``.venv/bin/python experiments/021-diagnose/run.py selection``, then ``test`` (10 minutes of CPU;
+truth-*.jsonl keeps what was measured), then ``table``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pairs import FAMILIES, INTENTS, draw_pair
+from torch.utils.data import DataLoader, TensorDataset
+from truth import host_of, kind_of, measure, values
+
+from esper.growth.diagnosing import diagnose
+from esper.karn.statistics import Estimate, estimate
+
+HERE = Path(__file__).parent
+FIRST_NUMBER = {"selection": 0, "test": 1000}
+EACH = 8
+"""Pairs of each kind."""
+KINDS = {"place": "one place is best", "nothing": "nothing helps", "longer": "training longer helps"}
+VERDICTS = ("grow", "train longer first", "nowhere", "unclear")
+MINUTES = 60.0
+"""No limit here, so that the table does not depend on the machine."""
+
+
+def measured(part: str) -> list[dict[str, Any]]:
+    """The truth of pair after pair, from file where it is there, until there are enough of each kind."""
+    file = HERE / f"truth-{part}.jsonl"
+    known = {entry["number"]: entry for entry in _read(file)}
+    chosen: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
+    number = FIRST_NUMBER[part]
+    while min(map(len, chosen.values())) < EACH:
+        intent = INTENTS[number // len(FAMILIES) % len(INTENTS)]
+        if len(chosen[intent]) < EACH:
+            if number not in known:
+                known[number] = {"number": number, "intent": intent, "truth": measure(draw_pair(number))}
+                _append(file, known[number])
+            entry = known[number]
+            kind, place = kind_of(entry["truth"])
+            print(number, draw_pair(number).name, intent, "is", kind, place, flush=True)
+            if kind in chosen and len(chosen[kind]) < EACH:
+                chosen[kind].append({**entry, "kind": kind, "place": place})
+        number += 1
+    return [entry for entries in chosen.values() for entry in entries]
+
+
+def diagnosed(part: str) -> None:
+    """Diagnose every pair once, as a user would call it, with the places and the blueprint of the truth."""
+    file = HERE / f"diagnosis-{part}.jsonl"
+    done = {entry["number"] for entry in _read(file)}
+    for entry in measured(part):
+        if entry["number"] in done:
+            continue
+        pair = draw_pair(entry["number"])
+        train = DataLoader(TensorDataset(*pair.train), batch_size=pair.batch, shuffle=True)
+        val = DataLoader(TensorDataset(*pair.val), batch_size=128)
+        found = diagnose(
+            host_of(pair),
+            train,
+            val,
+            loss=pair.loss,
+            minutes=MINUTES,
+            slots=list(pair.places),
+            blueprints=[pair.blueprint],
+        )
+        _append(file, {"number": entry["number"], **json.loads(found.json())})
+        print(
+            entry["number"], pair.name, entry["kind"], entry["place"], found.verdict, found.place, flush=True
+        )
+
+
+def table(part: str) -> str:
+    """Verdicts by kind, the bars, and every pair."""
+    found = {entry["number"]: entry for entry in _read(HERE / f"diagnosis-{part}.jsonl")}
+    entries = [(truth, found[truth["number"]]) for truth in measured(part)]
+    lines = [
+        "| kind | pairs | grow | train longer first | nowhere | unclear | best place named |"
+        " by first order alone |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for kind, words in KINDS.items():
+        own = [(truth, said) for truth, said in entries if truth["kind"] == kind]
+        verdicts = [said["verdict"] for _, said in own]
+        counts = " | ".join(str(verdicts.count(verdict)) for verdict in VERDICTS)
+        named = sum(said["place"] == truth["place"] for truth, said in own) if kind == "place" else ""
+        first = sum(_by_first_order(said) == truth["place"] for truth, said in own) if kind == "place" else ""
+        lines.append(f"| {words} | {len(own)} | {counts} | {named} | {first} |")
+    lines += ["", *_advantages(entries), "", *_pairs(entries)]
+    return "\n".join(lines) + "\n"
+
+
+def _advantages(entries: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+    """What the named place is worth beyond a random one, in per cent of the host's loss."""
+    recommended = [_beyond_random(t["truth"], s["place"]) for t, s in entries if s["verdict"] == "grow"]
+    of_kind = [(t["truth"], s) for t, s in entries if t["kind"] == "place"]
+    raced = [_beyond_random(truth, said["rows"][0]["place"]) for truth, said in of_kind]
+    first = [_beyond_random(truth, _by_first_order(said)) for truth, said in of_kind]
+    return [
+        "| place | pairs | worth beyond a random place, % of the host's loss |",
+        "|---|---|---|",
+        f"| recommended (verdict *grow*) | {len(recommended)} | {_interval(recommended)} |",
+        f"| first of the race, pairs with a best place | {len(raced)} | {_interval(raced)} |",
+        f"| first by first-order score, the same pairs | {len(first)} | {_interval(first)} |",
+    ]
+
+
+def _pairs(entries: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+    lines = [
+        "| pair | network | truth | training longer, % | value of the places, % | verdict | predicted, % |"
+        " control, % | seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for entry, said in entries:
+        truth, pair = entry["truth"], draw_pair(entry["number"])
+        longer = max(truth["host"] - np.mean(losses) for losses in truth["controls"].values()) / truth["host"]
+        worth = " / ".join(f"{100 * v.mean() / truth['host']:.0f}" for v in values(truth).values())
+        kind = entry["place"] or entry["kind"]
+        verdict = f"grow {said['place']}" if said["place"] else said["verdict"]
+        best, control = said["rows"][0]["change"]["mean"], said["control"]["mean"]
+        lines.append(
+            f"| {entry['number']} | {pair.name}, {pair.blueprint} | {kind} | {100 * longer:.0f} | {worth} |"
+            f" {verdict} | {-100 * best / said['val_loss']:.0f} | {-100 * control / said['val_loss']:.0f} |"
+            f" {said['seconds']:.1f} |"
+        )
+    return lines
+
+
+def _by_first_order(said: dict[str, Any]) -> str:
+    return str(max(said["rows"], key=lambda row: row["first_order"])["place"])
+
+
+def _beyond_random(truth: dict[str, Any], place: str) -> float:
+    worth = {name: 100 * float(value.mean()) / truth["host"] for name, value in values(truth).items()}
+    return worth[place] - float(np.mean(list(worth.values())))
+
+
+def _interval(sample: list[float]) -> str:
+    found: Estimate = estimate(sample)
+    return f"{found} (95 %)"
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _append(file: Path, entry: dict[str, Any]) -> None:
+    with file.open("a") as stream:
+        stream.write(json.dumps(entry) + "\n")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    wanted = sys.argv[1] if len(sys.argv) > 1 else "table"
+    if wanted in FIRST_NUMBER:
+        diagnosed(wanted)
+    elif wanted == "table":
+        parts = [f"## {part.capitalize()} pairs\n\n{table(part)}" for part in ("test", "selection")]
+        (HERE / "table.md").write_text("# Is diagnose right?\n\n" + "\n".join(parts))
+    else:
+        raise SystemExit(f"unknown part '{wanted}'; choose selection, test or table")

@@ -1,0 +1,233 @@
+"""A race behind a frozen host: candidates learn on the same batches, beside a host that is trained on.
+
+A candidate is a seed at one site; the network it runs in is shared by all of them and never changes. A
+control is a copy of the whole network that goes on learning. All are measured on the same parts of the
+validation data, so their differences are paired.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from esper.growth.sites import Site
+from esper.growth.slot import Graft, replaced
+from esper.growth.user_batches import Loss, loss_of, parts_of, size_of
+from esper.leyline.errors import HostError
+
+BETAS = (0.9, 0.99)
+"""Of Adam: a race is short, so its second moments forget sooner than by default."""
+WARM_UP = 0.2
+"""Share of a heat in which the rate rises; it falls to zero in the rest, so that weights settle before they
+are measured."""
+
+LEAST_PARTS = 8
+"""Fewer would make an error bar of little worth."""
+
+
+class Paired(NamedTuple):
+    """A mean difference of losses over parts of the validation data, and its standard error."""
+
+    mean: float
+    error: float
+
+
+@dataclass
+class Probe:
+    """Parts of batches on which networks are compared."""
+
+    parts: list[Any]
+    loss: Loss
+
+    @classmethod
+    def of(cls, batches: Sequence[Any], loss: Loss, parts: int) -> Probe:
+        """About ``parts`` parts of the batches."""
+        each = math.ceil(parts / len(batches))
+        return cls([part for batch in batches for part in parts_of(batch, each)], loss)
+
+    def losses(self, net: nn.Module) -> Tensor:
+        """The loss of every part in evaluation mode, ``[part]``."""
+        with evaluating(net), torch.no_grad():
+            return torch.stack([loss_of(net, part, self.loss).double() for part in self.parts]).cpu()
+
+    def shorten(self, net: nn.Module, seconds: float) -> None:
+        """Leave out parts until a measurement of ``net`` takes no longer than this."""
+        started = time.monotonic()
+        with evaluating(net), torch.no_grad():
+            loss_of(net, self.parts[0], self.loss)
+        fits = int(seconds / (time.monotonic() - started))
+        self.parts = self.parts[: max(LEAST_PARTS, fits)]
+
+    @property
+    def weights(self) -> Tensor:
+        """The share of every part in all samples."""
+        sizes = torch.tensor([size_of(part) for part in self.parts], dtype=torch.float64)
+        return sizes / sizes.sum()
+
+    def mean(self, losses: Tensor) -> float:
+        return float((self.weights * losses).sum())
+
+    def paired(self, losses: Tensor, reference: Tensor) -> Paired:
+        """Mean of ``losses − reference``, each part weighted by its samples."""
+        difference, count = losses - reference, len(losses)
+        mean = self.mean(difference)
+        if count < 2:
+            return Paired(mean, math.nan)
+        variance = float((self.weights**2 * (difference - mean) ** 2).sum()) * count / (count - 1)
+        return Paired(mean, math.sqrt(variance))
+
+
+@contextmanager
+def evaluating(module: nn.Module | None) -> Iterator[None]:
+    """Evaluation mode for a while; every part of the module returns to its own."""
+    modes = [] if module is None else [(each, each.training) for each in module.modules()]
+    if module is not None:
+        module.eval()
+    try:
+        yield
+    finally:
+        for each, mode in modes:
+            each.training = mode
+
+
+@contextmanager
+def grafted(net: nn.Module, site: Site, graft: Graft) -> Iterator[None]:
+    """``net`` with a seed in its forward."""
+
+    def grow(_module: nn.Module, _args: Any, output: Any) -> Any:
+        return replaced(site.output, output, graft(site.output.features(output)))
+
+    handle = net.get_submodule(site.path).register_forward_hook(grow)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@dataclass
+class Runner:
+    """One that learns in the race, by an optimiser of its own; none where nothing is left to learn."""
+
+    net: nn.Module
+    optimiser: torch.optim.Optimizer | None
+    rates: list[float]
+    """At their highest, one for each group of the optimiser."""
+    site: Site | None = None
+    graft: Graft | None = None
+    steps: int = 0
+    losses: Tensor | None = None
+    """On the validation parts when last measured, ``[part]``."""
+
+    @classmethod
+    def candidate(cls, host: nn.Module, site: Site, graft: Graft, rate: float) -> Runner:
+        """A seed of its own behind a host that others use too."""
+        return cls(host, _adam(graft, rate), [rate], site, graft)
+
+    @classmethod
+    def control(cls, net: nn.Module, rate: float) -> Runner:
+        """A copy of ``net`` that is trained on, as far as its owner lets it learn."""
+        twin = copy.deepcopy(net).train()
+        learns = any(p.requires_grad for p in twin.parameters())
+        return cls(twin, _adam(twin, rate) if learns else None, [rate])
+
+    @classmethod
+    def continued(cls, net: nn.Module, optimizer: torch.optim.Optimizer) -> Runner:
+        """The same with a copy of the user's optimiser, at the rates that its schedule began with."""
+        own = {id(p) for p in net.parameters()}
+        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            raise HostError("the optimizer holds no parameter of the network; pass the one that trains it")
+        twin, optimiser = copy.deepcopy(
+            (net, optimizer)
+        )  # together, so that the one holds the other's parameters
+        rates = [float(group.get("initial_lr", group["lr"])) for group in optimiser.param_groups]
+        return cls(twin.train(), optimiser, rates)
+
+    @property
+    def has_diverged(self) -> bool:
+        return self.losses is not None and not bool(torch.isfinite(self.losses).all())
+
+    @contextmanager
+    def in_forward(self) -> Iterator[nn.Module]:
+        """The network with this runner's seed in it."""
+        with ExitStack() as stack:
+            if self.site is not None and self.graft is not None:
+                stack.enter_context(grafted(self.net, self.site, self.graft))
+            yield self.net
+
+    def step(self, batch: Any, loss: Loss, share: float) -> None:
+        """One minibatch at ``share`` of the rate; one whose loss is not finite changes nothing."""
+        if self.optimiser is None:
+            return
+        for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
+            group["lr"] = rate * share
+        self.optimiser.zero_grad()
+        with self.in_forward() as net:
+            value = loss_of(net, batch, loss)
+            if not bool(torch.isfinite(value)):
+                return
+            value.backward()
+        self.optimiser.step()
+        self.steps += 1
+
+    def measure(self, probe: Probe) -> None:
+        """Take the losses on the validation parts."""
+        with self.in_forward() as net, evaluating(self.graft):
+            self.losses = probe.losses(net)
+
+
+def _adam(module: nn.Module, rate: float) -> torch.optim.Optimizer:
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    return torch.optim.AdamW(parameters, lr=rate, betas=BETAS, weight_decay=0.0)
+
+
+def frozen(net: nn.Module) -> nn.Module:
+    """A copy of ``net`` in which nothing learns: dropout draws as in training, statistics stay."""
+    host = copy.deepcopy(net).train().requires_grad_(False)
+    for module in host.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+    return host
+
+
+def share_of_rate(step: int, steps: int) -> float:
+    """A triangle over a heat: up in its first fifth, down to zero at its end."""
+    up = max(1.0, WARM_UP * steps)
+    return min((step + 1) / up, (steps - step) / max(1.0, steps - up + 1))
+
+
+def heat(
+    candidates: Sequence[Runner],
+    controls: Sequence[Runner],
+    batches: Iterator[Any],
+    loss: Loss,
+    *,
+    steps: int,
+    control_steps: float,
+    out_of_time: Callable[[], bool],
+) -> int:
+    """Train all on ``steps`` batches, controls on ``control_steps`` for each; returns the steps made."""
+    owed = 0.0
+    for step in range(steps):
+        if out_of_time():
+            return step
+        share = share_of_rate(step, steps)
+        batch = next(batches)
+        for runner in candidates:
+            runner.step(batch, loss, share)
+        owed += control_steps
+        while owed >= 1.0:
+            for runner in controls:
+                runner.step(batch, loss, share)
+            owed -= 1.0
+            if owed >= 1.0:
+                batch = next(batches)
+    return steps

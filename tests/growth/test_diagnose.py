@@ -1,0 +1,426 @@
+"""Is a network too small, and where: the race, the verdict, and that nothing of the user's is touched."""
+
+import copy
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import esper
+from esper.growth.diagnosing import Clock, Race, diagnose
+from esper.growth.diagnosis import Diagnosis, Row, decide
+from esper.growth.race import Paired, Probe, Runner, frozen, grafted, heat, share_of_rate
+from esper.growth.user_batches import endless, parts_of
+from esper.leyline.errors import EsperError
+
+
+def features(net: nn.Module, rng_seed: int = 0, samples: int = 512) -> tuple[Tensor, Tensor]:
+    """Inputs of five numbers, and two sines of their sums."""
+    x = torch.randn(samples, 5, generator=torch.Generator().manual_seed(rng_seed))
+    return x, torch.sin(2 * torch.stack([x[:, :3].sum(1), x[:, 2:].sum(1)], 1))
+
+
+def loaders(data: Callable[..., tuple[Tensor, Tensor]]) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    own = torch.Generator().manual_seed(5)
+    train = DataLoader(TensorDataset(*data(None, 1)), batch_size=32, shuffle=True, generator=own)
+    return train, DataLoader(TensorDataset(*data(None, 2, 256)), batch_size=64)
+
+
+class Net(nn.Module):
+    """With what a careless look would change: statistics, dropout, modes, frozen weights, hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.1))
+        self.second = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.second(F.relu(self.first(x)))))
+
+
+def everything(net: nn.Module, optimizer: Any, train: Any) -> dict[str, Any]:
+    """All that a diagnosis might have touched, as values that compare by equality."""
+    return {
+        "weights": {name: value.tolist() for name, value in net.state_dict().items()},
+        "gradients": {name: p.grad is None or p.grad.tolist() for name, p in net.named_parameters()},
+        "learns": {name: p.requires_grad for name, p in net.named_parameters()},
+        "modes": {name: module.training for name, module in net.named_modules()},
+        "hooks": {name: list(module._forward_hooks) for name, module in net.named_modules()},
+        "children": [name for name, _ in net.named_modules()],
+        "optimiser": repr(optimizer.state_dict()),
+        "loader": train.generator.get_state().tolist(),
+        "torch": torch.get_rng_state().tolist(),
+        "numpy": repr(np.random.get_state()),  # noqa: NPY002
+        "python": random.getstate(),
+    }
+
+
+@pytest.mark.parametrize("interruption", [None, ValueError("no"), KeyboardInterrupt()])
+def test_nothing_of_the_users_is_changed_not_even_by_an_interruption(
+    interruption: BaseException | None,
+) -> None:
+    torch.manual_seed(0)
+    net = Net()
+    net.second.requires_grad_(False)
+    net.first[1].eval()
+    net.head.register_forward_hook(lambda *_: None)
+    optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    train, val = loaders(features)
+    F.mse_loss(net(torch.randn(4, 5)), torch.randn(4, 2)).backward()
+    optimizer.step()
+    scheduler.step()
+    calls = 0
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        random.random()
+        np.random.rand()  # noqa: NPY002
+        if interruption is not None and calls == 150:
+            raise interruption
+        return F.mse_loss(output, target)
+
+    before = everything(net, optimizer, train)
+    if interruption is None:
+        diagnose(net, train, val, loss=loss, optimizer=optimizer, slots=["first", "second"], minutes=5)
+    else:
+        with pytest.raises((EsperError, KeyboardInterrupt)):
+            diagnose(net, train, val, loss=loss, optimizer=optimizer, minutes=5)
+    assert calls >= 150
+    assert everything(net, optimizer, train) == before
+
+
+def test_the_same_network_and_data_give_the_same_diagnosis() -> None:
+    torch.manual_seed(0)
+    net = Net()
+    train, val = loaders(features)
+    first, second = (
+        diagnose(net, train, val, loss=F.mse_loss, minutes=5, slots="second", blueprints=["lora"])
+        for _ in "ab"
+    )
+    assert first.rows == second.rows
+    assert first.control == second.control
+
+
+# --- what is found ------------------------------------------------------------------------------------
+
+
+def linear_but_for_the_head() -> nn.Module:
+    """Its first stage sees all inputs; its second hands on one number, from which nothing can be told."""
+    return nn.Sequential(nn.Linear(5, 16), nn.Linear(16, 1), nn.Linear(1, 16), nn.Linear(16, 2))
+
+
+def train_for(net: nn.Module, steps: int, data: tuple[Tensor, Tensor]) -> nn.Module:
+    optimiser = torch.optim.Adam(net.parameters(), lr=5e-3, fused=True)
+    for step in range(steps):
+        optimiser.param_groups[0]["lr"] = 5e-3 * min(1.0, 2 - 2 * step / steps)
+        index = torch.randint(len(data[0]), (32,))
+        optimiser.zero_grad()
+        F.mse_loss(net(data[0][index]), data[1][index]).backward()
+        optimiser.step()
+    return net
+
+
+def test_capacity_is_found_where_it_is_missing() -> None:
+    torch.manual_seed(0)
+    train, val = loaders(
+        lambda *a: (features(*a)[0], features(*a)[0].abs().sum(1, keepdim=True).expand(-1, 2))
+    )
+    net = train_for(linear_but_for_the_head(), 300, train.dataset.tensors)  # type: ignore[attr-defined]
+    found = diagnose(
+        net, train, val, loss=F.mse_loss, minutes=5, slots=["0", "1", "2"], blueprints=["mlp_small"]
+    )
+    assert (found.verdict, found.place, found.blueprint) == ("grow", "0", "mlp_small")
+    best = found.rows[0]
+    # 16 wide: 2 branches of 16·16 + 16 and 16·16 + 16; two FLOPs for each weight of 2 · 2 · 16².
+    assert (best.parameters, best.flops) == (1088, 2048)
+    assert best.gain_per_thousand == pytest.approx(-best.change.mean / 1.088)
+
+
+def test_a_network_that_was_stopped_early_is_told_to_train_first() -> None:
+    torch.manual_seed(0)
+    train, val = loaders(lambda *a: (features(*a)[0], features(*a)[0][:, :2] * 2))
+    net = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+    found = diagnose(net, train, val, loss=F.mse_loss, minutes=5, slots=["0", "2"], blueprints=["lora"])
+    assert found.verdict == "train longer first"
+    assert found.place is None
+
+
+def test_where_only_noise_is_left_the_answer_is_nowhere() -> None:
+    def noise(_net: Any, rng_seed: int, samples: int = 512) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(rng_seed)
+        return torch.randn(samples, 5, generator=generator), torch.randn(samples, 2, generator=generator)
+
+    torch.manual_seed(0)
+    train, val = loaders(noise)
+    net = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 2))
+    for weight in net[2].parameters():
+        nn.init.zeros_(weight)
+    found = diagnose(net, train, val, loss=F.mse_loss, minutes=5, slots="0", blueprints=["lora"])
+    assert found.verdict == "nowhere"
+
+
+def test_a_frozen_backbone_has_no_training_longer_but_places_for_adapters() -> None:
+    torch.manual_seed(0)
+    train, val = loaders(features)
+    net = Net().requires_grad_(False)
+    found = diagnose(net, train, val, loss=F.mse_loss, minutes=5, slots="second", blueprints=["lora"])
+    assert found.control == Paired(0.0, 0.0)
+    assert found.rows[0].change is not None
+    assert found.rows[0].change.mean < 0
+
+
+def test_batches_that_are_dicts_go_to_the_loss_as_they_are() -> None:
+    torch.manual_seed(0)
+    train = [{"x": x, "y": y} for x, y in zip(*(t.split(32) for t in features(None, 1, 128)), strict=True)]
+    found = diagnose(
+        Net(),
+        train,
+        train,
+        loss=lambda net, batch: F.mse_loss(net(batch["x"]), batch["y"]),
+        sample=train[0]["x"],
+        slots="second",
+        minutes=0.02,
+    )
+    assert {row.blueprint for row in found.rows} == {"lora", "mlp_small"}
+
+
+# --- the rule -----------------------------------------------------------------------------------------
+
+
+def row(change: tuple[float, float], beyond: tuple[float, float], steps: int = 100) -> Row:
+    return Row("here", "lora", 1000, 10, 0.0, Paired(*change), Paired(*beyond), steps)
+
+
+@pytest.mark.parametrize(
+    ("best", "control", "verdict"),
+    [
+        # The loss is 1, so a change counts from 0.02 on.
+        (row((-0.30, 0.01), (-0.30, 0.01)), (0.0, 0.01), "grow"),
+        (row((-0.30, 0.01), (-0.20, 0.01)), (-0.10, 0.01), "grow"),
+        (row((-0.30, 0.01), (-0.02, 0.01)), (-0.28, 0.01), "train longer first"),
+        (row((-0.30, 0.01), (-0.04, 0.01)), (-0.26, 0.01), "train longer first"),  # 0.04 < half of 0.26
+        (row((-0.10, 0.01), (0.30, 0.01)), (-0.40, 0.01), "train longer first"),
+        (row((-0.005, 0.001), (-0.005, 0.001)), (0.0, 0.001), "nowhere"),  # clear, and too little
+        (row((0.2, 0.01), (0.2, 0.01)), (0.1, 0.01), "nowhere"),
+        (row((-0.20, 0.15), (-0.20, 0.15)), (0.0, 0.01), "unclear"),  # 0.20 < 2 · 0.15
+        (row((-0.20, math.nan), (-0.20, math.nan)), (0.0, math.nan), "unclear"),  # one part of data only
+    ],
+)
+def test_the_verdict_weighs_a_change_against_its_error_and_the_control(
+    best: Row, control: tuple[float, float], verdict: str
+) -> None:
+    assert decide(1.0, [best], Paired(*control))[0] == verdict
+
+
+def test_who_ran_longer_counts_before_who_did_better_in_an_earlier_heat() -> None:
+    long, short = row((-0.3, 0.01), (-0.3, 0.01), 200), row((-0.4, 0.01), (-0.4, 0.01), 50)
+    assert decide(1.0, [short, long], Paired(0.0, 0.01))[1] is long
+
+
+def test_without_a_candidate_that_ran_it_is_unclear() -> None:
+    assert decide(1.0, [Row("here", "lora", 1, 1, 0.5)], None)[0] == "unclear"
+
+
+# --- the race -----------------------------------------------------------------------------------------
+
+
+def test_a_paired_difference_weighs_parts_by_their_samples() -> None:
+    probe = Probe([(torch.zeros(1, 1), torch.zeros(1)), (torch.zeros(3, 1), torch.zeros(3))], F.mse_loss)
+    # Differences 4 and 0 with weights 1/4 and 3/4: mean 1, variance 2·(3²/16 + 1²·9/16) = 2.25.
+    difference = probe.paired(torch.tensor([5.0, 2.0]), torch.tensor([1.0, 2.0]))
+    assert difference == pytest.approx((1.0, 1.5))
+
+
+def test_the_rate_rises_for_a_fifth_of_a_heat_and_falls_to_nothing() -> None:
+    assert [round(share_of_rate(step, 10), 3) for step in range(10)] == [
+        0.5, 1.0, 0.889, 0.778, 0.667, 0.556, 0.444, 0.333, 0.222, 0.111,
+    ]  # fmt: skip
+
+
+def test_a_control_makes_as_many_steps_as_the_compute_of_a_candidate_buys() -> None:
+    net = Net()
+    train, _ = loaders(features)
+    control = Runner.control(net, 1e-3)
+    made = heat(
+        [],
+        [control],
+        endless(train, torch.device("cpu"), "train_loader"),
+        F.mse_loss,
+        steps=4,
+        control_steps=1.5,
+        out_of_time=lambda: False,
+    )
+    assert (made, control.steps) == (4, 6)
+
+
+def test_a_copied_optimiser_steps_the_copy_even_under_a_scheduler() -> None:
+    """A scheduler puts a function that is bound to the original in place of ``step``."""
+    net = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.0)  # the rate is 0 now, and was 0.1 at first
+    before = copy.deepcopy(net.state_dict())
+    runner = Runner.continued(net, optimizer)
+    runner.step((torch.ones(3, 5), torch.ones(3, 2)), F.mse_loss, 1.0)
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert not torch.equal(runner.net.weight, net.weight)  # type: ignore[arg-type]
+
+
+def test_the_first_order_score_is_the_slope_of_the_validation_loss() -> None:
+    torch.manual_seed(0)
+    net, (train, val) = Net().double().eval(), loaders(features)
+    double = lambda batch: tuple(tensor.double() for tensor in batch)  # noqa: E731
+    held_out = [double(batch) for batch in val]
+    race = Race(
+        net, None, F.mse_loss, held_out, map(double, endless(train, torch.device("cpu"), "")), Clock(60)
+    )
+    race.find_candidates("second", ["lora"], race.training[0][0])
+    race.score_first_order()
+    [each] = race.candidates
+    # Move by a small step against the training gradient, and look at the losses of the same data.
+    graft, step, every = each.graft, 1e-6, max(1, len(race.probe.parts) // 6)
+    held = Probe(race.probe.parts[::every], F.mse_loss)
+    host = frozen(net).eval()
+    with grafted(host, each.site, graft):
+        at_birth = held.losses(host).mean()
+        graft.zero_grad()
+        sum(F.mse_loss(host(x), y) for x, y in race.training).backward()  # type: ignore[union-attr]
+        norm = torch.cat([p.grad.flatten() for p in graft.parameters()]).norm()
+        with torch.no_grad():
+            for p in graft.parameters():
+                p.sub_(step * p.grad / norm)
+        slope = (at_birth - held.losses(host).mean()) / step
+    assert each.first_order == pytest.approx(float(slope), rel=1e-3)
+
+
+@pytest.mark.parametrize("minutes", [0.0, 0.02])
+def test_the_time_given_is_a_limit(minutes: float) -> None:
+    train, val = loaders(features)
+    started = time.monotonic()
+    found = diagnose(Net(), train, val, loss=F.mse_loss, minutes=minutes)
+    assert time.monotonic() - started < 60 * minutes + 5
+    assert minutes > 0 or found.verdict == "unclear"
+
+
+# --- bad input ----------------------------------------------------------------------------------------
+
+
+def changing(batches: int) -> Iterator[Any]:
+    for index in range(batches):
+        yield torch.zeros(4, 5 if index < 8 else 6), torch.zeros(4, 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"train_loader": []}, "train_loader is empty"),
+        ({"val_loader": []}, "val_loader is empty"),
+        ({"train_loader": iter([1])}, "train_loader is an iterator and would be used up"),
+        ({"train_loader": 3}, "train_loader is a int, over which nothing can loop"),
+        ({"train_loader": list(changing(20))}, r"fails on a batch of shapes \(4, 6\), \(4, 2\)"),
+        (
+            {"loss": lambda output, target: output - target},
+            r"one number as a tensor, and returned a tensor of",
+        ),
+        ({"loss": lambda output, target: 0.5}, "returned float"),
+        ({"loss": lambda output, target: output.sum() * math.nan}, "not a finite number"),
+        ({"slots": "layer9"}, "unknown submodule of Net for a slot 'layer9'"),
+        ({"blueprints": ["conv_light"]}, "unknown blueprint for features hosts 'conv_light'"),
+        ({"blueprints": ["stack"]}, "copies a block and does not start at zero"),
+        ({"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())}, "holds no parameter of the network"),
+    ],
+)
+def test_bad_input_gets_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    train, val = loaders(features)
+    given = {"train_loader": train, "val_loader": val, "loss": F.mse_loss, "slots": "second", "minutes": 5}
+    given |= change
+    net, train_loader, val_loader = Net(), given.pop("train_loader"), given.pop("val_loader")
+    with pytest.raises(EsperError, match=sentence):
+        diagnose(net, train_loader, val_loader, **given)
+
+
+# --- how it is shown ----------------------------------------------------------------------------------
+
+
+def shown() -> Diagnosis:
+    rows = [row((-0.301, 0.012), (-0.3, 0.01)), Row("<there>", "lora", 1000, 2000, 0.25)]
+    return Diagnosis("Net", "grow", "here", "lora", "why", 1.0, 0.9, rows, Paired(-0.001, math.nan), 120, 3.0)
+
+
+def test_text_has_the_verdict_first_and_a_dash_for_what_nobody_measured() -> None:
+    lines = str(shown()).splitlines()
+    assert lines[0] == "Net: grow: lora at here"
+    assert lines[4].split()[:2] == ["place", "blueprint"]
+    assert lines[6].split("  ")[0] == "here"
+    assert "-0.301 ± 0.012" in lines[6]
+    assert lines[6].split()[-6:] == ["1,000", "10", "FLOP", "0.301", "0", "100"]
+    assert lines[7].split() == ["<there>", "lora", "–", "–", "1,000", "2.00", "kFLOP", "–", "0.25", "0"]
+
+
+def test_html_escapes_names_and_has_every_row() -> None:
+    page = shown()._repr_html_()
+    assert "&lt;there&gt;" in page
+    assert page.count("<tr>") == 4
+
+
+def test_json_has_null_for_what_is_unknown() -> None:
+    read = json.loads(shown().json())
+    assert read["control"] == {"mean": -0.001, "error": None}
+    assert read["rows"][1]["change"] is None
+    assert read["rows"][0]["gain_per_thousand"] == pytest.approx(0.301)
+
+
+def test_parts_of_a_batch_have_its_form() -> None:
+    parts = parts_of({"x": torch.arange(5), "k": 3, "n": [torch.arange(10).view(5, 2)]}, 2)
+    assert [part["x"].tolist() for part in parts] == [[0, 1], [2, 3, 4]]
+    assert [part["n"][0].shape for part in parts] == [(2, 2), (3, 2)]
+    assert parts[0]["k"] == 3
+
+
+# --- what follows -------------------------------------------------------------------------------------
+
+
+def test_a_place_is_grown_for_good_and_its_gain_stands_beside_the_prediction() -> None:
+    torch.manual_seed(0)
+    train, val = loaders(
+        lambda *a: (features(*a)[0], features(*a)[0].abs().sum(1, keepdim=True).expand(-1, 2))
+    )
+    net = train_for(linear_but_for_the_head(), 300, train.dataset.tensors)  # type: ignore[attr-defined]
+    found = diagnose(net, train, val, loss=F.mse_loss, minutes=5, slots=["0", "1"], blueprints=["mlp_small"])
+    x = torch.randn(3, 5)
+    before, weights = net(x), sum(p.numel() for p in net.parameters())
+    assert esper.add(net, "0", "mlp_small") is net
+    assert torch.equal(net(x), before)
+    assert sum(p.numel() for p in net.parameters()) == weights + 1088
+    assert not any(type(module).__module__.startswith("esper") for module in net.modules())
+    train_for(net, 200, train.dataset.tensors)  # type: ignore[attr-defined]
+    realised = found.compare(net)
+    assert realised.predicted == found.rows[0].change
+    # Independent of the parts: the mean over all of the validation data.
+    mean = F.mse_loss(net(val.dataset.tensors[0]), val.dataset.tensors[1]).item()  # type: ignore[attr-defined]
+    assert found.val_loss + realised.realised.mean == pytest.approx(mean, rel=1e-4)
+    assert "mlp_small at 0: predicted -" in str(found)
+    assert json.loads(found.json())["realised"][0]["place"] == "0"
+
+
+def test_a_network_that_was_not_diagnosed_is_grown_with_a_sample_or_not_at_all() -> None:
+    net = Net()
+    with pytest.raises(EsperError, match="pass sample="):
+        esper.add(net, "second", "lora")
+    keys = list(net.state_dict())
+    with pytest.raises(EsperError, match="unknown blueprint"):
+        esper.add(net, "second", "conv_light", sample=torch.zeros(2, 5))
+    assert list(net.state_dict()) == keys
+    esper.add(net, "second", "lora", sample=torch.zeros(2, 5))
+    assert len(net.state_dict()) > len(keys)
