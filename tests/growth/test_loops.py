@@ -1,6 +1,5 @@
 """Seeds learn in every common training loop exactly as layers of a hand-written network do."""
 
-import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass

@@ -119,7 +119,8 @@ for name, file in json.load(open(sys.argv[1])).items():
     net.load_state_dict(torch.load(file + ".state", weights_only=True))
     torch.manual_seed(7)
     x = kept["x"]
-    found = net.eval()(**x) if "transformers" in name else net.eval()(*x) if type(x) is tuple else net.eval()(x)
+    net.eval()
+    found = net(**x) if "transformers" in name else net(*x) if type(x) is tuple else net(x)
     got = ALL[name].tensor(found)
     assert torch.equal(got, kept["wanted"]), name
     print(name)
@@ -137,7 +138,8 @@ def test_pickle_and_state_load_in_a_process_without_esper(tmp_path: Path) -> Non
         torch.save(found.net.state_dict(), f"{file}.state")
     (tmp_path / "files.json").write_text(json.dumps(files))
     (tmp_path / "esper_free.py").write_text(
-        "from tests.growth.hf_models import HF_CASES\nfrom tests.growth.models import CASES\nALL = CASES | HF_CASES\n"
+        "from tests.growth.hf_models import HF_CASES\nfrom tests.growth.models import CASES\n"
+        "ALL = CASES | HF_CASES\n"
     )
     (tmp_path / "read.py").write_text(READER)
     run = subprocess.run(
@@ -146,6 +148,7 @@ def test_pickle_and_state_load_in_a_process_without_esper(tmp_path: Path) -> Non
         capture_output=True,
         text=True,
         timeout=300,
+        check=False,
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split("\n")[:-1] == list(ALL)
