@@ -2,7 +2,7 @@
 
 A seed's graph is a child of its submodule and that submodule's forward hook, so class, signature,
 attributes, containers and other hooks stay, and torch's fused paths, which look for hooks, step aside.
-Nothing of esper is needed to unpickle it. A linear seed behind a linear layer becomes part of that layer's weight.
+Nothing of esper is needed to unpickle it. A linear seed behind a linear layer becomes part of its weight.
 """
 
 from __future__ import annotations
