@@ -167,8 +167,8 @@ def test_sixty_damaged_policies_load_bit_for_bit_or_not_at_all(saved: Path) -> N
 def test_other_features_are_refused_by_name(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = checkpoint.feature_names
 
-    def newer(num_slots: int) -> tuple[str, ...]:
-        return tuple("mood" if name == "plateau" else name for name in names(num_slots))
+    def newer(num_slots: int, context: bool) -> tuple[str, ...]:
+        return tuple("mood" if name == "plateau" else name for name in names(num_slots, context))
 
     monkeypatch.setattr(checkpoint, "feature_names", newer)
     with pytest.raises(CheckpointError, match=r"it knows plateau that are not there, and not mood that are"):

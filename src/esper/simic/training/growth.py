@@ -69,7 +69,8 @@ class GrowthEnv:
         """The one that the next reset begins."""
         # A policy learns most from the decision that broke a host if nothing is undone behind its back.
         self._vector = SerialVector(task, rng_seed=rng_seed, env_indices=self.env_indices, rollback_limit=1)
-        self._observer = Observer(len(self.env_indices), task.num_slots, config.capacity or task.num_slots)
+        capacity = config.capacity or task.num_slots
+        self._observer = Observer(len(env_indices), task.num_slots, capacity, context=config.context)
         self._family = FAMILIES[config.reward_family]
         self._reward_function = RewardFunction(self._family, config.reward_scale)
         self._unpaired = RewardFunction(self._family, config.reward_scale)
