@@ -97,6 +97,19 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
         "evaluate_every": 10,
         "evaluate_episodes": 24,
     },
+    "mixture": {
+        "task": "digits_mixture",
+        "envs": 32,
+        "iterations": 24,
+        "context": True,
+        "hidden_dim": 64,
+        "hold_heads": ("style", "alpha_target", "alpha_speed", "alpha_curve"),
+        "reward_family": "log_loss",
+        "reward_scale": 1.0,
+        "rent": 0.0,
+        "evaluate_every": 6,
+        "evaluate_episodes": 32,
+    },
     "any_slots": {"task": "digits_impaired", "iterations": 80, "capacity": 8, "vary_slots": True},
 }
 """Trainings by name; each is of one task."""

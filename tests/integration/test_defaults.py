@@ -22,6 +22,9 @@ checkpoint=None against=() detail='full' out=None as_json=False
 NAMED = {
     "quick": "task='digits_impaired' envs=8 iterations=10 evaluate_episodes=8",
     "study": "task='digits_impaired' envs=16 iterations=60 evaluate_every=10 evaluate_episodes=24",
+    "mixture": "task='digits_mixture' envs=32 iterations=24 context=True hidden_dim=64"
+    " hold_heads=('style',_'alpha_target',_'alpha_speed',_'alpha_curve') reward_family='log_loss'"
+    " reward_scale=1.0 rent=0.0 evaluate_every=6 evaluate_episodes=32",
     "any_slots": "task='digits_impaired' iterations=80 capacity=8 vary_slots=True",
 }
 
@@ -37,4 +40,5 @@ def test_the_defaults() -> None:
 
 def test_the_presets() -> None:
     found = {preset: {f"{name}={value!r}" for name, value in own.items()} for preset, own in PRESETS.items()}
-    assert found == {preset: set(own.split()) for preset, own in NAMED.items()}
+    named = {preset: {word.replace("_'", " '") for word in own.split()} for preset, own in NAMED.items()}
+    assert found == named

@@ -43,7 +43,12 @@ def weights(policy: FactoredRecurrentActorCritic) -> Any:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"critic": "op_value", "conditioned": False, "recurrent": False, "hold_heads": ("op",)}]
+    "options",
+    [
+        {},
+        {"context": True},
+        {"critic": "op_value", "conditioned": False, "recurrent": False, "hold_heads": ("op",)},
+    ],
 )
 def test_a_policy_comes_back_bit_for_bit(options: dict[str, Any], tmp_path: Path) -> None:
     policy = policy_of(4, **options)

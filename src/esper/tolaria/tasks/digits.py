@@ -55,12 +55,12 @@ DIGITS_IMPAIRED = replace(
 DIGITS_MIXTURE = replace(
     DIGITS,
     name="digits_mixture",
-    summary="8×8 digits, hosts that see shape or are blind to it, budgets from 8 to 250 MFLOP",
+    summary="8×8 digits, hosts that see shape or are blind to it, budgets from 5 to 160 MFLOP",
     instances=InstanceDistribution(
-        widths=((4, 4, 4), (4, 4, 8)),
-        kernels=(1, 3),
-        learning_rates=(0.02, 0.05),
-        data_shares=(0.25, 1.0),
+        widths=((2, 4, 4), (2, 4, 8)),
+        kernels=(1, 1, 3),
+        learning_rates=(0.03, 0.05),
+        data_shares=(0.5, 1.0),
         vary_slots=True,
         budget_shares=tuple(2.0 ** (-third / 3) for third in range(16)),
     ),
@@ -69,7 +69,7 @@ DIGITS_MIXTURE = replace(
     warmup=5,
     horizon=8,
     batch_size=32,
-    budget=250 * 10**6,
+    budget=160 * 10**6,
     rules=LifecycleRules(
         min_training_epochs=0,
         enters_at_once=True,
@@ -78,6 +78,6 @@ DIGITS_MIXTURE = replace(
         blueprints=("conv_light",),
     ),
 )
-"""What to grow, and when, depends on the instance: a host that sees spends its minibatches best on itself, one
+"""What to grow, and when, depends on the instance: a host that sees spends a budget best on itself, one
 that is blind to shape wants to grow as soon as it can afford it. Choices are the slot and the time: there
 is one blueprint, and no seed of an episode is ever old enough to be pruned."""
