@@ -75,7 +75,7 @@ def build_task(config: RunConfig) -> TaskSpec:
     rules = replace(task.rules, incubation=config.incubation)
     if config.incubation_epochs is not None:
         rules = replace(rules, min_training_epochs=config.incubation_epochs)
-    return replace(task, rules=rules, budget=config.budget or task.budget)
+    return replace(task, rules=rules)
 
 
 def preset_of(config: RunConfig | TrainingConfig, slots: int | None) -> TaskSpec:
@@ -84,7 +84,8 @@ def preset_of(config: RunConfig | TrainingConfig, slots: int | None) -> TaskSpec
     if slots is not None:
         task = task.with_slots(slots)
     rules = replace(task.rules, auto_forward=config.auto_forward)
-    return replace(task, rules=rules, horizon=config.steps or task.horizon)
+    horizon, budget = config.steps or task.horizon, config.budget or task.budget
+    return replace(task, rules=rules, horizon=horizon, budget=budget)
 
 
 def build_vector(config: RunConfig, task: TaskSpec) -> SerialVector:

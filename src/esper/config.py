@@ -10,36 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import Detail
 from esper.leyline.rules import IncubationMode
-from esper.simic.config import MOST, MOST_SLOTS, Hardware, TaskName, TrainingConfig
+from esper.simic.config import BOTH_LENGTHS, MOST, MOST_SLOTS, Flops, Hardware, TaskName, TrainingConfig
 
 _READERS: Final = {"plan": "periodic", "rotation": "heuristic", "checkpoint": "ppo", "policy_device": "ppo"}
 """Settings that one controller reads."""
 Names = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS)]
-PREFIXES: Final = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
-
-
-def _flops(given: object) -> object:
-    """A number of FLOPs, from text such as 0.5T or 3e9 or from a number."""
-    found = re.fullmatch(r"(\d{1,19}(?:\.\d{1,9})?(?:e\d{1,2})?)([MGTP]?)", str(given))
-    if found is None or isinstance(given, bool):
-        raise ValueError("a budget is a number of FLOPs such as 0.5T, 200G or 3e9")
-    return round(float(found[1]) * PREFIXES[found[2]])
-
-
-Flops = Annotated[int, BeforeValidator(_flops), Field(ge=1, le=10**18)]
 
 
 class ConfigError(EsperError):
@@ -104,7 +84,7 @@ class RunConfig(Settings, Hardware):
             if given and reader not in controllers:
                 raise ValueError(f"{name} is read by the {reader} controller only; add --controller {reader}")
         if self.budget is not None and self.steps is not None:
-            raise ValueError("budget and steps both say how long an episode is; leave one of them out")
+            raise ValueError(BOTH_LENGTHS)
         if len(set(controllers)) != len(controllers):
             raise ValueError(f"every controller runs once; found {', '.join(controllers)}")
         return self
@@ -118,6 +98,19 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
         "iterations": 60,
         "evaluate_every": 10,
         "evaluate_episodes": 24,
+    },
+    "mixture": {
+        "task": "digits_mixture",
+        "envs": 32,
+        "iterations": 24,
+        "context": True,
+        "hidden_dim": 64,
+        "hold_heads": ("style", "alpha_target", "alpha_speed", "alpha_curve"),
+        "reward_family": "log_loss",
+        "reward_scale": 1.0,
+        "rent": 0.0,
+        "evaluate_every": 6,
+        "evaluate_episodes": 32,
     },
     "any_slots": {"task": "digits_impaired", "iterations": 80, "capacity": 8, "vary_slots": True},
 }

@@ -40,7 +40,8 @@ def task_of(config: TrainingConfig) -> TaskSpec:
 def trained_on(config: TrainingConfig) -> TrainedOn:
     """What a policy says of its training."""
     task = task_of(config)
-    return TrainedOn(config.task, task.num_slots, task.horizon, config.rent, config.auto_forward)
+    length = (task.num_slots, task.horizon, config.rent)
+    return TrainedOn(config.task, *length, config.auto_forward, config.budget)
 
 
 def train(

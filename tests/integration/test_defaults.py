@@ -6,9 +6,9 @@ from esper.config import PRESETS, RunConfig
 from esper.simic.config import TrainingConfig
 
 TRAINING = """
-task='digits_impaired' rng_seed=0 envs=32 iterations=40 steps=None slots=None auto_forward=True
-vary_slots=False capacity=None hidden_dim=256 critic='state_value' conditioned=True hold_heads=()
-reward_family='paired' rent=0.01 reward_scale=5.0 horizon_terminates=True
+task='digits_impaired' rng_seed=0 envs=32 iterations=40 steps=None budget=None slots=None auto_forward=True
+vary_slots=False capacity=None context=False hidden_dim=256 critic='state_value' conditioned=True
+hold_heads=() reward_family='paired' rent=0.01 reward_scale=5.0 horizon_terminates=True
 update_epochs=6 learning_rate=0.001 clip=0.2 clip_per_head=False target_kl=0.03 gamma=None lam=0.95
 entropy_start=0.02 entropy_end=0.002 entropy_floor=0.1
 value_coefficient=0.5 value_clip=None max_grad_norm=1.0
@@ -22,6 +22,9 @@ checkpoint=None against=() detail='full' out=None as_json=False
 NAMED = {
     "quick": "task='digits_impaired' envs=8 iterations=10 evaluate_episodes=8",
     "study": "task='digits_impaired' envs=16 iterations=60 evaluate_every=10 evaluate_episodes=24",
+    "mixture": "task='digits_mixture' envs=32 iterations=24 context=True hidden_dim=64"
+    " hold_heads=('style',_'alpha_target',_'alpha_speed',_'alpha_curve') reward_family='log_loss'"
+    " reward_scale=1.0 rent=0.0 evaluate_every=6 evaluate_episodes=32",
     "any_slots": "task='digits_impaired' iterations=80 capacity=8 vary_slots=True",
 }
 
@@ -37,4 +40,5 @@ def test_the_defaults() -> None:
 
 def test_the_presets() -> None:
     found = {preset: {f"{name}={value!r}" for name, value in own.items()} for preset, own in PRESETS.items()}
-    assert found == {preset: set(own.split()) for preset, own in NAMED.items()}
+    named = {preset: {word.replace("_'", " '") for word in own.split()} for preset, own in NAMED.items()}
+    assert found == named

@@ -101,10 +101,12 @@ SETTINGS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "envs": (3, (0, -4, 2.5, "many", None)),
     "iterations": (3, (0, None)),
     "steps": (2, (0, "few")),
+    "budget": ("30M", (0,)),
     "slots": (2, (0, "r0c0")),
     "vary_slots": (True, ("perhaps", None)),
     "capacity": (4, (0, -1)),
     "auto_forward": (False, ("perhaps", 2)),
+    "context": (True, ("perhaps", 2)),
     "hidden_dim": (24, (7, "wide")),
     "critic": ("op_value", ("op_valeu", None, 1)),
     "conditioned": (False, ("perhaps", 2)),
@@ -160,7 +162,10 @@ def test_the_same_settings_give_the_same_run(base: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ALTERNATIVES)
 def test_flipping_a_key_changes_the_run(key: str, base: Run, tmp_path: Path) -> None:
-    flipped = run(tmp_path / "run", {**BASE, key: ALTERNATIVES[key]})
+    settings = {**BASE, key: ALTERNATIVES[key]}
+    if key == "budget":
+        del settings["steps"]
+    flipped = run(tmp_path / "run", settings)
     found = flipped.differences(base)
     assert found, f"{key} has no effect"
     if key in ALONE:
@@ -170,7 +175,8 @@ def test_flipping_a_key_changes_the_run(key: str, base: Run, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("family", "gamma"), [("paired", 1.0), ("sparse", 1.0), ("contribution", 0.995), ("loss", 0.995)]
+    ("family", "gamma"),
+    [("paired", 1.0), ("sparse", 1.0), ("log_loss", 1.0), ("contribution", 0.995), ("loss", 0.995)],
 )
 def test_the_discount_is_the_reward_family_s_unless_given(family: FamilyName, gamma: float) -> None:
     assert TrainingConfig(reward_family=family).discount == gamma
@@ -183,6 +189,7 @@ TERMS: Mapping[FamilyName, set[str]] = {
     "paired": {"lead", "rent", "rollback"},
     "contribution": {"contribution", "rent", "churn", "rollback"},
     "loss": {"loss", "rent", "rollback"},
+    "log_loss": {"log_loss", "rent", "rollback"},
     "sparse": {"score", "rent", "rollback"},
 }
 MAY_BE_UNKNOWN = {"value_return_correlation", "early_stop_update_epoch", "skipped", "explosion"}
@@ -238,10 +245,16 @@ def test_a_key_like_no_other_is_answered_with_all_there_are() -> None:
 def test_allowed_names_are_listed_and_the_nearest_named() -> None:
     said = said_about({"reward_family": "pared", "critic": "q", "task": "digit", "envs": 0})
     assert "found 'pared' (did you mean paired?)" in said
-    assert "'paired', 'contribution', 'loss' or 'sparse'" in said
+    assert "'paired', 'contribution', 'loss', 'log_loss' or 'sparse'" in said
     assert "'state_value' or 'op_value'" in said
     assert "unknown task 'digit'; did you mean digits" in said
     assert "envs: " in said
+
+
+def test_a_length_in_flops_and_one_in_steps_are_not_given_together() -> None:
+    assert said_about({"budget": "2T", "steps": 20}) == (
+        "budget and steps both say how long an episode is; leave one of them out"
+    )
 
 
 def test_the_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:

@@ -149,5 +149,7 @@ def state_worth(family: FamilyName, episode: Episode, epoch: int) -> dict[str, l
         return {"contribution": points_contributed(episode, epoch), "rent": rent}
     if family == "loss":
         return {"loss": (-100 * facts.val_loss / episode.guess_losses).tolist(), "rent": rent}
+    if family == "log_loss":
+        return {"log_loss": (-100 * np.log(facts.val_loss / episode.guess_losses)).tolist(), "rent": rent}
     over = epoch == len(episode.facts) - 1
     return {"score": facts.val_score.tolist() if over else [0.0] * 2, "rent": rent if over else [0.0] * 2}

@@ -103,6 +103,12 @@ def test_loss_pays_improvement_in_blind_guesses() -> None:
     assert [ledger["loss"] for ledger in found] == pytest.approx([1.25, -0.75])
 
 
+def test_log_loss_pays_the_fall_of_the_logarithm_whatever_the_scale_of_the_loss() -> None:
+    found = rewarded("log_loss", *(inputs(val_loss=loss) for loss in (2.0, 1.0, 0.1, 0.0)), scale=5.0)
+    # 5 · ln 2, 5 · ln 10, and from 0.1 down to the least loss of 0.001: 5 · ln 100
+    assert [ledger["log_loss"] for ledger in found] == pytest.approx([3.46574, 11.51293, 23.02585], abs=1e-5)
+
+
 def test_sparse_pays_nothing_before_the_end() -> None:
     found = rewarded(
         "sparse",
@@ -182,6 +188,7 @@ def test_families_discount_as_their_returns_are_meant() -> None:
         "paired": 1.0,
         "contribution": 0.995,
         "loss": 0.995,
+        "log_loss": 1.0,
         "sparse": 1.0,
     }
     assert [name for name, family in FAMILIES.items() if family.needs_twin] == ["paired"]
@@ -234,7 +241,7 @@ def test_every_potential_pays_its_own_change_at_every_step_of_a_busy_episode(fam
         assert episode.terms[name] == pytest.approx(expected, abs=1e-9), name
 
 
-@pytest.mark.parametrize(("rng_seed", "family"), list(zip((1, 2, 3, 6), NAMES, strict=True)))
+@pytest.mark.parametrize(("rng_seed", "family"), list(zip((1, 2, 3, 6, 6), NAMES, strict=True)))
 def test_every_potential_telescopes_over_an_episode_of_any_legal_actions(
     rng_seed: int, family: FamilyName
 ) -> None:

@@ -1,9 +1,10 @@
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from esper.leyline import EpochFacts, TrainingSignals
+from esper.leyline import OP_GERMINATE, EpochFacts, TrainingSignals
 from esper.tamiyo import SignalTracker
 from tests.leyline.building import env_facts, facts_of
 
@@ -97,6 +98,21 @@ def test_a_diverged_epoch_is_no_gain_no_record_and_no_warning() -> None:
     assert [s.best_loss[0] for s in signals] == [2.0, 2.0, 2.0, 2.0, 1.0]
     assert [s.best_score[0] for s in signals] == [10.0, 10.0, 10.0, 10.0, 20.0]
     assert not any(s.stabilised[0] for s in signals)
+
+
+def test_the_last_seed_is_compared_with_the_trend_before_it() -> None:
+    tracker = SignalTracker(1)
+
+    def ratio(epoch: int, loss: float, op: int = 0) -> float:
+        facts = replace(env_facts(epoch, loss), last_op=op)
+        return float(tracker.update(EpochFacts.stack([facts])).gain_ratio[0])
+
+    assert all(np.isnan([ratio(0, 3.0), ratio(1, 2.8), ratio(2, 2.6)]))
+    # Planted at a loss of 2.6 that fell by 0.2 a step: 0.4 is twice that, 0.5 after two steps 1.25 times.
+    assert [ratio(3, 2.2, OP_GERMINATE), ratio(4, 2.1)] == pytest.approx([2.0, 1.25])
+    # The next one at 2.1, after (3.0 - 2.1) / 4 a step.
+    assert ratio(5, 2.325, OP_GERMINATE) == pytest.approx(-1.0)
+    assert np.isnan(ratio(0, 3.0)), "another episode"
 
 
 def test_one_environment_restarts_and_its_neighbour_does_not() -> None:

@@ -91,6 +91,21 @@ def test_a_grown_network_spends_the_same_and_pays_for_its_counterfactuals(grown)
     assert list(grown.table.stage[0, :3]) == [Stage.FOSSILIZED, Stage.FOSSILIZED, Stage.DORMANT]
 
 
+def test_an_instance_has_its_share_of_the_budget_and_knows_what_that_buys():
+    half, copies = replace(TASK.instances, budget_shares=(0.5,)), replace(TASK.rules, blueprints=("stack",))
+    env = MorphEnv(replace(TASK, instances=half, rules=copies), rng_seed=0)
+    # 2.5 GFLOP by 32.5 MFLOP a minibatch; a copy of the block takes 26.2 MFLOP of it more.
+    assert env.reset().minibatches_left == pytest.approx(76.9, abs=0.1)
+    assert env.step(WAIT).candidate_cost == pytest.approx(26.2 / 32.5, abs=0.002)
+    # Three minibatches for the first twentieth, then two of 58.7 MFLOP for the next.
+    assert env.host.meter.ledger.charged == pytest.approx(3 * 32.5e6, rel=0.002)
+    left = (2500 - 3 * 32.5 - 2 * 58.7) / 58.7
+    assert env.step(plant(0)).minibatches_left == pytest.approx(left, rel=0.01)
+    report = env.run_out()
+    charged = sum(report.flops.values()) - report.flops["validation"]
+    assert 2.4e9 < charged <= 2.5e9
+
+
 def test_a_larger_network_gets_fewer_minibatches_for_a_step():
     env = MorphEnv(TASK, rng_seed=3)
     env.reset()

@@ -19,6 +19,7 @@ VARIED = InstanceDistribution(
     rents=(0.001, 0.01),
     data_shares=(0.5, 1.0),
     vary_slots=True,
+    budget_shares=(0.25, 1.0),
 )
 
 
@@ -30,7 +31,7 @@ def test_every_value_is_drawn_and_nothing_else() -> None:
     stream = generator()
     drawn = [VARIED.draw(stream) for _ in range(400)]
     assert {instance.widths for instance in drawn} == set(VARIED.widths)
-    for name in ("kernel", "learning_rate", "rent", "data_share"):
+    for name in ("kernel", "learning_rate", "rent", "data_share", "budget_share"):
         assert {getattr(instance, name) for instance in drawn} == set(getattr(VARIED, f"{name}s")), name
     subsets = {instance.enabled for instance in drawn}
     assert len(subsets) == 7, "every part of three slots but the empty one"

@@ -144,8 +144,9 @@ class MorphogeneticModel(nn.Module):
     @property
     def action_space(self) -> ActionSpace:
         """What a controller may do with this model."""
-        topology = self.host.topology
-        useful = [s for s in specs_for(topology) if any(slot.takes(s) for slot in self._seed_slots)]
+        topology, named = self.host.topology, self.rules.blueprints
+        specs = [spec for spec in specs_for(topology) if not named or spec.name in named]
+        useful = [s for s in specs if any(slot.takes(s) for slot in self._seed_slots)]
         slots, chosen = list(enumerate(self._seed_slots)), tuple(spec.index for spec in useful)
         unfit = frozenset((i, spec.index) for spec in useful for i, slot in slots if not slot.takes(spec))
         return ActionSpace(self.slot_config, self.rules, chosen, names_for(topology), unfit)

@@ -29,6 +29,8 @@ class LifecycleRules:
     min_contribution: float = 0.0
     """Points that the lower bound must reach under ``strict_fossilize``."""
     incubation: IncubationMode = "shadow"
+    blueprints: tuple[str, ...] = ()
+    """What a controller may choose from, by name; all there are unless named."""
     fossil_watch_epochs: int = 50
     """A fossil older than this counts as host: it is no longer switched off to be measured."""
 

@@ -5,6 +5,7 @@ The environment measures facts; ``tamiyo.tracker`` turns them into signals.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final
@@ -44,6 +45,10 @@ class EnvFacts:
     """Trained since the episode began."""
     growth_factor: float
     """What one more ``stack`` seed multiplies the cost of a minibatch by; NaN where none fits."""
+    minibatches_left: float = math.nan
+    """Of the network as it stands, for what is left of the budget; NaN where compute is free."""
+    candidate_cost: float = math.nan
+    """Compute of a seed that can be planted, on average, by that of the network; NaN likewise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,8 @@ class EpochFacts:
     rolled_back: BoolArray
     minibatches: IntArray
     growth_factor: FloatArray
+    minibatches_left: FloatArray
+    candidate_cost: FloatArray
 
     @classmethod
     def stack(cls, rows: Sequence[EnvFacts]) -> EpochFacts:
@@ -101,3 +108,9 @@ class TrainingSignals:
     param_budget: IntArray
     last_op: IntArray
     last_success: BoolArray
+    train_loss: FloatArray
+    minibatches_left: FloatArray
+    candidate_cost: FloatArray
+    gain_ratio: FloatArray
+    """Fall of the loss since the last seed's birth, by what the trend before it promised; NaN where no seed
+    was planted or nothing was promised."""

@@ -15,7 +15,7 @@ from esper.build import build_task
 from esper.config import Settings, checked, run_config
 from esper.karn.statistics import estimate, paired_difference
 from esper.scripts.flags import parse_words, say_where
-from esper.simic.config import MOST, MOST_SLOTS, Hardware, TaskName, TrainingConfig
+from esper.simic.config import MOST, MOST_SLOTS, Flops, Hardware, TaskName, TrainingConfig
 from esper.study import Cell, means_by_rng_seed, run_study
 from esper.tamiyo.policy.checkpoint import load_policy, read_training
 from esper.tamiyo.policy.observer import check_capacity
@@ -34,6 +34,7 @@ class EvaluationConfig(Settings, Hardware):
     task: TaskName = Field("digits_impaired", description="Task preset.")
     slots: int | None = Field(None, ge=1, le=MOST_SLOTS, description="Blocks and so slots of the host.")
     steps: int | None = Field(None, ge=1, le=MOST, description="Host epochs per episode.")
+    budget: Flops | None = Field(None, description="FLOPs of an episode, such as 0.5T.")
     rent: float = Field(
         TrainingConfig.model_fields["rent"].default,
         ge=0,
@@ -77,11 +78,13 @@ def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConf
     """The configuration, and the settings of all runs; says on standard error what the training had else."""
     policy, trained = load_policy(checkpoint), read_training(checkpoint)
     config = checked(EvaluationConfig, {**(asdict(trained) if trained else {}), **given})
-    shared: dict[str, object] = {"task": config.task, "steps": config.steps, "amp": config.amp}
+    length = {"steps": config.steps} if config.budget is None else {"budget": config.budget}
+    shared: dict[str, object] = {"task": config.task, **length, "amp": config.amp}
     shared |= {"auto_forward": config.auto_forward, "slots": (str(config.slots),) if config.slots else ()}
     task = build_task(run_config(**shared))
     check_capacity(task.num_slots, policy.num_slots)
     asked = {"task": config.task, "slots": task.num_slots, "steps": task.horizon, "rent": config.rent}
+    asked |= {} if config.budget is None else {"budget": config.budget}
     if trained is None:
         said = f"the policy in '{checkpoint}' does not say what it was trained on; evaluated on"
         print(f"esper: {said} {', '.join(f'{k} {v}' for k, v in asked.items())}", file=sys.stderr)

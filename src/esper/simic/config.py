@@ -4,9 +4,10 @@ Every field is a flag of ``esper train`` and a key of a configuration file. The 
 handed the configuration itself.
 """
 
+import re
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from esper.leyline import NUM_HEADS
 from esper.leyline.errors import UnknownNameError
@@ -45,6 +46,19 @@ def _known_device(name: str) -> str:
 
 
 TaskName = Annotated[str, AfterValidator(_known_task)]
+PREFIXES: Final = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+
+
+def _flops(given: object) -> object:
+    """A number of FLOPs, from text such as 0.5T or 3e9 or from a number."""
+    found = re.fullmatch(r"(\d{1,19}(?:\.\d{1,9})?(?:e\d{1,2})?)([MGTP]?)", str(given))
+    if found is None or isinstance(given, bool):
+        raise ValueError("a budget is a number of FLOPs such as 0.5T, 200G or 3e9")
+    return round(float(found[1]) * PREFIXES[found[2]])
+
+
+Flops = Annotated[int, BeforeValidator(_flops), Field(ge=1, le=10**18)]
+BOTH_LENGTHS: Final = "budget and steps both say how long an episode is; leave one of them out"
 DeviceName = Annotated[str, AfterValidator(_known_device)]
 DeviceNames = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS), AfterValidator(_known_devices)]
 AmpName = Literal["off", "bfloat16", "float16"]
@@ -128,6 +142,9 @@ class TrainingConfig(PPOConfig, Hardware):
     steps: int | None = Field(
         None, ge=1, le=MOST, description="Host epochs per episode; the preset's unless given."
     )
+    budget: Flops | None = Field(
+        None, description="FLOPs of an episode, such as 0.5T, the largest where they vary; else the preset's."
+    )
     slots: int | None = Field(
         None, ge=1, le=MOST_SLOTS, description="Blocks and so slots of the host; the preset's unless given."
     )
@@ -138,6 +155,9 @@ class TrainingConfig(PPOConfig, Hardware):
     capacity: int | None = Field(
         None, ge=1, le=MOST_SLOTS, description="Slots that the policy has room for; the host's unless given."
     )
+    context: bool = Field(
+        False, description="Observe also what tells instances of different size and budget apart."
+    )
     hidden_dim: int = Field(256, ge=8, le=MOST, description="Width of the policy network.")
     critic: Literal["state_value", "op_value"] = Field("state_value", description="V(s), or Q(s, op).")
     conditioned: bool = Field(True, description="Condition the heads on the op and the slot sampled first.")
@@ -145,7 +165,8 @@ class TrainingConfig(PPOConfig, Hardware):
         (), max_length=NUM_HEADS, description="Heads fixed at their canonical value (ablation)."
     )
     reward_family: FamilyName = Field(
-        "paired", description="Reward: paired (score minus the ungrown twin's), contribution, loss or sparse."
+        "paired",
+        description="Reward: paired (score minus the ungrown twin's), contribution, loss, log_loss, sparse.",
     )
     rent: float = Field(
         0.01, ge=0, description="Cost of 1,000 grown parameters, as a fraction of 100 points of score."
@@ -160,6 +181,12 @@ class TrainingConfig(PPOConfig, Hardware):
     evaluate_episodes: int = Field(16, ge=1, le=MOST, description="Episodes per evaluation.")
     checkpoint_every: int = Field(5, ge=1, le=MOST, description="Iterations between checkpoints.")
     detail: Detail = Field("standard", description="How much is written of every episode.")
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> Self:
+        if self.budget is not None and self.steps is not None:
+            raise ValueError(BOTH_LENGTHS)
+        return self
 
     @property
     def discount(self) -> float:

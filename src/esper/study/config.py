@@ -10,11 +10,11 @@ from typing import Annotated, Any, Final, NamedTuple
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from esper.build import CONTROLLERS, build_controller
-from esper.config import ConfigError, Flops, RunConfig, Settings, run_config
+from esper.config import ConfigError, RunConfig, Settings, run_config
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.protocols import Controller
 from esper.leyline.rules import ActionSpace
-from esper.simic.config import MOST, MOST_SLOTS, TaskName
+from esper.simic.config import MOST, MOST_SLOTS, Flops, TaskName
 from esper.tolaria.anytime import MARKS, check_mark
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS

@@ -6,7 +6,7 @@ single slots is not here but in the ``SlotTable``.
 
 import numpy as np
 
-from esper.leyline import EpochFacts, TrainingSignals
+from esper.leyline import OP_GERMINATE, EpochFacts, TrainingSignals
 from esper.leyline.limits import PLATEAU_GAIN, STABLE_EPOCHS, STABLE_LOSS_GAIN
 from esper.leyline.signals import HISTORY_LENGTH, FloatArray
 from esper.leyline.slot_table import BoolArray, IntArray
@@ -34,6 +34,9 @@ class SignalTracker:
         self._plateau: IntArray = np.zeros(count, dtype=np.int64)
         self._settled: IntArray = np.zeros(count, dtype=np.int64)
         self._stabilised: BoolArray = np.zeros(count, dtype=np.bool_)
+        self._loss_at_birth: FloatArray = np.full(count, np.nan)
+        self._slope_at_birth: FloatArray = np.full(count, np.nan)
+        self._steps_since_birth: IntArray = np.zeros(count, dtype=np.int64)
 
     def update(self, facts: EpochFacts) -> TrainingSignals:
         """Take in one epoch's facts; the arrays of the result are the caller's to keep."""
@@ -45,6 +48,7 @@ class SignalTracker:
             loss_delta = np.where(fresh, 0.0, self._losses[:, -1] - loss)
             score_delta = np.where(fresh, 0.0, score - self._scores[:, -1])
         self._count(fresh, loss_delta, score_delta)
+        self._follow_last_seed(fresh, facts)
         self._remember(fresh, loss, score)
         return TrainingSignals(
             epoch=facts.epoch,
@@ -63,6 +67,10 @@ class SignalTracker:
             param_budget=facts.param_budget,
             last_op=facts.last_op,
             last_success=facts.last_success,
+            train_loss=facts.train_loss,
+            minibatches_left=facts.minibatches_left,
+            candidate_cost=facts.candidate_cost,
+            gain_ratio=self._gain_ratio(loss),
         )
 
     def _count(self, fresh: BoolArray, loss_delta: FloatArray, score_delta: FloatArray) -> None:
@@ -78,6 +86,20 @@ class SignalTracker:
         self._settled = np.where(within, self._settled + 1, 0)
         self._stabilised = (self._stabilised & ~fresh) | (self._settled >= STABLE_EPOCHS)
 
+    def _follow_last_seed(self, fresh: BoolArray, facts: EpochFacts) -> None:
+        """What the loss was, and promised, when the last seed was planted; before the histories move on."""
+        born = ~fresh & (facts.last_op == OP_GERMINATE) & facts.last_success
+        before = loss_slope(self._losses, facts.epoch - 1)
+        self._loss_at_birth = np.where(born, self._losses[:, -1], self._loss_at_birth)
+        self._slope_at_birth = np.where(born, before, self._slope_at_birth)
+        self._loss_at_birth[fresh] = np.nan
+        self._steps_since_birth = np.where(born, 1, self._steps_since_birth + 1)
+
+    def _gain_ratio(self, loss: FloatArray) -> FloatArray:
+        promised = self._slope_at_birth * self._steps_since_birth
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            return np.where(promised > 0.0, (self._loss_at_birth - loss) / promised, np.nan)
+
     def _remember(self, fresh: BoolArray, loss: FloatArray, score: FloatArray) -> None:
         """Histories and records; every array is a new one, so signals handed out never change."""
         self._losses = _push(self._losses, loss, fresh)
@@ -90,3 +112,13 @@ def _push(history: FloatArray, value: FloatArray, fresh: BoolArray) -> FloatArra
     """``history [env, 5]`` moved on by one value; a fresh one holds that value everywhere."""
     moved = np.concatenate([history[:, 1:], value[:, None]], axis=1)
     return np.where(fresh[:, None], value[:, None], moved)
+
+
+def loss_slope(history: FloatArray, epoch: IntArray) -> FloatArray:
+    """Mean fall of the loss per step over ``history [env, 5]``; NaN before the first step.
+
+    A history begins filled with its first value, so its oldest entry is the earliest loss there is.
+    """
+    steps = np.minimum(epoch, HISTORY_LENGTH - 1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return (history[:, 0] - history[:, -1]) / np.where(steps > 0, steps, np.nan)

@@ -246,6 +246,8 @@ class MorphEnv:
             rolled_back=self._recovery.rolled_back,
             minibatches=self.host.minibatches,
             growth_factor=self.host.meter.growth_factor(),
+            minibatches_left=self.host.minibatches_left(),
+            candidate_cost=self.host.candidate_cost(),
         )
 
     def finish(self, reward: Reward | None = None) -> EpisodeReport:

@@ -9,6 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from esper.kasmina.blueprints import blueprint_at
 from esper.kasmina.hosts.base import SegmentedHost
 from esper.kasmina.model import MorphogeneticModel, shadow_size
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import HostError
+from esper.leyline.stages import Stage
 
 _BATCH = 2
 
@@ -150,6 +153,7 @@ class FlopMeter:
         self._segments += [count_part(s, shape) for s, shape in zip(rest, host.feature_shapes, strict=True)]
         self._seeds: dict[int, PartCost] = {}
         self._spent: dict[int, int] = {}
+        self._candidates: dict[int, list[int]] = {}
 
     def germinated(self, slot: int) -> None:
         """Count the seed that was just attached."""
@@ -212,6 +216,30 @@ class FlopMeter:
                 block = count_part(slot.original[0], shape)
                 return 1.0 + (block.forward + block.to_all) / sum(self._passes(1))
         return math.nan
+
+    def candidate_cost(self, batch: int) -> float:
+        """What a seed that can be planted would add to a minibatch, on average, as a share of its cost now.
+
+        NaN where nothing can be planted.
+        """
+        table = self.model.table
+        free = np.flatnonzero(table.enabled[0] & (table.stage[0] == Stage.DORMANT)).tolist()
+        costs = [cost for slot in free for cost in self._costs_of_seeds(slot)]
+        return batch * fmean(costs) / self.minibatch(batch) if costs else math.nan
+
+    def _costs_of_seeds(self, slot: int) -> list[int]:
+        """Forward and backward of every blueprint that fits ``slot``, built once for counting."""
+        if slot not in self._candidates:
+            space, place = self.model.action_space, self.model.slot(slot)
+            self._candidates[slot] = costs = []
+            for index in space.blueprints:
+                spec = blueprint_at(index, self.model.host.topology)
+                if (slot, index) not in space.unfit:
+                    with TorchStream(0):  # first weights are drawn, and forgotten
+                        seed = spec.build(copy.deepcopy(place.original[0]) if spec.copies else place.width)
+                    cost = count_part(seed, self.model.host.feature_shapes[slot])
+                    costs.append(cost.forward + cost.to_all)
+        return self._candidates[slot]
 
     def trained(self, batch: int) -> None:
         """Count one minibatch of ``batch`` samples with the network as it stands."""

@@ -1,6 +1,7 @@
 """The network of one episode while it trains: model, data, optimisers, random streams, counted compute."""
 
 import copy
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -74,6 +75,7 @@ class HostTraining:
         self.meter = FlopMeter(self.model, self.splits.train.first(1).x[0])
         self.minibatch_flops = self.meter.minibatch(task.batch_size)
         """Of the last step's network; what a budget leaves over is less."""
+        self.budget = task.budget_of(self.instance)
         self._check_budget()
         self.minibatches = 0
         """Trained so far, and at the birth of each slot's seed."""
@@ -84,7 +86,7 @@ class HostTraining:
         self.begin_streams()
 
     def _check_budget(self) -> None:
-        budget, steps, cost = self._task.budget, self._task.horizon, self.minibatch_flops
+        budget, steps, cost = self.budget, self._task.horizon, self.minibatch_flops
         if budget is not None and budget < steps * cost:
             raise HostError(
                 f"a budget of {budget:,} FLOP gives each of {steps} steps {budget // steps:,}, and one"
@@ -168,11 +170,21 @@ class HostTraining:
 
     def _affordable(self, epoch: int) -> int:
         """Minibatches of the step after ``epoch`` steps; what a budget leaves over, the next step gets."""
-        if self._task.budget is None:
+        if self.budget is None:
             return self._task.batches_per_epoch
-        allowance = self._task.budget * (epoch + 1) // self._task.horizon - self.meter.ledger.charged
+        allowance = self.budget * (epoch + 1) // self._task.horizon - self.meter.ledger.charged
         self.minibatch_flops = self.meter.minibatch(self._task.batch_size)
         return max(allowance // self.minibatch_flops, 0)
+
+    def minibatches_left(self) -> float:
+        """Of the network as it stands, for what is left of the budget; NaN where there is none."""
+        if self.budget is None:
+            return math.nan
+        return (self.budget - self.meter.ledger.charged) / self.meter.minibatch(self._task.batch_size)
+
+    def candidate_cost(self) -> float:
+        """Of a seed that can be planted, by the network's own; NaN where there is no budget."""
+        return math.nan if self.budget is None else self.meter.candidate_cost(self._task.batch_size)
 
     def close_growth(self, epoch: int) -> None:
         """What is planted while the rate of a ``wsd`` schedule falls could no longer learn."""
@@ -210,7 +222,7 @@ class HostTraining:
         """
         validation = self.splits.validation.first(len(self.splits.validation))
         watched = [slot for slot in self.model.blended if not self._is_old_fossil(slot)]
-        if self._task.budget is not None and not (contributions and self._may_measure(watched)):
+        if self.budget is not None and not (contributions and self._may_measure(watched)):
             watched = []
         result = measure(
             self.model,
@@ -220,7 +232,7 @@ class HostTraining:
             self._task.objective,
             self._sampling,
             calibration=self._calibration(),
-            only_contributions=self._task.budget is not None,
+            only_contributions=self.budget is not None,
         )
         self.meter.validated(len(validation), result.slots, result.configurations)
         return result

@@ -25,7 +25,7 @@ def busy_table(num_envs: int = 1) -> SlotTable:
 def policy_of(num_slots: int = 3, rng_seed: int = 0, **options: Any) -> FactoredRecurrentActorCritic:
     """A small network, its weights moved off their cautious start so that choices differ visibly."""
     torch.manual_seed(rng_seed)
-    size = get_feature_size(SlotConfig.of_count(num_slots))
+    size = get_feature_size(SlotConfig.of_count(num_slots), options.get("context", False))
     policy = FactoredRecurrentActorCritic(size, num_slots, **{"feature_dim": 32, "hidden_dim": 32, **options})
     with torch.no_grad():
         for parameter in policy.heads.parameters():

@@ -28,6 +28,10 @@ def signals_of(num_envs: int = 1, **changes: Any) -> TrainingSignals:
         "param_budget": 9999,
         "last_op": OP_PRUNE,
         "last_success": False,
+        "train_loss": 6.0,
+        "minibatches_left": 1023.0,
+        "candidate_cost": 0.75,
+        "gain_ratio": 1.5,
     }
     return TrainingSignals(
         **{name: np.array([value] * num_envs) for name, value in (usual | changes).items()}
@@ -69,6 +73,7 @@ def wild(rng: np.random.Generator, *shape: int) -> FloatArray:
 def wild_signals(rng: np.random.Generator, num_envs: int) -> TrainingSignals:
     """Signals of hosts of which some have diverged."""
     floats = ("val_loss", "loss_delta", "val_score", "score_delta", "best_score", "best_loss")
+    floats += ("train_loss", "minibatches_left", "candidate_cost", "gain_ratio")
     return TrainingSignals(
         **{name: wild(rng, num_envs) for name in floats},
         loss_history=wild(rng, num_envs, 5),

@@ -43,7 +43,12 @@ def weights(policy: FactoredRecurrentActorCritic) -> Any:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"critic": "op_value", "conditioned": False, "recurrent": False, "hold_heads": ("op",)}]
+    "options",
+    [
+        {},
+        {"context": True},
+        {"critic": "op_value", "conditioned": False, "recurrent": False, "hold_heads": ("op",)},
+    ],
 )
 def test_a_policy_comes_back_bit_for_bit(options: dict[str, Any], tmp_path: Path) -> None:
     policy = policy_of(4, **options)
@@ -167,8 +172,8 @@ def test_sixty_damaged_policies_load_bit_for_bit_or_not_at_all(saved: Path) -> N
 def test_other_features_are_refused_by_name(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = checkpoint.feature_names
 
-    def newer(num_slots: int) -> tuple[str, ...]:
-        return tuple("mood" if name == "plateau" else name for name in names(num_slots))
+    def newer(num_slots: int, context: bool) -> tuple[str, ...]:
+        return tuple("mood" if name == "plateau" else name for name in names(num_slots, context))
 
     monkeypatch.setattr(checkpoint, "feature_names", newer)
     with pytest.raises(CheckpointError, match=r"it knows plateau that are not there, and not mood that are"):

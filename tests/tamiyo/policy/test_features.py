@@ -248,6 +248,36 @@ def test_a_slot_that_cools_down_is_active_and_says_so() -> None:
     assert blueprints == [-1, -1]
 
 
+CONTEXT = {
+    "trend": 5 / 3,  # the loss fell by 4 in 4 steps, 15 steps are left, it is 9
+    "gap": 1 / 3,  # (9 - 6) / 9
+    "candidate_cost": 0.75,
+    "minibatches_left": 1.0,  # log2(1 + 1023) / 10
+    "newborn_gradient": 0.5 * math.log(0.5),  # slot 1 has the youngest seed
+    "gain_ratio": 0.75,
+}
+
+
+def test_the_context_stands_behind_the_other_columns_which_stay_as_they_are() -> None:
+    table = SlotTable.empty(1, 3)
+    put(table, 0, Stage.HOLDING, age=7, gradient_norm_ratio=2.0)
+    put(table, 1, Stage.BLENDING, age=2, gradient_norm_ratio=0.5)
+    config = SlotConfig.of_count(3)
+    plain, _ = batch_obs_to_features(signals_of(), table, config)
+    obs, _ = batch_obs_to_features(signals_of(), table, config, context=True)
+    assert obs.shape == (1, get_feature_size(config, context=True)) == (1, 127)
+    assert torch.equal(obs[:, :121], plain)
+    assert feature_names(3, context=True) == (*feature_names(3), *CONTEXT)
+    assert obs[0, 121:].tolist() == pytest.approx(list(CONTEXT.values()))
+
+
+def test_a_context_that_nobody_measured_reads_zero() -> None:
+    unknown = dict.fromkeys(("train_loss", "minibatches_left", "candidate_cost", "gain_ratio"), math.nan)
+    signals = signals_of(epoch=0, **unknown)
+    obs, _ = batch_obs_to_features(signals, SlotTable.empty(1, 3), SlotConfig.of_count(3), context=True)
+    assert obs[0, 121:].tolist() == [0.0] * 6
+
+
 def test_environments_do_not_mix() -> None:
     table = SlotTable.empty(2, 1)
     put(table, 0, Stage.HOLDING, env=1, **BLENDING)
@@ -263,7 +293,8 @@ def test_no_column_ever_leaves_its_bound(rng_seed: int, num_slots: int) -> None:
     table = random_table(rng, 4, num_slots)
     for name in MEASUREMENTS:
         getattr(table, name)[...] = wild(rng, 4, num_slots)
-    obs, _ = batch_obs_to_features(wild_signals(rng, 4), table, SlotConfig.of_count(num_slots))
+    config = SlotConfig.of_count(num_slots)
+    obs, _ = batch_obs_to_features(wild_signals(rng, 4), table, config, context=True)
     assert torch.isfinite(obs).all()
     assert obs.abs().max() <= 2.0
 

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from esper.leyline import DEFAULT_GAMMA, EpochFacts, LifecycleOp, SlotTable
 
-FamilyName = Literal["paired", "contribution", "loss", "sparse"]
+FamilyName = Literal["paired", "contribution", "loss", "log_loss", "sparse"]
 Array = NDArray[np.float64]
 RewardTerms = dict[str, Array]
 """The terms of one step by name, each ``[env]``; the reward is their sum."""
 
+LEAST_LOSS: Final = 1e-3
+"""What is below counts as this: no logarithm is without end."""
 CHURN_COST: Final = 0.01
 """Of removing a seed: what one point of score is worth."""
 ROLLBACK_PENALTY: Final = 0.2
@@ -58,6 +60,15 @@ def contribution(s: RewardInputs) -> Array:
 def loss(s: RewardInputs) -> Array:
     """Falls with the loss, by 1 from a blind guess to none: improvement is positive."""
     return -s.facts.val_loss / s.guess_loss
+
+
+def log_loss(s: RewardInputs) -> Array:
+    """Rises by 0.1 whenever the loss falls by a tenth, wherever it stands; a blind guess is worth 0.
+
+    The lead over a twin in it is log(twin's loss / loss): the twin is a constant of the episode, so a
+    policy that learns from this learns the paired score without a twin being run.
+    """
+    return -np.log(np.maximum(s.facts.val_loss, LEAST_LOSS) / s.guess_loss)
 
 
 def final_score(s: RewardInputs) -> Array:
@@ -102,6 +113,7 @@ FAMILIES: Final[Mapping[FamilyName, RewardFamily]] = {
     "paired": RewardFamily({"lead": lead, "rent": rent}, needs_twin=True, gamma=1.0),
     "contribution": RewardFamily({"contribution": contribution, "rent": rent}, costs={"churn": churn}),
     "loss": RewardFamily({"loss": loss, "rent": rent}),
+    "log_loss": RewardFamily({"log_loss": log_loss, "rent": rent}, gamma=1.0),
     "sparse": RewardFamily({"score": final_score, "rent": final_rent}, gamma=1.0),
 }
 

@@ -76,7 +76,8 @@ class GrowthEnv:
             devices=config.devices,
             amp=config.amp,
         )
-        self._observer = Observer(len(self.env_indices), task.num_slots, config.capacity or task.num_slots)
+        capacity = config.capacity or task.num_slots
+        self._observer = Observer(len(env_indices), task.num_slots, capacity, context=config.context)
         self._family = FAMILIES[config.reward_family]
         self._reward_function = RewardFunction(self._family, config.reward_scale)
         self._unpaired = RewardFunction(self._family, config.reward_scale)

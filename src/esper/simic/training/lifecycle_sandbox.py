@@ -149,6 +149,8 @@ class LifecycleSandbox(Oracle):
             rolled_back=self._everywhere(False),
             minibatches=self._everywhere(epoch),
             growth_factor=self._everywhere(np.nan),
+            minibatches_left=self._everywhere(np.nan),
+            candidate_cost=self._everywhere(np.nan),
         )
 
     def _inputs(self) -> RewardInputs:

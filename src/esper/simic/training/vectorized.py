@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline import NUM_OPS, Head
+from esper.leyline import NUM_OPS, Head, SlotConfig
 from esper.leyline.durable import write_durably
 from esper.leyline.events import Row, UpdateRow, known
 from esper.simic.agent.ppo import PPOAgent, shards
@@ -29,7 +29,7 @@ from esper.simic.training.growth import GrowthEnv, Journal
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy import checkpoint
-from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
+from esper.tamiyo.policy.features import get_feature_size
 from esper.tolaria.devices import Device
 from esper.tolaria.env import EpisodeReport
 from esper.tolaria.seeding import SELECTION_SEEDS
@@ -80,13 +80,14 @@ class Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.rng_seed)
             self.policy = FactoredRecurrentActorCritic(
-                BASE_SIZE + SLOT_SIZE * capacity,
+                get_feature_size(SlotConfig.of_count(capacity), config.context),
                 capacity,
                 feature_dim=config.hidden_dim,
                 hidden_dim=config.hidden_dim,
                 critic=config.critic,
                 conditioned=config.conditioned,
                 hold_heads=config.hold_heads,
+                context=config.context,
             )
         self.policy.to(Device(config.policy_device).torch)
         self.agent = PPOAgent(self.policy, config)

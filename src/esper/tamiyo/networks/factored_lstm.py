@@ -108,6 +108,8 @@ class PolicyShape:
     recurrent: bool = True
     hold_heads: tuple[str, ...] = ()
     """Heads that never choose, see ``ActionMasks.holding``."""
+    context: bool = False
+    """Whether ``state_dim`` includes the context features."""
 
 
 def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:

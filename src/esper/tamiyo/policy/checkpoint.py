@@ -45,6 +45,7 @@ class TrainedOn:
     steps: int
     rent: float
     auto_forward: bool
+    budget: int | None = None
 
     def differences(self, **asked: object) -> str:
         """``asked``, in words, as far as it is not what the policy was trained on; empty if it is."""
@@ -63,7 +64,7 @@ def save_policy(
     """
     bound = {
         "shape": asdict(policy.shape),
-        "features": list(feature_names(policy.num_slots)),
+        "features": list(feature_names(policy.num_slots, policy.shape.context)),
         "trained_on": None if trained_on is None else asdict(trained_on),
     }
     weights = save_tensors(policy.state_dict())
@@ -85,7 +86,7 @@ def load_policy(directory: Path | str) -> FactoredRecurrentActorCritic:
     directory = Path(directory)
     bound, weights = _read_policy(directory)
     shape = _described(bound.get("shape"), PolicyShape, directory)
-    _check_features(_described(bound.get("features"), tuple[str, ...], directory), shape.num_slots, directory)
+    _check_features(_described(bound.get("features"), tuple[str, ...], directory), shape, directory)
     tensors = load_tensors(directory / POLICY_FILE, weights)
     policy = _build(shape, tensors, directory)
     policy.load_state_dict(tensors)
@@ -172,8 +173,8 @@ def _in_words(tensor: Tensor | None) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _check_features(names: tuple[str, ...], num_slots: int, directory: Path) -> None:
-    ours = feature_names(num_slots)
+def _check_features(names: tuple[str, ...], shape: PolicyShape, directory: Path) -> None:
+    ours = feature_names(shape.num_slots, shape.context)
     if names != ours:
         missing = [name for name in names if name not in ours]
         new = [name for name in ours if name not in names]

@@ -19,7 +19,8 @@ class PolicyController:
     def __init__(self, space: ActionSpace, num_envs: int, policy: FactoredRecurrentActorCritic) -> None:
         self._space = space
         self._policy = policy.eval()
-        self._observer = Observer(num_envs, space.slot_config.num_slots, policy.num_slots)
+        slots = space.slot_config.num_slots
+        self._observer = Observer(num_envs, slots, policy.num_slots, context=policy.shape.context)
         self._num_envs = num_envs
         self.reset(0)
 

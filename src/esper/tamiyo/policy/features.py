@@ -2,7 +2,8 @@
 
 Every feature is a raw value times a scale, clipped to a range. What was not measured is NaN in the
 slot table and reads as the feature's ``unknown`` value. Sizes and names, and so what a checkpoint
-is bound to, are derived from ``BASE_FEATURES`` and ``SLOT_FEATURES``.
+is bound to, are derived from ``BASE_FEATURES``, ``SLOT_FEATURES`` and, for a policy that asks for them,
+``CONTEXT_FEATURES``.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from esper.leyline import DEFAULT_GAMMA, NUM_OPS, NUM_STAGES, STYLE_OPERATORS, S
 from esper.leyline.signals import HISTORY_LENGTH, TrainingSignals
 from esper.leyline.slot_table import NEVER
 from esper.leyline.stages import IN_FORWARD, Stage
+from esper.tamiyo.tracker import loss_slope
 
 BOUND: Final = 2.0
 """No feature ever leaves ±BOUND."""
 _MAX_RAMP: Final = 8.0
 _LOG_LOSS: Final = math.log(11.0)
+_TINY: Final = 1e-6
 
 
 Array = NDArray[Any]
@@ -171,13 +174,45 @@ SLOT_FEATURES: Final = (
 )
 """One slot; all of it reads zero while the slot is empty."""
 
+
+def _trend(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
+    """Share of the loss that the rest of the episode would take away, were the loss to fall as it does."""
+    slope = loss_slope(s.loss_history, s.epoch)
+    return slope * (s.max_epochs - s.epoch) / np.maximum(s.val_loss, _TINY)
+
+
+def _newborn_gradient(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
+    """Gradient norm of the youngest seed by the host's, a logarithm; NaN without a seed."""
+    ages = np.where(t.occupied, t.age, np.iinfo(np.int64).max)
+    youngest = ages.argmin(axis=1)
+    rows = np.arange(t.num_envs)
+    ratio = np.where(t.occupied.any(axis=1), t.gradient_norm_ratio[rows, youngest], np.nan)
+    return np.log(np.maximum(ratio, _TINY))
+
+
+CONTEXT_FEATURES: Final = (
+    Feature("trend", _trend),
+    Feature("gap", lambda s, t, x: (s.val_loss - s.train_loss) / np.maximum(s.val_loss, _TINY)),
+    Feature("candidate_cost", lambda s, t, x: s.candidate_cost),
+    Feature("minibatches_left", lambda s, t, x: np.log2(1.0 + s.minibatches_left), 0.1),
+    Feature("newborn_gradient", _newborn_gradient, 0.5),
+    Feature("gain_ratio", lambda s, t, x: s.gain_ratio, 0.5),
+)
+"""The episode beside others: numbers without a unit that tell instances of different size and budget apart.
+The share of the budget that is left is ``progress``, which every policy has."""
+
 BASE_SIZE: Final = sum(len(feature.columns) for feature in BASE_FEATURES)
 SLOT_SIZE: Final = sum(len(feature.columns) for feature in SLOT_FEATURES)
-_SOURCES: Final = tuple(feature.source for feature in BASE_FEATURES + SLOT_FEATURES)
+CONTEXT_SIZE: Final = sum(len(feature.columns) for feature in CONTEXT_FEATURES)
 
 
 @cache
-def _layout(num_slots: int) -> tuple[tuple[str, ...], Array]:
+def _sources(context: bool) -> tuple[Source, ...]:
+    return tuple(feature.source for feature in BASE_FEATURES + SLOT_FEATURES + CONTEXT_FEATURES * context)
+
+
+@cache
+def _layout(num_slots: int, context: bool) -> tuple[tuple[str, ...], Array]:
     """Names of the columns, and ``[4, column]``: scale, low, high and unknown value of their features."""
     columns = [(name, feature) for feature in BASE_FEATURES for name in feature.columns]
     columns += [
@@ -186,50 +221,64 @@ def _layout(num_slots: int) -> tuple[tuple[str, ...], Array]:
         for feature in SLOT_FEATURES
         for name in feature.columns
     ]
+    columns += [(name, feature) for feature in CONTEXT_FEATURES * context for name in feature.columns]
     numbers = [(feature.scale, feature.low, feature.high, feature.unknown) for _, feature in columns]
     return tuple(name for name, _ in columns), np.array(numbers, dtype=np.float32).T.copy()
 
 
 @cache
-def _places(num_envs: int, num_slots: int) -> Array:
+def _places(num_envs: int, num_slots: int, context: bool) -> Array:
     """``[env, column]``: where each number stands when the values of all sources are strung together."""
-    size = BASE_SIZE + SLOT_SIZE * num_slots
+    end = BASE_SIZE + SLOT_SIZE * num_slots
+    size = end + CONTEXT_SIZE * context
     base: Array = np.arange(num_envs * size).reshape(num_envs, size)
-    slots = base[:, BASE_SIZE:].reshape(num_envs, num_slots, SLOT_SIZE)
+    slots = base[:, BASE_SIZE:end].reshape(num_envs, num_slots, SLOT_SIZE)
+    blocks = ((base, BASE_FEATURES), (slots, SLOT_FEATURES), (base[:, end:], CONTEXT_FEATURES))
     strung = []
-    for block, features in ((base, BASE_FEATURES), (slots, SLOT_FEATURES)):
+    for block, features in blocks[: 2 + context]:
         widths = [len(feature.columns) for feature in features]
         strung += np.split(block[..., : sum(widths)], np.cumsum(widths)[:-1], axis=-1)
     return np.concatenate(strung, axis=None).argsort().reshape(num_envs, size)
 
 
-def get_feature_size(slot_config: SlotConfig) -> int:
+def get_feature_size(slot_config: SlotConfig, context: bool = False) -> int:
     """Length of one observation."""
-    return BASE_SIZE + SLOT_SIZE * slot_config.num_slots
+    return BASE_SIZE + SLOT_SIZE * slot_config.num_slots + CONTEXT_SIZE * context
 
 
-def feature_names(num_slots: int) -> tuple[str, ...]:
+def feature_names(num_slots: int, context: bool = False) -> tuple[str, ...]:
     """One name per column; a checkpoint is bound to them."""
-    return _layout(num_slots)[0]
+    return _layout(num_slots, context)[0]
 
 
 def batch_obs_to_features(
-    signals: TrainingSignals, reports: SlotTable, slot_config: SlotConfig, device: torch.device | str = "cpu"
+    signals: TrainingSignals,
+    reports: SlotTable,
+    slot_config: SlotConfig,
+    device: torch.device | str = "cpu",
+    *,
+    context: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Observations ``[env, 31 + 30·slots]`` float32, and blueprint indices ``[env, slot]``, -1 = empty."""
+    """Observations ``[env, 31 + 30·slots]`` float32, and blueprint indices ``[env, slot]``, -1 = empty.
+
+    With ``context`` its features stand behind those of the slots.
+    """
     num_envs, num_slots = reports.num_envs, slot_config.num_slots
-    scale, low, high, unknown = _layout(num_slots)[1]
-    places = _places(num_envs, num_slots)
+    scale, low, high, unknown = _layout(num_slots, context)[1]
+    places = _places(num_envs, num_slots, context)
     strung: Array = np.empty(places.size, dtype=np.float32)
     shared = Shared.of(reports)
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and reads as the bound
-        np.concatenate([source(signals, reports, shared) for source in _SOURCES], axis=None, out=strung)
+    # What float32 cannot hold is infinite, and reads as the bound; inf - inf is unknown.
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = [source(signals, reports, shared) for source in _sources(context)]
+        np.concatenate(values, axis=None, out=strung)
     obs = strung.take(places)
     obs *= scale
     np.copyto(obs, unknown, where=np.isnan(obs))
     np.maximum(obs, low, out=obs)
     np.minimum(obs, high, out=obs)
-    slots = obs[:, BASE_SIZE:].reshape(num_envs, num_slots, SLOT_SIZE)
-    slots *= shared.active[:, :, None]
+    end = BASE_SIZE + SLOT_SIZE * num_slots
+    slots = obs[:, BASE_SIZE:end].reshape(num_envs, num_slots, SLOT_SIZE)
+    obs[:, BASE_SIZE:end] = (slots * shared.active[:, :, None]).reshape(num_envs, -1)
     features, blueprints = torch.from_numpy(obs), torch.from_numpy(reports.blueprint.copy())
     return (features, blueprints) if device == "cpu" else (features.to(device), blueprints.to(device))

@@ -48,9 +48,11 @@ class Observation(NamedTuple):
 class Observer:
     """Follows a vector of episodes with ``num_slots`` slots each for a policy of the given capacity."""
 
-    def __init__(self, num_envs: int, num_slots: int, capacity: int) -> None:
+    def __init__(self, num_envs: int, num_slots: int, capacity: int, *, context: bool = False) -> None:
+        """``context`` adds the features that tell instances apart."""
         check_capacity(num_slots, capacity)
         self._slots = SlotConfig.of_count(capacity)
+        self._context = context
         self._tracker = SignalTracker(num_envs)
         self._wide = SlotTable.empty(num_envs, capacity)
         self._wide.enabled[:] = False
@@ -63,7 +65,7 @@ class Observer:
         """What is to be seen after an epoch."""
         signals = self._tracker.update(facts)
         shown = self._widened(table)
-        features, blueprints = batch_obs_to_features(signals, shown, self._slots)
+        features, blueprints = batch_obs_to_features(signals, shown, self._slots, context=self._context)
         return Observation(features, blueprints, compute_batch_masks(shown, space))
 
     def _widened(self, table: SlotTable) -> SlotTable:

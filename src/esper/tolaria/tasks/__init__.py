@@ -1,7 +1,7 @@
 """Task presets by name."""
 
 from esper.leyline.errors import UnknownNameError
-from esper.tolaria.tasks.digits import DIGITS, DIGITS_IMPAIRED
+from esper.tolaria.tasks.digits import DIGITS, DIGITS_IMPAIRED, DIGITS_MIXTURE
 from esper.tolaria.tasks.images import (
     CIFAR,
     CIFAR_IMPAIRED,
@@ -18,6 +18,7 @@ TASKS: dict[str, TaskSpec] = {
     for task in (
         DIGITS,
         DIGITS_IMPAIRED,
+        DIGITS_MIXTURE,
         PYCODE,
         PYCODE_SCALING,
         TEXT,

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.leyline.rules import LifecycleRules
 from esper.tolaria.data import Splits, digest_of, split_images
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec
 
@@ -50,3 +51,33 @@ DIGITS_IMPAIRED = replace(
     summary="8×8 digits, host 2-4-8 with 1×1 kernels: blind to shape until it grows",
     instances=InstanceDistribution(widths=((2, 4, 8),), kernels=(1,)),
 )
+
+DIGITS_MIXTURE = replace(
+    DIGITS,
+    name="digits_mixture",
+    summary="8×8 digits, hosts that see shape or are blind to it, budgets from 5 to 160 MFLOP",
+    instances=InstanceDistribution(
+        widths=((2, 4, 4), (2, 4, 8)),
+        kernels=(1, 1, 3),
+        learning_rates=(0.03, 0.05),
+        data_shares=(0.5, 1.0),
+        vary_slots=True,
+        budget_shares=tuple(2.0 ** (-third / 3) for third in range(16)),
+    ),
+    optimiser="adamw",
+    schedule="wsd",
+    warmup=5,
+    horizon=8,
+    batch_size=32,
+    budget=160 * 10**6,
+    rules=LifecycleRules(
+        min_training_epochs=0,
+        enters_at_once=True,
+        min_prune_age=8,
+        embargo_epochs=2,
+        blueprints=("conv_light",),
+    ),
+)
+"""What to grow, and when, depends on the instance: a host that sees spends a budget best on itself, one
+that is blind to shape wants to grow as soon as it can afford it. Choices are the slot and the time: there
+is one blueprint, and no seed of an episode is ever old enough to be pruned."""

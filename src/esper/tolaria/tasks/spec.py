@@ -42,6 +42,8 @@ class InstanceDistribution:
     """Enable a random part of the slots, at least one, instead of all."""
     trunks: tuple[int | None, ...] = (None,)
     """Blocks before the first slot, with all slots in series behind them; ``None`` is a slot after each."""
+    budget_shares: tuple[float, ...] = (1.0,)
+    """How much of the task's budget there is."""
 
     def draw(self, generator: torch.Generator) -> Instance:
         """One instance; a distribution of one point always gives that point."""
@@ -58,7 +60,8 @@ class InstanceDistribution:
         rent = self.rents[pick(len(self.rents))]
         data_share = self.data_shares[pick(len(self.data_shares))]
         trunk = self.trunks[pick(len(self.trunks))]
-        return Instance(widths, kernel, learning_rate, enabled, rent, data_share, trunk)
+        budget_share = self.budget_shares[pick(len(self.budget_shares))]
+        return Instance(widths, kernel, learning_rate, enabled, rent, data_share, trunk, budget_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class Instance:
     rent: float | None = None
     data_share: float = 1.0
     trunk: int | None = None
+    budget_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +102,8 @@ class TaskSpec:
     batch_size: int = 64
     batches_per_epoch: int = 16
     budget: int | None = None
-    """FLOPs of an episode. A step then spends 1 / ``horizon`` of it, in as many minibatches as that buys,
-    and ``batches_per_epoch`` is not read."""
+    """FLOPs of an episode whose instance has all of it. A step spends 1 / ``horizon`` of them, in as many
+    minibatches as that buys, and ``batches_per_epoch`` is not read."""
     schedule: ScheduleKind = "cosine"
     warmup: int = 0
     """Minibatches over which the rate of a ``wsd`` schedule rises."""
@@ -143,6 +147,10 @@ class TaskSpec:
                 f" {self.horizon}; choose another share"
             )
         return replace(self, horizon=round(steps), budget=self.budget * round(steps) // self.horizon)
+
+    def budget_of(self, instance: Instance) -> int | None:
+        """FLOPs of an episode with this instance; ``None`` where compute is free."""
+        return None if self.budget is None else round(self.budget * instance.budget_share)
 
     def with_trunk(self, blocks: int) -> TaskSpec:
         """The same task with hosts of ``blocks`` blocks before the slots: a static size if nobody acts."""
