@@ -72,9 +72,7 @@ def test_all_that_is_wrong_is_said_at_once():
 
 
 def test_a_sound_file_is_not_refused():
-    check_study(
-        study(arms=["off", "static", "sweep", "random", "schedule", "counting", "heuristic"])
-    )
+    check_study(study(arms=["off", "static", "sweep", "random", "schedule", "counting", "heuristic"]))
     check_study(study(arms={"a": "periodic:stack@r0c0:1", "b": "static_final:a"}, control="b"))
     check_study(study(arms=["off", "static"], control="static:2"))
     check_study(study(tasks=["digits_impaired"], budget="1G", marks=[1.0], arms=["off", "heuristic"]))
