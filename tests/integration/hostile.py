@@ -16,6 +16,7 @@ from esper.scripts.report_command import ReportConfig
 from esper.scripts.runs_command import RunsConfig
 from esper.scripts.serve_command import ServeConfig
 from esper.scripts.sql_command import SqlConfig
+from esper.scripts.study_command import StudyFlags
 from esper.scripts.train_command import TrainFlags
 from esper.scripts.watch_command import WatchConfig
 
@@ -46,6 +47,7 @@ COMMANDS = {
     "sql": Command(SqlConfig, ("{runs}/grown", "select 1")),
     "export": Command(ExportConfig, ("{runs}/grown",)),
     "serve": Command(ServeConfig, ("{runs}",)),
+    "study": Command(StudyFlags, ("{runs}/nowhere.toml",)),
 }
 READERS = (
     ("report", "{run}", "--out", "{run}/report.html"),

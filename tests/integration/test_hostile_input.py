@@ -49,7 +49,7 @@ def ending(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
 
 TAKES_A_PATH = (
     *("report {}", "watch {}", "sql {} 1", "eval {}", "export {}", "runs {}"),
-    *("train --config {}.json", "train --resume {}", "run --controller ppo --checkpoint {}"),
+    *("study {}.toml", "train --config {}.json", "train --resume {}", "run --controller ppo --checkpoint {}"),
 )
 KINDS = [
     *([*command.format(path).split()] for command, path in product(TAKES_A_PATH, hostile.NO_PATHS)),

@@ -39,6 +39,12 @@ def test_the_sizes_are_those_that_growth_can_reach():
         ({"arms": ["shuffled:nowhere"]}, "'nowhere' holds no checkpoint"),
         ({"arms": ["off", "static_final:grown"]}, "unknown grown arm 'grown'. Allowed: off"),
         ({"arms": ["static", "static_final:static"]}, "unknown grown arm 'static'. Allowed: none"),
+        ({"arms": {"a": ["static", "static:2"]}}, "'a' has static, static:2"),
+        ({"arms": {"a": []}}, "'a' has none"),
+        ({"arms": {"static": "static", "static:2": "off"}}, "two arms have the name 'static:2'"),
+        ({"arms": {"a\nb": "off"}}, "1 to 80 printable letters; found 'a\\nb'"),
+        ({"arms": {}}, "arms: dictionary should have at least 1 item"),
+        ({"arms": 3}, "arms are a list such as ['off', 'static'] or a table of names"),
         ({"control": "of", "arms": ["off"]}, "unknown arm as control 'of'; did you mean off?"),
         ({"budget": "1M"}, "a budget of 1,000,000 FLOP gives each of 10 steps 100,000, and one minibatch"),
         ({"budget": "900M", "arms": ["off", "sweep"]}, "a budget of 300,000,000 FLOP gives each of 10 steps"),
@@ -66,8 +72,7 @@ def test_all_that_is_wrong_is_said_at_once():
 
 
 def test_a_sound_file_is_not_refused():
-    check_study(
-        study(arms=["off", "static", "static:2", "sweep", "random", "schedule", "counting", "heuristic"])
-    )
+    check_study(study(arms=["off", "static", "sweep", "random", "schedule", "counting", "heuristic"]))
     check_study(study(arms={"a": "periodic:stack@r0c0:1", "b": "static_final:a"}, control="b"))
+    check_study(study(arms=["off", "static"], control="static:2"))
     check_study(study(tasks=["digits_impaired"], budget="1G", marks=[1.0], arms=["off", "heuristic"]))

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from esper.kasmina.optim import DECAY_SHARE
 from esper.leyline.rules import ActionSpace
-from esper.study.config import Arm, StudyConfig, sizes_of
+from esper.study.config import Arm, StudyConfig, arms_of, sizes_of
 from esper.study.running import Answer, Line, Run
 from esper.tamiyo.plan_search import GENERATIONS, propose
 
@@ -52,7 +52,7 @@ class Conductor:
         members = {text for texts in self._config.arms.values() for text in texts}
         if "schedule" in members:
             self._plan = self._search_plan()
-        arms = self._expanded()
+        arms = arms_of(self._config, self._task)
         curves = self._choose_factors(self._to_choose(arms.values()))
         static = {texts[0]: name for name, texts in arms.items() if _is_static(texts[0])}
         reference = [
@@ -63,16 +63,6 @@ class Conductor:
         factors = {name: self._factors_of(self._what(texts[0])) for name, texts in arms.items()}
         plans = {name: self._plan for name, texts in arms.items() if self._plan and texts == ("schedule",)}
         return Found(found, factors, reference, frozenset(static.values()), plans)
-
-    def _expanded(self) -> dict[str, tuple[str, ...]]:
-        """Arms with every static size as one of its own."""
-        arms: dict[str, tuple[str, ...]] = {}
-        for name, texts in self._config.arms.items():
-            if texts == ("static",):
-                arms |= {f"{name}:{size}": (f"static:{size}",) for size in self._sizes}
-            else:
-                arms[name] = texts
-        return arms
 
     def _what(self, text: str) -> str:
         """What an arm's text asks to run; an arm in which nobody acts is a static size."""

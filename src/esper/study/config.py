@@ -27,6 +27,7 @@ _ARGUMENTS: Final = {
     "static_final": "the name of another arm, such as static_final:counting",
 }
 """What arms need behind their colon."""
+LONGEST_NAME: Final = 80
 _NOT_GROWN: Final = ("static", "static_final", "sweep")
 KINDS: Final = ("static", "static_final", "sweep", "schedule", "shuffled", *CONTROLLERS)
 
@@ -52,19 +53,29 @@ class Arm(NamedTuple):
 def _named(given: object) -> object:
     """Arms by name, each with its members: the trainings of a policy, else one."""
     if isinstance(given, list | tuple):
-        texts = [_text(None, one) for one in given]
+        texts = [_text("", one) for one in given]
         if len(set(texts)) != len(texts):
             raise ValueError(f"every arm stands once in a study; found {', '.join(texts)}")
         return {text: (text,) for text in texts}
     if isinstance(given, Mapping):
-        return {
-            name: tuple(_text(name, one) for one in (value if isinstance(value, list | tuple) else [value]))
-            for name, value in given.items()
-        }
+        return {str(name): _members(str(name), value) for name, value in given.items()}
     raise ValueError("arms are a list such as ['off', 'static'] or a table of names")
 
 
-def _text(name: object, one: object) -> str:
+def _members(name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        return (_text(name, value),)
+    texts = tuple(_text(name, one) for one in value)
+    kinds = {text.partition(":")[0] for text in texts}
+    if kinds not in ({"ppo"}, {"shuffled"}):
+        raise ValueError(
+            f"a list of arms is one arm of several trainings, all ppo:FOLDER or all shuffled:FOLDER; '{name}'"
+            f" has {', '.join(texts) or 'none'}"
+        )
+    return texts
+
+
+def _text(name: str, one: object) -> str:
     if isinstance(one, Mapping) and "budget" in one:
         raise ValueError(
             f"arm '{name or one.get('arm', '')}' asks for a budget of its own, {one['budget']}; all arms of a"
@@ -79,8 +90,8 @@ class StudyConfig(Settings):
     """What a study file says."""
 
     tasks: tuple[TaskName, ...] = Field(min_length=1, description="Task presets.")
-    arms: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_named), Field(min_length=1)] = Field(
-        description="What is compared."
+    arms: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_named)] = Field(
+        min_length=1, description="What is compared: texts, or a table of names."
     )
     control: str | None = Field(None, description="The arm that others are compared with; else the first.")
     budget: Flops | None = Field(None, description="FLOPs of a run; else the preset's.")
@@ -137,6 +148,19 @@ class StudyConfig(Settings):
         return sorted({Path(arm.argument) for arm in arms if arm.kind in ("ppo", "shuffled")})
 
 
+def arms_of(config: StudyConfig, task: TaskSpec) -> dict[str, tuple[str, ...]]:
+    """The members of every arm, each static size being an arm of its own."""
+    arms: dict[str, tuple[str, ...]] = {}
+    for name, texts in config.arms.items():
+        found = {name: texts}
+        if texts == ("static",):
+            found = {f"{name}:{size}": (f"static:{size}",) for size in sizes_of(task)}
+        if twice := arms.keys() & found.keys():
+            raise EsperError(f"two arms have the name '{min(twice)}'; give one of them another")
+        arms |= found
+    return arms
+
+
 def sizes_of(task: TaskSpec) -> range:
     """The static sizes that growth could reach, in blocks; none where slots do not stand behind a trunk."""
     trunk, *others = task.instances.trunks
@@ -154,8 +178,6 @@ def controller_of(text: str, task: TaskSpec, space: ActionSpace, rng_seed: int) 
 def check_study(config: StudyConfig) -> None:
     """Find whatever tasks and arms have against each other, all of it at once, before anything is run."""
     problems = [problem for name in config.tasks for problem in _problems(config, config.task(name))]
-    if config.control is not None and config.control not in config.arms:
-        problems.append(str(UnknownNameError("arm as control", config.control, config.arms)))
     if problems:
         raise ConfigError("; ".join(dict.fromkeys(problems)))
 
@@ -166,12 +188,25 @@ def _problems(config: StudyConfig, task: TaskSpec) -> Iterator[str]:
         return
     for mark in config.marks:
         yield from _said(lambda mark=mark: check_mark(task, mark))
+    yield from _said(lambda: _check_names(config, task))
     space: list[ActionSpace] = []
     yield from _said(lambda: space.append(space_of(task)))
     for members in config.arms.values():
         for text in members:
             if space:
                 yield from _said(lambda text=text: _check_arm(config, task, space[0], text))
+
+
+def _check_names(config: StudyConfig, task: TaskSpec) -> None:
+    names = arms_of(config, task)
+    if config.control is not None and config.control not in names:
+        raise UnknownNameError("arm as control", config.control, names)
+    for name in names:
+        if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            raise EsperError(
+                f"the name of an arm has 1 to {LONGEST_NAME} printable letters; found {name[:80]!r}:"
+                " give it a short one in a table [arms]"
+            )
 
 
 def _said(check: Any) -> Iterator[str]:

@@ -43,15 +43,13 @@ _PURPOSES: Final = tuple(field.name for field in fields(FlopLedger))
 
 def numbers_of(config: StudyConfig, task: str, found: Found) -> StudyNumbers:
     """The answers as arrays, and what was chosen in words."""
-    names = list(found.arms)
-    control = config.control or next(iter(config.arms))
     return StudyNumbers(
         task=task,
         budget=config.task(task).budget or 0,
         marks=config.marks,
         rng_seeds=config.evaluation,
-        arms=[_arm_numbers(name, found) for name in names],
-        control=control if control in names else names[0],  # 'static' is several arms
+        arms=[_arm_numbers(name, found) for name in found.arms],
+        control=config.control or next(iter(found.arms)),
         reference=found.reference,
     )
 

@@ -1,0 +1,64 @@
+"""Jobs in several processes end with the one that asked for them."""
+
+import multiprocessing
+import os
+import time
+
+import pytest
+
+from esper.study.processes import in_processes
+from tests.integration.training import forked
+
+
+@pytest.fixture(autouse=True)
+def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As spawn does it, with torch imported already."""
+    context = multiprocessing.get_context("forkserver")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda how: context)
+
+
+def identity_after(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def gone(process: int, seconds: float = 60.0) -> bool:
+    limit = time.monotonic() + seconds
+    while is_alive(process) and time.monotonic() < limit:
+        time.sleep(0.02)
+    return not is_alive(process)
+
+
+def test_an_interrupt_ends_the_jobs_that_are_not_done():
+    began = time.monotonic()
+    jobs = in_processes(identity_after, [(0.0,), (600.0,), (600.0,)], 2)
+    first = next(jobs)
+    with pytest.raises(KeyboardInterrupt):
+        jobs.throw(KeyboardInterrupt)
+    assert gone(first)
+    assert time.monotonic() - began < 300
+
+
+def ask_for_jobs(path: str) -> None:
+    for found in in_processes(identity_after, [(0.0,), (600.0,)], 2):
+        with open(path, "w") as file:
+            file.write(f"{found}\n")
+
+
+def test_the_processes_of_a_killed_parent_end(tmp_path):
+    path = tmp_path / "worker"
+    parent = forked(ask_for_jobs, str(path))
+    limit = time.monotonic() + 300
+    while not (path.exists() and path.read_text().endswith("\n")) and time.monotonic() < limit:
+        time.sleep(0.02)
+    parent.kill()
+    parent.join()
+    assert gone(int(path.read_text()))

@@ -1,0 +1,59 @@
+"""A policy that is shown another episode decides as it did there, as far as that is legal here."""
+
+import numpy as np
+import pytest
+
+from esper.leyline import SlotTable
+from esper.leyline.protocols import Controller, Decisions
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
+from esper.tamiyo.policy.controller import PolicyController
+from esper.tamiyo.policy.shuffled import ObservingController, ShuffledController
+from tests.leyline.building import assert_legal, facts_of, random_table, space_of
+from tests.tamiyo.policy.deciding import policy_of
+
+STEPS, SLOTS = 12, 4
+SPACE = space_of(SLOTS, auto_forward=False)
+
+
+@pytest.fixture(scope="module")
+def policy() -> FactoredRecurrentActorCritic:
+    return policy_of(SLOTS)
+
+
+def tables(rng_seed: int) -> list[SlotTable]:
+    rng = np.random.default_rng(rng_seed)
+    return [random_table(rng, 1, SLOTS) for _ in range(STEPS)]
+
+
+def decided(controller: Controller, seen: list[SlotTable], fall: float) -> list[Decisions]:
+    """Actions with the probabilities behind them, while the loss falls by so much a step."""
+    controller.reset(0)
+    return [
+        controller.decide(facts_of(step, loss=5.0 - fall * step), table) for step, table in enumerate(seen)
+    ]
+
+
+def test_with_the_legal_actions_of_the_other_episode_it_is_the_other_episode(policy):
+    observing = ObservingController(SPACE, PolicyController(SPACE, 1, policy), SLOTS)
+    there = decided(observing, tables(0), fall=0.3)
+    shuffled = ShuffledController(SPACE, policy, observing.seen)
+    for controller, fall in (
+        (PolicyController(SPACE, 1, policy), 0.3),
+        (shuffled, -0.2),  # another course of the loss, which it does not see
+        (shuffled, 0.1),
+    ):
+        found = decided(controller, tables(0), fall)
+        assert [one.outputs for one in found] == [one.outputs for one in there]
+        assert np.array_equal([one.actions for one in found], [one.actions for one in there])
+    reacting = decided(PolicyController(SPACE, 1, policy), tables(0), fall=-0.2)
+    assert [one.outputs for one in reacting] != [one.outputs for one in there]
+
+
+def test_what_it_does_is_legal_in_its_own_episode_also_when_the_other_was_shorter(policy):
+    observing = ObservingController(SPACE, PolicyController(SPACE, 1, policy), SLOTS)
+    decided(observing, tables(0)[:5], fall=0.3)
+    assert len(observing.seen) == 5
+    here = tables(1)
+    found = decided(ShuffledController(SPACE, policy, observing.seen), here, fall=0.1)
+    for decisions, table in zip(found, here, strict=True):
+        assert_legal(decisions.actions, table, SPACE)

@@ -1,0 +1,59 @@
+"""Plans that a search proposes: new, readable, in time, and near the best that is known."""
+
+import pytest
+
+from esper.leyline import ActionSpace, LifecycleRules, SlotConfig
+from esper.tamiyo.plan_search import propose
+from esper.tamiyo.schedule import Schedule, parse_plan
+
+SPACE = ActionSpace(SlotConfig.of_count(3), LifecycleRules(), (1, 2), ("none", "stack", "lora"))
+LAST = 40
+
+
+def entries(plan: str) -> list[tuple[int, int]]:
+    parsed = parse_plan(plan, SPACE)
+    assert isinstance(parsed, Schedule)
+    return [(entry.step, entry.slot) for entry in parsed.entries]
+
+
+def test_first_plans_are_drawn_over_seeds_steps_and_blueprints():
+    plans = propose({}, 60, SPACE, LAST)
+    assert len(set(plans)) == 60
+    assert {len(entries(plan)) for plan in plans} == {1, 2, 3}
+    assert {name for plan in plans for name in ("stack", "lora") if name in plan} == {"stack", "lora"}
+    for plan in plans:
+        steps, slots = zip(*entries(plan), strict=True)
+        assert list(slots) == list(range(len(slots))), "upstream first"
+        assert list(steps) == sorted(set(steps)), "one a step"
+        assert 0 <= steps[0] < LAST
+    firsts = [entries(plan)[0][0] for plan in plans]
+    # Even on a logarithmic scale: half of all steps lie below √41 - 1 = 5.4, and first ones lower still.
+    assert sum(first <= 5 for first in firsts) > 30
+
+
+def test_the_same_knowledge_gets_the_same_proposals_and_never_what_is_known():
+    known = dict.fromkeys(propose({}, 5, SPACE, LAST), 1.0)
+    assert propose(known, 8, SPACE, LAST) == propose(known, 8, SPACE, LAST)
+    assert not set(propose(known, 8, SPACE, LAST)) & set(known)
+
+
+def test_later_plans_are_one_change_away_from_the_best():
+    best = "stack@r0c0:10,stack@r0c1:20"
+    known = {
+        best: 1.0,
+        "stack@r0c0:11,stack@r0c1:20": 1.1,
+        "stack@r0c0:10,stack@r0c1:21": 1.2,
+        "lora@r0c0:0": 9.0,
+    }
+    for plan in propose(known, 30, SPACE, LAST):
+        steps = [step for step, _ in entries(plan)]
+        kept = sum(any(near in steps for near in pair) for pair in ((10, 11), (20, 21)))
+        assert kept >= 1, plan
+        assert 1 <= len(steps) <= 3
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_no_more_than_there_are(count):
+    """One slot, one blueprint and one step: one plan."""
+    space = ActionSpace(SlotConfig.of_count(1), LifecycleRules(), (1,), ("none", "stack"))
+    assert propose({}, count, space, 1) == ["stack@r0c0:0"]
