@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 
 from esper.kasmina import birth, blend
 from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_at
+from esper.kasmina.blueprints.conv import ConvLight
+from esper.kasmina.layers import is_large
 from esper.kasmina.optim import OptimiserRecipe, copy_moments
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import BlueprintError, SlotError
@@ -87,12 +89,18 @@ class SeedSlot(nn.Module):
             # A clone, because an in-place activation downstream may overwrite h.
             self.features = h.detach()[: part.tap].clone()
         if part.weight is not None:
-            return torch.addcmul(h, part.weight, self._change(h, part.ambient))
+            return self._blended(h, part.weight, part.ambient)
         return self._straight_through(h) if part.ghost else h
 
     def on_forward(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
         """Forward hook of a wrapped host's submodule; ``None`` leaves its output alone."""
         return self(output) if self.engaged else None
+
+    def _blended(self, h: Tensor, alpha: Tensor, ambient: bool) -> Tensor:
+        seed, trains_host = self.seed, h.requires_grad or not torch.is_grad_enabled()
+        if isinstance(seed, ConvLight) and self.operator is BlendOperator.ADD and is_large(h) and trains_host:
+            return seed.added(h, alpha)
+        return torch.addcmul(h, alpha, self._change(h, ambient))
 
     def _change(self, h: Tensor, ambient: bool = False) -> Tensor:
         if self.seed is None:

@@ -22,9 +22,9 @@ from esper.tolaria.calibration import recalibrated
 Prefix = tuple[bool, ...]
 """Which of the first few measured seeds are on; of all of them: a configuration."""
 
-FEATURES_AT_ONCE = 2**17
+FEATURES_AT_ONCE = 2**19
 """Values that the features of one configuration may have: more do not stay in the cache."""
-BATCHED_VALUES = 2**18
+BATCHED_VALUES = 2**19
 """Values up to which the features of several configurations go on as one batch: fewer calls of small
 layers. Beyond it a call costs nothing, and copies and memory that the system has to clear first do."""
 ANSWERED_AT_ONCE = 2**15

@@ -5,11 +5,14 @@ linear layer starts with it at zero, what has two starts as a pair of branches t
 rectifies the delta, which would hold it at zero for ever.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.mirror import Mirrored
 from esper.kasmina.blueprints.registry import register_blueprint
+from esper.kasmina.layers import Conv2d
 
 HEAVY_MIN_HIDDEN = 16
 """Hidden channels of CONV_HEAVY in a narrow slot, both branches together."""
@@ -57,10 +60,24 @@ class ConvLight(nn.Sequential):
     """One 3×3 convolution."""
 
     def __init__(self, width: int) -> None:
-        layer = nn.Conv2d(width, width, 3, padding=1)
+        layer = Conv2d(width, width, 3)
         for weight in layer.parameters():
             nn.init.zeros_(weight)
         super().__init__(layer)
+
+    def added(self, h: Tensor, alpha: Tensor) -> Tensor:
+        """``h + alpha * self(h)``: one convolution, with a kernel that lets the features pass as well."""
+        layer = self[0]
+        assert isinstance(layer, Conv2d)
+        assert layer.bias is not None
+        weight = torch.addcmul(_identity_kernel(*layer.weight.shape[1:]), alpha, layer.weight)
+        return layer.convolve(h, weight, alpha * layer.bias)
+
+
+@cache
+def _identity_kernel(width: int, *size: int) -> Tensor:
+    kernel = nn.init.dirac_(torch.empty(width, width, *size))
+    return kernel.contiguous(memory_format=torch.channels_last)
 
 
 @register_blueprint("conv_heavy", topology="feature_map")

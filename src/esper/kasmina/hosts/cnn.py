@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
 from esper.kasmina.hosts.base import SegmentedHost
+from esper.kasmina.layers import Conv2d, MaxPool2d, NormReLU
 from esper.leyline.errors import HostError
 from esper.leyline.slot_config import SlotConfig
 
@@ -23,7 +24,8 @@ class GlobalHead(nn.Module):
         self.linear = nn.Linear(width, classes)
 
     def forward(self, h: Tensor) -> Tensor:
-        return self.linear(h.mean(dim=(2, 3)))
+        # As rows of channels, so that the gradient comes back in the layout of the features.
+        return self.linear(h.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1))
 
 
 class CNNHost(SegmentedHost):
@@ -67,7 +69,7 @@ class ResidualBlock(nn.Module):
 
 
 def _normalised_conv(width: int) -> list[nn.Module]:
-    return [nn.GroupNorm(_groups(width), width), nn.ReLU(), _convolution(width, width, 3)]
+    return [nn.GroupNorm(_groups(width), width), nn.ReLU(inplace=True), _convolution(width, width, 3)]
 
 
 class ResidualHost(SegmentedHost):
@@ -91,7 +93,7 @@ class ResidualHost(SegmentedHost):
         self.feature_shapes = ((width, height // 2, side // 2),) * slots
         stem = [_convolution(channels, width, 3), nn.AvgPool2d(2)]
         trunk = [ResidualBlock(width) for _ in range(blocks)]
-        head = [nn.GroupNorm(_groups(width), width), nn.ReLU(), GlobalHead(width, classes)]
+        head = [nn.GroupNorm(_groups(width), width), nn.ReLU(inplace=True), GlobalHead(width, classes)]
         between = [nn.Sequential() for _ in range(slots - 1)]
         self.segments = nn.ModuleList([nn.Sequential(*stem, *trunk), *between, nn.Sequential(*head)])
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
@@ -101,8 +103,8 @@ def _groups(width: int) -> int:
     return width // CHANNELS_PER_GROUP if width % CHANNELS_PER_GROUP == 0 else 1
 
 
-def _convolution(channels: int, width: int, kernel: int) -> nn.Conv2d:
-    convolution = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
+def _convolution(channels: int, width: int, kernel: int) -> Conv2d:
+    convolution = Conv2d(channels, width, kernel)
     # torch's default leaves channels of a narrow block dead behind the ReLU from the start.
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # a bias was asked for, so it is there
@@ -110,7 +112,5 @@ def _convolution(channels: int, width: int, kernel: int) -> nn.Conv2d:
 
 
 def _block(channels: int, width: int, kernel: int, pooled: bool) -> nn.Sequential:
-    pool: list[nn.Module] = [nn.MaxPool2d(2)] if pooled else []
-    return nn.Sequential(
-        *pool, _convolution(channels, width, kernel), nn.GroupNorm(_groups(width), width), nn.ReLU()
-    )
+    pool: list[nn.Module] = [MaxPool2d()] if pooled else []
+    return nn.Sequential(*pool, _convolution(channels, width, kernel), NormReLU(_groups(width), width))
