@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.growth import Growth, add, diagnose
+    from esper.growth import Growth, add, diagnose, grow, load
     from esper.karn.run import open_run
     from esper.kasmina import (
         MorphogeneticModel,
@@ -28,7 +28,9 @@ __all__ = [
     "add",
     "check_blueprint",
     "diagnose",
+    "grow",
     "harvest",
+    "load",
     "load_committed",
     "open_run",
     "register_blueprint",
@@ -40,6 +42,8 @@ _HOMES = {
     "Growth": "esper.growth",
     "add": "esper.growth",
     "diagnose": "esper.growth",
+    "grow": "esper.growth",
+    "load": "esper.growth",
     "open_run": "esper.karn.run",
 }
 

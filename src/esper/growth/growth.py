@@ -95,7 +95,7 @@ class Growth:
         """
         self._wrapped = net
         self.net = surroundings.unwrapped(net)
-        self._sample = sample
+        self.sample = sample
         membership = Membership(optimizer, self.net)
         rules = replace(rules, max_seeds=max_seeds or rules.max_seeds)
         self._body = GrowingBody(self.net, membership, slots, sample, rules, max_params)
@@ -224,7 +224,7 @@ class Growth:
     def _count_compute(self) -> float:
         """FLOPs of one forward of the sample."""
         with sites.untouched(self.net, training=False), torch.no_grad(), flop_counter() as counter:
-            sites.call(self.net, self._sample)
+            sites.call(self.net, self.sample)
         return float(max(counter.get_total_flops(), 1))
 
     # --- by hand --------------------------------------------------------------------------------------
@@ -296,9 +296,9 @@ class Growth:
         self._check_unfinished("finish")
         self._body.follow_network()
         leave = self._body.membership.leave
-        grown = finishing.finish(self.net, self._sample, merge=merge, leave=leave)
+        grown = finishing.finish(self.net, self.sample, merge=merge, leave=leave)
         for average in self._body.averaged():
-            finishing.finish(average, self._sample, merge=merge, leave=leave)
+            finishing.finish(average, self.sample, merge=merge, leave=leave)
         self._finished = True
         if grown and hasattr(self.net, "save_pretrained"):
             warnings.warn(
@@ -357,6 +357,16 @@ class Growth:
     def epoch(self) -> int:
         """Epochs that were ended."""
         return self._narrator.epoch
+
+    @property
+    def flops(self) -> float:
+        """Of one forward of the sample."""
+        return self._cost
+
+    @property
+    def sites(self) -> list[sites.Site]:
+        """The places of the slots."""
+        return self._body.sites
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ def check_loader(loader: Iterable[Any], name: str) -> None:
 @contextlib.contextmanager
 def untouched_streams(*loaders: Iterable[Any]) -> Iterator[None]:
     """Put back what a loop over the loaders may draw from: streams of torch, numpy, Python, their own."""
-    own = [(generator, generator.get_state()) for loader in loaders for generator in _generators(loader)]
+    own = [(generator, generator.get_state()) for loader in loaders for generator in generators_of(loader)]
     numpy_state = np.random.get_state()  # noqa: NPY002  data sets of users draw from it
     python_state = random.getstate()
     with torch.random.fork_rng():
@@ -52,7 +52,7 @@ def untouched_streams(*loaders: Iterable[Any]) -> Iterator[None]:
                 generator.set_state(state)
 
 
-def _generators(loader: Any) -> list[torch.Generator]:
+def generators_of(loader: Any) -> list[torch.Generator]:
     """Of a DataLoader and its samplers."""
     samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
     holders = [loader, *samplers, *(getattr(sampler, "sampler", None) for sampler in samplers)]

@@ -1,0 +1,91 @@
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import esper
+from esper.leyline.errors import EsperError
+
+PLAN = "mlp@0:2"
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
+
+
+def loader(count: int) -> DataLoader:
+    x = torch.randn(count, 4, generator=torch.Generator().manual_seed(count))
+    return DataLoader(TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long()), batch_size=16, shuffle=count > 100)
+
+
+def grow(net: nn.Module, **settings):
+    return esper.grow(net, loader(128), loader(64), loss=nn.functional.cross_entropy, **settings)
+
+
+def test_a_network_is_trained_grown_and_given_back_plain(tmp_path):
+    lines: list[str] = []
+    grown = grow(network(), epochs=5, controller=PLAN, show=lines.append)
+
+    assert type(grown.net) is nn.Sequential
+    assert "epoch 2: mlp in 0 was planted" in "\n".join(lines)
+    assert [epoch.params for epoch in grown.epochs] == [58, 58, 618, 618, 618, 618]
+    assert "58 → 618" in grown.summary()
+
+    grown.save(tmp_path / "mine.pt")
+    again = esper.load(tmp_path / "mine.pt", base=network())
+    x = torch.randn(3, 4)
+    assert torch.equal(again.eval()(x), grown.net.eval()(x))
+    with pytest.raises(EsperError, match="holds a Sequential, and base is a Linear"):
+        esper.load(tmp_path / "mine.pt", base=nn.Linear(4, 2))
+
+
+def test_a_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path):
+    whole = grow(network(), epochs=5, controller=PLAN, show=lambda _: None)
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(line: str) -> None:
+        if line.startswith("epoch 4"):
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        grow(network(), epochs=5, controller=PLAN, show=stop, out=tmp_path / "run")
+    torch.manual_seed(99)
+    resumed = grow(
+        network(), epochs=5, controller=PLAN, show=lambda _: None, out=tmp_path / "run", resume=True
+    )
+
+    assert resumed.epochs[1:] == whole.epochs[1:]
+    assert all(
+        torch.equal(a, b) for a, b in zip(resumed.net.parameters(), whole.net.parameters(), strict=True)
+    )
+
+
+def test_a_budget_ends_within_one_minibatch():
+    # 2 · (4 · 8 + 8 · 2) FLOP a sample forward, three times that in training, 16 samples: 4,608 a minibatch.
+    grown = grow(network(), budget=50_000, controller=None, show=lambda _: None)
+
+    assert grown.epochs[-1].flops == 11 * 4_608
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "say how long to train, once"),
+        ({"epochs": 1, "budget": 1e6}, "say how long to train, once"),
+        ({"epochs": 1, "resume": True}, "name it with out="),
+        ({"epochs": 1, "out": "."}, "is not overwritten"),
+    ],
+)
+def test_bad_input_is_refused(settings, words):
+    with pytest.raises(EsperError, match=words):
+        grow(network(), **settings)
+
+
+def test_a_loss_that_is_no_number_is_told():
+    with pytest.raises(EsperError, match="the training loss is nan in epoch 1"):
+        esper.grow(
+            network(), loader(128), loader(64), loss=lambda y, t: y.sum() * float("nan"), epochs=1, show=print
+        )
