@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -279,6 +280,28 @@ def test_a_worker_whose_others_are_gone_says_how_to_go_on(
     monkeypatch.setattr(worker, "train_and_show", partial(fail, loss))
     with pytest.raises(worker.LostProcessError, match=r"another process of the run is gone; .* --resume "):
         worker._take_part(tiny(), tmp_path / "run", False)
+
+
+def wait_for_others(out: Path, said: Path) -> None:
+    """Wait as gloo does, where Python runs no handler of a signal."""
+    from esper.scripts.worker import speak_when_stopped
+
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    speak_when_stopped(out)
+    store = HashStore()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    store.wait(["nothing"], timedelta(seconds=SECONDS))
+
+
+def test_a_worker_that_torchrun_stops_says_how_to_go_on(tmp_path: Path) -> None:
+    child = forked(wait_for_others, tmp_path / "run", tmp_path / "said")
+    child.join(SECONDS)
+    assert child.exitcode == USAGE_ERROR
+    said = (tmp_path / "said").read_text()
+    assert said.startswith(
+        "esper: torchrun stopped this process; if it does not start all of them again, go on"
+    )
+    assert f" with --resume {tmp_path / 'run'} in place of other flags\n" in said
 
 
 @pytest.fixture
