@@ -114,10 +114,11 @@ def _leave_sentence(config: TrainingConfig, directory: Path, resume: bool) -> No
 def _take_part(config: TrainingConfig, directory: Path, resume: bool) -> None:
     store = _meet(config)
     check_processes(exchange.world_size(), config)
-    run = train_and_show if exchange.rank() == 0 else train
+    is_first = exchange.rank() == 0
     try:
-        again = exchange.from_first(_begun_before(store, directory, resume))
-        run(config, directory, resume=resume or (again and (directory / TELEMETRY).is_dir()))
+        again = exchange.from_first(is_first and _begun_before(store, directory, resume))
+        resume = exchange.from_first(resume or (again and (directory / TELEMETRY).is_dir()))
+        (train_and_show if is_first else train)(config, directory, resume=resume)
     except FinishedRunError:
         if not again:
             raise
