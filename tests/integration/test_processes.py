@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +50,7 @@ WORDS = shlex.split(
     " --evaluate-episodes 5 --evaluate-every 2 --checkpoint-every 1"
 )
 """Three shards of two environments, and three of episodes to evaluate with."""
-SECONDS = 300.0
+SECONDS = 600.0
 """To catch hangs; on an idle machine nothing here takes a tenth of it."""
 MISHAPS = "ESPER_TEST_MISHAPS"
 """Folder with a file RANK-ITERATION for each process that is to be killed, once, within an iteration."""
@@ -281,11 +282,32 @@ def test_a_worker_whose_others_are_gone_says_how_to_go_on(
         worker._take_part(tiny(), tmp_path / "run", False)
 
 
+def wait_for_others(out: Path, said: Path) -> None:
+    """Wait as gloo does, where Python runs no handler of a signal."""
+    from esper.scripts.worker import speak_when_stopped
+
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    speak_when_stopped(out)
+    store = HashStore()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    store.wait(["nothing"], timedelta(seconds=SECONDS))
+
+
+def test_a_worker_that_torchrun_stops_says_how_to_go_on(tmp_path: Path) -> None:
+    child = forked(wait_for_others, tmp_path / "run", tmp_path / "said")
+    child.join(SECONDS)
+    assert child.exitcode == USAGE_ERROR
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("esper: torchrun stopped this process; if torchrun does not start all of them")
+    assert f" with --resume {tmp_path / 'run'} in place of other flags\n" in said
+
+
 @pytest.fixture
 def start(
     worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Refused:
     """Starts the command here as torchrun would: as the first of two, the second of which nobody starts."""
+    monkeypatch.setattr(worker, "speak_when_stopped", lambda directory: None)  # signals here are pytest's
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "2"}
 
     def refusal(*words: str, **settings: str) -> str:
@@ -314,7 +336,8 @@ def test_ranks_with_other_settings_or_versions_are_refused_by_name(
     start: Refused, worker: ModuleType
 ) -> None:
     """The other rank, a thread, was told another rng seed and has another version of torch."""
-    port = free_port()
+    of_torchrun = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    port = of_torchrun.port
 
     def other_rank() -> str:
         store = TCPStore("127.0.0.1", port, 2, is_master=False, timeout=timedelta(seconds=SECONDS))
@@ -325,7 +348,8 @@ def test_ranks_with_other_settings_or_versions_are_refused_by_name(
 
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(other_rank)
-        said = start(MASTER_PORT=str(port), ESPER_ARRIVAL_SECONDS=str(SECONDS))
+        place = {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        said = start(**place, ESPER_ARRIVAL_SECONDS=str(SECONDS))
         assert said == f"{APART}{other.result()}\n"
     assert "; rng_seed is 0 on rank 0 and 7 on rank 1 (" in said
     assert f"; torch is {torch.__version__} on rank 0 and 2.0.0 on rank 1 (" in said

@@ -4,7 +4,10 @@ torchrun starts all processes again when one of them dies, and the training goes
 """
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -46,14 +49,46 @@ def work(config: TrainingConfig, directory: Path, *, resume: bool) -> NoReturn:
 
     To tear down threads of gloo, which may wait for processes that are gone, can abort.
     """
+    if SENTENCES_VARIABLE not in os.environ:
+        speak_when_stopped(directory)
+    _end_with(lambda: _leave_sentence(config, directory, resume))
+
+
+def _end_with(command: Callable[[], None]) -> NoReturn:
     code: object = 0
     try:
-        exit_on_error(lambda: _leave_sentence(config, directory, resume))
+        exit_on_error(command)
     except SystemExit as end:
         code = end.code
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else USAGE_ERROR)
+
+
+def speak_when_stopped(directory: Path) -> None:
+    """Say how to go on when torchrun ends this process, as it does when the machine of its store is gone.
+
+    Python runs no handler while the main thread waits for others in gloo, so another thread is told.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+
+    def stop() -> None:
+        raise LostProcessError(f"torchrun stopped this process; {_way_on(directory)}")
+
+    def wait() -> None:
+        while os.read(reading, 1) != bytes([signal.SIGTERM]):
+            pass
+        _end_with(stop)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _way_on(directory: Path) -> str:
+    go_on = f"go on from the last checkpoint, on any number of machines, with --resume {directory}"
+    return f"if torchrun does not start all of them again, {go_on} in place of other flags"
 
 
 def _leave_sentence(config: TrainingConfig, directory: Path, resume: bool) -> None:
@@ -79,20 +114,18 @@ def _leave_sentence(config: TrainingConfig, directory: Path, resume: bool) -> No
 def _take_part(config: TrainingConfig, directory: Path, resume: bool) -> None:
     store = _meet(config)
     check_processes(exchange.world_size(), config)
-    run = train_and_show if exchange.rank() == 0 else train
+    is_first = exchange.rank() == 0
     try:
-        again = exchange.from_first(_begun_before(store, directory, resume))
-        run(config, directory, resume=resume or (again and (directory / TELEMETRY).is_dir()))
+        again = exchange.from_first(is_first and _begun_before(store, directory, resume))
+        resume = exchange.from_first(resume or (again and (directory / TELEMETRY).is_dir()))
+        (train_and_show if is_first else train)(config, directory, resume=resume)
     except FinishedRunError:
         if not again:
             raise
     except RuntimeError as error:
         if "gloo" not in str(error) and not isinstance(error, DistNetworkError):
             raise
-        raise LostProcessError(
-            "another process of the run is gone; if torchrun does not start all of them again, go on from the"
-            f" last checkpoint, on any number of machines, with --resume {directory} in place of other flags"
-        ) from None
+        raise LostProcessError(f"another process of the run is gone; {_way_on(directory)}") from None
 
 
 def _meet(config: TrainingConfig) -> Store:

@@ -1,0 +1,168 @@
+"""What an iteration costs in one, two and four processes, and what of it crosses the wire.
+
+``python -m benchmarks.scaling`` prints the tables of docs/scaling.md in two to five minutes. It runs in a
+network namespace of its own (``unshare``, Linux), so that every byte on its loopback is one of the run's;
+headers count, start-up does not.
+"""
+
+import fcntl
+import os
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from esper.build import describe_run
+from esper.karn.query import read_rows
+from esper.leyline.events import UpdateRow
+from esper.leyline.run_files import TELEMETRY, lines_path
+from esper.nissa.writer import RunWriter
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import TrainingConfig
+from esper.simic.training.vectorized import SHARD_ENVS, Trainer
+from esper.telemetry import Telemetry
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.twin import CACHE_VARIABLE
+from esper.training import task_of
+
+ENVS, STEPS, ITERATIONS = 16, 10, 4
+RUN = f"train --task digits_impaired --envs {ENVS} --steps {STEPS} --iterations {ITERATIONS}"
+EVALUATION = f"--evaluate-every {ITERATIONS} --evaluate-episodes 1 --checkpoint-every {ITERATIONS}"
+INSIDE = "--inside"
+
+
+class Moment(NamedTuple):
+    """When an iteration was complete."""
+
+    wire_bytes: int
+    cpu_seconds: float
+
+
+def raise_loopback() -> None:
+    """A new network namespace has a loopback that is down."""
+    with socket.socket() as any_socket:
+        up = struct.pack("16sH14s", b"lo", 0x1 | 0x40, b"")  # IFF_UP, IFF_RUNNING
+        fcntl.ioctl(any_socket, 0x8914, up)  # SIOCSIFFLAGS
+
+
+def wire_bytes() -> int:
+    """Received on the loopback so far."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return next(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:"))
+
+
+def cpu_seconds(root: int) -> float:
+    """Of a process and all its descendants that are alive."""
+    parents, ticks = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        parents[int(folder.name)], ticks[int(folder.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
+    family = {root}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(ticks.get(pid, 0) for pid in family) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(processes: int, out: Path, cache: Path) -> str:
+    """A line of the table, of the iterations but the first, which warms up, and the last, which evaluates."""
+    command = [sys.executable, "-c", "from esper.scripts.cli import main; main()", *RUN.split()]
+    command += [*EVALUATION.split(), "--processes", str(processes), "--out", str(out)]
+    environment = {**os.environ, CACHE_VARIABLE: str(cache), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    run = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    moments = []
+    for number in range(1, ITERATIONS):
+        while not lines_path(out / TELEMETRY, number).exists():
+            if run.poll() is not None:
+                raise SystemExit(f"a run of {processes} processes ended in iteration {number}")
+            time.sleep(0.01)
+        moments.append(Moment(wire_bytes(), cpu_seconds(run.pid)))
+    run.wait()
+    counted = ITERATIONS - 2
+    rows = read_rows(out, UpdateRow)[1:-1]
+    seconds = {
+        name: sum(row.phase_ms[name] for row in rows) / 1000 / counted for name in ("rollout", "update")
+    }
+    cpu = (moments[-1].cpu_seconds - moments[0].cpu_seconds) / counted
+    wire = (moments[-1].wire_bytes - moments[0].wire_bytes) / counted
+    return (
+        f"| {processes} | {seconds['rollout']:.2f} | {seconds['update']:.2f} | {cpu:.2f}"
+        f" | {1000 * cpu / (ENVS * STEPS):.1f} | {wire / 1000:,.0f} |"
+    )
+
+
+def cpu_ms(call: Callable[[], object], times: int = 5) -> float:
+    """The least of several calls."""
+    spent = []
+    for _ in range(times):
+        began = time.process_time()
+        call()
+        spent.append(1000 * (time.process_time() - began))
+    return min(spent)
+
+
+def parts(folder: Path) -> dict[str, str]:
+    """What one environment-step adds to each thing that all processes, or the first, do for all of them."""
+    torch.set_num_threads(1)
+    config = TrainingConfig(task="digits_impaired", envs=SHARD_ENVS, steps=STEPS, iterations=1)
+    trainer = Trainer(task_of(config), config)
+    shard = trainer._rollout(trainer._training[0])
+    message = pickle.dumps(shard)
+    rollout = TamiyoRolloutBuffer.join([shard.buffer] * (ENVS // SHARD_ENVS))
+    updating = cpu_ms(lambda: trainer.agent.update(rollout, 0.0), times=1)  # a second one would stop early
+    env = MorphEnv(trainer.task, rng_seed=0)
+    env.reset(0)
+    run = describe_run(config, "ppo", "run", env)
+    update = trainer.run_iteration().update
+    with RunWriter(folder / "rows", detail=config.detail) as writer:
+        telemetry = Telemetry(run, writer)
+
+        def write() -> None:
+            with writer.iteration(0):
+                telemetry.emit_iteration(shard.rows, update)
+
+        writing = cpu_ms(write)
+    of_shard, of_all = SHARD_ENVS * STEPS, ENVS * STEPS
+    return {
+        "bytes gathered": f"{len(message) / of_shard:,.0f}",
+        "of these the rollout buffer": f"{len(pickle.dumps(shard.buffer)) / of_shard:,.0f}",
+        "of these rows": f"{len(pickle.dumps(shard.rows)) / of_shard:,.0f}",
+        "rows": f"{len(shard.rows) / of_shard:.1f}",
+        "unpickling, every process, ms": f"{cpu_ms(lambda: pickle.loads(message)) / of_shard:.4f}",
+        "update, every process, ms": f"{updating / of_all:.2f}",
+        "writing rows, the first process, ms": f"{writing / of_shard:.4f}",
+        "bytes of a policy": f"{4 * sum(p.numel() for p in trainer.policy.parameters()):,}",
+    }
+
+
+def main() -> None:
+    raise_loopback()
+    print(f"{ENVS} environments, {STEPS} steps, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print("| processes | rollout s | update s | CPU s | CPU ms per environment-step | kB on the wire |")
+    print("|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        measure(2, folder / "first", folder / "cache")  # fills the cache of twins
+        for processes in (1, 2, 4):
+            print(measure(processes, folder / f"run-{processes}", folder / "cache"), flush=True)
+        print("\n| per environment-step | |\n|---|---|")
+        for title, value in parts(folder).items():
+            print(f"| {title} | {value} |")
+
+
+if __name__ == "__main__":
+    if INSIDE in sys.argv:
+        main()
+    else:
+        again = [sys.executable, "-m", "benchmarks.scaling", INSIDE]
+        os.execvp("unshare", ["unshare", "--map-root-user", "--net", *again])
