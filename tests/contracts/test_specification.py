@@ -1,7 +1,4 @@
-"""Every name that the specification says can be imported, imported and used as it is written there.
-
-Not here: ``SharedBatchIterator`` of §6, which belongs to the engine for several devices and is not built.
-"""
+"""Every name that the specification says can be imported, imported and used as it is written there."""
 
 import torch
 
