@@ -1,7 +1,4 @@
-"""Every name that the specification says can be imported, imported and used as it is written there.
-
-Not here: ``SharedBatchIterator`` of §6, which belongs to the engine for several devices and is not built.
-"""
+"""Every name that the specification says can be imported, imported and used as it is written there."""
 
 import torch
 
@@ -47,8 +44,11 @@ from esper.tamiyo.networks.factored_lstm import BlueprintEmbedding, FactoredRecu
 from esper.tamiyo.policy.action_masks import compute_action_masks, compute_batch_masks
 from esper.tamiyo.policy.distributions import MaskedCategorical
 from esper.tamiyo.policy.features import batch_obs_to_features, get_feature_size
+from esper.tolaria.batches import SharedBatchIterator
+from esper.tolaria.vector import SerialVector
 from tests.leyline.building import space_of
 from tests.tamiyo.policy.observing import signals_of
+from tests.tolaria.building import tiny_task
 
 SPACE = space_of(3)
 
@@ -102,6 +102,15 @@ def test_observation_and_policy() -> None:
     evaluated = policy.evaluate_actions(*sequences, hidden, torch.zeros(2, 1, dtype=torch.bool))
     assert torch.allclose(evaluated.log_probs[:, 0], decision.log_probs)
     assert MaskedCategorical(torch.zeros(4), torch.tensor([True, True, False, False])).entropy() == 1.0
+
+
+def test_minibatches_of_several_environments() -> None:
+    vector = SerialVector(tiny_task(batches_per_epoch=2), rng_seed=0, env_indices=(0, 1))
+    vector.reset()
+    for env in vector.envs:
+        env.host.begin_epoch(0)
+    batches = list(SharedBatchIterator([env.host for env in vector.envs]))
+    assert [[found.inputs.shape for found in batch] for batch in batches] == [[(32, 1, 8, 8)] * 2] * 2
 
 
 def test_rollouts_hosts_and_seeds() -> None:

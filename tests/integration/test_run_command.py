@@ -174,8 +174,9 @@ def test_each_setting_changes_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
         "incubation_epochs": "--incubation-epochs 0",
         "auto_forward": "--no-auto-forward",
         "plan": "--controller periodic --plan norm@r0c1:2",
+        "amp": "--amp bfloat16",
     }
-    aside = {"checkpoint", "against", "detail", "out", "as_json"}
+    aside = {"checkpoint", "against", "detail", "out", "as_json", "devices", "policy_device"}
     assert set(changes) | aside == set(RunConfig.model_fields)
 
     def rows(name: str, extra: str) -> list[tuple[object, ...]]:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from esper.kasmina.transfer import send
 from esper.leyline.errors import DataError
 from esper.tolaria.devices import DEFAULT_DEVICE, Device
 
@@ -228,5 +229,7 @@ def shifted_and_flipped(images: Tensor, generator: torch.Generator) -> Tensor:
     rows = down + torch.arange(height)
     columns = torch.arange(width).expand(count, width)
     columns = right + torch.where(mirrored, columns.flip(1), columns)
-    picked = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    indices = (torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :])
+    samples, rows, columns = (send(index, images.device) for index in indices)
+    picked = padded[samples, :, rows, columns]
     return picked.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)

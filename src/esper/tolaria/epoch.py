@@ -43,8 +43,8 @@ class Readings:
     loss: Tensor
     output: Tensor
     host_norm: Tensor
-    others: list[Tensor] = field(default_factory=list)
-    """Norms of blended seeds, losses and norms of incubating ones: numbers that should be finite."""
+    seed_norms: list[Tensor] = field(default_factory=list)
+    shadow_losses: list[Tensor] = field(default_factory=list)
     seeds: dict[int, Tensor] = field(default_factory=dict)
     """Gradient norms ``[tensor]`` of the seeds, where they were asked for."""
     skipped: bool = False
@@ -102,11 +102,12 @@ class Learner:
         if measure:
             shown.seeds = {slot: tensor_norms(own) for slot, own in gradients.items() if own}
         norms = {slot: clip_gradients(own, self.clip) for slot, own in gradients.items() if own}
-        shown.others = [norms[slot] for slot in model.blended if slot in norms]
+        shown.seed_norms = [norms[slot] for slot in model.blended if slot in norms]
         if look:
-            finite = _is_finite(host_norm, *shown.others) or step.may_overflow
+            finite = _is_finite(host_norm, *shown.seed_norms) or step.may_overflow
             shown.skipped = not (finite and _is_finite(value))
             if shown.skipped:
+                step.drop()
                 return shown
             ghosts = model.incubating if straight else []
             shown.broken = [s for s in ghosts if model.slot(s).poisoned or not _is_finite(norms[s])]
@@ -136,7 +137,8 @@ class Learner:
         if look and not (_is_finite(norm) or step.may_overflow):
             shown.broken.append(slot)
             return
-        shown.others += [value.detach(), norm]
+        shown.shadow_losses.append(value.detach())
+        shown.seed_norms.append(norm)
         step.take()
 
     def _seed_optimiser(self, slot: int) -> Optimizer:
@@ -204,21 +206,25 @@ class UnreadEpoch:
         if not self._shown:
             return EpochTraining(math.nan, math.nan, math.nan, 0, {})
         columns = [one.loss for one in self._shown], self._scores, [one.host_norm for one in self._shown]
-        losses, scores, norms, others = _read(*columns, self._others())
+        losses, scores, norms, seed_norms, others = _read(*columns, *self._others())
         precision = self._learner.precision
-        # An overflow at a scale is the scaler's to answer, which it has done.
-        sound = losses if precision.scales else losses + norms + others
-        if not all(map(math.isfinite, sound)) or precision.overflows:
+        # A gradient that overflowed its scale is the scaler's to answer for, and it has.
+        checked = losses + others + ([] if precision.scales else norms + seed_norms)
+        if not all(map(math.isfinite, checked)) or precision.overflows:
             return None
         seeds = {slot: statistics_of(found) for slot, found in self._shown[-1].seeds.items()}
         return _summary(losses, scores, norms, precision, seeds)
 
-    def _others(self) -> list[Tensor]:
-        """What else should be finite; weights too, since tanh and ReLU hide those that are infinite."""
+    def _others(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Norms of the seeds' gradients; shadow losses and norms of incubating seeds' weights.
+
+        Of weights too, since tanh and ReLU hide those that are infinite.
+        """
         model = self._learner.model
         own = [tensor for slot in model.incubating for tensor in model.slot(slot).floats()]
-        norms = list(torch._foreach_norm(own)) if own else []
-        return [value for one in self._shown for value in one.others] + norms
+        weights = list(torch._foreach_norm(own)) if own else []
+        shadows = [value for one in self._shown for value in one.shadow_losses]
+        return [norm for one in self._shown for norm in one.seed_norms], shadows + weights
 
 
 def _read(*columns: list[Tensor]) -> list[list[float]]:

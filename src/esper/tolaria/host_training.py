@@ -161,6 +161,7 @@ class HostTraining:
         def restore() -> None:
             undo.restore()
             self.precision.load_state(scales)
+            self.precision.take_skipped_steps()
             self.meter.load_state(meter)
             self._host_stream.set_state(streams[0])
             self._augmenting.set_state(streams[1])
@@ -250,12 +251,12 @@ class HostTraining:
         )
 
     def count(self, moves: Sequence[StageMove]) -> None:
-        """Let the compute meter follow stage moves that have happened."""
+        """Let compute meter and loss scales follow stage moves that have happened."""
         for move in moves:
+            self.precision.forget(move.slot)
             if move.target is Stage.GERMINATED:
                 self.meter.germinated(move.slot)
                 self._batches_at_birth[move.slot] = self.minibatches
-                self.precision.forget(move.slot)
             elif move.target is Stage.PRUNED:
                 self.meter.removed(move.slot)
 

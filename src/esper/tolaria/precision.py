@@ -61,7 +61,7 @@ class Precision:
         return self._scalers.setdefault(part, GradScaler(self._device))
 
     def forget(self, slot: int) -> None:
-        """The seed in ``slot`` is gone, or new."""
+        """The seed in ``slot`` is gone, or new, or incubates no more."""
         self._scalers.pop(slot, None)
 
     def note_skipped_step(self) -> None:
@@ -120,6 +120,11 @@ class Step:
     def leave_out(self, optimiser: Optimizer) -> None:
         """Take the step without this one."""
         self._optimisers.remove(optimiser)
+
+    def drop(self) -> None:
+        """Take no step, and let the scale be as it was."""
+        if self._scaler is not None:
+            self._scaler.update(self._scaler.get_scale())
 
     def take(self) -> None:
         """Move the weights, unless a scaled gradient overflowed."""

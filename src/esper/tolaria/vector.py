@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from esper.leyline.factored_actions import IntArray
 from esper.leyline.protocols import EventSink, PolicyOutput
 from esper.leyline.rules import ActionSpace
-from esper.leyline.signals import EpochFacts
+from esper.leyline.signals import EnvFacts, EpochFacts
 from esper.leyline.slot_table import SlotTable
 from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute, device_of
 from esper.tolaria.env import EpisodeReport, MorphEnv
@@ -47,6 +47,9 @@ class SerialVector:
             )
             for row, index in enumerate(env_indices)
         ]
+        self._facts: dict[int, EnvFacts] = {}
+        """Those last known, by row."""
+        self._stepped: list[int] = []
 
     @property
     def action_space(self) -> ActionSpace:
@@ -55,19 +58,29 @@ class SerialVector:
 
     def reset(self, episode: int = 0, twin_scores: Sequence[float] | None = None) -> EpochFacts:
         """Begin episode ``episode`` in every environment."""
-        return EpochFacts.stack([env.reset(episode, twin_scores=twin_scores) for env in self.envs])
+        for row, env in enumerate(self.envs):
+            self._facts[row] = env.reset(episode, twin_scores=twin_scores)
+        return self._stacked()
+
+    def _stacked(self) -> EpochFacts:
+        return EpochFacts.stack([self._facts[row] for row in range(len(self.envs))])
 
     def step(self, actions: IntArray) -> EpochFacts:
-        """One step everywhere, ``actions [env, 8]``."""
-        for env, action in zip(self.envs, actions, strict=True):
-            env.begin_step(action)
-        train_together([env.host for env in self.envs])
-        return EpochFacts.stack([env.end_step() for env in self.envs])
+        """One step everywhere, ``actions [env, 8]``; an episode that ended before others stays as it is."""
+        self._stepped = [row for row, env in enumerate(self.envs) if not env.ended]
+        if not self._stepped:
+            raise RuntimeError("all episodes have ended; call reset() for the next ones")
+        for row in self._stepped:
+            self.envs[row].begin_step(actions[row])
+        train_together([self.envs[row].host for row in self._stepped])
+        for row in self._stepped:
+            self._facts[row] = self.envs[row].end_step()
+        return self._stacked()
 
     def record_decisions(self, outputs: Sequence[PolicyOutput] | None) -> None:
         """Emit the rows of the last decisions; ``outputs`` are a policy's, one per environment."""
-        for row, env in enumerate(self.envs):
-            env.record_decision(None if outputs is None else outputs[row])
+        for row in self._stepped:
+            self.envs[row].record_decision(None if outputs is None else outputs[row])
 
     def finish(self) -> list[EpisodeReport]:
         """The reports of the committed networks."""

@@ -1,0 +1,156 @@
+"""Hosts and seeds in mixed precision: weights stay float32, scales are apart, nothing overflows unseen."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from esper.leyline import BlueprintAction, Stage
+from esper.leyline.events import EpochRow, TransitionRow
+from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute, Device
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.precision import HOST
+from esper.tolaria.tasks import task_named
+from tests.tolaria.building import (
+    WAIT,
+    ListSink,
+    bits,
+    host_bits,
+    noisy_task,
+    plant,
+    run,
+    stages_of,
+    started,
+    tiny_task,
+    token_task,
+)
+from tests.tolaria.test_reproducibility import everything_in
+
+PLAN = {0: plant(1), 4: plant(0, BlueprintAction.CONV_HEAVY)}
+"""At epoch 5 slot 1 is blended and slot 0 incubates."""
+DEVICES = [
+    DEFAULT_DEVICE,
+    pytest.param(
+        Device("cuda:0"),
+        marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="float16 on a GPU: none is here"),
+    ),
+]
+"""On the processor a small host computes in float16 too; the commands refuse it there, since it is slow."""
+
+
+def mixed(amp: Amp, device: Device = DEFAULT_DEVICE, **changes: Any) -> tuple[MorphEnv, ListSink]:
+    task = tiny_task(**{"batches_per_epoch": 3, "horizon": 10, **changes})
+    return started(task, compute=Compute(device, amp))
+
+
+def overflow_next(env: MorphEnv, part: int) -> None:
+    """A scale that no gradient survives in float16."""
+    env.host.precision._scalers[part] = GradScaler(env.compute.device.torch.type, init_scale=2.0**40)
+
+
+@pytest.mark.parametrize("task", [tiny_task(batches_per_epoch=3), token_task()])
+def test_bfloat16_changes_the_computation_and_leaves_weights_and_gradients_float32(task: Any) -> None:
+    kinds = (BlueprintAction.LORA, BlueprintAction.MLP)
+    plan = {0: plant(1, kinds[0]), 3: plant(0, kinds[1])} if task.host == "gpt" else PLAN
+    ends = []
+    for amp in ("off", "bfloat16", "bfloat16"):
+        env, sink = started(task, compute=Compute(DEFAULT_DEVICE, amp))
+        run(env, plan, until=5)
+        parameters = list(env.model.parameters())
+        assert {p.dtype for p in parameters} == {torch.float32}
+        assert {p.grad.dtype for p in parameters if p.grad is not None} == {torch.float32}
+        assert all(row.skipped_batches == row.skipped_steps == 0 for row in sink.of(EpochRow))
+        ends.append((everything_in(env), sink.of(EpochRow)[-1].train_loss))
+    assert ends[0][0] != ends[1][0]
+    assert ends[1] == ends[2], "the same rng seed gives the same run"
+    assert ends[0][1] == pytest.approx(ends[1][1], rel=0.05)
+
+
+def test_a_real_task_learns_in_bfloat16() -> None:
+    env = MorphEnv(task_named("digits"), rng_seed=0, compute=Compute(DEFAULT_DEVICE, "bfloat16"))
+    first = env.reset()
+    facts = run(env, {0: plant(1)}, until=8).step(WAIT)
+    assert first.val_score < 30.0
+    assert facts.val_score > 80.0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_host_and_incubating_seed_have_a_scale_each_and_a_seed_leaves_its_own_behind(device: Device) -> None:
+    env, _ = mixed("float16", device)
+    run(env, PLAN, until=5)
+    assert (env.model.blended, env.model.incubating) == ([1], [0])
+    assert set(env.host.precision._scalers) == {HOST, 0}
+    env.step(WAIT)
+    assert stages_of(env)[0] == Stage.BLENDING
+    assert set(env.host.precision._scalers) == {HOST}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("part", [HOST, 0])
+def test_steps_whose_gradient_overflows_its_scale_are_left_out_and_counted(part: int, device: Device) -> None:
+    env, sink = mixed("float16", device)
+    run(env, PLAN, until=5)
+    overflow_next(env, part)
+    host, seed = bits(env.model.host.state_dict()), bits(env.model.seed_parameters(0))
+    env.step(WAIT)
+    assert sink.of(EpochRow)[-1].skipped_steps == 3, "all minibatches of the epoch"
+    assert sink.of(EpochRow)[-1].skipped_batches == 0, "and none of them was the network's fault"
+    assert (bits(env.model.host.state_dict()) == host) == (part == HOST)
+    assert (bits(env.model.seed_parameters(0)) == seed) == (part == 0)
+    assert env.host.precision._scalers[part].get_scale() == 2.0**37, "halved each time"
+    assert env._recovery.rollbacks == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_norms_and_health_are_of_gradients_at_their_own_scale(device: Device) -> None:
+    seen = []
+    for amp in ("off", "float16"):
+        env, sink = mixed(amp, device)
+        run(env, PLAN, until=6)
+        seen.append([sink.of(EpochRow)[-1].host_gradient_norm, *env.table.gradient_norm[0, :2]])
+        assert env.table.gradient_health[0, :2].tolist() == [1.0, 1.0]
+    assert seen[1] == pytest.approx(seen[0], rel=0.25), "a scale would show as a factor of 65536"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("slot", "reason"), [(0, "non-finite while incubating"), (1, "non-finite while blended")]
+)
+def test_a_broken_seed_is_found_whatever_the_scale(slot: int, reason: str, device: Device) -> None:
+    env, sink = mixed("float16", device)
+    run(env, PLAN, until=5)
+    torch.nn.init.constant_(env.model.seed_parameters(slot)[0], math.nan)
+    env.step(WAIT)
+    governed = [row for row in sink.of(TransitionRow) if row.cause == "governor"]
+    assert [(row.slot, row.reason) for row in governed] == [(slot, reason)]
+    assert env.host.precision._scalers[HOST].get_scale() == 65536.0, "what the broken epoch did is undone"
+
+
+def test_a_gradient_that_overflows_at_no_scale_is_the_network_s_fault() -> None:
+    env, sink = mixed("float16")
+    run(env, PLAN, until=5)
+    env.host.precision._scalers[HOST] = GradScaler("cpu", init_scale=4.0)
+    env.model.seed_parameters(1)[0].register_hook(lambda gradient: gradient * math.inf)
+    env.step(WAIT)
+    row = sink.of(EpochRow)[-1]
+    assert (row.skipped_steps, row.skipped_batches) == (2, 1), "at 4 and at 2; at 1 the seed behind it goes"
+    assert stages_of(env)[1] == Stage.EMBARGOED
+
+
+@pytest.mark.parametrize("amp", ["bfloat16", "float16"])
+def test_a_state_returns_bit_for_bit_with_its_scales(amp: Amp) -> None:
+    task = noisy_task(batches_per_epoch=3, horizon=12)
+    ends = []
+    env, _ = started(task, compute=Compute(DEFAULT_DEVICE, amp))
+    run(env, PLAN, until=5)
+    if amp == "float16":
+        overflow_next(env, 0)
+        env.step(WAIT)
+    state = env.state()
+    for one in (env, started(task, compute=Compute(DEFAULT_DEVICE, amp))[0]):
+        one.load_state(state)
+        run(one, {}, until=9)
+        ends.append((host_bits(one), everything_in(one), bits(one.host.precision.state())))
+    assert ends[0] == ends[1]

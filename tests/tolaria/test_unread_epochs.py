@@ -1,0 +1,167 @@
+"""An epoch is read when it is over, and ends as if every minibatch had been looked at."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from esper.leyline import BlueprintAction, LifecycleRules
+from esper.leyline.events import EpochRow, TransitionRow
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.host_training import train_together
+from esper.tolaria.tasks import TaskSpec
+from tests.tolaria.building import WAIT, ListSink, bits, noisy_task, plant, run, started, token_task
+from tests.tolaria.test_reproducibility import everything_in, timeless
+
+SLOW = LifecycleRules(min_training_epochs=3, min_prune_age=1, embargo_epochs=2)
+
+
+class NoReads(TorchDispatchMode):
+    """Refuses whatever would wait for a device: float(), bool(), item(); ``excused`` are never there."""
+
+    def __init__(self, excused: Callable[[], set[int]] = set) -> None:
+        super().__init__()
+        self._excused = excused
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].data_ptr() not in self._excused():
+            raise AssertionError("a tensor was read")
+        return func(*args, **(kwargs or {}))
+
+
+def nothing_read(
+    patch: pytest.MonkeyPatch, excused: Callable[[], set[int]] = set
+) -> AbstractContextManager[object]:
+    def refuse(tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a tensor was read")
+
+    stack = ExitStack()
+    context = stack.enter_context(patch.context())
+    for name in ("tolist", "numpy", "cpu"):
+        context.setattr(Tensor, name, refuse)
+    stack.enter_context(NoReads(excused))
+    return stack
+
+
+@pytest.mark.parametrize("reading", [float, bool, Tensor.item, Tensor.tolist, Tensor.numpy])
+def test_the_watch_itself_notices_a_read(
+    reading: Callable[[Tensor], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = {Tensor.tolist: "tolist", Tensor.numpy: "numpy"}.get(reading)
+    with pytest.raises(AssertionError, match="read"), nothing_read(monkeypatch):
+        getattr(torch.ones(()), named)() if named else reading(torch.ones(()))
+
+
+def step_counts(env: MorphEnv) -> set[int]:
+    """Where AdamW counts its steps: on the processor, whatever the device."""
+    optimisers = [env.host.optimiser, *(env.model.slot(i).optimiser for i in range(env.table.num_slots))]
+    states = [state for one in optimisers if one is not None for state in one.state.values()]
+    return {state["step"].data_ptr() for state in states if "step" in state}
+
+
+@pytest.mark.parametrize("make_task", [noisy_task, token_task])
+def test_no_minibatch_is_read_with_blended_and_incubating_seeds(
+    make_task: Callable[..., TaskSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env, sink = started(make_task(batches_per_epoch=3, rules=SLOW))
+    tokens = env.task.host == "gpt"
+    kinds = (
+        (BlueprintAction.MLP, BlueprintAction.LORA)
+        if tokens
+        else (BlueprintAction.CONV_LIGHT, BlueprintAction.ATTENTION)
+    )
+    run(env, {0: plant(1, kinds[0]), 4: plant(0, kinds[1])}, until=5)
+    assert (env.model.blended, env.model.incubating) == ([1], [0])
+    env.begin_step(WAIT)
+    with nothing_read(monkeypatch, lambda: step_counts(env)):
+        train_together([env.host])
+    assert math.isfinite(env.end_step().train_loss)
+    assert env.table.gradient_norm[0, :2].all(), "both were measured"
+    assert sink.of(EpochRow)[-1].skipped_batches == 0
+
+
+# --- the same end as if every minibatch had been looked at -----------------------------------------
+
+
+def looking(env: MorphEnv) -> MorphEnv:
+    """The same environment, which looks at every minibatch."""
+    begin = env.host.begin_epoch
+
+    def begin_epoch(epoch: int) -> None:
+        begin(epoch)
+        env.host._start = None
+
+    env.host.begin_epoch = begin_epoch  # type: ignore[method-assign]
+    return env
+
+
+def compared(task: TaskSpec, spoil: Callable[[MorphEnv], None]) -> list[tuple[MorphEnv, ListSink]]:
+    """Ten epochs unread and looked at, spoiled before the seventh: two seeds are blended, one incubates."""
+    pairs = [started(task), started(task)]
+    looking(pairs[1][0])
+    plan = {0: plant(1), 1: plant(2, BlueprintAction.CONV_HEAVY), 5: plant(0)}
+    for env, _ in pairs:
+        run(env, plan, until=6)
+        assert (env.model.blended, env.model.incubating) == ([1, 2], [0])
+        spoil(env)
+        run(env, {}, until=10)
+    return pairs
+
+
+def first_weight(slot: int | None, value: float) -> Callable[[MorphEnv], None]:
+    """Spoil a seed, or the host."""
+
+    def spoil(env: MorphEnv) -> None:
+        weights = env.model.host_parameters() if slot is None else env.model.seed_parameters(slot)
+        with torch.no_grad():
+            weights[0][(0,) * weights[0].ndim] = value
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "pruned", "skipped", "rolled_back"),
+    [
+        (lambda env: None, [], 0, 0),
+        (first_weight(0, math.nan), [0], 0, 0),
+        (first_weight(0, math.inf), [0], 0, 0),
+        (first_weight(1, math.nan), [1], 1, 0),
+        (first_weight(2, math.inf), [2], 1, 0),
+        (first_weight(None, math.nan), [], 1, 1),
+    ],
+)
+def test_an_epoch_that_is_not_finite_ends_as_if_every_minibatch_had_been_looked_at(
+    spoil: Callable[[MorphEnv], None], pruned: list[int], skipped: int, rolled_back: int
+) -> None:
+    task = noisy_task(batches_per_epoch=4, horizon=12, rules=SLOW)
+    (env, sink), (reference, expected) = compared(task, spoil)
+    assert everything_in(env) == everything_in(reference)
+    assert bits(env.host.meter.state()) == bits(reference.host.meter.state())
+    assert timeless(sink.rows) == timeless(expected.rows)
+    assert sum(row.skipped_batches for row in sink.of(EpochRow)) == skipped
+    assert env._recovery.rollbacks == rolled_back
+    governed = [row for row in sink.of(TransitionRow) if row.cause == "governor"]
+    assert rolled_back or [row.slot for row in governed] == pruned
+
+
+def test_augmentation_is_drawn_again_when_an_epoch_is_run_again() -> None:
+    task = replace(noisy_task(batches_per_epoch=3, rules=SLOW), augment=True)
+    (env, _), (reference, _) = compared(task, first_weight(1, math.nan))
+    assert bits(env.host._augmenting.get_state()) == bits(reference.host._augmenting.get_state())
+    assert everything_in(env) == everything_in(reference)
+
+
+def test_straight_through_seeds_are_looked_at_at_once() -> None:
+    rules = replace(SLOW, incubation="straight_through")
+    env, _ = started(noisy_task(batches_per_epoch=2, rules=rules))
+    env.begin_step(plant(1))
+    train_together([env.host])
+    assert env.host._unread._shown == [], "they are in the host's own graph: a broken one would spoil it"
+    env.end_step()
+    assert env.epoch == 1
