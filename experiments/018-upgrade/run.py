@@ -20,7 +20,7 @@ from torch import Tensor
 
 from esper.build import one_thread
 from esper.karn.statistics import estimate, paired_difference
-from esper.leyline import Controller
+from esper.leyline import OP_GERMINATE, Controller, Head
 from esper.leyline.signals import EpochFacts
 from esper.tamiyo import CountingController, PeriodicController, parse_plan
 from esper.tolaria.env import MorphEnv
@@ -71,7 +71,7 @@ def run(host: str, arm: str, rng_seed: int) -> dict[str, Any]:
         controller.reset(0)
         while plan is not None and env.epoch < 0.8 * TASK.horizon:
             action = controller.decide(EpochFacts.stack([facts]), env.table).actions[0]
-            grew += [env.epoch] * bool(action[0])
+            grew += [env.epoch] * bool(action[Head.OP] == OP_GERMINATE)
             facts = env.step(action)
     report = env.run_out()
     row = {"host": host, "arm": arm, "rng_seed": rng_seed, "test_loss": report.test_loss, "grew": grew}
