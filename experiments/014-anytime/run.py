@@ -6,7 +6,7 @@ cost the mark, for fixed sizes and for networks that grow alike.
 
 regret(mark) = mean over rng seeds of (loss − loss of the fixed size that was best there on a selection rng
 seed) / the latter. An arm is worth its largest regret; intervals are by bootstrap over rng seeds, everything
-recomputed. Sizes that are far off at small marks, and best at none, are run to a quarter of the budget only.
+recomputed. Sizes that are far off at small marks and best at no later one are not run to the end.
 ``sweep`` trains sizes 1 to 4 with a quarter of the mark each and takes the best by validation.
 
 Run with ``.venv/bin/python experiments/014-anytime/run.py [TASK [ARM …]]`` (75 CPU-seconds for each arm and
@@ -21,14 +21,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from esper.build import one_thread
-from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Label, Scale, around, beside_lines, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
+from esper.karn.resampling import FloatArray, excess, merit, merit_interval, merit_ratio
+from esper.karn.study_page import Curve, draw_curves
 from esper.tamiyo import CountingController, PeriodicController, parse_plan
 from esper.tolaria.anytime import MARKS, run_anytime
 from esper.tolaria.env import MorphEnv
@@ -39,9 +40,10 @@ FOLDERS = {"pycode_scaling": "014-anytime", "fashion_scaling": "016-images"}
 SIZES = {"pycode_scaling": (1, 2, 3, 4, 5, 6), "fashion_scaling": (1, 2, 3, 4, 6, 8)}
 PLANS = {"grown at 12, 72": "stack@r0c0:12,stack@r0c1:72"}
 """Copies of the last block, by the step before which each is planted: of 160 steps."""
-RNG_SEEDS = TEST_SEEDS[1000:1005]
-SHORT = {"pycode_scaling": ("4", "5", "6"), "fashion_scaling": ()}
-"""Sizes that are run to a quarter of the budget only, but for selection."""
+RNG_SEEDS = TEST_SEEDS[1001:1006]
+"""With the fresh one before these an earlier form of ``counting`` was found wanting."""
+REACH = {"pycode_scaling": {"2": 5, "4": 4, "5": 4, "6": 4}, "fashion_scaling": {}}
+"""Marks of sizes that are far off at small ones and best at no later one; all six for selection."""
 SWEPT = ("1", "2", "3", "4")
 FINER = 4
 """For the sweep: the smallest marks have a quarter, in steps a quarter as long."""
@@ -56,8 +58,8 @@ def run(task: TaskSpec, arm: str, rng_seed: int) -> dict[str, Any]:
     space = env.action_space
     with one_thread():
         if arm.isdigit():
-            short = arm in SHORT[task.name] and rng_seed not in SELECTION_SEEDS
-            marks = MARKS[:-2] if short else MARKS
+            reach = len(MARKS) if rng_seed in SELECTION_SEEDS else REACH[task.name].get(arm)
+            marks = MARKS[:reach]
             answers = run_anytime(task.with_trunk(int(arm)), None, rng_seed=rng_seed, marks=marks)
         elif arm in PLANS:
             controller = PeriodicController(space, parse_plan(PLANS[arm], space))
@@ -103,85 +105,67 @@ def references(losses: Losses, sizes: Sequence[str]) -> list[str]:
     return [min(means, key=lambda size: means[size][mark]) for mark in range(len(MARKS))]
 
 
-def regrets(losses: Losses, arm: str, reference: Sequence[str], seeds: Sequence[int]) -> np.ndarray[Any, Any]:
-    """``[rng seed, mark]``, as a share of the reference's loss, for the marks that the arm has."""
-    own = np.array([losses[arm][seed] for seed in seeds])
-    reached = reference[: own.shape[1]]
-    return own / np.array([[losses[size][seed][m] for m, size in enumerate(reached)] for seed in seeds]) - 1.0
-
-
-def resampled_maxima(regret: np.ndarray[Any, Any], samples: int = 10_000) -> np.ndarray[Any, Any]:
-    """The largest mean regret in each bootstrap sample of rng seeds, the same samples for every arm."""
-    drawn = np.random.default_rng(0).integers(len(regret), size=(samples, len(regret)))
-    largest: np.ndarray[Any, Any] = regret[drawn].mean(axis=1).max(axis=1)
-    return largest
+def above_reference(losses: Losses, arm: str, reference: Sequence[str], seeds: Sequence[int]) -> FloatArray:
+    """``excess [1, rng seed, mark]`` over the reference, for marks that the arm has with all these seeds."""
+    reach = min(len(losses[arm][seed]) for seed in seeds)
+    own = np.array([losses[arm][seed][:reach] for seed in seeds])
+    best = np.array([[losses[size][seed][m] for m, size in enumerate(reference[:reach])] for seed in seeds])
+    return excess(own[None], best)
 
 
 def table(task: TaskSpec, losses: Losses) -> str:
     """Mean test losses by mark and the largest regret of each arm, with 95 % intervals."""
     sizes = [arm for arm in losses if arm.isdigit()]
     reference = references(losses, sizes)
+    reach = {arm: REACH[task.name].get(arm, len(MARKS)) for arm in losses}
+    known = [
+        seed
+        for seed in RNG_SEEDS
+        if all(len(losses[size].get(seed, ())) > m for m, size in enumerate(reference))
+    ]
+    tested = {
+        arm: [seed for seed in known if len(runs.get(seed, ())) >= reach[arm]] for arm, runs in losses.items()
+    }
+    tested = {arm: seeds for arm, seeds in tested.items() if seeds}
+    best = min(
+        (size for size in sizes if size in tested),
+        key=lambda size: merit(above_reference(losses, size, reference, tested[size])),
+    )
     budgets = [f"{mark * (task.budget or 0) / 1e12:.3g}" for mark in MARKS]
     lines = [
-        f"| compute, TFLOP | {' | '.join(budgets)} | largest regret, % | of the best size's | rng seeds |",
+        f"| compute, TFLOP | {' | '.join(budgets)} | largest regret, % | of {best}'s | rng seeds |",
         "|---" * (len(MARKS) + 4) + "|",
     ]
-    tested = {arm: sorted(seed for seed in runs if seed in TEST_SEEDS) for arm, runs in losses.items()}
-    complete = [size for size in sizes if len(tested[size]) == max(map(len, tested.values()))]
-    best = min(complete, key=lambda s: regrets(losses, s, reference, tested[s]).mean(axis=0).max())
     for arm, seeds in tested.items():
-        if not seeds:
-            continue
-        means = np.mean([losses[arm][seed] for seed in seeds], axis=0)
-        cells = [f"**{loss:.3f}**" if arm == reference[m] else f"{loss:.3f}" for m, loss in enumerate(means)]
+        means = np.mean([losses[arm][seed][: reach[arm]] for seed in seeds], axis=0)
+        cells = [f"**{v:.3f}**" if arm == reference[m] else f"{v:.3f}" for m, v in enumerate(means)]
         cells += ["–"] * (len(MARKS) - len(cells))
-        own = regrets(losses, arm, reference, seeds)
-        drawn = resampled_maxima(own)
-        low, high = np.percentile(100 * drawn, (2.5, 97.5))
+        own = above_reference(losses, arm, reference, seeds)
+        common = [seed for seed in seeds if seed in tested[best]]
         ratio = ""
-        if not arm.isdigit():
-            others = resampled_maxima(regrets(losses, best, reference, seeds))
-            r_low, r_high = np.percentile(drawn / others, (2.5, 97.5))
-            exact = own.mean(axis=0).max() / regrets(losses, best, reference, seeds).mean(axis=0).max()
-            ratio = f"{exact:.2f} ({r_low:.2f} … {r_high:.2f})"
-        lines.append(
-            f"| {arm} | {' | '.join(cells)} | {100 * own.mean(axis=0).max():.2f} ({low:.2f} … {high:.2f})"
-            f" | {ratio} | {len(seeds)} |"
-        )
-    return "\n".join(lines) + f"\n\nBest size at each mark on selection rng seeds: {', '.join(reference)}.\n"
+        if common and not arm.isdigit():
+            both = [above_reference(losses, name, reference, common) for name in (arm, best)]
+            ratio = "{:.2f} ({:.2f} … {:.2f})".format(*merit_ratio(*both))
+        worth = "{:.2f} ({:.2f} … {:.2f})".format(*(100 * v for v in merit_interval(own)))
+        lines.append(f"| {arm} | {' | '.join(cells)} | {worth} | {ratio} | {len(seeds)} |")
+    return (
+        "\n".join(lines) + f"\n\nBest size at each mark on the selection rng seed: {', '.join(reference)}.\n"
+    )
 
 
 def picture(task: TaskSpec, losses: Losses) -> str:
     """Loss over compute: every fixed size, and the run that grew."""
-    means = {
-        arm: np.mean([runs[seed] for seed in runs if seed in TEST_SEEDS], axis=0)
-        for arm, runs in losses.items()
-        if (arm.isdigit() or arm == "counting") and any(seed in TEST_SEEDS for seed in runs)
-    }
-    low, high = around([float(v) for values in means.values() for v in values], 5)
-    x, y = Scale(0, len(MARKS) - 1, 62.0, svg.WIDTH - 110.0), Scale(low, high, 300.0, 20.0)
-    budgets = {m: f"{mark * (task.budget or 0) / 1e12:.3g}" for m, mark in enumerate(MARKS)}
     unit = "layers" if task.host == "gpt" else "blocks"
-    lines = [
-        svg.curve([(x(m), y(float(v))) for m, v in enumerate(values)], "thin" if arm.isdigit() else "line")
-        for arm, values in means.items()
-    ]
-    labels = [
-        Label(f"{arm} {unit}", y(float(values[-1])))
-        if arm.isdigit()
-        else Label("grown", y(float(values[-1])), "strong")
-        for arm, values in means.items()
-    ]
-    drawn = svg.drawing(
-        345.0,
-        "Test loss over compute",
-        "One run that grows follows the lower envelope of the fixed sizes",
-        y_axis(y, x.start, x.stop),
-        value_axis(x, 300.0, "TFLOP, log scale", {float(m): text for m, text in budgets.items()}),
-        *lines,
-        beside_lines(x.stop + 8, labels),
-    )
-    return Picture(drawn, [], [], "").standalone()
+    labels = {mark * (task.budget or 0): f"{mark * (task.budget or 0) / 1e12:.3g} T" for mark in MARKS}
+    curves = []
+    for arm, runs in losses.items():
+        kept = [runs[seed] for seed in RNG_SEEDS if seed in runs]
+        if kept and (arm.isdigit() or arm == "counting"):
+            # Means need all of the rng seeds: a curve ends where one of its runs does.
+            means = [fmean(column) for column in zip(*kept, strict=False)]
+            name, look = (f"{arm} {unit}", "thin") if arm.isdigit() else ("grown", "line")
+            curves.append(Curve(name, list(zip(labels, means, strict=False)), look))
+    return Picture(draw_curves("Test loss over compute", "FLOP", labels, curves), [], [], "").standalone()
 
 
 def main(name: str = "pycode_scaling", *arms: str) -> None:

@@ -54,7 +54,6 @@ def env_facts(epoch: int = 0, loss: float = 2.0, score: float = 50.0, max_epochs
         ended=epoch == max_epochs,
         rolled_back=False,
         minibatches=16 * epoch,
-        growth_factor=float("nan"),
     )
 
 

@@ -119,19 +119,6 @@ def test_a_larger_network_gets_fewer_minibatches_for_a_step():
     assert counts == [7, 4, 3]
 
 
-def test_what_one_more_block_multiplies_the_cost_by():
-    # Per token, forward and backward: a block of width 32 has 12,288 weights, 2 · 3 FLOP each, and attention
-    # over 64 tokens, 2 · 2 · 64 · 32 FLOP forward and 2.5 times that backward: 102,400. The head has
-    # 32 · 128 weights: 24,576. One block and the head cost 126,976.
-    env = MorphEnv(TASK, rng_seed=0)
-    assert env.reset().growth_factor == pytest.approx(1 + 102_400 / 126_976)
-    assert env.step(plant(0)).growth_factor == pytest.approx(1 + 102_400 / 229_376)
-
-
-def test_nothing_is_known_of_a_block_where_none_can_be_repeated():
-    assert np.isnan(MorphEnv(task_named("digits"), rng_seed=0).reset().growth_factor)
-
-
 def test_a_seed_enters_at_full_alpha_and_tempo_is_canonical():
     env = MorphEnv(TASK, rng_seed=3)
     env.reset()

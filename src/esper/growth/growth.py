@@ -214,7 +214,6 @@ class Growth:
             param_budget=host + (self._body.max_params or host),
             host_gradient_norm=math.nan,
             minibatches=0,
-            growth_factor=math.nan,
             last_op=op,
             last_success=success,
             ended=self._narrator.epoch == self._epochs,

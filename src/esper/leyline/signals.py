@@ -43,8 +43,6 @@ class EnvFacts:
     """The epoch broke the host down; the measurements are those of the state it returned to."""
     minibatches: int
     """Trained since the episode began."""
-    growth_factor: float
-    """What one more ``stack`` seed multiplies the cost of a minibatch by; NaN where none fits."""
     minibatches_left: float = math.nan
     """Of the network as it stands, for what is left of the budget; NaN where compute is free."""
     candidate_cost: float = math.nan
@@ -70,7 +68,6 @@ class EpochFacts:
     ended: BoolArray
     rolled_back: BoolArray
     minibatches: IntArray
-    growth_factor: FloatArray
     minibatches_left: FloatArray
     candidate_cost: FloatArray
 

@@ -1,19 +1,20 @@
 """The hand-written controller for tasks with a budget: grow when training on has become the worse buy.
 
-Both buys are shares of the loss, so they know neither the budget nor the scale of the loss, and nothing is
-planned ahead. Training on: what a doubling of the compute spent so far takes away, the slope of the loss over
-log2(compute) fitted on this run. Growing: a network of twice the cost is worth ``per_doubling`` of the loss
-(a power law in size; Kaplan et al. 2020 find 5 %), so a seed that multiplies the cost of a minibatch by f
-promises ``per_doubling`` · log2 f.
+Compute can be doubled by training twice as long, or by training a network of twice the cost for as long. The
+first takes a share of the loss away that this run shows: the slope of its loss over log2(compute). The second
+is worth ``promise``, by power laws of the loss in size (Kaplan et al. 2020; compute is best shared out where
+both are equal, Hoffmann et al. 2022). A block multiplies the cost by less than two and gains in proportion:
+what it costs cancels. Both are relative, so they know neither the budget nor the scale of the loss, and
+nothing is planned ahead.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from esper.leyline import OP_GERMINATE, ActionSpace, EpochFacts, Head, SlotTable, legal_slots_by_op
 from esper.leyline.protocols import Decisions
-from esper.leyline.signals import FloatArray
 from esper.tamiyo.controllers import wait_everywhere
 from esper.tamiyo.schedule import blueprint_index
 
@@ -22,7 +23,7 @@ from esper.tamiyo.schedule import blueprint_index
 class CountingSettings:
     """What the counting controller goes by."""
 
-    per_doubling: float = 0.07
+    promise: float = 0.08
     """Share of the loss that a network of twice the cost takes away."""
     least_steps: int = 4
     least_minibatches: int = 500
@@ -50,10 +51,9 @@ class CountingController:
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         actions = wait_everywhere(table.num_envs)
         legal = legal_slots_by_op(table, self._space.rules)[:, OP_GERMINATE]
-        promise = self._settings.per_doubling * np.log2(facts.growth_factor)
         for env, curve in enumerate(self._curves):
-            curve.add(facts.val_loss[env], facts.minibatches[env])
-            if legal[env].any() and curve.gain(self._settings) < promise[env]:
+            curve.add(facts.train_loss[env], facts.minibatches[env])
+            if legal[env].any() and curve.gain(self._settings) < self._settings.promise:
                 slot = legal[env].argmax()
                 actions[env, [Head.OP, Head.SLOT, Head.BLUEPRINT]] = OP_GERMINATE, slot, self._blueprint
                 curve.grown_at = curve.now
@@ -61,7 +61,10 @@ class CountingController:
 
 
 class _Curve:
-    """The validation loss of one environment by step, every step of equal compute."""
+    """The training loss of one environment by step, every step of equal compute.
+
+    Not the validation loss: its few samples are the same in every step, and gain more or less than all do.
+    """
 
     def __init__(self) -> None:
         self._losses: list[float] = []
@@ -77,16 +80,17 @@ class _Curve:
         self._minibatches.append(minibatches)
 
     def gain(self, settings: CountingSettings) -> float:
-        """Share of the loss that the next doubling of compute would take away; infinite while unknown.
+        """Share of the loss that a doubling of compute takes away, at most: the slope and one standard error.
 
-        Fitted over the last doubling, or what of it came after the last growth had settled.
+        Fitted over the last doubling, or what of it came after the last growth had settled; infinite while
+        that is too little.
         """
         begin = max(round(settings.settling * self.grown_at), self.now // 2, 1)
-        fitted = self._losses[begin:]
-        if len(fitted) <= settings.least_steps:
-            return np.inf
+        fitted = np.array(self._losses[begin:])
+        if len(fitted) <= settings.least_steps or not np.isfinite(fitted).all():
+            return math.inf
         if self._minibatches[-1] - self._minibatches[begin] < settings.least_minibatches:
-            return np.inf
-        doublings: FloatArray = np.log2(np.arange(begin, self.now + 1) / self.now)
-        slope, loss_now = np.polyfit(doublings, fitted, 1)
-        return float(-slope / loss_now)
+            return math.inf
+        doublings = np.log2(np.arange(begin, self.now + 1) / self.now)
+        (slope, loss_now), covariance = np.polyfit(doublings, fitted, 1, cov=True)
+        return float((math.sqrt(covariance[0, 0]) - slope) / loss_now)

@@ -245,7 +245,6 @@ class MorphEnv:
             ended=self.ended,
             rolled_back=self._recovery.rolled_back,
             minibatches=self.host.minibatches,
-            growth_factor=self.host.meter.growth_factor(),
             minibatches_left=self.host.minibatches_left(),
             candidate_cost=self.host.candidate_cost(),
         )

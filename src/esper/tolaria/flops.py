@@ -212,15 +212,6 @@ class FlopMeter:
         """What one minibatch of ``batch`` samples costs with the network as it stands."""
         return sum(self._passes(batch)) + sum(self._incubation(slot, batch) for slot in self.model.incubating)
 
-    def growth_factor(self) -> float:
-        """What one more ``stack`` seed multiplies the cost of a minibatch by; NaN where none fits."""
-        for index, shape in enumerate(self.model.host.feature_shapes):
-            slot = self.model.slot(index)
-            if slot.seed is None and slot.original:
-                block = count_part(slot.original[0], shape)
-                return 1.0 + (block.forward + block.to_all) / sum(self._passes(1))
-        return math.nan
-
     def candidate_cost(self, batch: int) -> float:
         """What a seed that can be planted would add to a minibatch, on average, as a share of its cost now.
 

@@ -148,7 +148,6 @@ class LifecycleSandbox(Oracle):
             ended=self._everywhere(epoch == HORIZON),
             rolled_back=self._everywhere(False),
             minibatches=self._everywhere(epoch),
-            growth_factor=self._everywhere(np.nan),
             minibatches_left=self._everywhere(np.nan),
             candidate_cost=self._everywhere(np.nan),
         )
