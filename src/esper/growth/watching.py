@@ -7,10 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from esper.growth import surroundings
 from esper.growth.body import GrowingBody
 from esper.growth.events import GrowthEvent, Narrator
+from esper.growth.measuring import Score
 
-CONSTANT_EPOCHS: Final = 4
+CONSTANT_EPOCHS: Final = 5
 """Equal scores in a row after which a metric is suspected of not seeing the network."""
 
 
@@ -21,7 +23,8 @@ class Watch:
         self._body = body
         self._narrator = narrator
         self._seen: dict[int, list[float]] = {}
-        self._scores: list[float] = []
+        self._values: list[list[float]] = []
+        self._given_up = 0
 
     def born(self, slot: int) -> None:
         """A seed begins here."""
@@ -44,13 +47,26 @@ class Watch:
             self._seen[slot] = now
         return events
 
-    def check_score(self, score: float) -> list[GrowthEvent]:
-        """Warn of a metric that is no number, or has not moved for epochs."""
-        self._scores = [*self._scores, score][-CONSTANT_EPOCHS:]
-        if not math.isfinite(score):
-            return [self._narrator.warning(f"evaluate returned {score:g}; nothing is decided on it")]
-        if len(self._scores) == CONSTANT_EPOCHS and len(set(self._scores)) == 1:
-            sentence = f"evaluate returned one number {CONSTANT_EPOCHS} times; does it evaluate this network?"
+    def check_compiled(self) -> list[GrowthEvent]:
+        """Warn when torch.compile has begun to run something uncompiled."""
+        before, self._given_up = self._given_up, surroundings.recompile_limits_hit()
+        if self._given_up <= before:
+            return []
+        return [
+            self._narrator.warning(
+                "torch.compile reached its recompile limit, and a part of the network runs uncompiled; raise"
+                " torch._dynamo.config.recompile_limit, or look at TORCH_LOGS=recompiles"
+            )
+        ]
+
+    def check_score(self, score: Score) -> list[GrowthEvent]:
+        """Warn of a metric that is no number, or has not moved for epochs, in no batch."""
+        values = list(score.values)
+        if not math.isfinite(score.mean):
+            return [self._narrator.warning(f"evaluate returned {score.mean:g}; nothing is decided on it")]
+        self._values = [*self._values, values] if self._values[-1:] == [values] else [values]
+        if len(self._values) == CONSTANT_EPOCHS:
+            sentence = f"evaluate returned the same {CONSTANT_EPOCHS} times; does it evaluate this network?"
             return [self._narrator.warning(sentence)]
         return []
 
@@ -59,8 +75,8 @@ class Watch:
         return [float(p.detach().double().pow(2).sum()) for p in self._body.graft(slot).parameters()]
 
     def state(self) -> dict[str, Any]:
-        return {"seen": dict(self._seen), "scores": list(self._scores)}
+        return {"seen": dict(self._seen), "values": list(self._values)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._seen = {int(slot): list(found) for slot, found in state["seen"].items()}
-        self._scores = list(state["scores"])
+        self._values = list(state["values"])
