@@ -37,7 +37,7 @@ INSTANCES = 24
 CHOOSING, REPORTING = (0, 1), (2, 3)
 SLOTS = {"a": "r0c0", "b": "r0c1", "c": "r0c2"}
 PLANS = (
-    *("", "a0", "a2", "a4", "b0", "b1", "b2", "b4", "c0", "c1", "c2", "c4"),
+    *("", "a0", "b0", "b1", "b2", "b4", "c0", "c1", "c2"),
     *("b0 c1", "b2 c3", "b4 c5", "b0 c3", "a0 b1 c2", "b0 c1 a2"),
 )
 """Slots from the input on, each with the step, of 8, before which its seed is planted; growth ends with step
