@@ -1,6 +1,7 @@
 """Episodes draw their host, its training and its slots from the distribution of the task."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -46,6 +47,23 @@ def test_a_preset_always_gives_one_point_or_varies_in_every_way(name: str) -> No
         return
     for field in ("widths", "learning_rate", "enabled", "rent", "data_share"):
         assert len({getattr(instance, field) for instance in drawn}) > 1, field
+
+
+def test_the_mixture_spreads_budgets_evenly_over_a_factor_of_32_and_every_host_can_spend_them() -> None:
+    mixture = TASKS["digits_mixture"]
+    shares = mixture.instances.budget_shares
+    assert shares[0] / shares[-1] == pytest.approx(32.0)
+    ratios = {round(larger / smaller, 9) for larger, smaller in pairwise(shares)}
+    assert ratios == {round(2 ** (1 / 3), 9)}
+    for widths in mixture.instances.widths:
+        dearest = replace(mixture.instances, widths=(widths,), kernels=(3,), budget_shares=shares[-1:])
+        facts = MorphEnv(replace(mixture, instances=dearest), rng_seed=0).reset()
+        assert facts.minibatches_left >= mixture.horizon
+    env = MorphEnv(mixture, rng_seed=0)
+    env.reset()
+    assert [env.action_space.blueprint_names[index] for index in env.action_space.blueprints] == [
+        "conv_light"
+    ]
 
 
 def test_an_episode_is_that_of_its_instance() -> None:

@@ -167,7 +167,7 @@ def _shuffled(task: TaskSpec, folder: Path, rng_seed: int, rng_seeds: range) -> 
     vector = SerialVector(task, rng_seed=other)
     vector.reset(0)
     space = vector.action_space
-    observing = ObservingController(space, PolicyController(space, 1, policy), policy.num_slots)
+    observing = ObservingController(space, PolicyController(space, 1, policy), policy)
     run_episode(vector, observing)
     return ShuffledController(space, policy, observing.seen)
 

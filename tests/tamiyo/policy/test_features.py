@@ -251,7 +251,7 @@ def test_a_slot_that_cools_down_is_active_and_says_so() -> None:
 CONTEXT = {
     "trend": 5 / 3,  # the loss fell by 4 in 4 steps, 15 steps are left, it is 9
     "gap": 1 / 3,  # (9 - 6) / 9
-    "candidate_cost": 0.75,
+    "candidate_cost": 0.5 * math.log2(1.75),
     "minibatches_left": 1.0,  # log2(1 + 1023) / 10
     "newborn_gradient": 0.5 * math.log(0.5),  # slot 1 has the youngest seed
     "gain_ratio": 0.75,

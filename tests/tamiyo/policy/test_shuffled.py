@@ -34,7 +34,7 @@ def decided(controller: Controller, seen: list[SlotTable], fall: float) -> list[
 
 
 def test_with_the_legal_actions_of_the_other_episode_it_is_the_other_episode(policy):
-    observing = ObservingController(SPACE, PolicyController(SPACE, 1, policy), SLOTS)
+    observing = ObservingController(SPACE, PolicyController(SPACE, 1, policy), policy)
     there = decided(observing, tables(0), fall=0.3)
     shuffled = ShuffledController(SPACE, policy, observing.seen)
     for controller, fall in (
@@ -50,7 +50,7 @@ def test_with_the_legal_actions_of_the_other_episode_it_is_the_other_episode(pol
 
 
 def test_what_it_does_is_legal_in_its_own_episode_also_when_the_other_was_shorter(policy):
-    observing = ObservingController(SPACE, PolicyController(SPACE, 1, policy), SLOTS)
+    observing = ObservingController(SPACE, PolicyController(SPACE, 1, policy), policy)
     decided(observing, tables(0)[:5], fall=0.3)
     assert len(observing.seen) == 5
     here = tables(1)

@@ -193,7 +193,7 @@ def _newborn_gradient(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
 CONTEXT_FEATURES: Final = (
     Feature("trend", _trend),
     Feature("gap", lambda s, t, x: (s.val_loss - s.train_loss) / np.maximum(s.val_loss, _TINY)),
-    Feature("candidate_cost", lambda s, t, x: s.candidate_cost),
+    Feature("candidate_cost", lambda s, t, x: np.log2(1.0 + s.candidate_cost), 0.5),
     Feature("minibatches_left", lambda s, t, x: np.log2(1.0 + s.minibatches_left), 0.1),
     Feature("newborn_gradient", _newborn_gradient, 0.5),
     Feature("gain_ratio", lambda s, t, x: s.gain_ratio, 0.5),

@@ -13,13 +13,16 @@ from esper.tamiyo.policy.observer import Observation, Observer
 
 
 class ObservingController:
-    """Decides as ``controller`` does, and keeps what a policy with ``capacity`` slots sees meanwhile."""
+    """Decides as ``controller`` does, and keeps what ``policy`` sees meanwhile."""
 
     name = "observing"
 
-    def __init__(self, space: ActionSpace, controller: Controller, capacity: int) -> None:
+    def __init__(
+        self, space: ActionSpace, controller: Controller, policy: FactoredRecurrentActorCritic
+    ) -> None:
         self._space, self._controller = space, controller
-        self._observer = Observer(1, space.slot_config.num_slots, capacity)
+        slots = space.slot_config.num_slots
+        self._observer = Observer(1, slots, policy.num_slots, context=policy.shape.context)
         self.seen: list[Observation] = []
 
     def reset(self, episode: int) -> None:

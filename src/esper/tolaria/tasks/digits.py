@@ -61,7 +61,6 @@ DIGITS_MIXTURE = replace(
         kernels=(1, 1, 3),
         learning_rates=(0.03, 0.05),
         data_shares=(0.5, 1.0),
-        vary_slots=True,
         budget_shares=tuple(2.0 ** (-third / 3) for third in range(16)),
     ),
     optimiser="adamw",
