@@ -135,7 +135,7 @@ def _answer(branch: Branch) -> Answer:
         params=report.params,
         seeds=seeds_of(env),
         flops=report.flops,
-        due=env.task.budget or 0,
+        due=env.host.budget or 0,
         minibatch=env.host.minibatch_flops,
         cut_short=report.cut_short,
     )
