@@ -44,7 +44,6 @@ from esper.tamiyo.counting import CountingSettings
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tamiyo.policy.controller import PolicyController
-from esper.tamiyo.policy.shuffled import ObservingController, ShuffledController
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.episode import run_episode
 from esper.tolaria.seeding import TEST_SEEDS
@@ -134,10 +133,9 @@ def shuffled_policy(policy: FactoredRecurrentActorCritic) -> Make:
     def make(space: ActionSpace, rng_seed: int, episode: int) -> Controller:
         vector = SerialVector(TASK, rng_seed=next_rng_seed(rng_seed))
         vector.reset(episode)
-        own = PolicyController(vector.action_space, 1, policy)
-        observing = ObservingController(vector.action_space, own, policy)
-        run_episode(vector, observing, episode)
-        return ShuffledController(space, policy, observing.seen)
+        other = PolicyController(vector.action_space, 1, policy)
+        run_episode(vector, other, episode)
+        return PolicyController(space, 1, policy, shown=other.observations)
 
     return make
 

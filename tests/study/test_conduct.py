@@ -39,7 +39,7 @@ class Made:
         if losses is None:
             return None
         return [
-            Answer(mark, loss, 100 + loss, 50.0, 7, seeds, FLOPS, 1, False)
+            Answer(mark, loss, 100 + loss, 50.0, 7, seeds, FLOPS, 3, 1, False)
             for mark, loss, seeds in zip((0.5, 1.0), losses, self.seeds(run), strict=True)
         ]
 

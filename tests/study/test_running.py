@@ -8,10 +8,13 @@ import pytest
 
 from esper.leyline.errors import DivergedError, EsperError
 from esper.study.running import Answer, Line, Run, check_spent, do_run
+from esper.tamiyo import PeriodicController, parse_plan
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.checkpoint import save_policy
 from esper.tamiyo.policy.features import feature_names
+from esper.tolaria.episode import run_episode
 from esper.tolaria.tasks import TASKS
+from esper.tolaria.vector import SerialVector
 from tests.study.building import NAME, TASK, study
 
 GROWN = "periodic:stack@r0c0:1,lora@r0c1:2"
@@ -68,6 +71,18 @@ def test_a_grown_network_from_scratch_has_its_seeds_from_the_start(answers):
     assert whole.test_loss != grown.test_loss
 
 
+def test_where_the_end_is_the_only_mark_a_run_is_an_ordinary_episode(answers):
+    """In which the controller goes on to the end; this one does nothing in the last fifth."""
+    line = do_run(study(marks=[1.0]), Run(NAME, GROWN, (1.0,), 2_000_000))
+    vector = SerialVector(TASK, rng_seed=2_000_000)
+    vector.reset(0)
+    plan = parse_plan(GROWN.removeprefix("periodic:"), vector.action_space)
+    (report,) = run_episode(vector, PeriodicController(vector.action_space, plan))
+    (answer,) = line.answers
+    assert answer.test_loss == report.test_loss == answers[GROWN][-1].test_loss
+    assert answer.flops == report.flops
+
+
 def test_a_sweep_answers_with_its_best_size_by_validation_each_with_its_share(answers):
     shares = {0.5: 0.25e9, 1.0: 0.5e9}
     tried = []
@@ -105,19 +120,19 @@ def test_a_host_that_diverges_has_no_answers(monkeypatch):
 
 def test_an_arm_that_spends_another_amount_is_refused_by_name(answers):
     """Half of the budget is 750 MFLOP; one minibatch of 16.3 MFLOP is forgiven, two are not."""
-    task, first = study().task(NAME), answers["static:1"][0]
+    first = answers["static:1"][0]
 
     def spending(charged: int, *, cut_short: bool = False) -> Answer:
         flops = {**first.flops, "backward": charged - first.flops["forward"]}
         return msgspec.structs.replace(first, flops=flops, cut_short=cut_short)
 
     asked = Run(NAME, "static:1", (1.0,), 0)
-    check_spent(task, asked, spending(735_000_000))
-    check_spent(task, asked, spending(500_000_000, cut_short=True))
+    check_spent(asked, spending(735_000_000))
+    check_spent(asked, spending(500_000_000, cut_short=True))
     with pytest.raises(
         EsperError, match=r"'static:1' on tiny_scaling with rng seed 0 spent 718,000,000 FLOP"
     ):
-        check_spent(task, asked, spending(718_000_000))
+        check_spent(asked, spending(718_000_000))
 
 
 def test_a_missing_policy_gets_a_sentence(tmp_path: Path):

@@ -77,15 +77,15 @@ def draw_regret(found: StudyNumbers) -> Picture:
 def _over_compute(
     title: str, found: StudyNumbers, values: Mapping[str, FloatArray], dotted: FloatArray | None
 ) -> str:
+    """Static sizes below, what they are measured by dotted on them, all other arms on top."""
     at = [mark * found.budget for mark in found.marks]
-    static = [arm.name for arm in found.arms if arm.is_static]
-    looks = {"": "twin"} | {name: "thin faint" if name in static else "line" for name in values}
-    drawn = {} if dotted is None else {"": dotted}
-    order = sorted([*drawn, *values], key=lambda name: ("thin faint", "twin", "line").index(looks[name]))
-    curves = [
-        Curve(name, list(zip(at, ({**values, **drawn})[name].tolist(), strict=True)), looks[name])
-        for name in order
-    ]
+
+    def curve(name: str, own: FloatArray, look: str) -> Curve:
+        return Curve(name, list(zip(at, own.tolist(), strict=True)), look)
+
+    curves = [curve(arm.name, values[arm.name], "thin faint") for arm in found.arms if arm.is_static]
+    curves += [] if dotted is None else [curve("", dotted, "twin")]
+    curves += [curve(arm.name, values[arm.name], "line") for arm in found.arms if not arm.is_static]
     return draw_curves(title, "compute", dict(zip(at, found.compute, strict=True)), curves)
 
 

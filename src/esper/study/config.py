@@ -15,7 +15,7 @@ from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.protocols import Controller
 from esper.leyline.rules import ActionSpace
 from esper.simic.config import MOST, MOST_SLOTS, Flops, TaskName
-from esper.tolaria.anytime import MARKS, check_mark
+from esper.tolaria.anytime import MARKS, branching_steps
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS
 from esper.tolaria.tasks import TaskSpec, task_named
@@ -186,8 +186,7 @@ def _problems(config: StudyConfig, task: TaskSpec) -> Iterator[str]:
     if task.budget is None:
         yield f"task '{task.name}' has no budget that arms could share; give one, such as budget = '2G'"
         return
-    for mark in config.marks:
-        yield from _said(lambda mark=mark: check_mark(task, mark))
+    yield from _said(lambda: branching_steps(task, config.marks))
     yield from _said(lambda: _check_names(config, task))
     space: list[ActionSpace] = []
     yield from _said(lambda: space.append(space_of(task)))

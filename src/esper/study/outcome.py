@@ -42,10 +42,12 @@ _PURPOSES: Final = tuple(field.name for field in fields(FlopLedger))
 
 
 def numbers_of(config: StudyConfig, task: str, found: Found) -> StudyNumbers:
-    """The answers as arrays, and what was chosen in words."""
+    """The answers as arrays, and what was chosen in words; of budgets that differ by instance, their mean."""
+    ends = [answers[-1] for arm in found.arms.values() for training in arm for answers in training]
+    dues = [answer.due for answer in ends if answer is not None]
     return StudyNumbers(
         task=task,
-        budget=config.task(task).budget or 0,
+        budget=round(fmean(dues)) if dues else config.task(task).budget or 0,
         marks=config.marks,
         rng_seeds=config.evaluation,
         arms=[_arm_numbers(name, found) for name in found.arms],

@@ -14,7 +14,6 @@ from esper.leyline.rules import ActionSpace
 from esper.study.config import StudyConfig, controller_of, sizes_of
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tamiyo.policy.controller import PolicyController
-from esper.tamiyo.policy.shuffled import ObservingController, ShuffledController
 from esper.tamiyo.schedule import Schedule, parse_plan
 from esper.tolaria.anytime import Branch, branches
 from esper.tolaria.env import MorphEnv
@@ -49,6 +48,8 @@ class Answer(msgspec.Struct, frozen=True):
     seeds: str
     """What was grown, as a plan."""
     flops: dict[str, int]
+    due: int
+    """FLOPs that it may cost."""
     minibatch: int
     """FLOPs of the last one."""
     cut_short: bool
@@ -74,17 +75,17 @@ def do_run(config: StudyConfig, run: Run) -> Line:
         except DivergedError:
             return Line(run, None)
     for answer in answers:
-        check_spent(task, run, answer)
+        check_spent(run, answer)
     return Line(run, answers)
 
 
-def check_spent(task: TaskSpec, run: Run, answer: Answer) -> None:
-    """Refuse an answer that cost another amount than its mark; one that rollbacks ended early may have."""
-    due = answer.mark * (task.budget or 0)
-    if not answer.cut_short and abs(answer.charged - due) > max(TOLERANCE * due, answer.minibatch):
+def check_spent(run: Run, answer: Answer) -> None:
+    """Refuse an answer that cost another amount than it may; one that rollbacks ended early may have."""
+    most = max(TOLERANCE * answer.due, answer.minibatch)
+    if not answer.cut_short and abs(answer.charged - answer.due) > most:
         raise EsperError(
             f"'{run.what}' on {run.task} with rng seed {run.rng_seed} spent {answer.charged:,} FLOP where"
-            f" every arm spends {due:,.0f}; its numbers cannot be compared: leave the arm out, or give a"
+            f" every arm spends {answer.due:,}; its numbers cannot be compared: leave the arm out, or give a"
             " larger budget"
         )
 
@@ -134,6 +135,7 @@ def _answer(branch: Branch) -> Answer:
         params=report.params,
         seeds=seeds_of(env),
         flops=report.flops,
+        due=env.host.budget or 0,
         minibatch=env.host.minibatch_flops,
         cut_short=report.cut_short,
     )
@@ -153,9 +155,9 @@ def _sweep(rates: Sequence[TaskSpec], rng_seed: int, marks: tuple[float, ...]) -
     for answers in zip(*tried, strict=True):
         best = min(answers, key=lambda answer: answer.val_loss)
         spent = {name: sum(answer.flops[name] for answer in answers) for name in best.flops}
-        last = sum(answer.minibatch for answer in answers)
+        sums = {name: sum(getattr(answer, name) for answer in answers) for name in ("due", "minibatch")}
         cut_short = any(answer.cut_short for answer in answers)
-        yield msgspec.structs.replace(best, flops=spent, minibatch=last, cut_short=cut_short)
+        yield msgspec.structs.replace(best, flops=spent, cut_short=cut_short, **sums)
 
 
 def _shuffled(task: TaskSpec, folder: Path, rng_seed: int, rng_seeds: range) -> Controller:
@@ -166,10 +168,9 @@ def _shuffled(task: TaskSpec, folder: Path, rng_seed: int, rng_seeds: range) -> 
     policy = load_policy(folder)
     vector = SerialVector(task, rng_seed=other)
     vector.reset(0)
-    space = vector.action_space
-    observing = ObservingController(space, PolicyController(space, 1, policy), policy)
-    run_episode(vector, observing)
-    return ShuffledController(space, policy, observing.seen)
+    controller = PolicyController(vector.action_space, 1, policy)
+    run_episode(vector, controller)
+    return PolicyController(_space(task, rng_seed), 1, policy, shown=controller.observations)
 
 
 def _with_rate(task: TaskSpec, factor: float) -> TaskSpec:

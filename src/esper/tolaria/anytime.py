@@ -5,7 +5,7 @@ whole run is copied; the copy grows no more, lets its rate fall, commits and is 
 run goes on as if nothing had happened. What the copies spend is theirs: an answer at mark m costs m.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -49,7 +49,7 @@ def branches(
 
     An episode that too many rollbacks end answers with its last good network from there on.
     """
-    steps = {_branching_step(task, mark): mark for mark in sorted(marks)}
+    steps = branching_steps(task, marks)
     env = MorphEnv(task, rng_seed=rng_seed)
     facts = EpochFacts.stack([env.reset()])
     prepare(env)
@@ -64,15 +64,14 @@ def branches(
         yield Branch(mark, env, env.finish()) if is_end else _finish(env, mark, rng_seed)
 
 
-def check_mark(task: TaskSpec, mark: float) -> None:
-    """Refuse a mark at which ``task`` cannot answer."""
-    _branching_step(task, mark)
+def branching_steps(task: TaskSpec, marks: Sequence[float]) -> dict[int, float]:
+    """The step at which each mark's copy begins; where the end is the only mark, it is the run itself."""
+    if tuple(marks) == (1.0,):
+        return {task.horizon: 1.0}
+    return {_branching_step(task, mark): mark for mark in sorted(marks)}
 
 
 def _branching_step(task: TaskSpec, mark: float) -> int:
-    """Where the copy begins; a rate that knows its end from the start allows the last mark only."""
-    if task.schedule != "wsd" and mark == 1.0:
-        return task.horizon
     step = (1.0 - DECAY_SHARE) * task.until(mark).horizon
     if task.schedule != "wsd" or abs(step - round(step)) > 1e-9:
         raise EsperError(

@@ -1,8 +1,8 @@
 """Counted compute: multiplications and additions of convolutions and matrix products.
 
 Every part (segment, seed) is counted once, per sample, by torch's counter while it really runs; a
-step's cost is the sum of the parts that took part in it. Normalisation, activations and pooling are
-not counted.
+step's cost is the sum of the parts that took part in it. A wrapped host is one part, and is run whole.
+Normalisation, activations and pooling are not counted.
 """
 
 import copy
@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from esper.kasmina.blueprints import blueprint_at
 from esper.kasmina.hosts.base import SegmentedHost
+from esper.kasmina.hosts.wrapped import WrappedHost
 from esper.kasmina.layers import Conv2d
 from esper.kasmina.model import MorphogeneticModel, shadow_size
 from esper.kasmina.streams import TorchStream
@@ -106,6 +107,14 @@ def _count(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> PartC
         return PartCost(forward, to_all, count(True, False)[1], count(False, True)[1])
 
 
+def _without_slots(host: WrappedHost) -> nn.Module:
+    """A copy of the user's module that runs no seeds."""
+    module = copy.deepcopy(host.module)
+    for name, handle in zip(host.submodule_names, host.handles, strict=True):
+        del module.get_submodule(name)._forward_hooks[handle.id]
+    return module
+
+
 class _SeedPart(nn.Module):
     """A slot's seed with its gate, for counting."""
 
@@ -149,12 +158,17 @@ class FlopMeter:
     ledger: FlopLedger = field(default_factory=FlopLedger)
 
     def __post_init__(self) -> None:
-        host = self.model.host
-        if not isinstance(host, SegmentedHost):
-            raise HostError(f"compute is counted for segmented hosts only; found {type(host).__name__}")
-        first, *rest = host.segments
-        self._segments = [count_part(first, tuple(self.sample.shape), self.sample.dtype)]
-        self._segments += [count_part(s, shape) for s, shape in zip(rest, host.feature_shapes, strict=True)]
+        host, shape = self.model.host, tuple(self.sample.shape)
+        if isinstance(host, SegmentedHost):
+            first, *rest = host.segments
+            parts = zip(rest, host.feature_shapes, strict=True)
+            self._segments = [count_part(first, shape, self.sample.dtype)]
+            self._segments += [count_part(part, own) for part, own in parts]
+        elif isinstance(host, WrappedHost):
+            # Not kept: modules of other people may read alike and differ.
+            self._segments = [_count(_without_slots(host), shape, self.sample.dtype)]
+        else:
+            raise HostError(f"compute is counted for built-in and wrapped hosts; found {type(host).__name__}")
         self._seeds: dict[int, PartCost] = {}
         self._spent: dict[int, int] = {}
         self._candidates: dict[int, list[int]] = {}
@@ -258,27 +272,47 @@ class FlopMeter:
         seed = self._seeds[slot]
         if self.model.rules.incubation == "straight_through":
             return batch * (seed.forward + seed.to_all)
-        downstream = [self._seeds[other] for other in self.model.blended if other > slot]
-        rest = sum(part.forward + part.to_input for part in self._segments[slot + 1 :] + downstream)
+        # A wrapped host is replayed from its input on, and the gradient is charged as if it went back there.
+        first = slot + 1 if self.model.host.segmented else 0
+        downstream = [self._seeds[other] for other in self.model.blended if other >= first]
+        rest = sum(part.forward + part.to_input for part in self._segments[first:] + downstream)
         return shadow_size(batch) * (seed.forward + seed.to_all + rest)
 
     def validated(self, samples: int, switched: Sequence[int], configurations: NDArray[np.bool_]) -> None:
-        """Count one validation of ``samples`` with ``switched`` in ``configurations``, by prefix tree.
+        """Count one validation of ``samples`` with ``switched`` in ``configurations``.
 
-        One all-on forward counts as validation, what goes beyond it as counterfactual.
+        By prefix tree, or by a forward for each where the host is wrapped. One all-on forward counts as
+        validation, what goes beyond it as counterfactual.
         """
         plain = self.per_sample()[1]
-        copies, depth, spent = 1, 0, self._segments[0].forward
+        runs = self._tree_runs if self.model.host.segmented else self._replays
+        spent, by_slot = runs(switched, configurations)
+        for slot, times in by_slot.items():
+            cost = times * self._seeds[slot].forward
+            self._spent[slot] += samples * cost
+            spent += cost
+        self.ledger.validation += samples * plain
+        self.ledger.counterfactual += samples * (spent - plain)
+
+    def _tree_runs(
+        self, switched: Sequence[int], configurations: NDArray[np.bool_]
+    ) -> tuple[int, dict[int, int]]:
+        """FLOPs of the host's segments, and how often each blended seed runs: once for every prefix."""
+        copies, depth, spent, by_slot = 1, 0, self._segments[0].forward, {}
         for slot, segment in enumerate(self._segments[1:]):
             if slot in self.model.blended:
-                runs = copies
+                by_slot[slot] = copies
                 if slot in switched:
                     depth += 1
                     prefixes = np.unique(configurations[:, :depth], axis=0)
-                    runs, copies = int(prefixes[:, -1].sum()), len(prefixes)
-                cost = runs * self._seeds[slot].forward
-                self._spent[slot] += samples * cost
-                spent += cost
+                    by_slot[slot], copies = int(prefixes[:, -1].sum()), len(prefixes)
             spent += copies * segment.forward
-        self.ledger.validation += samples * plain
-        self.ledger.counterfactual += samples * (spent - plain)
+        return spent, by_slot
+
+    def _replays(
+        self, switched: Sequence[int], configurations: NDArray[np.bool_]
+    ) -> tuple[int, dict[int, int]]:
+        """The same, where host and seeds run anew for every configuration."""
+        on = dict(zip(switched, configurations.sum(axis=0).tolist(), strict=True))
+        runs = len(configurations)
+        return runs * self._segments[0].forward, {slot: on.get(slot, runs) for slot in self.model.blended}

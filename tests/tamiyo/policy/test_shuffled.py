@@ -7,7 +7,6 @@ from esper.leyline import SlotTable
 from esper.leyline.protocols import Controller, Decisions
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.controller import PolicyController
-from esper.tamiyo.policy.shuffled import ObservingController, ShuffledController
 from tests.leyline.building import assert_legal, facts_of, random_table, space_of
 from tests.tamiyo.policy.deciding import policy_of
 
@@ -34,9 +33,9 @@ def decided(controller: Controller, seen: list[SlotTable], fall: float) -> list[
 
 
 def test_with_the_legal_actions_of_the_other_episode_it_is_the_other_episode(policy):
-    observing = ObservingController(SPACE, PolicyController(SPACE, 1, policy), policy)
-    there = decided(observing, tables(0), fall=0.3)
-    shuffled = ShuffledController(SPACE, policy, observing.seen)
+    other = PolicyController(SPACE, 1, policy)
+    there = decided(other, tables(0), fall=0.3)
+    shuffled = PolicyController(SPACE, 1, policy, shown=list(other.observations))
     for controller, fall in (
         (PolicyController(SPACE, 1, policy), 0.3),
         (shuffled, -0.2),  # another course of the loss, which it does not see
@@ -50,10 +49,10 @@ def test_with_the_legal_actions_of_the_other_episode_it_is_the_other_episode(pol
 
 
 def test_what_it_does_is_legal_in_its_own_episode_also_when_the_other_was_shorter(policy):
-    observing = ObservingController(SPACE, PolicyController(SPACE, 1, policy), policy)
-    decided(observing, tables(0)[:5], fall=0.3)
-    assert len(observing.seen) == 5
+    other = PolicyController(SPACE, 1, policy)
+    decided(other, tables(0)[:5], fall=0.3)
+    assert len(other.observations) == 5
     here = tables(1)
-    found = decided(ShuffledController(SPACE, policy, observing.seen), here, fall=0.1)
+    found = decided(PolicyController(SPACE, 1, policy, shown=other.observations), here, fall=0.1)
     for decisions, table in zip(found, here, strict=True):
         assert_legal(decisions.actions, table, SPACE)

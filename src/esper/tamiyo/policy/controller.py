@@ -16,8 +16,20 @@ class PolicyController:
 
     name = "ppo"
 
-    def __init__(self, space: ActionSpace, num_envs: int, policy: FactoredRecurrentActorCritic) -> None:
+    def __init__(
+        self,
+        space: ActionSpace,
+        num_envs: int,
+        policy: FactoredRecurrentActorCritic,
+        *,
+        shown: Sequence[Observation] = (),
+    ) -> None:
+        """``shown``, if any, is what the policy sees in place of its own episode, whose legal actions it has.
+
+        A policy with a plan of its own decides alike whatever it is shown; one that reacts gets worse.
+        """
         self._space = space
+        self._shown = shown
         self._policy = policy.eval()
         slots = space.slot_config.num_slots
         self._observer = Observer(num_envs, slots, policy.num_slots, context=policy.shape.context)
@@ -27,9 +39,16 @@ class PolicyController:
     def reset(self, episode: int) -> None:
         self._observer.reset()
         self._hidden = self._policy.get_initial_hidden(self._num_envs)
+        self.observations: list[Observation] = []
+        """Of this episode, step by step."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
-        decision = decide(self._policy, self._observer.observe(facts, table, self._space), self._hidden)
+        seen = self._observer.observe(facts, table, self._space)
+        self.observations.append(seen)
+        if self._shown:
+            other = self._shown[min(len(self.observations), len(self._shown)) - 1]  # it may have ended early
+            seen = other._replace(masks=seen.masks)
+        decision = decide(self._policy, seen, self._hidden)
         self._hidden = decision.hidden
         return Decisions(decision.actions.numpy(), policy_outputs(decision, self._policy.sizes))
 
