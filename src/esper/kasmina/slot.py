@@ -41,6 +41,7 @@ class SeedSlot(nn.Module):
     """A place in the host where a seed can live."""
 
     alpha: Tensor
+    part: Part | None
 
     def __init__(self, slot_id: str, width: int, topology: Topology, stream: TorchStream) -> None:
         super().__init__()
