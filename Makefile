@@ -46,8 +46,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY) ## ratios of speed with their limits; one process, one thread
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest benchmarks -p no:xdist -q -s \
-		-o python_files='bench_*.py' -o python_functions='bench_* test_*' $(ARGS)
+	$(BIN)/esper bench $(ARGS)
 
 fmt: $(READY) ## format, and repair what lint can repair
 	$(BIN)/ruff format .

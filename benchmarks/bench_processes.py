@@ -16,7 +16,7 @@ ENVS, STEPS, ITERATIONS = 16, 5, 4
 RUN = f"train --task digits --envs {ENVS} --steps {STEPS} --iterations {ITERATIONS} --hidden-dim 64"
 EVALUATION = f"--evaluate-every {ITERATIONS} --evaluate-episodes 1 --checkpoint-every {ITERATIONS}"
 REPEATS = 2
-LIMIT = 1.7
+LIMIT = 1.8
 
 
 def _seconds(processes: int, directory: Path, cache: Path) -> list[float]:
@@ -31,7 +31,7 @@ def _seconds(processes: int, directory: Path, cache: Path) -> list[float]:
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two processes need two cores")
-def bench_two_processes_do_at_least_1_7_times_the_work_of_one(tmp_path: Path) -> None:
+def bench_two_processes_do_at_least_1_8_times_the_work_of_one(tmp_path: Path) -> None:
     """Environment-steps per second by the wall clock: this one needs a quiet machine with two free cores.
 
     Twins come from a cache that a run beforehand has filled, and iterations are timed by the run itself, so
@@ -50,8 +50,5 @@ def bench_two_processes_do_at_least_1_7_times_the_work_of_one(tmp_path: Path) ->
         rates[processes] = ENVS * STEPS * (ITERATIONS - 2) / sum(fastest)
 
     gain = rates[2] / rates[1]
-    figure(
-        "environment-steps per second",
-        f"1 process {rates[1]:.1f}, 2 processes {rates[2]:.1f}, ratio {gain:.2f} (limit {LIMIT})",
-    )
-    assert gain >= LIMIT
+    note = f"{rates[2]:.1f} and {rates[1]:.1f} environment-steps a second"
+    figure("2 processes", gain, "× 1 process", at_least=LIMIT, note=note)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from benchmarks.measuring import GEMM_FLOPS, cpu_times, figure, gemm
+from benchmarks.measuring import GEMM_FLOPS, cpu_times, figure, gemm, gflops
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import PPOConfig
@@ -73,11 +73,9 @@ def bench_a_pass_reaches_two_fifths_of_the_rate_of_a_matrix_product() -> None:
     )
 
     flops = {"product": GEMM_FLOPS, **dict.fromkeys(rollouts, pass_flops(policy))}
-    rates = {name: flops[name] / times[name] / 1e6 for name in times}
+    rates = {name: gflops(flops[name], times[name]) for name in times}
     for name in rollouts:
-        figure(
-            f"PPO pass over {NUM_ENVS} × {NUM_STEPS}, {name}",
-            f"{times[name]:.0f} ms, {rates[name]:.0f} of {rates['product']:.0f} GFLOP/s,"
-            f" {rates[name] / rates['product']:.0%} (limit {LIMIT:.0%})",
-        )
-    assert min(rates[name] for name in rollouts) >= LIMIT * rates["product"]
+        title = f"PPO update epoch over {NUM_ENVS} × {NUM_STEPS}, {name}"
+        note = f"{times[name]:.0f} ms, {rates[name]:.0f} of {rates['product']:.0f} GFLOP/s"
+        share = 100 * rates[name] / rates["product"]
+        figure(title, share, "% of the GEMM rate", at_least=100 * LIMIT, note=note)

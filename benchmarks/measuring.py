@@ -1,4 +1,7 @@
-"""CPU time of alternatives in one process, taking turns: ratios that a busy machine changes least."""
+"""CPU time of alternatives in one process, taking turns, and the figures that come of it.
+
+A figure is a number with a name: mostly a ratio, which a busy machine changes least. A limit can fail it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -14,15 +18,46 @@ GEMM_SIZE = 1024
 GEMM_FLOPS = 2 * GEMM_SIZE**3
 
 
-@cache
-def _matrices() -> tuple[torch.Tensor, ...]:
-    return tuple(torch.randn(GEMM_SIZE, GEMM_SIZE) for _ in range(3))
+class Figure(NamedTuple):
+    """One result; ``holds`` is None where there is no limit."""
+
+    title: str
+    value: float
+    unit: str
+    limit: str | None
+    holds: bool | None
+    note: str
+    load: float
+    """Of the machine, which says how far to trust it."""
+
+    def __str__(self) -> str:
+        bound = "" if self.limit is None else f" ({self.limit}{'' if self.holds else ': NOT HELD'})"
+        note = f"; {self.note}" if self.note else ""
+        return f"{self.title}: {self.value:.3g} {self.unit}{bound}{note}; load {self.load:.1f}"
 
 
-def gemm() -> None:
-    """One matrix product that is large enough to run at the machine's rate."""
-    left, right, product = _matrices()
-    torch.mm(left, right, out=product)
+FIGURES: list[Figure] = []
+"""Of this process, in order."""
+
+
+def figure(
+    title: str,
+    value: float,
+    unit: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    note: str = "",
+) -> None:
+    """Record and print a result; beyond its limit it is an error."""
+    limit, holds = None, None
+    if at_least is not None:
+        limit, holds = f"at least {at_least:g}", value >= at_least
+    if at_most is not None:
+        limit, holds = f"at most {at_most:g}", value <= at_most
+    FIGURES.append(Figure(title, value, unit, limit, holds, note, os.getloadavg()[0]))
+    print(f"\n{FIGURES[-1]}")
+    assert holds is not False, FIGURES[-1]
 
 
 def cpu_times(
@@ -44,13 +79,24 @@ def cpu_times(
     return best
 
 
-def ratio(title: str, times: Mapping[str, float], over: str, under: str) -> float:
-    """How many times as long ``over`` takes as ``under``, printed with both times."""
-    value = times[over] / times[under]
-    print(f"\n{title}: {over} {times[over]:.2f} ms, {under} {times[under]:.2f} ms, ratio {value:.2f}")
-    return value
+def ratio(
+    title: str, times: Mapping[str, float], over: str, under: str, *, at_most: float | None = None
+) -> None:
+    """How many times as long ``over`` takes as ``under``."""
+    note = f"{over} {times[over]:.2f} ms, {under} {times[under]:.2f} ms"
+    figure(f"{title}: {over}", times[over] / times[under], f"× {under}", at_most=at_most, note=note)
 
 
-def figure(title: str, text: str) -> None:
-    """Print one result with the machine's load, which says how far to trust it."""
-    print(f"\n{title}: {text}; load {os.getloadavg()[0]:.1f}")
+@cache
+def _matrices() -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(GEMM_SIZE, GEMM_SIZE) for _ in range(3))
+
+
+def gemm() -> None:
+    """One matrix product that is large enough to run at the machine's rate."""
+    left, right, product = _matrices()
+    torch.mm(left, right, out=product)
+
+
+def gflops(flops: float, milliseconds: float) -> float:
+    return flops / milliseconds / 1e6

@@ -41,6 +41,7 @@ class SeedSlot(nn.Module):
     """A place in the host where a seed can live."""
 
     alpha: Tensor
+    part: Part | None
 
     def __init__(self, slot_id: str, width: int, topology: Topology, stream: TorchStream) -> None:
         super().__init__()
@@ -68,7 +69,8 @@ class SeedSlot(nn.Module):
     ) -> None:
         """Take a part in the pass to come, or none; see ``Part``."""
         joins = weight is not None or tap > 0 or ghost
-        self.part = Part(weight, tap, ghost, ambient) if joins else None
+        # Past nn.Module, which would look through parameters and submodules at every pass.
+        vars(self)["part"] = Part(weight, tap, ghost, ambient) if joins else None
 
     @property
     def engaged(self) -> bool:

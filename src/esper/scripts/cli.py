@@ -18,6 +18,7 @@ COMMANDS = {
     "report": "Show what a run came to, in one HTML file.",
     "runs": "List all runs with their state and score.",
     "sql": "Ask a run's tables a question in SQL.",
+    "bench": "Measure what Esper's parts cost, each against a reference.",
     "export": "Write a run's numbers for TensorBoard, Trackio or Weights & Biases.",
 }
 """What each command does; ``esper.scripts.NAME_command.NAME_command`` takes its words."""

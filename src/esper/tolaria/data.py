@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +48,7 @@ class Scale(NamedTuple):
 
     def apply(self, images: Tensor) -> Tensor:
         """Images ``[N, C, H, W]`` as floats; those of the training part have mean 0 and deviation 1."""
-        scaled = (images.float() - self.mean) / self.deviation
+        scaled = (images.float() - self.mean).div_(self.deviation)
         return scaled.contiguous(memory_format=torch.channels_last)
 
 
@@ -80,13 +79,13 @@ class Samples:
         """``inputs`` of the data set as a network takes them."""
         return inputs if self.scale is None else self.scale.apply(inputs)
 
-    # Made when asked for, and kept from then on: an episode takes minibatches and never the whole.
+    # Gathered when asked for and not kept: a copy of the validation part would outweigh the network.
 
-    @cached_property
+    @property
     def x(self) -> Tensor:
         return self.scaled(self.inputs[self.index.to(self.inputs.device)])
 
-    @cached_property
+    @property
     def y(self) -> Tensor:
         return self.targets[self.index.to(self.targets.device)]
 

@@ -1,0 +1,80 @@
+"""``esper bench [NAME …]``: the benchmarks of a source checkout, as ratios with their limits."""
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
+from importlib import import_module
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+
+import esper
+from esper.config import Settings
+from esper.leyline.errors import EsperError, UnknownNameError
+from esper.scripts.flags import parse_words
+
+DESCRIPTION = "Measure what Esper's parts cost, each against a reference in the same process, one thread."
+ROOT = Path(esper.__file__).parents[2]
+_SUITE = "benchmarks"
+
+
+class BenchConfig(Settings):
+    """How to show the figures."""
+
+    as_json: bool = Field(False, description="Print the figures as JSON, and nothing else.")
+
+
+def bench_command(args: Sequence[str]) -> None:
+    """Words are benchmarks, such as environment_step; all of them unless some are named."""
+    words, config = parse_words(BenchConfig, "esper bench [NAME …]", DESCRIPTION, args, count=len(args))
+    files = _files(words)
+    failed = _run(files, quiet=config.as_json)
+    measuring: Any = import_module(f"{_SUITE}.measuring")
+    figures = [figure._asdict() for figure in measuring.FIGURES]
+    if config.as_json:
+        print(json.dumps(figures, indent=1))
+    else:
+        _print_table(figures)
+    if failed:
+        raise SystemExit(1)
+
+
+def _files(names: Sequence[str]) -> list[Path]:
+    folder = ROOT / _SUITE
+    if not folder.is_dir() or find_spec("pytest") is None:
+        raise EsperError(
+            "esper bench needs a source checkout with its development tools: clone the repository, and there"
+            ' run pip install -e ".[dev]"'
+        )
+    found = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.py"))}
+    for name in names:
+        if name not in found:
+            raise UnknownNameError("benchmark", name, found)
+    return [found[name] for name in names or found]
+
+
+def _run(files: Sequence[Path], *, quiet: bool) -> bool:
+    """Run the files as pytest does; whether anything failed."""
+    import pytest
+
+    sys.path.insert(0, str(ROOT))  # the suite is no part of the package
+    options = ["python_files=bench_*.py", "python_functions=bench_*"]
+    selected = [word for option in options for word in ("--override-ini", option)]
+    plain = ["-p", "no:xdist", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
+    shown = ["--capture=no", "--no-header", "--tb=line", "--quiet"]
+    with redirect_stdout(StringIO()) if quiet else nullcontext():
+        return bool(pytest.main([*map(str, files), *shown, *selected, *plain]))
+
+
+def _print_table(figures: Sequence[dict[str, Any]]) -> None:
+    table = Table("figure", "value", "", "limit", "")
+    for row in figures:
+        held = {True: "holds", False: "NOT HELD", None: ""}[row["holds"]]
+        table.add_row(row["title"], f"{row['value']:.3g}", row["unit"], row["limit"] or "", held)
+    Console().print(table)
