@@ -13,11 +13,13 @@ update_epochs=6 learning_rate=0.001 clip=0.2 clip_per_head=False target_kl=0.03 
 entropy_start=0.02 entropy_end=0.002 entropy_floor=0.1
 value_coefficient=0.5 value_clip=None max_grad_norm=1.0
 evaluate_every=5 evaluate_episodes=16 checkpoint_every=5 detail='standard'
+devices=('cpu',) policy_device='cpu' amp='off'
 """
 RUN = """
 task='digits_impaired' controller='heuristic' rng_seed=0 episodes=1 steps=None budget=None slots=()
 rotation=() plan='every:1:conv_heavy' incubation='shadow' incubation_epochs=None auto_forward=True
 checkpoint=None against=() detail='full' out=None as_json=False
+devices=('cpu',) policy_device='cpu' amp='off'
 """
 NAMED = {
     "quick": "task='digits_impaired' envs=8 iterations=10 evaluate_episodes=8",

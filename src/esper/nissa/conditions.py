@@ -18,7 +18,7 @@ from esper.leyline.stages import Stage
 
 RUN: Final = "run"
 """Scope of what is about the whole run."""
-RESULT_TERMS: Final = frozenset({"lead", "score", "loss", "contribution", "rent", "rollback"})
+RESULT_TERMS: Final = frozenset({"lead", "score", "loss", "log_loss", "contribution", "rent", "rollback"})
 """Terms of a reward that pay for the result, for its price or for a breakdown; all others are shaping."""
 NEVER_UNKNOWN: Final = ("policy_loss", "value_loss", "entropy", "approx_kl")
 """Columns of an update that are unknown only where the number was not finite."""
