@@ -143,6 +143,23 @@ class ViT(nn.Module):
         return self.head(x.mean(1))
 
 
+class TextEncoder(nn.Module):
+    """With a padding mask: torch packs the tokens of a batch in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor, padding: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embed(tokens), src_key_padding_mask=padding)[:, 0])
+
+
+def padded() -> tuple[Tensor, Tensor]:
+    return torch.randint(11, (2, 6)), torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+
+
 class CausalSelfAttention(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -293,6 +310,7 @@ CASES: dict[str, Case] = {
         ),
     ),
     "vit-time-first": Case(lambda: ViT(batch_first=False), images(), ((f"{ENCODER}1", "flex_attention"),)),
+    "padding mask": Case(TextEncoder, padded, ((f"{ENCODER}0", "mlp"), (f"{ENCODER}1.linear2", "lora"))),
     "gpt": Case(
         GPT,
         lambda: torch.randint(11, (4, 6)),

@@ -20,6 +20,9 @@ from tests.growth.hf_models import HF_CASES
 from tests.growth.models import CASES, Case
 
 ALL: dict[str, Case] = CASES | HF_CASES
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The PyTorch API of nested tensors:UserWarning"
+)  # torch's own use
 ROOT = Path(__file__).parents[2]
 
 

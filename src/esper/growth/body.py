@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -53,7 +54,7 @@ class GrowingBody:
         self._average = surroundings.GradientAverage()
         self._grafts: dict[int, Graft] = {}
         """What optimiser, averages and processes know of, by slot."""
-        self.distributed = False
+        self._nested: WeakSet[nn.Module] = WeakSet()
 
     @property
     def sites(self) -> list[Site]:
@@ -84,7 +85,7 @@ class GrowingBody:
 
     def germinate(self, slot: int, blueprint: int, style: int) -> int:
         """Put a seed into the forward and into the optimiser; returns its parameter count."""
-        submodule, near = self.submodule(slot), self._near(slot)
+        submodule, near, position = self.submodule(slot), self._near(slot), torch.get_rng_state()
         graft = self.slots[slot].germinate(submodule, self.spec(slot, blueprint).name, style, like=near[0][0])
         graft.requires_grad_(True)
         try:
@@ -92,10 +93,11 @@ class GrowingBody:
             self.membership.join(graft.parameters(), near)
         except Exception:
             self.slots[slot].remove()
+            torch.set_rng_state(position)
             raise
         if self.spec(slot, blueprint).copies:
             self.membership.copy_moments(host_parameters(submodule), graft.seed.parameters())
-        self._follow(slot, graft)
+        self._settle_in(slot, graft)
         return sum(p.numel() for p in graft.parameters())
 
     def remove(self, slot: int) -> None:
@@ -109,6 +111,7 @@ class GrowingBody:
         self._average.remove(graft.parameters())
         for _, other in self._averaged_slots(slot):
             other.remove()
+        self._keep_padded()
 
     def bind(self, membership: Membership) -> None:
         """Train the seeds by other optimisers from now on, which may hold them already."""
@@ -126,7 +129,7 @@ class GrowingBody:
                 self.table.clear(0, index)
             if slot.graft is not None:
                 self.membership.join(slot.graft.parameters(), self._near(index))
-                self._follow(index, slot.graft)
+                self._settle_in(index, slot.graft)
 
     def is_finite(self, slot: int) -> bool:
         graft = self.graft(slot)
@@ -169,14 +172,27 @@ class GrowingBody:
 
     # --- who has to follow ------------------------------------------------------------------------
 
-    def _follow(self, slot: int, graft: Graft) -> None:
+    def _settle_in(self, slot: int, graft: Graft) -> None:
+        """Tell everybody of a new seed."""
         self._grafts[slot] = graft
-        self.distributed = surroundings.is_distributed(self.net)
-        if self.distributed:
+        self._keep_padded()
+        if surroundings.is_distributed(self.net):
             surroundings.broadcast([*graft.parameters(), *graft.buffers()])
             self._average.add(graft.parameters())
         for submodule, other in self._averaged_slots(slot):
             other.hold(submodule, copy.deepcopy(graft))
+
+    def _keep_padded(self) -> None:
+        """A ``TransformerEncoder`` with a seed inside hands no nested tensors on: seeds take padded ones."""
+        for module in (m for net in (self.net, *self.averaged()) for m in net.modules()):
+            if isinstance(module, nn.TransformerEncoder):
+                seeds = any(slot.graft is not None for slot in slots_of(module.layers).values())
+                if seeds and module.use_nested_tensor:
+                    module.use_nested_tensor = False
+                    self._nested.add(module)
+                elif not seeds and module in self._nested:
+                    module.use_nested_tensor = True
+                    self._nested.discard(module)
 
     def averaged(self) -> Iterator[nn.Module]:
         """Every network that an ``AveragedModel`` keeps as an average of this one."""

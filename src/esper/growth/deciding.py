@@ -117,7 +117,7 @@ def controller_of(
     wanted: Any, space: ActionSpace, cost: Callable[[], float], epochs: int | None
 ) -> Controller | None:
     """The controller that a user means: ``auto``, a plan, the folder of a policy, a controller, or none."""
-    if wanted is None or isinstance(wanted, Controller):
+    if wanted is None or (isinstance(wanted, Controller) and not isinstance(wanted, type)):
         return wanted
     if wanted == "auto":
         return SaturationController(space, cost, epochs)

@@ -87,7 +87,7 @@ class Narrator:
 
     def warning(self, sentence: str, slot: int | None = None) -> GrowthEvent:
         """A warning, raised as one too."""
-        warnings.warn(f"epoch {self.epoch}: {sentence}", GrowthWarning, stacklevel=5)
+        warnings.warn(f"epoch {self.epoch}: {sentence}", GrowthWarning, stacklevel=4)
         if slot is None:
             return GrowthEvent(self.epoch, "warning", sentence)
         return GrowthEvent(self.epoch, "warning", sentence, self._body.sites[slot].name, self._name(slot))

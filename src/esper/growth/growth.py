@@ -131,16 +131,16 @@ class Growth:
                 "Growth has no optimiser yet, so no seed would learn; call bind(optimizer) first"
             )
         self._body.follow_network()
-        self._narrator.epoch += 1
-        tick(self._body)
-        events = self._watch.check_seeds()
         evaluation = Evaluation(
             self.net, evaluate, higher_is_better=self._higher_is_better, calibrate=self._calibrate
         )
         score = self._agreed(evaluation.score.mean)
+        self._narrator.epoch += 1
+        tick(self._body)
+        events = self._watch.check_seeds()
         events += self._measure(evaluation)
         events += self._done(advance(self._body))
-        events += self._watch.check_score(score)
+        events += self._watch.check_score(evaluation.score)
         if self._controller is not None and math.isfinite(score):
             events += self._decide(self._facts(score))
         return events
@@ -222,7 +222,12 @@ class Growth:
 
     def _count_compute(self) -> float:
         """FLOPs of one forward of the sample."""
-        with sites.untouched(self.net, training=False), torch.no_grad(), flop_counter() as counter:
+        with (
+            sites.untouched(self.net, training=False),
+            sites.layer_by_layer(),
+            torch.no_grad(),
+            flop_counter() as counter,
+        ):
             sites.call(self.net, self.sample)
         return float(max(counter.get_total_flops(), 1))
 
@@ -349,7 +354,7 @@ class Growth:
         if not self._body.table.live[0, index]:
             stage = Stage(int(self._body.table.stage[0, index])).name
             raise SlotError(
-                f"slot {self._body.sites[index].name} holds no seed that can change: it is {stage}"
+                f"slot {self._body.sites[index].name} holds no seed that could be changed: it is {stage}"
             )
 
     @property

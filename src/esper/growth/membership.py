@@ -109,7 +109,7 @@ def _kind(parameter: nn.Parameter) -> int:
 
 def _unwrapped(optimizer: Any) -> Optimizer:
     found = optimizer
-    while isinstance(getattr(found, "optimizer", None), Optimizer):
+    while hasattr(found, "optimizer"):
         found = found.optimizer
     kinds = {kind.__name__ for kind in type(found).__mro__}
     if not isinstance(found, Optimizer):

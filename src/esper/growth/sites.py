@@ -112,6 +112,17 @@ def untouched(net: nn.Module, training: bool | None = None) -> Iterator[None]:
                 buffer.copy_(before)
 
 
+@contextmanager
+def layer_by_layer() -> Iterator[None]:
+    """Torch's transformers do not fuse layers inside, so hooks and counters see all of them."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 def dry_forward(net: nn.Module, sample: Any) -> tuple[list[Call], Any]:
     """Every call of a submodule, in the order in which they end, and the network's output; nothing stays."""
     calls: list[Call] = []
@@ -124,7 +135,7 @@ def dry_forward(net: nn.Module, sample: Any) -> tuple[list[Call], Any]:
 
             handles.append(module.register_forward_hook(look, with_kwargs=True))
     try:
-        with untouched(net, training=False), torch.no_grad():
+        with untouched(net, training=False), layer_by_layer(), torch.no_grad():
             result = call(net, sample)
     except HostError:
         raise

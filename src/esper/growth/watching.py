@@ -9,8 +9,9 @@ import numpy as np
 
 from esper.growth.body import GrowingBody
 from esper.growth.events import GrowthEvent, Narrator
+from esper.growth.measuring import Score
 
-CONSTANT_EPOCHS: Final = 4
+CONSTANT_EPOCHS: Final = 5
 """Equal scores in a row after which a metric is suspected of not seeing the network."""
 
 
@@ -21,7 +22,7 @@ class Watch:
         self._body = body
         self._narrator = narrator
         self._seen: dict[int, list[float]] = {}
-        self._scores: list[float] = []
+        self._values: list[list[float]] = []
 
     def born(self, slot: int) -> None:
         """A seed begins here."""
@@ -44,13 +45,14 @@ class Watch:
             self._seen[slot] = now
         return events
 
-    def check_score(self, score: float) -> list[GrowthEvent]:
-        """Warn of a metric that is no number, or has not moved for epochs."""
-        self._scores = [*self._scores, score][-CONSTANT_EPOCHS:]
-        if not math.isfinite(score):
-            return [self._narrator.warning(f"evaluate returned {score:g}; nothing is decided on it")]
-        if len(self._scores) == CONSTANT_EPOCHS and len(set(self._scores)) == 1:
-            sentence = f"evaluate returned one number {CONSTANT_EPOCHS} times; does it evaluate this network?"
+    def check_score(self, score: Score) -> list[GrowthEvent]:
+        """Warn of a metric that is no number, or has not moved for epochs, in no batch."""
+        values = list(score.values)
+        if not math.isfinite(score.mean):
+            return [self._narrator.warning(f"evaluate returned {score.mean:g}; nothing is decided on it")]
+        self._values = [*self._values, values] if self._values[-1:] == [values] else [values]
+        if len(self._values) == CONSTANT_EPOCHS:
+            sentence = f"evaluate returned the same {CONSTANT_EPOCHS} times; does it evaluate this network?"
             return [self._narrator.warning(sentence)]
         return []
 
@@ -59,8 +61,8 @@ class Watch:
         return [float(p.detach().double().pow(2).sum()) for p in self._body.graft(slot).parameters()]
 
     def state(self) -> dict[str, Any]:
-        return {"seen": dict(self._seen), "scores": list(self._scores)}
+        return {"seen": dict(self._seen), "values": list(self._values)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._seen = {int(slot): list(found) for slot, found in state["seen"].items()}
-        self._scores = list(state["scores"])
+        self._values = list(state["values"])

@@ -1,0 +1,246 @@
+"""What stands around the network follows it: optimisers, averages, copies, files, processes, compilers."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from esper.growth import Growth
+from tests.growth.models import ResNet, mlp
+
+X = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _same_weights() -> None:
+    torch.manual_seed(0)
+
+
+def step(net: nn.Module, optimizers: Any, x: torch.Tensor = X) -> None:
+    several = optimizers if isinstance(optimizers, list) else [optimizers]
+    net(x).square().mean().backward()
+    for optimizer in several:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# --- optimisers -----------------------------------------------------------------------------------------
+
+
+class Facade:
+    """As accelerate and others wrap an optimiser."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+
+def test_a_wrapped_optimiser_steps_on_seeds() -> None:
+    net = mlp()
+    optimizer = Facade(Facade(torch.optim.Adam(net.parameters())))
+    Growth(net, optimizer, sample=X, slots="2", controller=None).germinate("2", "mlp")
+    born = [p.detach().clone() for p in net[2].esper_slot.parameters()]
+    step(net, optimizer)
+    assert not any(map(torch.equal, net[2].esper_slot.parameters(), born))
+
+
+def test_beside_muon_vectors_go_to_the_other_optimiser() -> None:
+    net = mlp()
+    muon = torch.optim.Muon([p for p in net.parameters() if p.ndim == 2])
+    adam = torch.optim.AdamW([p for p in net.parameters() if p.ndim != 2])
+    Growth(net, [muon, adam], sample=X, slots="2", controller=None).germinate("2", "mlp")
+    born = [p.detach().clone() for p in net[2].esper_slot.parameters()]
+    step(net, [muon, adam])
+    assert not any(map(torch.equal, net[2].esper_slot.parameters(), born))
+    # Three layers and a seed of two branches with two layers each.
+    assert [len(o.param_groups[0]["params"]) for o in (muon, adam)] == [3 + 4, 3 + 4]
+
+
+def test_a_slot_without_parameters_belongs_to_the_nearest_layer_upstream() -> None:
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 3))
+    groups = [{"params": net[0].parameters(), "lr": 0.1}, {"params": net[3].parameters(), "lr": 0.2}]
+    optimizer = torch.optim.SGD(groups)
+    Growth(net, optimizer, sample=X, slots="2", controller=None).germinate("2", "lora")
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2 + 4, 2]
+
+
+def test_on_a_frozen_backbone_seeds_train_with_the_head() -> None:
+    net = mlp()
+    net[:4].requires_grad_(False)
+    optimizer = torch.optim.Adam(net[4].parameters())
+    growth = Growth(net, optimizer, sample=X, slots="1", controller=None)
+    growth.germinate("1", "mlp")
+    step(net, optimizer)
+    step(net, optimizer)
+    assert growth.end_epoch(lambda: net(X).detach().mean()) != []  # a seed that did not move would raise here
+
+
+def test_a_pruned_seed_leaves_no_trace() -> None:
+    net = mlp()
+    optimizer = torch.optim.Adam(net.parameters())
+    growth = Growth(net, optimizer, sample=X, slots="2", controller=None)
+    listed = optimizer.param_groups[0]["params"]
+    keys = list(net.state_dict())
+    growth.germinate("2", "mlp")
+    step(net, optimizer)
+    assert (len(listed), len(optimizer.state)) == (14, 14)
+    assert str(growth.prune("2")) == "epoch 0: mlp in 2 was removed"
+    assert optimizer.param_groups[0]["params"] is listed
+    assert (len(listed), len(optimizer.state), list(net.state_dict())) == (6, 6, keys)
+    assert not net[2]._forward_hooks
+    growth.germinate("2", "lora")  # by hand no embargo holds
+
+
+def test_a_copied_block_takes_over_what_the_optimiser_has_gathered() -> None:
+    net, x = ResNet(), torch.randn(4, 1, 8, 8)
+    optimizer = torch.optim.Adam(net.parameters())
+    growth = Growth(net, optimizer, sample=x, slots="layer2", controller=None)
+    step(net, optimizer, x)
+    growth.germinate("layer2", "stack")
+    block = net.layer2[1].esper_slot.graft.seed.block
+    for ours, theirs in zip(
+        block.parameters(), [p for n, p in net.layer2[1].named_parameters() if "slot" not in n]
+    ):
+        assert torch.equal(ours, theirs)
+        assert torch.equal(optimizer.state[ours]["exp_avg"], optimizer.state[theirs]["exp_avg"])
+
+
+# --- averages and copies --------------------------------------------------------------------------------
+
+
+def test_an_average_made_after_growth_follows_seeds_in_and_out() -> None:
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    growth = Growth(net, optimizer, sample=X, slots=["1", "2"], controller=None)
+    average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    average.update_parameters(net)
+    growth.germinate("2", "mlp")
+    growth.germinate("1", "lora")
+    names = [name for name, _ in net.named_parameters()]
+    wanted = {name: p.detach().clone() for name, p in net.named_parameters()}
+    for _ in range(3):
+        step(net, optimizer)
+        average.update_parameters(net)
+        wanted = {name: 0.5 * wanted[name] + 0.5 * p.detach() for name, p in net.named_parameters()}
+    assert [name for name, _ in average.module.named_parameters()] == names
+    torch.testing.assert_close({n: p.detach() for n, p in average.module.named_parameters()}, wanted)
+    growth.prune("1")
+    growth.set_alpha("2", 0.5)
+    average.update_parameters(net)
+    assert float(average.module[2].esper_slot.graft.alpha) == 0.5
+    growth.finish()
+    assert not any("esper" in type(m).__module__ for m in average.module.modules())
+
+
+def test_a_deepcopy_is_a_network_of_its_own() -> None:
+    net = mlp()
+    growth = Growth(net, torch.optim.SGD(net.parameters(), lr=0.1), sample=X, slots="2", controller=None)
+    growth.germinate("2", "mlp")
+    twin = copy.deepcopy(net)
+    wanted = twin(X)
+    with torch.no_grad():
+        for parameter in net[2].esper_slot.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(twin(X), wanted)
+    assert not torch.equal(net(X), wanted)
+    growth.prune("2")
+    assert len(list(twin.parameters())) == 14
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+def run(net: nn.Module, optimizer: Any, growth: Growth, scheduler: Any, epochs: range) -> list[str]:
+    said = []
+    for _ in epochs:
+        for _ in range(4):
+            step(net, optimizer, torch.randn(8, 5))
+        scheduler.step()
+        said += growth.end_epoch(lambda: [-net(X[i::4]).square().mean().item() for i in range(4)])
+    return [str(event) for event in said]
+
+
+def begun() -> tuple[nn.Module, torch.optim.Optimizer, Growth, Any]:
+    net = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.2), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    growth = Growth(net, optimizer, sample=X, slots=["0", "2"], controller="auto")
+    return net, optimizer, growth, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
+
+
+def test_a_run_resumed_in_the_middle_of_growth_is_bit_equal(tmp_path: Path) -> None:
+    net, optimizer, growth, scheduler = begun()
+    said = run(net, optimizer, growth, scheduler, range(12))
+    assert any("was planted" in sentence for sentence in said)
+    free = next(slot for slot in growth.slots if not any(f"in {slot} was planted" in line for line in said))
+    growth.germinate(free, "lora", alpha=0.5)
+    run(net, optimizer, growth, scheduler, range(2))
+    kept = {
+        "growth": growth.state_dict(),
+        "net": net.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "rng": torch.get_rng_state(),
+    }
+    torch.save(kept, tmp_path / "checkpoint")
+    rest = run(net, optimizer, growth, scheduler, range(8))
+
+    torch.manual_seed(5)
+    again, optimizer, growth, scheduler = begun()
+    kept = torch.load(tmp_path / "checkpoint", weights_only=True)
+    growth.load_state_dict(kept["growth"])
+    again.load_state_dict(kept["net"])
+    optimizer.load_state_dict(kept["optimizer"])
+    scheduler.load_state_dict(kept["scheduler"])
+    torch.set_rng_state(kept["rng"])
+    assert run(again, optimizer, growth, scheduler, range(8)) == rest
+    assert list(again.state_dict()) == list(net.state_dict())
+    assert all(
+        torch.equal(a, b) for a, b in zip(again.state_dict().values(), net.state_dict().values(), strict=True)
+    )
+
+
+# --- processes and compilers ------------------------------------------------------------------------------
+
+
+def test_two_processes_stay_bit_equal_with_growth_between(tmp_path: Path) -> None:
+    port = str(29_000 + os.getpid() % 1000)
+    program = [sys.executable, "tests/growth/two_processes.py", port, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    first, second = ((tmp_path / rank).read_text() for rank in "01")
+    assert first == second
+    assert "epoch 1: mlp in 1 was planted (560 parameters)\nepoch 1: lora in 2 was planted" in first
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)  # inductor's own
+def test_inductor_sees_a_seed_that_came_after_it_had_compiled() -> None:
+    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    compiled = torch.compile(net)
+    compiled(X).sum().backward()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    growth = Growth(compiled, optimizer, sample=X, slots="0", controller=None)
+    growth.germinate("0", "lora")
+    twin = copy.deepcopy(net)
+    for network in (compiled, twin):
+        network.zero_grad()
+        network(X).square().sum().backward()
+    for found, wanted in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, wanted.grad)
+        assert found.grad is not None

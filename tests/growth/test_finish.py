@@ -1,0 +1,199 @@
+"""What finish keeps, merges, checks and refuses."""
+
+import copy
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.growth import Growth, GrowthWarning
+from esper.kasmina import Mirrored, register_blueprint
+from esper.kasmina.blueprints import unregister_blueprint
+from esper.leyline.errors import BlueprintError, EsperError, HostError
+from tests.growth.hf_models import bert, gpt2, tokens
+from tests.growth.models import GPT, ResNet, mlp
+
+
+def planted(net: nn.Module, sample: object, *seeds: tuple[str, str], alpha: float = 1.0) -> Growth:
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    growth = Growth(net, optimizer, sample=sample, slots=[slot for slot, _ in seeds], controller=None)
+    for slot, blueprint in seeds:
+        growth.germinate(slot, blueprint, alpha=alpha)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if "esper_slot" in name:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return growth
+
+
+@pytest.fixture(autouse=True)
+def _same_weights() -> None:
+    torch.manual_seed(0)
+
+
+def test_a_linear_seed_behind_a_linear_layer_merges_into_its_weight() -> None:
+    net, x = mlp(), torch.randn(4, 5)
+    keys = list(net.state_dict())
+    growth = planted(net, x, ("2", "lora"), alpha=0.5)
+    optimizer = growth._body.membership.optimisers[0]
+    net(x).sum().backward()
+    optimizer.step()
+    wanted = net(x)
+    net = growth.finish()
+    assert list(net.state_dict()) == keys
+    torch.testing.assert_close(net(x), wanted, rtol=1e-4, atol=1e-5)
+    # Six tensors of three layers: the seed's four are gone from list and state.
+    assert [len(group["params"]) for group in optimizer.param_groups] == [6]
+    assert len(optimizer.state) == 6
+
+
+def test_a_shared_weight_is_not_merged_into() -> None:
+    net, x = GPT(), torch.randint(11, (4, 6))
+    growth = planted(net, x, ("lm_head", "lora"))
+    wanted, embedded = net.eval()(x)[0], net.wte.weight.clone()
+    growth.finish()
+    assert torch.equal(net(x)[0], wanted)
+    assert torch.equal(net.wte.weight, embedded)
+
+
+def test_containers_attributes_and_hooks_stay_as_they_are() -> None:
+    net, x = ResNet(), torch.randn(4, 1, 8, 8)
+    net.note = "mine"
+    calls: list[str] = []
+    last = net.layer2[-1]
+    last.register_forward_hook(lambda _m, _a, out: calls.append("before") or out * 2)
+    growth = planted(net, x, ("layer2", "conv_light"))
+    last.register_forward_hook(lambda _m, _a, out: calls.append("after"))
+    wanted = net.eval()(x)
+    assert (len(net.layer2), net.layer2[-1] is last) == (2, True)
+    growth.finish()
+    calls.clear()
+    assert torch.equal(net(x), wanted)
+    assert calls == ["before", "after"]
+    assert (len(net.layer2), net.layer2[-1] is last, net.note) == (2, True, "mine")
+    assert [type(child).__name__ for child in net.layer2] == ["BasicBlock", "BasicBlock"]
+
+
+def test_alpha_below_one_stays_in_the_finished_network() -> None:
+    net, x = mlp(), torch.randn(4, 5)
+    growth = planted(net, x, ("1", "mlp"), alpha=0.25)
+    wanted = net(x)
+    assert torch.equal(growth.finish()(x), wanted)
+
+
+def test_a_finished_network_trains_on_with_the_same_optimiser_and_grows_again() -> None:
+    net, x = mlp(), torch.randn(4, 5)
+    growth = planted(net, x, ("1", "mlp"))
+    optimizer = growth._body.membership.optimisers[0]
+    growth.finish()
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    net(x).square().sum().backward()
+    optimizer.step()
+    assert not [name for name, p in net.named_parameters() if torch.equal(p, before[name])]
+    again = planted(net, x, ("1", "lora"))
+    wanted = net(x)
+    assert torch.equal(again.finish()(x), wanted)
+
+
+class Fickle(nn.Module):
+    """Computes something else once it has no slot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x)) + float(hasattr(self.first, "esper_slot"))
+
+
+def test_a_difference_names_the_slot_and_changes_nothing() -> None:
+    net, x = Fickle(), torch.randn(4, 5)
+    growth = planted(net, x, ("first", "mlp"), ("head", "norm"))
+    wanted, state = net(x), copy.deepcopy(net.state_dict())
+    with pytest.raises(
+        HostError, match="slot first: the finished network differs in eval mode without grad from"
+    ):
+        growth.finish()
+    assert torch.equal(net(x), wanted)
+    assert list(net.state_dict()) == list(state)
+    growth.prune("first")
+    growth.prune("head")
+
+
+class Branching(Mirrored):
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Linear(width, width))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return super().forward(h) if h.sum() > 0 else super().forward(h) * 1.0
+
+
+def test_a_seed_that_cannot_be_traced_says_so() -> None:
+    register_blueprint("branching", topology="features")(Branching)
+    try:
+        growth = planted(mlp(), torch.randn(4, 5), ("1", "branching"))
+        with pytest.raises(
+            BlueprintError, match="the forward of Branching cannot be traced into torch modules"
+        ):
+            growth.finish()
+    finally:
+        unregister_blueprint("branching", "features")
+
+
+def test_an_own_blueprint_of_torch_alone_is_kept_whatever_it_does() -> None:
+    class Odd(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(width))
+
+        def forward(self, h: Tensor) -> Tensor:
+            return h * self.scale if h.sum() > 0 else 2.0 * h * self.scale
+
+    register_blueprint("odd", topology="features")(Odd)
+    try:
+        net, x = mlp(), torch.randn(4, 5)
+        growth = planted(net, x, ("1", "odd"))
+        wanted = net(x)
+        assert torch.equal(growth.finish()(x), wanted)
+    finally:
+        unregister_blueprint("odd", "features")
+
+
+def test_a_root_that_is_a_container_keeps_its_length_and_order() -> None:
+    net = nn.Sequential(OrderedDict(a=nn.Linear(5, 8), b=nn.ReLU(), c=nn.Linear(8, 3)))
+    growth = planted(net, torch.randn(4, 5), ("b", "mlp"))
+    assert (len(net), [name for name, _ in net.named_children()]) == (3, ["a", "b", "c"])
+    growth.finish()
+    assert (len(net), [name for name, _ in net.named_children()]) == (3, ["a", "b", "c"])
+
+
+def test_a_merged_transformers_model_goes_through_save_pretrained(tmp_path: Path) -> None:
+    net, x = bert().eval(), tokens((2,), 3)
+    growth = planted(net, x, ("bert.encoder.layer.0.intermediate.dense", "lora"))
+    wanted = net(**x).logits
+    growth.finish().save_pretrained(tmp_path)
+    again = type(net).from_pretrained(tmp_path)
+    torch.testing.assert_close(again(**x).logits, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_transformers_model_with_seeds_says_what_to_call_instead_of_save_pretrained() -> None:
+    growth = planted(gpt2(), tokens((2, 6), 20), ("transformer.h.0", "mlp"))
+    with pytest.warns(
+        GrowthWarning, match=r"save_pretrained keeps the class's own layers only.*torch\.save\(net"
+    ):
+        growth.finish()
+
+
+def test_finish_twice_and_growing_after_it_are_refused() -> None:
+    growth = planted(mlp(), torch.randn(4, 5), ("1", "mlp"))
+    growth.finish()
+    for use in (
+        growth.finish,
+        lambda: growth.prune("1"),
+        lambda: growth.germinate("1", "mlp"),
+        lambda: growth.end_epoch(lambda: 1.0),
+    ):
+        with pytest.raises(EsperError, match=r"\(\) came after finish\(\): the network is a plain module"):
+            use()

@@ -1,0 +1,256 @@
+"""Bad input gets one sentence, before the first step or at the growth that would break the loop."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from esper.growth import Growth
+from esper.leyline.errors import EsperError
+from tests.growth.models import GPT, ResNet, mlp
+
+X = torch.zeros(4, 5)
+
+
+def grow(net: nn.Module, sample: Any = X, slots: Any = "auto", optimizer: Any = None, **known: Any) -> Growth:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1) if optimizer is None else optimizer
+    return Growth(net, optimizer, sample=sample, slots=slots, **known)
+
+
+class Shared(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.unused, self.head = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+        self.ids = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.ids((x > 0).long())
+        return self.head(self.lin(self.lin(x)))
+
+
+class AllChildren(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for child in self.children():
+            x = child(x)
+        return x
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = AllChildren(), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(x))
+
+
+class Residual(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+def frozen() -> nn.Module:
+    return mlp().requires_grad_(False)
+
+
+def other_optimiser() -> torch.optim.Optimizer:
+    return torch.optim.SGD(mlp().parameters(), lr=0.1)
+
+
+class ZeroRedundancyOptimizer(torch.optim.SGD):
+    """By the name of the real one, which needs several processes."""
+
+
+REFUSALS = {
+    "no slot matches": (
+        lambda: grow(mlp(), slots="layer?"),
+        "unknown submodule of Sequential for a slot 'layer?'. Allowed: 0, 1, 2, 3, 4. Patterns such as layer?.0 and",
+    ),
+    "no slot named": (
+        lambda: grow(mlp(), slots=[]),
+        "no slot was named; the submodules of Sequential are 0, 1,",
+    ),
+    "one place twice": (
+        lambda: grow(nn.Sequential(nn.Sequential(nn.Linear(5, 5)), nn.Linear(5, 3)), slots=["0", "0.0"]),
+        "slots 0 and 0.0 are one place, the output of '0.0'; name it once",
+    ),
+    "shared": (
+        lambda: grow(Shared(), slots="lin"),
+        "submodule 'lin' (Linear) runs 2 times in one forward; a slot needs a submodule that runs exactly once",
+    ),
+    "never run": (
+        lambda: grow(Shared(), slots="unused"),
+        "submodule 'unused' (Linear) runs 0 times in one forward",
+    ),
+    "no features": (
+        lambda: grow(Shared(), slots="ids"),
+        "submodule 'ids' (Identity) returns torch.int64 of shape (4, 5); a slot needs floats",
+    ),
+    "iterates over its children": (
+        lambda: grow(Outer(), slots="inner"),
+        "the submodule at 'inner' runs all its children in turn, its slot among them; name the child that comes last",
+    ),
+    "container with a forward of its own": (
+        lambda: grow(nn.Sequential(Residual(nn.Linear(5, 5)), nn.Linear(5, 3)), slots="0"),
+        "submodule '0' (Residual) is a container that hands on something else than its last child's output",
+    ),
+    "wrong sample": (
+        lambda: grow(mlp(), torch.zeros(4, 7)),
+        "Sequential fails on the sample: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+    ),
+    "sample with targets": (
+        lambda: grow(mlp(), (X, torch.zeros(4))),
+        "the sample has 2 parts, and Sequential.forward(input) does not take them (too many positional arguments)",
+    ),
+    "another network's optimiser": (
+        lambda: grow(mlp(), optimizer=other_optimiser()),
+        "the optimiser holds none of the 6 parameters of this Sequential; pass the one that trains it",
+    ),
+    "everything frozen": (
+        lambda: grow(frozen()),
+        "no parameter of Sequential requires a gradient, so nothing would",
+    ),
+    "LBFGS": (
+        lambda: grow(net := mlp(), optimizer=torch.optim.LBFGS(net.parameters())),
+        "LBFGS keeps all parameters as one flat vector and cannot take in a seed; use AdamW or SGD",
+    ),
+    "sharded optimiser": (
+        lambda: grow(net := mlp(), optimizer=ZeroRedundancyOptimizer(net.parameters(), lr=0.1)),
+        "ZeroRedundancyOptimizer shards its state over processes and cannot take in a seed",
+    ),
+    "no optimiser": (
+        lambda: grow(mlp(), optimizer="adam"),
+        "optimizer is str; pass a torch.optim.Optimizer, a",
+    ),
+    "no network": (
+        lambda: Growth([], None, sample=X),
+        "net is list; pass the torch.nn.Module that is trained",
+    ),
+    "data parallel": (
+        lambda: grow(nn.DataParallel(mlp())),
+        "DataParallel keeps parameters where a seed cannot join them; use one device or DistributedDataParallel",
+    ),
+    "an average": (
+        lambda: grow(AveragedModel(mlp())),
+        "AveragedModel is an average of a network; pass the network",
+    ),
+    "controller": (lambda: grow(mlp(), controller=3), "controller is int; pass 'auto', a plan such as"),
+    "plan": (lambda: grow(mlp(), controller="mlp@9:1"), "slot '9' is not in this model; its slots are 0, 2"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_growth_refuses_with_a_sentence(name: str) -> None:
+    use, sentence = REFUSALS[name]
+    with pytest.raises(EsperError, match=f"^{re.escape(sentence)}"):
+        use()
+
+
+def test_a_refused_network_is_left_as_it_was() -> None:
+    net = Outer()
+    with pytest.raises(EsperError):
+        grow(net, slots="inner")
+    assert [name for name, _ in net.named_modules()] == ["", "inner", "inner.a", "inner.b", "head"]
+    grow(net, slots="inner.b")
+
+
+def test_two_growths_on_one_network_are_refused() -> None:
+    net = mlp()
+    grow(net)
+    with pytest.raises(EsperError, match="this Sequential is growing already; call finish"):
+        grow(net)
+
+
+def test_an_average_made_before_growth_is_refused_and_one_of_another_network_is_not() -> None:
+    net = mlp()
+    average = AveragedModel(net)
+    with pytest.raises(EsperError, match="an AveragedModel of a Sequential was made before Growth"):
+        grow(net)
+    del average
+    average = AveragedModel(nn.Sequential(nn.Linear(2, 2)))
+    grow(net)
+
+
+HAND = {
+    "unknown slot": (
+        lambda g: g.germinate("layer9", "mlp"),
+        "slot 'layer9' is not in this model; its slots are 0, 2",
+    ),
+    "unknown blueprint": (
+        lambda g: g.germinate("0", "conv_light"),
+        "unknown blueprint for features hosts 'conv_light'. Allowed: stack, norm, lora, lora_large, mlp_small, mlp.",
+    ),
+    "unknown style": (
+        lambda g: g.germinate("0", "mlp", style="gated"),
+        "unknown style 'gated'; did you mean",
+    ),
+    "no block to copy": (
+        lambda g: g.germinate("0", "stack"),
+        "blueprint 'stack' copies the last block upstream, and before slot 0 there is none",
+    ),
+    "full slot": (
+        lambda g: g.germinate("2", "mlp"),
+        "slot 2 holds a seed already; prune it before the next one",
+    ),
+    "empty slot": (lambda g: g.prune("0"), "slot 0 holds no seed that could be changed: it is DORMANT"),
+    "alpha": (lambda g: g.set_alpha("2", 1.5), "alpha is 1.5; it must be from 0 to 1"),
+    "half blended": (
+        lambda g: (g.set_alpha("2", 0.5), g.fossilize("2")),
+        "lora in 2 is blended at alpha 0.5; set_alpha('2', 1.0) first",
+    ),
+    "too large": (
+        lambda g: g.germinate("0", "mlp"),
+        "the seed has 560 parameters, and of max_params=200 only 72 are left; choose a smaller blueprint",
+    ),
+    "no metric": (
+        lambda g: g.end_epoch(lambda: None),
+        "evaluate returned NoneType (None); it must return a number",
+    ),
+    "a word": (
+        lambda g: g.end_epoch(lambda: "good"),
+        "evaluate returned str (good); it must return a number",
+    ),
+    "no batches": (lambda g: g.end_epoch(lambda: []), "evaluate returned '[]'; it must return a number"),
+}
+
+
+@pytest.mark.parametrize("name", HAND)
+def test_what_is_said_by_hand_is_refused_with_a_sentence_and_changes_nothing(name: str) -> None:
+    use, sentence = HAND[name]
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    growth = grow(net, slots=["0", "2"], optimizer=optimizer, max_params=200, controller=None)
+    growth.germinate("2", "lora")  # 2 · (8 · 4 + 4 · 8) = 128 parameters
+    before = torch.get_rng_state()
+    keys, held = list(net.state_dict()), len(optimizer.param_groups[0]["params"])
+    with pytest.raises(EsperError, match=f"^{re.escape(sentence)}"):
+        use(growth)
+    assert (list(net.state_dict()), len(optimizer.param_groups[0]["params"])) == (keys, held)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_checkpoint_of_another_class_or_of_other_slots_is_refused() -> None:
+    state = grow(ResNet(), torch.zeros(2, 1, 8, 8), "layer2").state_dict()
+    sentence = r"the checkpoint is of a tests\.growth\.models\.ResNet with slots layer2 \(feature_map, 8 wide\); this"
+    with pytest.raises(EsperError, match=sentence):
+        grow(GPT(), torch.zeros(2, 6, dtype=torch.long), "h.0").load_state_dict(state)
+    with pytest.raises(EsperError, match=sentence):
+        grow(ResNet(), torch.zeros(2, 1, 8, 8), "layer1").load_state_dict(state)
+
+
+def test_matrices_only_are_refused_at_the_growth_that_would_break_the_loop() -> None:
+    net = nn.Sequential(nn.Linear(5, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False))
+    growth = grow(net, slots="0", optimizer=torch.optim.Muon(net.parameters()), controller=None)
+    with pytest.raises(
+        EsperError, match=r"Muon steps on matrices only, and the seed has a parameter of shape \(16,\)"
+    ):
+        growth.germinate("0", "mlp")
+    assert len(list(net.parameters())) == 2
+    growth.germinate("0", "lora")
