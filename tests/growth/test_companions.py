@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from esper.growth import Growth
+from esper.growth import Growth, GrowthWarning
 from tests.growth.models import ResNet, mlp
 
 X = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
@@ -111,9 +111,8 @@ def test_a_copied_block_takes_over_what_the_optimiser_has_gathered() -> None:
     step(net, optimizer, x)
     growth.germinate("layer2", "stack")
     block = net.layer2[1].esper_slot.graft.seed.block
-    for ours, theirs in zip(
-        block.parameters(), [p for n, p in net.layer2[1].named_parameters() if "slot" not in n]
-    ):
+    own = [p for name, p in net.layer2[1].named_parameters() if "slot" not in name]
+    for ours, theirs in zip(block.parameters(), own, strict=True):
         assert torch.equal(ours, theirs)
         assert torch.equal(optimizer.state[ours]["exp_avg"], optimizer.state[theirs]["exp_avg"])
 
@@ -219,11 +218,28 @@ def test_two_processes_stay_bit_equal_with_growth_between(tmp_path: Path) -> Non
     port = str(29_000 + os.getpid() % 1000)
     program = [sys.executable, "tests/growth/two_processes.py", port, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     first, second = ((tmp_path / rank).read_text() for rank in "01")
     assert first == second
     assert "epoch 1: mlp in 1 was planted (560 parameters)\nepoch 1: lora in 2 was planted" in first
+
+
+def test_reaching_the_recompile_limit_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = mlp()
+    compiled = torch.compile(net, backend="eager", dynamic=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    growth = Growth(compiled, optimizer, sample=X, slots="2", controller=None)
+    growth.germinate("2", "mlp")
+    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 2)
+    for size in range(1, 5):
+        step(compiled, optimizer, X[:size])
+    with pytest.warns(GrowthWarning, match=r"torch\.compile reached its recompile limit, and a part of the"):
+        growth.end_epoch(lambda: compiled(X[:1]).mean())
+    step(compiled, optimizer, X[:1])
+    assert [event.kind for event in growth.end_epoch(lambda: compiled(X[:1]).mean())] == ["measured"]
 
 
 @pytest.mark.slow

@@ -295,7 +295,7 @@ def test_a_seed_without_a_step_for_an_epoch_is_named() -> None:
 
 
 def test_a_metric_that_is_no_number_decides_nothing_and_one_that_never_moves_is_doubted() -> None:
-    net, optimizer, growth = started(controller="mlp@2:1")
+    net, _, growth = started(controller="mlp@2:1")
     with pytest.warns(GrowthWarning, match="evaluate returned nan; nothing is decided on it"):
         growth.end_epoch(lambda: math.nan)
     assert len(list(net.parameters())) == 6
@@ -308,7 +308,7 @@ def test_a_metric_that_is_no_number_decides_nothing_and_one_that_never_moves_is_
 
 
 def test_a_broken_seed_is_named() -> None:
-    net, optimizer, growth = started()
+    net, _, growth = started()
     growth.germinate("2", "mlp")
     with torch.no_grad():
         next(net[2].esper_slot.parameters()).fill_(np.nan)

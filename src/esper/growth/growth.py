@@ -137,7 +137,7 @@ class Growth:
         score = self._agreed(evaluation.score.mean)
         self._narrator.epoch += 1
         tick(self._body)
-        events = self._watch.check_seeds()
+        events = self._watch.check_seeds() + self._watch.check_compiled()
         events += self._measure(evaluation)
         events += self._done(advance(self._body))
         events += self._watch.check_score(evaluation.score)

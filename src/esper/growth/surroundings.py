@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
@@ -54,6 +55,14 @@ def is_distributed(net: nn.Module) -> bool:
         return False
     wrappers = (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
     return any(unwrapped(each) is net for each in wrappers)
+
+
+def recompile_limits_hit() -> int:
+    """How often torch.compile has given up on a function that changed too often, since the last growth."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        return 0
+    return sum(n for what, n in dynamo.utils.counters["unimplemented"].items() if "recompile limit" in what)
 
 
 def broadcast(tensors: Iterable[Tensor]) -> None:

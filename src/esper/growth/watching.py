@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from esper.growth import surroundings
 from esper.growth.body import GrowingBody
 from esper.growth.events import GrowthEvent, Narrator
 from esper.growth.measuring import Score
@@ -23,6 +24,7 @@ class Watch:
         self._narrator = narrator
         self._seen: dict[int, list[float]] = {}
         self._values: list[list[float]] = []
+        self._given_up = 0
 
     def born(self, slot: int) -> None:
         """A seed begins here."""
@@ -44,6 +46,18 @@ class Watch:
                 events.append(self._narrator.warning(sentence, slot))
             self._seen[slot] = now
         return events
+
+    def check_compiled(self) -> list[GrowthEvent]:
+        """Warn when torch.compile has begun to run something uncompiled."""
+        before, self._given_up = self._given_up, surroundings.recompile_limits_hit()
+        if self._given_up <= before:
+            return []
+        return [
+            self._narrator.warning(
+                "torch.compile reached its recompile limit, and a part of the network runs uncompiled; raise"
+                " torch._dynamo.config.recompile_limit, or look at TORCH_LOGS=recompiles"
+            )
+        ]
 
     def check_score(self, score: Score) -> list[GrowthEvent]:
         """Warn of a metric that is no number, or has not moved for epochs, in no batch."""

@@ -1,0 +1,96 @@
+"""Training in a user's loop: two live seeds against the finished network, empty slots against none."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.measuring import cpu_times, ratio
+from esper.growth import Growth
+from tests.growth.models import BasicBlock
+
+LIVE_LIMIT = 1.15
+EMPTY_LIMIT = 1.01
+LEAST_STEP_MS = 10.0
+"""Models of which these limits are promised."""
+ITERATIONS = 30
+"""Of so close a limit the least of many is told."""
+
+
+class WideResNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.layer1 = nn.Sequential(BasicBlock(16, 16), BasicBlock(16, 16))
+        self.layer2 = nn.Sequential(BasicBlock(16, 32, 2), BasicBlock(32, 32))
+        self.fc = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.layer2(self.layer1(self.stem(x))).mean((2, 3)))
+
+
+class Text(nn.Module):
+    """Torch's own encoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, norm_first=True, dropout=0.0)
+        self.embed = nn.Embedding(64, 64)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embed(x)))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[tuple[str, str], ...]]] = {
+    "resnet": (
+        WideResNet,
+        lambda: torch.randn(48, 3, 16, 16),
+        (("layer1", "conv_light"), ("layer2", "bottleneck")),
+    ),
+    "text": (
+        Text,
+        lambda: torch.randint(64, (48, 32)),
+        (("encoder.layers.0", "mlp"), ("encoder.layers.1", "lora")),
+    ),
+}
+
+
+def stepping(net: nn.Module, x: Tensor) -> Callable[[], None]:
+    """A user's minibatch."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    net.train()
+
+    def step() -> None:
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@pytest.mark.parametrize("name", CASES)
+def bench_two_live_seeds_and_empty_slots(name: str) -> None:
+    build, sample, seeds = CASES[name]
+    torch.manual_seed(0)
+    bare, x = build(), sample()
+    empty, live, finished = (copy.deepcopy(bare) for _ in range(3))
+    slots = [slot for slot, _ in seeds]
+    growths = [
+        Growth(net, torch.optim.AdamW(net.parameters()), sample=x, slots=slots, controller=None)
+        for net in (empty, live, finished)
+    ]
+    for growth in growths[1:]:
+        for slot, blueprint in seeds:
+            growth.germinate(slot, blueprint)
+    growths[2].finish(merge=False)
+    nets = {"bare": bare, "empty slots": empty, "live seeds": live, "finished": finished}
+    times = cpu_times(
+        {kind: stepping(net, x) for kind, net in nets.items()}, repeats=3, iterations=ITERATIONS
+    )
+    assert times["bare"] >= LEAST_STEP_MS
+    assert ratio(name, times, "empty slots", "bare") <= EMPTY_LIMIT
+    assert ratio(name, times, "live seeds", "finished") <= LIVE_LIMIT
