@@ -1,4 +1,4 @@
-"""The hosts of the contract matrix: in segments and wrapped, for feature maps and for tokens.
+"""The hosts of the contract matrix: in segments and wrapped, for feature maps, tokens and features.
 
 Every one has dropout on both sides of its first slot.
 """
@@ -18,6 +18,7 @@ CLASSES = 4
 INPUT_SHAPE = (2, 4, 4)
 VOCABULARY = 8
 TOKENS = 5
+INPUTS = 6
 DROPOUT = 0.2
 
 MakeNorm = Callable[[int], nn.Module]
@@ -70,10 +71,38 @@ class ChainHost(SegmentedHost):
         self.segments = nn.ModuleList([net.stem, nn.Sequential(net.pool, net.body), net.head])
 
 
+# --- features ---------------------------------------------------------------------------------
+
+
+def _layers(width: int) -> list[nn.Module]:
+    first, second = (
+        nn.Sequential(nn.Linear(size, width), nn.Tanh(), nn.Dropout(DROPOUT)) for size in (INPUTS, width)
+    )
+    return [first, second, nn.Linear(width, CLASSES)]
+
+
+class FeatureHost(SegmentedHost):
+    """Three layers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.topology: Topology = "features"
+        self.slot_config = SlotConfig.of_count(2)
+        self.feature_shapes = ((width,), (width,))
+        self.segments = nn.ModuleList(_layers(width))
+
+
 # --- by name ----------------------------------------------------------------------------------
 
 Kind = Literal[
-    "segmented", "segmented_batch", "segmented_tokens", "wrapped", "wrapped_group", "wrapped_tokens"
+    "segmented",
+    "segmented_batch",
+    "segmented_tokens",
+    "segmented_features",
+    "wrapped",
+    "wrapped_group",
+    "wrapped_tokens",
+    "wrapped_features",
 ]
 
 
@@ -107,12 +136,20 @@ def _wrapped_tokens(width: int) -> Host:
     return WrappedHost(plain, ["0", "1"], torch.zeros(2, TOKENS, dtype=torch.long), topology="tokens")
 
 
+def _wrapped_features(width: int) -> Host:
+    return WrappedHost(
+        nn.Sequential(*_layers(width)), ["0", "1"], torch.zeros(2, INPUTS), topology="features"
+    )
+
+
 HOSTS: dict[Kind, HostKind] = {
     "segmented": HostKind("feature_map", _cnn, "segments.0."),
     "segmented_batch": HostKind("feature_map", lambda w: ChainHost(w, nn.BatchNorm2d), "segments.0."),
     "segmented_tokens": HostKind("tokens", _transformer, "segments.0."),
+    "segmented_features": HostKind("features", FeatureHost, "segments.0."),
     "wrapped": HostKind("feature_map", lambda w: _wrapped_net(w, nn.BatchNorm2d), "module.stem."),
     "wrapped_group": HostKind("feature_map", lambda w: _wrapped_net(w, group_norm), "module.stem."),
     "wrapped_tokens": HostKind("tokens", _wrapped_tokens, "module.0."),
+    "wrapped_features": HostKind("features", _wrapped_features, "module.0."),
 }
 assert tuple(HOSTS) == get_args(Kind)

@@ -27,7 +27,7 @@ from esper.leyline import BLEND_IDS, BlueprintAction, LifecycleRules, Stage
 from esper.leyline.rules import IncubationMode
 from esper.tolaria.actuator import Outcome, apply_action
 from esper.tolaria.epoch import BatchFacts, train_batch
-from tests.contracts.hosts import CLASSES, HOSTS, INPUT_SHAPE, TOKENS, VOCABULARY, Kind
+from tests.contracts.hosts import CLASSES, HOSTS, INPUT_SHAPE, INPUTS, TOKENS, VOCABULARY, Kind
 from tests.tolaria.building import plant
 
 KINDS: tuple[Kind, ...] = ("segmented", "wrapped")
@@ -159,15 +159,17 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
 def batch(number: int, topology: Topology = "feature_map") -> tuple[Tensor, Tensor]:
     """Inputs and targets of one minibatch, related so that there is a slope.
 
-    Feature maps have a pattern per class under noise; the class of a token is its sum with the one before.
+    Images and features have a pattern per class under noise; the class of a token is its sum with the one
+    before.
     """
     generator = torch.Generator().manual_seed(number)
     if topology == "tokens":
         x = torch.randint(VOCABULARY, (BATCH, TOKENS), generator=generator)
         return x, (x + x.roll(1, dims=1)) % CLASSES
-    patterns = torch.randn(CLASSES, *INPUT_SHAPE, generator=torch.Generator().manual_seed(0))
+    shape = (INPUTS,) if topology == "features" else INPUT_SHAPE
+    patterns = torch.randn(CLASSES, *shape, generator=torch.Generator().manual_seed(0))
     y = torch.randint(CLASSES, (BATCH,), generator=generator)
-    return patterns[y] + 0.5 * torch.randn(BATCH, *INPUT_SHAPE, generator=generator), y
+    return patterns[y] + 0.5 * torch.randn(BATCH, *shape, generator=generator), y
 
 
 def begin(

@@ -51,11 +51,13 @@ WIDTHS = (4, 8, 16, 32)
 KINDS_OF: dict[Topology, tuple[Kind, ...]] = {
     "feature_map": ("segmented", "segmented_batch", "wrapped", "wrapped_group"),
     "tokens": ("segmented_tokens", "wrapped_tokens"),
+    "features": ("segmented_features", "wrapped_features"),
 }
 OTHER_RNG_SEEDS: dict[Kind, Sequence[int]] = {
     **dict.fromkeys(("segmented", "wrapped"), RNG_SEEDS[1:3]),
     **dict.fromkeys(("segmented_batch", "wrapped_group"), RNG_SEEDS[3:]),
     **dict.fromkeys(("segmented_tokens", "wrapped_tokens"), RNG_SEEDS[1:]),
+    **dict.fromkeys(("segmented_features", "wrapped_features"), RNG_SEEDS[1:]),
 }
 """Initialisations beside the first, which every rule is tried with; a host's two norms share them."""
 
@@ -295,7 +297,12 @@ def contract(
     kinds = KINDS_OF[topology]
     cells = product(range(len(kinds) // 2), enumerate(names), Style)
     cases = [
-        Case(name, style, kinds[(style + j + 2 * i) % len(kinds)], widths[(style + j // 2 + i) % len(widths)])
+        Case(
+            name,
+            style,
+            kinds[(style + j + 2 * i) % len(kinds)],
+            widths[(style + j + j // 2 + i) % len(widths)],
+        )
         for i, (j, name), style in cells
     ]
     # Neighbours share a host: what its twin computes is kept.

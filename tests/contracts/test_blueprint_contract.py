@@ -17,10 +17,11 @@ unregister_blueprint("cross", "feature_map")
 unregister_blueprint("remember", "tokens")
 
 FEATURE_MAP = ["conv_light", "attention", "norm", "depthwise", "bottleneck", "conv_small", "conv_heavy"]
+FEATURES = ["norm", "lora", "lora_large", "mlp_small", "mlp"]
 TOKENS = ["attention", "norm", "lora", "lora_large", "mlp_small", "mlp", "flex_attention"]
 
 
-@pytest.mark.parametrize("case", contract("feature_map") + contract("tokens"))
+@pytest.mark.parametrize("case", contract("feature_map") + contract("tokens") + contract("features"))
 def test_every_blueprint(case: Case) -> None:
     keeps_the_contract(case)
 
@@ -34,8 +35,9 @@ def test_every_two_of_blueprint_style_host_and_width_meet() -> None:
     hosts = {
         "feature_map": {"segmented", "segmented_batch", "wrapped", "wrapped_group"},
         "tokens": {"segmented_tokens", "wrapped_tokens"},
+        "features": {"segmented_features", "wrapped_features"},
     }
-    for topology, names in (("feature_map", FEATURE_MAP), ("tokens", TOKENS)):
+    for topology, names in (("feature_map", FEATURE_MAP), ("tokens", TOKENS), ("features", FEATURES)):
         assert [spec.name for spec in specs_for(topology) if not spec.copies] == names
         assert [spec.name for spec in specs_for(topology) if spec.copies] == ["stack"]
         axes = (names, range(4), hosts[topology], (4, 8, 16, 32))
@@ -81,7 +83,9 @@ def test_the_rule_of_episode_finds_a_dead_tensor() -> None:
 # --- the same for users, in one call ----------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "topology"), [("conv_heavy", "feature_map"), ("attention", "tokens")])
+@pytest.mark.parametrize(
+    ("name", "topology"), [("conv_heavy", "feature_map"), ("attention", "tokens"), ("mlp", "features")]
+)
 def test_built_in_blueprints_pass_the_check(name: str, topology: Topology) -> None:
     position = torch.get_rng_state()
     check_blueprint(name, topology, width=4)

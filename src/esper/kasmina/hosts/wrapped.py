@@ -19,7 +19,13 @@ from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import HostError, UnknownNameError
 from esper.leyline.slot_config import SlotConfig
 
-_RANK = {"feature_map": 4, "tokens": 3}
+_RANK = {"feature_map": 4, "tokens": 3, "features": 2}
+
+_SHAPE = {
+    "feature_map": "[batch, channels, height, width]",
+    "tokens": "[batch, tokens, width]",
+    "features": "[batch, width]",
+}
 
 
 class WrappedHost(Host):
@@ -109,7 +115,7 @@ def _check_slot(name: str, outputs: Sequence[Any], topology: Topology, module: n
             " submodule that runs exactly once"
         )
     output = outputs[0]
-    wanted = "[batch, channels, height, width]" if topology == "feature_map" else "[batch, tokens, width]"
+    wanted = _SHAPE[topology]
     if not isinstance(output, Tensor):
         raise HostError(
             f"submodule '{name}' ({kind}) returns {type(output).__name__}; a slot needs one tensor {wanted}"
