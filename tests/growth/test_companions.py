@@ -227,15 +227,15 @@ def test_two_processes_stay_bit_equal_with_growth_between(tmp_path: Path) -> Non
     assert "epoch 1: mlp in 1 was planted (560 parameters)\nepoch 1: lora in 2 was planted" in first
 
 
-def test_reaching_the_recompile_limit_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reaching_the_recompile_limit_is_reported_once() -> None:
     net = mlp()
     compiled = torch.compile(net, backend="eager", dynamic=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     growth = Growth(compiled, optimizer, sample=X, slots="2", controller=None)
     growth.germinate("2", "mlp")
-    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 2)
-    for size in range(1, 5):
-        step(compiled, optimizer, X[:size])
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for size in range(1, 5):
+            step(compiled, optimizer, X[:size])
     with pytest.warns(GrowthWarning, match=r"torch\.compile reached its recompile limit, and a part of the"):
         growth.end_epoch(lambda: compiled(X[:1]).mean())
     step(compiled, optimizer, X[:1])

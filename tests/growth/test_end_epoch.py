@@ -12,9 +12,12 @@ from torch import nn
 
 from esper.growth import Growth, GrowthWarning
 from esper.growth.deciding import SaturationController
-from esper.leyline import CANONICAL_ACTION, ActionSpace, EpochFacts, Head, LifecycleOp, SlotTable
+from esper.leyline import CANONICAL_ACTION, ActionSpace, EpochFacts, Head, LifecycleOp, SlotConfig, SlotTable
 from esper.leyline.protocols import Decisions
-from esper.tamiyo import CountingController, HeuristicController, HeuristicSettings
+from esper.tamiyo import HeuristicController, HeuristicSettings
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
+from esper.tamiyo.policy.controller import PolicyController
+from esper.tamiyo.policy.features import get_feature_size
 from tests.growth.models import ResNet, mlp
 
 X, Y = torch.randn(16, 5, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
@@ -198,32 +201,26 @@ def test_a_wish_that_is_refused_is_told_and_changes_nothing() -> None:
     assert len(list(net.parameters())) == 6
 
 
-@pytest.mark.parametrize("kind", [HeuristicController, CountingController])
-def test_the_controllers_of_environments_work_as_they_are(kind: Any) -> None:
-    def make(space: ActionSpace) -> Any:
-        if kind is HeuristicController:
-            return HeuristicController(space, 1, HeuristicSettings(rotation=("mlp",)))
-        return CountingController(space, 1)
-
-    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(3)))
-    net = nn.Sequential(Wrapped(blocks[0]), Wrapped(blocks[1]), nn.Linear(5, 3))
-    net, optimizer, growth = started(net, slots=["0", "1"], controller=make, higher_is_better=False)
-    kinds = set()
-    for epoch in range(1, 15):
-        train(net, optimizer, 1)
-        kinds |= {event.kind for event in growth.end_epoch(lambda loss=1.0 + 0.01 / epoch: loss)}
-    assert "germinated" in kinds
+def test_the_heuristic_of_environments_works_as_it_is() -> None:
+    net, optimizer, growth = started(
+        controller=lambda space: HeuristicController(space, 1, HeuristicSettings(rotation=("mlp",)))
+    )
+    train(net, optimizer)
+    [event] = growth.end_epoch(losses(net))
+    assert (event.kind, event.blueprint) == ("germinated", "mlp")
 
 
-class Wrapped(nn.Module):
-    """A block that can be copied."""
+def test_a_policy_works_as_it_is() -> None:
+    def make(space: ActionSpace) -> PolicyController:
+        return PolicyController(
+            space, 1, FactoredRecurrentActorCritic(get_feature_size(SlotConfig.default()), 3)
+        )
 
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x)
+    net, optimizer, growth = started(controller=make, epochs=5)
+    for _ in range(5):
+        train(net, optimizer)
+        growth.end_epoch(losses(net))
+    assert growth.epoch == 5
 
 
 def decisions(scores: list[float], **known: Any) -> list[int]:

@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from esper.growth.sites import Output, Site, call, untouched
 from esper.kasmina import birth, blend
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
+from esper.kasmina.layers import Conv2d
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import GrowthWarning, HostError, SlotError
 from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS, BlendOperator, Style
@@ -183,6 +184,9 @@ def build_graft(site: Site, spec: BlueprintSpec, style: int, submodule: nn.Modul
     """A seed with what it needs to join; a copy repeats ``submodule`` without its slots."""
     operator = STYLE_OPERATORS[style]
     seed = spec.build(without_slots(submodule) if spec.copies else site.width)
+    for layer in seed.modules():
+        if type(layer) is Conv2d:
+            object.__setattr__(layer, "__class__", nn.Conv2d)  # torch's own: compilers and exporters know it
     gate = blend.Gate(site.width, site.topology) if operator is BlendOperator.GATE else None
     return Graft(seed, gate, operator, site.time_first, description_of(spec.name, style))
 
