@@ -58,7 +58,7 @@ def is_distributed(net: nn.Module) -> bool:
 
 
 def recompile_limits_hit() -> int:
-    """How often torch.compile has given up on a function that changed too often, since the last growth."""
+    """How often torch.compile has given up on a function that changed too often, in this process."""
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None:
         return 0

@@ -24,7 +24,7 @@ class Watch:
         self._narrator = narrator
         self._seen: dict[int, list[float]] = {}
         self._values: list[list[float]] = []
-        self._given_up = 0
+        self._given_up = surroundings.recompile_limits_hit()
 
     def born(self, slot: int) -> None:
         """A seed begins here."""
