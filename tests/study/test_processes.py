@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from esper.leyline.errors import EsperError
 from esper.study.processes import in_processes
 from tests.integration.training import forked
 
@@ -45,6 +46,11 @@ def test_an_interrupt_ends_the_jobs_that_are_not_done():
         jobs.throw(KeyboardInterrupt)
     assert gone(first)
     assert time.monotonic() - began < 300
+
+
+def test_a_process_that_is_killed_ends_them_with_a_sentence():
+    with pytest.raises(EsperError, match="was killed, perhaps for want of memory; what was done is kept"):
+        list(in_processes(os._exit, [(1,), (1,)], 2))
 
 
 def ask_for_jobs(path: str) -> None:

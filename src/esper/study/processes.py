@@ -6,7 +6,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
+
+from esper.leyline.errors import EsperError
 
 T = TypeVar("T")
 
@@ -23,6 +26,11 @@ def in_processes(function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], pr
     try:
         for future in as_completed([pool.submit(function, *job) for job in jobs]):
             yield future.result()
+    except BrokenProcessPool:
+        raise EsperError(
+            "a process that shared the runs was killed, perhaps for want of memory; what was done is kept:"
+            " run the same command with fewer --processes"
+        ) from None
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - before:
