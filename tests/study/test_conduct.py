@@ -26,9 +26,12 @@ class Made:
     """Answers without running anything: the test loss is the validation loss and 100."""
 
     def __init__(
-        self, losses: Losses, seeds: Callable[[Run], tuple[str, str]] = lambda run: ("", "")
+        self,
+        losses: Losses,
+        seeds: Callable[[Run], tuple[str, str]] = lambda run: ("", ""),
+        cut_short: Callable[[Run], bool] = lambda run: False,
     ) -> None:
-        self.losses, self.seeds, self.asked = losses, seeds, list[Run]()
+        self.losses, self.seeds, self.cut_short, self.asked = losses, seeds, cut_short, list[Run]()
 
     def __call__(self, runs: Sequence[Run]) -> list[Line]:
         self.asked += runs
@@ -39,7 +42,7 @@ class Made:
         if losses is None:
             return None
         return [
-            Answer(mark, loss, 100 + loss, 50.0, 7, seeds, FLOPS, 3, 1, False)
+            Answer(mark, loss, 100 + loss, 50.0, 7, seeds, FLOPS, 3, 1, self.cut_short(run))
             for mark, loss, seeds in zip((0.5, 1.0), losses, self.seeds(run), strict=True)
         ]
 
@@ -75,10 +78,12 @@ def test_each_size_gets_its_best_rate_and_each_mark_its_best_size_on_selection_r
     ]
 
 
-def test_a_rate_at_which_a_host_diverges_is_not_chosen(space):
+def test_a_rate_at_which_a_host_diverges_or_breaks_down_is_not_chosen(space):
     made = Made(lambda run: None if run.factors == (2.0,) else (1.0, 1.0))
-    found = conduct(space, made, arms=["static:2"], learning_rate_factors=[2.0, 1.0])
-    assert found.factors == {"static:2": (1.0,)}
+    breaking = Made(lambda run: (1.0 / run.factors[0],) * 2, cut_short=lambda run: run.factors == (2.0,))
+    for losses in (made, breaking):
+        found = conduct(space, losses, arms=["static:2"], learning_rate_factors=[2.0, 1.0])
+        assert found.factors == {"static:2": (1.0,)}
 
 
 def test_an_arm_that_diverges_in_the_end_is_unknown(space):

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from esper.leyline.errors import DivergedError, EsperError
-from esper.study.running import Answer, Line, Run, check_spent, do_run
+from esper.study.running import Answer, Line, Run, best_of, check_spent, do_run
 from esper.tamiyo import PeriodicController, parse_plan
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.checkpoint import save_policy
@@ -94,6 +94,19 @@ def test_a_sweep_answers_with_its_best_size_by_validation_each_with_its_share(an
         best = min((own[mark] for own in tried), key=lambda answer: answer.val_loss)
         assert (found.val_loss, found.test_loss, found.params) == (best.val_loss, best.test_loss, best.params)
         assert found.charged == sum(own[mark].charged for own in tried) <= 3 * shares[found.mark]
+
+
+def test_the_best_of_several_is_so_by_validation_and_costs_what_all_of_them_did(answers):
+    first = answers["static:1"][0]
+    one, other = (
+        msgspec.structs.replace(
+            first, val_loss=v, test_loss=t, flops={"forward": f}, due=10 * f, minibatch=f, cut_short=c
+        )
+        for v, t, f, c in ((2.0, 1.0, 3, False), (1.0, 2.0, 4, True))
+    )
+    found = best_of([one, other])
+    assert (found.val_loss, found.test_loss) == (1.0, 2.0)
+    assert (found.flops, found.due, found.minibatch, found.cut_short) == ({"forward": 7}, 70, 7, True)
 
 
 def test_the_same_run_comes_to_the_same_and_a_rate_of_its_own_to_something_else(answers):

@@ -152,12 +152,16 @@ def _sweep(rates: Sequence[TaskSpec], rng_seed: int, marks: tuple[float, ...]) -
         )
         for task, size in zip(rates, sizes, strict=True)
     ]
-    for answers in zip(*tried, strict=True):
-        best = min(answers, key=lambda answer: answer.val_loss)
-        spent = {name: sum(answer.flops[name] for answer in answers) for name in best.flops}
-        sums = {name: sum(getattr(answer, name) for answer in answers) for name in ("due", "minibatch")}
-        cut_short = any(answer.cut_short for answer in answers)
-        yield msgspec.structs.replace(best, flops=spent, cut_short=cut_short, **sums)
+    return map(best_of, zip(*tried, strict=True))
+
+
+def best_of(answers: Sequence[Answer]) -> Answer:
+    """The best by validation, at the cost of all of them."""
+    best = min(answers, key=lambda answer: answer.val_loss)
+    spent = {name: sum(answer.flops[name] for answer in answers) for name in best.flops}
+    sums = {name: sum(getattr(answer, name) for answer in answers) for name in ("due", "minibatch")}
+    cut_short = any(answer.cut_short for answer in answers)
+    return msgspec.structs.replace(best, flops=spent, cut_short=cut_short, **sums)
 
 
 def _shuffled(task: TaskSpec, folder: Path, rng_seed: int, rng_seeds: range) -> Controller:

@@ -107,14 +107,6 @@ def _count(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> PartC
         return PartCost(forward, to_all, count(True, False)[1], count(False, True)[1])
 
 
-def _without_slots(host: WrappedHost) -> nn.Module:
-    """A copy of the user's module that runs no seeds."""
-    module = copy.deepcopy(host.module)
-    for name, handle in zip(host.submodule_names, host.handles, strict=True):
-        del module.get_submodule(name)._forward_hooks[handle.id]
-    return module
-
-
 class _SeedPart(nn.Module):
     """A slot's seed with its gate, for counting."""
 
@@ -165,8 +157,8 @@ class FlopMeter:
             self._segments = [count_part(first, shape, self.sample.dtype)]
             self._segments += [count_part(part, own) for part, own in parts]
         elif isinstance(host, WrappedHost):
-            # Not kept: modules of other people may read alike and differ.
-            self._segments = [_count(_without_slots(host), shape, self.sample.dtype)]
+            # Seeds run inside the model's forward only. Not kept: others' modules may read alike and differ.
+            self._segments = [_count(host.module, shape, self.sample.dtype)]
         else:
             raise HostError(f"compute is counted for built-in and wrapped hosts; found {type(host).__name__}")
         self._seeds: dict[int, PartCost] = {}
