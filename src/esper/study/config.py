@@ -215,9 +215,9 @@ def _said(check: Any) -> Iterator[str]:
         yield str(error)
 
 
-def space_of(task: TaskSpec) -> ActionSpace:
+def space_of(task: TaskSpec, rng_seed: int = SELECTION_SEEDS.start) -> ActionSpace:
     """Of a new host, which refuses a budget that does not reach for a step."""
-    env = MorphEnv(task, rng_seed=SELECTION_SEEDS.start)
+    env = MorphEnv(task, rng_seed=rng_seed)
     env.reset()
     return env.action_space
 

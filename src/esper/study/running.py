@@ -10,8 +10,7 @@ import msgspec
 from esper.build import one_thread
 from esper.leyline.errors import DivergedError, EsperError
 from esper.leyline.protocols import Controller
-from esper.leyline.rules import ActionSpace
-from esper.study.config import StudyConfig, controller_of, sizes_of
+from esper.study.config import StudyConfig, controller_of, sizes_of, space_of
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tamiyo.policy.controller import PolicyController
 from esper.tamiyo.schedule import Schedule, parse_plan
@@ -103,7 +102,7 @@ def _answers(task: TaskSpec, run: Run, config: StudyConfig) -> Iterable[Answer]:
     elif kind == "shuffled":
         controller = _shuffled(rates[0], Path(argument), run.rng_seed, config.evaluation)
     else:
-        controller = controller_of(run.what, task, _space(task, run.rng_seed), run.rng_seed)
+        controller = controller_of(run.what, task, space_of(task, run.rng_seed), run.rng_seed)
     return _run(rates[0], controller, run.rng_seed, config.marks, seeds)
 
 
@@ -174,15 +173,9 @@ def _shuffled(task: TaskSpec, folder: Path, rng_seed: int, rng_seeds: range) -> 
     vector.reset(0)
     controller = PolicyController(vector.action_space, 1, policy)
     run_episode(vector, controller)
-    return PolicyController(_space(task, rng_seed), 1, policy, shown=controller.observations)
+    return PolicyController(space_of(task, rng_seed), 1, policy, shown=controller.observations)
 
 
 def _with_rate(task: TaskSpec, factor: float) -> TaskSpec:
     rates = tuple(factor * rate for rate in task.instances.learning_rates)
     return replace(task, instances=replace(task.instances, learning_rates=rates))
-
-
-def _space(task: TaskSpec, rng_seed: int) -> ActionSpace:
-    env = MorphEnv(task, rng_seed=rng_seed)
-    env.reset()
-    return env.action_space
