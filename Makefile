@@ -22,8 +22,8 @@ $(READY): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -e ".[dev]"
 	@touch $@
 
-demo: $(READY) ## grow a host that is too weak for its task, beside its twin that does not grow
-	$(BIN)/esper run --task digits_impaired --controller heuristic --against off --rng-seed 0
+demo: $(READY) ## one network that grows, beside the fixed sizes that it replaces, at equal compute
+	$(BIN)/esper study examples/demo_study.toml --out runs/demo
 
 test: $(READY) ## the test suite, JOBS processes of one thread each: one more than cores, since some wait
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --ignore=tests/learning $(ARGS)

@@ -87,7 +87,7 @@ def test_what_diverged_reads_unknown_everywhere_and_the_rest_is_drawn():
 def test_a_table_is_markdown():
     text = study_tables(study(SMALL, LARGE))[0].markdown()
     assert text.splitlines()[2:5] == [
-        "| arm | 2.00 GFLOP | 4.00 GFLOP | chosen on selection rng seeds |",
+        "| arm | 2.00 GFLOP | 4.00 GFLOP | chosen |",
         "| --- | --- | --- | --- |",
         "| static:1 | 3.000 | 1.500 | rate × 1 |",
     ]

@@ -69,8 +69,7 @@ def draw_regret(found: StudyNumbers) -> Picture:
         _over_compute("Regret by compute", found, regrets, np.zeros(len(found.marks))),
         ["arm", *found.compute],
         [[name, *map(partial(number, "{:.1f}"), values)] for name, values in regrets.items()],
-        "Per cent above the static size that was best at each mark on selection rng seeds, which is the"
-        " dotted line.",
+        "Per cent above the static size that was best at each mark, the dotted line.",
     )
 
 

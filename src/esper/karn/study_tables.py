@@ -105,7 +105,7 @@ def _losses(found: StudyNumbers) -> StudyTable:
     ]
     return StudyTable(
         f"{found.task}: test loss by compute",
-        ["arm", *found.compute, "chosen on selection rng seeds"],
+        ["arm", *found.compute, "chosen"],
         rows,
         f"Means over {len(found.rng_seeds)} rng seeds from {found.rng_seeds.start} on, all arms alike.",
     )
@@ -121,8 +121,9 @@ def _regrets(found: StudyNumbers) -> StudyTable:
         f"{found.task}: regret by compute",
         ["arm", *found.compute, "largest (95 %)"],
         [*rows, ["best static size", *found.reference, ""]],
-        "Regret: mean over rng seeds of the loss above that of the static size that was best there on"
-        " selection rng seeds, relative to it. The largest is taken anew in every draw of the bootstrap.",
+        "Regret: mean over rng seeds of the loss above that of the static size that was best there, on the"
+        " selection rng seeds or, without any, in hindsight; relative to it. The largest is taken anew in"
+        " every draw of the bootstrap.",
     )
 
 

@@ -102,7 +102,12 @@ class StudyConfig(Settings):
     )
     rng_seeds: int = Field(5, ge=1, le=MOST, description="Rng seeds that are reported.")
     first_rng_seed: int = Field(TEST_SEEDS.start, ge=0, lt=2**62, description="The first of them.")
-    selection_rng_seeds: int = Field(2, ge=1, le=MOST, description="Rng seeds to choose with.")
+    selection_rng_seeds: int = Field(
+        2,
+        ge=0,
+        le=MOST,
+        description="Rng seeds to choose with; 0: sizes are compared with the best in hindsight.",
+    )
     learning_rate_factors: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(
         (0.5, 1.0, 2.0), min_length=1, description="Of the preset's rate; each arm gets the best for it."
     )
@@ -123,6 +128,13 @@ class StudyConfig(Settings):
                 f"rng seeds {found.start} to {found.stop - 1} lie among those to choose with"
                 f" ({SELECTION_SEEDS.start} to {SELECTION_SEEDS.stop - 1}); choose another first_rng_seed"
             )
+        if not self.selection_rng_seeds and (
+            len(self.learning_rate_factors) > 1 or any("schedule" in texts for texts in self.arms.values())
+        ):
+            raise ValueError(
+                "with selection_rng_seeds = 0 rates and plans would be chosen by what is reported; name one of"
+                " learning_rate_factors and no schedule, or give rng seeds to choose with"
+            )
         return self
 
     @property
@@ -132,8 +144,8 @@ class StudyConfig(Settings):
 
     @property
     def selection(self) -> range:
-        """Rng seeds for every choice."""
-        return SELECTION_SEEDS[: self.selection_rng_seeds]
+        """Rng seeds for every choice; without any, the best size in hindsight is the reference."""
+        return SELECTION_SEEDS[: self.selection_rng_seeds] if self.selection_rng_seeds else self.evaluation
 
     def task(self, name: str) -> TaskSpec:
         """The preset with the study's own slots, steps and budget."""
