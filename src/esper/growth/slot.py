@@ -11,7 +11,7 @@ import copy
 import json
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -256,19 +256,6 @@ def detach(net: nn.Module) -> None:
         if slot.graft is not None:
             slot.remove()
         del net.get_submodule(path)._modules[RESERVED]
-
-
-@contextmanager
-def all_off(slots: Iterable[GrowthSlot]) -> Iterator[None]:
-    """Several seeds switched off at once."""
-    kept = [(slot.graft.alpha, slot.graft.alpha.clone()) for slot in slots if slot.graft is not None]
-    for alpha, _ in kept:
-        alpha.zero_()
-    try:
-        yield
-    finally:
-        for alpha, before in kept:
-            alpha.copy_(before)
 
 
 def forget_compiled() -> None:
