@@ -221,6 +221,19 @@ class GRUNet(nn.Module):
         return self.out(output[:, -1] if self.batch_first else output[-1])
 
 
+class Signals(nn.Module):
+    """One-dimensional convolutions: ``[batch, channels, time]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(nn.Conv1d(3, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU(inplace=True))
+        self.down = nn.Conv1d(8, 4, 3, stride=2)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.down(self.conv(x)).mean(-1))
+
+
 class TwoInputs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -309,7 +322,12 @@ CASES: dict[str, Case] = {
             (f"{ENCODER}1.norm2", "lora"),
         ),
     ),
-    "vit-time-first": Case(lambda: ViT(batch_first=False), images(), ((f"{ENCODER}1", "flex_attention"),)),
+    "vit-time-first": Case(
+        lambda: ViT(batch_first=False),
+        images(),
+        ((f"{ENCODER}1", "flex_attention"), (f"{ENCODER}0", "stack")),
+    ),
+    "signals": Case(Signals, lambda: torch.randn(4, 3, 9), (("conv", "mlp"), ("down", "attention"))),
     "padding mask": Case(TextEncoder, padded, ((f"{ENCODER}0", "mlp"), (f"{ENCODER}1.linear2", "lora"))),
     "gpt": Case(
         GPT,

@@ -2,8 +2,10 @@
 
 import copy
 import os
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +146,12 @@ def test_an_average_made_after_growth_follows_seeds_in_and_out() -> None:
     assert not any("esper" in type(m).__module__ for m in average.module.modules())
 
 
-def test_a_deepcopy_is_a_network_of_its_own() -> None:
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_copy_is_a_network_of_its_own(copied: Callable[[nn.Module], nn.Module]) -> None:
     net = mlp()
     growth = Growth(net, torch.optim.SGD(net.parameters(), lr=0.1), sample=X, slots="2", controller=None)
     growth.germinate("2", "mlp")
-    twin = copy.deepcopy(net)
+    twin = copied(net)
     wanted = twin(X)
     with torch.no_grad():
         for parameter in net[2].esper_slot.parameters():
@@ -240,6 +243,22 @@ def test_reaching_the_recompile_limit_is_reported_once() -> None:
         growth.end_epoch(lambda: compiled(X[:1]).mean())
     step(compiled, optimizer, X[:1])
     assert [event.kind for event in growth.end_epoch(lambda: compiled(X[:1]).mean())] == ["measured"]
+
+
+def test_a_whole_graph_of_a_frozen_backbone_is_compiled_with_its_seed() -> None:
+    net = mlp()
+    net[:4].requires_grad_(False)
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    growth = Growth(
+        compiled, torch.optim.SGD(net[4].parameters(), lr=0.1), sample=X, slots="1", controller=None
+    )
+    growth.germinate("1", "mlp")
+    gradients = []
+    for network in (compiled, net):
+        net.zero_grad()
+        network(X).square().sum().backward()
+        gradients.append([p.grad.clone() for p in net[1].esper_slot.parameters()])
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.slow

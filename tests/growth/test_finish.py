@@ -65,7 +65,7 @@ def test_containers_attributes_and_hooks_stay_as_they_are() -> None:
     last = net.layer2[-1]
     last.register_forward_hook(lambda _m, _a, out: calls.append("before") or out * 2)
     growth = planted(net, x, ("layer2", "conv_light"))
-    last.register_forward_hook(lambda _m, _a, out: calls.append("after"))
+    last.register_forward_hook(lambda _m, _a, out: calls.append("after") or out + 1.0)
     wanted = net.eval()(x)
     assert (len(net.layer2), net.layer2[-1] is last) == (2, True)
     growth.finish()

@@ -121,6 +121,12 @@ def test_where_tokens_come_first_no_sample_sees_another(name: str) -> None:
     torch.testing.assert_close(got, wanted)
 
 
+def test_seeds_of_signals_take_channels_for_the_width_so_other_lengths_run() -> None:
+    net = grown("signals").net
+    assert net.eval()(torch.randn(2, 3, 21)).shape == (2, 2)
+    assert net.down.grown.seed.one.get_submodule("0").in_features == 4
+
+
 READER = """
 import json, sys, torch
 sys.modules["esper"] = None  # importing it would raise

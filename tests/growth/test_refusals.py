@@ -143,6 +143,10 @@ REFUSALS = {
         "AveragedModel is an average of a network; pass the network",
     ),
     "controller": (lambda: grow(mlp(), controller=3), "controller is int; pass 'auto', a plan such as"),
+    "plan before the first epoch": (
+        lambda: grow(mlp(), controller="mlp@2:0"),
+        "plan 'mlp@2:0' plants at step 0, and the first decision comes at the end of epoch 1; write 1, or",
+    ),
     "plan": (lambda: grow(mlp(), controller="mlp@9:1"), "slot '9' is not in this model; its slots are 0, 2"),
 }
 

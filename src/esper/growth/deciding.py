@@ -16,7 +16,7 @@ import numpy as np
 from esper.leyline import ActionSpace, Controller, EpochFacts, EsperError, Head, LifecycleOp, SlotTable
 from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
-from esper.tamiyo import HeuristicSettings, PeriodicController, parse_plan
+from esper.tamiyo import HeuristicSettings, PeriodicController, Schedule, parse_plan
 from esper.tamiyo.controllers import wait_everywhere
 from esper.tamiyo.heuristic import default_rotation, evaluate, slot_ranks
 
@@ -127,7 +127,13 @@ def controller_of(
 
         return PolicyController(space, 1, load_policy(Path(wanted)))
     if isinstance(wanted, str):
-        return PeriodicController(space, parse_plan(wanted, space))
+        plan = parse_plan(wanted, space)
+        if isinstance(plan, Schedule) and any(entry.step == 0 for entry in plan.entries):
+            raise EsperError(
+                f"plan '{wanted}' plants at step 0, and the first decision comes at the end of epoch 1; write"
+                " 1, or germinate by hand before the loop"
+            )
+        return PeriodicController(space, plan)
     if callable(wanted):
         return controller_of(wanted(space), space, cost, epochs)
     raise EsperError(

@@ -140,16 +140,16 @@ class _Hook(nn.Module):
     def __init__(self, graft: Graft, where: Output) -> None:
         super().__init__()
         self.seed, self.gate, self.operator = graft.seed, graft.gate, graft.operator
-        self.time_first, self.where = graft.time_first, where
+        self.swap, self.where = graft.swap, where
         self.full = bool(graft.alpha == 1.0)
         self.register_buffer("alpha", graft.alpha)
 
     def forward(self, _module: Any, _args: Any, output: Any) -> Any:
         h = self.where.features(output)
-        seen = h.transpose(0, 1) if self.time_first else h
+        seen = h.transpose(*self.swap) if self.swap else h
         change = blend.pure_change(self.operator, seen, self.seed, self.gate).to(seen.dtype)
         grown = seen + change if self.full else torch.addcmul(seen, self.alpha.to(seen.dtype), change)
-        return replaced(self.where, output, grown.transpose(0, 1) if self.time_first else grown)
+        return replaced(self.where, output, grown.transpose(*self.swap) if self.swap else grown)
 
 
 class _Tracer(fx.Tracer):

@@ -57,8 +57,8 @@ class Site:
     shape: tuple[int, ...]
     """Of the features of the sample, the batch included, as a seed sees them."""
     output: Output
-    time_first: bool = False
-    """Tokens come as ``[tokens, batch, width]``; seeds see the batch first."""
+    swap: tuple[int, int] | None = None
+    """Axes to exchange before a seed sees ``[tokens, batch, width]`` or ``[batch, width, tokens]``."""
     copyable: bool = False
     """The submodule is a block whose output has the shape of its one input: ``stack`` can repeat it."""
 
@@ -225,11 +225,11 @@ def _site(net: nn.Module, name: str, key: str, by_path: Mapping[str, list[Call]]
             " named, as in 'name:key') in a tuple, a dict or a dataclass"
         )
     topology = _TOPOLOGY_OF_RANK[features.ndim]
-    time_first = topology == "tokens" and _is_time_first(net, carrier)
-    shape = tuple(features.transpose(0, 1).shape if time_first else features.shape)
+    swap = _swap(net, carrier, by_path) if topology == "tokens" else None
+    shape = tuple(features.transpose(*swap).shape if swap else features.shape)
     width = shape[1] if topology == "feature_map" else shape[-1]
     copyable = output.holder == "tensor" and _is_block(net.get_submodule(carrier), found)
-    return Site(name, carrier, topology, width, shape, output, time_first, copyable)
+    return Site(name, carrier, topology, width, shape, output, swap, copyable)
 
 
 def _carrier(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> str | None:
@@ -276,15 +276,26 @@ def _described(output: Any) -> str:
     return type(output).__name__
 
 
-def _is_time_first(net: nn.Module, path: str) -> bool:
-    """Whether a recurrent or attention layer in or around ``path`` says that the batch comes second."""
+_CHANNELS_FIRST: Final = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d)
+_CHANNELS_LAST: Final = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
+
+
+def _swap(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> tuple[int, int] | None:
+    """Axes to exchange, by the last layer before that says where channels are, and by ``batch_first``."""
+    until = list(by_path).index(path) + 1
+    for earlier in reversed(list(by_path)[:until]):
+        module = net.get_submodule(earlier)
+        if isinstance(module, _CHANNELS_FIRST):
+            return (1, 2)
+        if isinstance(module, _CHANNELS_LAST):
+            break
     parts = path.split(".")
-    around = [net.get_submodule(".".join(parts[:end])) for end in range(len(parts), 0, -1)]
-    for module in around:
-        said = [m.batch_first for m in module.modules() if isinstance(m, nn.RNNBase | nn.MultiheadAttention)]
+    for end in range(len(parts), 0, -1):
+        around = net.get_submodule(".".join(parts[:end])).modules()
+        said = [m.batch_first for m in around if isinstance(m, nn.RNNBase | nn.MultiheadAttention)]
         if said:
-            return not all(said)
-    return False
+            return None if all(said) else (0, 1)
+    return None
 
 
 def _is_block(module: nn.Module, found: Call) -> bool:

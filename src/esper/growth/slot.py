@@ -11,7 +11,7 @@ import copy
 import json
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -46,7 +46,7 @@ class Graft(nn.Module):
         seed: nn.Module,
         gate: nn.Module | None,
         operator: BlendOperator,
-        time_first: bool,
+        swap: tuple[int, int] | None,
         description: Tensor,
     ) -> None:
         """``description`` says what to build; as a buffer it is in every state dict beside the weights."""
@@ -54,17 +54,20 @@ class Graft(nn.Module):
         self.seed = seed
         self.gate = gate
         self.operator = operator
-        self.time_first = time_first
+        self.swap = swap
+        # Only such a norm needs the input's gradient (ADR 0006), which costs time on a frozen network.
+        norms = any(isinstance(m, nn.GroupNorm) and m.affine for m in seed.modules())
+        self.change = blend.change if norms else blend.pure_change
         # A 0-d buffer and not a float: a compiled graph would be rebuilt for every new float.
         self.register_buffer("alpha", torch.ones(()))
         self.register_buffer("description", description)
 
     def forward(self, h: Tensor) -> Tensor:
-        seen = h.transpose(0, 1) if self.time_first else h
-        change = blend.change(self.operator, seen, self.seed, self.gate)
+        seen = h.transpose(*self.swap) if self.swap else h
+        change = self.change(self.operator, seen, self.seed, self.gate)
         # Under autocast a seed may answer in another type than the host's.
         grown = torch.addcmul(seen, self.alpha.to(seen.dtype), change.to(seen.dtype))
-        return grown.transpose(0, 1) if self.time_first else grown
+        return grown.transpose(*self.swap) if self.swap else grown
 
 
 class GrowthSlot(nn.Module):
@@ -109,7 +112,7 @@ class GrowthSlot(nn.Module):
         spec = blueprint_named(blueprint, self.site.topology)
         birth.check_fits(spec, self.site.name, self.site.width, copyable=self.site.copyable)
         position = torch.get_rng_state()
-        sample = self.sample_features(like)
+        sample = self.sample_features(like, as_they_are=spec.copies)
         try:
             with birth.refusals(spec, sample):
                 graft = build_graft(self.site, spec, style, submodule).to(like)
@@ -158,11 +161,12 @@ class GrowthSlot(nn.Module):
             graft = build_graft(self.site, spec, style, self.parent[0]).to(like).requires_grad_(True)
         self.hold(self.parent[0], graft)
 
-    def sample_features(self, like: Tensor) -> Tensor:
+    def sample_features(self, like: Tensor, *, as_they_are: bool) -> Tensor:
         """Two samples of made-up features; all values differ, as a normalisation makes zero of a constant."""
         shape = (2, *self.site.shape[1:])
         count = int(torch.Size(shape).numel())
-        return torch.linspace(-1.0, 1.0, count).view(shape).to(like)
+        sample = torch.linspace(-1.0, 1.0, count).view(shape).to(like)
+        return sample.transpose(*self.site.swap) if self.site.swap and as_they_are else sample
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -188,7 +192,8 @@ def build_graft(site: Site, spec: BlueprintSpec, style: int, submodule: nn.Modul
         if type(layer) is Conv2d:
             object.__setattr__(layer, "__class__", nn.Conv2d)  # torch's own: compilers and exporters know it
     gate = blend.Gate(site.width, site.topology) if operator is BlendOperator.GATE else None
-    return Graft(seed, gate, operator, site.time_first, description_of(spec.name, style))
+    swap = None if spec.copies else site.swap  # a copy knows the features as they are
+    return Graft(seed, gate, operator, swap, description_of(spec.name, style))
 
 
 def description_of(blueprint: str, style: int) -> Tensor:
@@ -256,19 +261,6 @@ def detach(net: nn.Module) -> None:
         if slot.graft is not None:
             slot.remove()
         del net.get_submodule(path)._modules[RESERVED]
-
-
-@contextmanager
-def all_off(slots: Iterable[GrowthSlot]) -> Iterator[None]:
-    """Several seeds switched off at once."""
-    kept = [(slot.graft.alpha, slot.graft.alpha.clone()) for slot in slots if slot.graft is not None]
-    for alpha, _ in kept:
-        alpha.zero_()
-    try:
-        yield
-    finally:
-        for alpha, before in kept:
-            alpha.copy_(before)
 
 
 def forget_compiled() -> None:
