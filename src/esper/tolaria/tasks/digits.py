@@ -55,11 +55,11 @@ DIGITS_IMPAIRED = replace(
 DIGITS_MIXTURE = replace(
     DIGITS,
     name="digits_mixture",
-    summary="8×8 digits, hosts that see shape or are blind to it, budgets from 5 to 160 MFLOP",
+    summary="8×8 digits, hosts that see shape or are blind to it, budgets from 9 to 280 MFLOP",
     instances=InstanceDistribution(
-        widths=((2, 4, 4), (2, 4, 8)),
+        widths=((4, 4, 8), (4, 4, 12)),
         kernels=(1, 1, 3),
-        learning_rates=(0.03, 0.05),
+        learning_rates=(0.02, 0.04),
         data_shares=(0.5, 1.0),
         budget_shares=tuple(2.0 ** (-third / 3) for third in range(16)),
     ),
@@ -68,7 +68,7 @@ DIGITS_MIXTURE = replace(
     warmup=5,
     horizon=8,
     batch_size=32,
-    budget=160 * 10**6,
+    budget=280 * 10**6,
     rules=LifecycleRules(
         min_training_epochs=0,
         enters_at_once=True,
