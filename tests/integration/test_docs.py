@@ -125,8 +125,8 @@ def table_rows(text: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("document", "experiment", "count"),
     [
-        ("README.md", "001-controls", 4),
-        ("README.md", "005-policy", 6),
+        ("docs/evidence.md", "001-controls", 4),
+        ("docs/evidence.md", "005-policy", 6),
         ("docs/adr/0003-seeds-start-as-branches-that-cancel.md", "002-zero-layer", 10),
         ("docs/adr/0005-hosts-start-with-kaiming-weights.md", "003-host-init", 8),
         ("docs/adr/0010-siblings-are-judged-against-each-other.md", "009-critics", 2),
