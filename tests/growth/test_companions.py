@@ -245,6 +245,15 @@ def test_reaching_the_recompile_limit_is_reported_once() -> None:
     assert [event.kind for event in growth.end_epoch(lambda: compiled(X[:1]).mean())] == ["measured"]
 
 
+def test_a_compiled_network_is_finished_as_the_plain_one_under_it() -> None:
+    net = mlp()
+    compiled = torch.compile(net, backend="eager")
+    growth = Growth(compiled, torch.optim.SGD(net.parameters(), lr=0.1), sample=X, slots="1", controller=None)
+    growth.germinate("1", "mlp")
+    assert growth.finish() is net
+    torch.testing.assert_close(compiled(X), net(X))
+
+
 def test_a_whole_graph_of_a_frozen_backbone_is_compiled_with_its_seed() -> None:
     net = mlp()
     net[:4].requires_grad_(False)

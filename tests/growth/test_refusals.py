@@ -106,6 +106,10 @@ REFUSALS = {
         lambda: grow(mlp(), torch.zeros(4, 7)),
         "Sequential fails on the sample: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
     ),
+    "sample of one": (
+        lambda: grow(nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)), X[:1]),
+        "Sequential fails on the sample in training mode: Expected more than 1 value per channel",
+    ),
     "sample with targets": (
         lambda: grow(mlp(), (X, torch.zeros(4))),
         "the sample has 2 parts, and Sequential.forward(input) does not take them (too many",

@@ -93,7 +93,6 @@ class Growth:
         ``controller`` is ``auto``, a plan (``conv_light@layer2:4``), the folder of a policy, a controller, or
         None. ``calibrate`` are training batches for BatchNorm statistics of networks with a seed off.
         """
-        self._wrapped = net
         self.net = surroundings.unwrapped(net)
         self.sample = sample
         membership = Membership(optimizer, self.net)
@@ -312,7 +311,7 @@ class Growth:
                 GrowthWarning,
                 stacklevel=2,
             )
-        return self._wrapped
+        return self.net
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but weights, in plain values; save it beside the states of network and optimiser."""

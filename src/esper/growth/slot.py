@@ -246,11 +246,18 @@ def attach(net: nn.Module, sites: Sequence[Site], sample: Any, token: str = "") 
     for slot in slots:
         slot.parent[0].add_module(RESERVED, slot)
     try:
-        with untouched(net, training=False), torch.no_grad():
-            call(net, sample)
-    except Exception:
+        for training in (False, True):  # finish compares both: what fails then would fail after all training
+            with untouched(net, training=training), torch.no_grad():
+                call(net, sample)
+    except HostError:
         detach(net)
         raise
+    except Exception as error:
+        detach(net)
+        raise HostError(
+            f"{type(net).__name__} fails on the sample in training mode: {error}. Pass a batch as in"
+            " training, of two samples or more"
+        ) from error
     forget_compiled()
     return slots
 
