@@ -103,7 +103,8 @@ def print_best(config: TrainingConfig, directory: Path) -> None:
 def evaluation_of(policy: Path, trained: TrainedOn) -> str:
     """The command that evaluates a policy on what it was trained on."""
     words = ["esper", "eval", str(policy), "--task", trained.task, "--slots", str(trained.slots)]
-    words += ["--steps", str(trained.steps), "--rent", str(trained.rent)]
+    length = ["--steps", trained.steps] if trained.budget is None else ["--budget", trained.budget]
+    words += [*map(str, length), "--rent", str(trained.rent)]
     return shlex.join([*words, *([] if trained.auto_forward else ["--no-auto-forward"])])
 
 

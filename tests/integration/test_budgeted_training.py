@@ -1,0 +1,42 @@
+"""A training with a budget of its own: its policy says so, and is evaluated on the same."""
+
+from pathlib import Path
+
+import pytest
+
+from esper.config import TrainingConfig
+from esper.scripts.eval_command import eval_command
+from esper.scripts.train_command import evaluation_of
+from esper.tamiyo.policy.checkpoint import load_policy, read_training
+from esper.tolaria.tasks import TASKS
+from esper.training import train, trained_on
+from tests.tolaria.building import tiny_task
+
+
+@pytest.fixture
+def _tiny_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(TASKS, "tiny", tiny_task())
+
+
+@pytest.mark.usefixtures("_tiny_world")
+def test_a_policy_is_evaluated_at_the_budget_of_its_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = TrainingConfig(
+        task="tiny", budget="20M", context=True, envs=1, iterations=1, hidden_dim=8, evaluate_episodes=1
+    )  # type: ignore[arg-type]  # text, as on the command line
+    train(config, tmp_path / "run")
+    best = tmp_path / "run" / "best"
+    told = read_training(best)
+    assert told == trained_on(config)
+    assert told is not None
+    assert told.budget == 20_000_000
+    assert load_policy(best).shape.context
+    command = evaluation_of(best, told).split()
+    assert "--steps" not in command
+    assert command[command.index("--budget") + 1] == "20000000"
+    eval_command([str(best), "--episodes", "2", "--processes", "1"])
+    said = capsys.readouterr()
+    assert "ppo" in said.out
+    assert "trained on" not in said.err, "nothing differs from the training"
