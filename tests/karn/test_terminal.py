@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.segment import Segment
 
 from esper.karn import terminal
+from esper.karn.lines import LogEntry, line_of
 from esper.karn.palette import LOOKS, SEVERITIES
 from esper.karn.run import open_run
 from esper.karn.screen import screen
@@ -348,3 +349,10 @@ def test_a_screen_is_asked_for_only_when_something_was_written(
         view.refresh()
         view._draw()
         assert len(asked) == 2
+
+
+def test_steps_that_a_float16_scaler_left_out_are_told() -> None:
+    row = replace(fake_run.epoch_row(1), skipped_steps=3)
+    line = line_of(LogEntry(row), fake_run.run_row())
+    assert line is not None
+    assert line.endswith("| float16 steps left out: 3")

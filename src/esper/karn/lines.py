@@ -193,6 +193,8 @@ def _epoch_line(row: EpochRow, stages: tuple[Stage, ...], run: RunRow) -> str:
         f"params {notation.count(row.params)} {notation.factor(row.params, row.params - row.grown_params)}",
         "slots " + "".join(LOOKS[stage].letter for stage in stages),
     ]
+    if row.skipped_steps:
+        parts.append(f"| float16 steps left out: {row.skipped_steps}")
     return "  ".join(parts)
 
 
