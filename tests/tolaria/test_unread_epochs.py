@@ -163,6 +163,6 @@ def test_straight_through_seeds_are_looked_at_at_once() -> None:
     env, _ = started(noisy_task(batches_per_epoch=2, rules=rules))
     env.begin_step(plant(1))
     train_together([env.host])
-    assert env.host._unread._shown == [], "they are in the host's own graph: a broken one would spoil it"
+    assert env.host._unread._losses == [], "they are in the host's own graph: a broken one would spoil it"
     env.end_step()
     assert env.epoch == 1

@@ -60,7 +60,8 @@ class Samples:
     ) -> None:
         self.inputs = inputs
         self.targets = targets
-        self.index = torch.arange(len(inputs)) if index is None else index
+        # Half the bytes: all that an environment keeps of a data set are its indices.
+        self.index = (torch.arange(len(inputs)) if index is None else index).int()
         self.scale = scale
 
     def __len__(self) -> int:
@@ -174,7 +175,7 @@ class BatchCursor:
     def next(self) -> Tensor:
         """Indices of the next minibatch."""
         if self._position + self._batch_size > self._order.numel():
-            self._order = torch.randperm(self._count, generator=self._generator)
+            self._order = torch.randperm(self._count, generator=self._generator).int()
             self._position = 0
         batch = self._order[self._position : self._position + self._batch_size]
         self._position += self._batch_size

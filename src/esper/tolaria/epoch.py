@@ -192,39 +192,43 @@ class UnreadEpoch:
     def __init__(self, learner: Learner, objective: Objective) -> None:
         self._learner = learner
         self._objective = objective
-        self._shown: list[Readings] = []
+        self._losses: list[Tensor] = []
         self._scores: list[Tensor] = []
+        self._norms: list[Tensor] = []
+        self._seed_norms: list[Tensor] = []
+        self._shadow_losses: list[Tensor] = []
+        self._seeds: dict[int, Tensor] = {}
 
     def train(self, x: Tensor, y: Tensor, *, last: bool) -> None:
         """One minibatch; the last one measures the seeds' gradients."""
         shown = self._learner.run(x, y, measure=last, look=False)
-        self._shown.append(shown)
+        self._losses.append(shown.loss)
         self._scores.append(self._objective.sample_scores(shown.output, y).mean())
+        self._norms.append(shown.host_norm)
+        self._seed_norms += shown.seed_norms
+        self._shadow_losses += shown.shadow_losses
+        self._seeds = shown.seeds
 
     def read(self) -> EpochTraining | None:
         """What the epoch showed; ``None`` if a number that should be finite is not."""
-        if not self._shown:
+        if not self._losses:
             return EpochTraining(math.nan, math.nan, math.nan, 0, {})
-        columns = [one.loss for one in self._shown], self._scores, [one.host_norm for one in self._shown]
-        losses, scores, norms, seed_norms, others = _read(*columns, *self._others())
+        losses, scores, norms, seed_norms, others = _read(
+            self._losses, self._scores, self._norms, self._seed_norms, self._shadow_losses + self._weights()
+        )
         precision = self._learner.precision
         # A gradient that overflowed its scale is the scaler's to answer for, and it has.
         checked = losses + others + ([] if precision.scales else norms + seed_norms)
         if not all(map(math.isfinite, checked)) or precision.overflows:
             return None
-        seeds = {slot: statistics_of(found) for slot, found in self._shown[-1].seeds.items()}
+        seeds = {slot: statistics_of(found) for slot, found in self._seeds.items()}
         return _summary(losses, scores, norms, precision, seeds)
 
-    def _others(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Norms of the seeds' gradients; shadow losses and norms of incubating seeds' weights.
-
-        Of weights too, since tanh and ReLU hide those that are infinite.
-        """
+    def _weights(self) -> list[Tensor]:
+        """Norms of incubating seeds' weights: tanh and ReLU hide those that are infinite."""
         model = self._learner.model
         own = [tensor for slot in model.incubating for tensor in model.slot(slot).floats()]
-        weights = list(torch._foreach_norm(own)) if own else []
-        shadows = [value for one in self._shown for value in one.shadow_losses]
-        return [norm for one in self._shown for norm in one.seed_norms], shadows + weights
+        return list(torch._foreach_norm(own)) if own else []
 
 
 def _read(*columns: list[Tensor]) -> list[list[float]]:
