@@ -2,6 +2,7 @@
 
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from esper.karn.query import read_rows
 from esper.leyline.events import EpisodeRow
 from esper.runner import run_arm
 from esper.study import Cell, means_by_rng_seed, run_study
+from esper.tolaria.vector import SerialVector
 
 ARMS: dict[str, dict[str, object]] = {
     "off": {"controller": "off"},
@@ -53,3 +55,25 @@ def test_an_rng_seed_counts_once_with_the_mean_of_its_episodes(results: dict[str
     first, second, third, fourth = (cell.test_score for cell in results["off"])
     means = means_by_rng_seed(results, lambda cell: cell.test_score)
     assert means["off"] == pytest.approx([(first + second) / 2, (third + fourth) / 2])
+
+
+@pytest.mark.parametrize("devices", [("cpu:0", "cpu:1")])
+def test_rng_seeds_are_dealt_out_to_devices_and_no_score_depends_on_it(
+    results: dict[str, list[Cell]], devices: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr(SerialVector, "reset", _noting(SerialVector.reset, made))
+    again = run_study({"off": {**SHORT, **ARMS["off"]}}, [4, 3], processes=1, devices=devices)
+    assert list(dict.fromkeys(made)) == [(4, "cpu:0"), (3, "cpu:1")]
+    assert again["off"] == [cell for cell in results["off"] if cell.episode == 0]
+
+
+def _noting(reset: Any, made: list[tuple[int, str]]) -> Any:
+    """``reset`` of a vector, with a note of which rng seed runs where."""
+
+    def noted(vector: SerialVector, *args: Any, **kwargs: Any) -> Any:
+        [env] = vector.envs
+        made.append((env._rng_seed, env.compute.device.name))
+        return reset(vector, *args, **kwargs)
+
+    return noted

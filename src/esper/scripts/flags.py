@@ -84,7 +84,8 @@ class _Parser(argparse.ArgumentParser):
 def _add(parser: _Parser, name: str, flag: str, field: FieldInfo) -> None:
     """One flag; what is not given does not appear among the parsed values."""
     kind = field.annotation
-    shown = "" if field.default is None or field.default == () else f" (default: {field.default})"
+    default = " ".join(field.default) if isinstance(field.default, tuple) else field.default
+    shown = "" if default in (None, "") else f" (default: {default})"
     text = f"{field.description}{shown}".replace("%", "%%")
     options: dict[str, Any] = {"help": text, "default": argparse.SUPPRESS}
     if kind is bool:
