@@ -119,7 +119,7 @@ def main() -> None:
             rows += pair
             with RESULTS.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in pair)
-            (HERE / "table.md").write_text(table(rows))
+    (HERE / "table.md").write_text(table(rows))
 
 
 if __name__ == "__main__":

@@ -57,13 +57,12 @@ def test_an_rng_seed_counts_once_with_the_mean_of_its_episodes(results: dict[str
     assert means["off"] == pytest.approx([(first + second) / 2, (third + fourth) / 2])
 
 
-@pytest.mark.parametrize("devices", [("cpu:0", "cpu:1")])
 def test_rng_seeds_are_dealt_out_to_devices_and_no_score_depends_on_it(
-    results: dict[str, list[Cell]], devices: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    results: dict[str, list[Cell]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
     monkeypatch.setattr(SerialVector, "reset", _noting(SerialVector.reset, made))
-    again = run_study({"off": {**SHORT, **ARMS["off"]}}, [4, 3], processes=1, devices=devices)
+    again = run_study({"off": {**SHORT, **ARMS["off"]}}, [4, 3], processes=1, devices=("cpu:0", "cpu:1"))
     assert list(dict.fromkeys(made)) == [(4, "cpu:0"), (3, "cpu:1")]
     assert again["off"] == [cell for cell in results["off"] if cell.episode == 0]
 

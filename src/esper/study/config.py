@@ -132,8 +132,8 @@ class StudyConfig(Settings):
             len(self.learning_rate_factors) > 1 or any("schedule" in texts for texts in self.arms.values())
         ):
             raise ValueError(
-                "with selection_rng_seeds = 0 rates and plans would be chosen by what is reported; name one of"
-                " learning_rate_factors and no schedule, or give rng seeds to choose with"
+                "with selection_rng_seeds = 0 rates and plans would be chosen by what is reported; name one"
+                " of learning_rate_factors and no schedule, or give rng seeds to choose with"
             )
         return self
 
