@@ -88,8 +88,8 @@ class Growth:
 
         ``net`` is the network that is trained, also under ``torch.compile`` or ``DistributedDataParallel``;
         ``optimizer`` the one that trains it, or several; without it ``bind`` follows. ``sample`` is what
-        the network is called with: a tensor, a
-        tuple of arguments or a dict of named ones. ``slots`` are names of submodules, globs, or ``auto``.
+        it is called with: a tensor, a tuple of arguments or a dict of named ones. ``slots`` are names of
+        submodules, globs, or ``auto``.
         ``controller`` is ``auto``, a plan (``conv_light@layer2:4``), the folder of a policy, a controller, or
         None. ``calibrate`` are training batches for BatchNorm statistics of networks with a seed off.
         """
@@ -126,9 +126,7 @@ class Growth:
         """
         self._check_unfinished("end_epoch")
         if not self._body.membership.optimisers:
-            raise EsperError(
-                "Growth has no optimiser yet, so no seed would learn; call bind(optimizer) first"
-            )
+            raise EsperError("Growth has no optimiser, so no seed would learn; call bind(optimizer) first")
         self._body.follow_network()
         evaluation = Evaluation(
             self.net, evaluate, higher_is_better=self._higher_is_better, calibrate=self._calibrate
