@@ -15,6 +15,7 @@ def networks() -> list[nn.Module]:
     return [nn.Linear(5, 4), nn.Conv2d(3, 4, 3), nn.Linear(2, 2)]
 
 
+RATES = (0.1, 0.05, 0.03)
 KINDS: dict[str, Callable[[nn.Module, float], Optimizer]] = {
     "momentum": lambda net, rate: SGD(net.parameters(), lr=rate, momentum=0.9),
     "another momentum": lambda net, rate: SGD(net.parameters(), lr=rate, momentum=0.5),
@@ -30,7 +31,10 @@ KINDS: dict[str, Callable[[nn.Module, float], Optimizer]] = {
 def test_the_weights_are_those_of_single_steps_bit_for_bit(kind: str) -> None:
     ours, theirs = networks(), networks()
     made = KINDS["momentum"], KINDS["momentum"], KINDS[kind]
-    pairs = [[m(net, 0.1 / (i + 1)) for i, (m, net) in enumerate(zip(made, nets))] for nets in (ours, theirs)]
+    pairs = [
+        [make(net, rate) for make, net, rate in zip(made, nets, RATES, strict=True)]
+        for nets in (ours, theirs)
+    ]
     for step in range(4):
         for nets in (ours, theirs):
             generator = torch.Generator().manual_seed(step)
