@@ -47,7 +47,7 @@ def _step_each(optimisers: Sequence[torch.optim.Optimizer]) -> None:
         optimiser.step()
 
 
-CHUNKS = [(switching, "FEATURES_AT_ONCE", 2**17), (switching, "BATCHED_VALUES", 2**18)]
+CHUNKS = [(switching, "FEATURES_AT_ONCE", 2**17)]
 WAYS: dict[str, list[tuple[Any, str, Any]]] = {
     "neighbours folded in convolutions": [(layers, "LANES", 1)],
     "folded convolutions and plain bias gradients": [(layers.Conv2d, "convolve", _plain)],
