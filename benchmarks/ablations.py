@@ -6,7 +6,7 @@ CPU milliseconds per environment-step with so many blended seeds, the least of s
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +20,7 @@ from benchmarks.measuring import cpu_times
 from esper.kasmina import layers
 from esper.kasmina.hosts.cnn import GlobalHead
 from esper.kasmina.slot import SeedSlot
-from esper.tolaria import switching
+from esper.tolaria import precision, switching
 from tests.tolaria.building import plant
 
 ENVS, ITERATIONS = 2, 20
@@ -42,7 +42,12 @@ def _plain(layer: layers.Conv2d, x: torch.Tensor, weight: torch.Tensor, bias: to
     return F.conv2d(x, weight, bias, padding=layer.padding)
 
 
-CHUNKS = [(switching, "FEATURES_AT_ONCE", 2**17), (switching, "BATCHED_VALUES", 2**18)]
+def _step_each(optimisers: Sequence[torch.optim.Optimizer]) -> None:
+    for optimiser in optimisers:
+        optimiser.step()
+
+
+CHUNKS = [(switching, "FEATURES_AT_ONCE", 2**17)]
 WAYS: dict[str, list[tuple[Any, str, Any]]] = {
     "neighbours folded in convolutions": [(layers, "LANES", 1)],
     "folded convolutions and plain bias gradients": [(layers.Conv2d, "convolve", _plain)],
@@ -51,6 +56,7 @@ WAYS: dict[str, list[tuple[Any, str, Any]]] = {
     "a light seed as one convolution": [(SeedSlot, "_blended", _added)],
     "the head's gradient in the features' layout": [(GlobalHead, "forward", _mean)],
     "validation in larger chunks": CHUNKS,
+    "host and seeds stepped together": [(precision, "step_together", _step_each)],
 }
 
 

@@ -186,20 +186,16 @@ class _NormReLU(torch.autograd.Function):
 
 
 class MaxPool2d(nn.MaxPool2d):
-    """The largest of every 2×2 positions: of two rows first, of two neighbours then."""
+    """The largest of every 2×2 positions; where nobody learns of two rows first, of two neighbours then."""
 
     def __init__(self) -> None:
         super().__init__(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1] % 2 or x.shape[-2] % 2 or not is_large(x):
+        if torch.is_grad_enabled() or x.shape[-1] % 2 or x.shape[-2] % 2 or not is_large(x):
             output: Tensor = super().forward(x)
-        elif not torch.is_grad_enabled():
-            output = torch.maximum(*_columns(torch.maximum(*_rows(x)))).permute(0, 3, 1, 2)
-        elif x.shape[1] < LANES:
-            output = _Pooling.apply(x)  # type: ignore[no-untyped-call]
         else:
-            output = super().forward(x)
+            output = torch.maximum(*_columns(torch.maximum(*_rows(x)))).permute(0, 3, 1, 2)
         return output
 
 
@@ -213,35 +209,3 @@ def _columns(rows: Tensor) -> tuple[Tensor, ...]:
     """Every other column, from the first and from the second: ``[N, H / 2, W / 2, C]`` each."""
     batch, height, width, channels = rows.shape
     return rows.view(batch, height, width // 2, 2, channels).unbind(3)
-
-
-class _Pooling(torch.autograd.Function):
-    """Of equals the upper and the left one gets the gradient. Masks are floats: torch is slow on bools."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        upper, lower = _rows(x)
-        rows = torch.maximum(upper, lower)
-        left, right = _columns(rows)
-        output = torch.maximum(left, right)
-        is_upper, is_left = torch.empty_like(rows), torch.empty_like(output)
-        torch.ge(upper, lower, out=is_upper)
-        torch.ge(left, right, out=is_left)
-        ctx.save_for_backward(is_upper, is_left)
-        return output.permute(0, 3, 1, 2)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        is_upper, is_left = ctx.saved_tensors
-        batch, height, width, channels = is_upper.shape
-        rows = torch.empty_like(is_upper)
-        _share(grad.permute(0, 2, 3, 1), is_left, *_columns(rows))
-        gradient = grad.new_empty(batch, 2 * height, width, channels).permute(0, 3, 1, 2)
-        _share(rows, is_upper, *_rows(gradient))
-        return gradient
-
-
-def _share(grad: Tensor, is_first: Tensor, first: Tensor, second: Tensor) -> None:
-    """Write ``grad`` into ``first`` where the mask is 1, into ``second`` elsewhere, and 0 into the other."""
-    torch.mul(grad, is_first, out=first)
-    torch.sub(grad, first, out=second)

@@ -92,6 +92,8 @@ def _count(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> PartC
 
     def count(into_parameters: bool, into_input: bool) -> tuple[int, int]:
         into_input &= dtype.is_floating_point
+        for parameter in parameters:
+            parameter.requires_grad_(into_parameters)
         sample = torch.ones((_BATCH, *shape), dtype=dtype, requires_grad=into_input)
         wanted: list[Tensor] = parameters * into_parameters + [sample] * into_input
         with flop_counter() as forward, torch.enable_grad():

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from esper.kasmina.optim import step_together
 from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Device, DeviceError
 
 _TYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -137,6 +138,5 @@ class Step:
             self._precision.note_skipped_step()
 
     def step(self) -> None:
-        for optimiser in self._optimisers:
-            optimiser.step()
+        step_together(self._optimisers)
         self._taken = True

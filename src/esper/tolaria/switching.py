@@ -24,7 +24,7 @@ Prefix = tuple[bool, ...]
 
 FEATURES_AT_ONCE = 2**19
 """Values that the features of one configuration may have: more do not stay in the cache."""
-BATCHED_VALUES = 2**19
+BATCHED_VALUES = 2**18
 """Values up to which the features of several configurations go on as one batch: fewer calls of small
 layers. Beyond it a call costs nothing, and copies and memory that the system has to clear first do."""
 ANSWERED_AT_ONCE = 2**15
