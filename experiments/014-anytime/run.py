@@ -51,6 +51,11 @@ Losses = Mapping[str, Mapping[int, Sequence[float]]]
 """Test losses by arm, rng seed and mark."""
 
 
+def reach_of(task: str, arm: str, rng_seed: int) -> int:
+    """How many marks an arm is run for."""
+    return len(MARKS) if rng_seed in SELECTION_SEEDS else REACH[task].get(arm, len(MARKS))
+
+
 def run(task: TaskSpec, arm: str, rng_seed: int) -> dict[str, Any]:
     """One arm with one rng seed: losses by mark, when it grew, and what was spent on what."""
     env = MorphEnv(task, rng_seed=rng_seed)
@@ -58,8 +63,7 @@ def run(task: TaskSpec, arm: str, rng_seed: int) -> dict[str, Any]:
     space = env.action_space
     with one_thread():
         if arm.isdigit():
-            reach = len(MARKS) if rng_seed in SELECTION_SEEDS else REACH[task.name].get(arm)
-            marks = MARKS[:reach]
+            marks = MARKS[: reach_of(task.name, arm, rng_seed)]
             answers = run_anytime(task.with_trunk(int(arm)), None, rng_seed=rng_seed, marks=marks)
         elif arm in PLANS:
             controller = PeriodicController(space, parse_plan(PLANS[arm], space))
@@ -117,7 +121,7 @@ def table(task: TaskSpec, losses: Losses) -> str:
     """Mean test losses by mark and the largest regret of each arm, with 95 % intervals."""
     sizes = [arm for arm in losses if arm.isdigit()]
     reference = references(losses, sizes)
-    reach = {arm: REACH[task.name].get(arm, len(MARKS)) for arm in losses}
+    reach = {arm: reach_of(task.name, arm, RNG_SEEDS[0]) for arm in losses}
     known = [
         seed
         for seed in RNG_SEEDS
@@ -172,7 +176,9 @@ def main(name: str = "pycode_scaling", *arms: str) -> None:
     task, folder = task_named(name), Path(__file__).parent.parent / FOLDERS[name]
     results = folder / "results.jsonl"
     rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    done = {(row["arm"], row["rng_seed"]) for row in rows}
+    done = {
+        (r["arm"], r["rng_seed"]) for r in rows if len(r["losses"]) >= reach_of(name, r["arm"], r["rng_seed"])
+    }
     known = [*map(str, SIZES[name]), "counting", *PLANS]
     wanted = arms or known
     jobs = [(arm, seed) for seed in (*SELECTION_SEEDS[:1], *RNG_SEEDS) for arm in wanted]

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import wsd_factor
 from esper.leyline.errors import EsperError, HostError
 from esper.leyline.factored_actions import CANONICAL_ACTION, OP_GERMINATE, Head
 from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
 from esper.leyline.stages import Stage
-from esper.tolaria.anytime import run_anytime
+from esper.tolaria.anytime import MARKS, run_anytime
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.env import MorphEnv
+from esper.tolaria.flops import FlopMeter
 from esper.tolaria.tasks import task_named
 from esper.tolaria.tasks.text import split_text
 
@@ -117,6 +119,13 @@ def test_a_larger_network_gets_fewer_minibatches_for_a_step():
     # 7 · 32.5 = 227.5 leaves 22.5; 4 · 58.7 = 234.9 leaves 37.6, of which the seed's first measurement takes
     # 8.4; so there are 279 for the third step, 3 · 84.9 = 254.7.
     assert counts == [7, 4, 3]
+
+
+def test_the_smallest_mark_of_fashion_scaling_holds_two_hundred_minibatches_of_the_largest_size():
+    task = task_named("fashion_scaling")
+    largest = task.with_trunk(1 + task.num_slots).instances.draw(torch.Generator())
+    meter = FlopMeter(MorphogeneticModel(task.build_host(largest), task.rules), torch.zeros(1, 14, 14))
+    assert MARKS[0] * task.budget >= 200 * meter.minibatch(task.batch_size)
 
 
 def test_a_seed_enters_at_full_alpha_and_tempo_is_canonical():
