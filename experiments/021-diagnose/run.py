@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from pairs import FAMILIES, INTENTS, draw_pair
 from torch.utils.data import DataLoader, TensorDataset
-from truth import host_of, kind_of, measure, values
+from truth import host_loss, host_of, kind_of, longer, measure, values
 
 from esper.growth.diagnosing import diagnose
 from esper.karn.statistics import Estimate, estimate
 
 HERE = Path(__file__).parent
-FIRST_NUMBER = {"selection": 0, "test": 1000}
+FIRST_NUMBER = {"selection": 0, "first-test": 1000, "test": 2000}
 EACH = 8
 """Pairs of each kind."""
 KINDS = {"place": "one place is best", "nothing": "nothing helps", "longer": "training longer helps"}
@@ -124,13 +124,13 @@ def _pairs(entries: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
     ]
     for entry, said in entries:
         truth, pair = entry["truth"], draw_pair(entry["number"])
-        longer = max(truth["host"] - np.mean(losses) for losses in truth["controls"].values()) / truth["host"]
-        worth = " / ".join(f"{100 * v.mean() / truth['host']:.0f}" for v in values(truth).values())
+        host = host_loss(truth)
+        worth = " / ".join(f"{100 * value.mean() / host:.0f}" for value in values(truth).values())
         kind = entry["place"] or entry["kind"]
         verdict = f"grow {said['place']}" if said["place"] else said["verdict"]
         best, control = said["rows"][0]["change"]["mean"], said["control"]["mean"]
         lines.append(
-            f"| {entry['number']} | {pair.name}, {pair.blueprint} | {kind} | {100 * longer:.0f} | {worth} |"
+            f"| {entry['number']} | {pair.name}, {pair.blueprint} | {kind} | {100 * longer(truth).mean() / host:.0f} | {worth} |"
             f" {verdict} | {-100 * best / said['val_loss']:.0f} | {-100 * control / said['val_loss']:.0f} |"
             f" {said['seconds']:.1f} |"
         )
@@ -142,7 +142,7 @@ def _by_first_order(said: dict[str, Any]) -> str:
 
 
 def _beyond_random(truth: dict[str, Any], place: str) -> float:
-    worth = {name: 100 * float(value.mean()) / truth["host"] for name, value in values(truth).items()}
+    worth = {name: 100 * float(value.mean()) / host_loss(truth) for name, value in values(truth).items()}
     return worth[place] - float(np.mean(list(worth.values())))
 
 

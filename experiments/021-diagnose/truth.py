@@ -20,6 +20,8 @@ CONTROL_LENGTHS = (1.5, 3.0)
 """Steps of a control for one with a seed: the first if that adds up to half the compute, else the second."""
 CHANGE, NO_CHANGE = 0.04, 0.02
 """Shares of the loss: from the first on a change is one, below the second it is none."""
+PARTS = 20
+"""Of the test data."""
 CLEAR = 2.0
 """Standard errors."""
 
@@ -40,12 +42,12 @@ def train(net: nn.Module, pair: Pair, steps: int, rng_seed: int, decays: bool) -
 
 
 @torch.no_grad()
-def loss_on(net: nn.Module, pair: Pair, data: Data) -> float:
+def loss_on(net: nn.Module, pair: Pair, data: Data) -> list[float]:
+    """Of equal parts of the data, so that the error of a difference can be told."""
     net.eval()
-    parts = [
-        (pair.loss(net(x), y).item(), len(x)) for x, y in zip(*(d.split(500) for d in data), strict=True)
-    ]
-    return sum(value * size for value, size in parts) / sum(size for _, size in parts)
+    size = len(data[0]) // PARTS
+    parts = zip(*(d[: PARTS * size].split(size) for d in data), strict=True)
+    return [round(pair.loss(net(x), y).item(), 6) for x, y in parts]
 
 
 def host_of(pair: Pair) -> nn.Module:
@@ -78,7 +80,7 @@ def measure(pair: Pair) -> dict[str, Any]:
     return found
 
 
-def _grown(host: nn.Module, pair: Pair, site: Site, rng_seed: int) -> tuple[float, int]:
+def _grown(host: nn.Module, pair: Pair, site: Site, rng_seed: int) -> tuple[list[float], int]:
     net = copy.deepcopy(host)
     torch.manual_seed(rng_seed)
     [slot] = attach(net, [site], pair.train[0][:2])
@@ -88,7 +90,7 @@ def _grown(host: nn.Module, pair: Pair, site: Site, rng_seed: int) -> tuple[floa
     return loss_on(net, pair, pair.test), flops
 
 
-def _controls(host: nn.Module, pair: Pair, length: float) -> list[float]:
+def _controls(host: nn.Module, pair: Pair, length: float) -> list[list[float]]:
     losses = []
     for rng_seed in range(RNG_SEEDS):
         net = copy.deepcopy(host)
@@ -99,34 +101,57 @@ def _controls(host: nn.Module, pair: Pair, length: float) -> list[float]:
 
 
 def values(truth: dict[str, Any]) -> dict[str, np.ndarray]:
-    """For every place how far the loss of a seed there is below host and control, ``[rng seed]``."""
-    controls = {length: np.array(losses) for length, losses in truth["controls"].items()}
-    return {
-        seed["place"]: np.minimum(controls[str(seed["length"])], truth["host"]) - np.array(seed["losses"])
-        for seed in truth["seeds"]
-    }
+    """For every place how far the loss of a seed there is below host and control, ``[rng seed, part]``.
+
+    Files of the first two sets of pairs have no parts.
+    """
+    host = np.array(truth["host"]).reshape(1, -1)
+    controls = {length: _table(losses) for length, losses in truth["controls"].items()}
+    found = {}
+    for seed in truth["seeds"]:
+        control = controls[str(seed["length"])]
+        found[seed["place"]] = (control if control.mean() < host.mean() else host) - _table(seed["losses"])
+    return found
+
+
+def host_loss(truth: dict[str, Any]) -> float:
+    return float(np.mean(truth["host"]))
+
+
+def longer(truth: dict[str, Any]) -> np.ndarray:
+    """How far the better control is below the host, ``[rng seed, part]``."""
+    host = np.array(truth["host"]).reshape(1, -1)
+    gains = [host - _table(losses) for losses in truth["controls"].values()]
+    return max(gains, key=lambda gain: float(gain.mean()))
 
 
 def kind_of(truth: dict[str, Any]) -> tuple[str, str | None]:
     """``place`` with its name, ``longer``, ``nothing``, or ``mixed`` for what is none of these clearly."""
-    host, places = truth["host"], values(truth)
+    host, places, control = host_loss(truth), values(truth), longer(truth)
     first, second = sorted(places, key=lambda name: -places[name].mean())[:2]
-    value = places[first].mean()
-    controls = [host - np.array(losses) for losses in truth["controls"].values()]
-    longer = max(controls, key=lambda gain: float(gain.mean()))
-    helps = longer.mean() >= CHANGE * host and longer.mean() >= CLEAR * _error(longer)
+    value, gain = places[first].mean(), control.mean()
     ahead = places[first] - places[second]
+    helps = gain >= CHANGE * host and gain >= CLEAR * _error(control)
     is_clear = value >= CLEAR * _error(places[first]) and ahead.mean() >= CLEAR * _error(ahead)
     # Three rng seeds alone make some difference of next to nothing seem clear.
     is_best = is_clear and min(value, ahead.mean()) >= CHANGE * host
-    if is_best and not (helps and value < 0.5 * longer.mean()):
+    if is_best and not (helps and value < 0.5 * gain):
         return "place", first
-    if helps and value < 0.25 * longer.mean():
+    if helps and value < 0.25 * gain:
         return "longer", None
-    if longer.mean() < NO_CHANGE * host and value < NO_CHANGE * host:
+    if gain < NO_CHANGE * host and value < NO_CHANGE * host:
         return "nothing", None
     return "mixed", None
 
 
-def _error(sample: np.ndarray) -> float:
-    return float(sample.std(ddof=1)) / math.sqrt(len(sample))
+def _table(losses: list[Any]) -> np.ndarray:
+    return np.array(losses).reshape(len(losses), -1)
+
+
+def _error(differences: np.ndarray) -> float:
+    """Standard error of the mean over rng seeds and over parts of the test data, both of which were drawn."""
+    return math.hypot(*(_standard_error(differences.mean(axis)) for axis in (0, 1)))
+
+
+def _standard_error(sample: np.ndarray) -> float:
+    return float(sample.std(ddof=1)) / math.sqrt(len(sample)) if len(sample) > 1 else 0.0

@@ -19,8 +19,12 @@ import esper
 from esper.growth.diagnosing import Clock, Race, diagnose
 from esper.growth.diagnosis import Diagnosis, Row, decide
 from esper.growth.race import Paired, Probe, Runner, frozen, grafted, heat, share_of_rate
+from esper.growth.sites import find_sites
+from esper.growth.slot import build_graft
 from esper.growth.user_batches import endless, parts_of
+from esper.kasmina.blueprints import blueprint_named
 from esper.leyline.errors import EsperError
+from esper.leyline.factored_actions import Style
 
 
 def features(net: nn.Module, rng_seed: int = 0, samples: int = 512) -> tuple[Tensor, Tensor]:
@@ -275,6 +279,25 @@ def test_a_copied_optimiser_steps_the_copy_even_under_a_scheduler() -> None:
     runner.step((torch.ones(3, 5), torch.ones(3, 2)), F.mse_loss, 1.0)
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
     assert not torch.equal(runner.net.weight, net.weight)  # type: ignore[arg-type]
+
+
+def test_a_seed_that_joins_the_control_learns_with_a_copy_of_it() -> None:
+    torch.manual_seed(0)
+    net, batch = nn.Linear(5, 2), (torch.randn(8, 5), torch.randn(8, 2))
+    [site] = find_sites(net := nn.Sequential(net), "0", batch[0])
+    control = Runner.control(net, 1e-2)
+    graft = build_graft(site, blueprint_named("lora", "features"), Style.LINEAR_ADD, net)
+    seed = Runner.candidate(frozen(net), site, graft, 1e-2)
+    for runner in (control, seed):
+        runner.step(batch, F.mse_loss, 1.0)
+    joint = seed.joined(control)
+    kept = copy.deepcopy((control.net.state_dict(), graft.state_dict()))
+    moments = control.optimisers[0].state[control.net[0].weight]["step"].item()  # type: ignore[index]
+    joint.step(batch, F.mse_loss, 1.0)
+    assert not torch.equal(joint.net[0].weight, control.net[0].weight)  # type: ignore[index]
+    assert joint.optimisers[1].state[joint.net[0].weight]["step"].item() == moments + 1  # type: ignore[index]
+    for before, after in zip(kept, (control.net.state_dict(), graft.state_dict()), strict=True):
+        assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_the_first_order_score_is_the_slope_of_the_validation_loss() -> None:

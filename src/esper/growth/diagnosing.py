@@ -50,8 +50,10 @@ BLUEPRINTS: Final[dict[Topology, tuple[str, ...]]] = {
 SEED_RATES: Final = (2e-3, 1e-2)
 HOST_RATES: Final = (3e-4, 2e-3, 8e-3)
 """Of Adam, side by side in the first heat; the better one goes on."""
-HEATS: Final = ((30, 8, 1 / 3), (60, 4, 1 / 2), (120, 2, 1.0))
-"""Batches of each heat, how many candidates run in it, and the share it may take of the time left."""
+HEATS: Final = ((30, 8, 1 / 3), (60, 4, 1 / 2), (120, 3, 1.0))
+"""Batches of each heat, how many candidates run in it, and the share it may take of the time left.
+
+In the last one the network learns with them, if training it longer has helped so far."""
 MEASURING: Final = 0.02
 """Share of the time that one measurement may take."""
 LEAST_STEPS: Final = 8
@@ -143,7 +145,11 @@ def diagnose(  # noqa: PLR0913  what a user may say, by name
         SAMPLES[net] = inputs_of(race.training[0]) if sample is None else sample
         race.find_candidates(slots, blueprints, SAMPLES[net])
         race.score_first_order()
-        all(race.run_heat(*each) for each in HEATS)  # until one does not fit into the time
+        for number, (steps, size, share) in enumerate(HEATS):
+            if number == len(HEATS) - 1:
+                race.join_control(size)
+            if not race.run_heat(steps, size, share):
+                break
         return race.diagnosis()
 
 
@@ -266,6 +272,13 @@ class Race:
         self.seconds_per_step *= (time.monotonic() - started) / (per_step * max(made, 1))
         self._measure(running, [*runners, *self.controls])
         return made == steps
+
+    def join_control(self, size: int) -> None:
+        """Let the best go on in copies of the network that was trained longer, if that has helped."""
+        if self.control is None or self.control.mean >= 0:
+            return
+        for each in _one_per_place_first(self.candidates)[:size]:
+            each.runners = [runner.joined(self.controls[0]) for runner in each.runners]
 
     def _control_steps(self, running: Sequence[Candidate]) -> float:
         """Steps of a control for one of a candidate: the compute of host and costliest seed, or the most."""

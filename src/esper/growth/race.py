@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
 from esper.growth.sites import Site
 from esper.growth.slot import Graft, replaced
@@ -30,6 +31,8 @@ WARM_UP = 0.2
 """Share of a heat in which the rate rises; it falls to zero in the rest, so that weights settle before they
 are measured."""
 
+PEAK = "peak"
+"""Key of a group's highest rate."""
 LEAST_PARTS = 8
 """Fewer would make an error bar of little worth."""
 
@@ -115,12 +118,10 @@ def grafted(net: nn.Module, site: Site, graft: Graft) -> Iterator[None]:
 
 @dataclass
 class Runner:
-    """One that learns in the race, by an optimiser of its own; none where nothing is left to learn."""
+    """One that learns in the race, by optimisers of its own; none where nothing is left to learn."""
 
     net: nn.Module
-    optimiser: torch.optim.Optimizer | None
-    rates: list[float]
-    """At their highest, one for each group of the optimiser."""
+    optimisers: list[Optimizer]
     site: Site | None = None
     graft: Graft | None = None
     steps: int = 0
@@ -130,26 +131,31 @@ class Runner:
     @classmethod
     def candidate(cls, host: nn.Module, site: Site, graft: Graft, rate: float) -> Runner:
         """A seed of its own behind a host that others use too."""
-        return cls(host, _adam(graft, rate), [rate], site, graft)
+        return cls(host, [_adam(graft, rate)], site, graft)
 
     @classmethod
     def control(cls, net: nn.Module, rate: float) -> Runner:
         """A copy of ``net`` that is trained on, as far as its owner lets it learn."""
         twin = copy.deepcopy(net).train()
         learns = any(p.requires_grad for p in twin.parameters())
-        return cls(twin, _adam(twin, rate) if learns else None, [rate])
+        return cls(twin, [_adam(twin, rate)] if learns else [])
 
     @classmethod
-    def continued(cls, net: nn.Module, optimizer: torch.optim.Optimizer) -> Runner:
+    def continued(cls, net: nn.Module, optimizer: Optimizer) -> Runner:
         """The same with a copy of the user's optimiser, at the rates that its schedule began with."""
         own = {id(p) for p in net.parameters()}
         if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             raise HostError("the optimizer holds no parameter of the network; pass the one that trains it")
-        twin, optimiser = copy.deepcopy(
-            (net, optimizer)
-        )  # together, so that the one holds the other's parameters
-        rates = [float(group.get("initial_lr", group["lr"])) for group in optimiser.param_groups]
-        return cls(twin.train(), optimiser, rates)
+        twin, optimiser = _copied(net, optimizer)
+        for group in optimiser.param_groups:
+            group[PEAK] = group.get("initial_lr", group["lr"])
+        return cls(twin.train(), [optimiser])
+
+    def joined(self, control: Runner) -> Runner:
+        """This seed in a copy of ``control``, both of which go on learning from where they are."""
+        net, theirs = _copied(control.net, control.optimisers)
+        graft, own = _copied(self.graft, self.optimisers)
+        return Runner(net, [*own, *theirs], self.site, graft, self.steps)
 
     @property
     def has_diverged(self) -> bool:
@@ -164,18 +170,20 @@ class Runner:
             yield self.net
 
     def step(self, batch: Any, loss: Loss, share: float) -> None:
-        """One minibatch at ``share`` of the rate; one whose loss is not finite changes nothing."""
-        if self.optimiser is None:
+        """One minibatch at ``share`` of the rates; one whose loss is not finite changes nothing."""
+        if not self.optimisers:
             return
-        for group, rate in zip(self.optimiser.param_groups, self.rates, strict=True):
-            group["lr"] = rate * share
-        self.optimiser.zero_grad()
+        for optimiser in self.optimisers:
+            optimiser.zero_grad()
+            for group in optimiser.param_groups:
+                group["lr"] = group[PEAK] * share
         with self.in_forward() as net:
             value = loss_of(net, batch, loss)
             if not bool(torch.isfinite(value)):
                 return
             value.backward()
-        self.optimiser.step()
+        for optimiser in self.optimisers:
+            optimiser.step()
         self.steps += 1
 
     def measure(self, probe: Probe) -> None:
@@ -184,9 +192,15 @@ class Runner:
             self.losses = probe.losses(net)
 
 
-def _adam(module: nn.Module, rate: float) -> torch.optim.Optimizer:
+def _adam(module: nn.Module, rate: float) -> Optimizer:
     parameters = [p for p in module.parameters() if p.requires_grad]
-    return torch.optim.AdamW(parameters, lr=rate, betas=BETAS, weight_decay=0.0)
+    group = {"params": parameters, PEAK: rate}
+    return torch.optim.AdamW([group], lr=rate, betas=BETAS, weight_decay=0.0)
+
+
+def _copied(module: Any, optimiser: Any) -> Any:
+    """Copies of both, made together: so the one holds the parameters of the other."""
+    return copy.deepcopy((module, optimiser))
 
 
 def frozen(net: nn.Module) -> nn.Module:
