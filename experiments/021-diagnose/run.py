@@ -5,8 +5,8 @@ trained longer for the same compute (at most three times the steps), 3 rng seeds
 number until there are 8 of each kind; the kind is what was measured, not what was meant. Thresholds
 of the verdict were set on the selection pairs; the test pairs were then diagnosed once.
 
-Run with ``.venv/bin/python experiments/021-diagnose/run.py selection``, then ``test`` (10 minutes of CPU;
-truth-*.jsonl keeps what was measured), then ``table``.
+Run with ``.venv/bin/python experiments/021-diagnose/run.py truth test`` (10 minutes of CPU; a file keeps what
+was measured), ``diagnose test``, and the same for the other sets; ``table`` writes table.md.
 """
 
 from __future__ import annotations
@@ -31,27 +31,34 @@ EACH = 8
 """Pairs of each kind."""
 KINDS = {"place": "one place is best", "nothing": "nothing helps", "longer": "training longer helps"}
 VERDICTS = ("grow", "train longer first", "nowhere", "unclear")
+TABLES = {
+    "Test pairs": ("test", "test"),
+    "First test pairs, the same version": ("first-test", "first-test"),
+    "Selection pairs": ("selection", "selection"),
+    "First version (all heats behind the frozen host), first test pairs": ("first-test", "first-test-frozen"),
+    "First version, selection pairs": ("selection", "selection-frozen"),
+}
+"""Title, set of pairs, file of diagnoses."""
 MINUTES = 60.0
 """No limit here, so that the table does not depend on the machine."""
 
 
-def measured(part: str) -> list[dict[str, Any]]:
-    """The truth of pair after pair, from file where it is there, until there are enough of each kind."""
+def measured(part: str, *, fill: bool) -> list[dict[str, Any]]:
+    """Pairs and what is true of them, up to ``EACH`` of a kind; with ``fill`` what is missing is measured."""
     file = HERE / f"truth-{part}.jsonl"
     known = {entry["number"]: entry for entry in _read(file)}
     chosen: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     number = FIRST_NUMBER[part]
-    while min(map(len, chosen.values())) < EACH:
+    while min(map(len, chosen.values())) < EACH and (fill or number <= max(known)):
         intent = INTENTS[number // len(FAMILIES) % len(INTENTS)]
-        if len(chosen[intent]) < EACH:
+        if len(chosen[intent]) < EACH and (fill or number in known):
             if number not in known:
                 known[number] = {"number": number, "intent": intent, "truth": measure(draw_pair(number))}
                 _append(file, known[number])
-            entry = known[number]
-            kind, place = kind_of(entry["truth"])
-            print(number, draw_pair(number).name, intent, "is", kind, place, flush=True)
+                print(number, intent, *kind_of(known[number]["truth"]), flush=True)
+            kind, place = kind_of(known[number]["truth"])
             if kind in chosen and len(chosen[kind]) < EACH:
-                chosen[kind].append({**entry, "kind": kind, "place": place})
+                chosen[kind].append({**known[number], "kind": kind, "place": place})
         number += 1
     return [entry for entries in chosen.values() for entry in entries]
 
@@ -60,7 +67,7 @@ def diagnosed(part: str) -> None:
     """Diagnose every pair once, as a user would call it, with the places and the blueprint of the truth."""
     file = HERE / f"diagnosis-{part}.jsonl"
     done = {entry["number"] for entry in _read(file)}
-    for entry in measured(part):
+    for entry in measured(part, fill=False):
         if entry["number"] in done:
             continue
         pair = draw_pair(entry["number"])
@@ -81,10 +88,12 @@ def diagnosed(part: str) -> None:
         )
 
 
-def table(part: str) -> str:
+def table(part: str, diagnoses: str) -> str:
     """Verdicts by kind, the bars, and every pair."""
-    found = {entry["number"]: entry for entry in _read(HERE / f"diagnosis-{part}.jsonl")}
-    entries = [(truth, found[truth["number"]]) for truth in measured(part)]
+    found = {entry["number"]: entry for entry in _read(HERE / f"diagnosis-{diagnoses}.jsonl")}
+    entries = [
+        (truth, found[truth["number"]]) for truth in measured(part, fill=False) if truth["number"] in found
+    ]
     lines = [
         "| kind | pairs | grow | train longer first | nowhere | unclear | best place named |"
         " by first order alone |",
@@ -119,8 +128,8 @@ def _advantages(entries: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[st
 def _pairs(entries: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
     lines = [
         "| pair | network | truth | training longer, % | value of the places, % | verdict | predicted, % |"
-        " control, % | seconds |",
-        "|---|---|---|---|---|---|---|---|---|",
+        " control, % |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for entry, said in entries:
         truth, pair = entry["truth"], draw_pair(entry["number"])
@@ -130,9 +139,9 @@ def _pairs(entries: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
         verdict = f"grow {said['place']}" if said["place"] else said["verdict"]
         best, control = said["rows"][0]["change"]["mean"], said["control"]["mean"]
         lines.append(
-            f"| {entry['number']} | {pair.name}, {pair.blueprint} | {kind} | {100 * longer(truth).mean() / host:.0f} | {worth} |"
+            f"| {entry['number']} | {pair.name}, {pair.blueprint} | {kind} |"
+            f" {100 * longer(truth).mean() / host:.0f} | {worth} |"
             f" {verdict} | {-100 * best / said['val_loss']:.0f} | {-100 * control / said['val_loss']:.0f} |"
-            f" {said['seconds']:.1f} |"
         )
     return lines
 
@@ -160,13 +169,18 @@ def _append(file: Path, entry: dict[str, Any]) -> None:
         stream.write(json.dumps(entry) + "\n")
 
 
-if __name__ == "__main__":
+def main(command: str = "table", part: str = "") -> None:
     torch.set_num_threads(1)
-    wanted = sys.argv[1] if len(sys.argv) > 1 else "table"
-    if wanted in FIRST_NUMBER:
-        diagnosed(wanted)
-    elif wanted == "table":
-        parts = [f"## {part.capitalize()} pairs\n\n{table(part)}" for part in ("test", "selection")]
-        (HERE / "table.md").write_text("# Is diagnose right?\n\n" + "\n".join(parts))
+    if command == "truth" and part in FIRST_NUMBER:
+        measured(part, fill=True)
+    elif command == "diagnose" and part in FIRST_NUMBER:
+        diagnosed(part)
+    elif command == "table":
+        parts = [f"## {title}\n\n{table(*files)}" for title, files in TABLES.items()]
+        (HERE / "table.md").write_text("\n".join(parts))
     else:
-        raise SystemExit(f"unknown part '{wanted}'; choose selection, test or table")
+        raise SystemExit(f"say truth or diagnose and one of {', '.join(FIRST_NUMBER)}, or table")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -50,7 +50,7 @@ BLUEPRINTS: Final[dict[Topology, tuple[str, ...]]] = {
 SEED_RATES: Final = (2e-3, 1e-2)
 HOST_RATES: Final = (3e-4, 2e-3, 8e-3)
 """Of Adam, side by side in the first heat; the better one goes on."""
-HEATS: Final = ((30, 8, 1 / 3), (60, 4, 1 / 2), (120, 3, 1.0))
+HEATS: Final = ((30, 8, 1 / 3), (60, 4, 1 / 2), (120, 2, 1.0))
 """Batches of each heat, how many candidates run in it, and the share it may take of the time left.
 
 In the last one the network learns with them, if training it longer has helped so far."""
