@@ -3,7 +3,8 @@
 Truth: a seed at each of three places, trained together with the host as growth does it, against the host
 trained longer for the same compute (at most three times the steps), 3 rng seeds each. Pairs are drawn by
 number until there are 8 of each kind; the kind is what was measured, not what was meant. Thresholds
-of the verdict were set on the selection pairs; the test pairs were then diagnosed once.
+of the verdict were set on the selection pairs. The first version was then tried on the first test pairs and
+named too few places; the present one was made with them in view, and tried once on test pairs of its own.
 
 Run with ``.venv/bin/python experiments/021-diagnose/run.py truth test`` (10 minutes of CPU; a file keeps what
 was measured), ``diagnose test``, and the same for the other sets; ``table`` writes table.md.
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from truth import host_loss, host_of, kind_of, longer, measure, values
 
 from esper.growth.diagnosing import diagnose
-from esper.karn.statistics import Estimate, estimate
+from esper.karn.statistics import estimate
 
 HERE = Path(__file__).parent
 FIRST_NUMBER = {"selection": 0, "first-test": 1000, "test": 2000}
@@ -117,7 +118,7 @@ def _advantages(entries: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[st
     raced = [_beyond_random(truth, said["rows"][0]["place"]) for truth, said in of_kind]
     first = [_beyond_random(truth, _by_first_order(said)) for truth, said in of_kind]
     return [
-        "| place | pairs | worth beyond a random place, % of the host's loss |",
+        "| named place | pairs | worth beyond a random place, % of the host's loss |",
         "|---|---|---|",
         f"| recommended (verdict *grow*) | {len(recommended)} | {_interval(recommended)} |",
         f"| first of the race, pairs with a best place | {len(raced)} | {_interval(raced)} |",
@@ -156,8 +157,7 @@ def _beyond_random(truth: dict[str, Any], place: str) -> float:
 
 
 def _interval(sample: list[float]) -> str:
-    found: Estimate = estimate(sample)
-    return f"{found} (95 %)"
+    return f"{estimate(sample)} (95 %)" if sample else "–"
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
