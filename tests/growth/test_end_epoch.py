@@ -312,3 +312,26 @@ def test_a_broken_seed_is_named() -> None:
     with pytest.warns(GrowthWarning) as told:
         growth.end_epoch(lambda: 1.0)
     assert any("mlp in 2 has weights that are not finite" in str(each.message) for each in told)
+
+
+def test_seeds_of_a_frozen_network_train_alone_in_an_optimiser_with_an_empty_group() -> None:
+    net = mlp().requires_grad_(False)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    optimizer = torch.optim.SGD([{"params": []}], lr=0.1)
+    growth = Growth(net, optimizer, sample=X, slots=["0", "2"], controller=None)
+    growth.germinate("0", "mlp")
+    growth.germinate("2", "lora")
+    train(net, optimizer)
+
+    trained = [p for p in net.parameters() if p.requires_grad]
+    assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in trained}
+    assert all(torch.equal(value, net.state_dict()[name]) for name, value in before.items())
+    wanted = net(X)
+    assert not torch.allclose(wanted, growth_free(before)(X))
+    torch.testing.assert_close(growth.finish()(X), wanted, rtol=1e-4, atol=1e-5)
+
+
+def growth_free(state: dict[str, torch.Tensor]) -> nn.Module:
+    net = mlp()
+    net.load_state_dict(state)
+    return net

@@ -84,6 +84,16 @@ def test_bad_input_is_refused(settings, words):
         grow(network(), **settings)
 
 
+def test_contributions_under_batch_norm_are_calibrated_on_the_training_batches():
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    grown = grow(net, epochs=3, controller="mlp@0:1", show=lambda _: None)
+
+    measured = [event for event in grown.events if event.kind == "measured"]
+    assert len(measured) == 2
+    assert not any("uncalibrated" in str(event) for event in measured)
+
+
 def test_a_loss_that_is_no_number_is_told():
     with pytest.raises(EsperError, match="the training loss is nan in epoch 1"):
         esper.grow(

@@ -120,7 +120,8 @@ REFUSALS = {
     ),
     "everything frozen": (
         lambda: grow(frozen()),
-        "no parameter of Sequential requires a gradient, so nothing would",
+        "no parameter of Sequential requires a gradient, so nothing would train; leave at least its last"
+        " layer trainable, or, to train seeds alone, pass an optimiser with an empty group",
     ),
     "LBFGS": (
         lambda: grow(net := mlp(), optimizer=torch.optim.LBFGS(net.parameters())),

@@ -20,6 +20,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SECONDS = 1200
 """For one document or example, to catch hangs; on an idle machine the longest takes half a minute."""
 
+OTHERS = r"(lightning|transformers)\b"
+"""What these packages warn of is theirs."""
+
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _NOT_HERE = re.compile(r"^(make\b|\. \.venv/bin/activate)")
@@ -61,6 +64,7 @@ def run_here(folder: Path, commands: list[str], program: Path | None) -> None:
     for number in (1, 2):
         os.dup2(said, number)
     warnings.simplefilter("error")
+    warnings.filterwarnings("default", module=OTHERS)
     for command in commands:
         run_command(command)
     if program:

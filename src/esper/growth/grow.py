@@ -118,6 +118,7 @@ def grow(  # noqa: PLR0913  all but three by name
         controller=controller,
         higher_is_better=False,
         epochs=epochs,
+        calibrate=_Inputs(train_loader, device),
         max_params=max_params,
     )
     run = _Run(growth, optimizer, loss, (train_loader, val_loader), epochs, budget, size_of(batch))
@@ -146,6 +147,17 @@ def _folder(out: Path | str | None, resume: bool) -> Path | None:
         raise RunDirectoryError(f"'{folder}' exists and is not overwritten; pass resume=True or another out=")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """The batches of a loader without their targets."""
+
+    loader: Iterable[Any]
+    device: torch.device
+
+    def __iter__(self) -> Iterator[Any]:
+        return (inputs_of(on_device(batch, self.device)) for batch in self.loader)
 
 
 class _Run:

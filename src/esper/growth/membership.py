@@ -81,6 +81,8 @@ class Membership:
         group_of = {id(p): (o, group) for o, group in self._groups for p in group["params"]}
         held = [[p for p in layer if id(p) in group_of] for layer in near]
         held = [layer for layer in held if layer]
+        if not held and not any(p.requires_grad for layer in near for p in layer):
+            return self._groups[0][1]  # the host is frozen, and this optimiser was made for seeds alone
         if not held:
             raise HostError("no group of the optimiser holds a parameter of the network any more")
         optimiser, owner = group_of[id(held[0][0])]
@@ -133,9 +135,12 @@ def _check_trainable(net: nn.Module, optimisers: Sequence[Optimizer]) -> None:
     own = {id(p) for p in net.parameters()}
     held = {id(p) for optimiser in optimisers for group in optimiser.param_groups for p in group["params"]}
     if not any(p.requires_grad for p in net.parameters()):
+        if not held:
+            return
         raise HostError(
             f"no parameter of {type(net).__name__} requires a gradient, so nothing would train; leave at"
-            " least its last layer trainable"
+            " least its last layer trainable, or, to train seeds alone, pass an optimiser with an empty"
+            " group: AdamW([{'params': []}], lr=1e-3)"
         )
     if not own & held:
         raise HostError(

@@ -1,0 +1,58 @@
+"""A model of transformers under its own Trainer, grown by a callback.
+
+python examples/hf_trainer.py
+"""
+
+import inspect
+import string
+import warnings
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+from esper.growth import GrowthWarning
+from esper.hf import GrowthCallback
+
+LENGTH = 32
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    text = torch.tensor([min(ord(c), 127) for c in inspect.getsource(string) + inspect.getsource(inspect)])
+    rows = text[: len(text) // LENGTH * LENGTH].view(-1, LENGTH)[:640]
+    rows = rows[torch.randperm(len(rows))]
+    examples = [{"input_ids": row, "labels": row} for row in rows]
+    config = GPT2Config(
+        vocab_size=128, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    arguments = TrainingArguments(
+        "runs/hf",
+        num_train_epochs=8,
+        per_device_train_batch_size=32,
+        learning_rate=1e-2,
+        eval_strategy="epoch",
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+
+    # Without a plan growth would wait here: the loss still falls, and training on is the better buy.
+    plan = "mlp_small@transformer.h.0:2"
+    growth = GrowthCallback(sample={"input_ids": rows[:2]}, slots="transformer.h.*", controller=plan)
+    model = GPT2LMHeadModel(config)
+    trainer = Trainer(
+        model, arguments, train_dataset=examples[:512], eval_dataset=examples[512:], callbacks=[growth]
+    )
+    before = model.num_parameters()
+    trainer.train()
+    loss = trainer.evaluate()["eval_loss"]
+
+    warnings.simplefilter("ignore", GrowthWarning)  # it says why the last line is no save_pretrained
+    model = growth.finish()
+    print(f"{type(model).__name__}: {before:,} → {model.num_parameters():,} parameters, loss {loss:.3f}")
+    torch.save(model, "gpt2.pt")
+
+
+if __name__ == "__main__":
+    main()
