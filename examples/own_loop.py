@@ -30,14 +30,15 @@ def main() -> None:
     )
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(batches))
-    growth = esper.Growth(net, optimizer, sample=digits.train.x[:2], epochs=EPOCHS)  # 1
+    sample, plan = digits.train.x[:2], "conv_heavy@0:4"  # left out, the default decides when and what
+    growth = esper.Growth(net, optimizer, sample=sample, controller=plan, higher_is_better=False)  # 1
 
     @torch.no_grad()
     def evaluate() -> list[float]:
-        """Percentages of right answers, one per batch, so that contributions have error bars."""
+        """Losses, one per batch, so that contributions have error bars."""
         net.eval()
         x, y = digits.validation.x.split(60), digits.validation.y.split(60)
-        return [100 * (net(a).argmax(1) == b).float().mean().item() for a, b in zip(x, y, strict=True)]
+        return [F.cross_entropy(net(a), b).item() for a, b in zip(x, y, strict=True)]
 
     for epoch in range(EPOCHS):
         net.train()
@@ -50,10 +51,9 @@ def main() -> None:
         for event in growth.end_epoch(evaluate):  # 2
             print(event)
         if epoch % 4 == 3:
-            score = sum(evaluate()) / 6
-            print(
-                f"epoch {epoch + 1}: {score:.1f} %, {sum(p.numel() for p in net.parameters()):,} parameters"
-            )
+            right = (net.eval()(digits.validation.x).argmax(1) == digits.validation.y).float().mean()
+            params = sum(p.numel() for p in net.parameters())
+            print(f"epoch {epoch + 1}: {right:.1%} right, {params:,} parameters")
 
     finished = growth.finish()  # 3
     assert finished is net

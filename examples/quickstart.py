@@ -1,6 +1,10 @@
 """Your model first: a small residual network of your own is trained, grows on the way, and comes back plain.
 
-python examples/quickstart.py
+    python examples/quickstart.py
+
+Beside it the same network that does not grow. One rng seed says little, and this host is sound: over rng
+seeds 0 to 4 (``main(1)`` …) growing lowers the validation loss twice and raises it three times, for 13 to
+23 % more compute.
 """
 
 import torch
