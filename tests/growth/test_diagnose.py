@@ -1,11 +1,10 @@
 """Is a network too small, and where: the race, the verdict, and that nothing of the user's is touched."""
 
-import copy
 import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,43 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.growth.diagnosing import Clock, Race, diagnose
+from esper.growth.diagnosing import diagnose
 from esper.growth.diagnosis import Diagnosis, Row, decide
-from esper.growth.race import Paired, Probe, Runner, frozen, grafted, heat, share_of_rate
-from esper.growth.sites import find_sites
-from esper.growth.slot import build_graft
-from esper.growth.user_batches import endless, parts_of
-from esper.kasmina.blueprints import blueprint_named
+from esper.growth.race import Paired
+from esper.growth.user_batches import parts_of
 from esper.leyline.errors import EsperError
-from esper.leyline.factored_actions import Style
-
-
-def features(net: nn.Module, rng_seed: int = 0, samples: int = 512) -> tuple[Tensor, Tensor]:
-    """Inputs of five numbers, and two sines of their sums."""
-    x = torch.randn(samples, 5, generator=torch.Generator().manual_seed(rng_seed))
-    return x, torch.sin(2 * torch.stack([x[:, :3].sum(1), x[:, 2:].sum(1)], 1))
-
-
-def loaders(data: Callable[..., tuple[Tensor, Tensor]]) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    own = torch.Generator().manual_seed(5)
-    train = DataLoader(TensorDataset(*data(None, 1)), batch_size=32, shuffle=True, generator=own)
-    return train, DataLoader(TensorDataset(*data(None, 2, 256)), batch_size=64)
-
-
-class Net(nn.Module):
-    """With what a careless look would change: statistics, dropout, modes, frozen weights, hooks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.1))
-        self.second = nn.Linear(8, 8)
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(self.second(F.relu(self.first(x)))))
+from tests.growth.diagnosed import Net, features, loaders
 
 
 def everything(net: nn.Module, optimizer: Any, train: Any) -> dict[str, Any]:
@@ -235,96 +205,6 @@ def test_who_ran_longer_counts_before_who_did_better_in_an_earlier_heat() -> Non
 
 def test_without_a_candidate_that_ran_it_is_unclear() -> None:
     assert decide(1.0, [Row("here", "lora", 1, 1, 0.5)], None)[0] == "unclear"
-
-
-# --- the race -----------------------------------------------------------------------------------------
-
-
-def test_a_paired_difference_weighs_parts_by_their_samples() -> None:
-    probe = Probe([(torch.zeros(1, 1), torch.zeros(1)), (torch.zeros(3, 1), torch.zeros(3))], F.mse_loss)
-    # Differences 4 and 0 with weights 1/4 and 3/4: mean 1, variance 2·(3²/16 + 1²·9/16) = 2.25.
-    difference = probe.paired(torch.tensor([5.0, 2.0]), torch.tensor([1.0, 2.0]))
-    assert difference == pytest.approx((1.0, 1.5))
-
-
-def test_the_rate_rises_for_a_fifth_of_a_heat_and_falls_to_nothing() -> None:
-    assert [round(share_of_rate(step, 10), 3) for step in range(10)] == [
-        0.5, 1.0, 0.889, 0.778, 0.667, 0.556, 0.444, 0.333, 0.222, 0.111,
-    ]  # fmt: skip
-
-
-def test_a_control_makes_as_many_steps_as_the_compute_of_a_candidate_buys() -> None:
-    net = Net()
-    train, _ = loaders(features)
-    control = Runner.control(net, 1e-3)
-    made = heat(
-        [],
-        [control],
-        endless(train, torch.device("cpu"), "train_loader"),
-        F.mse_loss,
-        steps=4,
-        control_steps=1.5,
-        out_of_time=lambda: False,
-    )
-    assert (made, control.steps) == (4, 6)
-
-
-def test_a_copied_optimiser_steps_the_copy_even_under_a_scheduler() -> None:
-    """A scheduler puts a function that is bound to the original in place of ``step``."""
-    net = nn.Linear(5, 2)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.0)  # the rate is 0 now, and was 0.1 at first
-    before = copy.deepcopy(net.state_dict())
-    runner = Runner.continued(net, optimizer)
-    runner.step((torch.ones(3, 5), torch.ones(3, 2)), F.mse_loss, 1.0)
-    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
-    assert not torch.equal(runner.net.weight, net.weight)  # type: ignore[arg-type]
-
-
-def test_a_seed_that_joins_the_control_learns_with_a_copy_of_it() -> None:
-    torch.manual_seed(0)
-    net, batch = nn.Linear(5, 2), (torch.randn(8, 5), torch.randn(8, 2))
-    [site] = find_sites(net := nn.Sequential(net), "0", batch[0])
-    control = Runner.control(net, 1e-2)
-    graft = build_graft(site, blueprint_named("lora", "features"), Style.LINEAR_ADD, net)
-    seed = Runner.candidate(frozen(net), site, graft, 1e-2)
-    for runner in (control, seed):
-        runner.step(batch, F.mse_loss, 1.0)
-    joint = seed.joined(control)
-    kept = copy.deepcopy((control.net.state_dict(), graft.state_dict()))
-    moments = control.optimisers[0].state[control.net[0].weight]["step"].item()  # type: ignore[index]
-    joint.step(batch, F.mse_loss, 1.0)
-    assert not torch.equal(joint.net[0].weight, control.net[0].weight)  # type: ignore[index]
-    assert joint.optimisers[1].state[joint.net[0].weight]["step"].item() == moments + 1  # type: ignore[index]
-    for before, after in zip(kept, (control.net.state_dict(), graft.state_dict()), strict=True):
-        assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_the_first_order_score_is_the_slope_of_the_validation_loss() -> None:
-    torch.manual_seed(0)
-    net, (train, val) = Net().double().eval(), loaders(features)
-    double = lambda batch: tuple(tensor.double() for tensor in batch)  # noqa: E731
-    held_out = [double(batch) for batch in val]
-    race = Race(
-        net, None, F.mse_loss, held_out, map(double, endless(train, torch.device("cpu"), "")), Clock(60)
-    )
-    race.find_candidates("second", ["lora"], race.training[0][0])
-    race.score_first_order()
-    [each] = race.candidates
-    # Move by a small step against the training gradient, and look at the losses of the same data.
-    graft, step, every = each.graft, 1e-6, max(1, len(race.probe.parts) // 6)
-    held = Probe(race.probe.parts[::every], F.mse_loss)
-    host = frozen(net).eval()
-    with grafted(host, each.site, graft):
-        at_birth = held.losses(host).mean()
-        graft.zero_grad()
-        sum(F.mse_loss(host(x), y) for x, y in race.training).backward()  # type: ignore[union-attr]
-        norm = torch.cat([p.grad.flatten() for p in graft.parameters()]).norm()
-        with torch.no_grad():
-            for p in graft.parameters():
-                p.sub_(step * p.grad / norm)
-        slope = (at_birth - held.losses(host).mean()) / step
-    assert each.first_order == pytest.approx(float(slope), rel=1e-3)
 
 
 @pytest.mark.parametrize("minutes", [0.0, 0.02])

@@ -1,0 +1,104 @@
+"""The race behind a diagnosis: paired differences, rates, the control, first-order scores."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from esper.growth.diagnosing import Clock, Race
+from esper.growth.race import Probe, Runner, frozen, grafted, heat, share_of_rate
+from esper.growth.sites import find_sites
+from esper.growth.slot import build_graft
+from esper.growth.user_batches import endless
+from esper.kasmina.blueprints import blueprint_named
+from esper.leyline.factored_actions import Style
+from tests.growth.diagnosed import Net, features, loaders
+
+
+def test_a_paired_difference_weighs_parts_by_their_samples() -> None:
+    probe = Probe([(torch.zeros(1, 1), torch.zeros(1)), (torch.zeros(3, 1), torch.zeros(3))], F.mse_loss)
+    # Differences 4 and 0 with weights 1/4 and 3/4: mean 1, variance 2·(3²/16 + 1²·9/16) = 2.25.
+    difference = probe.paired(torch.tensor([5.0, 2.0]), torch.tensor([1.0, 2.0]))
+    assert difference == pytest.approx((1.0, 1.5))
+
+
+def test_the_rate_rises_for_a_fifth_of_a_heat_and_falls_to_nothing() -> None:
+    assert [round(share_of_rate(step, 10), 3) for step in range(10)] == [
+        0.5, 1.0, 0.889, 0.778, 0.667, 0.556, 0.444, 0.333, 0.222, 0.111,
+    ]  # fmt: skip
+
+
+def test_a_control_makes_as_many_steps_as_the_compute_of_a_candidate_buys() -> None:
+    net = Net()
+    train, _ = loaders(features)
+    control = Runner.control(net, 1e-3)
+    made = heat(
+        [],
+        [control],
+        endless(train, torch.device("cpu"), "train_loader"),
+        F.mse_loss,
+        steps=4,
+        control_steps=1.5,
+        out_of_time=lambda: False,
+    )
+    assert (made, control.steps) == (4, 6)
+
+
+def test_a_copied_optimiser_steps_the_copy_even_under_a_scheduler() -> None:
+    """A scheduler puts a function that is bound to the original in place of ``step``."""
+    net = nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.0)  # the rate is 0 now, and was 0.1 at first
+    before = copy.deepcopy(net.state_dict())
+    runner = Runner.continued(net, optimizer)
+    runner.step((torch.ones(3, 5), torch.ones(3, 2)), F.mse_loss, 1.0)
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert not torch.equal(runner.net.weight, net.weight)  # type: ignore[arg-type]
+
+
+def test_a_seed_that_joins_the_control_learns_with_a_copy_of_it() -> None:
+    torch.manual_seed(0)
+    net, batch = nn.Linear(5, 2), (torch.randn(8, 5), torch.randn(8, 2))
+    [site] = find_sites(net := nn.Sequential(net), "0", batch[0])
+    control = Runner.control(net, 1e-2)
+    graft = build_graft(site, blueprint_named("lora", "features"), Style.LINEAR_ADD, net)
+    seed = Runner.candidate(frozen(net), site, graft, 1e-2)
+    for runner in (control, seed):
+        runner.step(batch, F.mse_loss, 1.0)
+    joint = seed.joined(control)
+    kept = copy.deepcopy((control.net.state_dict(), graft.state_dict()))
+    moments = control.optimisers[0].state[control.net[0].weight]["step"].item()  # type: ignore[index]
+    joint.step(batch, F.mse_loss, 1.0)
+    assert not torch.equal(joint.net[0].weight, control.net[0].weight)  # type: ignore[index]
+    assert joint.optimisers[1].state[joint.net[0].weight]["step"].item() == moments + 1  # type: ignore[index]
+    for before, after in zip(kept, (control.net.state_dict(), graft.state_dict()), strict=True):
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_first_order_score_is_the_slope_of_the_validation_loss() -> None:
+    torch.manual_seed(0)
+    net, (train, val) = Net().double().eval(), loaders(features)
+    double = lambda batch: tuple(tensor.double() for tensor in batch)  # noqa: E731
+    held_out = [double(batch) for batch in val]
+    race = Race(
+        net, None, F.mse_loss, held_out, map(double, endless(train, torch.device("cpu"), "")), Clock(60)
+    )
+    race.find_candidates("second", ["lora"], race.training[0][0])
+    race.score_first_order()
+    [each] = race.candidates
+    # Move by a small step against the training gradient, and look at the losses of the same data.
+    graft, step, every = each.graft, 1e-6, max(1, len(race.probe.parts) // 6)
+    held = Probe(race.probe.parts[::every], F.mse_loss)
+    host = frozen(net).eval()
+    with grafted(host, each.site, graft):
+        at_birth = held.losses(host).mean()
+        graft.zero_grad()
+        sum(F.mse_loss(host(x), y) for x, y in race.training).backward()  # type: ignore[union-attr]
+        norm = torch.cat([p.grad.flatten() for p in graft.parameters()]).norm()
+        with torch.no_grad():
+            for p in graft.parameters():
+                p.sub_(step * p.grad / norm)
+        slope = (at_birth - held.losses(host).mean()) / step
+    assert each.first_order == pytest.approx(float(slope), rel=1e-3)
