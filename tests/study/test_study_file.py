@@ -33,6 +33,10 @@ def test_the_sizes_are_those_that_growth_can_reach():
         ({"arms": ["off", "off"]}, "every arm stands once in a study; found off, off"),
         ({"arms": ["sttaic"]}, "unknown arm 'sttaic'; did you mean static"),
         ({"arms": ["periodic"]}, "the arm 'periodic' needs a plan, such as periodic:stack@r0c0:12"),
+        ({"selection_rng_seeds": 0, "learning_rate_factors": [0.5, 1.0]},
+         "with selection_rng_seeds = 0 rates and plans would be chosen by what is reported"),
+        ({"selection_rng_seeds": 0, "learning_rate_factors": [1.0], "arms": ["off", "schedule"]},
+         "with selection_rng_seeds = 0 rates and plans would be chosen by what is reported"),
         ({"arms": ["sweep:3"]}, "the arm 'sweep' takes nothing behind a colon; found '3'"),
         ({"arms": ["periodic:stack@r0c7:1"]}, "slot 'r0c7' is not in this model; its slots are r0c0, r0c1"),
         ({"arms": ["ppo:nowhere"]}, "'nowhere' holds no checkpoint"),
@@ -76,3 +80,9 @@ def test_a_sound_file_is_not_refused():
     check_study(study(arms={"a": "periodic:stack@r0c0:1", "b": "static_final:a"}, control="b"))
     check_study(study(arms=["off", "static"], control="static:2"))
     check_study(study(tasks=["digits_impaired"], budget="1G", marks=[1.0], arms=["off", "heuristic"]))
+
+
+def test_without_selection_rng_seeds_the_reference_is_the_best_in_hindsight():
+    found = study(selection_rng_seeds=0, learning_rate_factors=[1.0])
+    assert found.selection == found.evaluation
+    assert study().selection != study().evaluation
