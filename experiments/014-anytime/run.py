@@ -167,7 +167,11 @@ def picture(task: TaskSpec, losses: Losses) -> str:
         if kept and (arm.isdigit() or arm == "counting"):
             # Means need all of the rng seeds: a curve ends where one of its runs does.
             means = [fmean(column) for column in zip(*kept, strict=False)]
-            name, look = (f"{arm} {unit}", "thin") if arm.isdigit() else ("grown", "line")
+            name, look = (
+                (f"{arm} {unit.rstrip('s') if arm == '1' else unit}", "thin")
+                if arm.isdigit()
+                else ("grown", "line")
+            )
             curves.append(Curve(name, list(zip(labels, means, strict=False)), look))
     return Picture(draw_curves("Test loss over compute", "FLOP", labels, curves), [], [], "").standalone()
 
