@@ -1,9 +1,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from esper.karn.questions.alerts import MOST_ENTRIES, Alerts, AlertSpan, alerts
 from esper.karn.run import open_run
 from esper.leyline.events import Row
+from esper.nissa.writer import RunWriter
 from tests.karn import made_run
 from tests.karn.made_run import alert_row
 from tests.rows import change
@@ -87,3 +90,23 @@ def test_a_long_list_is_cut_and_says_so(tmp_path):
     found = alerts_of(tmp_path, rows)
 
     assert (len(found.entries), found.left_out, found.lines[0].times) == (MOST_ENTRIES, 7, MOST_ENTRIES + 7)
+
+
+def test_alerts_of_one_moment_have_one_order_however_they_were_written(tmp_path):
+    """By rule and by what they are about; of one about several environments, the last one tells."""
+    rows = [
+        replace(alert_row(rule, scope=scope, env=env, episode=0, iteration=1), value=float(env))
+        for rule, scope in (("kl", "policy"), ("collapse", "twin"), ("collapse", "host"))
+        for env in range(3)
+    ]
+    for place, written in enumerate((rows, rows[::-1])):
+        with RunWriter(tmp_path / str(place), clock=lambda: 0.0) as writer:
+            for row in (made_run.run_row(iterations=20, horizon=10), *written):
+                writer.emit(row)
+        found = alerts(open_run(tmp_path / str(place)))
+        assert [line.rule for line in found.lines] == ["collapse", "kl"]
+        assert [(entry.rule, entry.scope, entry.value) for entry in found.entries] == [
+            ("collapse", "host", 2.0),
+            ("collapse", "twin", 2.0),
+            ("kl", "policy", 2.0),
+        ]

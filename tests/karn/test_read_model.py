@@ -254,6 +254,7 @@ def test_the_alert_about_the_divergence_and_its_band_have_one_limit(tmp_path, ta
     [
         (["1", "+2.5", "-3", "1,234", "–", ""], True),
         (["61.5 ± 0.8", "<1 %", "12.5 ms", "×25", "4.00 GFLOP", "0:00:12", "3e-07"], True),
+        (["5.0 % (-1.0 % to 10.0 %)", "+1.80 (+1.60 to ∞)", "∞"], True),
         (["1", "2 kept"], False),
         (["r0c0"], False),
         (["+0.10 to +0.20"], False),

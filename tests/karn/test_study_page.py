@@ -7,6 +7,7 @@ import numpy as np
 
 from esper.karn.study_page import render_study, study_pictures
 from esper.karn.study_tables import ArmNumbers, StudyNumbers, study_tables
+from tests.karn.page import read_page
 
 FLOPS = {
     "charged": 4e9,
@@ -38,7 +39,7 @@ def study(*arms: ArmNumbers, reference: tuple[str, ...] = ("static:1", "static:2
 def rows(found: StudyNumbers) -> list[dict[str, dict[str, str]]]:
     """Of every table, cells by row and column."""
     return [
-        {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+        {row[0]: dict(zip(table.columns, row, strict=True)) for row in (*table.rows, table.foot) if row}
         for table in study_tables(found)
     ]
 
@@ -103,6 +104,14 @@ def test_static_sizes_are_thin_their_best_is_dotted_and_others_are_thick():
         ]  # fmt: skip
         names = {text.text for text in drawn.iter("{http://www.w3.org/2000/svg}text")}
         assert {"static:1", "static:2", "grown", "2.00 GFLOP", "4.00 GFLOP"} <= names
+
+
+def test_columns_of_numbers_are_set_flush_right_names_below_them_too():
+    page = read_page(render_study([study(SMALL, LARGE, GROWN)], "made"))
+    region = page.one("div", **{"aria-label": "made: regret by compute"})
+    looks = [[cell.attributes.get("class") for cell in row.all("td")] for row in region.one("tbody").all("tr")]
+    assert looks == [["text", None, None, None]] * 4
+    assert [cell.attributes.get("class") for cell in region.all("th")] == ["text", None, None, None]
 
 
 def test_a_page_needs_nothing_else_and_escapes_names():

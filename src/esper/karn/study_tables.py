@@ -81,9 +81,11 @@ class StudyTable:
     columns: list[str]
     rows: list[list[str]]
     caption: str
+    foot: Sequence[str] = ()
+    """A last row of names below columns of numbers."""
 
     def markdown(self) -> str:
-        rows = [[cell.replace("|", "\\|") for cell in row] for row in self.rows]
+        rows = [[cell.replace("|", "\\|") for cell in row] for row in (*self.rows, self.foot) if row]
         lines = [self.columns, ["---"] * len(self.columns), *rows]
         return "\n".join(
             [f"## {self.title}", "", *(f"| {' | '.join(line)} |" for line in lines), "", self.caption]
@@ -120,10 +122,11 @@ def _regrets(found: StudyNumbers) -> StudyTable:
     return StudyTable(
         f"{found.task}: regret by compute",
         ["arm", *found.compute, "largest (95 %)"],
-        [*rows, ["best static size", *found.reference, ""]],
+        rows,
         "Regret: mean over rng seeds of the loss above that of the static size that was best there, on the"
         " selection rng seeds or, without any, in hindsight; relative to it. The largest is taken anew in"
         " every draw of the bootstrap.",
+        ["best static size", *found.reference, ""],
     )
 
 

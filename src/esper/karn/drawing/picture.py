@@ -17,7 +17,8 @@ from esper.karn.run import Run
 
 Text = Callable[[float | None], str]
 """How a value reads."""
-_NUMBER: Final = re.compile(r"[<+-]?×?\d[\d,.:e+-]*( ± [\d.]+)?( (%|s|ms|[kMGTPE]?FLOP))?|–|")
+_VALUE: Final = r"(∞|[<+-]?×?\d[\d,.:e+-]*( ± [\d.]+)?( (%|s|ms|[kMGTPE]?FLOP))?)"
+_NUMBER: Final = re.compile(rf"{_VALUE}( \({_VALUE} to {_VALUE}\))?|–|")
 
 
 def numeric_columns(rows: Sequence[Sequence[str]]) -> list[bool]:

@@ -21,6 +21,8 @@ from esper.leyline.events import Severity
 
 MOST_ENTRIES: Final = 100
 """Of the table; open ones and the latest first."""
+_ORDER: Final = "t, episode, attempt, env, epoch, value"
+"""Of the alerts about one thing, as SQL; environments that share a step may raise theirs at one moment."""
 _STRIPS: Final = Strips(left=190, right=100, height=26)
 
 
@@ -92,7 +94,7 @@ def alerts(run: Run) -> Alerts:
         f"""
         WITH {raised}
         SELECT rule, severity, start, stop, count(*) AS times, min(t) AS first
-        FROM raised GROUP BY rule, severity, start, stop ORDER BY first, start
+        FROM raised GROUP BY rule, severity, start, stop ORDER BY first, start, rule, severity, stop
         """
     ).fetchall()
     entries = run.sql(
@@ -100,8 +102,9 @@ def alerts(run: Run) -> Alerts:
         WITH {raised}
         SELECT rule, severity, scope, count(*), min(start),
                CASE WHEN bool_or(stop IS NULL) THEN NULL ELSE max(stop) END AS until,
-               last(value ORDER BY t), last("limit" ORDER BY t), last(hint ORDER BY t)
-        FROM raised GROUP BY rule, severity, scope ORDER BY until IS NOT NULL, max(t) DESC, rule, scope
+               last(value ORDER BY {_ORDER}), last("limit" ORDER BY {_ORDER}), last(hint ORDER BY {_ORDER})
+        FROM raised GROUP BY rule, severity, scope
+        ORDER BY until IS NOT NULL, max(t) DESC, rule, scope, severity
         """
     ).fetchall()
     found = tuple(AlertEntry(*values) for values in entries)
@@ -121,7 +124,8 @@ def _raised(axis: Axis) -> str:
     return f"""
         placed AS (SELECT alert.*, {place} AS start FROM alert),
         followed AS (SELECT *, lead(event) OVER same AS next_event, lead(start) OVER same AS next_start
-                     FROM placed WINDOW same AS (PARTITION BY rule, scope, env, episode, attempt ORDER BY t)),
+                     FROM placed WINDOW same AS (PARTITION BY rule, scope, env, episode, attempt
+                                               ORDER BY t, event DESC)),
         raised AS (SELECT *, CASE WHEN next_event = 'cleared' THEN next_start
                                   WHEN next_event IS NOT NULL OR {is_bound} THEN start END AS stop
                    FROM followed WHERE event = 'raised')"""
