@@ -9,7 +9,7 @@ from torch import nn
 from benchmarks.bench_step import CLIP, sgd, step_by_hand
 from benchmarks.measuring import cpu_times, ratio
 from esper.leyline import BlueprintAction, Stage
-from esper.tolaria.epoch import train_batch
+from esper.tolaria.minibatch import train_batch
 from esper.tolaria.objective import CLASSIFICATION
 from tests.tolaria.building import cnn, digits, grown_model
 

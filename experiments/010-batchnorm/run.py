@@ -22,7 +22,7 @@ from esper.leyline import BLUEPRINT_IDS, CANONICAL_ACTION, Head, LifecycleOp, Li
 from esper.tolaria import calibration
 from esper.tolaria.actuator import advance, apply_action, tick
 from esper.tolaria.data import BatchCursor, Splits
-from esper.tolaria.epoch import train_batch
+from esper.tolaria.minibatch import train_batch
 from esper.tolaria.objective import CLASSIFICATION
 from esper.tolaria.slot_measurements import record_training
 from esper.tolaria.switching import outputs_by_replay

@@ -19,6 +19,7 @@ from esper.run_state import CONFIG_FILE, load_latest, save_state
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
+from esper.simic.training.meeting import MeetingError
 from esper.simic.training.vectorized import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import TrainedOn, save_policy
 from esper.tamiyo.policy.observer import check_capacity
@@ -108,7 +109,7 @@ def _iterations(trainer: Trainer) -> Iterator[Iteration]:
         if exchange.world_size() > 1:
             unlike = exchange.unlike_first(digest_of(*trainer.policy.state_dict().values()))
             if unlike:
-                raise exchange.MeetingError(
+                raise MeetingError(
                     f"after iteration {trainer.iteration} the policy of rank {_listed(unlike)} is not that of"
                     " rank 0, since their processors compute differently; use machines of one kind"
                 )

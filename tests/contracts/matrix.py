@@ -26,7 +26,7 @@ from esper.kasmina.model import slot_streams
 from esper.leyline import BLEND_IDS, BlueprintAction, LifecycleRules, Stage
 from esper.leyline.rules import IncubationMode
 from esper.tolaria.actuator import Outcome, apply_action
-from esper.tolaria.epoch import BatchFacts, train_batch
+from esper.tolaria.minibatch import BatchFacts, train_batch
 from tests.contracts.hosts import CLASSES, HOSTS, INPUT_SHAPE, INPUTS, TOKENS, VOCABULARY, Kind
 from tests.tolaria.building import plant
 

@@ -31,7 +31,7 @@ from esper.kasmina.optim import set_rate
 from esper.leyline import STYLE_OPERATORS, Stage, Style
 from esper.leyline.rules import IncubationMode
 from esper.tolaria.actuator import settle
-from esper.tolaria.epoch import BatchFacts
+from esper.tolaria.minibatch import BatchFacts
 from tests.contracts.hosts import HOSTS, Kind
 from tests.contracts.matrix import (
     SLOT,

@@ -32,7 +32,7 @@ from esper.scripts import cli
 from esper.scripts.guard import USAGE_ERROR
 from esper.scripts.train_command import LOST_OTHERS, train_command
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.training import exchange
+from esper.simic.training import exchange, meeting
 from esper.training import train
 from tests.integration.training import (
     Refused,
@@ -342,8 +342,8 @@ def test_ranks_with_other_settings_or_versions_are_refused_by_name(
     def other_rank() -> str:
         store = TCPStore("127.0.0.1", port, 2, is_master=False, timeout=timedelta(seconds=SECONDS))
         common = {**worker._common(tiny()), "rng_seed": 7, "torch": "2.0.0"}
-        with pytest.raises(exchange.MeetingError) as refusal:
-            exchange.meet(store, 1, 2, common, SECONDS)
+        with pytest.raises(meeting.MeetingError) as refusal:
+            meeting.meet(store, 1, 2, common, SECONDS)
         return str(refusal.value)
 
     with ThreadPoolExecutor(1) as pool:

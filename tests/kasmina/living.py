@@ -5,7 +5,7 @@ from torch import Tensor
 from esper.kasmina import lifecycle
 from esper.leyline import LifecycleOp, Stage
 from esper.tolaria.actuator import Outcome, apply_action, settle
-from esper.tolaria.epoch import BatchFacts, train_batch
+from esper.tolaria.minibatch import BatchFacts, train_batch
 from tests.contracts.matrix import CLIP, Trial, germinate, loss
 from tests.tolaria.building import action
 

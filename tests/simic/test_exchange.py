@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from esper.simic.training import exchange
-from esper.simic.training.exchange import MeetingError, meet
+from esper.simic.training.meeting import MeetingError, meet
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from esper.leyline import (
 from esper.leyline.slot_table import IntArray
 from esper.tolaria.data import GuardedTest, Samples, Splits, split_images
 from esper.tolaria.env import MorphEnv
-from esper.tolaria.epoch import train_batch
+from esper.tolaria.minibatch import train_batch
 from esper.tolaria.objective import CLASSIFICATION
 from esper.tolaria.tasks import TaskSpec, task_named
 from esper.tolaria.tasks.digits import _load_arrays

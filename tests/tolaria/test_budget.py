@@ -16,7 +16,7 @@ from esper.leyline.stages import Stage
 from esper.tolaria.anytime import MARKS, run_anytime
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.env import MorphEnv
-from esper.tolaria.flops import FlopMeter
+from esper.tolaria.meter import FlopMeter
 from esper.tolaria.tasks import task_named
 from esper.tolaria.tasks.text import split_text
 

@@ -8,8 +8,9 @@ from esper.kasmina import wrap
 from esper.kasmina.blueprints import blueprint_at
 from esper.leyline import BlueprintAction, LifecycleOp, LifecycleRules, Stage, Style
 from esper.tolaria.counterfactual import measure
-from esper.tolaria.epoch import train_batch
-from esper.tolaria.flops import FlopMeter, PartCost, count_part, flop_counter
+from esper.tolaria.flops import PartCost, count_part, flop_counter
+from esper.tolaria.meter import FlopMeter
+from esper.tolaria.minibatch import train_batch
 from esper.tolaria.objective import CLASSIFICATION
 from tests.tolaria.building import (
     action,

@@ -31,6 +31,7 @@ from esper.scripts.train_command import (
 )
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
+from esper.simic.training.meeting import MeetingError
 from esper.training import task_of, train
 
 ARRIVAL_VARIABLE = "ESPER_ARRIVAL_SECONDS"
@@ -134,7 +135,7 @@ def _meet(config: TrainingConfig) -> Store:
         seconds = float(os.environ.get(ARRIVAL_VARIABLE, ARRIVAL_SECONDS))
         store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
         exchange.join(store, rank, size, _common(config), seconds)
-    except (RuntimeError, ValueError, exchange.MeetingError) as error:
+    except (RuntimeError, ValueError, MeetingError) as error:
         reason = str(error).splitlines()[0]
         raise EsperError(f"the processes of the run did not come together: {reason}") from None
     return store

@@ -21,8 +21,9 @@ from esper.tolaria.calibration import CALIBRATION_SAMPLES, batch_norms, recalibr
 from esper.tolaria.counterfactual import Counterfactuals, measure
 from esper.tolaria.data import BatchCursor, shifted_and_flipped
 from esper.tolaria.devices import Amp, WorkQueue
-from esper.tolaria.epoch import EpochTraining, Learner, Supervisor, UnreadEpoch, train_looking
-from esper.tolaria.flops import FlopMeter
+from esper.tolaria.epoch import EpochTraining, Supervisor, UnreadEpoch, train_looking
+from esper.tolaria.meter import FlopMeter
+from esper.tolaria.minibatch import Learner
 from esper.tolaria.precision import Precision
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec

@@ -16,9 +16,9 @@ from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 from esper.tolaria import actuator
 from esper.tolaria.counterfactual import Counterfactuals
-from esper.tolaria.epoch import tensor_norms
 from esper.tolaria.governor import Alarm, Governor
 from esper.tolaria.host_training import HostTraining
+from esper.tolaria.minibatch import tensor_norms
 from esper.tolaria.objective import Objective
 
 SNAPSHOT_EVERY: Final = 3

@@ -4,7 +4,8 @@ import math
 
 from esper.leyline.slot_table import SlotTable
 from esper.tolaria.counterfactual import Counterfactuals
-from esper.tolaria.epoch import BatchFacts, EpochTraining
+from esper.tolaria.epoch import EpochTraining
+from esper.tolaria.minibatch import BatchFacts
 
 
 def record_training(table: SlotTable, trained: BatchFacts | EpochTraining) -> None:
