@@ -46,6 +46,14 @@ def from_scratch(arm: str, seeds: Mapping[int, BlueprintAction], rng_seed: int) 
     """One episode in which the seeds are part of the network before it begins."""
     env = MorphEnv(task_named(TASK), rng_seed=rng_seed)
     env.reset(0)
+    plant(env, seeds)
+    while not env.ended:
+        env.step(CANONICAL_ACTION)
+    return Cell.of(arm, rng_seed, env.finish())
+
+
+def plant(env: MorphEnv, seeds: Mapping[int, BlueprintAction]) -> None:
+    """Make the seeds part of the network, at full alpha."""
     model, table = env.model, env.table
     for number, (slot, blueprint) in enumerate(seeds.items()):
         params = model.germinate(slot, blueprint, Style.LINEAR_ADD)
@@ -53,9 +61,6 @@ def from_scratch(arm: str, seeds: Mapping[int, BlueprintAction], rng_seed: int) 
         env.host.count(lifecycle.germinate(table, 0, slot, seed, model.rules))
         table.stage[0, slot], table.alpha[0, slot] = Stage.FOSSILIZED, 1.0
     model.sync()
-    while not env.ended:
-        env.step(CANONICAL_ACTION)
-    return Cell.of(arm, rng_seed, env.finish())
 
 
 def table(results: Mapping[str, Sequence[Cell]]) -> str:

@@ -1,9 +1,10 @@
 """How should a new block begin? One thing at a time, paired.
 
-``pycode_scaling`` with a quarter of its budget (0.5 TFLOP, 40 steps): one layer, of which a copy is planted
-before step 10 and another before step 20. The base is what the presets do: a copy of weights and optimiser
+``pycode_scaling`` with 0.5 TFLOP in 40 steps: one layer, of which a copy is planted before step 10 and
+another before step 20. The base is what the presets do: a copy of weights and optimiser
 moments, at full strength at once, under a rate that rests and then falls (WSD). Every other arm differs in
-one thing.
+one thing; the last two do not grow: the network of the beginning, and that of the end, whole from the first
+minibatch on.
 
 Run with ``.venv/bin/python experiments/015-ingredients/run.py [ARM …]`` (20 CPU-seconds for each arm and rng
 seed); it goes on where it stopped and rewrites table.md beside this file.
@@ -34,8 +35,8 @@ from esper.tolaria.tasks import TaskSpec, task_named
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.jsonl"
 PLAN = "stack/fast@r0c0:10,stack/fast@r0c1:20"
-TASK = task_named("pycode_scaling").until(0.25)
-RNG_SEEDS = TEST_SEEDS[1000:1003]
+TASK = replace(task_named("pycode_scaling"), budget=500 * 10**9, horizon=40)
+RNG_SEEDS = TEST_SEEDS[1001:1006]
 TakeOver = Callable[[SeedSlot, nn.Module, Optimizer], None]
 COPY: TakeOver = SeedSlot.take_over
 
@@ -73,8 +74,10 @@ ARMS: dict[str, tuple[TaskSpec, TakeOver]] = {
     "fresh moments": (TASK, fresh_moments),
     "a ramp of 3 steps": (RAMP, COPY),
     "cosine": (replace(TASK, schedule="cosine"), COPY),
-    "not grown": (TASK, COPY),
+    "one layer": (TASK, COPY),
+    "three layers": (TASK.with_trunk(3), COPY),
 }
+UNGROWN = ("one layer", "three layers")
 
 
 def run(arm: str, rng_seed: int) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def run(arm: str, rng_seed: int) -> dict[str, Any]:
     controller = PeriodicController(space, parse_plan(PLAN, space))
     controller.reset(0)
     with one_thread():
-        while env.epoch < 25 and arm != "not grown":
+        while env.epoch < 25 and arm not in UNGROWN:
             facts = env.step(controller.decide(EpochFacts.stack([facts]), env.table).actions[0])
         report = env.run_out()
     row = {"arm": arm, "rng_seed": rng_seed, "test_loss": report.test_loss, "val_loss": report.val_loss}

@@ -5,7 +5,8 @@ first takes a share of the loss away that this run shows: the slope of its loss 
 is worth ``promise``, by power laws of the loss in size (Kaplan et al. 2020; compute is best shared out where
 both are equal, Hoffmann et al. 2022). A block multiplies the cost by less than two and gains in proportion:
 what it costs cancels. Both are relative, so they know neither the budget nor the scale of the loss, and
-nothing is planned ahead.
+nothing is planned ahead. By the same laws the best size follows the square root of the compute: whoever has
+grown waits until the compute has caught up.
 """
 
 import math
@@ -23,8 +24,9 @@ from esper.tamiyo.schedule import blueprint_index
 class CountingSettings:
     """What the counting controller goes by."""
 
-    promise: float = 0.08
-    """Share of the loss that a network of twice the cost takes away."""
+    promise: float = 0.14
+    """Share of the loss that a network of twice the cost takes away, where that is much: what a copy costs
+    that comes early is less than what one costs that comes late."""
     least_steps: int = 4
     least_minibatches: int = 500
     """Between the ends of a fit: on less, an early plateau looks like the end."""
@@ -53,7 +55,8 @@ class CountingController:
         legal = legal_slots_by_op(table, self._space.rules)[:, OP_GERMINATE]
         for env, curve in enumerate(self._curves):
             curve.add(facts.train_loss[env], facts.minibatches[env])
-            if legal[env].any() and curve.gain(self._settings) < self._settings.promise:
+            wants = curve.has_caught_up and curve.gain(self._settings) < self._settings.promise
+            if wants and legal[env].any():
                 slot = legal[env].argmax()
                 actions[env, [Head.OP, Head.SLOT, Head.BLUEPRINT]] = OP_GERMINATE, slot, self._blueprint
                 curve.grown_at = curve.now
@@ -74,6 +77,20 @@ class _Curve:
     @property
     def now(self) -> int:
         return len(self._losses) - 1
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether the compute has risen by the square of what the last growth multiplied the cost by.
+
+        Steps are of equal compute, so the cost of a minibatch shows in how many of them a step has.
+        """
+        if not self.grown_at:
+            return True
+        small, large = self._minibatches_of(self.grown_at), self._minibatches_of(self.now)
+        return large > 0 and self.now >= self.grown_at * (small / large) ** 2
+
+    def _minibatches_of(self, step: int) -> int:
+        return self._minibatches[step] - self._minibatches[step - 1]
 
     def add(self, loss: float, minibatches: int) -> None:
         self._losses.append(loss)

@@ -20,7 +20,7 @@ from esper.tolaria.readers import (
     read_labelled_idx,
     read_split_folders,
 )
-from esper.tolaria.tasks.spec import SCALING_RULES, InstanceDistribution, TaskSpec
+from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec, scaling_study
 
 FASHION_HINT: Final = "install Debian's package dataset-fashion-mnist, or put the four IDX files there"
 CIFAR_HINT: Final = (
@@ -144,23 +144,16 @@ FASHION = replace(
     ),
     batches_per_epoch=64,
 )
-FASHION_SCALING = replace(
-    FASHION14,
-    name="fashion_scaling",
-    summary="Fashion-MNIST at 14×14, a residual host of one block that may become eight; 1.2 TFLOP",
-    load=_loader(fashion14, (1, 14, 14), 50_000, 1024, tested=8192),
-    instances=InstanceDistribution(widths=((16,) * 7,), learning_rates=(2e-3,), trunks=(1,)),
-    host="residual",
-    optimiser="adamw",
-    betas=(0.9, 0.98),
-    weight_decay=0.05,
-    clip=1.0,
-    batch_size=16,
-    horizon=160,
+FASHION_SCALING = scaling_study(
+    replace(
+        FASHION14,
+        name="fashion_scaling",
+        summary="Fashion-MNIST at 14×14, a residual host of one block that may become eight; 1.2 TFLOP",
+        load=_loader(fashion14, (1, 14, 14), 50_000, 1024, tested=8192),
+        instances=InstanceDistribution(widths=((16,) * 7,), learning_rates=(2e-3,), trunks=(1,)),
+        host="residual",
+    ),
     budget=1_200 * 10**9,
-    schedule="wsd",
-    warmup=60,
-    rules=SCALING_RULES,
 )
 CIFAR = TaskSpec(
     name="cifar",

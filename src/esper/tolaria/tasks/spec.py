@@ -22,8 +22,6 @@ OptimiserKind = Literal["sgd", "adamw"]
 MOMENTUM = 0.9
 LEAN = 1
 """Hidden units per unit of width in the blocks of a transformer: few, so that there is something to gain."""
-SCALING_RULES = LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=3, embargo_epochs=2)
-"""Of tasks in which compute is spent: a seed takes part from its birth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,3 +189,23 @@ class TaskSpec:
                 parameters, lr=learning_rate, betas=self.betas, weight_decay=self.weight_decay, foreach=True
             )
         return SGD(parameters, lr=learning_rate, momentum=MOMENTUM, foreach=True)
+
+
+def scaling_study(task: TaskSpec, *, budget: int) -> TaskSpec:
+    """The task with a budget in FLOPs and the recipe of networks that grow while they train.
+
+    The rate rests until the end begins, and a seed takes part from its birth.
+    """
+    return replace(
+        task,
+        budget=budget,
+        horizon=160,
+        batch_size=16,
+        optimiser="adamw",
+        betas=(0.9, 0.98),
+        weight_decay=0.05,
+        clip=1.0,
+        schedule="wsd",
+        warmup=60,
+        rules=LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=3, embargo_epochs=2),
+    )

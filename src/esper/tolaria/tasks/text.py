@@ -15,7 +15,7 @@ from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.objective import NEXT_TOKEN
 from esper.tolaria.readers import find_data, read_bytes, read_text, windows
-from esper.tolaria.tasks.spec import SCALING_RULES, InstanceDistribution, TaskSpec
+from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec, scaling_study
 
 VOCABULARY: Final = 256
 CONTEXT: Final = 32
@@ -116,27 +116,18 @@ SCALING_CONTEXT: Final = 64
 SCALING_VALIDATION: Final = 128
 """Windows: as many characters as in the shorter windows."""
 ASCII: Final = 128
-PYCODE_SCALING = TaskSpec(
-    name="pycode_scaling",
-    summary="Python's library by the character, a GPT of one layer that may become six; 2 TFLOP",
-    input_shape=(SCALING_CONTEXT,),
-    classes=ASCII,
-    load=_loader(_ascii_source, SCALING_CONTEXT, SCALING_VALIDATION),
-    digest=_digest(_library_source),
-    instances=InstanceDistribution(widths=((32,) * 5,), learning_rates=(4e-3,), trunks=(1,)),
-    objective=NEXT_TOKEN,
-    host="gpt",
-    feed_forward=4,
-    optimiser="adamw",
-    betas=(0.9, 0.98),
-    weight_decay=0.05,
-    clip=1.0,
-    batch_size=16,
-    horizon=160,
+PYCODE_SCALING = scaling_study(
+    replace(
+        PYCODE,
+        name="pycode_scaling",
+        summary="Python's library by the character, a GPT of one layer that may become six; 2 TFLOP",
+        input_shape=(SCALING_CONTEXT,),
+        classes=ASCII,
+        load=_loader(_ascii_source, SCALING_CONTEXT, SCALING_VALIDATION),
+        instances=InstanceDistribution(widths=((32,) * 5,), learning_rates=(4e-3,), trunks=(1,)),
+        feed_forward=4,
+    ),
     budget=2 * 10**12,
-    schedule="wsd",
-    warmup=60,
-    rules=SCALING_RULES,
 )
 TEXT = replace(
     PYCODE,
