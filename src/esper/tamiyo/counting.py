@@ -24,7 +24,7 @@ from esper.tamiyo.schedule import blueprint_index
 class CountingSettings:
     """What the counting controller goes by."""
 
-    promise: float = 0.14
+    promise: float = 0.12
     """Share of the loss that a network of twice the cost takes away, where that is much: what a copy costs
     that comes early is less than what one costs that comes late."""
     least_steps: int = 4
