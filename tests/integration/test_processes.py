@@ -1,48 +1,28 @@
 """A training run in several processes: the same run bit for bit, and a sentence when they fall apart."""
 
-import importlib
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from functools import partial
 from itertools import product
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
-import torch
-from torch.distributed import DistNetworkError, FileStore, HashStore, TCPStore
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed import FileStore
 
 from esper.karn.query import read_rows
 from esper.leyline.errors import EsperError
 from esper.leyline.events import EpochRow, Row
 from esper.nissa.journal import IterationJournal
-from esper.run_state import FinishedRunError, config_of_run
 from esper.scripts import cli
-from esper.scripts.guard import USAGE_ERROR
-from esper.scripts.train_command import LOST_OTHERS, train_command
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.training import exchange, meeting
+from esper.simic.training import exchange
 from esper.training import train
-from tests.integration.training import (
-    Refused,
-    assert_same_end,
-    forked,
-    prepare,
-    rows_without_times,
-    sentence_from,
-    tiny,
-)
+from tests.integration.training import assert_same_end, forked, free_port, prepare, rows_without_times, tiny
 
 ROOT = Path(__file__).parents[2]
 WORDS = shlex.split(
@@ -147,12 +127,6 @@ def test_a_run_that_loses_a_process_says_so_and_is_resumed_by_one(
 # --- two machines: two torchruns that meet over the loopback ------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def start_machine(log: Path, port: int, *words: str) -> subprocess.Popen[bytes]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     torchrun += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--max-restarts=2"]
@@ -232,169 +206,3 @@ def test_ranks_that_come_to_different_policies_stop(
     sentences = said_by_two(tmp_path / "run", tmp_path / "run", True)
     assert sentences[0] == sentences[1]
     assert sentences[0].startswith("after iteration 1 the policy of rank 1 is not that of rank 0, since")
-
-
-# --- what a single worker says --------------------------------------------------------------------
-
-
-@pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The worker's module; not imported above, since a worker imports this file before it is prepared."""
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    return importlib.import_module("esper.scripts.worker")
-
-
-def fail(error: Exception, *args: object, **options: object) -> NoReturn:
-    raise error
-
-
-def test_the_sentence_of_a_worker_is_the_one_shown(
-    worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
-    """The second of two fails by itself, and the first because the other is gone."""
-    failures = (worker.LostProcessError("another process is gone"), EsperError("no twin, for a test"))
-    codes = []
-
-    def run_two_workers(_: object) -> None:
-        for rank, failure in enumerate(failures):
-            monkeypatch.setenv("RANK", str(rank))
-            monkeypatch.setattr(worker, "_take_part", partial(fail, failure))
-            with pytest.raises(SystemExit) as left:
-                worker.work(tiny(), tmp_path / "run", resume=False)
-            codes.append(left.value.code)
-        raise ChildFailedError("workers", {1: ProcessFailure(1, 0, 2, "none")})
-
-    monkeypatch.setattr("torch.distributed.run.run", run_two_workers)
-    said = refused(*WORDS, "--processes", "2", "--out", tmp_path / "run")
-    assert said == "esper: no twin, for a test\n"
-    assert codes == [LOST_OTHERS, USAGE_ERROR]
-
-
-@pytest.mark.parametrize(
-    "loss", [DistNetworkError("Failed to recv, got 0 bytes"), RuntimeError("[gloo] connection closed")]
-)
-def test_a_worker_whose_others_are_gone_says_how_to_go_on(
-    loss: RuntimeError, worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker, "_meet", lambda config: HashStore())
-    monkeypatch.setattr(worker, "train_and_show", partial(fail, loss))
-    with pytest.raises(worker.LostProcessError, match=r"another process of the run is gone; .* --resume "):
-        worker._take_part(tiny(), tmp_path / "run", False)
-
-
-def wait_for_others(out: Path, said: Path) -> None:
-    """Wait as gloo does, where Python runs no handler of a signal."""
-    from esper.scripts.worker import speak_when_stopped
-
-    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
-    speak_when_stopped(out)
-    store = HashStore()
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    store.wait(["nothing"], timedelta(seconds=SECONDS))
-
-
-def test_a_worker_that_torchrun_stops_says_how_to_go_on(tmp_path: Path) -> None:
-    child = forked(wait_for_others, tmp_path / "run", tmp_path / "said")
-    child.join(SECONDS)
-    assert child.exitcode == USAGE_ERROR
-    said = (tmp_path / "said").read_text()
-    assert said.startswith("esper: torchrun stopped this process; if torchrun does not start all of them")
-    assert f" with --resume {tmp_path / 'run'} in place of other flags\n" in said
-
-
-@pytest.fixture
-def start(
-    worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Refused:
-    """Starts the command here as torchrun would: as the first of two, the second of which nobody starts."""
-    monkeypatch.setattr(worker, "speak_when_stopped", lambda directory: None)  # signals here are pytest's
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "2"}
-
-    def refusal(*words: str, **settings: str) -> str:
-        of_torchrun = {**place, "TORCHELASTIC_RUN_ID": "none", "ESPER_ARRIVAL_SECONDS": "1"}
-        for name, value in {**of_torchrun, **settings}.items():
-            monkeypatch.setenv(name, value)
-        flags = words or ("--out", str(tmp_path / "run"))
-        return sentence_from(capfd, lambda: train_command([*WORDS[1:], *flags]))
-
-    return refusal
-
-
-APART = "esper: the processes of the run did not come together: "
-
-
-def test_a_process_that_never_arrives_is_not_waited_for_for_ever(start: Refused, tmp_path: Path) -> None:
-    began = time.monotonic()
-    said = start()
-    assert said.startswith(APART)
-    assert "1/2 clients joined" in said
-    assert time.monotonic() - began < 60, "the limit is a second"
-    assert not (tmp_path / "run").exists()
-
-
-def test_ranks_with_other_settings_or_versions_are_refused_by_name(
-    start: Refused, worker: ModuleType
-) -> None:
-    """The other rank, a thread, was told another rng seed and has another version of torch."""
-    of_torchrun = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
-    port = of_torchrun.port
-
-    def other_rank() -> str:
-        store = TCPStore("127.0.0.1", port, 2, is_master=False, timeout=timedelta(seconds=SECONDS))
-        common = {**worker._common(tiny()), "rng_seed": 7, "torch": "2.0.0"}
-        with pytest.raises(meeting.MeetingError) as refusal:
-            meeting.meet(store, 1, 2, common, SECONDS)
-        return str(refusal.value)
-
-    with ThreadPoolExecutor(1) as pool:
-        other = pool.submit(other_rank)
-        place = {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        said = start(**place, ESPER_ARRIVAL_SECONDS=str(SECONDS))
-        assert said == f"{APART}{other.result()}\n"
-    assert "; rng_seed is 0 on rank 0 and 7 on rank 1 (" in said
-    assert f"; torch is {torch.__version__} on rank 0 and 2.0.0 on rank 1 (" in said
-
-
-def test_a_busy_port_gets_a_sentence(start: Refused) -> None:
-    with socket.socket() as busy:
-        busy.bind(("", 0))
-        busy.listen()
-        assert "EADDRINUSE" in start(MASTER_PORT=str(busy.getsockname()[1]))
-
-
-@pytest.mark.parametrize("settings", [{"RANK": "first"}, {"MASTER_PORT": "harbour"}])
-def test_a_worker_without_its_place_gets_a_sentence(settings: dict[str, str], start: Refused) -> None:
-    assert start(**settings).startswith(APART)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--processes", "2", "--out", "run"), "say --nproc-per-node instead of --processes"),
-        (("--rent", "0.01"), "name the run directory with --out"),
-    ],
-)
-def test_what_torchrun_needs_to_be_told_is_said(words: tuple[str, ...], said: str, start: Refused) -> None:
-    assert said in start(*words)
-
-
-# --- whose run it is that a directory holds ------------------------------------------------------------
-
-
-def test_a_run_of_somebody_else_is_not_gone_on_with(worker: ModuleType, tmp_path: Path) -> None:
-    """torchrun starts processes again even if they were refused: what they found then is found once more."""
-    store = HashStore()
-    (tmp_path / "telemetry").mkdir()
-    assert [worker._begun_before(store, tmp_path, False) for _ in range(2)] == [False, False]
-    assert [worker._begun_before(store, tmp_path, True) for _ in range(2)] == [False, True]
-
-
-def test_a_run_that_was_finished_before_a_rank_died_is_finished(
-    alone: Path, worker: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = HashStore()
-    monkeypatch.setattr(worker, "_meet", lambda config: store)
-    config = config_of_run(alone)
-    with pytest.raises(FinishedRunError):
-        worker._take_part(config, alone, True)
-    worker._take_part(config, alone, True)

@@ -4,6 +4,7 @@ import errno
 import json
 import multiprocessing
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -115,6 +116,12 @@ def forked(target: Callable[..., object], *args: object) -> BaseProcess:
     child = context.Process(target=target, args=args)
     child.start()
     return child
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 # --- what is left behind --------------------------------------------------------------------------

@@ -1,0 +1,204 @@
+"""One process of several, as torchrun starts it: what it says when the others are gone, or not its own."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
+
+import pytest
+import torch
+from torch.distributed import DistNetworkError, HashStore, TCPStore
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+import esper.scripts.worker
+from esper.leyline.errors import EsperError
+from esper.run_state import FinishedRunError, config_of_run
+from esper.scripts.guard import USAGE_ERROR
+from esper.scripts.train_command import LOST_OTHERS, train_command
+from esper.simic.training import meeting
+from tests.integration.training import Refused, forked, free_port, sentence_from, tiny
+
+WORDS = (
+    "--task",
+    "tiny",
+    "--reward-family",
+    "loss",
+    "--hidden-dim",
+    "16",
+    "--envs",
+    "4",
+    "--iterations",
+    "3",
+)
+SECONDS = 600.0
+"""To catch hangs; on an idle machine nothing here takes a tenth of it."""
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The worker's module; what would end the process ends the test."""
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    return esper.scripts.worker
+
+
+def fail(error: Exception, *args: object, **options: object) -> NoReturn:
+    raise error
+
+
+def test_the_sentence_of_a_worker_is_the_one_shown(
+    worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    """The second of two fails by itself, and the first because the other is gone."""
+    failures = (worker.LostProcessError("another process is gone"), EsperError("no twin, for a test"))
+    codes = []
+
+    def run_two_workers(_: object) -> None:
+        for rank, failure in enumerate(failures):
+            monkeypatch.setenv("RANK", str(rank))
+            monkeypatch.setattr(worker, "_take_part", partial(fail, failure))
+            with pytest.raises(SystemExit) as left:
+                worker.work(tiny(), tmp_path / "run", resume=False)
+            codes.append(left.value.code)
+        raise ChildFailedError("workers", {1: ProcessFailure(1, 0, 2, "none")})
+
+    monkeypatch.setattr("torch.distributed.run.run", run_two_workers)
+    said = refused("train", *WORDS, "--processes", "2", "--out", tmp_path / "run")
+    assert said == "esper: no twin, for a test\n"
+    assert codes == [LOST_OTHERS, USAGE_ERROR]
+
+
+@pytest.mark.parametrize(
+    "loss", [DistNetworkError("Failed to recv, got 0 bytes"), RuntimeError("[gloo] connection closed")]
+)
+def test_a_worker_whose_others_are_gone_says_how_to_go_on(
+    loss: RuntimeError, worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_meet", lambda config: HashStore())
+    monkeypatch.setattr(worker, "train_and_show", partial(fail, loss))
+    with pytest.raises(worker.LostProcessError, match=r"another process of the run is gone; .* --resume "):
+        worker._take_part(tiny(), tmp_path / "run", False)
+
+
+def wait_for_others(out: Path, said: Path) -> None:
+    """Wait as gloo does, where Python runs no handler of a signal."""
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    esper.scripts.worker.speak_when_stopped(out)
+    store = HashStore()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    store.wait(["nothing"], timedelta(seconds=SECONDS))
+
+
+def test_a_worker_that_torchrun_stops_says_how_to_go_on(tmp_path: Path) -> None:
+    child = forked(wait_for_others, tmp_path / "run", tmp_path / "said")
+    child.join(SECONDS)
+    assert child.exitcode == USAGE_ERROR
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("esper: torchrun stopped this process; if torchrun does not start all of them")
+    assert f" with --resume {tmp_path / 'run'} in place of other flags\n" in said
+
+
+@pytest.fixture
+def start(
+    worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Refused:
+    """Starts the command here as torchrun would: as the first of two, the second of which nobody starts."""
+    monkeypatch.setattr(worker, "speak_when_stopped", lambda directory: None)  # signals here are pytest's
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "2"}
+
+    def refusal(*words: str, **settings: str) -> str:
+        of_torchrun = {**place, "TORCHELASTIC_RUN_ID": "none", "ESPER_ARRIVAL_SECONDS": "1"}
+        for name, value in {**of_torchrun, **settings}.items():
+            monkeypatch.setenv(name, value)
+        flags = words or ("--out", str(tmp_path / "run"))
+        return sentence_from(capfd, lambda: train_command([*WORDS, *flags]))
+
+    return refusal
+
+
+APART = "esper: the processes of the run did not come together: "
+
+
+def test_a_process_that_never_arrives_is_not_waited_for_for_ever(start: Refused, tmp_path: Path) -> None:
+    began = time.monotonic()
+    said = start()
+    assert said.startswith(APART)
+    assert "1/2 clients joined" in said
+    assert time.monotonic() - began < 60, "the limit is a second"
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_with_other_settings_or_versions_are_refused_by_name(
+    start: Refused, worker: ModuleType
+) -> None:
+    """The other rank, a thread, was told another rng seed and has another version of torch."""
+    of_torchrun = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    port = of_torchrun.port
+
+    def other_rank() -> str:
+        store = TCPStore("127.0.0.1", port, 2, is_master=False, timeout=timedelta(seconds=SECONDS))
+        common = {**worker._common(tiny()), "rng_seed": 7, "torch": "2.0.0"}
+        with pytest.raises(meeting.MeetingError) as refusal:
+            meeting.meet(store, 1, 2, common, SECONDS)
+        return str(refusal.value)
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(other_rank)
+        place = {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        said = start(**place, ESPER_ARRIVAL_SECONDS=str(SECONDS))
+        assert said == f"{APART}{other.result()}\n"
+    assert "; rng_seed is 0 on rank 0 and 7 on rank 1 (" in said
+    assert f"; torch is {torch.__version__} on rank 0 and 2.0.0 on rank 1 (" in said
+
+
+def test_a_busy_port_gets_a_sentence(start: Refused) -> None:
+    with socket.socket() as busy:
+        busy.bind(("", 0))
+        busy.listen()
+        assert "EADDRINUSE" in start(MASTER_PORT=str(busy.getsockname()[1]))
+
+
+@pytest.mark.parametrize("settings", [{"RANK": "first"}, {"MASTER_PORT": "harbour"}])
+def test_a_worker_without_its_place_gets_a_sentence(settings: dict[str, str], start: Refused) -> None:
+    assert start(**settings).startswith(APART)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--processes", "2", "--out", "run"), "say --nproc-per-node instead of --processes"),
+        (("--rent", "0.01"), "name the run directory with --out"),
+    ],
+)
+def test_what_torchrun_needs_to_be_told_is_said(words: tuple[str, ...], said: str, start: Refused) -> None:
+    assert said in start(*words)
+
+
+# --- whose run it is that a directory holds ------------------------------------------------------------
+
+
+def test_a_run_of_somebody_else_is_not_gone_on_with(worker: ModuleType, tmp_path: Path) -> None:
+    """torchrun starts processes again even if they were refused: what they found then is found once more."""
+    store = HashStore()
+    (tmp_path / "telemetry").mkdir()
+    assert [worker._begun_before(store, tmp_path, False) for _ in range(2)] == [False, False]
+    assert [worker._begun_before(store, tmp_path, True) for _ in range(2)] == [False, True]
+
+
+def test_a_run_that_was_finished_before_a_rank_died_is_finished(
+    undisturbed: Path, worker: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = HashStore()
+    monkeypatch.setattr(worker, "_meet", lambda config: store)
+    config = config_of_run(undisturbed)
+    with pytest.raises(FinishedRunError):
+        worker._take_part(config, undisturbed, True)
+    worker._take_part(config, undisturbed, True)
