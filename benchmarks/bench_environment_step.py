@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.measuring import GEMM_FLOPS, cpu_times, figure, gemm, gflops
 from benchmarks.reference.environment import Environment, Network, Recipe
-from esper.kasmina.hosts import SegmentedHost
+from esper.kasmina.hosts import Host
 from esper.leyline import EpochFacts, LifecycleRules
 from esper.leyline.slot_table import IntArray
 from esper.tolaria.data import Splits, split_images
@@ -97,7 +97,7 @@ def reference_of(vector: SerialVector, index: int) -> Environment:
     """A reference that begins with the weights, data and random streams of an environment."""
     env = vector.envs[index]
     host, splits = env.model.host, env.host.splits
-    assert isinstance(host, SegmentedHost)
+    assert isinstance(host, Host)
     network = Network(WIDTHS, SHAPE[0], CLASSES)
     with torch.no_grad():
         for own, other in zip(network.parameters(), host.parameters(), strict=True):

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from esper.growth import Growth, add, diagnose, grow, load
     from esper.karn.run import open_run
-    from esper.kasmina import (
-        MorphogeneticModel,
-        check_blueprint,
-        harvest,
-        load_committed,
-        register_blueprint,
-        wrap,
-    )
+    from esper.kasmina import MorphogeneticModel, check_blueprint, harvest, load_committed, register_blueprint
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,7 +27,6 @@ __all__ = [
     "load_committed",
     "open_run",
     "register_blueprint",
-    "wrap",
 ]
 
 

@@ -30,8 +30,8 @@ from esper.tolaria.minibatch import BatchFacts, train_batch
 from tests.contracts.hosts import CLASSES, HOSTS, INPUT_SHAPE, INPUTS, TOKENS, VOCABULARY, Kind
 from tests.tolaria.building import plant
 
-KINDS: tuple[Kind, ...] = ("segmented", "wrapped")
-"""The two ways to have slots, for tests that need no more than one host of each."""
+IMAGES: tuple[Kind, ...] = ("images", "images_batch")
+"""For tests that need no more than feature maps."""
 BATCH = 8
 CLIP = 1.0
 SLOT = 0

@@ -28,15 +28,11 @@ def test_every_blueprint(case: Case) -> None:
 
 @pytest.mark.parametrize("style", range(4))
 def test_a_copy_keeps_the_contract_but_for_zero_at_birth(style: int) -> None:
-    keeps_the_contract(Case("stack", style, "segmented_tokens", 8), born_at_zero=False)
+    keeps_the_contract(Case("stack", style, "tokens", 8), born_at_zero=False)
 
 
 def test_every_two_of_blueprint_style_host_and_width_meet() -> None:
-    hosts = {
-        "feature_map": {"segmented", "segmented_batch", "wrapped", "wrapped_group"},
-        "tokens": {"segmented_tokens", "wrapped_tokens"},
-        "features": {"segmented_features", "wrapped_features"},
-    }
+    hosts = {"feature_map": {"images", "images_batch"}, "tokens": {"tokens"}, "features": {"features"}}
     for topology, names in (("feature_map", FEATURE_MAP), ("tokens", TOKENS), ("features", FEATURES)):
         assert [spec.name for spec in specs_for(topology) if not spec.copies] == names
         assert [spec.name for spec in specs_for(topology) if spec.copies] == ["stack"]
@@ -74,7 +70,7 @@ def test_a_users_blueprint_with_statistics_and_dropout(case: Case) -> None:
 
 def test_the_rule_of_episode_finds_a_dead_tensor() -> None:
     # A bias in front of a batch norm is subtracted again: its gradient is zero by mathematics.
-    case = Case("regularised", 0, "segmented", 8)
+    case = Case("regularised", 0, "images", 8)
     dead = pytest.raises(AssertionError, match=r"dead \(incubating, shadow\): seed\.0\.bias")
     with registered("regularised", lambda width: Regularised(width, bias=True)), dead:
         incubates(case, "shadow")

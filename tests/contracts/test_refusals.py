@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import MorphogeneticModel, register_blueprint, wrap
+from esper.kasmina import Host, MorphogeneticModel, register_blueprint
 from esper.kasmina.blueprints import blueprint_named, names_for, specs_for, unregister_blueprint
-from esper.leyline import BlueprintAction
+from esper.leyline import BlueprintAction, SlotConfig
 from esper.leyline.errors import BlueprintError, SlotError, UnknownNameError
 from tests.contracts.hosts import CLASSES, VOCABULARY
 from tests.contracts.matrix import (
@@ -67,7 +67,7 @@ overwriting = odd(lambda layer, h: 0 * layer(h.relu_()))
 def test_a_blueprint_that_does_not_fit_is_refused_and_the_slot_stays_empty(
     build: Build, sentence: str
 ) -> None:
-    trial = begin("segmented", 4)
+    trial = begin("images", 4)
     before = everything(trial)
     with registered("odd", build), pytest.raises(BlueprintError, match=sentence):
         germinate(trial.model, "odd", style=0)
@@ -98,7 +98,7 @@ def assert_as_before(trial: Trial, before: dict[str, Tensor]) -> None:
 def test_heads_that_do_not_divide_the_width_are_refused_and_nothing_has_changed(
     name: str, width: int
 ) -> None:
-    trial = begin("segmented_tokens", width)
+    trial = begin("tokens", width)
     before = everything(trial)
     sentence = (
         rf"blueprint '{name}' needs a slot whose width is a multiple of 4; slot r0c0 is {width} wide\. Change"
@@ -109,15 +109,26 @@ def test_heads_that_do_not_divide_the_width_are_refused_and_nothing_has_changed(
     assert_as_before(trial, before)
 
 
+class Widening(Host):
+    """Tokens of six features, then of eight."""
+
+    topology = "tokens"
+    slot_config = SlotConfig.of_count(2)
+    feature_shapes = ((5, 6), (5, 8))
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = (nn.Embedding(VOCABULARY, 6), nn.Linear(6, 8), nn.Linear(8, CLASSES))
+        self.segments = nn.ModuleList(layers)
+
+
 def test_a_blueprint_that_fits_no_slot_or_another_one_is_refused_by_name() -> None:
-    nowhere = begin("segmented_tokens", 6)
+    nowhere = begin("tokens", 6)
     space = nowhere.model.action_space
     names = [space.blueprint_names[index] for index in space.blueprints]
     assert names == ["stack", "norm", "lora", "lora_large", "mlp_small", "mlp"]
     assert space.unfit == frozenset()
-    layers = (nn.Embedding(VOCABULARY, 6), nn.Linear(6, 8), nn.Linear(8, CLASSES))
-    sample = torch.zeros(2, 5, dtype=torch.long)
-    model = wrap(nn.Sequential(*layers), ["0", "1"], sample, topology="tokens")
+    model = MorphogeneticModel(Widening())
     elsewhere = Trial(model, torch.optim.SGD(model.host.parameters(), lr=0.1))
     model.bind_optimiser(elsewhere.optimiser)
     assert model.action_space.unfit == {(0, BlueprintAction.ATTENTION), (0, BlueprintAction.FLEX_ATTENTION)}
@@ -133,7 +144,7 @@ def test_a_user_says_which_widths_fit() -> None:
     with registered("pairs", loud, multiple_of=2):
         spec = blueprint_named("pairs", "feature_map")
         assert [width for width in range(1, 7) if spec.fits(width)] == [2, 4, 6]
-        assert spec.index not in begin("segmented", 9).model.action_space.blueprints
+        assert spec.index not in begin("images", 9).model.action_space.blueprints
     assert all(spec.fits(7) for spec in specs_for("feature_map")), "built-in ones fit every feature map"
     with pytest.raises(
         BlueprintError, match=r"multiple_of must be 1 or more; blueprint 'none' has 0\. Leave it out"
@@ -145,12 +156,12 @@ def test_a_user_says_which_widths_fit() -> None:
 
 
 def test_an_occupied_slot_takes_no_second_seed_and_none_comes_before_the_hosts_optimiser() -> None:
-    trial = planted(Case("conv_light", 0, "segmented", 4))
+    trial = planted(Case("conv_light", 0, "images", 4))
     first = trial.model.slot(SLOT).seed
     with pytest.raises(SlotError, match="slot r0c0 holds a seed already; prune it before the next one"):
         trial.model.germinate(SLOT, 1, 0)
     assert trial.model.slot(SLOT).seed is first
-    model = MorphogeneticModel(build_host("segmented", 4))
+    model = MorphogeneticModel(build_host("images", 4))
     with pytest.raises(RuntimeError, match=r"call bind_optimiser\(host_optimiser\) before the first seed"):
         model.germinate(SLOT, 1, 0)
 
@@ -207,6 +218,6 @@ def test_unknown_names_are_met_with_near_ones() -> None:
         UnknownNameError, match=r"unknown topology 'feature_maps'; did you mean feature_map or features\?"
     ):
         register_blueprint("mine", topology="feature_maps")(loud)  # type: ignore[arg-type]
-    trial = begin("segmented", 4)
+    trial = begin("images", 4)
     with pytest.raises(BlueprintError, match=r"no blueprint has index 0 on feature_map hosts; there are 1"):
         trial.model.germinate(SLOT, 0, 0)

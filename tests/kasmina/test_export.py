@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from esper.kasmina import harvest, load_committed, save_committed
-from esper.kasmina.hosts import Host
 from esper.leyline import Stage, Style
 from esper.leyline.errors import EsperError, HostError, UnknownNameError
 from tests.contracts.matrix import (
@@ -25,13 +24,13 @@ from tests.kasmina.test_incubation import Dropping
 
 def grown(style: int = Style.GATED_GATE, blueprint: str = "conv_heavy") -> Trial:
     """A committed network with one fossil."""
-    trial = begin("segmented", 8)
-    trial.model.rules = begin("segmented", 8, training_epochs=1).model.rules
+    trial = begin("images", 8)
+    trial.model.rules = begin("images", 8, training_epochs=1).model.rules
     grow(trial, SLOT, blueprint, style, *batch(0))
     return trial
 
 
-def test_a_segmented_harvest_is_a_chain_of_segments_and_fossils_alone() -> None:
+def test_a_harvest_is_a_chain_of_segments_and_fossils_alone() -> None:
     trial = grown()
     x, _ = batch(7)
     wanted = trial.model.eval()(x)
@@ -52,16 +51,6 @@ def test_a_harvest_shares_nothing_with_the_model() -> None:
     assert_same(trial.snapshot() | trial.seed_snapshot(), before)
     assert trial.model.table.stage[0, SLOT] == Stage.FOSSILIZED
     trial.train(1)
-
-
-def test_a_host_of_another_kind_says_that_it_cannot_be_harvested() -> None:
-    class Plain(Host):
-        forward = attach = nn.Identity.forward
-
-    trial = grown()
-    trial.model.host = Plain()
-    with pytest.raises(HostError, match="hosts of class Plain cannot be harvested; segmented and wrapped"):
-        harvest(trial.model)
 
 
 # --- on disk ------------------------------------------------------------------------------------------
@@ -94,11 +83,11 @@ def test_a_directory_without_a_network_says_what_is_missing(tmp_path: Path) -> N
             load_committed(tmp_path)
 
 
-def test_a_wrapped_host_is_the_users_to_save(tmp_path: Path) -> None:
-    trial = planted(Case("norm", 0, "wrapped", 4))
+def test_a_host_of_the_users_own_is_theirs_to_save(tmp_path: Path) -> None:
+    trial = planted(Case("norm", 0, "images_batch", 4))
     with pytest.raises(
         HostError,
-        match=r"only built-in hosts can be rebuilt from a file; WrappedHost is yours: use harvest\(model\)"
+        match=r"only built-in hosts can be rebuilt from a file; BatchHost is yours: use harvest\(model\)"
         r" and save its state_dict",
     ):
         save_committed(trial.model, tmp_path / "new")

@@ -51,7 +51,7 @@ def test_one_step_parts_the_branches(width: int) -> None:
 
 def test_dropout_inside_breaks_the_mirror_and_germination_says_what_to_do() -> None:
     one, last = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
-    trial = begin("segmented", 4)
+    trial = begin("images", 4)
     refusal = pytest.raises(BlueprintError, match="or start its last linear layer at zero")
     with registered("dropping", lambda _: Mirrored(one, nn.Dropout(0.5), last)), refusal:
         germinate(trial.model, "dropping", 0)

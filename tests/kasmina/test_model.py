@@ -2,17 +2,22 @@ import copy
 import gc
 import pickle
 import weakref
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.kasmina import CNNHost, MorphogeneticModel
 from esper.leyline import LifecycleOp, LifecycleRules, SlotTable, Stage, Style
-from tests.contracts.matrix import KINDS, SLOT, Case, Kind, batch, begin, germinate, planted, restart
+from esper.leyline.errors import HostError
+from tests.contracts.matrix import IMAGES, SLOT, Case, Kind, batch, begin, germinate, loss, planted, restart
 from tests.kasmina.living import act, epoch
 
-host_kinds = pytest.mark.parametrize("kind", KINDS)
+host_kinds = pytest.mark.parametrize("kind", IMAGES)
 
 
 def full_host(blocks: int, table: SlotTable | None = None) -> MorphogeneticModel:
@@ -49,6 +54,52 @@ def test_alphas_given_to_a_pass_replace_the_tables() -> None:
         model(x, model.live_alphas[:2])
 
 
+class OperationCounter(TorchDispatchMode):
+    """Counts everything that torch is asked to do, the backward included."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations(module: nn.Module) -> int:
+    x, y = batch(0)
+    module.train()
+    with OperationCounter() as counter:
+        loss(module(x), y).backward()
+    return counter.count
+
+
+@host_kinds
+def test_empty_slots_dispatch_no_operation(kind: Kind) -> None:
+    trial = planted(Case("conv_light", Style.LINEAR_ADD, kind, 4))
+    wanted = operations(nn.Sequential(*begin(kind, 4).model.host.segments))
+    assert operations(trial.model) > wanted > 20, "an incubating seed is heard"
+    trial.model.table.age[0, SLOT] = 99
+    assert act(trial, LifecycleOp.PRUNE, SLOT).succeeded
+    assert operations(trial.model) == wanted
+
+
+def test_no_pass_leaves_a_slot_engaged_not_even_one_that_fails() -> None:
+    trial = planted(Case("conv_light", Style.LINEAR_ADD, "images", 4), training_epochs=0)
+    for images, outcome in (
+        (batch(0)[0], nullcontext()),
+        (torch.zeros(2, 7, 4, 4), pytest.raises(RuntimeError)),
+    ):
+        with outcome:
+            trial.model(images)
+        assert not any(trial.model.slot(index).engaged for index in range(2))
+
+
+def test_a_host_says_what_it_needs() -> None:
+    with pytest.raises(HostError, match=r"a CNN host needs positive block widths; found \(4, 0\)"):
+        CNNHost((4, 0), kernel=3, input_shape=(1, 8, 8), classes=2)
+    with pytest.raises(HostError, match=r"must be odd, to keep the size; found 2"):
+        CNNHost((4,), kernel=2, input_shape=(1, 8, 8), classes=2)
+
+
 # --- the table's mirror -------------------------------------------------------------------------------
 
 
@@ -83,7 +134,7 @@ def test_alphas_and_seeds_follow_the_model_to_another_type(kind: Kind) -> None:
 
 
 def test_the_count_separates_host_and_seeds() -> None:
-    trial = begin("segmented", 4)
+    trial = begin("images", 4)
     # 3×3 convolutions 2→4 and 4→4 with bias, two norms, a linear 4→4
     host = (2 * 4 * 9 + 4) + 8 + (4 * 4 * 9 + 4) + 8 + (4 * 4 + 4)
     assert trial.model.count_parameters() == (host, 0)
@@ -98,7 +149,7 @@ def test_the_count_separates_host_and_seeds() -> None:
 
 
 def test_nothing_keeps_a_pruned_seed_in_memory_and_the_next_one_starts_afresh() -> None:
-    trial = planted(Case("conv_heavy", Style.GATED_GATE, "wrapped", 4), training_epochs=0)
+    trial = planted(Case("conv_heavy", Style.GATED_GATE, "images_batch", 4), training_epochs=0)
     first = trial.seed_weights["seed.one.0.weight"].detach().clone()
     trial.train(2)
     slot = trial.model.slot(SLOT)
@@ -138,11 +189,11 @@ def test_a_state_undoes_whatever_grew_or_went_since(kind: Kind) -> None:
 
 
 def test_seeds_of_a_state_need_an_optimiser_and_a_slot_that_is_engaged_but_empty_says_so() -> None:
-    kept = planted(Case("conv_light", 0, "segmented", 4)).model.state()
+    kept = planted(Case("conv_light", 0, "images", 4)).model.state()
     model = MorphogeneticModel(CNNHost((4, 4), kernel=3, input_shape=(2, 6, 6), classes=4))
     with pytest.raises(RuntimeError, match=r"needs bind_optimiser\(host_optimiser\) first"):
         model.load_state(kept)
-    trial = begin("segmented", 4)
+    trial = begin("images", 4)
     trial.place(Stage.BLENDING, 1.0)
     with pytest.raises(RuntimeError, match="slot r0c0 is engaged but empty"):
         trial.model(batch(0)[0])

@@ -48,7 +48,7 @@ def test_where_every_seed_dies_each_blueprint_is_tried_before_any_comes_again(
 
 
 def test_what_does_not_fit_the_host_has_no_turn() -> None:
-    space = begin("segmented_tokens", 6).model.action_space
+    space = begin("tokens", 6).model.action_space
     names = [space.blueprint_names[index] for index in default_rotation(space)]
     assert names[:5] == ["mlp", "mlp_small", "lora_large", "lora", "norm"]
     assert not {"attention", "flex_attention"} & set(names), "six is no multiple of four heads"

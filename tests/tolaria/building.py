@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from esper.kasmina import CNNHost, Host, MorphogeneticModel, WrappedHost, lifecycle
+from esper.kasmina import CNNHost, Host, MorphogeneticModel, lifecycle
 from esper.leyline import (
     CANONICAL_ACTION,
     BlueprintAction,
@@ -230,16 +230,6 @@ def practise(model: MorphogeneticModel, optimiser: torch.optim.Optimizer, batche
 
 def cnn(widths: Sequence[int], kernel: int = 3) -> CNNHost:
     return CNNHost(widths, kernel=kernel, input_shape=(1, 8, 8), classes=10)
-
-
-def wrapped_model() -> MorphogeneticModel:
-    """A plain module with a seed behind each of its convolutions."""
-    module = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 10),
-    )  # fmt: skip
-    host = WrappedHost(module, ["0", "2"], digits(2)[0])
-    return grown_model({0: BlueprintAction.CONV_HEAVY, 1: BlueprintAction.CONV_LIGHT}, host=host)[0]
 
 
 def set_stage(model: MorphogeneticModel, slot: int, stage: Stage, alpha: float = 1.0) -> None:

@@ -12,7 +12,7 @@ from esper.leyline.errors import EsperError
 from esper.tolaria.calibration import CALIBRATION_SAMPLES, recalibrate
 from esper.tolaria.counterfactual import measure
 from esper.tolaria.objective import CLASSIFICATION
-from tests.contracts.hosts import CLASSES, INPUT_SHAPE, Kind
+from tests.contracts.hosts import CLASSES, INPUT_SHAPE
 from tests.contracts.matrix import begin
 from tests.tolaria.building import bits, set_stage, stir
 
@@ -23,9 +23,9 @@ def inputs(count: int, rng_seed: int = 0) -> tuple[Tensor, Tensor]:
     return x, torch.randint(CLASSES, (count,), generator=generator)
 
 
-def grown(host: Kind) -> MorphogeneticModel:
+def grown() -> MorphogeneticModel:
     """Two held seeds that matter, and statistics that moved in training; dropout must stay silent."""
-    model = begin(host, 4).model
+    model = begin("images_batch", 4).model
     for slot in (0, 1):
         model.germinate(slot, BlueprintAction.CONV_LIGHT, Style.LINEAR_ADD)
         stir(model.slot(slot), rng_seed=slot, scale=1.0)
@@ -38,18 +38,13 @@ def grown(host: Kind) -> MorphogeneticModel:
     return model
 
 
-HOSTS = pytest.mark.parametrize("host", ["wrapped", "segmented_batch"])
-
-
-@HOSTS
-def test_a_model_with_batch_norm_is_not_measured_with_statistics_of_another_network(host: Kind) -> None:
+def test_a_model_with_batch_norm_is_not_measured_with_statistics_of_another_network() -> None:
     with pytest.raises(EsperError, match=r"has 2 BatchNorm layers, .* pass training inputs as calibration"):
-        measure(grown(host), *inputs(20), (0, 1), CLASSIFICATION)
+        measure(grown(), *inputs(20), (0, 1), CLASSIFICATION)
 
 
-@HOSTS
-def test_every_configuration_is_scored_with_its_own_statistics(host: Kind) -> None:
-    model = grown(host)
+def test_every_configuration_is_scored_with_its_own_statistics() -> None:
+    model = grown()
     x, y = inputs(60)
     training = inputs(200, rng_seed=1)[0]
     result = measure(model, x, y, (0, 1), CLASSIFICATION, calibration=training)
@@ -66,9 +61,8 @@ def test_every_configuration_is_scored_with_its_own_statistics(host: Kind) -> No
         assert loss == pytest.approx(CLASSIFICATION.loss(output, y).item(), rel=1e-4)
 
 
-@HOSTS
-def test_measuring_leaves_weights_statistics_mode_and_random_state_alone(host: Kind) -> None:
-    model = grown(host)
+def test_measuring_leaves_weights_statistics_mode_and_random_state_alone() -> None:
+    model = grown()
     before, state, momenta = bits(model.state_dict()), torch.get_rng_state(), _momenta(model)
     measure(model, *inputs(20), (0, 1), CLASSIFICATION, calibration=inputs(50)[0])
     assert bits(model.state_dict()) == before
@@ -80,7 +74,7 @@ def test_measuring_leaves_weights_statistics_mode_and_random_state_alone(host: K
 
 
 def test_recalibration_stays_and_uses_no_more_inputs_than_it_needs() -> None:
-    model = grown("wrapped")
+    model = grown()
     training = inputs(CALIBRATION_SAMPLES + 100)[0]
     recalibrate(model, training)
     kept = bits(list(model.buffers()))

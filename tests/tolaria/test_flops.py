@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.kasmina import wrap
 from esper.kasmina.blueprints import blueprint_at
 from esper.leyline import BlueprintAction, LifecycleOp, LifecycleRules, Stage, Style
 from esper.tolaria.counterfactual import measure
@@ -23,7 +22,6 @@ from tests.tolaria.building import (
     set_stage,
     started,
     tiny_task,
-    wrapped_model,
 )
 
 HEAVY, LIGHT, DEPTHWISE = BlueprintAction.CONV_HEAVY, BlueprintAction.CONV_LIGHT, BlueprintAction.DEPTHWISE
@@ -167,56 +165,6 @@ def test_a_blended_seed_is_charged_for_training_and_for_every_run_in_validation(
     assert meter.spent_by_slot() == {0: 4608 * (3 * 10 + 7), 2: (4608 + 64) * (3 * 10 + 2 * 7)}
 
 
-def wrapped_meter() -> FlopMeter:
-    meter = FlopMeter(wrapped_model(), torch.zeros(1, 8, 8))
-    for slot in (0, 1):
-        meter.germinated(slot)
-    return meter
-
-
-def test_a_wrapped_host_is_counted_without_its_seeds_by_hand() -> None:
-    # On 8×8: 3×3 from 1 to 4 channels 2·64·9·4 = 4608, from 4 to 4 18432; linear 2·16·10 = 320.
-    meter = wrapped_meter()
-    host, network = meter.per_sample()
-    assert host == 4608 + 18432 + 320
-    seeds = [count_part(meter.model.slot(slot).seed, (4, 8, 8)).forward for slot in (0, 1)]
-    assert network == host + sum(seeds)
-
-
-@pytest.mark.parametrize("incubating", [None, 0, 1])
-def test_a_minibatch_of_a_wrapped_host_is_booked_as_it_is_counted_while_it_runs(
-    incubating: int | None,
-) -> None:
-    """The gradient of a shadow branch ends at its slot, but is charged as if it went on to the input."""
-    meter = wrapped_meter()
-    if incubating is not None:
-        set_stage(meter.model, incubating, Stage.TRAINING)
-    optimiser = torch.optim.SGD(meter.model.host.parameters(), lr=0.1)
-    counted = count_training(meter, optimiser, flop_counter())
-    assert meter.minibatch(64) >= counted
-    meter.trained(64)
-    assert meter.ledger.total == meter.minibatch(64)
-    if incubating is None:
-        assert meter.ledger.total == counted
-    else:
-        assert 0 < meter.ledger.incubation < 2 * (counted - meter.ledger.forward - meter.ledger.backward)
-
-
-@pytest.mark.parametrize("switched", [(), (1,), (0, 1)])
-def test_a_validation_of_a_wrapped_host_is_a_forward_for_every_configuration(
-    switched: tuple[int, ...],
-) -> None:
-    meter = wrapped_meter()
-    x, y = digits(50)
-    with flop_counter() as counted:
-        result = measure(meter.model, x, y, switched, CLASSIFICATION)
-    meter.validated(50, result.slots, result.configurations)
-    with flop_counter() as plain, torch.no_grad():
-        meter.model(x)
-    assert meter.ledger.total == counted.get_total_flops()
-    assert meter.ledger.validation == plain.get_total_flops()
-
-
 class Attending(torch.nn.Module):
     """Four tokens of width 8, attention by torch's own function with two heads."""
 
@@ -230,7 +178,6 @@ class Attending(torch.nn.Module):
         return gathered.transpose(1, 2).flatten(2)
 
 
-def test_attention_of_a_wrapped_host_is_counted() -> None:
+def test_attention_by_torchs_own_function_is_counted() -> None:
     # qkv: 2·4·8·24 = 1536; scores and what they gather, each 2·4·4·8 = 256.
-    model = wrap(Attending(), ["qkv"], sample=torch.zeros(2, 4, 8), topology="tokens")
-    assert FlopMeter(model, torch.zeros(4, 8)).per_sample() == (1536 + 2 * 256,) * 2
+    assert count_part(Attending(), (4, 8)).forward == 1536 + 2 * 256

@@ -3,8 +3,8 @@
 from esper.kasmina.blueprints import Mirrored, register_blueprint
 from esper.kasmina.contract import check_blueprint
 from esper.kasmina.export import harvest, load_committed, save_committed
-from esper.kasmina.hosts import CNNHost, Host, SegmentedHost, WrappedHost
-from esper.kasmina.model import MorphogeneticModel, wrap
+from esper.kasmina.hosts import CNNHost, Host
+from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import SeedSlot
 from esper.kasmina.streams import TorchStream
 
@@ -14,13 +14,10 @@ __all__ = [
     "Mirrored",
     "MorphogeneticModel",
     "SeedSlot",
-    "SegmentedHost",
     "TorchStream",
-    "WrappedHost",
     "check_blueprint",
     "harvest",
     "load_committed",
     "register_blueprint",
     "save_committed",
-    "wrap",
 ]

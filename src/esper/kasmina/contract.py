@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology, blueprint_named
-from esper.kasmina.hosts.base import SegmentedHost
+from esper.kasmina.hosts.base import Host
 from esper.kasmina.incubation import shadow_loss
 from esper.kasmina.model import MorphogeneticModel, slot_streams
 from esper.kasmina.slot import SeedSlot
@@ -115,7 +115,7 @@ def sees_later_tokens(network: Callable[[Tensor], Tensor], x: Tensor) -> bool:
     return False
 
 
-class _Probe(SegmentedHost):
+class _Probe(Host):
     """A layer, the slot, a classifier."""
 
     def __init__(self, topology: Topology, width: int) -> None:

@@ -1,7 +1,6 @@
 """Out of Esper: a plain module with the fossils built in, and the same on disk.
 
-A segmented host becomes an ``nn.Sequential``; a wrapped module stays of its own class, with every
-fossil placed behind the submodule it grew on.
+The host becomes an ``nn.Sequential``, with every fossil placed behind the segment it grew on.
 """
 
 import copy
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.kasmina import blend
 from esper.kasmina.blueprints import blueprint_named, names_for
-from esper.kasmina.hosts import CNNHost, ResidualHost, SegmentedHost, TransformerHost, WrappedHost
+from esper.kasmina.hosts import CNNHost, Host, ResidualHost, TransformerHost
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import EsperError, HostError, UnknownNameError
@@ -57,34 +56,16 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
         slot = grown.slot(index)
         assert slot.seed is not None, f"slot {slot.slot_id} is marked as fossilized but empty"
         fossils[index] = Fossil(slot.seed, slot.gate, slot.operator)
-    host = grown.host
-    if isinstance(host, SegmentedHost):
-        return _chain(host, fossils)
-    if isinstance(host, WrappedHost):
-        return _graft(host, fossils)
-    raise HostError(
-        f"hosts of class {type(host).__name__} cannot be harvested; segmented and wrapped ones can"
-    )
+    return _chain(grown.host, fossils)
 
 
-def _chain(host: SegmentedHost, fossils: dict[int, Fossil]) -> nn.Sequential:
+def _chain(host: Host, fossils: dict[int, Fossil]) -> nn.Sequential:
     chain = nn.Sequential()
     for index, segment in enumerate(host.segments):
         chain.add_module(f"segment_{index}", segment)
         if index in fossils:
             chain.add_module(f"fossil_{host.slot_config.slot_ids[index]}", fossils[index])
     return chain
-
-
-def _graft(host: WrappedHost, fossils: dict[int, Fossil]) -> nn.Module:
-    module = host.module
-    for handle in host.handles:
-        handle.remove()
-    for index, fossil in fossils.items():
-        parent, _, child = host.submodule_names[index].rpartition(".")
-        owner = module.get_submodule(parent)
-        setattr(owner, child, nn.Sequential(owner.get_submodule(child), fossil))
-    return module
 
 
 def save_committed(model: MorphogeneticModel, directory: Path) -> None:

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina.blueprints import Topology, blueprint_at, names_for, specs_for
+from esper.kasmina.blueprints import blueprint_at, names_for, specs_for
 from esper.kasmina.hosts.base import Host
-from esper.kasmina.hosts.wrapped import WrappedHost
 from esper.kasmina.optim import OptimiserRecipe
 from esper.kasmina.slot import SeedSlot
 from esper.kasmina.streams import TorchStream
@@ -67,11 +66,9 @@ class MorphogeneticModel(nn.Module):
         for index, slot in enumerate(self._seed_slots):
             original = host.original(index)
             slot.original = () if original is None else (original,)
-        host.attach(self._seed_slots)
         self._host_parameters = list(host.parameters())
         self._optimiser: Optimizer | None = None
         self._recipe: OptimiserRecipe | None = None
-        self._tapped_input: Tensor | None = None
         self.sync()
 
     # --- passes -------------------------------------------------------------------------------
@@ -91,28 +88,25 @@ class MorphogeneticModel(nn.Module):
         try:
             output: Tensor = self.host(x, self._seed_slots, start)
         finally:
-            # Between passes a wrapped module is the user's own again, whoever calls it.
             for slot in self._seed_slots:
                 slot.engage(None)
         return output
 
     def forward_from(self, slot: int, h: Tensor, alphas: Alphas) -> Tensor:
-        """Run on from the features at ``slot`` (for a host without segments: from its input)."""
+        """Run on from the features at ``slot``."""
         return self(h, alphas, start=slot)
 
     def _engage_live(self, x: Tensor) -> None:
         shadow = self.training and bool(self.incubating) and self.rules.incubation == "shadow"
         tap = shadow_size(x.shape[0]) if shadow else 0
-        at_slot = tap if self.host.segmented else 0
-        self._tapped_input = x.detach()[:tap].clone() if tap and not at_slot else None
         ghosts = self.training and self.rules.incubation == "straight_through"
         for index, (slot, weight) in enumerate(zip(self._seed_slots, self.live_alphas, strict=True)):
             incubating = index in self.incubating
-            slot.engage(weight, tap=at_slot if incubating else 0, ghost=ghosts and incubating)
+            slot.engage(weight, tap=tap if incubating else 0, ghost=ghosts and incubating)
 
     def captured(self, slot: int) -> Tensor:
         """What the last training pass kept for the incubating seed at ``slot``."""
-        kept = self._tapped_input if self._tapped_input is not None else self._seed_slots[slot].features
+        kept = self._seed_slots[slot].features
         if kept is None:
             raise RuntimeError(f"no pass has kept features for slot {self.slot_config.slot_ids[slot]}")
         return kept
@@ -251,20 +245,3 @@ def _check_fits(own: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     names += [name for name in own.keys() & other.keys() if own[name].shape != other[name].shape]
     if names:
         raise HostError(f"the state belongs to another host; different: {', '.join(names[:5])}")
-
-
-def wrap(
-    module: nn.Module,
-    slots: Sequence[str],
-    sample: Tensor,
-    rules: LifecycleRules | None = None,
-    *,
-    topology: Topology = "feature_map",
-    rng_seed: int = 0,
-) -> MorphogeneticModel:
-    """Give ``module`` slots after the submodules named by ``slots`` (names or patterns).
-
-    ``sample`` is a small input batch: one forward finds the features at every slot.
-    """
-    host = WrappedHost(module, slots, sample, topology)
-    return MorphogeneticModel(host, rules, streams=slot_streams(rng_seed))

@@ -94,10 +94,6 @@ class SeedSlot(nn.Module):
             return self._blended(h, part.weight, part.ambient)
         return self._straight_through(h) if part.ghost else h
 
-    def on_forward(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        """Forward hook of a wrapped host's submodule; ``None`` leaves its output alone."""
-        return self(output) if self.engaged else None
-
     def _blended(self, h: Tensor, alpha: Tensor, ambient: bool) -> Tensor:
         seed, trains_host = self.seed, h.requires_grad or not torch.is_grad_enabled()
         if isinstance(seed, ConvLight) and self.operator is BlendOperator.ADD and is_large(h) and trains_host:

@@ -34,7 +34,7 @@ class SlotError(EsperError):
 
 
 class HostError(EsperError):
-    """A host that cannot be wrapped, or a submodule that cannot carry a slot."""
+    """A host that cannot be built, saved or grown, or a submodule that cannot carry a slot."""
 
 
 class BlueprintError(EsperError):

@@ -1,7 +1,6 @@
 """What each seed is worth: the validation score with seeds switched on and off.
 
-Of up to four seeds every configuration is scored, of more of them leave-one-out and some orders; of a
-host without segments leave-one-out, on some of the samples.
+Of up to four seeds every configuration is scored, of more of them leave-one-out and some orders.
 Contributions come with a paired error bar: both networks see the same samples, so only the
 difference per sample counts.
 """
@@ -27,8 +26,6 @@ Order = tuple[int, ...]
 EXACT_LIMIT = 4
 """Up to this many seeds all on/off configurations are scored."""
 SAMPLED_PERMUTATIONS = 8
-REPLAY_SAMPLES = 512
-"""Validation samples used for hosts that must replay their whole forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +98,12 @@ def measure(
     was_training = model.training
     model.eval()
     ordered = tuple(sorted(slots))
-    orders = _orders(len(ordered), generator) if model.host.segmented and not only_contributions else []
+    orders = [] if only_contributions else _orders(len(ordered), generator)
     configurations = _configurations(len(ordered), orders)
-    if model.host.segmented and not batch_norms(model):
-        answers = outputs_by_prefix(model, x, ordered, configurations)
-    else:
-        if ordered and not model.host.segmented:
-            x, y = x[:REPLAY_SAMPLES], y[:REPLAY_SAMPLES]
+    if batch_norms(model):
         answers = outputs_by_replay(model, x, ordered, configurations, calibration)
+    else:
+        answers = outputs_by_prefix(model, x, ordered, configurations)
     scores, losses = _scored(answers, y, objective, len(configurations))
     model.train(was_training)
     return attribute(ordered, configurations, scores, losses.mean(axis=1), orders)

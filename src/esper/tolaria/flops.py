@@ -67,11 +67,11 @@ def count_part(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = tor
     """FLOPs of one part on a sample of ``shape``; parts that read alike are counted once per process."""
     key = (f"{type(part).__module__}.{part!r}", shape, tuple(p.shape for p in part.parameters()))
     if key not in _counted:
-        _counted[key] = count_afresh(part, shape, dtype)
+        _counted[key] = _count(part, shape, dtype)
     return _counted[key]
 
 
-def count_afresh(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> PartCost:
+def _count(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> PartCost:
     """Count on a copy: running a part may change its statistics."""
     part = copy.deepcopy(part).cpu()
     for layer in part.modules():

@@ -1,6 +1,6 @@
 """What an episode spends: the FLOPs of every part that took part in a step, by purpose.
 
-A step's cost is the sum of its parts. A wrapped host is one part, and is run whole.
+A step's cost is the sum of its parts: segments of the host, and seeds.
 """
 
 import copy
@@ -15,13 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import blueprint_at
-from esper.kasmina.hosts.base import SegmentedHost
-from esper.kasmina.hosts.wrapped import WrappedHost
 from esper.kasmina.model import MorphogeneticModel, shadow_size
 from esper.kasmina.streams import TorchStream
-from esper.leyline.errors import HostError
 from esper.leyline.stages import Stage
-from esper.tolaria.flops import PartCost, count_afresh, count_part
+from esper.tolaria.flops import PartCost, count_part
 
 
 class _SeedPart(nn.Module):
@@ -68,16 +65,10 @@ class FlopMeter:
 
     def __post_init__(self) -> None:
         host, shape = self.model.host, tuple(self.sample.shape)
-        if isinstance(host, SegmentedHost):
-            first, *rest = host.segments
-            parts = zip(rest, host.feature_shapes, strict=True)
-            self._segments = [count_part(first, shape, self.sample.dtype)]
-            self._segments += [count_part(part, own) for part, own in parts]
-        elif isinstance(host, WrappedHost):
-            # Seeds run inside the model's forward only. Not kept: others' modules may read alike and differ.
-            self._segments = [count_afresh(host.module, shape, self.sample.dtype)]
-        else:
-            raise HostError(f"compute is counted for built-in and wrapped hosts; found {type(host).__name__}")
+        first, *rest = host.segments
+        parts = zip(rest, host.feature_shapes, strict=True)
+        self._segments = [count_part(first, shape, self.sample.dtype)]
+        self._segments += [count_part(part, own) for part, own in parts]
         self._seeds: dict[int, PartCost] = {}
         self._spent: dict[int, int] = {}
         self._candidates: dict[int, list[int]] = {}
@@ -181,21 +172,17 @@ class FlopMeter:
         seed = self._seeds[slot]
         if self.model.rules.incubation == "straight_through":
             return batch * (seed.forward + seed.to_all)
-        # A wrapped host is replayed from its input on, and the gradient is charged as if it went back there.
-        first = slot + 1 if self.model.host.segmented else 0
-        downstream = [self._seeds[other] for other in self.model.blended if other >= first]
-        rest = sum(part.forward + part.to_input for part in self._segments[first:] + downstream)
+        downstream = [self._seeds[other] for other in self.model.blended if other > slot]
+        rest = sum(part.forward + part.to_input for part in self._segments[slot + 1 :] + downstream)
         return shadow_size(batch) * (seed.forward + seed.to_all + rest)
 
     def validated(self, samples: int, switched: Sequence[int], configurations: NDArray[np.bool_]) -> None:
         """Count one validation of ``samples`` with ``switched`` in ``configurations``.
 
-        By prefix tree, or by a forward for each where the host is wrapped. One all-on forward counts as
-        validation, what goes beyond it as counterfactual.
+        By prefix tree. One all-on forward counts as validation, what goes beyond it as counterfactual.
         """
         plain = self.per_sample()[1]
-        runs = self._tree_runs if self.model.host.segmented else self._replays
-        spent, by_slot = runs(switched, configurations)
+        spent, by_slot = self._tree_runs(switched, configurations)
         for slot, times in by_slot.items():
             cost = times * self._seeds[slot].forward
             self._spent[slot] += samples * cost
@@ -217,11 +204,3 @@ class FlopMeter:
                     by_slot[slot], copies = int(prefixes[:, -1].sum()), len(prefixes)
             spent += copies * segment.forward
         return spent, by_slot
-
-    def _replays(
-        self, switched: Sequence[int], configurations: NDArray[np.bool_]
-    ) -> tuple[int, dict[int, int]]:
-        """The same, where host and seeds run anew for every configuration."""
-        on = dict(zip(switched, configurations.sum(axis=0).tolist(), strict=True))
-        runs = len(configurations)
-        return runs * self._segments[0].forward, {slot: on.get(slot, runs) for slot in self.model.blended}

@@ -1,8 +1,7 @@
 """The network with seeds switched on and off: what it answers in every configuration.
 
-On a segmented host every distinct prefix is computed once: at a slot that is to be switched, the
-features go on with and without its seed. Any other host is run whole for every configuration; with batch
-normalisation every configuration has statistics of its own.
+Every distinct prefix is computed once: at a slot that is to be switched, the features go on with and without
+its seed. With batch normalisation every configuration has statistics of its own, and is run whole.
 """
 
 import math
@@ -14,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from esper.kasmina.hosts.base import Host, SegmentedHost
+from esper.kasmina.hosts.base import Host
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.slot import SeedSlot
 from esper.tolaria.calibration import recalibrated
@@ -45,10 +44,8 @@ class Answers(NamedTuple):
 def outputs_by_prefix(
     model: MorphogeneticModel, x: Tensor, slots: Sequence[int], configurations: NDArray[np.bool_]
 ) -> Iterator[Answers]:
-    """All answers of a segmented host, a share of the samples at a time; configurations must be sorted."""
+    """All answers, a share of the samples at a time; configurations must be sorted."""
     host = model.host
-    if not isinstance(host, SegmentedHost):
-        raise TypeError(f"a {type(host).__name__} has no segments to share")
     rows = [tuple(row) for row in configurations.tolist()]
     for share in _slices(0, len(x), samples_at_once(host)):
         features: dict[Prefix, Tensor] = {(): x[share]}
@@ -111,7 +108,7 @@ def outputs_by_replay(
     configurations: NDArray[np.bool_],
     calibration: Tensor | None = None,
 ) -> Iterator[Answers]:
-    """All answers of any host, by a plain forward for each configuration.
+    """All answers, by a plain forward for each configuration.
 
     With ``calibration`` inputs every configuration gets batch statistics of its own.
     """

@@ -1,9 +1,5 @@
-"""What a host is to the rest: a network with places for slots.
+"""What a host is to the rest: a chain of segments, which can be entered at every slot between two of them."""
 
-A segmented host can be entered in the middle, at a slot; any other replays its whole forward.
-"""
-
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -14,17 +10,22 @@ from esper.kasmina.slot import SeedSlot
 from esper.leyline.slot_config import SlotConfig
 
 
-class Host(nn.Module, ABC):
-    """A network with slots.
+class Host(nn.Module):
+    """A chain of segments with a slot after each but the last.
 
-    Subclasses set ``slot_config``, ``topology`` and ``feature_shapes`` (one sample's features at
-    each slot, without the batch) when they are built.
+    ``segments[0]`` takes the input, ``segments[i + 1]`` what leaves slot ``i``. Subclasses also set
+    ``slot_config``, ``topology`` and ``feature_shapes`` (one sample's features at each slot, without the
+    batch) when they are built.
     """
 
-    segmented: ClassVar[bool]
+    segments: nn.ModuleList
     slot_config: SlotConfig
     topology: Topology
     feature_shapes: tuple[tuple[int, ...], ...]
+    spec: dict[str, Any]
+    """What a built-in host was built with."""
+    block_kind: ClassVar[type[nn.Module] | None] = None
+    """Modules of this class keep the shape of their input: they can be stacked."""
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -34,39 +35,12 @@ class Host(nn.Module, ABC):
 
     def original(self, slot: int) -> nn.Module | None:
         """The last block before ``slot`` that could be repeated there; a copy of it is a ``stack`` seed."""
-        return None
-
-    @abstractmethod
-    def attach(self, slots: Sequence[SeedSlot]) -> None:
-        """Called once with the slots that the model made for this host."""
-
-    @abstractmethod
-    def forward(self, x: Tensor, slots: Sequence[SeedSlot], start: int | None = None) -> Tensor:
-        """Output for ``x``, or, where segmented, from the features ``x`` at slot ``start`` on."""
-
-
-class SegmentedHost(Host):
-    """A chain of segments with a slot after each but the last.
-
-    ``segments[0]`` takes the input, ``segments[i + 1]`` what leaves slot ``i``.
-    """
-
-    segmented = True
-    segments: nn.ModuleList
-    spec: dict[str, Any]
-    """What a built-in host was built with."""
-    block_kind: ClassVar[type[nn.Module] | None] = None
-    """Modules of this class keep the shape of their input: they can be stacked."""
-
-    def original(self, slot: int) -> nn.Module | None:
         upstream = [part for segment in self.segments[: slot + 1] for part in segment.children()]
         blocks = [part for part in upstream if self.block_kind and isinstance(part, self.block_kind)]
         return blocks[-1] if blocks else None
 
-    def attach(self, slots: Sequence[SeedSlot]) -> None:
-        """Nothing to do: ``forward`` calls the slots itself."""
-
     def forward(self, x: Tensor, slots: Sequence[SeedSlot], start: int | None = None) -> Tensor:
+        """Output for ``x``, or from the features ``x`` at slot ``start`` on."""
         h = self.segments[0](x) if start is None else x
         for index in range(start or 0, len(slots)):
             if slots[index].engaged:

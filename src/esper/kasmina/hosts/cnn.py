@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
-from esper.kasmina.hosts.base import SegmentedHost
+from esper.kasmina.hosts.base import Host
 from esper.kasmina.layers import Conv2d, MaxPool2d, NormReLU
 from esper.leyline.errors import HostError
 from esper.leyline.slot_config import SlotConfig
@@ -28,7 +28,7 @@ class GlobalHead(nn.Module):
         return self.linear(h.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1))
 
 
-class CNNHost(SegmentedHost):
+class CNNHost(Host):
     """Blocks of convolution, GroupNorm, ReLU with a slot after each; later blocks pool first."""
 
     def __init__(
@@ -72,7 +72,7 @@ def _normalised_conv(width: int) -> list[nn.Module]:
     return [nn.GroupNorm(_groups(width), width), nn.ReLU(inplace=True), _convolution(width, width, 3)]
 
 
-class ResidualHost(SegmentedHost):
+class ResidualHost(Host):
     """A stem, ``blocks`` residual blocks of one width, then ``slots`` in series and a classifier."""
 
     block_kind = ResidualBlock

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
-from esper.kasmina.hosts.base import SegmentedHost
+from esper.kasmina.hosts.base import Host
 from esper.leyline.errors import HostError
 from esper.leyline.slot_config import SlotConfig
 
@@ -73,7 +73,7 @@ class TiedHead(nn.Module):
         return F.linear(self.norm(h), self.embedding)
 
 
-class TransformerHost(SegmentedHost):
+class TransformerHost(Host):
     """``layers`` pre-norm blocks of one width; the output is a score for every next token."""
 
     block_kind = Block
