@@ -37,12 +37,12 @@ from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS
 from esper.tolaria.tasks import TaskSpec, task_named
 
 FOLDERS = {"pycode_scaling": "014-anytime", "fashion_scaling": "016-images"}
-SIZES = {"pycode_scaling": (1, 2, 3, 4, 5, 6), "fashion_scaling": (1, 2, 3, 4, 6, 8)}
+SIZES = {"pycode_scaling": (1, 2, 3, 4, 5, 6), "fashion_scaling": (1, 2, 3, 4, 8)}
 PLANS = {"grown at 12, 72": "stack@r0c0:12,stack@r0c1:72"}
 """Copies of the last block, by the step before which each is planted: of 160 steps."""
 RNG_SEEDS = TEST_SEEDS[1001:1006]
 """With the fresh one before these an earlier form of ``counting`` was found wanting."""
-REACH = {"pycode_scaling": {"2": 5, "4": 4, "5": 4, "6": 4}, "fashion_scaling": {}}
+REACH = {"pycode_scaling": {"2": 5, "4": 4, "5": 4, "6": 4}, "fashion_scaling": {"3": 3, "4": 2, "8": 2}}
 """Marks of sizes that are far off at small ones and best at no later one; all six for selection."""
 SWEPT = ("1", "2", "3", "4")
 FINER = 4

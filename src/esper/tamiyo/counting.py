@@ -5,8 +5,7 @@ first takes a share of the loss away that this run shows: the slope of its loss 
 is worth ``promise``, by power laws of the loss in size (Kaplan et al. 2020; compute is best shared out where
 both are equal, Hoffmann et al. 2022). A block multiplies the cost by less than two and gains in proportion:
 what it costs cancels. Both are relative, so they know neither the budget nor the scale of the loss, and
-nothing is planned ahead. By the same laws the best size follows the square root of the compute: whoever has
-grown waits until the compute has caught up.
+nothing is planned ahead.
 """
 
 import math
@@ -24,12 +23,13 @@ from esper.tamiyo.schedule import blueprint_index
 class CountingSettings:
     """What the counting controller goes by."""
 
-    promise: float = 0.12
-    """Share of the loss that a network of twice the cost takes away, where that is much: what a copy costs
-    that comes early is less than what one costs that comes late."""
+    promise: float = 0.09
+    """Share of the loss that a network of twice the cost takes away."""
     least_steps: int = 4
     least_minibatches: int = 500
     """Between the ends of a fit: on less, an early plateau looks like the end."""
+    least_rise: float = math.sqrt(2.0)
+    """Of the compute over a fit, half a doubling: on less, noise that happens to rise looks like the end."""
     settling: float = 1.25
     """A new seed disturbs the loss until the compute is so many times that of its birth."""
     blueprint: str = "stack"
@@ -55,8 +55,7 @@ class CountingController:
         legal = legal_slots_by_op(table, self._space.rules)[:, OP_GERMINATE]
         for env, curve in enumerate(self._curves):
             curve.add(facts.train_loss[env], facts.minibatches[env])
-            wants = curve.has_caught_up and curve.gain(self._settings) < self._settings.promise
-            if wants and legal[env].any():
+            if legal[env].any() and curve.gain(self._settings) < self._settings.promise:
                 slot = legal[env].argmax()
                 actions[env, [Head.OP, Head.SLOT, Head.BLUEPRINT]] = OP_GERMINATE, slot, self._blueprint
                 curve.grown_at = curve.now
@@ -78,20 +77,6 @@ class _Curve:
     def now(self) -> int:
         return len(self._losses) - 1
 
-    @property
-    def has_caught_up(self) -> bool:
-        """Whether the compute has risen by the square of what the last growth multiplied the cost by.
-
-        Steps are of equal compute, so the cost of a minibatch shows in how many of them a step has.
-        """
-        if not self.grown_at:
-            return True
-        small, large = self._minibatches_of(self.grown_at), self._minibatches_of(self.now)
-        return large > 0 and self.now >= self.grown_at * (small / large) ** 2
-
-    def _minibatches_of(self, step: int) -> int:
-        return self._minibatches[step] - self._minibatches[step - 1]
-
     def add(self, loss: float, minibatches: int) -> None:
         self._losses.append(loss)
         self._minibatches.append(minibatches)
@@ -105,6 +90,8 @@ class _Curve:
         begin = max(round(settings.settling * self.grown_at), self.now // 2, 1)
         fitted = np.array(self._losses[begin:])
         if len(fitted) <= settings.least_steps or not np.isfinite(fitted).all():
+            return math.inf
+        if self.now < begin * settings.least_rise:
             return math.inf
         if self._minibatches[-1] - self._minibatches[begin] < settings.least_minibatches:
             return math.inf
