@@ -56,8 +56,7 @@ def test_a_null_where_a_number_must_stand_is_an_error(run):
     lines(run).write_bytes(lines(run).read_bytes().replace(b'"ms":15.0', b'"ms":null'))
 
     with pytest.raises(
-        EsperError,
-        match=r"row 1 of table 'epoch' is not one: Expected `float`, got `null` - at `\$\.ms`",
+        EsperError, match=r"row 1 of table 'epoch' is not one: Expected `float`, got `null` - at `\$\.ms`"
     ):
         read_rows(run, EpochRow)
 
