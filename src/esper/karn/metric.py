@@ -48,7 +48,7 @@ class Metric:
     def _spread(self, size: float | None) -> str:
         if size is None:
             return ""
-        return f" ± {size:.2g}" if self.decimals is None else f" ± {size:.{self.decimals}f}"
+        return f" ± {size:.1g}" if self.decimals is None else f" ± {size:.{self.decimals}f}"
 
     def lead(self, value: float | None, reference: float | None) -> float | None:
         """By how much ``value`` is better, unknown if either is."""
