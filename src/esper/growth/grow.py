@@ -120,9 +120,9 @@ def grow(  # noqa: PLR0913  all but three by name
         "epochs": epochs,
         "budget": budget,
         "optimizer": type(optimizer).__name__,
-        "learning_rate": optimizer.param_groups[0]["lr"],
+        "learning_rate": float(optimizer.param_groups[0]["lr"]),
         "slots": slots if isinstance(slots, str) else list(slots),
-        "controller": controller if isinstance(controller, str) else None,
+        "controller": str(controller) if isinstance(controller, str | Path) else None,
         "max_params": max_params,
     }
     growth = Growth(
@@ -232,7 +232,7 @@ class _Run:
         began, recorder = perf_counter(), self._growth.recorder
         recorder.begin_epoch()
         train_loss = self._train()
-        recorder.end_training(train_loss, self._optimizer.param_groups[0]["lr"])
+        recorder.end_training(train_loss, float(self._optimizer.param_groups[0]["lr"]))
         self._means.clear()
         events = self._growth.end_epoch(self._evaluate)
         last = Epoch(train_loss, self._means[0], self._params(), self._spent)

@@ -336,7 +336,7 @@ TABLES: dict[str, type[Row]] = {
     "resource": ResourceRow,
 }
 """Every table by name, which is also the file's. They are written in this order."""
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 Detail = Literal["summary", "standard", "full"]
 _SUMMARY: Final = frozenset({"run", "update", "episode", "transition", "alert", "resource"})
