@@ -304,24 +304,6 @@ def test_a_metric_that_is_no_number_decides_nothing_and_one_that_never_moves_is_
         growth.end_epoch(lambda: 0.5)
 
 
-def test_a_permanent_seed_is_told_again_when_its_worth_has_changed() -> None:
-    net, optimizer, growth = started()
-    growth.germinate("2", "mlp")
-    told = []
-    # Worth, batch by batch; the first is measured while the seed is open, which is told every epoch.
-    for worth in ([0.4, 0.6], [0.4, 0.6], [0.45, 0.6], [1.4, 1.6], [1.45, 1.6], [-0.1, -0.3]):
-        train(net, optimizer)
-        on = [2.0 + len(told), 3.0]
-        scores = [on, [score - value for score, value in zip(on, worth, strict=True)]]
-        events = growth.end_epoch(lambda scores=scores: scores.pop(0))
-        told.append([event.contribution for event in events if event.kind == "measured"])
-        if len(told) == 2:
-            growth.fossilize("2")
-    # Errors are half the spread, 0.1 and 0.075: 0.5 to 0.525 is no news, 0.5 to 1.5 is.
-    assert [len(each) for each in told] == [1, 1, 0, 1, 0, 1]
-    assert told[3] == [pytest.approx(1.5)]
-
-
 def test_a_broken_seed_is_named() -> None:
     net, _, growth = started()
     growth.germinate("2", "mlp")

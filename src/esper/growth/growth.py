@@ -161,10 +161,9 @@ class Growth:
             table.record_contribution(0, index, value, error)
             values[index] = value
             bar = "" if math.isnan(error) else f" ± {1.96 * error:.2g}"
-            if self._watch.is_news(index, value, error):
-                known = None if math.isnan(error) else error
-                says = f"is worth {value:+.3g}{bar}{note}"
-                events.append(self._narrator.about("measured", index, says, contribution=value, error=known))
+            known = None if math.isnan(error) else error
+            says = f"is worth {value:+.3g}{bar}{note}"
+            events.append(self._narrator.about("measured", index, says, contribution=value, error=known))
         self.recorder.measured(-evaluation.score.mean, values)
         return events
 

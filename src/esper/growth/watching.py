@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import hypot, isfinite, isnan, nan
+import math
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -16,8 +16,6 @@ from esper.growth.slot import GrowthSlot
 
 CONSTANT_EPOCHS: Final = 5
 """Equal scores in a row after which a metric is suspected of not seeing the network."""
-NEWS_Z: Final = 2.0
-"""Standard errors by which a permanent seed's contribution has changed when it is told again."""
 
 
 class Watch:
@@ -28,8 +26,6 @@ class Watch:
         self._narrator = narrator
         self._seen: dict[int, list[float]] = {}
         self._values: list[list[float]] = []
-        self._told: dict[int, list[float]] = {}
-        """Contribution and error that were last told of a slot."""
         self._copies: WeakKeyDictionary[GrowthSlot, float] = WeakKeyDictionary()
         """A weight beside each slot of a copy that got no seed, when its own network did."""
         self._given_up = surroundings.recompile_limits_hit()
@@ -37,21 +33,7 @@ class Watch:
     def born(self, slot: int) -> None:
         """A seed begins here."""
         self._seen[slot] = self._fingerprint(slot)
-        self._told.pop(slot, None)
         self._copies.update({copy: _weight(copy) for copy in self._body.copies_left_behind(slot)})
-
-    def is_news(self, slot: int, contribution: float, error: float) -> bool:
-        """Whether to tell what a seed is worth: of a permanent one, if it has changed since it was told."""
-        before, before_error = self._told.get(slot, (nan, nan))
-        spread = NEWS_Z * hypot(error, before_error)
-        if isnan(spread):  # one number per evaluation: no error is known
-            spread = abs(before) / 2
-        is_open = bool(self._body.table.live[0, slot])
-        is_same = abs(contribution - before) <= spread and (contribution > 0) == (before > 0)
-        if is_same and not is_open:
-            return False
-        self._told[slot] = [contribution, error]
-        return True
 
     def check_copies(self) -> list[GrowthEvent]:
         """Warn of a copy that is updated and has not grown, such as an average that is kept by hand."""
@@ -76,7 +58,7 @@ class Watch:
                     " in training, and does the optimiser that Growth was given step?"
                 )
                 events.append(self._narrator.warning(sentence, slot))
-            if not all(map(isfinite, now)):
+            if not all(map(math.isfinite, now)):
                 sentence = f"{seed} has weights that are not finite; prune it or return to a checkpoint"
                 events.append(self._narrator.warning(sentence, slot))
             self._seen[slot] = now
@@ -97,7 +79,7 @@ class Watch:
     def check_score(self, score: Score) -> list[GrowthEvent]:
         """Warn of a metric that is no number, or has not moved for epochs, in no batch."""
         values = list(score.values)
-        if not isfinite(score.mean):
+        if not math.isfinite(score.mean):
             return [self._narrator.warning(f"evaluate returned {score.mean:g}; nothing is decided on it")]
         self._values = [*self._values, values] if self._values[-1:] == [values] else [values]
         if len(self._values) == CONSTANT_EPOCHS:
@@ -110,12 +92,11 @@ class Watch:
         return [float(p.detach().double().pow(2).sum()) for p in self._body.graft(slot).parameters()]
 
     def state(self) -> dict[str, Any]:
-        return {"seen": dict(self._seen), "values": list(self._values), "told": dict(self._told)}
+        return {"seen": dict(self._seen), "values": list(self._values)}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._seen = {int(slot): list(found) for slot, found in state["seen"].items()}
         self._values = list(state["values"])
-        self._told = {int(slot): list(found) for slot, found in state["told"].items()}
 
 
 def _weight(slot: GrowthSlot) -> float:
