@@ -3,15 +3,13 @@
 python examples/own_controller.py
 """
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.leyline import CANONICAL_ACTION, ActionSpace, EpochFacts, Head, LifecycleOp, SlotTable
-from esper.leyline import legal_slots_by_op as legal_slots
+from esper.leyline import ActionSpace, EpochFacts, SlotTable, Stage, report_slots
 from esper.leyline.protocols import Decisions
 from esper.tolaria.tasks.digits import load_digits
 
@@ -23,27 +21,21 @@ class FromTheEnd:
 
     def __init__(self, space: ActionSpace) -> None:
         self.space = space
-        self.light = space.blueprint_names.index("conv_light")
 
     def reset(self, episode: int) -> None:
-        """Nothing is remembered: all that it goes by is in the facts and in the table."""
+        """Nothing is remembered: all that it goes by is in the facts and in the slots."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
-        """One action, of eight numbers; those not set stay at their defaults. Rows are networks: here one."""
-        legal = legal_slots(table, self.space.rules)[0]
-        harmful = legal[LifecycleOp.PRUNE] & (table.age[0] >= 2) & (table.contribution[0] < 0)
-        good = legal[LifecycleOp.FOSSILIZE] & (table.age[0] >= 2) & (table.contribution[0] > 0)
-        free = legal[LifecycleOp.GERMINATE] & (facts.epoch[0] % 3 == 0)
-        action = CANONICAL_ACTION.copy()
-        for op, slots in (
-            (LifecycleOp.PRUNE, harmful),
-            (LifecycleOp.FOSSILIZE, good),
-            (LifecycleOp.GERMINATE, free),
-        ):
-            if slots.any():
-                action[[Head.OP, Head.SLOT, Head.BLUEPRINT]] = op, np.flatnonzero(slots)[-1], self.light
-                break
-        return Decisions(action[None])
+        """One decision after every epoch; arrays have a row per network, and here is one."""
+        slots = report_slots(table, 0, self.space)
+        for slot in slots:
+            if slot.stage is Stage.HOLDING and slot.age >= 2:
+                op = "fossilize" if slot.counterfactual_contribution > 0 else "prune"
+                return Decisions(self.space.action(op, slot=slot.slot_id))
+        free = [slot.slot_id for slot in slots if slot.stage is Stage.DORMANT]
+        if free and facts.epoch[0] % 3 == 0:
+            return Decisions(self.space.action("germinate", slot=free[-1], blueprint="conv_light"))
+        return Decisions(self.space.action("wait"))
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.growth import Growth, add, diagnose, grow, load
+    from esper.growth import Growth, add, diagnose, load
+    from esper.growth.grow import grow
     from esper.karn.run import open_run
     from esper.kasmina import MorphogeneticModel, check_blueprint, harvest, load_committed, register_blueprint
 

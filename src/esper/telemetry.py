@@ -10,7 +10,18 @@ from typing import Final
 import msgspec
 
 from esper.karn.query import read_rows
-from esper.leyline.events import AlertRow, Detail, EpisodeRow, EpochRow, ResourceRow, Row, RunRow, UpdateRow
+from esper.leyline.events import (
+    AlertRow,
+    Detail,
+    EpisodeRow,
+    EpochRow,
+    ResourceRow,
+    Row,
+    RunRow,
+    SeedRow,
+    TransitionRow,
+    UpdateRow,
+)
 from esper.leyline.limits import DETAIL_EPOCHS, DETAIL_ITERATIONS
 from esper.nissa.rules import MACHINE_RULES
 from esper.nissa.watch import Watch
@@ -18,6 +29,8 @@ from esper.nissa.writer import RunWriter
 
 REPLAYED: Final = (EpisodeRow, UpdateRow, ResourceRow)
 """The rows that rules remember from one iteration to the next."""
+REPLAYED_EPISODE: Final = (SeedRow, TransitionRow, ResourceRow)
+"""Those that they remember within an episode, where a run is taken up in the middle of one."""
 
 
 class Telemetry:
@@ -25,6 +38,7 @@ class Telemetry:
 
     def __init__(self, run: RunRow, writer: RunWriter) -> None:
         self._writer = writer
+        self._run = run
         self._watch = Watch(run)
         self._level: Detail = writer.detail
         self._left = 0
@@ -74,9 +88,10 @@ class Telemetry:
 
     def replay(self, directory: Path) -> None:
         """Take up a run where it was left: its rules and its level of detail as they were then."""
-        for kind in REPLAYED:
-            for row in read_rows(directory, kind):
-                self._watch.take(row)
+        kinds = REPLAYED_EPISODE if self._run.iterations is None else REPLAYED
+        rows = [row for kind in kinds for row in read_rows(directory, kind)]
+        for row in sorted(rows, key=lambda row: row.t):
+            self._watch.take(row)
         iterations = [row.iteration for row in read_rows(directory, UpdateRow)]
         alerts = read_rows(directory, AlertRow)
         raised = [row.iteration for row in alerts if _raises_detail(row) and row.iteration]

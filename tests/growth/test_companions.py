@@ -288,3 +288,22 @@ def test_inductor_sees_a_seed_that_came_after_it_had_compiled() -> None:
     for found, wanted in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(found.grad, wanted.grad)
         assert found.grad is not None
+
+
+def test_an_average_kept_by_hand_that_did_not_grow_is_noticed_once_it_is_updated() -> None:
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    growth = Growth(net, optimizer, sample=X, slots=["0", "2"], controller=None)
+    average, snapshot = copy.deepcopy(net), copy.deepcopy(net)
+    growth.germinate("2", "mlp")
+    step(net, optimizer)
+    events = growth.end_epoch(lambda: 1.0)
+    assert [event.kind for event in events] == ["measured"]  # a copy that rests is fine
+    growth.germinate("0", "lora")
+    step(net, optimizer)
+    theirs = dict(net.named_parameters())
+    for name, parameter in average.named_parameters():
+        parameter.data.lerp_(theirs[name].data, 0.1)
+    with pytest.warns(GrowthWarning, match="a copy of the network is updated without having grown with it"):
+        growth.end_epoch(lambda: 1.0)
+    del snapshot

@@ -69,7 +69,7 @@ def test_a_run_of_the_version_before_is_refused_by_its_number(tmp_path: Path, re
     """Its settings have other names too, which are not what is wrong with it."""
     shutil.copytree(Path(__file__).parents[1] / "old_run", tmp_path / "run")
     said = refusal_to_resume(refused, tmp_path / "run")
-    assert "was written with version 2 of the tables; this version of esper reads 3: use the version" in said
+    assert "was written with version 2 of the tables; this version of esper reads 4: use the version" in said
 
 
 # --- pointers -------------------------------------------------------------------------------------

@@ -53,11 +53,10 @@ def test_a_malformed_line_elsewhere_is_an_error_that_names_file_and_line(run):
 
 
 def test_a_null_where_a_number_must_stand_is_an_error(run):
-    lines(run).write_bytes(lines(run).read_bytes().replace(b'"val_score":10.0', b'"val_score":null'))
+    lines(run).write_bytes(lines(run).read_bytes().replace(b'"ms":15.0', b'"ms":null'))
 
     with pytest.raises(
-        EsperError,
-        match=r"row 1 of table 'epoch' is not one: Expected `float`, got `null` - at `\$\.val_score`",
+        EsperError, match=r"row 1 of table 'epoch' is not one: Expected `float`, got `null` - at `\$\.ms`"
     ):
         read_rows(run, EpochRow)
 

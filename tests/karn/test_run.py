@@ -1,8 +1,10 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import msgspec
 import pytest
 
@@ -330,7 +332,23 @@ def test_tables_of_another_version_are_refused(tmp_path, version):
     with RunWriter(tmp_path) as writer:
         writer.emit(msgspec.structs.replace(fake_run.run_row(), schema_version=version))
 
-    with pytest.raises(EsperError, match=rf"was written with version {version} of the tables; .* reads 3:"):
+    with pytest.raises(EsperError, match=rf"was written with version {version} of the tables; .* reads 4:"):
+        open_run(tmp_path).rows(RunRow)
+
+
+@pytest.mark.parametrize("as_parquet", [False, True])
+def test_a_version_with_fewer_columns_is_named_and_not_taken_for_damage(tmp_path, as_parquet):
+    with RunWriter(tmp_path) as writer:
+        writer.emit(msgspec.structs.replace(fake_run.run_row(), schema_version=3))
+    lines = tmp_path / "telemetry" / "rows-00000.jsonl"
+    lines.write_bytes(re.sub(rb'"metric":"\w+",', b"", lines.read_bytes()))
+    if as_parquet:
+        folder = lines.with_name("rows-00000-00000")
+        folder.mkdir()
+        duckdb.sql("SELECT 3 AS schema_version, 'made' AS name").write_parquet(f"{folder}/run.parquet")
+        lines.unlink()
+
+    with pytest.raises(EsperError, match="was written with version 3 of the tables"):
         open_run(tmp_path).rows(RunRow)
 
 

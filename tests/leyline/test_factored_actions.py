@@ -19,7 +19,12 @@ from esper.leyline import (
     STYLE_OPERATORS,
     TEMPO_EPOCHS,
     TRANSFORMER_BLUEPRINTS,
+    ActionSpace,
+    EsperError,
     FactoredAction,
+    Head,
+    LifecycleRules,
+    SlotConfig,
     canonicalise,
     check_actions,
     head_sizes,
@@ -124,3 +129,22 @@ def test_a_malformed_action_array_is_refused_with_its_place() -> None:
     bad[1, 1] = -1
     with pytest.raises(InvalidActionError, match="head slot of environment 1 has value -1"):
         check_actions(bad, num_envs=2, num_slots=3)
+
+
+def test_a_decision_in_words_has_the_indices_of_its_names_and_defaults_elsewhere():
+    space = ActionSpace(
+        SlotConfig(("layer1", "layer2")), LifecycleRules(), (1, 2), ("noop", "conv_light", "norm")
+    )
+
+    assert space.action("wait").tolist() == [CANONICAL_ACTION.tolist()]
+    planted = space.action("germinate", slot="layer2", blueprint="norm", style="gated_gate")
+    assert planted[0, [Head.OP, Head.SLOT, Head.BLUEPRINT, Head.STYLE]].tolist() == [1, 1, 2, 3]
+    assert planted[0, 4:].tolist() == CANONICAL_ACTION[4:].tolist()
+    for wrong, words in (
+        ({"op": "plant"}, "unknown op 'PLANT'"),
+        ({"op": "prune", "slot": "layer3"}, r"unknown slot 'layer3'; did you mean"),
+        ({"op": "germinate", "blueprint": "noop"}, "unknown blueprint 'noop'.*conv_light, norm"),
+        ({"op": "prune", "place": "layer1"}, "unknown part of a decision 'place'"),
+    ):
+        with pytest.raises(EsperError, match=words):
+            space.action(**wrong)

@@ -65,7 +65,7 @@ def test_the_reference_for_users_says_what_the_code_says():
     assert [line[3:] for line in found.splitlines() if line.startswith("## ")] == list(TABLES)
     for line in (
         "| `twin_score` | number or null | score |  | Validation score of the do-nothing twin. |",
-        "| `val_score` | number | score |  | Validation score after the epoch, 0-100. |",
+        "| `val_score` | number or null | score |  | Validation score after the epoch, 0-100. |",
         "| `gradient_health` | number or null | fraction | ≥ 0.7 | 1 is healthy, 0 is not. |",
         "| `forced_share` | number | fraction | ≤ 0.6 | Rows without any choice. |",
         "A score lies between 0 and 100.",

@@ -207,6 +207,11 @@ class GrowingBody:
         path = self.sites[slot].path
         return [(net.get_submodule(path), slots_of(net)[path]) for net in self.averaged()]
 
+    def copies_left_behind(self, slot: int) -> list[GrowthSlot]:
+        """The slots in copies of this network that hold no seed where it has one."""
+        name = self.sites[slot].name
+        return [c for c in COPIES if c.token == self._token and c.site.name == name and c.graft is None]
+
     # --- state ------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:

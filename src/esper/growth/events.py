@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -87,7 +86,7 @@ class Narrator:
 
     def warning(self, sentence: str, slot: int | None = None) -> GrowthEvent:
         """A warning, raised as one too."""
-        warnings.warn(f"epoch {self.epoch}: {sentence}", GrowthWarning, stacklevel=4)
+        GrowthWarning.issue(f"epoch {self.epoch}: {sentence}")
         if slot is None:
             return GrowthEvent(self.epoch, "warning", sentence)
         return GrowthEvent(self.epoch, "warning", sentence, self._body.sites[slot].name, self._name(slot))

@@ -10,9 +10,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -33,14 +35,16 @@ from esper.growth.user_batches import (
     size_of,
 )
 from esper.kasmina.optim import wsd_factor
-from esper.leyline.errors import DataError, EsperError, RunDirectoryError
+from esper.leyline.errors import DataError, EsperError
+
+if TYPE_CHECKING:
+    from esper.growth.run_directory import RunDirectory
+    from esper.leyline.events import RunRow
 
 RATE: Final = 1e-3
 """Of the AdamW that trains where no optimiser is given."""
 FORWARDS_PER_STEP: Final = 3
 """A backward costs two forwards."""
-CHECKPOINT: Final = "checkpoint.pt"
-LOG: Final = "log.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +104,9 @@ def grow(  # noqa: PLR0913  all but three by name
 ) -> Grown:
     """Train ``net`` for ``epochs``, or until ``budget`` FLOPs are spent, and let it grow on the way.
 
-    The rate of ``optimizer`` (AdamW where there is none) is held, and falls to zero over the last fifth. With
-    ``out`` every epoch is saved there; ``resume`` goes on from it, bit for bit.
+    The rate of ``optimizer`` (AdamW where there is none) is held, and falls to zero over the last fifth.
+    ``out`` is the directory of a run as any other: ``esper watch``, ``report``, ``serve`` and ``sql`` read
+    it. With ``resume`` it goes on behind the last epoch that was saved there, bit for bit.
     """
     if (epochs is None) == (budget is None):
         raise EsperError("say how long to train, once: epochs=… or budget=… in FLOPs")
@@ -110,6 +115,16 @@ def grow(  # noqa: PLR0913  all but three by name
     device = next(net.parameters()).device
     [batch] = first_batches(train_loader, device, "train_loader", 1)
     optimizer = AdamW(net.parameters(), lr=RATE) if optimizer is None else optimizer
+    asked = {
+        "loss": getattr(loss, "__name__", type(loss).__name__),
+        "epochs": epochs,
+        "budget": budget,
+        "optimizer": type(optimizer).__name__,
+        "learning_rate": float(optimizer.param_groups[0]["lr"]),
+        "slots": slots if isinstance(slots, str) else list(slots),
+        "controller": str(controller) if isinstance(controller, str | Path) else None,
+        "max_params": max_params,
+    }
     growth = Growth(
         net,
         optimizer,
@@ -122,31 +137,29 @@ def grow(  # noqa: PLR0913  all but three by name
         max_params=max_params,
     )
     run = _Run(growth, optimizer, loss, (train_loader, val_loader), epochs, budget, size_of(batch))
-    folder = _folder(out, resume)
-    if folder is not None and resume:
-        run.load(torch.load(folder / CHECKPOINT, weights_only=True))
-    for line in run.sweeps():
-        show(line)
-        if folder is not None:
-            with (folder / LOG).open("a") as file:
-                file.write(line + "\n")
-            saving.write(run.state(), folder / CHECKPOINT)
+    with ExitStack() as stack:
+        if directory := _directory(out, resume=resume):
+            stack.enter_context(directory)
+            run.write_to(directory, growth.recorder.describe(Path(directory.path).name, asked, str(device)))
+        for line in run.sweeps():
+            show(line)
+            run.save()
+        run.end()
     saved = saving.state_of(growth)
-    return Grown(growth.finish(), tuple(run.epochs), tuple(run.events), saved)
+    grown = Grown(growth.finish(), tuple(run.epochs), tuple(run.events), saved)
+    if directory:
+        show(f"run saved in {directory.path}; what came of it: esper report {directory.path}")
+    return grown
 
 
-def _folder(out: Path | str | None, resume: bool) -> Path | None:
+def _directory(out: Path | str | None, *, resume: bool) -> RunDirectory | None:
     if out is None:
         if resume:
             raise EsperError("resume=True goes on from a folder; name it with out=")
         return None
-    folder = Path(out)
-    if resume and not (folder / CHECKPOINT).is_file():
-        raise RunDirectoryError(f"'{folder}' holds no {CHECKPOINT} to resume from; leave resume out to begin")
-    if not resume and folder.exists():
-        raise RunDirectoryError(f"'{folder}' exists and is not overwritten; pass resume=True or another out=")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    from esper.growth.run_directory import RunDirectory  # noqa: PLC0415  a database that few need
+
+    return RunDirectory(Path(out), resume=resume)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +192,11 @@ class _Run:
         self._steps = 0
         self._steps_of_epoch = 0
         self._spent = 0.0
+        self._seconds = 0.0
+        self._host_flops = growth.flops / sampled
+        self._directory: RunDirectory | None = None
+        self._means: list[float] = []
+        """Of the evaluations in this epoch; the first is that of the network as it stands."""
         self.epochs: list[Epoch] = []
         self.events: list[GrowthEvent] = []
         self._schedule = LambdaLR(optimizer, lambda _step: wsd_factor(min(self._progress(), 1.0), 1, 0))
@@ -192,19 +210,58 @@ class _Run:
         within = self._steps / self._steps_of_epoch if self._steps_of_epoch else 0.0
         return (done + min(within, 1.0)) / self._planned
 
+    def write_to(self, directory: RunDirectory, described: RunRow) -> None:
+        """Write rows and checkpoints there, and go on from its checkpoint if it has one."""
+        self._directory = directory
+        self._growth.recorder.sink = directory.begin(described)
+        if directory.checkpoint is not None:
+            self._load(directory.checkpoint)
+
     def sweeps(self) -> Iterator[str]:
         """Train to the end; a line for each epoch and each event."""
         if not self.epochs:
-            self.epochs.append(Epoch(float("nan"), _mean(self._evaluate()), self._params(), 0.0))
+            self._evaluate()
+            self.epochs.append(Epoch(float("nan"), self._means[0], self._params(), 0.0))
+            self.save()
         while self._progress() < 1.0:
-            train_loss = self._train()
-            self.epochs.append(Epoch(train_loss, float("nan"), self._params(), self._spent))
-            losses = self._evaluate()
-            events = self._growth.end_epoch(self._evaluate)
-            self.epochs[-1] = last = Epoch(train_loss, _mean(losses), self._params(), self._spent)
-            self.events += events
-            line = f"epoch {len(self.epochs) - 1}: training {train_loss:.4g}, validation {last.val_loss:.4g}"
-            yield "\n".join([f"{line}, {last.params:,} parameters", *map(str, events)])
+            with self._rows_of(len(self.epochs)):
+                lines = self._sweep()
+            yield "\n".join(lines)
+
+    def _sweep(self) -> list[str]:
+        began, recorder = perf_counter(), self._growth.recorder
+        recorder.begin_epoch()
+        train_loss = self._train()
+        recorder.end_training(train_loss, float(self._optimizer.param_groups[0]["lr"]))
+        self._means.clear()
+        events = self._growth.end_epoch(self._evaluate)
+        last = Epoch(train_loss, self._means[0], self._params(), self._spent)
+        self.epochs.append(last)
+        self.events += events
+        self._seconds += perf_counter() - began
+        line = f"epoch {len(self.epochs) - 1}: training {train_loss:.4g}, validation {last.val_loss:.4g}"
+        return [f"{line}, {last.params:,} parameters", *map(str, events)]
+
+    def _rows_of(self, epoch: int, *, is_last: bool = False) -> AbstractContextManager[None]:
+        return nullcontext() if self._directory is None else self._directory.rows_of(epoch, is_last=is_last)
+
+    def save(self) -> None:
+        """Leave a checkpoint, where there is a directory for it."""
+        if self._directory is not None:
+            self._directory.save(self._state())
+
+    def end(self) -> None:
+        """Write what the whole training came to."""
+        with self._rows_of(len(self.epochs), is_last=True):
+            forward = round(self._spent / FORWARDS_PER_STEP)
+            self._growth.recorder.finished(
+                val_loss=self.epochs[-1].val_loss,
+                host_flops_per_sample=round(self._host_flops),
+                flops_per_sample=round(self._growth.flops / self._sampled),
+                flops={"forward": forward, "backward": round(self._spent) - forward},
+                ended_by="horizon" if self._budget is None else "budget",
+                seconds=self._seconds,
+            )
 
     def _train(self) -> float:
         net, total = self._growth.net.train(), []
@@ -239,6 +296,7 @@ class _Run:
         losses = [float(loss_of(net, on_device(batch, device), self._loss)) for batch in self._val_loader]
         if not losses:
             raise DataError("val_loader is empty; at least one batch is needed")
+        self._means.append(_mean(losses))
         return losses
 
     def _params(self) -> int:
@@ -246,7 +304,7 @@ class _Run:
 
     # --- states ---------------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, Any]:
         """Everything that a training goes on from."""
         return {
             "net": self._growth.net.state_dict(),
@@ -255,12 +313,14 @@ class _Run:
             "growth": self._growth.state_dict(),
             "epochs": [asdict(epoch) for epoch in self.epochs],
             "events": [asdict(event) for event in self.events],
+            "recorder": self._growth.recorder.state(),
             "spent": self._spent,
+            "seconds": self._seconds,
             "steps_of_epoch": self._steps_of_epoch,
             "rng": [torch.get_rng_state(), *(g.get_state() for g in self._generators())],
         }
 
-    def load(self, state: dict[str, Any]) -> None:
+    def _load(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         self._growth.load_state_dict(state["growth"])
         self._growth.net.load_state_dict(state["net"])
@@ -268,7 +328,9 @@ class _Run:
         self._schedule.load_state_dict(state["schedule"])
         self.epochs = [Epoch(**epoch) for epoch in state["epochs"]]
         self.events = [GrowthEvent(**event) for event in state["events"]]
-        self._spent, self._steps_of_epoch = state["spent"], state["steps_of_epoch"]
+        self._growth.recorder.load_state(state["recorder"])
+        self._spent, self._seconds = state["spent"], state["seconds"]
+        self._steps_of_epoch = state["steps_of_epoch"]
         torch.set_rng_state(state["rng"][0])
         for generator, position in zip(self._generators(), state["rng"][1:], strict=True):
             generator.set_state(position)

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
@@ -28,6 +27,7 @@ from esper.growth.deciding import controller_of
 from esper.growth.events import GrowthEvent, Narrator
 from esper.growth.measuring import Evaluate, Evaluation
 from esper.growth.membership import Membership
+from esper.growth.recording import Recorder
 from esper.growth.watching import Watch
 from esper.kasmina import gates, lifecycle
 from esper.kasmina.blueprints import blueprint_named
@@ -109,6 +109,7 @@ class Growth:
         self._finished = False
         self._cost = self._count_compute()
         self._controller = controller_of(controller, self._body.action_space, lambda: self._cost, epochs)
+        self.recorder = Recorder(self._body, self._narrator, self._controller)
 
     def bind(self, optimizer: Any) -> None:
         """The optimiser that trains the network from now on, or several."""
@@ -138,8 +139,10 @@ class Growth:
         events += self._measure(evaluation)
         events += self._done(advance(self._body))
         events += self._watch.check_score(evaluation.score)
+        facts = self._facts(score)
+        self.recorder.ended(facts)
         if self._controller is not None and math.isfinite(score):
-            events += self._decide(self._facts(score))
+            events += self._decide(facts)
         return events
 
     def _measure(self, evaluation: Evaluation) -> list[GrowthEvent]:
@@ -151,30 +154,34 @@ class Growth:
         chosen = sorted(np.flatnonzero(watched).tolist(), key=lambda i: -int(waiting[i]))[:MEASURED_SEEDS]
         uncalibrated = self._calibrate is None and bool(batch_norms(self.net))
         note = " (uncalibrated: BatchNorm statistics are those with it on)" if uncalibrated else ""
-        events = []
+        events, values = [], {}
         measured = evaluation.contributions([self._body.slots[i] for i in chosen])
         for index, found in zip(chosen, measured, strict=True):
             value, error = self._agreed(found)
             table.record_contribution(0, index, value, error)
+            values[index] = value
             bar = "" if math.isnan(error) else f" ± {1.96 * error:.2g}"
             known = None if math.isnan(error) else error
             says = f"is worth {value:+.3g}{bar}{note}"
             events.append(self._narrator.about("measured", index, says, contribution=value, error=known))
+        self.recorder.measured(-evaluation.score.mean, values)
         return events
 
     def _decide(self, facts: EnvFacts) -> list[GrowthEvent]:
         """Ask the controller and do what it says."""
         assert self._controller is not None
         table = self._body.table
-        self._log.append({"facts": asdict(facts), "table": _plain(table), "cost": self._cost})
+        self._log.append({"facts": asdict(facts), "table": table.plain(), "cost": self._cost})
         actions = self._controller.decide(EpochFacts.stack([facts]), table).actions
         check_actions(actions, 1, table.num_slots)
         slot = int(actions[0, Head.SLOT])
         action = self._agreed(canonicalise(actions, table.alpha[0, [slot]])[0])
+        self.recorder.asked(action)
         try:
             outcome = apply_action(self._body, action, self._next_seed)
         except (BlueprintError, HostError) as error:
             outcome = Outcome(False, (), str(error))
+        self.recorder.decided(outcome)
         self._last = (int(action[Head.OP]), outcome.succeeded)
         if action[Head.OP] == OP_WAIT:
             return []
@@ -191,6 +198,7 @@ class Growth:
             if move.target is Stage.GERMINATED:
                 self._next_seed += 1
                 self._watch.born(move.slot)
+        self.recorder.moved(told)
         if any(move.target in (Stage.GERMINATED, Stage.PRUNED) for move in told):
             self._cost = self._count_compute()
         return self._narrator.moves(told)
@@ -302,12 +310,10 @@ class Growth:
             finishing.finish(average, self.sample, merge=merge, leave=leave)
         self._finished = True
         if grown and hasattr(self.net, "save_pretrained"):
-            warnings.warn(
+            GrowthWarning.issue(
                 "save_pretrained keeps the class's own layers only, and from_pretrained would leave the seeds"
                 " out; save the network with torch.save(net, path), load it with torch.load(path,"
-                " weights_only=False)",
-                GrowthWarning,
-                stacklevel=2,
+                " weights_only=False)"
             )
         return self.net
 
@@ -336,7 +342,7 @@ class Growth:
             for entry in self._log:
                 self._cost = entry["cost"]
                 facts = EpochFacts.stack([EnvFacts(**entry["facts"])])
-                self._controller.decide(facts, _table(entry["table"]))
+                self._controller.decide(facts, SlotTable.from_plain(entry["table"]))
         self._cost = self._count_compute()
 
     # --- helpers --------------------------------------------------------------------------------------
@@ -385,14 +391,3 @@ class Growth:
 def _check_alpha(alpha: float) -> None:
     if not 0.0 <= alpha <= 1.0:
         raise EsperError(f"alpha is {alpha:g}; it must be from 0 to 1")
-
-
-def _plain(table: SlotTable) -> dict[str, Any]:
-    return {name: array.tolist() for name, array in table.arrays().items()}
-
-
-def _table(plain: dict[str, Any]) -> SlotTable:
-    table = SlotTable.empty(1, len(plain["stage"][0]))
-    for name, array in table.arrays().items():
-        array[...] = plain[name]
-    return table

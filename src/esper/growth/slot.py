@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -147,7 +146,7 @@ class GrowthSlot(nn.Module):
                 sentence = (
                     f"the state that was loaded has no seed in slot {self.site.name}; its own was removed"
                 )
-                warnings.warn(sentence, GrowthWarning, stacklevel=2)
+                GrowthWarning.issue(sentence)
             self.remove()
         if self.graft is None and wanted is not None:
             self.rebuild(wanted, next(self.parent[0].parameters(), state_dict[f"{prefix}graft.alpha"]))

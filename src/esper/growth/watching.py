@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from esper.growth import surroundings
 from esper.growth.body import GrowingBody
 from esper.growth.events import GrowthEvent, Narrator
 from esper.growth.measuring import Score
+from esper.growth.slot import GrowthSlot
 
 CONSTANT_EPOCHS: Final = 5
 """Equal scores in a row after which a metric is suspected of not seeing the network."""
@@ -24,11 +26,26 @@ class Watch:
         self._narrator = narrator
         self._seen: dict[int, list[float]] = {}
         self._values: list[list[float]] = []
+        self._copies: WeakKeyDictionary[GrowthSlot, float] = WeakKeyDictionary()
+        """A weight beside each slot of a copy that got no seed, when its own network did."""
         self._given_up = surroundings.recompile_limits_hit()
 
     def born(self, slot: int) -> None:
         """A seed begins here."""
         self._seen[slot] = self._fingerprint(slot)
+        self._copies.update({copy: _weight(copy) for copy in self._body.copies_left_behind(slot)})
+
+    def check_copies(self) -> list[GrowthEvent]:
+        """Warn of a copy that is updated and has not grown, such as an average that is kept by hand."""
+        stale = [copy for copy, before in self._copies.items() if _weight(copy) != before]
+        self._copies.clear()
+        if not stale:
+            return []
+        sentence = (
+            "a copy of the network is updated without having grown with it; after growth copy it anew, or"
+            " keep the average in torch.optim.swa_utils.AveragedModel, which follows"
+        )
+        return [self._narrator.warning(sentence)]
 
     def check_seeds(self) -> list[GrowthEvent]:
         """Warn of seeds in the forward that did not change in this epoch, or broke."""
@@ -45,7 +62,7 @@ class Watch:
                 sentence = f"{seed} has weights that are not finite; prune it or return to a checkpoint"
                 events.append(self._narrator.warning(sentence, slot))
             self._seen[slot] = now
-        return events
+        return events + self.check_copies()
 
     def check_compiled(self) -> list[GrowthEvent]:
         """Warn when torch.compile has begun to run something uncompiled."""
@@ -80,3 +97,8 @@ class Watch:
     def load_state(self, state: dict[str, Any]) -> None:
         self._seen = {int(slot): list(found) for slot, found in state["seen"].items()}
         self._values = list(state["values"])
+
+
+def _weight(slot: GrowthSlot) -> float:
+    """A number that moves with the weights of the submodule that a slot stands behind."""
+    return float(sum(p.detach().double().pow(2).sum() for p in slot.parent[0].parameters()))

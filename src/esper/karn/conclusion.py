@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from esper.karn import notation, outcome
+from esper.karn.metric import SCORE, Metric, metric_of
 from esper.karn.outcome import Comparison, Result
 from esper.karn.questions.episodes import is_training, unfinished_episode
 from esper.karn.questions.progress import progress
@@ -33,7 +34,7 @@ class Conclusion:
 def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
     """What is to be said of a run, and how it compares with others."""
     rows = outcome.final_rows(run)
-    episodes = outcome.result(rows)
+    episodes = outcome.result(run, rows)
     evaluation = outcome.best_evaluation(run) if is_training(run) else None
     sentences = [how_far_text(run)]
     if episodes is None:
@@ -45,11 +46,13 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
         facts = [*_evaluation_facts(evaluation), _score_fact(episodes, f"validation, iteration {number}")]
     else:
         many = f" in the mean of {episodes.episodes} episodes" if episodes.episodes > 1 else ""
-        headline = f"It reached {episodes.val_score} on validation{many}{_against_twins(episodes)}"
-        test = Fact("test", str(episodes.test_score), "read once, at the end")
-        facts = [_score_fact(episodes, "validation"), test]
+        headline = f"It reached {_reached(episodes)}{many}{_against_twins(episodes)}"
+        facts = [_score_fact(episodes, "validation")]
+        if episodes.test_score is not None:
+            facts.append(Fact("test", str(episodes.test_score), "read once, at the end"))
     sentences += map(comparison_text, comparisons)
-    return Conclusion(headline, sentences, facts + _cost_facts(run, episodes, comparisons))
+    purpose = "training and measuring" if "counterfactual" in rows[0].flops else "training"
+    return Conclusion(headline, sentences, facts + _cost_facts(run, episodes, comparisons, purpose))
 
 
 # --- how far --------------------------------------------------------------------------------------
@@ -75,10 +78,12 @@ def _unfinished(run: Run) -> str:
     going = unfinished_episode(run)
     if going is None:
         return "No episode is finished, so there is no result."
-    lead = notation.difference(going.val_score, going.twin_score)
+    metric = metric_of(run.row)
+    score = getattr(going, metric.column)
+    lead = metric.lead(score, going.twin_score)
     against = "" if lead is None else f", {over(lead)} its twin that does not grow"
-    score = notation.points(going.val_score)
-    return f"After epoch {going.epoch} of {run.row.horizon} the score is {score}{against}."
+    of = "" if run.row.horizon is None else f" of {run.row.horizon}"
+    return f"After epoch {going.epoch}{of} the {metric.name} is {metric.text(score)}{against}."
 
 
 # --- what it reached ------------------------------------------------------------------------------
@@ -98,7 +103,7 @@ def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: in
 def _course_sentences(run: Run, number: int) -> list[str]:
     """The first iteration for contrast, and what the numbers of the last one leave out."""
     sentences = []
-    first = outcome.result(outcome.episodes_of_iteration(run, 1)) if number > 1 else None
+    first = outcome.result(run, outcome.episodes_of_iteration(run, 1)) if number > 1 else None
     if first is not None:
         sentences.append(f"The {_iteration_text(1, first)}")
     if broken := outcome.broken_episodes(run):
@@ -112,8 +117,15 @@ def _iteration_text(number: int, episodes: Result) -> str:
     """How the episodes of an iteration compare with their twins: a sentence without its first word."""
     return (
         f"{_counted(episodes.episodes, 'episode')} of iteration {number} reached"
-        f" {episodes.val_score} on validation{_against_twins(episodes)}"
+        f" {_reached(episodes)}{_against_twins(episodes)}"
     )
+
+
+def _reached(episodes: Result) -> str:
+    """What they came to on validation."""
+    metric = episodes.metric
+    name = "" if metric is SCORE else f"a {metric.name} of "
+    return f"{name}{metric.estimate(episodes.validation)} on validation"
 
 
 def _against_twins(episodes: Result) -> str:
@@ -129,15 +141,16 @@ def comparison_text(found: Comparison) -> str:
     name = found.run.row.name
     if found.result is None:
         return f"Against {name}: it has no finished episode. {how_far_text(found.run)}"
-    if found.val_score is None or found.test_score is None:
+    metric = found.result.metric
+    if found.validation is None:
         return (
-            f"Against {name} ({found.result.val_score} on validation): episodes cannot be paired,"
-            f" since {found.unpaired}."
+            f"Against {name} ({_reached(found.result)}): episodes cannot be paired, since {found.unpaired}."
         )
     pairs = _counted(found.pairs, "episode")
+    test = "" if found.test_score is None else f", {gain_text(found.test_score)} on test"
     return (
         f"Against {name}, in {pairs} begun alike:"
-        f" {gain_text(found.val_score)} points on validation, {gain_text(found.test_score)} on test."
+        f" {gain_text(found.validation, metric)}{metric.unit} on validation{test}."
     )
 
 
@@ -153,14 +166,15 @@ def _evaluation_facts(evaluation: UpdateRow | None) -> list[Fact]:
 
 
 def _score_fact(episodes: Result, name: str) -> Fact:
-    twin = "no twin" if episodes.twin_score is None else f"twin {notation.points(episodes.twin_score.mean)}"
-    lead = "" if episodes.lead is None else f", {gain_text(episodes.lead)}"
-    return Fact(name, str(episodes.val_score), twin + lead)
+    metric = episodes.metric
+    twin = "no twin" if episodes.twin_score is None else f"twin {metric.text(episodes.twin_score.mean)}"
+    lead = "" if episodes.lead is None else f", {gain_text(episodes.lead, metric)}"
+    return Fact(name, metric.estimate(episodes.validation), twin + lead)
 
 
-def _cost_facts(run: Run, episodes: Result, comparisons: Sequence[Comparison]) -> list[Fact]:
+def _cost_facts(run: Run, episodes: Result, comparisons: Sequence[Comparison], purpose: str) -> list[Fact]:
     prediction = episodes.host_flops_per_sample, episodes.flops_per_sample
-    against = _against_compute(episodes, comparisons)
+    against = _against_compute(episodes, comparisons) or purpose
     return [
         _growth_fact("parameters", episodes.host_params, episodes.params, notation.count),
         _growth_fact("compute for a prediction", *prediction, notation.flop),
@@ -176,20 +190,20 @@ def _growth_fact(name: str, host: Estimate, grown: Estimate, text: Callable[[int
 
 
 def _against_compute(episodes: Result, comparisons: Sequence[Comparison]) -> str:
-    """Times that of the first run it is compared with."""
+    """Times that of the first run it is compared with; empty where there is none."""
     for found in comparisons:
         if found.result is not None:
             factor = notation.factor(episodes.flops.mean, found.result.flops.mean)
             return f"{factor} that of {found.run.row.name}"
-    return "training and measuring"
+    return ""
 
 
 # --- numbers in sentences -------------------------------------------------------------------------
 
 
-def gain_text(value: Estimate) -> str:
+def gain_text(value: Estimate, metric: Metric = SCORE) -> str:
     """A mean difference with its interval, where it has one."""
-    return notation.gain_with_error(value.mean, value.margin)
+    return metric.gain_with_error(value.mean, value.margin)
 
 
 def over(lead: float, spread: float | None = None) -> str:

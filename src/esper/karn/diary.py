@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from esper.karn import notation
 from esper.karn.episodes import SeedHistory, seed_histories
+from esper.karn.metric import Metric, metric_of
 from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run
 from esper.leyline import events
@@ -67,7 +68,7 @@ def diary(run: RunRow, rows: Iterable[Row]) -> list[Note]:
     ]
     raised = [row for row in _of(kept, AlertRow) if row.event == "raised"]
     notes += [Note(row.epoch or 0, _alert_text(row), None) for row in raised]
-    notes += [_end_note(row) for row in _of(kept, EpisodeRow)]
+    notes += [_end_note(row, metric_of(run)) for row in _of(kept, EpisodeRow)]
     return sorted(notes, key=lambda note: note.epoch)
 
 
@@ -91,8 +92,9 @@ def _decisions_of(seed: SeedHistory, decisions: Sequence[DecisionRow], run: RunR
 
 def _seed_note(seed: SeedHistory, decisions: Sequence[DecisionRow], run: RunRow) -> Note:
     outputs = {row.action[Head.OP]: policy_output(row, run) for row in _decisions_of(seed, decisions, run)}
-    contribution = notation.gain_with_error(seed.contribution, seed.contribution_error)
-    unit = "" if seed.contribution is None else " points"
+    metric = metric_of(run)
+    contribution = metric.gain_with_error(seed.contribution, seed.contribution_error)
+    unit = "" if seed.contribution is None else metric.unit
     stage, fate = seed.fate_stage, seed.fate
     if stage is None:
         stage = seed.stages[-1][0] if seed.stages else Stage.GERMINATED
@@ -152,12 +154,14 @@ def _alert_text(row: AlertRow) -> str:
     return f"{row.rule} ({value}, limit {limit}); {row.hint}"
 
 
-def _end_note(row: EpisodeRow) -> Note:
-    lead = notation.difference(row.val_score, row.twin_val_score)
-    against = "" if lead is None else f" ({notation.gain(lead)} against the twin)"
+def _end_note(row: EpisodeRow, metric: Metric) -> Note:
+    score = getattr(row, metric.column)
+    lead = metric.lead(score, row.twin_val_score)
+    against = "" if lead is None else f" ({metric.gain(lead)} against the twin)"
+    test = "" if row.test_score is None else f" {notation.points(row.test_score)} on test,"
     return Note(
         row.epoch,
-        f"the {row.ended_by} ended the episode: {notation.points(row.val_score)} on validation{against},"
-        f" {notation.points(row.test_score)} on test, {notation.count(row.params)} parameters",
+        f"the {row.ended_by} ended the episode: {metric.text(score)} on validation{against},{test}"
+        f" {notation.count(row.params)} parameters",
         None,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from esper.karn import notation
+from esper.karn.metric import SCORE, Metric, metric_of
 from esper.karn.palette import LOOKS
 from esper.karn.questions.episodes import is_training
 from esper.karn.questions.growth import growth
@@ -110,7 +111,8 @@ def first_lines(run: RunRow) -> list[str]:
         if stage not in (Stage.UNKNOWN, Stage.PRUNED)
     )
     return [
-        f"run {run.name}: task {run.task}, controller {run.controller}, rng seed {run.rng_seed},"
+        f"run {run.name}: task {run.task}, controller {run.controller}, rng seed"
+        f" {notation.UNKNOWN if run.rng_seed is None else run.rng_seed},"
         f" host of {notation.count(run.host_params)} parameters, slots {' '.join(run.slots)}",
         f"stages: {letters}",
     ]
@@ -128,7 +130,7 @@ def line_of(entry: LogEntry, run: RunRow, seconds_left: float | None = None) -> 
         case TransitionRow() as row if row.to_stage in TOLD:
             return f"{_prefix(row)}after epoch {row.epoch}: {describe(row, run)}"
         case EpisodeRow() as row:
-            return _end_line(row)
+            return _end_line(row, metric_of(run))
     return None
 
 
@@ -185,11 +187,14 @@ def _iteration_line(row: UpdateRow, twin_score: float | None, run: RunRow, secon
 
 
 def _epoch_line(row: EpochRow, stages: tuple[Stage, ...], run: RunRow) -> str:
+    metric = metric_of(run)
+    name = "score" if metric is SCORE else "validation"
+    of = "" if run.horizon is None else f"/{run.horizon}"
     parts = [
-        f"{_prefix(row)}epoch {row.epoch:>{len(str(run.horizon))}}/{run.horizon}",
+        f"{_prefix(row)}epoch {row.epoch:>{max(len(of) - 1, 0)}}{of}",
         f"loss {notation.points(row.train_loss, 3):>6}",
-        f"score {notation.points(row.val_score):>5}",
-        f"twin {notation.points(row.twin_score):>5}",
+        f"{name} {metric.text(getattr(row, metric.column)):>5}",
+        f"twin {metric.text(row.twin_score):>5}",
         f"params {notation.count(row.params)} {notation.factor(row.params, row.params - row.grown_params)}",
         "slots " + "".join(LOOKS[stage].letter for stage in stages),
     ]
@@ -198,11 +203,11 @@ def _epoch_line(row: EpochRow, stages: tuple[Stage, ...], run: RunRow) -> str:
     return "  ".join(parts)
 
 
-def _end_line(row: EpisodeRow) -> str:
+def _end_line(row: EpisodeRow, metric: Metric) -> str:
     return (
         f"episode {row.episode} ended ({row.ended_by}) after {notation.clock(row.seconds)}:"
-        f" validation {notation.points(row.val_score)}, test {notation.points(row.test_score)},"
-        f" twin {notation.points(row.twin_val_score)},"
+        f" validation {metric.text(getattr(row, metric.column))}, test {notation.points(row.test_score)},"
+        f" twin {metric.text(row.twin_val_score)},"
         f" params {notation.count(row.params)} {notation.factor(row.params, row.host_params)}"
     )
 

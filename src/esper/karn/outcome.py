@@ -4,11 +4,12 @@ The result of a run is the mean of its finished episodes; that of a training, of
 iteration that reached their horizon: the policy that led them is the one it arrived at.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from esper.karn.notation import UNKNOWN
+from esper.karn.metric import Metric, metric_of
+from esper.karn.notation import UNKNOWN, difference
 from esper.karn.questions.episodes import LAST_ITERATION, LASTED, EpisodeKey, final_episodes
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
@@ -27,8 +28,10 @@ class Result:
     """Validation score over that of the twin, episode by episode."""
     flops: Estimate
     """What an episode spent; its validations are not charged."""
-    val_score: Estimate
-    test_score: Estimate
+    metric: Metric
+    validation: Estimate | None
+    """By the metric; None: unknown."""
+    test_score: Estimate | None
     params: Estimate
     host_params: Estimate
     flops_per_sample: Estimate
@@ -36,10 +39,7 @@ class Result:
     seconds: Estimate
 
 
-AVERAGED: Final = (
-    *("val_score", "test_score", "params", "host_params", "flops_per_sample", "host_flops_per_sample"),
-    "seconds",
-)
+AVERAGED: Final = (*("params", "host_params", "flops_per_sample", "host_flops_per_sample", "seconds"),)
 """Columns of an episode that a result has the means of, by their own names."""
 
 
@@ -51,7 +51,7 @@ class Comparison:
     result: Result | None
     """None: it has no finished episode."""
     pairs: int
-    val_score: Estimate | None
+    validation: Estimate | None
     """How far the run lies above the other one, pair by pair; None without pairs."""
     test_score: Estimate | None
     unpaired: str | None
@@ -76,18 +76,30 @@ def broken_episodes(run: Run) -> int:
     return int(number)
 
 
-def result(rows: Sequence[EpisodeRow]) -> Result | None:
-    """What these episodes came to; None if there are none."""
+def result(run: Run, rows: Sequence[EpisodeRow] | None = None) -> Result | None:
+    """What these episodes came to, those of the run's result unless given; None if there are none."""
+    rows, metric = final_rows(run) if rows is None else rows, metric_of(run.row)
     if not rows:
         return None
-    twins = [(row.val_score, row.twin_val_score) for row in rows if row.twin_val_score is not None]
+    scores = [getattr(row, metric.column) for row in rows]
+    twins = [row.twin_val_score for row in rows]
+    leads = map(metric.lead, scores, twins)
     return Result(
         episodes=len(rows),
-        twin_score=estimate([twin for _, twin in twins]) if twins else None,
-        lead=estimate([score - twin for score, twin in twins]) if twins else None,
+        twin_score=_estimate(twins),
+        lead=_estimate(leads),
         flops=estimate([charged_flops(row.flops) for row in rows]),
+        metric=metric,
+        validation=_estimate(scores),
+        test_score=_estimate(row.test_score for row in rows),
         **{name: estimate([getattr(row, name) for row in rows]) for name in AVERAGED},
     )
+
+
+def _estimate(values: Iterable[float | None]) -> Estimate | None:
+    """Of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return estimate(known) if known else None
 
 
 def best_evaluation(run: Run) -> UpdateRow | None:
@@ -98,7 +110,7 @@ def best_evaluation(run: Run) -> UpdateRow | None:
 
 def compare(run: Run, other: Run) -> Comparison:
     """The run against another one; episodes are paired where both began them alike."""
-    ours, theirs = final_rows(run), final_rows(other)
+    ours, theirs, metric = final_rows(run), final_rows(other), metric_of(run.row)
     unpaired = _difference_of_origin(run, other)
     control = {_key(row): row for row in theirs}
     pairs = [(row, control[key]) for row in ours if (key := _key(row)) in control]
@@ -108,10 +120,12 @@ def compare(run: Run, other: Run) -> Comparison:
         unpaired = "they have no finished episode in common"
     return Comparison(
         run=other,
-        result=result(theirs),
+        result=result(other, theirs),
         pairs=len(pairs),
-        val_score=estimate([a.val_score - b.val_score for a, b in pairs]) if pairs else None,
-        test_score=estimate([a.test_score - b.test_score for a, b in pairs]) if pairs else None,
+        validation=_estimate(
+            metric.lead(getattr(a, metric.column), getattr(b, metric.column)) for a, b in pairs
+        ),
+        test_score=_estimate(difference(a.test_score, b.test_score) for a, b in pairs),
         unpaired=unpaired,
     )
 
@@ -124,11 +138,14 @@ def _difference_of_origin(run: Run, other: Run) -> str | None:
     """What keeps episodes of two runs from beginning alike; None: nothing does."""
     origins = (
         ("tasks", run.row.task, other.row.task),
-        ("data", run.row.data_hash[:8], other.row.data_hash[:8]),
+        ("metrics", run.row.metric, other.row.metric),
+        ("data", *(None if one.data_hash is None else one.data_hash[:8] for one in (run.row, other.row))),
         ("rng seeds", run.row.rng_seed, other.row.rng_seed),
         ("horizons", run.row.horizon, other.row.horizon),
     )
     for name, ours, theirs in origins:
+        if ours is None and name != "horizons":
+            return f"their {name} are unknown"
         if ours != theirs:
             return f"their {name} differ: {ours} here, {theirs} there"
     return None

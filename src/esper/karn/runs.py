@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.karn import notation
+from esper.karn.metric import SCORE
 from esper.karn.questions.overview import Overview, overview
 from esper.karn.questions.progress import done_text
 from esper.karn.run import State, open_run
@@ -72,9 +73,11 @@ def _cells(run: ListedRun) -> list[str]:
     if found is None:
         return [run.path, *[notation.UNKNOWN] * 7, run.state, notation.UNKNOWN]
     row = found.row
-    scores = [notation.points(found.score), notation.points(found.twin), notation.count(found.params)]
+    score, twin = map(found.metric.text, (found.score, found.twin))
+    scores = [score if found.metric is SCORE else f"{found.metric.name} {score}", twin]
     place = [done_text(found.progress), run.state, row.started[:16].replace("T", " ")]
-    return [run.path, row.task, row.controller, str(row.rng_seed), *scores, *place]
+    origin = [row.task, row.controller, notation.UNKNOWN if row.rng_seed is None else str(row.rng_seed)]
+    return [run.path, *origin, *scores, notation.count(found.params), *place]
 
 
 def as_json(run: ListedRun) -> dict[str, Any]:
@@ -85,7 +88,9 @@ def as_json(run: ListedRun) -> dict[str, Any]:
         return known
     return {
         **known,
-        **{name: getattr(found.row, name) for name in ("task", "controller", "rng_seed", "started")},
+        **{
+            name: getattr(found.row, name) for name in ("task", "controller", "rng_seed", "started", "metric")
+        },
         **{name: getattr(found.progress, name) for name in ("unit", "done", "total", *TIMES)},
         **{name: getattr(found, name) for name in ("score", "twin", "params")},
     }

@@ -71,11 +71,12 @@ def _scores(found: Overview, columns: int) -> Table:
     name, value = Column(width=LABEL - 2, no_wrap=True), Column(justify="right", no_wrap=True)
     table = Table.grid(name, value, Column(no_wrap=True), Column(no_wrap=True), padding=(0, 2, 0, 0))
     span = notation.shared_scale([*found.scores, *found.twins])
-    best = max((score for score in found.scores if score is not None), default=None)
+    metric = found.metric
+    best = metric.best(found.scores)
     scores, twins = (notation.trend(course, columns, *span) for course in (found.scores, found.twins))
-    table.add_row("score", notation.points(found.score), f"best {notation.points(best)}", scores)
-    lead = f"lead {notation.gain(found.lead)}"
-    table.add_row("twin", notation.points(found.twin), lead, Text(twins, "dim"))
+    table.add_row(metric.name, metric.text(found.score), f"best {metric.text(best)}", scores)
+    lead = f"lead {metric.gain(found.lead)}"
+    table.add_row("twin", metric.text(found.twin), lead, Text(twins, "dim"))
     host = found.row.host_params
     growth = f"{notation.factor(found.params, host)} the host's {notation.count(host)}"
     table.add_row("params", notation.count(found.params), growth)
@@ -142,8 +143,8 @@ def _alert(entry: AlertEntry, unit: str) -> Text:
 
 def _title(shown: Lanes) -> Text:
     """Which episode the slots are of, and how it does."""
-    score, twin = (notation.points(value) for value in shown.last_scores)
-    text = f"{'slots':<{LABEL}}{shown.name}: score {score}, twin {twin}"
+    score, twin = map(shown.metric.text, shown.last_scores)
+    text = f"{'slots':<{LABEL}}{shown.name}: {shown.metric.name} {score}, twin {twin}"
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
@@ -159,7 +160,7 @@ def _slots(shown: Lanes, columns: int) -> Table:
     for lane in shown.lanes:
         cells = [notation.UNKNOWN] * 4
         if lane.seeds and (seed := lane.seeds[-1]).fate in ("alive", "fossilized"):
-            worth = notation.gain_with_error(seed.contribution, seed.contribution_error)
+            worth = shown.metric.gain_with_error(seed.contribution, seed.contribution_error)
             cells = [seed.blueprint, notation.points(lane.alpha, 2), worth, notation.count(seed.params)]
         stage = Text(lane.stage.name.lower(), style=LOOKS[lane.stage].colour)
         table.add_row(lane.slot, _lane(lane, shown, columns), stage, *cells)

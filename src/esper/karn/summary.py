@@ -105,8 +105,8 @@ def comparison(arms: Sequence[tuple[str, EpisodeRow]]) -> Table:
     *others, (name, control) = arms
     for label, episode in others:
         differences = (
-            notation.gain(episode.val_score - control.val_score),
-            notation.gain(episode.test_score - control.test_score),
+            notation.gain(notation.difference(episode.val_score, control.val_score)),
+            notation.gain(notation.difference(episode.test_score, control.test_score)),
             notation.factor(episode.params, control.params),
             notation.factor(charged_flops(episode.flops), charged_flops(control.flops)),
         )

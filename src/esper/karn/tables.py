@@ -83,10 +83,14 @@ class Tables:
         return self.current(views_named_in(query) or VIEWS)
 
     def _check_version(self) -> None:
+        """Before anything is asked: other versions have other columns."""
         check_layout(self._telemetry)
-        for (version,) in self.current(["run"]).execute("SELECT schema_version FROM run").fetchall():
-            if version != SCHEMA_VERSION:
-                raise old_run_error(self._telemetry.parent, version)
+        for folder in self._look():
+            file = folder / "run.parquet"
+            query = f"SELECT schema_version FROM read_parquet({_text(str(file))})"
+            for (version,) in self._connection.execute(query).fetchall() if file.exists() else ():
+                if version != SCHEMA_VERSION:
+                    raise old_run_error(self._telemetry.parent, version)
 
     def _look(self) -> list[Path]:
         """Read the lines that are there now; the folders of Parquet before them."""

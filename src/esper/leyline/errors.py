@@ -1,6 +1,8 @@
 """Errors a user can act on: every message says what was found, what is allowed and what to do."""
 
 import difflib
+import inspect
+import warnings
 from collections.abc import Iterable
 from typing import Final
 
@@ -63,3 +65,11 @@ class InvalidActionError(EsperError):
 
 class GrowthWarning(UserWarning):
     """Something that the user of a growing network should look at; training goes on."""
+
+    @classmethod
+    def issue(cls, sentence: str) -> None:
+        """Warn at the line outside of Esper that led here, however deep it is called."""
+        frame, level = inspect.currentframe(), 1
+        while frame is not None and str(frame.f_globals.get("__name__")).startswith("esper."):
+            frame, level = frame.f_back, level + 1
+        warnings.warn(sentence, cls, stacklevel=level)

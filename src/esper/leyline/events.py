@@ -18,6 +18,7 @@ from esper.leyline import limits
 from esper.leyline.stages import Stage
 
 Cause = Literal["policy", "mechanical", "governor", "user"]
+MetricColumn = Literal["val_score", "val_loss"]
 Severity = Literal["warning", "error"]
 Terms = dict[str, float | None]
 """Of a reward, by name."""
@@ -97,11 +98,15 @@ class RunRow(Row, frozen=True, kw_only=True):
     schema_version: Annotated[int, Column("version", "Raised when a column changes its meaning.")]
     name: Annotated[str, Column("name", "Name of the run, its directory's unless told otherwise.")]
     started: Annotated[str, Column("UTC", "Wall-clock time at which the run began, ISO 8601.")]
-    task: Annotated[str, Column("name", "Task preset.")]
+    task: Annotated[str, Column("name", "Task preset, or the class of a user's own network.")]
     controller: Annotated[str, Column("name", "Controller.")]
-    rng_seed: Annotated[int, Column("seed", "Root of every random stream.")]
+    rng_seed: Annotated[
+        int | None, Column("seed", "Root of every random stream; null: the user's own program seeds them.")
+    ]
     config: Annotated[dict[str, Any], Column("map", "The whole configuration.")]
-    data_hash: Annotated[str, Column("hash", "Of the task's data, before it is split.")]
+    data_hash: Annotated[
+        str | None, Column("hash", "Of the task's data, before it is split; null: the user's own.")
+    ]
     git_revision: Annotated[str | None, Column("hash", "Revision of the code, if it is a checkout.")]
     versions: Annotated[dict[str, str], Column("map", "Versions of Python and of the libraries used.")]
     hardware: Annotated[dict[str, Any], Column("map", "Machine, processor count, devices.")]
@@ -112,7 +117,10 @@ class RunRow(Row, frozen=True, kw_only=True):
     blueprints: Annotated[list[str], Column("names", "Blueprints in index order.")]
     stages: Annotated[list[str], Column("names", "Stages in index order.")]
     head_choices: Annotated[list[list[str]], Column("names", "Choices of each head in index order.")]
-    horizon: Annotated[int, Column("epoch", "Epochs of a whole episode.")]
+    horizon: Annotated[int | None, Column("epoch", "Epochs of a whole episode; null: a budget ends it.")]
+    metric: Annotated[
+        MetricColumn, Column("name", "What is decided by: the column of that name, and its differences.")
+    ] = "val_score"
     iterations: Annotated[int | None, Column("iteration", "Of a training; null: nothing is trained here.")]
     envs: Annotated[int, Column("count", "Environments side by side.")]
     devices: Annotated[list[str], Column("names", "Device of each environment, in their order.")] = []
@@ -123,8 +131,8 @@ class EpochRow(EnvRow, frozen=True, kw_only=True):
 
     train_loss: Annotated[float | None, Column("nats", "Mean training loss over the epoch.")]
     train_score: Annotated[float | None, Column("score", "Training score over the epoch, 0-100.")]
-    val_loss: Annotated[float, Column("nats", "Validation loss after the epoch.")]
-    val_score: Annotated[float, Column("score", "Validation score after the epoch, 0-100.")]
+    val_loss: Annotated[float | None, Column("nats", "Validation loss after the epoch.")]
+    val_score: Annotated[float | None, Column("score", "Validation score after the epoch, 0-100.")]
     twin_score: Annotated[float | None, Column("score", "Validation score of the do-nothing twin.")]
     params: Annotated[int, Column("count", "Parameters of host and seeds together.")]
     grown_params: Annotated[int, Column("count", "Parameters of the seeds.")]
@@ -148,8 +156,12 @@ class SeedRow(EnvRow, frozen=True, kw_only=True):
     stage: Annotated[int, Column("index", "Stage after the epoch's mechanical moves.")]
     age: Annotated[int, Column("epoch", "Epochs since germination.")]
     alpha: Annotated[float, Column("fraction", "Blend weight for the epoch to come.")]
-    contribution: Annotated[float | None, Column("points", "Score lost with this slot off.")]
-    contribution_error: Annotated[float | None, Column("points", "Standard error, paired per sample.")]
+    contribution: Annotated[
+        float | None, Column("points", "Score lost with this slot off, or loss gained by the run's metric.")
+    ]
+    contribution_error: Annotated[
+        float | None, Column("points", "Standard error, paired per sample, in a user's run per batch.")
+    ]
     shapley: Annotated[float | None, Column("points", "Exact or sampled Shapley value.")]
     interaction_sum: Annotated[float | None, Column("points", "Sum of pair interactions.")]
     freshness: Annotated[float, Column("fraction", "1 just measured, decaying; 0 never measured.")]
@@ -201,7 +213,7 @@ class CounterfactualRow(EnvRow, frozen=True, kw_only=True):
     """One per on/off configuration that was scored."""
 
     on: Annotated[list[bool], Column("flags", "Which slots were on, in slot order.")]
-    score: Annotated[float, Column("score", "Validation score of this configuration.")]
+    score: Annotated[float | None, Column("score", "Validation score of this configuration.")]
     loss: Annotated[float, Column("nats", "Validation loss of this configuration.")]
 
 
@@ -225,10 +237,11 @@ class AlertRow(Row, frozen=True, kw_only=True):
 class EpisodeRow(EnvRow, frozen=True, kw_only=True):
     """One per episode, written after the horizon's commit."""
 
-    val_score: Annotated[float, Column("score", "Validation score of the committed network.")]
-    test_score: Annotated[float, Column("score", "Test score of the committed network, read once.")]
+    val_score: Annotated[float | None, Column("score", "Validation score of the committed network.")]
+    val_loss: Annotated[float | None, Column("nats", "Validation loss of the committed network.")] = None
+    test_score: Annotated[float | None, Column("score", "Test score of the committed network, read once.")]
     twin_val_score: Annotated[float | None, Column("score", "The twin's final validation score.")]
-    best_val_score: Annotated[float, Column("score", "Best validation score on the way.")]
+    best_val_score: Annotated[float | None, Column("score", "Best validation score on the way.")]
     host_params: Annotated[int, Column("count", "Parameters of the bare host.")]
     params: Annotated[int, Column("count", "Parameters of the committed network.")]
     host_flops_per_sample: Annotated[int, Column("FLOP", "One forward pass of the bare host.")]
@@ -237,7 +250,7 @@ class EpisodeRow(EnvRow, frozen=True, kw_only=True):
     op_counts: Annotated[list[int], Column("count", "How often each op was chosen.")]
     refused: Annotated[int, Column("count", "Actions that did not come about.")]
     rollbacks: Annotated[int, Column("count", "Returns to an earlier state.")]
-    ended_by: Annotated[str, Column("name", "Why the episode ended: horizon, or governor.")]
+    ended_by: Annotated[str, Column("name", "Why the episode ended: horizon, budget, or governor.")]
     seconds: Annotated[float, Column("s", "Time of the whole episode.")]
     total_reward: Annotated[float | None, Column("reward", "Undiscounted return; null: no rewards.")] = None
     reward_terms: Annotated[Terms | None, Column("reward", "The return, term by term.")] = None
@@ -323,7 +336,7 @@ TABLES: dict[str, type[Row]] = {
     "resource": ResourceRow,
 }
 """Every table by name, which is also the file's. They are written in this order."""
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 Detail = Literal["summary", "standard", "full"]
 _SUMMARY: Final = frozenset({"run", "update", "episode", "transition", "alert", "resource"})

@@ -3,7 +3,18 @@
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from esper.leyline.factored_actions import BLEND_IDS, OP_NAMES, AlphaCurve, AlphaSpeed, AlphaTarget, Tempo
+from esper.leyline.errors import UnknownNameError
+from esper.leyline.factored_actions import (
+    BLEND_IDS,
+    CANONICAL_ACTION,
+    HEAD_NAMES,
+    OP_NAMES,
+    AlphaCurve,
+    AlphaSpeed,
+    AlphaTarget,
+    IntArray,
+    Tempo,
+)
 from esper.leyline.slot_config import SlotConfig
 
 IncubationMode = Literal["shadow", "straight_through"]
@@ -47,6 +58,23 @@ class ActionSpace:
     """Name of every blueprint index on this kind of host, also of those that are not selectable."""
     unfit: frozenset[tuple[int, int]] = frozenset()
     """(slot, blueprint) where the width of the slot rules a selectable blueprint out."""
+
+    def action(self, op: str, **choices: str) -> IntArray:
+        """One decision ``[1, 8]`` in words: ``space.action("germinate", slot="layer2", blueprint="norm")``.
+
+        Heads by their names; what is not named stays at its default.
+        """
+        action = CANONICAL_ACTION.copy()
+        for name, choice in {"op": op.upper(), **choices}.items():
+            if name not in HEAD_NAMES:
+                raise UnknownNameError("part of a decision", name, HEAD_NAMES)
+            head = HEAD_NAMES.index(name)
+            names = self.choice_names[head]
+            allowed = [names[index] for index in self.blueprints] if name == "blueprint" else names
+            if choice not in allowed:
+                raise UnknownNameError(name, choice, allowed)
+            action[head] = names.index(choice)
+        return action[None]
 
     @property
     def choice_names(self) -> tuple[tuple[str, ...], ...]:

@@ -129,11 +129,19 @@ def split_lines(path: Path, content: bytes, into: dict[str, list[bytes]]) -> Non
 
 
 def check_layout(telemetry: Path) -> None:
-    """Refuse a run of a version that kept a folder per table."""
-    old = telemetry / "run" / "part-00000.jsonl"
+    """Refuse the lines of another version, and a run of one that kept a folder per table."""
+    old, new = telemetry / "run" / "part-00000.jsonl", lines_path(telemetry, 0)
     if old.exists():
-        found = re.search(rb'"schema_version":(\d+)', old.read_bytes()[:10_000])
-        raise old_run_error(telemetry.parent, int(found[1]) if found else None)
+        raise old_run_error(telemetry.parent, _version(old))
+    if new.exists() and (version := _version(new)) not in (None, SCHEMA_VERSION):
+        raise old_run_error(telemetry.parent, version)
+
+
+def _version(lines: Path) -> int | None:
+    """That of the run's own row, which is the first; None: it is not there yet."""
+    with lines.open("rb") as file:
+        found = re.search(rb'"schema_version":(\d+)', file.read(10_000))
+    return int(found[1]) if found else None
 
 
 def old_run_error(directory: Path, version: int | None) -> EsperError:

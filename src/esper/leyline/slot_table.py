@@ -105,6 +105,18 @@ class SlotTable:
             if name != "enabled":
                 array[env, slot] = _BLANK[name]
 
+    def plain(self) -> dict[str, Any]:
+        """The columns as lists."""
+        return {name: array.tolist() for name, array in self.arrays().items()}
+
+    @classmethod
+    def from_plain(cls, columns: dict[str, Any]) -> SlotTable:
+        """The table of which ``plain`` gave the columns."""
+        table = cls.empty(len(columns["stage"]), len(columns["stage"][0]))
+        for name, array in table.arrays().items():
+            array[...] = columns[name]
+        return table
+
     @property
     def in_forward(self) -> BoolArray:
         return IN_FORWARD[self.stage]

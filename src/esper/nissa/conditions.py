@@ -166,7 +166,7 @@ def pays_for_worse(row: EpisodeRow, past: Past) -> Iterator[Reading]:
     episodes = [
         Rewarded(one.total_reward, one.val_score, one.twin_val_score)
         for one in _window(row, past)
-        if one.total_reward is not None
+        if one.total_reward is not None and one.val_score is not None
     ]
     correlation = reward_correlation(episodes)
     if correlation is not None:

@@ -319,7 +319,7 @@ class MorphEnv:
         row = recording.epoch_row(
             place,
             facts,
-            seconds,
+            dict(zip(recording.PHASES, seconds, strict=True)),
             twin_score=self._twin_score(),
             learning_rate=self.host.learning_rate,
             skipped_batches=trained.skipped,

@@ -122,7 +122,7 @@ def counterfactual_rows(
 def epoch_row(
     place: Place,
     facts: EnvFacts,
-    seconds: Sequence[float],
+    seconds: Mapping[str, float],
     *,
     twin_score: float | None,
     learning_rate: float,
@@ -130,15 +130,15 @@ def epoch_row(
     skipped_steps: int,
 ) -> EpochRow:
     """The row of an epoch; ``seconds`` are those of each phase of its step."""
-    spans = [1000 * span for span in seconds]
+    spans = {phase: 1000 * span for phase, span in seconds.items()}
     return EpochRow(
         **_columns(EpochRow, place, asdict(facts)),
         twin_score=twin_score,
         learning_rate=learning_rate,
         skipped_batches=skipped_batches,
         skipped_steps=skipped_steps,
-        ms=sum(spans),
-        phase_ms=dict(zip(PHASES, spans, strict=True)),
+        ms=sum(spans.values()),
+        phase_ms=spans,
     )
 
 

@@ -15,6 +15,7 @@ from esper.karn.drawing.axes import Scale, x_axis
 from esper.karn.drawing.chart import Line, Panel, draw_panel, panel_scale
 from esper.karn.drawing.picture import Picture
 from esper.karn.episodes import SeedHistory
+from esper.karn.metric import Metric
 from esper.karn.palette import LOOKS
 from esper.karn.questions.lanes import Lane, Lanes, Span
 from esper.karn.questions.places import Courses
@@ -45,20 +46,20 @@ def draw_lanes(found: Lanes, beside: Lanes | None = None) -> Picture:
     return Picture(
         svg=svg.drawing(
             bottom + 54,
-            f"Slots and score of {found.name}",
+            f"Slots and {found.metric.name} of {found.name}",
             _describe(found),
             x_axis(x, bottom, "epoch", top=_SCORES[0]),
             *_draw_scores(found, x, [one.scores for one in both if one.scores is not None]),
-            *(_draw_lane(lane, x, top) for lane, top in zip(found.lanes, tops, strict=True)),
+            *(_draw_lane(lane, found.metric, x, top) for lane, top in zip(found.lanes, tops, strict=True)),
             _draw_key(found, bottom + 46),
         ),
         columns=["slot", "seed", "born", "course", "fate", "contribution", "parameters"],
-        rows=[_cells(seed) for seed in sorted(seeds, key=lambda seed: seed.seed)],
+        rows=[_cells(seed, found.metric) for seed in sorted(seeds, key=lambda seed: seed.seed)],
         caption=_caption(found),
     )
 
 
-def _cells(seed: SeedHistory) -> list[str]:
+def _cells(seed: SeedHistory, metric: Metric) -> list[str]:
     fate = seed.fate if seed.fate == "alive" else f"{seed.fate} after {seed.fate_epoch}"
     return [
         seed.slot,
@@ -66,7 +67,7 @@ def _cells(seed: SeedHistory) -> list[str]:
         str(seed.germinated_at),
         seed.course,
         f"{fate}: {seed.reason}" if seed.reason else fate,
-        notation.gain_with_error(seed.contribution, seed.contribution_error),
+        metric.gain_with_error(seed.contribution, seed.contribution_error),
         notation.count(seed.params),
     ]
 
@@ -75,16 +76,19 @@ def _describe(found: Lanes) -> str:
     seeds = [seed for lane in found.lanes for seed in lane.seeds]
     kept = [seed for seed in seeds if seed.fate in ("fossilized", "alive")]
     held = ", ".join(f"{seed.blueprint} in {seed.slot}" for seed in kept) or "no seed"
-    score, twin = (notation.points(value) for value in found.last_scores)
-    return f"After epoch {found.epoch} the score is {score}, the twin's {twin}; the network holds {held}."
+    metric = found.metric
+    score, twin = (metric.text(value) for value in found.last_scores)
+    scores = f"the {metric.name} is {score}, the twin's {twin}"
+    return f"After epoch {found.epoch} {scores}; the network holds {held}."
 
 
 def _caption(found: Lanes) -> str:
     known = any(alpha is not None for lane in found.lanes for span in lane.spans for alpha in span.alphas)
     height = "The filled height of a bar is alpha." if known else "Alpha was not recorded: bars are full."
+    twin = "" if found.last_scores[1] is None else " Dotted line: the do-nothing twin."
     return (
-        f"{found.name.capitalize()}. {height} Dotted line: the do-nothing twin. Beside a slot: the points"
-        " lost without its seed, and the seed's parameters."
+        f"{found.name.capitalize()}. {height}{twin} Beside a slot: {found.metric.lost} without its"
+        " seed, and the seed's parameters."
     )
 
 
@@ -117,16 +121,19 @@ def _draw_scores(found: Lanes, x: Scale, held: Sequence[Courses]) -> Iterator[Ma
         return
     panel = _panel(scores)
     values = [value for one in held for value in _panel(one).reached()]
+    if not values:
+        return
     y = panel_scale(panel, values, *_SCORES)
     yield draw_panel(scores.places, panel, x, y)
     yield from _guides(found, scores, x, y)
 
 
 def _panel(scores: Courses) -> Panel:
-    lines = [Line("twin", scores["twin"], notation.points, "twin")]
-    lines.append(Line("score", scores["score"], notation.points))
+    metric = scores.metric
+    lines = [Line("twin", scores["twin"], metric.text, "twin")]
+    lines.append(Line(metric.name, scores["score"], metric.text))
     bands = [] if None in scores["twin"] else [(scores["twin"], scores["score"])]
-    return Panel(_SCORES[1] - _SCORES[0], lines, bands, near=0.0, most=100.0)
+    return Panel(_SCORES[1] - _SCORES[0], lines, bands, near=0.0, most=metric.most)
 
 
 def _guides(found: Lanes, scores: Courses, x: Scale, y: Scale) -> Iterator[Markup]:
@@ -151,7 +158,7 @@ def _guides(found: Lanes, scores: Courses, x: Scale, y: Scale) -> Iterator[Marku
 # --- the slots ------------------------------------------------------------------------------------
 
 
-def _draw_lane(lane: Lane, x: Scale, top: float) -> Markup:
+def _draw_lane(lane: Lane, metric: Metric, x: Scale, top: float) -> Markup:
     bar = top + _BAR_TOP
     middle = bar + _BAR / 2
     return svg.group(
@@ -161,7 +168,7 @@ def _draw_lane(lane: Lane, x: Scale, top: float) -> Markup:
             *(_draw_span(span, x, bar) for span in lane.spans),
             *_seed_names(lane, x, middle + 5),
             *(_mark(one, lane.slot, x(one.epoch), bar - 3) for one in lane.marks),
-            *_worth(lane, middle),
+            *_worth(lane, metric, middle),
         ]
     )
 
@@ -224,14 +231,14 @@ def _is_solid(span: Span) -> bool:
     return span.stage is Stage.FOSSILIZED and all(alpha is None or alpha > 0.99 for alpha in span.alphas)
 
 
-def _worth(lane: Lane, middle: float) -> Iterator[Markup]:
+def _worth(lane: Lane, metric: Metric, middle: float) -> Iterator[Markup]:
     """What the seed that the slot holds at the end contributes, and its size."""
     held = [seed for seed in lane.seeds if seed.fate in ("fossilized", "alive")]
     if not held:
         yield svg.text(_RIGHT + 8, middle + 5, notation.UNKNOWN, "dim")
         return
     seed = held[-1]
-    worth = notation.gain_with_error(seed.contribution, seed.contribution_error)
+    worth = metric.gain_with_error(seed.contribution, seed.contribution_error)
     yield svg.text(_RIGHT + 8, middle - 3, worth, "strong")
     yield svg.text(_RIGHT + 8, middle + 14, f"{notation.count(seed.params)} params", "dim")
 

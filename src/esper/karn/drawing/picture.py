@@ -17,7 +17,7 @@ from esper.karn.run import Run
 
 Text = Callable[[float | None], str]
 """How a value reads."""
-_VALUE: Final = r"(∞|[<+-]?×?\d[\d,.:e+-]*( ± [\d.]+)?( (%|s|ms|[kMGTPE]?FLOP))?)"
+_VALUE: Final = r"(∞|[<+-]?×?\d[\d,.:e+-]*( ± [\d.e-]+)?( (%|s|ms|[kMGTPE]?FLOP))?)"
 _NUMBER: Final = re.compile(rf"{_VALUE}( \({_VALUE} to {_VALUE}\))?|–|")
 
 

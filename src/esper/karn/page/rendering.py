@@ -53,10 +53,8 @@ def _environment() -> Environment:
         "count": notation.count,
         "done": done_text,
         "factor": notation.factor,
-        "gain": notation.gain,
         "glyph": lambda stage: LOOKS[stage].glyph,
         "numeric": numeric_columns,
-        "points": notation.points,
         "significant": notation.significant,
         "trend": lambda scores: notation.trend(scores, TREND, low=0.0),
     }

@@ -10,7 +10,8 @@ from esper.karn import notation
 from esper.karn.conclusion import comparison_text, conclude, gain_text
 from esper.karn.diary import diary_of
 from esper.karn.figures import FIGURES, figure_named
-from esper.karn.outcome import Result, compare, differences, final_rows, flat, result
+from esper.karn.metric import SCORE, Metric, metric_of
+from esper.karn.outcome import Result, compare, differences, flat, result
 from esper.karn.page.rendering import render
 from esper.karn.questions.episodes import (
     THIS_EPISODE,
@@ -163,7 +164,7 @@ class Chooser:
 
 def chooser(run: Run, shown: EpisodeKey) -> Chooser:
     """For a page that shows this episode."""
-    found = episodes(run)
+    found, metric = episodes(run), metric_of(run.row)
     keys = [episode.key for episode in found]
     at = keys.index(shown) if shown in keys else -1
     first = {episode.key.episode: episode for episode in reversed(found)}
@@ -175,7 +176,7 @@ def chooser(run: Run, shown: EpisodeKey) -> Chooser:
             (address(one.key), _group_name(one), one.key.episode == shown.episode)
             for one in reversed(first.values())
         ],
-        members=[(address(one.key), _member_name(one), one.key == shown) for one in members],
+        members=[(address(one.key), _member_name(one, metric), one.key == shown) for one in members],
     )
 
 
@@ -183,9 +184,9 @@ def _group_name(one: EpisodeSummary) -> str:
     return f"episode {one.key.episode}" if one.iteration is None else f"iteration {one.iteration}"
 
 
-def _member_name(episode: EpisodeSummary) -> str:
+def _member_name(episode: EpisodeSummary, metric: Metric) -> str:
     attempt = f", attempt {episode.key.attempt + 1}" if episode.key.attempt else ""
-    return f"env {episode.key.env}{attempt} · {notation.points(episode.score)}"
+    return f"env {episode.key.env}{attempt} · {metric.text(episode.score)}"
 
 
 def address(key: Iterable[int]) -> str:
@@ -210,12 +211,14 @@ def episode_at(text: str | None) -> EpisodeKey | None:
 def comparison(runs: Mapping[str, Run], *, in_words: bool = False) -> Markup:
     """The first run against all others, by their names; ``in_words``: with a sentence about the last one."""
     (first, run), *others = runs.items()
-    rows, sentence = [_arm(first, run.row, result(final_rows(run)), "", "")], ""
+    rows, sentence = [_arm(first, run.row, result(run), "", "")], ""
+    metric = metric_of(run.row)
     for name, other in others:
         found = compare(run, other)
         sentence = comparison_text(found) if in_words else ""
-        ahead = [notation.UNKNOWN if d is None else gain_text(d) for d in (found.val_score, found.test_score)]
-        rows.append(_arm(name, other.row, found.result, *ahead))
+        ahead = [(found.validation, metric), (found.test_score, SCORE)]
+        texts = [notation.UNKNOWN if lead is None else gain_text(lead, by) for lead, by in ahead]
+        rows.append(_arm(name, other.row, found.result, *texts))
     return section(
         "comparison",
         "comparison",
@@ -241,15 +244,15 @@ def arm_names(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahead: str) -> list[str]:
-    origin = f"{name} ({row.controller}, rng seed {row.rng_seed})"
+    origin = f"{name} ({row.controller}, rng seed {setting_text(row.rng_seed)})"
     if found is None:
         return [origin, "0", *[notation.UNKNOWN] * 6]
     return [
         origin,
         notation.count(found.episodes),
-        str(found.val_score),
+        found.metric.estimate(found.validation),
         val_ahead,
-        str(found.test_score),
+        SCORE.estimate(found.test_score),
         test_ahead,
         notation.count(round(found.params.mean)),
         notation.flop(round(found.flops.mean)),

@@ -29,7 +29,9 @@ def choices(run: Run) -> Courses | None:
     conditions |= {f"{name} {FORCED}": f"forced AND {op} = {index}" for index, name in enumerate(ops)}
     conditions |= {FORCED: "forced", FAILED: "NOT succeeded"}
     shares = {name: f"count(*) FILTER ({which}) / count(*)" for name, which in conditions.items()}
-    place = "iteration" if is_training(run) else "epoch + 1"  # decided before the epoch that it is about
+    # Decided before the epoch that it is about; after the last one there may be a decision still.
+    epoch = "epoch + 1" if run.row.horizon is None else f"least(epoch + 1, {run.row.horizon})"
+    place = "iteration" if is_training(run) else epoch
     found = courses(run, "decision", {DECISIONS: "count(*)", **shares}, place=place)
     if found is not None or not is_training(run):
         return found

@@ -53,12 +53,13 @@ def is_training(run: Run) -> bool:
 
 def episodes(run: Run) -> list[EpisodeSummary]:
     """Every episode of the run, in the order of iterations and environments; the one that goes on too."""
+    score = run.row.metric
     found = run.sql(
-        """
-        WITH seen AS (SELECT env, episode, attempt, iteration, arg_max(val_score, epoch) AS score
+        f"""
+        WITH seen AS (SELECT env, episode, attempt, iteration, arg_max({score}, epoch) AS score
                       FROM epoch GROUP BY ALL)
         SELECT env, episode, attempt, coalesce(episode.iteration, seen.iteration),
-               coalesce(episode.val_score, seen.score)
+               coalesce(episode.{score}, seen.score)
         FROM episode FULL JOIN seen USING (env, episode, attempt) ORDER BY episode, env, attempt
         """
     ).fetchall()

@@ -1,11 +1,16 @@
 """Does growth pay: scores of all episodes beside those of their do-nothing twins, and the parameters.
 
+A run that is decided by its loss has that in the place of the score.
+
 The picture: a fan of scores with the twin as a dotted line, parameters as a step line below.
 """
+
+from dataclasses import replace
 
 from esper.karn import notation
 from esper.karn.drawing.chart import Chart, Line, Panel, draw
 from esper.karn.drawing.picture import Picture, course_table
+from esper.karn.metric import metric_of
 from esper.karn.questions.episodes import IN_A_COMPLETE_ITERATION, LASTED, is_training
 from esper.karn.questions.places import Courses, courses
 from esper.karn.run import Run
@@ -18,24 +23,27 @@ def growth(run: Run, *, joined: bool = True) -> Courses | None:
     Of a training, means are those of the episodes that lasted. ``joined``: as places of a long line, else
     every epoch or iteration by itself.
     """
+    metric = metric_of(run.row).column
     table, twin, where, averaged = "epoch", "twin_score", "true", "true"
     if is_training(run):
         table, twin, where, averaged = "episode", "twin_val_score", IN_A_COMPLETE_ITERATION, LASTED
-    means = {"score": "val_score", "twin": twin, "parameters": "params"}
+    means = {"score": metric, "twin": twin, "parameters": "params"}
     columns = {
         "episodes": "count(DISTINCT (env, episode, attempt))",
-        "lowest": "min(val_score)",
-        "25 %": "quantile_cont(val_score, 0.25)",
-        "median": "median(val_score)",
-        "75 %": "quantile_cont(val_score, 0.75)",
-        "highest": "max(val_score)",
+        "lowest": f"min({metric})",
+        "25 %": f"quantile_cont({metric}, 0.25)",
+        "median": f"median({metric})",
+        "75 %": f"quantile_cont({metric}, 0.75)",
+        "highest": f"max({metric})",
         **{name: f"{SQL_MEAN}({column}) FILTER (WHERE {averaged})" for name, column in means.items()},
     }
     return courses(run, table, columns, where=where, joined=joined)
 
 
 def draw_growth(found: Courses, beside: Courses | None = None) -> Picture:
-    table = course_table(found, notation.points, {"episodes": notation.count, "parameters": notation.count})
+    texts = {"episodes": notation.count, "parameters": notation.count}
+    named = {found.metric.name if name == "score" else name: course for name, course in found.values.items()}
+    table = course_table(replace(found, values=named), found.metric.text, texts)
     return Picture(draw(_chart, found, beside), *table, _caption(found))
 
 
@@ -43,18 +51,20 @@ def _chart(found: Courses) -> Chart:
     size = f"{notation.count(found.last('parameters'))} params"
     params = Line("parameters", found["parameters"], notation.count, "steps", label=size)
     bands = [(found["lowest"], found["highest"]), (found["25 %"], found["75 %"])]
+    metric = found.metric
     scores = [
-        Line("twin", found["twin"], notation.points, "twin"),
-        Line("score", found["score"], notation.points),
+        Line("twin", found["twin"], metric.text, "twin"),
+        Line(metric.name, found["score"], metric.text),
     ]
+    name = metric.name.capitalize()
     return Chart(
-        title="Score and parameters",
-        description=f"Score {notation.points(found.last('score'))} and twin"
-        f" {notation.points(found.last('twin'))} at {found.axis} {found.places[-1]}, with"
+        title=f"{name} and parameters",
+        description=f"{name} {metric.text(found.last('score'))} and twin"
+        f" {metric.text(found.last('twin'))} at {found.axis} {found.places[-1]}, with"
         f" {notation.count(found.last('parameters'))} parameters.",
         found=found,
         panels=[
-            Panel(170, scores, bands if _has_fan(found) else (), near=0.0, most=100.0),
+            Panel(170, scores, bands if _has_fan(found) else (), near=0.0, most=metric.most),
             Panel(60, [params], zero=True, ticks=2),
         ],
         room=124,
@@ -66,13 +76,17 @@ def _has_fan(found: Courses) -> bool:
 
 
 def _caption(found: Courses) -> str:
+    metric = found.metric
     score, twin, params = (found.last(name) for name in ("score", "twin", "parameters"))
     fan = ""
     if _has_fan(found):
         which = " of those that lasted" if found.axis == "iteration" else ""
         fan = f"Bands: all episodes, and their middle half; line: the mean{which}. "
+    lead, against = metric.lead(score, twin), ""
+    if lead is not None:
+        fan += "Dotted: the do-nothing twin. "
+        against = f" {metric.gain(lead)}{metric.unit} over the twin,"
     return (
-        f"{fan}Dotted: the do-nothing twin. At {found.axis} {found.places[-1]} the score is"
-        f" {notation.points(score)}, {notation.gain(notation.difference(score, twin))} points over the twin,"
+        f"{fan}At {found.axis} {found.places[-1]} the {metric.name} is {metric.text(score)},{against}"
         f" with {notation.count(params)} parameters."
     )

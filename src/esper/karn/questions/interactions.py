@@ -10,10 +10,10 @@ from typing import Final
 
 from markupsafe import Markup
 
-from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.style import shade_look
+from esper.karn.metric import Metric, metric_of
 from esper.karn.questions.episodes import THIS_EPISODE, default_episode, episode_name, is_training
 from esper.karn.run import Run
 
@@ -39,18 +39,20 @@ class Interactions:
     """With all of them on."""
     scores: Mapping[Configuration, float]
     """By which of these slots were on."""
+    metric: Metric
     matrix: tuple[tuple[float | None, ...], ...]
     """On the diagonal what a slot contributes, elsewhere what two add beyond their own; None: unknown."""
 
 
 def interactions(run: Run) -> Interactions | None:
     """Of the run's default episode; None: no configuration was scored."""
-    episode = default_episode(run)
+    episode, metric = default_episode(run), metric_of(run.row)
     if episode is None:
         return None
     found = run.sql(
         f"""
-        SELECT epoch, "on", score FROM counterfactual WHERE {THIS_EPISODE}
+        SELECT epoch, "on", {metric.name} FROM counterfactual WHERE {THIS_EPISODE}
+        AND {metric.name} IS NOT NULL
         AND epoch = (SELECT max(epoch) FROM counterfactual WHERE {THIS_EPISODE})
         """,
         [*episode, *episode],
@@ -68,8 +70,9 @@ def interactions(run: Run) -> Interactions | None:
         slots=tuple(run.row.slots[slot] for slot in switched),
         score=scores[everything],
         scores=scores,
+        metric=metric,
         matrix=tuple(
-            tuple(_effect(scores, {first, second}) for second in range(len(switched)))
+            tuple(metric.gained(_effect(scores, {first, second})) for second in range(len(switched)))
             for first in range(len(switched))
         ),
     )
@@ -86,12 +89,19 @@ def _effect(scores: Mapping[Configuration, float], slots: set[int]) -> float | N
 
 def draw_interactions(found: Interactions, beside: Interactions | None = None) -> Picture:
     """A matrix of the slots that were switched; it has no axes to share."""
-    size = len(found.slots)
+    size, metric = len(found.slots), found.metric
+    unit = metric.unit or f" {metric.name}"
     width = min(_CELL_WIDTH, (svg.WIDTH - _LEFT) / size)
     letters = int(width / svg.LETTER)
     strongest = max((abs(value) for row in found.matrix for value in row if value is not None), default=0.0)
     cells = [
-        _draw_cell(value, strongest, (_LEFT + second * width, _TOP + first * _CELL, width), first == second)
+        _draw_cell(
+            value,
+            found.metric,
+            strongest,
+            (_LEFT + second * width, _TOP + first * _CELL, width),
+            is_own=first == second,
+        )
         for first, row in enumerate(found.matrix)
         for second, value in enumerate(row)
     ]
@@ -104,25 +114,22 @@ def draw_interactions(found: Interactions, beside: Interactions | None = None) -
         svg=svg.drawing(
             _TOP + size * _CELL + 4,
             "Pair interactions",
-            f"Score {notation.points(found.score)} with all of {', '.join(found.slots)} on.",
+            f"{metric.name.capitalize()} {metric.text(found.score)} with all of {', '.join(found.slots)} on.",
             *map(Markup, names),
             *cells,
         ),
         columns=["slot", *found.slots],
-        rows=[
-            [slot, *(notation.gain(value) for value in row)]
-            for slot, row in zip(found.slots, found.matrix, strict=True)
-        ],
+        rows=[[slot, *map(metric.gain, row)] for slot, row in zip(found.slots, found.matrix, strict=True)],
         caption=(
-            f"{found.name.capitalize()}, epoch {found.epoch}, {notation.points(found.score)} points with all"
-            " seeds on. Bold: points lost without the slot. Elsewhere: what two slots add beyond their own;"
-            " negative: they do the same work."
+            f"{found.name.capitalize()}, epoch {found.epoch}, {metric.text(found.score)}{unit} with all"
+            f" seeds on. Bold: {metric.lost} without the slot. Elsewhere: what two slots add beyond their"
+            " own; negative: they do the same work."
         ),
     )
 
 
 def _draw_cell(
-    value: float | None, strongest: float, box: tuple[float, float, float], is_own: bool
+    value: float | None, metric: Metric, strongest: float, box: tuple[float, float, float], *, is_own: bool
 ) -> Markup:
     left, top, width = box
     fraction = 0.0 if value is None or not strongest else _PALEST * abs(value) / strongest
@@ -130,6 +137,6 @@ def _draw_cell(
     return svg.group(
         [
             svg.rectangle(left, top, width, _CELL, f"cell {shade_look(fraction)}"),
-            svg.text(left + width / 2, top + _CELL / 2 + 5, notation.gain(value), look, "middle"),
+            svg.text(left + width / 2, top + _CELL / 2 + 5, metric.gain(value), look, "middle"),
         ]
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from esper.karn.episodes import SeedHistory, grouped, seed_histories
+from esper.karn.metric import Metric, metric_of
 from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey, default_episode, episode_name, is_training
 from esper.karn.questions.places import Courses, Place, Values
 from esper.karn.run import Run
@@ -57,6 +58,7 @@ class Lanes:
     scores: Courses | None
     """``score`` and ``twin`` after each epoch; None: none is known."""
     lanes: tuple[Lane, ...]
+    metric: Metric
 
     @property
     def last_scores(self) -> tuple[float | None, float | None]:
@@ -75,6 +77,7 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
     if not (moves or epochs):
         return None
     last = max(row.epoch for rows in (moves, epochs) for row in rows)
+    horizon = max(run.row.horizon or 0, last)
     now = EnvRow(env=episode.env, episode=episode.episode, attempt=episode.attempt, epoch=last)
     grown = seed_histories(run.row, now, seeds, moves)
     moves_of = grouped(moves, lambda row: row.slot)
@@ -83,9 +86,9 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
     return Lanes(
         episode=episode,
         name=episode_name(episode, trained=is_training(run)),
-        horizon=max(run.row.horizon, last),
+        horizon=horizon,
         epoch=last,
-        scores=_scores(epochs, max(run.row.horizon, last)),
+        scores=_scores(epochs, horizon, metric_of(run.row)),
         lanes=tuple(
             Lane(
                 slot=name,
@@ -97,17 +100,18 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
             )
             for index, name in enumerate(run.row.slots)
         ),
+        metric=metric_of(run.row),
     )
 
 
-def _scores(epochs: Sequence[EpochRow], end: int) -> Courses | None:
+def _scores(epochs: Sequence[EpochRow], end: int, metric: Metric) -> Courses | None:
     if not epochs:
         return None
     values: dict[str, Values] = {
-        "score": [row.val_score for row in epochs],
+        "score": [getattr(row, metric.column) for row in epochs],
         "twin": [row.twin_score for row in epochs],
     }
-    return Courses("epoch", end, tuple(Place(row.epoch, row.epoch) for row in epochs), values)
+    return Courses("epoch", end, tuple(Place(row.epoch, row.epoch) for row in epochs), values, metric)
 
 
 def _spans(moves: Sequence[TransitionRow], last: int, alphas: Mapping[int, float]) -> tuple[Span, ...]:

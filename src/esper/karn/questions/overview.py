@@ -6,8 +6,8 @@ The list of runs, the head of a page and the terminal show this answer.
 from collections import Counter
 from dataclasses import dataclass
 
-from esper.karn.notation import difference
-from esper.karn.outcome import final_rows, result
+from esper.karn.metric import Metric, metric_of
+from esper.karn.outcome import result
 from esper.karn.questions.alerts import AlertEntry, alerts
 from esper.karn.questions.growth import growth
 from esper.karn.questions.places import Values
@@ -34,7 +34,12 @@ class Overview:
     @property
     def lead(self) -> float | None:
         """The score over the twin's."""
-        return difference(self.score, self.twin)
+        return self.metric.lead(self.score, self.twin)
+
+    @property
+    def metric(self) -> Metric:
+        """What score and twin are."""
+        return metric_of(self.row)
 
     @property
     def alert_counts(self) -> dict[Severity, int]:
@@ -59,10 +64,10 @@ def overview(run: Run) -> Overview:
 
 
 def _numbers(run: Run, found: Progress) -> tuple[float | None, float | None, float | None]:
-    episodes = None if found.state == "running" else result(final_rows(run))
+    episodes = None if found.state == "running" else result(run)
     if episodes is not None:
-        twin = None if episodes.twin_score is None else episodes.twin_score.mean
-        return episodes.val_score.mean, twin, episodes.params.mean
+        score, twin = (one and one.mean for one in (episodes.validation, episodes.twin_score))
+        return score, twin, episodes.params.mean
     if (grown := growth(run, joined=False)) is None:
         return None, None, None
     return grown.last("score"), grown.last("twin"), grown.last("parameters")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
+from esper.karn.metric import SCORE, Metric, metric_of
 from esper.karn.questions.episodes import is_training
 from esper.karn.run import Run
 
@@ -30,7 +31,7 @@ class Axis(NamedTuple):
 
     name: AxisName
     end: int
-    """The planned number of iterations or epochs."""
+    """The planned number of iterations or epochs; 0: unknown."""
 
     @property
     def bin_size(self) -> int:
@@ -42,7 +43,7 @@ def axis_of(run: Run) -> Axis:
     """Iterations of a training, epochs of the episodes of any other run."""
     if is_training(run):
         return Axis("iteration", run.row.iterations or 0)
-    return Axis("epoch", run.row.horizon)
+    return Axis("epoch", run.row.horizon or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class Courses:
     """Where the axis ends: the horizon, or the planned number of iterations."""
     places: tuple[Place, ...]
     values: Mapping[str, Values]
+    metric: Metric = SCORE
+    """What the run is decided by."""
 
     def __getitem__(self, name: str) -> Values:
         return self.values[name]
@@ -89,4 +92,5 @@ def courses(
         return None
     firsts, lasts, *values = zip(*found, strict=True)
     places = tuple(map(Place, firsts, lasts))
-    return Courses(axis.name, max(axis.end, lasts[-1]), places, dict(zip(columns, values, strict=True)))
+    named = dict(zip(columns, values, strict=True))
+    return Courses(axis.name, max(axis.end, lasts[-1]), places, named, metric_of(run.row))

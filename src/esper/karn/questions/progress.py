@@ -42,7 +42,9 @@ def progress(run: Run) -> Progress:
     ).fetchall()
     trained, done = _epochs(run)
     episodes = row.config.get("episodes")
-    total = episodes * row.envs * row.horizon if isinstance(episodes, int) else None
+    total = None
+    if isinstance(episodes, int) and row.horizon is not None:
+        total = episodes * row.envs * row.horizon
     pace = seconds / done if seconds and done else None
     if is_training(run):
         latest = f"(SELECT * FROM update ORDER BY iteration DESC LIMIT {PACE_ITERATIONS})"
@@ -70,7 +72,9 @@ def _epochs(run: Run) -> tuple[int, int]:
                        FROM (SELECT env, episode, attempt, epoch, false AS is_end FROM epoch
                              UNION ALL SELECT env, episode, attempt, epoch, true FROM episode)
                        GROUP BY env, episode, attempt)
-        SELECT coalesce(sum(epochs), 0), coalesce(sum(CASE WHEN is_over THEN ? ELSE epochs END), 0) FROM ended
+        SELECT coalesce(sum(epochs), 0),
+               coalesce(sum(CASE WHEN is_over THEN coalesce(?, epochs) ELSE epochs END), 0)
+        FROM ended
         """,
         [run.row.horizon],
     ).fetchall()

@@ -10,8 +10,10 @@ from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale, apart, around, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
-from esper.karn.outcome import Result, final_rows, result
+from esper.karn.metric import SCORE
+from esper.karn.outcome import Result, result
 from esper.karn.run import Run
+from esper.karn.statistics import Estimate
 
 Arms = Mapping[str, Result]
 """What each run came to, by its name."""
@@ -24,8 +26,10 @@ _TOP: Final = 14.0
 
 
 def verdict(runs: Mapping[str, Run]) -> Arms:
-    """The runs that have a finished episode, in the order given."""
-    return {name: one for name, run in runs.items() if (one := result(final_rows(run))) is not None}
+    """The runs that have a finished episode and the metric of the first of them, in the order given."""
+    found = {name: one for name, run in runs.items() if (one := result(run)) is not None}
+    metric = next((one.metric for one in found.values()), None)
+    return {name: one for name, one in found.items() if one.metric is metric and one.validation is not None}
 
 
 def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
@@ -33,11 +37,13 @@ def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
     arms = verdict(runs)
     if not arms:
         return None
+    reached, metric = _reached(arms), next(iter(arms.values())).metric
+    which = "Test score" if _all_tested(arms) else f"Validation {metric.name}"
     return Picture(
         svg=svg.drawing(
             2 * _STEP + 4,
-            "Score against parameters and compute",
-            "; ".join(f"{name} {arm.test_score}" for name, arm in arms.items()),
+            f"{metric.name.capitalize()} against parameters and compute",
+            "; ".join(f"{name} {metric.estimate(value)}" for name, value in reached.items()),
             _draw_panel(arms, lambda arm: arm.params.mean, "parameters", _TOP),
             _draw_panel(arms, lambda arm: arm.flops.mean, "FLOP of an episode", _TOP + _STEP),
         ),
@@ -46,27 +52,38 @@ def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
             [
                 name,
                 notation.count(arm.episodes),
-                str(arm.test_score),
-                str(arm.val_score),
+                SCORE.estimate(arm.test_score),
+                metric.estimate(arm.validation),
                 notation.count(arm.params.mean),
                 notation.flop(round(arm.flops.mean)),
                 notation.flop(round(arm.flops_per_sample.mean)),
             ]
             for name, arm in arms.items()
         ],
-        caption="Test score of the committed networks, with 95 % intervals where there are several episodes.",
+        caption=f"{which} of the committed networks, with 95 % intervals where there are several episodes.",
     )
+
+
+def _all_tested(arms: Arms) -> bool:
+    return all(arm.test_score is not None for arm in arms.values())
+
+
+def _reached(arms: Arms) -> dict[str, Estimate]:
+    """The test scores or, where one has none, the values on validation."""
+    of = "test_score" if _all_tested(arms) else "validation"
+    return {name: getattr(arm, of) for name, arm in arms.items()}
 
 
 def _draw_panel(arms: Arms, cost: Callable[[Result], float], name: str, top: float) -> Markup:
     """One mark per run at its score and its cost, on an axis of which each step is a factor."""
-    intervals = [[min(max(end, 0.0), 100.0) for end in arm.test_score.interval] for arm in arms.values()]
+    most, reached = next(iter(arms.values())).metric.most or math.inf, _reached(arms).values()
+    intervals = [[min(max(end, 0.0), most) for end in value.interval] for value in reached]
     low, high = around([end for ends in intervals for end in ends], 4, floor=0.0)
-    y = Scale(low, min(high, 100.0), top + _PANEL, top)
+    y = Scale(low, min(high, most), top + _PANEL, top)
     costs = [math.log10(max(cost(arm), 1.0)) for arm in arms.values()]
     margin = max(0.08 * (max(costs) - min(costs)), 0.1)
     x = Scale(min(costs) - margin, max(costs) + margin, _LEFT, _RIGHT)
-    places = [(x(at), y(arm.test_score.mean)) for at, arm in zip(costs, arms.values(), strict=True)]
+    places = [(x(at), y(value.mean)) for at, value in zip(costs, reached, strict=True)]
     spread = zip(places, intervals, strict=True)
     return svg.group(
         [
@@ -99,7 +116,8 @@ def short_count(value: float) -> str:
 def _names(arms: Arms, places: Sequence[svg.Point]) -> Iterator[Markup]:
     """Each name beside its mark, none at the height of another."""
     heights = apart([y for _, y in places])
-    for (arm, found), (x, _), height in zip(arms.items(), places, heights, strict=True):
-        name = f"{svg.shorten(arm, 18)} {notation.points(found.test_score.mean)}"
+    metric = next(iter(arms.values())).metric
+    for (arm, value), (x, _), height in zip(_reached(arms).items(), places, heights, strict=True):
+        name = f"{svg.shorten(arm, 18)} {metric.text(value.mean)}"
         is_left = x + 10 + svg.width_of(name) > svg.WIDTH
         yield svg.text(x - 10 if is_left else x + 10, height + 4, name, "halo", "end" if is_left else None)

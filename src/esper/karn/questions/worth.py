@@ -13,6 +13,7 @@ from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale, around, tick_texts, ticks
 from esper.karn.drawing.picture import Picture
+from esper.karn.metric import Metric, metric_of
 from esper.karn.run import Run
 from esper.leyline.stages import Stage
 
@@ -27,6 +28,7 @@ class BlueprintWorth:
     """All seeds of one blueprint; None is unknown."""
 
     blueprint: str
+    metric: Metric
     germinated: int
     blended: int
     held: int
@@ -36,13 +38,13 @@ class BlueprintWorth:
     measured: int
     """Seeds whose contribution was measured; each counts with its last measurement."""
     contribution: float | None
-    """Their mean, in points."""
+    """Their mean, by the run's metric."""
     contribution_error: float | None
     """Standard error over seeds; of a single seed, that of its measurement."""
     params: float | None
     """Mean parameters of the seeds whose parameters were recorded."""
     per_thousand: float | None
-    """Points per 1,000 parameters, over the measured seeds whose parameters were recorded."""
+    """Contribution per 1,000 parameters, over the measured seeds whose parameters were recorded."""
     per_thousand_error: float | None
 
 
@@ -83,8 +85,8 @@ def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
         FROM known GROUP BY blueprint ORDER BY count(*) DESC, blueprint
         """
     ).fetchall()
-    names = run.row.blueprints
-    return tuple(BlueprintWorth(names[blueprint], *values) for blueprint, *values in found) or None
+    names, metric = run.row.blueprints, metric_of(run.row)
+    return tuple(BlueprintWorth(names[blueprint], metric, *values) for blueprint, *values in found) or None
 
 
 def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth] | None = None) -> Picture:
@@ -92,7 +94,8 @@ def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth]
     held = [*found, *(beside or ())]
     bottom = _TOP + _ROW * len(found)
     count = Scale(0, max(one.germinated for one in held), *_FUNNEL)
-    points = _points_scale(held)
+    points, metric = _points_scale(held), found[0].metric
+    unit = metric.unit.strip() or metric.name
     counted = ("germinated", "blended", "held", "fossilized", "pruned", "measured")
     return Picture(
         svg.drawing(
@@ -100,7 +103,7 @@ def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth]
             "Seeds by blueprint",
             "; ".join(f"{one.blueprint}: {one.fossilized} of {one.germinated} kept" for one in found),
             svg.text(0, 13, "seeds, by how far they came", "dim"),
-            svg.text(svg.WIDTH, 13, "points per 1,000 params", "dim", "end"),
+            svg.text(svg.WIDTH, 13, f"{unit} per 1,000 params", "dim", "end"),
             *([] if points is None else _points_axis(points, bottom)),
             *(_draw_row(one, _TOP + _ROW * index, count, points) for index, one in enumerate(found)),
         ),
@@ -109,14 +112,14 @@ def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth]
             [
                 one.blueprint,
                 *(notation.count(getattr(one, name)) for name in counted),
-                notation.gain_with_error(one.contribution, one.contribution_error),
+                metric.gain_with_error(one.contribution, one.contribution_error),
                 notation.count(None if one.params is None else round(one.params)),
-                notation.gain_with_error(one.per_thousand, one.per_thousand_error),
+                metric.gain_with_error(one.per_thousand, one.per_thousand_error),
             ]
             for one in found
         ],
-        "From the left: seeds that fossilized, were held, blended, only trained. Contribution: score lost"
-        " without the seed when it was last measured; mean ± standard error over seeds.",
+        "From the left: seeds that fossilized, were held, blended, only trained. Contribution:"
+        f" {metric.lost} without the seed when it was last measured; mean ± standard error over seeds.",
     )
 
 
@@ -161,7 +164,7 @@ def _draw_row(one: BlueprintWorth, top: float, count: Scale, points: Scale | Non
 
 
 def _draw_points(one: BlueprintWorth, y: float, points: Scale | None) -> Iterator[Markup]:
-    text = notation.gain_with_error(one.per_thousand, one.per_thousand_error)
+    text = one.metric.gain_with_error(one.per_thousand, one.per_thousand_error)
     yield svg.text(svg.WIDTH, y + 4, text, "" if one.per_thousand is not None else "dim", "end")
     if points is None or one.per_thousand is None:
         return
