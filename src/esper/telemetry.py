@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.events import AlertRow, Detail, EpisodeRow, EpochRow, ResourceRow, Row, RunRow, UpdateRow
 from esper.leyline.limits import DETAIL_EPOCHS, DETAIL_ITERATIONS
 from esper.nissa.rules import MACHINE_RULES
