@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.measuring import figure
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.events import UpdateRow
 from esper.tolaria.twin import CACHE_VARIABLE
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 
 from esper.build import describe_run
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.events import UpdateRow
 from esper.leyline.run_files import TELEMETRY, lines_path
 from esper.nissa.writer import RunWriter

@@ -25,7 +25,7 @@ from typing import Any
 from curves import draw_curves
 
 from esper.config import training_config
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline import HEAD_NAMES
 from esper.leyline.events import UpdateRow

@@ -24,7 +24,7 @@ from typing import Any
 from esper.teaching import teach
 
 from esper.config import training_config
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline.events import UpdateRow
 from esper.simic.training.vectorized import IterationSummary

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import esper
 from esper.growth import measuring
 from esper.karn.statistics import estimate
-from esper.tolaria.data import BatchCursor
+from esper.tolaria.batches import BatchCursor
 from esper.tolaria.tasks.digits import load_digits
 
 HERE = Path(__file__).parent

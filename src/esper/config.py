@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import Detail
 from esper.leyline.rules import IncubationMode
-from esper.simic.config import BOTH_LENGTHS, MOST, MOST_SLOTS, Flops, Hardware, TaskName, TrainingConfig
+from esper.simic.config import TrainingConfig
+from esper.simic.settings import BOTH_LENGTHS, MOST, MOST_SLOTS, Flops, Hardware, TaskName
 
 _READERS: Final = {"plan": "periodic", "rotation": "heuristic", "checkpoint": "ppo", "policy_device": "ppo"}
 """Settings that one controller reads."""

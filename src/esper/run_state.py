@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import msgspec
 
 from esper.config import checked, read_settings
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.durable import write_durably
 from esper.leyline.errors import UNREADABLE, EsperError, RunDirectoryError
 from esper.leyline.events import RunRow, UpdateRow

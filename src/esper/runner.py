@@ -5,7 +5,7 @@ from pathlib import Path
 
 from esper.build import build_controller, build_task, build_vector, describe_run, one_thread
 from esper.config import RunConfig
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.kasmina.export import save_committed
 from esper.leyline.errors import InterruptedRunError
 from esper.leyline.events import EpochRow

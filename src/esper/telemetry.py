@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.events import (
     AlertRow,
     Detail,

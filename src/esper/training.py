@@ -7,7 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from esper.build import describe_run, one_thread, preset_of
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.errors import RunDirectoryError
 from esper.leyline.events import RunRow

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.events import DecisionRow, EpisodeRow, EpochRow, RunRow, SeedRow, UpdateRow
 from esper.scripts import cli
 from esper.tamiyo.policy.checkpoint import load_policy

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.events import EpisodeRow, Row, RunRow, UpdateRow
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli, export_command

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torch.distributed import FileStore
 
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.errors import EsperError
 from esper.leyline.events import EpochRow, Row
 from esper.nissa.journal import IterationJournal

@@ -21,8 +21,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from esper.config import RunConfig
-from esper.karn.query import read_rows
-from esper.karn.run import open_run
+from esper.karn.run import open_run, read_rows
 from esper.karn.screen import screen
 from esper.kasmina import load_committed
 from esper.leyline.events import DecisionRow, EpisodeRow, EpochRow, RunRow, SeedRow, TransitionRow

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from esper import run_state
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.events import UpdateRow
 from esper.scripts import cli
 from esper.simic.agent.ppo import PolicyDivergedError

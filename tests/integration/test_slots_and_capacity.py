@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline import STAGE_NAMES
 from esper.leyline.events import EpisodeRow, RunRow, TransitionRow
 from esper.scripts import cli, eval_command

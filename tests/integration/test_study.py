@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from esper.config import run_config
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.events import EpisodeRow
 from esper.runner import run_arm
 from esper.study import Cell, means_by_rng_seed, run_study

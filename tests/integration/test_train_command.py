@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.karn.statistics import estimate
 from esper.leyline.events import EpisodeRow, RunRow, UpdateRow
 from esper.scripts import cli, train

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 import pytest
 
 from esper.config import PRESETS, ConfigError, TrainingConfig, checked, read_settings, training_config
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline import LifecycleRules
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.events import TABLES, RunRow, UpdateRow

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.errors import EsperError
 from esper.leyline.events import EpochRow, RunRow, SeedRow
 from esper.nissa.writer import RunWriter

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.events import DecisionRow
 from esper.nissa import writer as writer_module
 from esper.nissa.writer import RunWriter

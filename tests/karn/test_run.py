@@ -10,8 +10,7 @@ import pytest
 
 import esper
 from esper.karn import line_copies, tables
-from esper.karn.query import read_rows
-from esper.karn.run import open_run
+from esper.karn.run import open_run, read_rows
 from esper.karn.runs import listed
 from esper.leyline import HEAD_NAMES
 from esper.leyline.columns import COLUMNS

@@ -108,8 +108,10 @@ def test_static_sizes_are_thin_their_best_is_dotted_and_others_are_thick():
 
 def test_columns_of_numbers_are_set_flush_right_names_below_them_too():
     page = read_page(render_study([study(SMALL, LARGE, GROWN)], "made"))
-    for row in page.one("div", **{"aria-label": "made: regret by compute"}).all("tr"):
+    rows = list(page.one("div", **{"aria-label": "made: regret by compute"}).all("tr"))
+    for row in rows:
         assert [cell.attributes.get("class") for cell in row.all()] == ["text", None, None, None]
+    assert [cell.text for cell in rows[-1].all()] == ["best static size", "static:1", "static:2", ""]
 
 
 def test_a_page_needs_nothing_else_and_escapes_names():

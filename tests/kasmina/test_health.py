@@ -3,14 +3,7 @@ import math
 import pytest
 import torch
 
-from esper.kasmina.health import gradient_statistics
-
-
-def statistics(*norms: float) -> tuple[float, float, bool, bool]:
-    """Statistics of gradients with these norms, each over two values."""
-    found = gradient_statistics([torch.tensor([norm, 0.0]) for norm in norms])
-    assert found is not None
-    return found
+from esper.kasmina.health import statistics_of
 
 
 @pytest.mark.parametrize(
@@ -29,17 +22,11 @@ def statistics(*norms: float) -> tuple[float, float, bool, bool]:
     ],
 )
 def test_literal_cases(norms: list[float], expected: tuple[float, float, bool, bool]) -> None:
-    assert statistics(*norms) == pytest.approx(expected)
+    assert statistics_of(torch.tensor(norms)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_gradient_that_is_not_finite_has_no_health(bad: float) -> None:
-    norm, health, vanishing, exploding = statistics(1.0, bad, 1.0, 1.0)
+    norm, health, vanishing, exploding = statistics_of(torch.tensor([1.0, bad, 1.0, 1.0]))
     assert not math.isfinite(norm)
     assert (health, vanishing, exploding) == (0.0, False, True)
-
-
-def test_a_scalar_parameter_counts_as_one_tensor_and_nothing_measured_is_unknown() -> None:
-    found = gradient_statistics([torch.tensor(0.0), torch.tensor([[3.0], [4.0]])])
-    assert found == pytest.approx((5.0, 0.75, True, False))
-    assert gradient_statistics([]) is None

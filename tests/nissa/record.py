@@ -16,7 +16,7 @@ from unittest import mock
 
 import msgspec
 
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import TABLES, AlertRow, EpisodeRow, Row, RunRow, UpdateRow
 from esper.nissa.rules import GOVERNOR_RULES

@@ -10,8 +10,7 @@ import duckdb
 import msgspec
 import pytest
 
-from esper.karn.query import read_rows
-from esper.karn.run import Run
+from esper.karn.run import Run, read_rows
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError
 from esper.leyline.events import TABLES, AlertRow, DecisionRow, EpochRow, Row

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from esper.karn.query import read_rows
-from esper.karn.run import Run
+from esper.karn.run import Run, read_rows
 from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import EpochRow, ResourceRow, RunRow, UpdateRow
 from esper.leyline.run_files import RowMark

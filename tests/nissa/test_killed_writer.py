@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.events import DecisionRow
 from tests.nissa.endless_writer import BATCH, MOMENTS, Writer
 

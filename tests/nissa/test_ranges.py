@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from esper.config import RunConfig
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.columns import COLUMNS, TABLE_OF
 from esper.leyline.events import TABLES, UNIT_RANGES, Row
 from esper.runner import run_arm

@@ -15,7 +15,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline import limits
 from esper.leyline.columns import COLUMNS
 from esper.leyline.events import TABLES, AlertRow, EpisodeRow, Row, SeedRow, UpdateRow

@@ -7,7 +7,7 @@ from threading import Barrier
 import pytest
 
 from esper.config import RunConfig
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.errors import RunDirectoryError
 from esper.leyline.events import RunRow
 from esper.nissa import writer as writer_module

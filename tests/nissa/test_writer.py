@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.errors import EsperError
 from esper.leyline.events import TABLES, EpochRow, ResourceRow, Row
 from esper.nissa.encoding import RowError

@@ -16,7 +16,7 @@ from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.proving import uniform_actions
 from esper.simic.training.rollout import ActionStreams
 from esper.tamiyo.policy.observer import Observation
-from esper.tolaria.env import EpisodeReport
+from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import run_without_growth
 from tests.tolaria.building import WAIT, IntArray, action, plant, tiny_task

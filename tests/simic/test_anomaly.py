@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from esper.config import TrainingConfig
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline import HEAD_NAMES, EpochFacts
 from esper.leyline.events import AlertRow, DecisionRow, SeedRow, UpdateRow
 from esper.leyline.limits import DETAIL_ITERATIONS

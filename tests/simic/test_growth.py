@@ -12,7 +12,7 @@ from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.proving import new_policy
 from esper.simic.training.rollout import ActionStreams, collect
 from esper.tolaria.devices import Compute, Device
-from esper.tolaria.env import EpisodeReport
+from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import run_without_growth
 from tests.simic.rolling import TINY

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from esper.config import TrainingConfig
-from esper.karn.query import read_rows
-from esper.karn.run import open_run
+from esper.karn.run import open_run, read_rows
 from esper.leyline import HEAD_NAMES, OP_NAMES, Head
 from esper.leyline.events import (
     TABLES,

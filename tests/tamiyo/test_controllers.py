@@ -1,7 +1,6 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,15 +114,12 @@ def test_periodic_follows_each_environments_own_epoch() -> None:
     ]
 
 
-@pytest.mark.parametrize(("fossilize", "op"), [(True, OP_FOSSILIZE), (False, OP_WAIT)])
-def test_periodic_fossilizes_between_germinations_if_told(fossilize: bool, op: int) -> None:
+def test_periodic_fossilizes_between_germinations() -> None:
     space = space_of(4)
-    controller = PeriodicController(space, parse_plan("every:2:norm", space), fossilize=fossilize)
+    controller = PeriodicController(space, parse_plan("every:2:norm", space))
     table = busy_table()
     assert controller.decide(facts_of(0), table).actions[0, Head.OP] == OP_GERMINATE
-    action = controller.decide(facts_of(1), table).actions[0]
-    assert action[Head.OP] == op
-    assert action[Head.SLOT] == (1 if fossilize else 0)
+    assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [OP_FOSSILIZE, 1]
 
 
 def test_periodic_moves_seeds_on_where_nothing_else_does() -> None:
@@ -153,7 +149,7 @@ def everyone(num_slots: int, num_envs: int, **rules: object) -> list[Controller]
         OffController(space),
         RandomController(space, 0, range(num_envs)),
         PeriodicController(space, parse_plan("every:1", space)),
-        PeriodicController(space, parse_plan("norm@r0c0:0,conv_heavy@r0c0:1", space), fossilize=False),
+        PeriodicController(space, parse_plan("norm@r0c0:0,conv_heavy@r0c0:1", space)),
         HeuristicController(space, num_envs),
         HeuristicController(space, num_envs, eager),
     ]

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import DataError
-from esper.tolaria.data import BatchCursor, GuardedTest, Samples, Splits, split_images
+from esper.tolaria.batches import BatchCursor
+from esper.tolaria.data import GuardedTest, Samples, Splits, split_images
 from esper.tolaria.tasks.digits import _load_arrays, load_digits
 
 

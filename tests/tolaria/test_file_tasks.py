@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from esper.leyline.errors import DataError
-from esper.tolaria.data import digest_of, shifted_and_flipped
+from esper.tolaria.batches import shifted_and_flipped
+from esper.tolaria.data import digest_of
 from esper.tolaria.tasks import images
 from esper.tolaria.tasks.images import CIFAR_IMPAIRED, FASHION14_IMPAIRED
 from esper.tolaria.tasks.text import BLOCK, CONTEXT, PYCODE, TEXT, split_text

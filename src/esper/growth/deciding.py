@@ -31,7 +31,7 @@ class SaturationSettings:
     """Plant when the next doubling of compute would add less than this share of all progress so far."""
     least_epochs: int = 5
     """Epochs to fit a slope on, also after a seed was planted."""
-    evaluation: HeuristicSettings = HeuristicSettings(slot_order="middle_first")  # noqa: RUF009  frozen
+    evaluation: HeuristicSettings = HeuristicSettings()  # noqa: RUF009  frozen
     """When a seed is kept or removed."""
 
 
@@ -88,7 +88,7 @@ class SaturationController:
         return Decisions(actions)
 
     def _plant(self, actions: Any, table: SlotTable, free: Any) -> None:
-        ranks = slot_ranks(table.enabled, self._settings.evaluation.slot_order)[0]
+        ranks = slot_ranks(table.enabled)[0]
         for slot in sorted(np.flatnonzero(free).tolist(), key=lambda index: float(ranks[index])):
             for blueprint in self._rotation:
                 pair = (slot, int(blueprint))

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from esper.growth.saving import write
-from esper.karn.query import read_rows
+from esper.karn.run import read_rows
 from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import RunRow
 from esper.leyline.protocols import EventSink

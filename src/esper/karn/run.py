@@ -32,6 +32,11 @@ def open_run(path: Path | str) -> Run:
     return Run(directory)
 
 
+def read_rows(run_dir: Path | str, row_type: type[R]) -> list[R]:
+    """All rows of a table of the run in a directory, oldest first; empty when the run wrote none."""
+    return open_run(run_dir).rows(row_type)
+
+
 class Run:
     """A run's telemetry, read anew by every call. To be used by one thread at a time."""
 

@@ -1,6 +1,5 @@
 """Gradient health of a seed, from the gradients of its last minibatch."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,11 +15,6 @@ class GradientStatistics(NamedTuple):
     health: float
     vanishing: bool
     exploding: bool
-
-
-def gradient_statistics(gradients: Sequence[Tensor]) -> GradientStatistics | None:
-    """Statistics of one gradient per parameter tensor; ``None`` when there is nothing to measure."""
-    return statistics_of(torch.stack(torch._foreach_norm(list(gradients)))) if gradients else None
 
 
 def statistics_of(norms: Tensor) -> GradientStatistics:

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from esper.config import Config, ConfigError, Settings, checked
 from esper.leyline.errors import EsperError
-from esper.simic.config import Hardware
+from esper.simic.settings import Hardware
 
 
 class UsageError(ConfigError):

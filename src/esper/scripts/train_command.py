@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shlex
-import signal
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 from rich.console import Console
 
 from esper.config import PRESETS, ConfigError, Settings, checked, read_settings, training_config
 from esper.karn.terminal import TerminalView
-from esper.leyline.errors import EsperError, InterruptedRunError
+from esper.leyline.errors import InterruptedRunError
 from esper.run_state import config_of_run
 from esper.runner import free_directory
 from esper.scripts.flags import parse_flags, say_where
@@ -27,16 +23,9 @@ from esper.simic.training.vectorized import SHARD_ENVS
 from esper.tamiyo.policy.checkpoint import TrainedOn
 from esper.training import task_of, train, trained_on
 
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
 DESCRIPTION = "Train a policy that decides what grows, and keep the best one."
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 """Set where torchrun started this process, which is then one of several."""
-SENTENCES_VARIABLE = "ESPER_SENTENCES"
-"""Folder in which each of several processes leaves why it ended."""
-LOST_OTHERS = 3
-"""Exit code of a process that ended because another one had."""
 
 
 class TrainFlags(Settings):
@@ -71,7 +60,9 @@ def train_command(
         elif flags.processes == 1:
             train_and_show(config, directory, resume=resume)
         else:
-            _launch(config, directory, flags.processes, resume)
+            from esper.scripts.launching import launch
+
+            launch(config, directory, flags.processes, resume=resume)
     except KeyboardInterrupt:
         raise interrupted(directory) from None
     print_best(config, directory)
@@ -144,52 +135,3 @@ def train_and_show(config: TrainingConfig, directory: Path, *, resume: bool) -> 
     """Train, shown on standard output; of one that is resumed, lines of what it does from here on."""
     with TerminalView(directory, Console(), skip_past=resume) as view:
         train(config, directory, resume=resume, refresh=view.refresh)
-
-
-def _launch(config: TrainingConfig, directory: Path, processes: int, resume: bool) -> None:
-    """Hand the run to torchrun, which starts this command once per process (``worker.py``)."""
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
-
-    with tempfile.TemporaryDirectory() as folder, _lent_to_torchrun():
-        file, sentences = Path(folder) / "config.json", Path(folder) / "sentences"
-        file.write_text(config.model_dump_json())
-        sentences.mkdir()
-        os.environ[SENTENCES_VARIABLE] = str(sentences)
-        words = ["--standalone", f"--nproc-per-node={processes}", "-m", "esper.scripts.train", "ppo"]
-        words += ["--resume", str(directory)] if resume else ["--config", str(file), "--out", str(directory)]
-        try:
-            run(parse_args(words))
-        except ChildFailedError as error:
-            said = [path.read_text() for path in sorted(sentences.iterdir())]
-            ended = f"{_end_of(error, processes)}; go on with esper train --resume {directory}"
-            raise EsperError(said[0] if said else ended) from None
-        except SignalException:
-            raise KeyboardInterrupt from None
-
-
-@contextmanager
-def _lent_to_torchrun() -> Iterator[None]:
-    """Environment, log and signals for torchrun, which reports failures at length; put back afterwards."""
-    environment, log = dict(os.environ), logging.root.manager.disable
-    taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    handlers = {number: signal.getsignal(number) for number in taken}
-    os.environ.update(OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="FATAL")
-    logging.disable()
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(environment)
-        logging.disable(log)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def _end_of(error: ChildFailedError, processes: int) -> str:
-    """What became of the process that ended without a word."""
-    rank, failure = min(error.failures.items(), key=lambda item: item[1].exitcode == LOST_OTHERS)
-    if failure.exitcode < 0:
-        return f"process {rank} of {processes} was ended by {failure.signal_name()}"
-    return f"process {rank} of {processes} ended with code {failure.exitcode}; see its message above"

@@ -21,14 +21,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.run_files import TELEMETRY
 from esper.run_state import FinishedRunError
 from esper.scripts.guard import INTERRUPTED, USAGE_ERROR, exit_on_error
-from esper.scripts.train_command import (
-    LOST_OTHERS,
-    SENTENCES_VARIABLE,
-    check_processes,
-    interrupted,
-    print_best,
-    train_and_show,
-)
+from esper.scripts.launching import LOST_OTHERS, SENTENCES_VARIABLE
+from esper.scripts.train_command import check_processes, interrupted, print_best, train_and_show
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
 from esper.simic.training.meeting import MeetingError

@@ -4,91 +4,17 @@ Every field is a flag of ``esper train`` and a key of a configuration file. The 
 handed the configuration itself.
 """
 
-import re
-from typing import Annotated, Final, Literal, Self
+from typing import Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from esper.leyline import NUM_HEADS
-from esper.leyline.errors import UnknownNameError
 from esper.leyline.events import Detail
 from esper.leyline.limits import DEFAULT_TARGET_KL
 from esper.simic.rewards.families import FAMILIES, FamilyName
+from esper.simic.settings import BOTH_LENGTHS, MOST, MOST_SLOTS, Flops, Hardware, TaskName
 
-MOST: Final = 1_000_000
-"""Largest count that a setting may ask for: beyond, memory ends before the run does."""
-MOST_SLOTS: Final = 1_000
 HeadName = Literal["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"]
-
-
-def _known_task(name: str) -> str:
-    from esper.tolaria.tasks import task_named  # noqa: PLC0415  loads torch, which --help does without
-
-    try:
-        task_named(name)
-    except UnknownNameError as error:
-        raise ValueError(str(error)) from None  # collected with whatever else is wrong
-    return name
-
-
-def _known_devices(names: tuple[str, ...]) -> tuple[str, ...]:
-    from esper.tolaria.devices import DeviceError, check_devices  # noqa: PLC0415  loads torch
-
-    try:
-        check_devices(names)
-    except DeviceError as error:
-        raise ValueError(str(error)) from None
-    return names
-
-
-def _known_device(name: str) -> str:
-    return _known_devices((name,))[0]
-
-
-TaskName = Annotated[str, AfterValidator(_known_task)]
-PREFIXES: Final = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
-
-
-def _flops(given: object) -> object:
-    """A number of FLOPs, from text such as 0.5T or 3e9 or from a number."""
-    found = re.fullmatch(r"(\d{1,19}(?:\.\d{1,9})?(?:e\d{1,2})?)([MGTP]?)", str(given))
-    if found is None or isinstance(given, bool):
-        raise ValueError("a budget is a number of FLOPs such as 0.5T, 200G or 3e9")
-    return round(float(found[1]) * PREFIXES[found[2]])
-
-
-Flops = Annotated[int, BeforeValidator(_flops), Field(ge=1, le=10**18)]
-BOTH_LENGTHS: Final = "budget and steps both say how long an episode is; leave one of them out"
-DeviceName = Annotated[str, AfterValidator(_known_device)]
-DeviceNames = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS), AfterValidator(_known_devices)]
-AmpName = Literal["off", "bfloat16", "float16"]
-
-
-class Hardware(BaseModel):
-    """Where hosts and policies run, and in what precision hosts and seeds are trained."""
-
-    devices: DeviceNames = Field(
-        ("cpu",), description="Devices of the hosts, dealt out in turn: cpu, cuda, or cuda:0 cuda:1 …"
-    )
-    policy_device: DeviceName = Field("cpu", description="Device of the policy; it is small.")
-    amp: AmpName = Field("off", description="Mixed precision of hosts and seeds in training.")
-
-    @model_validator(mode="after")
-    def _devices_can(self) -> Self:
-        from esper.tolaria.devices import DeviceError, check_enough  # noqa: PLC0415  loads torch
-        from esper.tolaria.precision import check_amp  # noqa: PLC0415
-
-        try:
-            check_amp(self.amp, self.devices)
-            check_enough(self.devices, self.environments)
-        except DeviceError as error:
-            raise ValueError(str(error)) from None
-        return self
-
-    @property
-    def environments(self) -> int:
-        """How many hosts there are to run."""
-        return 1
 
 
 class PPOConfig(BaseModel):

@@ -16,8 +16,8 @@ from esper.config import RunConfig, run_config
 from esper.simic.rewards.families import rent_potential
 from esper.study.processes import in_processes
 from esper.tolaria.devices import DEFAULT_DEVICE, device_of
-from esper.tolaria.env import EpisodeReport
 from esper.tolaria.episode import run_episode
+from esper.tolaria.episode_report import EpisodeReport
 
 
 @dataclass(frozen=True, slots=True)

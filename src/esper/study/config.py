@@ -14,7 +14,7 @@ from esper.config import ConfigError, RunConfig, Settings, run_config
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.protocols import Controller
 from esper.leyline.rules import ActionSpace
-from esper.simic.config import MOST, MOST_SLOTS, Flops, TaskName
+from esper.simic.settings import MOST, MOST_SLOTS, Flops, TaskName
 from esper.tolaria.anytime import MARKS, branching_steps
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS

@@ -97,16 +97,14 @@ class PeriodicController:
     """Follows a plan fixed in advance, the same in every environment.
 
     A germination due at this step comes first; otherwise a HOLDING seed is fossilized as soon as
-    that is legal (unless ``fossilize`` is false: the horizon commits it then), and without
-    auto-forward the seed that is ready is moved on.
+    that is legal, and without auto-forward the seed that is ready is moved on.
     """
 
     name = "periodic"
 
-    def __init__(self, space: ActionSpace, plan: Plan, *, fossilize: bool = True) -> None:
+    def __init__(self, space: ActionSpace, plan: Plan) -> None:
         self._space = space
         self._plan = plan
-        self._fossilize = fossilize
 
     def reset(self, episode: int) -> None:
         """Nothing to forget: the plan follows each environment's own epoch."""
@@ -121,7 +119,7 @@ class PeriodicController:
             if due is not None:
                 slot, seed = due
                 action[: Head.ALPHA_TARGET + 1] = LifecycleOp.GERMINATE, slot, *seed
-            elif self._fossilize and legal[env, LifecycleOp.FOSSILIZE].any():
+            elif legal[env, LifecycleOp.FOSSILIZE].any():
                 action[: Head.SLOT + 1] = LifecycleOp.FOSSILIZE, np.argmax(legal[env, LifecycleOp.FOSSILIZE])
             elif ready[env].any():
                 action[: Head.SLOT + 1] = LifecycleOp.ADVANCE, np.argmax(ready[env])

@@ -6,24 +6,21 @@ possible is leyline's to say.
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final
 
 import numpy as np
 
 from esper.leyline import (
     TEMPO_EPOCHS,
     ActionSpace,
-    AlphaSpeed,
     EpochFacts,
     Head,
     LifecycleOp,
     LifecycleRules,
     SlotTable,
     Stage,
-    Style,
     Tempo,
     TrainingSignals,
-    UnknownNameError,
     legal_slots_by_op,
 )
 from esper.leyline.limits import CONFIDENCE_Z
@@ -33,8 +30,6 @@ from esper.leyline.slot_table import BoolArray, IntArray
 from esper.tamiyo.controllers import ready_to_advance, wait_everywhere
 from esper.tamiyo.schedule import blueprint_index
 from esper.tamiyo.tracker import SignalTracker
-
-SlotOrder = Literal["upstream_first", "middle_first", "downstream_first"]
 
 STRONGEST_FIRST: Final = (
     ["conv_heavy", "conv_light", "bottleneck", "depthwise", "norm", "conv_small", "attention"],
@@ -55,9 +50,6 @@ class HeuristicSettings:
     """Move on in the rotation after every germination, not only when a blueprint was pruned."""
     penalty_steps: int = 10
     """Steps for which a pruned blueprint stands behind the others; a second prune adds as many."""
-    slot_order: SlotOrder = "middle_first"
-    """Which free slot is planted first, among the enabled ones."""
-    style: Style = Style.LINEAR_ADD
     tempo: Tempo = Tempo.FAST
     confidence_z: float = CONFIDENCE_Z
     """Standard errors by which a contribution must clear a threshold to count."""
@@ -72,12 +64,6 @@ class HeuristicSettings:
 
     A held seed has no such length: after this many epochs its contribution decides without error bar.
     """
-    prune_speed: AlphaSpeed = AlphaSpeed.INSTANT
-    """How fast alpha falls before a seed is removed."""
-
-    def __post_init__(self) -> None:
-        if self.slot_order not in get_args(SlotOrder):
-            raise UnknownNameError("slot order", self.slot_order, get_args(SlotOrder))
 
 
 class HeuristicController:
@@ -118,14 +104,13 @@ class HeuristicController:
             (LifecycleOp.FOSSILIZE, worthy & legal[:, LifecycleOp.FOSSILIZE], value),
             (LifecycleOp.PRUNE, unwanted & legal[:, LifecycleOp.PRUNE], -value),
             (LifecycleOp.ADVANCE, ready_to_advance(table, rules, legal), np.zeros_like(value)),
-            (LifecycleOp.GERMINATE, plantable, -slot_ranks(table.enabled, self._settings.slot_order)),
+            (LifecycleOp.GERMINATE, plantable, -slot_ranks(table.enabled)),
         ):
             chosen = undecided & candidates.any(axis=1)
             slot = np.where(candidates, preference, -np.inf).argmax(axis=1)
             actions[chosen, Head.OP] = op
             actions[chosen, Head.SLOT] = slot[chosen]
             undecided &= ~chosen
-        actions[:, Head.ALPHA_SPEED] = self._settings.prune_speed
         self._choose_seeds(actions)
         return Decisions(actions)
 
@@ -163,7 +148,6 @@ class HeuristicController:
         position = (np.arange(length) - self._cursor[:, None]) % length
         choice = (self._penalty * length + position).argmin(axis=1)
         actions[:, Head.BLUEPRINT] = self._rotation[choice]
-        actions[:, Head.STYLE] = self._settings.style
         actions[:, Head.TEMPO] = self._settings.tempo
         # A seed that does not fit, or dies in its first epoch, never shows up in the table: counting it
         # as kept from here makes the next step see it as lost, so that it is not tried for ever.
@@ -208,15 +192,10 @@ def _stage_length(table: SlotTable, rules: LifecycleRules) -> IntArray:
     return np.where(table.stage == Stage.BLENDING, table.ramp_epochs, length)
 
 
-def slot_ranks(enabled: BoolArray, order: SlotOrder) -> FloatArray:
-    """Rank ``[env, slot]`` of every enabled slot, the lowest to be planted first."""
+def slot_ranks(enabled: BoolArray) -> FloatArray:
+    """Rank ``[env, slot]`` of every enabled slot, the lowest to be planted first: the middle ones."""
     index: FloatArray = np.cumsum(enabled, axis=1, dtype=np.float64) - 1.0
-    last = index[:, -1:]
-    if order == "upstream_first":
-        return index
-    if order == "downstream_first":
-        return last - index
-    return np.abs(index - 0.5 * last)
+    return np.abs(index - 0.5 * index[:, -1:])
 
 
 def default_rotation(space: ActionSpace) -> tuple[int, ...]:

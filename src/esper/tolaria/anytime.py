@@ -15,7 +15,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.factored_actions import CANONICAL_ACTION
 from esper.leyline.protocols import Controller
 from esper.leyline.signals import EpochFacts
-from esper.tolaria.env import EpisodeReport, MorphEnv
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 
 MARKS: Final = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)

@@ -1,14 +1,56 @@
-"""Minibatches of several environments at once, from one resident data set per device."""
+"""Minibatches: each environment draws its own, those of several are gathered at once on every device."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina.transfer import send
+from esper.leyline.errors import DataError
 from esper.tolaria.data import Samples, Splits
 from esper.tolaria.devices import Device
+
+
+class BatchCursor:
+    """Endless shuffled minibatches of fixed size from a stream of its own.
+
+    An epoch of the host is a number of minibatches, not a sweep; a sweep that does not divide
+    evenly carries on, and leftovers smaller than a batch are dropped at the reshuffle.
+    """
+
+    def __init__(self, count: int, batch_size: int, generator: torch.Generator) -> None:
+        if batch_size < 1 or batch_size > count:
+            raise DataError(
+                f"the batch size (={batch_size}) must be between 1 and the {count} training samples"
+            )
+        self._count = count
+        self._batch_size = batch_size
+        self._generator = generator
+        self._order = torch.empty(0, dtype=torch.int64)
+        self._position = 0
+
+    def next(self) -> Tensor:
+        """Indices of the next minibatch."""
+        if self._position + self._batch_size > self._order.numel():
+            self._order = torch.randperm(self._count, generator=self._generator).int()
+            self._position = 0
+        batch = self._order[self._position : self._position + self._batch_size]
+        self._position += self._batch_size
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "order": self._order.clone(),
+            "position": self._position,
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._order = state["order"].clone()
+        self._position = state["position"]
+        self._generator.set_state(state["generator"])
 
 
 class Drawer(Protocol):
@@ -63,3 +105,19 @@ class SharedBatchIterator:
 
 def _taken(samples: Samples, index: Tensor) -> tuple[Tensor, Tensor]:
     return samples.inputs[index], samples.targets[index]
+
+
+def shifted_and_flipped(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Each image ``[N, C, H, W]`` moved by up to an eighth of its side, half of them mirrored."""
+    count, _, height, width = images.shape
+    reach = max(height, width) // 8
+    padded = F.pad(images, (reach,) * 4)
+    down, right = (torch.randint(2 * reach + 1, (count, 1), generator=generator) for _ in range(2))
+    mirrored = torch.randint(2, (count, 1), generator=generator).bool()
+    rows = down + torch.arange(height)
+    columns = torch.arange(width).expand(count, width)
+    columns = right + torch.where(mirrored, columns.flip(1), columns)
+    indices = (torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :])
+    samples, rows, columns = (send(index, images.device) for index in indices)
+    picked = padded[samples, :, rows, columns]
+    return picked.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)

@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, Final
 
@@ -36,6 +36,7 @@ from esper.leyline.stages import Stage
 from esper.tolaria import actuator, recording, slot_measurements
 from esper.tolaria.counterfactual import Counterfactuals
 from esper.tolaria.devices import DEFAULT_COMPUTE, Compute
+from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.host_training import HostTraining, train_together
 from esper.tolaria.recording import Decision, Place, Reward
@@ -45,30 +46,6 @@ from esper.tolaria.tasks.spec import TaskSpec
 
 _COUNTED: Final = ("epoch", "_next_seed_id", "_op_counts", "_refused", "_val_scores", "_val_loss")
 """Attributes that change from step to step."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeReport:
-    """What a finished episode came to; all scores are of the committed network."""
-
-    val_score: float
-    val_loss: float
-    test_score: float
-    test_loss: float
-    best_val_score: float
-    host_params: int
-    params: int
-    host_flops_per_sample: int
-    flops_per_sample: int
-    """Forward pass of the bare host, and of the committed network."""
-    flops: dict[str, int]
-    op_counts: tuple[int, ...]
-    refused: int
-    val_scores: tuple[float, ...]
-    """Validation score after every epoch, the untrained host's first."""
-    rollbacks: int
-    cut_short: bool
-    """Too many rollbacks ended the episode before its horizon."""
 
 
 class MorphEnv:

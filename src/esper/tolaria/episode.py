@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from esper.leyline.protocols import Controller
-from esper.tolaria.env import EpisodeReport
+from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.vector import SerialVector
 
 

@@ -16,10 +16,9 @@ from esper.leyline.events import StageMove
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 from esper.tolaria import actuator
-from esper.tolaria.batches import SharedBatchIterator
+from esper.tolaria.batches import BatchCursor, SharedBatchIterator, shifted_and_flipped
 from esper.tolaria.calibration import CALIBRATION_SAMPLES, batch_norms, recalibrate
 from esper.tolaria.counterfactual import Counterfactuals, measure
-from esper.tolaria.data import BatchCursor, shifted_and_flipped
 from esper.tolaria.devices import Amp, WorkQueue
 from esper.tolaria.epoch import EpochTraining, Supervisor, UnreadEpoch, train_looking
 from esper.tolaria.meter import FlopMeter

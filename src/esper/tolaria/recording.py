@@ -1,10 +1,8 @@
 """Rows of one environment, built of what it knows; nothing else in the engine knows telemetry's shape."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -27,10 +25,8 @@ from esper.leyline.signals import EnvFacts
 from esper.leyline.slot_table import SlotTable
 from esper.tolaria.actuator import Outcome
 from esper.tolaria.counterfactual import Counterfactuals
+from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.recovery import Intervention
-
-if TYPE_CHECKING:
-    from esper.tolaria.env import EpisodeReport
 
 PHASES: Final = ("act", "train", "measure", "rest")
 

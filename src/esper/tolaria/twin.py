@@ -20,7 +20,8 @@ import torch
 from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.errors import DivergedError
 from esper.tolaria.devices import DEFAULT_COMPUTE, Compute, Device
-from esper.tolaria.env import EpisodeReport, MorphEnv
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 
 CACHE_VARIABLE = "ESPER_CACHE"

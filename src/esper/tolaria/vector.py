@@ -8,7 +8,8 @@ from esper.leyline.rules import ActionSpace
 from esper.leyline.signals import EnvFacts, EpochFacts
 from esper.leyline.slot_table import SlotTable
 from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute, device_of
-from esper.tolaria.env import EpisodeReport, MorphEnv
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.host_training import train_together
 from esper.tolaria.recovery import ROLLBACK_LIMIT
 from esper.tolaria.tasks.spec import TaskSpec

@@ -14,7 +14,7 @@ from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs,
 from esper.simic.rewards.reward_log import RewardLog
 from esper.simic.training.rollout import Step
 from esper.tamiyo.policy.observer import Observation, Observer
-from esper.tolaria.env import EpisodeReport
+from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import twin_scores
 from esper.tolaria.vector import SerialVector

@@ -1,205 +1,25 @@
-"""The observation: one declarative table of features, and the function that fills it in.
+"""The observation: the table of features filled in for all environments at once.
 
-Every feature is a raw value times a scale, clipped to a range. What was not measured is NaN in the
-slot table and reads as the feature's ``unknown`` value. Sizes and names, and so what a checkpoint
-is bound to, are derived from ``BASE_FEATURES``, ``SLOT_FEATURES`` and, for a policy that asks for them,
-``CONTEXT_FEATURES``.
+Sizes and names, and so what a checkpoint is bound to, are derived from the table.
 """
 
-from __future__ import annotations
-
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.leyline import DEFAULT_GAMMA, NUM_OPS, NUM_STAGES, STYLE_OPERATORS, SlotConfig, SlotTable
-from esper.leyline.signals import HISTORY_LENGTH, TrainingSignals
-from esper.leyline.slot_table import NEVER
-from esper.leyline.stages import IN_FORWARD, Stage
-from esper.tamiyo.tracker import loss_slope
-
-BOUND: Final = 2.0
-"""No feature ever leaves ±BOUND."""
-_MAX_RAMP: Final = 8.0
-_LOG_LOSS: Final = math.log(11.0)
-_TINY: Final = 1e-6
-
-
-Array = NDArray[Any]
-
-
-class Shared(NamedTuple):
-    """What several features of slots are made of, every array ``[env, slot]``."""
-
-    active: Array
-    """1 where the slot is not empty, float32."""
-    ramping: Array
-    ramp_left: Array
-    """Epochs until alpha has reached its target."""
-    weights: Array
-    """Alphas of the seeds that take part in the forward pass, 0 elsewhere."""
-    weights_so_far: Array
-    """Their sum from the first slot to this one."""
-
-    @classmethod
-    def of(cls, table: SlotTable) -> Shared:
-        ramping = table.ramping
-        left = (table.ramp_epochs - table.ramp_elapsed) * ramping
-        weights = table.alpha * _IN_FORWARD.take(table.stage)
-        so_far = np.add.accumulate(weights, axis=1)
-        return cls(_ACTIVE.take(table.stage), ramping, left, weights, so_far)
-
-
-Source = Callable[[TrainingSignals, SlotTable, Shared], Array]
-
-
-@dataclass(frozen=True, slots=True)
-class Feature:
-    """Neighbouring columns of the observation that are made together."""
-
-    names: str
-    """One word per column."""
-    source: Source
-    """Raw values, ``[env]`` for the base and ``[env, slot]`` for slots, plus ``[column]`` if several."""
-    scale: float = 1.0
-    low: float = -BOUND
-    high: float = BOUND
-    unknown: float = 0.0
-    """What an unmeasured value reads as."""
-
-    @property
-    def columns(self) -> list[str]:
-        return self.names.split()
-
-
-def _numbered(name: str, count: int) -> str:
-    return " ".join(f"{name}_{number}" for number in range(count))
-
-
-def _log_loss(loss: Array) -> Array:
-    return np.log1p(np.maximum(loss, 0.0))
-
-
-def _parameter_use(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    return np.log1p(s.params) / np.log1p(np.maximum(s.param_budget, 1))
-
-
-def _shares(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    """``[env, 4]``: shares of the slots that are not empty, and of three stages."""
-    return np.add.reduce(_COUNTED.take(t.stage, axis=0), axis=1) / t.num_slots
-
-
-_OPS: Final = np.eye(NUM_OPS, dtype=np.float32)
-_STAGES: Final = np.eye(NUM_STAGES, dtype=np.float32)
-_ACTIVE: Final = 1.0 - _STAGES[Stage.DORMANT]
-_IN_FORWARD: Final = IN_FORWARD.astype(np.float64)
-_COUNTED: Final = np.stack(
-    [_ACTIVE, *_STAGES[[Stage.TRAINING, Stage.BLENDING, Stage.HOLDING]]], axis=1, dtype=np.float64
+from esper.leyline import SlotConfig, SlotTable
+from esper.leyline.signals import TrainingSignals
+from esper.tamiyo.policy.feature_table import (
+    BASE_FEATURES,
+    CONTEXT_FEATURES,
+    SLOT_FEATURES,
+    Array,
+    Shared,
+    Source,
 )
-"""``[stage, 4]``: what a slot in this stage counts for in ``_shares``."""
-_OPERATORS: Final = np.array([0.5 * operator for operator in STYLE_OPERATORS], dtype=np.float32)
-
-BASE_FEATURES: Final = (
-    Feature("progress", lambda s, t, x: s.epoch / s.max_epochs),
-    Feature("loss", lambda s, t, x: _log_loss(s.val_loss), 1 / _LOG_LOSS, unknown=BOUND),
-    Feature("loss_delta", lambda s, t, x: s.loss_delta, 0.5, -1.0, 1.0, unknown=-1.0),
-    Feature("score", lambda s, t, x: s.val_score, 0.01),
-    Feature("score_delta", lambda s, t, x: s.score_delta, 0.1, -1.0, 1.0, unknown=-1.0),
-    Feature("plateau", lambda s, t, x: s.plateau_epochs, 1 / 20, 0.0, 1.0),
-    Feature("stabilised", lambda s, t, x: s.stabilised),
-    Feature(
-        _numbered("losses", HISTORY_LENGTH),
-        lambda s, t, x: _log_loss(s.loss_history),
-        1 / _LOG_LOSS,
-        unknown=BOUND,
-    ),
-    Feature(_numbered("scores", HISTORY_LENGTH), lambda s, t, x: s.score_history, 0.01),
-    Feature("best_score", lambda s, t, x: s.best_score, 0.01),
-    Feature("best_loss", lambda s, t, x: _log_loss(s.best_loss), 1 / _LOG_LOSS, unknown=BOUND),
-    Feature("parameter_use", _parameter_use),
-    Feature("slot_use share_training share_blending share_holding", _shares),
-    Feature("last_success", lambda s, t, x: s.last_success),
-    Feature(_numbered("last_op", NUM_OPS), lambda s, t, x: _OPS.take(s.last_op, axis=0)),
-)
-"""The host as a whole."""
-
-
-def _alpha_mode(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    """HOLD 0, UP 0.5, DOWN 1."""
-    return x.ramping * np.where(t.alpha_target > t.alpha_from, 0.5, 1.0)
-
-
-def _alpha_velocity(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    return (t.alpha_target - t.alpha) * x.ramping / np.maximum(x.ramp_left, 1)
-
-
-def _freshness(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    since = t.epochs_since_measured
-    return (since != NEVER) * DEFAULT_GAMMA**since
-
-
-def _downstream(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    return np.add.reduce(x.weights, axis=1, keepdims=True) - x.weights_so_far
-
-
-SLOT_FEATURES: Final = (
-    Feature("active", lambda s, t, x: x.active),
-    Feature(_numbered("stage", NUM_STAGES), lambda s, t, x: _STAGES.take(t.stage, axis=0)),
-    Feature("alpha", lambda s, t, x: t.alpha),
-    Feature("alpha_target", lambda s, t, x: t.alpha_target),
-    Feature("alpha_mode", _alpha_mode),
-    Feature("alpha_velocity", _alpha_velocity, low=-1.0, high=1.0),
-    Feature("time_to_target", lambda s, t, x: x.ramp_left, 1 / _MAX_RAMP, 0.0, 1.0),
-    Feature("operator", lambda s, t, x: _OPERATORS.take(t.style)),
-    Feature("contribution", lambda s, t, x: t.contribution, 0.1, -1.0, 1.0),
-    Feature("contribution_velocity", lambda s, t, x: t.contribution_velocity, 0.1, -1.0, 1.0),
-    Feature("epochs_in_stage", lambda s, t, x: t.epochs_in_stage / s.max_epochs[:, None]),
-    Feature("gradient_norm", lambda s, t, x: t.gradient_norm, 0.1, 0.0, 1.0),
-    Feature("gradient_health", lambda s, t, x: t.gradient_health),
-    Feature("previous_health", lambda s, t, x: t.previous_health),
-    Feature("vanishing", lambda s, t, x: t.vanishing),
-    Feature("exploding", lambda s, t, x: t.exploding),
-    Feature("interaction_sum", lambda s, t, x: t.interaction_sum, 0.1, -1.0, 1.0),
-    Feature("strongest_boost", lambda s, t, x: t.strongest_boost, 0.2, 0.0, 1.0),
-    Feature("upstream_alpha", lambda s, t, x: x.weights_so_far - x.weights, 1 / 3, 0.0, 1.0),
-    Feature("downstream_alpha", _downstream, 1 / 3, 0.0, 1.0),
-    Feature("freshness", _freshness),
-)
-"""One slot; all of it reads zero while the slot is empty."""
-
-
-def _trend(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    """Share of the loss that the rest of the episode would take away, were the loss to fall as it does."""
-    slope = loss_slope(s.loss_history, s.epoch)
-    return slope * (s.max_epochs - s.epoch) / np.maximum(s.val_loss, _TINY)
-
-
-def _newborn_gradient(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    """Gradient norm of the youngest seed by the host's, a logarithm; NaN without a seed."""
-    ages = np.where(t.occupied, t.age, np.iinfo(np.int64).max)
-    youngest = ages.argmin(axis=1)
-    rows = np.arange(t.num_envs)
-    ratio = np.where(t.occupied.any(axis=1), t.gradient_norm_ratio[rows, youngest], np.nan)
-    return np.log(np.maximum(ratio, _TINY))
-
-
-CONTEXT_FEATURES: Final = (
-    Feature("trend", _trend),
-    Feature("gap", lambda s, t, x: (s.val_loss - s.train_loss) / np.maximum(s.val_loss, _TINY)),
-    Feature("candidate_cost", lambda s, t, x: np.log2(1.0 + s.candidate_cost), 0.5),
-    Feature("minibatches_left", lambda s, t, x: np.log2(1.0 + s.minibatches_left), 0.1),
-    Feature("newborn_gradient", _newborn_gradient, 0.5),
-    Feature("gain_ratio", lambda s, t, x: s.gain_ratio, 0.5),
-)
-"""The episode beside others: numbers without a unit that tell instances of different size and budget apart.
-The share of the budget that is left is ``progress``, which every policy has."""
 
 BASE_SIZE: Final = sum(len(feature.columns) for feature in BASE_FEATURES)
 SLOT_SIZE: Final = sum(len(feature.columns) for feature in SLOT_FEATURES)

@@ -1,0 +1,87 @@
+"""What settings of runs, trainings and studies have in common: their types and ranges, and the hardware."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Final, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+
+from esper.leyline.errors import EsperError
+
+MOST: Final = 1_000_000
+"""Largest count that a setting may ask for: beyond, memory ends before the run does."""
+MOST_SLOTS: Final = 1_000
+
+
+@contextmanager
+def _collected() -> Iterator[None]:
+    """What is refused inside becomes an error that pydantic reports with whatever else is wrong."""
+    try:
+        yield
+    except EsperError as error:
+        raise ValueError(str(error)) from None
+
+
+def _known_task(name: str) -> str:
+    from esper.tolaria.tasks import task_named  # noqa: PLC0415  loads torch, which --help does without
+
+    with _collected():
+        task_named(name)
+    return name
+
+
+def _known_devices(names: tuple[str, ...]) -> tuple[str, ...]:
+    from esper.tolaria.devices import check_devices  # noqa: PLC0415  loads torch
+
+    with _collected():
+        check_devices(names)
+    return names
+
+
+def _known_device(name: str) -> str:
+    return _known_devices((name,))[0]
+
+
+TaskName = Annotated[str, AfterValidator(_known_task)]
+PREFIXES: Final = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+
+
+def _flops(given: object) -> object:
+    """A number of FLOPs, from text such as 0.5T or 3e9 or from a number."""
+    found = re.fullmatch(r"(\d{1,19}(?:\.\d{1,9})?(?:e\d{1,2})?)([MGTP]?)", str(given))
+    if found is None or isinstance(given, bool):
+        raise ValueError("a budget is a number of FLOPs such as 0.5T, 200G or 3e9")
+    return round(float(found[1]) * PREFIXES[found[2]])
+
+
+Flops = Annotated[int, BeforeValidator(_flops), Field(ge=1, le=10**18)]
+BOTH_LENGTHS: Final = "budget and steps both say how long an episode is; leave one of them out"
+DeviceName = Annotated[str, AfterValidator(_known_device)]
+DeviceNames = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS), AfterValidator(_known_devices)]
+AmpName = Literal["off", "bfloat16", "float16"]
+
+
+class Hardware(BaseModel):
+    """Where hosts and policies run, and in what precision hosts and seeds are trained."""
+
+    devices: DeviceNames = Field(
+        ("cpu",), description="Devices of the hosts, dealt out in turn: cpu, cuda, or cuda:0 cuda:1 …"
+    )
+    policy_device: DeviceName = Field("cpu", description="Device of the policy; it is small.")
+    amp: AmpName = Field("off", description="Mixed precision of hosts and seeds in training.")
+
+    @model_validator(mode="after")
+    def _devices_can(self) -> Self:
+        from esper.tolaria.devices import check_enough  # noqa: PLC0415  loads torch
+        from esper.tolaria.precision import check_amp  # noqa: PLC0415
+
+        with _collected():
+            check_amp(self.amp, self.devices)
+            check_enough(self.devices, self.environments)
+        return self
+
+    @property
+    def environments(self) -> int:
+        """How many hosts there are to run."""
+        return 1
