@@ -24,10 +24,10 @@ devices=('cpu',) policy_device='cpu' amp='off'
 NAMED = {
     "quick": "task='digits_impaired' envs=8 iterations=10 evaluate_episodes=8",
     "study": "task='digits_impaired' envs=16 iterations=60 evaluate_every=10 evaluate_episodes=24",
-    "mixture": "task='digits_mixture' envs=24 iterations=48 context=True hidden_dim=64"
-    " update_epochs=16 target_kl=0.05"
+    "mixture": "task='digits_mixture' envs=24 iterations=36 context=True hidden_dim=64"
+    " update_epochs=16"
     " hold_heads=('style',_'alpha_target',_'alpha_speed',_'alpha_curve') reward_family='log_loss'"
-    " reward_scale=1.0 rent=0.0 evaluate_every=12 evaluate_episodes=24",
+    " reward_scale=1.0 rent=0.0 evaluate_every=9 evaluate_episodes=24",
     "any_slots": "task='digits_impaired' iterations=80 capacity=8 vary_slots=True",
 }
 
