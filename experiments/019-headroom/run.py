@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -42,11 +43,16 @@ PLANS = (*("", "b0", "b1", "b2", "b4", "c0"), *("b0 c1", "b2 c3", "b4 c5", "b0 c
 6. What an instance has no slot for is left out."""
 
 
+@cache
 def drawn(number: int) -> Instance:
-    """Instance ``number`` of the mixture, with budgets spread evenly instead of drawn."""
+    """Instance ``number`` of the mixture, unlike those before it, with budgets spread evenly, not drawn."""
     shares = TASK.instances.budget_shares
-    instance = TASK.instances.draw(EpisodeStreams(1_500_000, 0, number).generator("instance"))
-    return replace(instance, budget_share=shares[number * len(shares) // INSTANCES])
+    share = shares[number * len(shares) // INSTANCES]
+    before = {drawn(earlier) for earlier in range(number)}
+    generator = EpisodeStreams(1_500_000, 0, number).generator("instance")
+    while (instance := replace(TASK.instances.draw(generator), budget_share=share)) in before:
+        pass
+    return instance
 
 
 def point(instance: Instance) -> TaskSpec:

@@ -1,17 +1,19 @@
 """Does a controller that reacts beat every plan where instances differ? Arms on the mixture of 019-headroom.
 
-Two designs, each trained three times:
+Learned controllers, each trained three times:
 
-* ``ppo``: ``esper train --preset mixture --rng-seed K --out runs/mixture-K`` for K = 0, 1, 2.
-* ``greedy``: a model of realised gains, fitted to the episodes of 019-headroom and acted on greedily. It is
-  kernel ridge regression of each plan's score on what the first facts of an episode show, the minibatches
-  that its budget buys and what a seed costs; three fits, each to a bootstrap sample of the 24 instances.
+* ``ppo``: ``esper train --preset mixture --rng-seed K --out runs/mixture-K`` for K = 0, 1, 2; 864 episodes
+  to learn from and 96 to choose the best policy by, each.
+* ``greedy``: a model of realised gains, acted on greedily. It is kernel ridge regression of each plan's score
+  on what the first facts of an episode show, the minibatches that its budget buys and what a seed costs;
+  three fits to the 576 episodes of 019-headroom that choose, each to a bootstrap sample of its 24 instances.
 
-They are compared on 20 unseen rng seeds of two episodes each, every episode an instance of its own, all arms
-at the episode's own budget. The score is that of 019-headroom, 100 · log(loss of the ungrown twin / loss) on
-the test split, so ``off`` scores 0. ``schedule`` is the one best plan of 019, found with about as many
-episodes as a training used. ``shuffled`` shows a controller the features of another episode. Intervals are
-95 %, by bootstrap over trainings and rng seeds.
+Compared on 20 rng seeds that nothing was run on before, twelve episodes each, every episode an instance of
+its own, all arms at the episode's own budget. The score is that of 019-headroom, 100 · log(loss of the
+ungrown twin / loss) on the test split, so ``off`` scores 0. ``schedule`` is the plan that schedule.py found
+with 1,056 episodes. ``shuffled`` shows a controller the features of the next episode of its rng seed.
+Intervals are 95 %, by bootstrap over trainings and rng seeds; p-values by Student's t, after Holm over the
+other arms.
 
 Run with ``.venv/bin/python experiments/020-mixture/run.py DIRECTORY …``, the run directories of the
 trainings. It goes on where it stopped and rewrites table.md beside this file.
@@ -21,239 +23,158 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
+import schedule
+import torch
+from arms import EpisodeTree, counting, models, planned
 
-from esper.build import one_thread
-from esper.leyline import ActionSpace, Controller, EpochFacts, SlotTable
-from esper.leyline.protocols import Decisions
-from esper.tamiyo import (
-    CountingController,
-    HeuristicController,
-    OffController,
-    PeriodicController,
-    RandomController,
-    parse_plan,
-)
-from esper.tamiyo.counting import CountingSettings
-from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
+from esper.karn.resampling import FloatArray, holm, mean_interval, p_value, paired
+from esper.leyline import Controller
+from esper.study.processes import in_processes
+from esper.tamiyo import HeuristicController, RandomController
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tamiyo.policy.controller import PolicyController
-from esper.tolaria.env import MorphEnv
-from esper.tolaria.episode import run_episode
 from esper.tolaria.seeding import TEST_SEEDS
-from esper.tolaria.vector import SerialVector
+from esper.tolaria.tasks.spec import Instance
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "019-headroom"))
-import run as headroom  # noqa: E402  an experiment is a folder, not a package
-
 RESULTS = HERE / "results.jsonl"
-TASK, PLANS = headroom.TASK, headroom.PLANS
-RNG_SEEDS, EPISODES = TEST_SEEDS[:20], 2
-FITS = 3
-Make = Callable[[ActionSpace, int, int], Controller]
-"""A controller from the action space, the rng seed and the episode that it is for."""
+RNG_SEEDS, EPISODES = TEST_SEEDS[2000:2020], 12
+TRAININGS = 3
+LEARNED = ("ppo", "greedy")
+SHUFFLED = " shuffled"
+Row = dict[str, Any]
 
 
-# --- controllers -----------------------------------------------------------------------------------
+def kind(instance: Instance) -> str:
+    host, most = "blind" if instance.kernel == 1 else "sees", instance.budget_share >= 0.25
+    return f"{host}, {'70 to 280' if most else '9 to 56'} MFLOP"
 
 
-def planned(space: ActionSpace, plan: str) -> Controller:
-    text = ",".join(f"conv_light@{headroom.SLOTS[entry[0]]}:{entry[1:]}" for entry in plan.split())
-    return PeriodicController(space, parse_plan(text, space)) if plan else OffController(space)
+def run_rng_seed(rng_seed: int, plan: str, directories: Sequence[Path]) -> list[Row]:
+    """Every arm on the episodes of one rng seed."""
+    torch.set_num_threads(1)
+    trees = [EpisodeTree(rng_seed, episode) for episode in range(EPISODES)]
+    gain_models, policies = models(TRAININGS), [load_policy(directory / "best") for directory in directories]
+    rows: list[Row] = []
+
+    def run(arm: str, tree: EpisodeTree, controller: Controller) -> None:
+        report = tree.run(controller)
+        place = {"arm": arm, "rng_seed": rng_seed, "episode": tree.episode, "kind": kind(tree.instance)}
+        grown = report.params - report.host_params
+        rows.append({**place, "log_loss": math.log(report.test_loss), "grown": grown})
+
+    for tree in trees:
+        space = tree.space
+        run("off", tree, planned(space, ""))
+        run("random", tree, RandomController(space, rng_seed, env_indices=(0,)))
+        run("heuristic", tree, HeuristicController(space, num_envs=1))
+        run("counting", tree, counting(space))
+        run("counting, hasty", tree, counting(space, least_steps=2, least_minibatches=20))
+        run("schedule", tree, planned(space, plan))
+    others = trees[1:] + trees[:1]
+    for k, model in enumerate(gain_models):
+        for tree, other in zip(trees, others, strict=True):
+            run(f"greedy-{k}", tree, planned(tree.space, model.best_plan(tree.first)))
+            run(f"greedy-{k}{SHUFFLED}", tree, planned(tree.space, model.best_plan(other.first)))
+    for k, policy in enumerate(policies):
+        own = [PolicyController(tree.space, 1, policy) for tree in trees]
+        for tree, controller in zip(trees, own, strict=True):
+            run(f"ppo-{k}", tree, controller)
+        for tree, other in zip(trees, own[1:] + own[:1], strict=True):
+            shown = PolicyController(tree.space, 1, policy, shown=other.observations)
+            run(f"ppo-{k}{SHUFFLED}", tree, shown)
+    return rows
 
 
-class Counting(CountingController):
-    """The counting controller where seeds are convolutions instead of copies."""
-
-    def __init__(self, space: ActionSpace, **settings: Any) -> None:
-        super().__init__(space, 1, CountingSettings(blueprint="conv_light", **settings))
-
-    def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
-        return super().decide(replace(facts, growth_factor=1.0 + facts.candidate_cost), table)
+# --- table -----------------------------------------------------------------------------------------
 
 
-def seen_at_first(minibatches_left: float, candidate_cost: float) -> tuple[float, float]:
-    return math.log2(1.0 + minibatches_left), math.log2(1.0 + candidate_cost)
+def scores(rows: Sequence[Row]) -> dict[str, FloatArray]:
+    """Mean lead over the twin by arm, ``[training, rng seed]``."""
+    found = {(row["arm"], row["rng_seed"], row["episode"]): row["log_loss"] for row in rows}
+
+    def lead(arm: str) -> list[float]:
+        return [
+            100 * float(np.mean([found["off", s, e] - found[arm, s, e] for e in range(EPISODES)]))
+            for s in RNG_SEEDS
+        ]
+
+    names = list(dict.fromkeys(row["arm"] for row in rows))
+    arms = {name: np.array([lead(name)]) for name in names if not name.startswith(LEARNED)}
+    for name in LEARNED:
+        for suffix in ("", SHUFFLED):
+            arms[name + suffix] = np.array([lead(f"{name}-{k}{suffix}") for k in range(TRAININGS)])
+    return arms
 
 
-class GainModel:
-    """Kernel ridge regression of each plan's score on the first facts of an episode."""
-
-    def __init__(self, cells: headroom.Cells, numbers: Sequence[int]) -> None:
-        facts = {n: MorphEnv(headroom.point(headroom.drawn(n)), rng_seed=0).reset() for n in set(numbers)}
-        self._x = np.array(
-            [seen_at_first(facts[n].minibatches_left, facts[n].candidate_cost) for n in numbers]
-        )
-        kernel = self._kernel(self._x) + 0.5 * np.eye(len(numbers))
-        gains = np.array([[cells.score(n, p, "val", headroom.CHOOSING) for p in PLANS] for n in numbers])
-        self._weights = np.linalg.solve(kernel, gains)
-
-    def _kernel(self, x: np.ndarray) -> np.ndarray:
-        return np.exp(-0.5 * ((x[:, None] - self._x[None]) ** 2).sum(axis=-1))
-
-    def best_plan(self, first: tuple[float, float]) -> str:
-        return PLANS[int(np.argmax(self._kernel(np.array([first])) @ self._weights))]
+def compared(arms: dict[str, FloatArray], name: str) -> dict[str, str]:
+    """How far a learned arm is ahead of every arm but the other one's shuffled form."""
+    (other,) = set(LEARNED) - {name}
+    ahead = {
+        arm: paired(arms[name], score) for arm, score in arms.items() if arm not in (name, other + SHUFFLED)
+    }
+    adjusted = holm({arm: p_value(difference) for arm, difference in ahead.items()})
+    said = {}
+    for arm, difference in ahead.items():
+        value, low, high = mean_interval(difference)
+        p = f"p = {adjusted[arm]:.3f}" if adjusted[arm] >= 0.001 else "p < 0.001"
+        said[arm] = f"{value:+.1f} ({low:+.1f} to {high:+.1f}), {p}"
+    return said
 
 
-class GreedyController:
-    """Follows the plan that promises most, given the first facts of its episode, or of ``other`` if given."""
-
-    name = "greedy"
-
-    def __init__(
-        self, space: ActionSpace, model: GainModel, other: tuple[float, float] | None = None
-    ) -> None:
-        self._space, self._model, self._other = space, model, other
-        self.reset(0)
-
-    def reset(self, episode: int) -> None:
-        self._plan: Controller | None = None
-
-    def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
-        if self._plan is None:
-            own = seen_at_first(float(facts.minibatches_left[0]), float(facts.candidate_cost[0]))
-            self._plan = planned(self._space, self._model.best_plan(self._other or own))
-        return self._plan.decide(facts, table)
+def table(rows: Sequence[Row], plan: str) -> str:
+    arms = scores(rows)
+    columns = {name: compared(arms, name) for name in LEARNED}
+    lines = ["| arm | score | " + " | ".join(f"{name} ahead by" for name in LEARNED) + " |"]
+    lines.append("|---|---|" + "---|" * len(LEARNED))
+    for arm, score in arms.items():
+        said = f"schedule ({plan or 'never'})" if arm == "schedule" else arm
+        ahead = [columns[name].get(arm, "") for name in LEARNED]
+        lines.append(f"| {said} | {score.mean():+.1f} | " + " | ".join(ahead) + " |")
+    for name in LEARNED:
+        each = ", ".join(f"{score:+.1f}" for score in arms[name].mean(axis=1))
+        lines += ["", f"{name}, one by one: {each}."]
+    return "\n".join([*lines, "", *by_kind(rows)]) + "\n"
 
 
-def next_rng_seed(rng_seed: int) -> int:
-    return RNG_SEEDS[(RNG_SEEDS.index(rng_seed) + 1) % len(RNG_SEEDS)]
-
-
-def shuffled_policy(policy: FactoredRecurrentActorCritic) -> Make:
-    """The policy on what it saw in the same episode of the next rng seed."""
-
-    def make(space: ActionSpace, rng_seed: int, episode: int) -> Controller:
-        vector = SerialVector(TASK, rng_seed=next_rng_seed(rng_seed))
-        vector.reset(episode)
-        other = PolicyController(vector.action_space, 1, policy)
-        run_episode(vector, other, episode)
-        return PolicyController(space, 1, policy, shown=other.observations)
-
-    return make
-
-
-def shuffled_model(model: GainModel) -> Make:
-    def make(space: ActionSpace, rng_seed: int, episode: int) -> Controller:
-        facts = MorphEnv(TASK, rng_seed=next_rng_seed(rng_seed)).reset(episode)
-        return GreedyController(space, model, seen_at_first(facts.minibatches_left, facts.candidate_cost))
-
-    return make
-
-
-CONTROLS: dict[str, Make] = {
-    "off": lambda space, rng_seed, episode: OffController(space),
-    "random": lambda space, rng_seed, episode: RandomController(space, rng_seed, env_indices=(0,)),
-    "heuristic": lambda space, rng_seed, episode: HeuristicController(space, num_envs=1),
-    "counting": lambda space, rng_seed, episode: Counting(space),
-    "counting, hasty": lambda space, rng_seed, episode: Counting(space, least_steps=2, least_minibatches=20),
-}
-
-
-# --- results ---------------------------------------------------------------------------------------
-
-
-class Cells:
-    """Losses by arm, rng seed and episode, on disk."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[str, int, int], dict[str, float]] = {}
-        if RESULTS.exists():
-            for row in map(json.loads, RESULTS.read_text().splitlines()):
-                self.known[row["arm"], row["rng_seed"], row["episode"]] = row
-
-    def get(self, arm: str, rng_seed: int, episode: int, make: Make) -> dict[str, float]:
-        """One episode, from the file or run now."""
-        key = (arm, rng_seed, episode)
-        if key not in self.known:
-            vector = SerialVector(TASK, rng_seed=rng_seed)
-            vector.reset(episode)
-            (report,) = run_episode(vector, make(vector.action_space, rng_seed, episode), episode)
-            grown = report.params - report.host_params
-            self.known[key] = {
-                "test": math.log(report.test_loss),
-                "points": report.test_score,
-                "grown": grown,
-            }
-            with RESULTS.open("a") as file:
-                place = {"arm": arm, "rng_seed": rng_seed, "episode": episode}
-                file.write(json.dumps(place | self.known[key]) + "\n")
-        return self.known[key]
-
-    def scores(self, arm: str, make: Make) -> list[float]:
-        """Mean lead over the twin by rng seed."""
-        found = []
-        for rng_seed in RNG_SEEDS:
-            twins = [self.get("off", rng_seed, e, CONTROLS["off"])["test"] for e in range(EPISODES)]
-            own = [self.get(arm, rng_seed, e, make)["test"] for e in range(EPISODES)]
-            found.append(100 * float(np.mean(twins) - np.mean(own)))
-        return found
-
-
-def interval(ahead: np.ndarray) -> str:
-    """Mean of ``ahead [training, rng seed]`` with its 95 % interval."""
-    rng = np.random.default_rng(0)
-    trainings, seeds = ahead.shape
-    draws = [
-        ahead[rng.integers(trainings, size=trainings)][:, rng.integers(seeds, size=seeds)].mean()
-        for _ in range(10_000)
-    ]
-    low, high = np.quantile(draws, [0.025, 0.975])
-    return f"{ahead.mean():+.1f} ({low:+.1f} to {high:+.1f})"
+def by_kind(rows: Sequence[Row]) -> list[str]:
+    """Mean scores by host and budget: where an arm gains and loses."""
+    off = {(row["rng_seed"], row["episode"]): row["log_loss"] for row in rows if row["arm"] == "off"}
+    arms = ("schedule", *LEARNED)
+    leads: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        arm = row["arm"].partition("-")[0]
+        if arm in arms and not row["arm"].endswith(SHUFFLED):
+            lead = 100 * (off[row["rng_seed"], row["episode"]] - row["log_loss"])
+            leads.setdefault((row["kind"], arm), []).append(lead)
+    lines = ["| instances | number | " + " | ".join(arms) + " |", "|---|---|" + "---|" * len(arms)]
+    for name in sorted({name for name, _ in leads}):
+        means = " | ".join(f"{fmean(leads[name, arm]):+.1f}" for arm in arms)
+        lines.append(f"| {name} | {len(leads[name, 'schedule'])} | {means} |")
+    return lines
 
 
 def main(directories: Sequence[Path]) -> None:
-    cells, episodes = Cells(), headroom.Cells()
-    plan = headroom.one_best_plan(episodes)
-    designs: dict[str, tuple[list[Make], list[Make]]] = {}
-    rng = np.random.default_rng(0)
-    models = [
-        GainModel(episodes, rng.integers(headroom.INSTANCES, size=headroom.INSTANCES).tolist())
-        for _ in range(FITS)
-    ]
-    designs["greedy"] = (
-        [lambda space, s, e, model=model: GreedyController(space, model) for model in models],
-        [shuffled_model(model) for model in models],
-    )
-    policies = [load_policy(directory / "best") for directory in directories]
-    if policies:
-        designs["ppo"] = (
-            [lambda space, s, e, policy=policy: PolicyController(space, 1, policy) for policy in policies],
-            [shuffled_policy(policy) for policy in policies],
-        )
-    arms = {arm: np.array([cells.scores(arm, make)]) for arm, make in CONTROLS.items()}
-    arms["schedule"] = np.array([cells.scores(f"plan {plan}", lambda space, s, e: planned(space, plan))])
-    for name, (makes, shuffled) in designs.items():
-        arms[name] = np.array([cells.scores(f"{name}-{k}", make) for k, make in enumerate(makes)])
-        arms[f"{name}, shuffled"] = np.array(
-            [cells.scores(f"{name}-{k} shuffled", make) for k, make in enumerate(shuffled)]
-        )
-    lines = ["| arm | score | " + " | ".join(f"{name} ahead by" for name in designs) + " |"]
-    lines.append("|---|---|" + "---|" * len(designs))
-    for arm, found in arms.items():
-        said = f"schedule ({plan or 'never'})" if arm == "schedule" else arm
-        ahead = [
-            "" if arm == name or (name not in arm and "shuffled" in arm) else interval(arms[name] - found)
-            for name in designs
-            if arm not in designs or arm == name or len(found) == len(arms[name])
-        ]
-        lines.append(f"| {said} | {found.mean():+.1f} | " + " | ".join(ahead) + " |")
-    for name in designs:
-        lines += [
-            "",
-            f"{name}, one by one: " + ", ".join(f"{found.mean():+.1f}" for found in arms[name]) + ".",
-        ]
-    (HERE / "table.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    plan = schedule.best_plan()
+    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    done = {row["rng_seed"] for row in rows}
+    jobs = [(rng_seed, plan, tuple(directories)) for rng_seed in RNG_SEEDS if rng_seed not in done]
+    for new in in_processes(run_rng_seed, jobs, os.cpu_count() or 1):
+        rows += new
+        with RESULTS.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in new)
+    text = table(rows, plan)
+    (HERE / "table.md").write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":
-    with one_thread():
-        main([Path(word) for word in sys.argv[1:]])
+    main([Path(word) for word in sys.argv[1:]])
