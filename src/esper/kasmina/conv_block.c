@@ -1,4 +1,5 @@
-/* A block of a narrow CNN, [2×2 max pooling] → convolution → [GroupNorm → ReLU], forward and backward.
+/* A block of a narrow CNN, [2×2 max pooling] → convolution → [GroupNorm → ReLU], forward and backward; or a
+   convolution that is added to its input, x + alpha · (W ∗ x + b).
 
    Tensors are float32 and channels_last. One sample at a time is turned into planes, one per channel, which
    stay in the cache through all layers of the block. Planes to be convolved are padded: `pad` zero rows above
@@ -190,16 +191,19 @@ static void unpool(const float *x, const float *grad, long rows, long width, flo
 
 /* --- convolution ----------------------------------------------------------------------------------- */
 
-/* Weights in the order of use, [outs / BLOCK, ins, taps, BLOCK]; `turned` for the gradient of the input. */
-static void pack(const Shape *s, const Room *r, const float *weight, int turned) {
+/* Weights in the order of use, [outs / BLOCK, ins, taps, BLOCK]; `turned` for the gradient of the input. What
+   is added to its input is one convolution too: its kernel lets the input pass. */
+static void pack(const Shape *s, const Room *r, const float *weight, const float *alpha, int turned) {
     long ins = turned ? s->outs : s->ins, outs = turned ? s->ins : s->outs;
     float *packed = r->packed;
     for (long first = 0; first < outs; first += BLOCK)
         for (long i = 0; i < ins; i++)
             for (long t = 0; t < r->taps; t++)
-                for (long o = first; o < first + BLOCK; o++)
-                    *packed++ = o >= outs ? 0.0f : turned ? weight[((i + 1) * r->taps - 1 - t) * s->ins + o]
-                                                          : weight[(o * r->taps + t) * s->ins + i];
+                for (long o = first; o < first + BLOCK; o++) {
+                    long place = turned ? ((i + 1) * r->taps - 1 - t) * s->ins + o : (o * r->taps + t) * s->ins + i;
+                    float value = o < outs ? weight[place] : 0.0f;
+                    *packed++ = alpha ? *alpha * value + (o == i && t == r->taps / 2) : value;
+                }
 }
 
 INLINE void convolve_tile(const Room *r, const float *in, long ins, const float *weight, const float *bias,
@@ -262,26 +266,30 @@ static void correlate(const Shape *s, const Room *r, long samples) {
         }
 }
 
-static void sum_lanes(const Shape *s, const Room *r, float *weight_grad) {
+static void sum_lanes(const Shape *s, const Room *r, float factor, float *weight_grad) {
     for (long o = 0; o < s->outs; o++)
         for (long t = 0; t < r->taps; t++)
             for (long i = 0; i < s->ins; i++) {
                 vec lanes = ((vec *)r->sums)[((o / BLOCK * s->ins + i) * r->taps + t) * BLOCK + o % BLOCK];
                 float sum = 0.0f;
                 for (int l = 0; l < LANES; l++) sum += lanes[l];
-                *weight_grad++ = sum;
+                *weight_grad++ = factor * sum;
             }
 }
 
 /* --- normalisation and ReLU of one group ------------------------------------------------------------ */
 
+static float sum_of(const float *x, long size) {
+    float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (long i = 0; i < size; i++) sum += x[i];
+    return sum;
+}
+
 static void normalise(const float *y, long channels, long area, const float *gamma, const float *beta, float eps,
                       float *statistics, float *out) {
     long size = channels * area;
-    float sum = 0.0f, squares = 0.0f;
-#pragma omp simd reduction(+ : sum)
-    for (long i = 0; i < size; i++) sum += y[i];
-    float mean = sum / size;
+    float mean = sum_of(y, size) / size, squares = 0.0f;
 #pragma omp simd reduction(+ : squares)
     for (long i = 0; i < size; i++) squares += (y[i] - mean) * (y[i] - mean);
     float rstd = 1.0f / sqrtf(squares / size + eps);
@@ -319,6 +327,11 @@ static void normalise_backward(const float *y, long channels, long area, const f
         for (long i = 0; i < area; i++) grad[i] = rstd * gamma[c] * grad[i] + slope * y[i] + level;
 }
 
+/* Order what is needed next while there is something to compute. */
+static void fetch(const float *p, long floats) {
+    for (long i = 0; i < floats; i += 16) __builtin_prefetch(p + i, 1, 2);
+}
+
 /* --- the block --------------------------------------------------------------------------------------- */
 
 /* One sample's input into padded planes; before pooling it stays in `wide`. */
@@ -329,18 +342,21 @@ static void read_input(const Shape *s, const Room *r, const float *x, float *pad
 }
 
 /* `kept` (the convolution's output as planes) and `statistics` are for `backward`; `kept` may be NULL. */
-int conv_block_forward(const Shape *s, const float *x, const float *weight, const float *bias, const float *gamma,
-                       const float *beta, float *out, float *kept, float *statistics) {
+int conv_block_forward(const Shape *s, const float *x, const float *weight, const float *bias, const float *alpha,
+                       const float *gamma, const float *beta, float *out, float *kept, float *statistics) {
     Room r;
     if (!make_room(s, &r, 0)) return 1;
-    pack(s, &r, weight, 0);
-    if (bias) memcpy(r.bias, bias, s->outs * sizeof(float));
-    for (long n = 0, size = s->outs * r.area; n < s->samples; n++, x += s->ins * r.in_area, out += size) {
+    long x_size = s->ins * r.in_area, size = s->outs * r.area, each = s->groups ? s->outs / s->groups : 0;
+    pack(s, &r, weight, alpha, 0);
+    for (long o = 0; bias && o < s->outs; o++) r.bias[o] = alpha ? *alpha * bias[o] : bias[o];
+    for (long n = 0; n < s->samples; n++, x += x_size, out += size) {
         float *y = kept ? kept + n * size : r.dense;
         read_input(s, &r, x, r.x);
+        if (n + 1 < s->samples) fetch(x + x_size, x_size);
+        fetch(y, size), fetch(out, size);
         convolve(&r, r.x, s->ins, r.packed, r.bias, s->outs, r.flat);
         copy_rows(r.flat, r.plane, r.stride, y, r.area, s->width, s->outs, s);
-        for (long k = 0, each = s->groups ? s->outs / s->groups : 0; k < s->groups; k++)
+        for (long k = 0; k < s->groups; k++)
             normalise(y + k * each * r.area, each, r.area, gamma + k * each, beta + k * each, s->eps,
                       statistics + 2 * (n * s->groups + k), r.dense + k * each * r.area);
         join(s->groups ? r.dense : y, s->outs, r.area, out);
@@ -348,41 +364,43 @@ int conv_block_forward(const Shape *s, const float *x, const float *weight, cons
     return 0;
 }
 
-/* Gradients of parameters must be zero; of input, weight and bias those that are NULL are left out. */
-int conv_block_backward(const Shape *s, const float *x, const float *weight, const float *gamma, const float *beta,
-                        const float *kept, const float *statistics, const float *grad, float *x_grad,
-                        float *weight_grad, float *bias_grad, float *gamma_grad, float *beta_grad) {
+/* Gradients of bias, gamma and beta must be zero; of input, weight and bias those that are NULL are left out. */
+int conv_block_backward(const Shape *s, const float *x, const float *weight, const float *alpha,
+                        const float *gamma, const float *beta, const float *kept, const float *statistics,
+                        const float *grad, float *x_grad, float *weight_grad, float *bias_grad,
+                        float *gamma_grad, float *beta_grad) {
     Room r;
     if (!make_room(s, &r, 1)) return 1;
-    long x_size = s->ins * r.in_area, size = s->outs * r.area, each = s->groups ? s->outs / s->groups : 0;
-    pack(s, &r, weight, 1);
-    for (long n = 0, here = 0; n < s->samples; n++) {
-        float *padded_x = r.x + here * up(s->ins, BLOCK) * r.plane, *padded_g = r.g + here * up(s->outs, BLOCK) * r.plane;
+    long x_size = s->ins * r.in_area, size = s->outs * r.area, each = s->groups ? s->outs / s->groups : 0, at = 0;
+    float factor = alpha ? *alpha : 1.0f;
+    pack(s, &r, weight, alpha, 1);
+    for (long n = 0; n < s->samples; n++) {
+        float *padded_x = r.x + at * up(s->ins, BLOCK) * r.plane, *padded_g = r.g + at * up(s->outs, BLOCK) * r.plane;
         float *g = r.other;
         split(grad + n * size, s->outs, r.area, g);
         for (long k = 0; k < s->groups; k++)
             normalise_backward(kept + n * size + k * each * r.area, each, r.area, gamma + k * each, beta + k * each,
                                statistics + 2 * (n * s->groups + k), g + k * each * r.area, gamma_grad + k * each,
                                beta_grad + k * each);
-        for (long c = 0; bias_grad && c < s->outs; c++) {
-            float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-            for (long i = 0; i < r.area; i++) sum += g[c * r.area + i];
-            bias_grad[c] += sum;
-        }
+        for (long c = 0; bias_grad && c < s->outs; c++) bias_grad[c] += factor * sum_of(g + c * r.area, r.area);
         copy_rows(g, r.area, s->width, padded_g + r.first, r.plane, r.stride, s->outs, s);
         if (weight_grad || s->pools) read_input(s, &r, x + n * x_size, padded_x);
+        if (n + 1 < s->samples) {
+            fetch(grad + (n + 1) * size, size), fetch(x + (n + 1) * x_size, x_size);
+            if (s->groups) fetch(kept + (n + 1) * size, size);
+        }
         if (x_grad) {
+            fetch(x_grad + n * x_size, x_size);
             convolve(&r, padded_g, s->outs, r.packed, r.bias, s->ins, r.flat);
             copy_rows(r.flat, r.plane, r.stride, r.dense, r.area, s->width, s->ins, s);
             if (s->pools) unpool(r.wide, r.dense, s->ins * s->height, s->width, r.other);
             join(s->pools ? r.other : r.dense, s->ins, r.in_area, x_grad + n * x_size);
         }
-        if (weight_grad && (++here == r.at_once || n + 1 == s->samples)) {
-            correlate(s, &r, here);
-            here = 0;
+        if (weight_grad && (++at == r.at_once || n + 1 == s->samples)) {
+            correlate(s, &r, at);
+            at = 0;
         }
     }
-    if (weight_grad) sum_lanes(s, &r, weight_grad);
+    if (weight_grad) sum_lanes(s, &r, factor, weight_grad);
     return 0;
 }

@@ -1,6 +1,5 @@
 """Convolutions that take Esper's own kernels on large feature maps; anywhere else they are torch's own."""
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina import native
@@ -13,13 +12,9 @@ class Conv2d(nn.Conv2d):
         super().__init__(channels, width, kernel, padding=kernel // 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.convolve(x, self.weight, self.bias)
-
-    def convolve(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The same with other weights of the same shape."""
         if native.takes(x, self.out_channels, self.kernel_size[0]):
-            return native.conv_block(x, weight, bias, None, pools=False)
-        return F.conv2d(x, weight, bias, padding=self.padding)
+            return native.conv_block(x, self.weight, self.bias)
+        return super().forward(x)
 
 
 class ConvBlock(nn.Sequential):
@@ -31,14 +26,18 @@ class ConvBlock(nn.Sequential):
         super().__init__(*pool, convolution, norm, nn.ReLU(inplace=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        *pool, convolution, norm, _ = self
+        pool, convolution, norm, _, *rest = self if isinstance(self[0], nn.MaxPool2d) else (None, *self)
         assert isinstance(convolution, Conv2d)
         assert isinstance(norm, nn.GroupNorm)
         if not native.takes(x, convolution.out_channels, convolution.kernel_size[0]):
-            output: Tensor = super().forward(x)
+            output: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
             return output
-        pools = bool(pool)
-        if pools and (x.shape[2] % 2 or x.shape[3] % native.POOLED_MULTIPLE):
-            x, pools = pool[0](x), False
+        if pool is not None and (x.shape[2] % 2 or x.shape[3] % native.POOLED_MULTIPLE):
+            x, pool = pool(x), None
         settings = native.Norm(norm.num_groups, norm.weight, norm.bias, norm.eps)
-        return native.conv_block(x, convolution.weight, convolution.bias, settings, pools=pools)
+        output = native.conv_block(
+            x, convolution.weight, convolution.bias, norm=settings, pools=pool is not None
+        )
+        for layer in rest:  # somebody appended it
+            output = layer(output)
+        return output

@@ -1,4 +1,4 @@
-"""Esper's own kernels for blocks of narrow CNNs (``conv_block.c``): built once per machine, by its C compiler.
+"""Esper's own kernels for blocks of narrow CNNs (``conv_block.c``), built by the C compiler of the machine.
 
 What they compute is what torch computes, up to rounding. Where there is no compiler, and wherever ``takes``
 says no, torch's own operators run; ``kernels().description`` says which it is.
@@ -23,9 +23,11 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from esper.leyline.cache import cache_folder
 
 SOURCE: Final = Path(__file__).with_name("conv_block.c")
-FLAGS: Final = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+FLAGS: Final = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 LARGE: Final = 2**18
-"""Values of a feature map from which on the kernels are used. Smaller hosts keep the bits they have always had."""
+"""Values of a feature map from which on the kernels are used."""
+NARROW: Final = 32
+"""Channels up to which they are faster than torch's."""
 LARGEST_KERNEL: Final = 7
 POOLED_MULTIPLE: Final = 16
 """Width of maps that the kernels can pool."""
@@ -50,7 +52,7 @@ def kernels() -> Kernels:
         library = ctypes.CDLL(str(_built(compiler, version)))
     except (BuildError, OSError) as error:
         return Kernels(None, f"torch's ({error})")
-    for function, pointers in ((library.conv_block_forward, 8), (library.conv_block_backward, 12)):
+    for function, pointers in ((library.conv_block_forward, 9), (library.conv_block_backward, 13)):
         function.argtypes = [ctypes.POINTER(_Shape), *[ctypes.c_void_p] * pointers]
     return Kernels(library, f"Esper's, built by {version}")
 
@@ -77,7 +79,7 @@ def _built(compiler: str, version: str) -> Path:
         # Under a name of its own, then renamed: many processes may start at once.
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / path.name
-            _output_of([compiler, *FLAGS, str(SOURCE), "-o", str(made), "-lm"])
+            _output_of([compiler, *FLAGS, "-shared", "-fPIC", str(SOURCE), "-o", str(made), "-lm"])
             made.replace(path)
     return path
 
@@ -124,8 +126,10 @@ class Norm(NamedTuple):
 
 def takes(x: Tensor, width: int | None = None, kernel: int = 1) -> bool:
     """Whether the kernels convolve features like ``x`` to as many as ``width`` channels."""
+    wider = max(width or 0, x.shape[1])
     return (
-        x.numel() * max(width or 0, x.shape[1]) >= LARGE * x.shape[1]
+        x.numel() * wider >= LARGE * x.shape[1]
+        and wider <= NARROW
         and x.is_cpu
         and x.dtype is torch.float32
         and x.is_contiguous(memory_format=torch.channels_last)
@@ -138,60 +142,63 @@ def takes(x: Tensor, width: int | None = None, kernel: int = 1) -> bool:
     )
 
 
-def conv_block(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, *, pools: bool) -> Tensor:
-    """[2×2 max pooling] → convolution that keeps the size → [GroupNorm → ReLU]; ``takes(x)`` must hold."""
+def conv_block(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    alpha: Tensor | None = None,
+    norm: Norm | None = None,
+    pools: bool = False,
+) -> Tensor:
+    """A convolution of odd kernel that keeps the size; ``takes`` must hold for it.
+
+    With ``alpha``, which learns nothing, it is scaled and added to ``x``. If it ``pools`` there is a 2×2 max
+    pooling before it, with ``norm`` GroupNorm and ReLU behind it.
+    """
     groups, gamma, beta, eps = norm or (0, None, None, 0.0)
     batch, channels, height, width = x.shape
     sides = (height // 2, width // 2) if pools else (height, width)
     shape = _Shape(batch, channels, weight.shape[0], *sides, weight.shape[2], pools, groups, eps)
-    weight = weight.contiguous(memory_format=torch.channels_last)
+    tensors = x, weight.contiguous(memory_format=torch.channels_last), bias, alpha, gamma, beta
     if not torch.is_grad_enabled():
-        return _forward(shape, x, weight, bias, gamma, beta, None)[0]
-    output: Tensor = _ConvBlock.apply(shape, x, weight, bias, gamma, beta)  # type: ignore[no-untyped-call]
+        return _forward(shape, *tensors, None)[0]
+    output: Tensor = _ConvBlock.apply(shape, *tensors)  # type: ignore[no-untyped-call]
     return output
 
 
 class _ConvBlock(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shape: _Shape, *tensors: Tensor) -> Tensor:
-        size = shape.samples, shape.outs, shape.height, shape.width
-        kept = tensors[0].new_empty(size) if shape.groups else None
+        x, weight, _, *others = tensors
+        kept = x.new_empty(shape.samples, shape.outs, shape.height, shape.width) if shape.groups else None
         output, statistics = _forward(shape, *tensors, kept)
-        x, weight, _, gamma, beta = tensors
         ctx.shape = shape
-        ctx.save_for_backward(x, weight, gamma, beta, kept, statistics)
+        ctx.save_for_backward(x, weight, *others, kept, statistics)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, gamma, beta, kept, statistics = ctx.saved_tensors
-        grad = grad.contiguous(memory_format=torch.channels_last)
+        x, weight, _, gamma, beta, *_ = ctx.saved_tensors
         _, to_x, to_weight, to_bias, *_ = ctx.needs_input_grad
-        gradients = (
-            torch.empty_like(x) if to_x else None,
+        to_input = torch.empty_like(x) if to_x else None
+        to_parameters = (
             torch.empty_like(weight) if to_weight else None,
             x.new_zeros(len(weight)) if to_bias else None,
-            None if gamma is None else torch.zeros_like(gamma),
-            None if beta is None else torch.zeros_like(beta),
         )
-        _call("conv_block_backward", ctx.shape, x, weight, gamma, beta, kept, statistics, grad, *gradients)
-        return None, *gradients
+        to_norm = [None if tensor is None else torch.zeros_like(tensor) for tensor in (gamma, beta)]
+        grad = grad.contiguous(memory_format=torch.channels_last)
+        _call("conv_block_backward", ctx.shape, *ctx.saved_tensors, grad, to_input, *to_parameters, *to_norm)
+        return None, to_input, *to_parameters, None, *to_norm
 
 
-def _forward(
-    shape: _Shape,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gamma: Tensor | None,
-    beta: Tensor | None,
-    kept: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _forward(shape: _Shape, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Output and statistics; the last tensor is room for what ``backward`` needs, or ``None``."""
     size = shape.samples, shape.outs, shape.height, shape.width
     output = torch.empty(size, memory_format=torch.channels_last)
     statistics = torch.empty(shape.samples, shape.groups, 2)
-    _call("conv_block_forward", shape, x, weight, bias, gamma, beta, output, kept, statistics)
+    _call("conv_block_forward", shape, *tensors[:-1], output, tensors[-1], statistics)
     return output, statistics
 
 
