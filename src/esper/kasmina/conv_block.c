@@ -28,7 +28,8 @@ enum { LANES = 8, VECTORS = 1, TAPS = 1 };
 #define LOW LOW8
 #define HIGH HIGH8
 #endif
-enum { BLOCK = 8, LARGEST_KERNEL = 7 }; /* BLOCK: output channels whose sums are in registers at once */
+/* BLOCK: output channels whose sums are in registers at once. LINES: of the cache, ordered ahead at once. */
+enum { BLOCK = 8, LARGEST_KERNEL = 7, LINES = 64 };
 
 #define INLINE static inline __attribute__((always_inline))
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -54,6 +55,7 @@ typedef struct {
     long length, area, in_area, taps, at_once; /* at_once: samples whose padded planes are kept */
     long offset[LARGEST_KERNEL * LARGEST_KERNEL]; /* of a tap, from where its output is */
     float *x, *g, *flat, *dense, *wide, *other, *packed, *bias, *sums;
+    const float *ahead[5], *until[5]; /* memory that is needed soon */
 } Room;
 
 static _Thread_local float *memory;
@@ -113,31 +115,36 @@ INLINE void join_tile(const float *planes, long plane, float *x, long step, cons
     for (int i = 0; i < n; i++) store(x + i * step, v[i]);
 }
 
-static void split(const float *x, long channels, long area, float *planes) {
-    long p = 0;
-    if (channels == 8)
-        for (; p + LANES <= area; p += LANES) split_tile(x + p * 8, LANES, planes + p, area, 8);
-    else if (channels % LANES == 0)
-        for (; p + LANES <= area; p += LANES)
-            for (long c = 0; c < channels; c += LANES)
-                split_tile(x + p * channels + c, channels, planes + c * area + p, area, LANES);
-    else if (channels == 3)
-        for (; p < area; p++)
-            for (int c = 0; c < 3; c++) planes[c * area + p] = x[p * 3 + c];
-    for (; p < area; p++)
-        for (long c = 0; c < channels; c++) planes[c * area + p] = x[p * channels + c];
+/* Planes: rows of `width` values, `stride` apart, and from channel to channel `plane`. */
+static void split(const float *x, long channels, long rows, long width, float *planes, long stride, long plane) {
+    for (long row = 0; row < rows; row++, x += width * channels, planes += stride) {
+        long p = 0;
+        if (channels == 8)
+            for (; p + LANES <= width; p += LANES) split_tile(x + p * 8, LANES, planes + p, plane, 8);
+        else if (channels % LANES == 0)
+            for (; p + LANES <= width; p += LANES)
+                for (long c = 0; c < channels; c += LANES)
+                    split_tile(x + p * channels + c, channels, planes + c * plane + p, plane, LANES);
+        else if (channels == 3)
+            for (; p < width; p++)
+                for (int c = 0; c < 3; c++) planes[c * plane + p] = x[p * 3 + c];
+        for (; p < width; p++)
+            for (long c = 0; c < channels; c++) planes[c * plane + p] = x[p * channels + c];
+    }
 }
 
-static void join(const float *planes, long channels, long area, float *x) {
-    long p = 0;
-    if (channels == 8)
-        for (; p + LANES <= area; p += LANES) join_tile(planes + p, area, x + p * 8, LANES, 8);
-    else if (channels % LANES == 0)
-        for (; p + LANES <= area; p += LANES)
-            for (long c = 0; c < channels; c += LANES)
-                join_tile(planes + c * area + p, area, x + p * channels + c, channels, LANES);
-    for (; p < area; p++)
-        for (long c = 0; c < channels; c++) x[p * channels + c] = planes[c * area + p];
+static void join(const float *planes, long stride, long plane, long channels, long rows, long width, float *x) {
+    for (long row = 0; row < rows; row++, x += width * channels, planes += stride) {
+        long p = 0;
+        if (channels == 8)
+            for (; p + LANES <= width; p += LANES) join_tile(planes + p, plane, x + p * 8, LANES, 8);
+        else if (channels % LANES == 0)
+            for (; p + LANES <= width; p += LANES)
+                for (long c = 0; c < channels; c += LANES)
+                    join_tile(planes + c * plane + p, plane, x + p * channels + c, channels, LANES);
+        for (; p < width; p++)
+            for (long c = 0; c < channels; c++) x[p * channels + c] = planes[c * plane + p];
+    }
 }
 
 static void copy_rows(const float *from, long from_plane, long from_stride, float *to, long to_plane, long to_stride,
@@ -189,6 +196,13 @@ static void unpool(const float *x, const float *grad, long rows, long width, flo
         }
 }
 
+static void fetch(Room *r, long lines) {
+    for (int i = 0; i < 5 && lines > 0; i++)
+        for (; r->ahead[i] < r->until[i] && lines > 0; r->ahead[i] += 16, lines--) __builtin_prefetch(r->ahead[i], 1, 2);
+}
+
+INLINE void plan(Room *r, int i, const float *p, long floats) { r->ahead[i] = p, r->until[i] = p + floats; }
+
 /* --- convolution ----------------------------------------------------------------------------------- */
 
 /* Weights in the order of use, [outs / BLOCK, ins, taps, BLOCK]; `turned` for the gradient of the input. What
@@ -224,13 +238,15 @@ INLINE void convolve_tile(const Room *r, const float *in, long ins, const float 
 }
 
 /* From padded planes to planes whose rows are as far apart. */
-static void convolve(const Room *r, const float *in, long ins, const float *weight, const float *bias, long outs,
+static void convolve(Room *r, const float *in, long ins, const float *weight, const float *bias, long outs,
                      float *out) {
     for (long o = 0; o < outs; o += BLOCK, weight += ins * r->taps * BLOCK) {
         float *to = out + o * r->plane;
         long p = 0;
-        for (; p + (VECTORS - 1) * LANES < r->length; p += VECTORS * LANES)
+        for (; p + (VECTORS - 1) * LANES < r->length; p += VECTORS * LANES) {
+            fetch(r, LINES);
             convolve_tile(r, in + p, ins, weight, bias + o, to + p, VECTORS);
+        }
         for (; p < r->length; p += LANES) convolve_tile(r, in + p, ins, weight, bias + o, to + p, 1);
     }
 }
@@ -253,13 +269,14 @@ INLINE void correlate_tile(const Room *r, const float *x, long next_x, const flo
 }
 
 /* Adds what some samples say about the weights to `sums`, [outs / BLOCK, ins, taps, BLOCK, LANES]. */
-static void correlate(const Shape *s, const Room *r, long samples) {
+static void correlate(const Shape *s, Room *r, long samples) {
     long next_x = up(s->ins, BLOCK) * r->plane, next_g = up(s->outs, BLOCK) * r->plane;
     vec *sums = (vec *)r->sums;
     for (long o = 0; o < s->outs; o += BLOCK)
         for (long i = 0; i < s->ins; i++, sums += r->taps * BLOCK) {
             const float *x = r->x + i * r->plane, *g = r->g + o * r->plane;
             long t = 0;
+            fetch(r, LINES);
             for (; t + TAPS <= r->taps; t += TAPS)
                 correlate_tile(r, x, next_x, g, next_g, samples, t, sums + t * BLOCK, TAPS);
             for (; t < r->taps; t++) correlate_tile(r, x, next_x, g, next_g, samples, t, sums + t * BLOCK, 1);
@@ -327,24 +344,42 @@ static void normalise_backward(const float *y, long channels, long area, const f
         for (long i = 0; i < area; i++) grad[i] = rstd * gamma[c] * grad[i] + slope * y[i] + level;
 }
 
-/* Order what is needed next while there is something to compute. */
-static void fetch(const float *p, long floats) {
-    for (long i = 0; i < floats; i += 16) __builtin_prefetch(p + i, 1, 2);
+/* --- the block --------------------------------------------------------------------------------------- */
+
+/* Between a tensor and padded planes: at once where no vector runs over the end of a row, else by dense ones. */
+static void split_padded(const Shape *s, const Room *r, const float *x, long channels, float *padded) {
+    if (s->width % LANES == 0) {
+        split(x, channels, s->height, s->width, padded + r->first, r->stride, r->plane);
+        return;
+    }
+    split(x, channels, 1, r->area, r->dense, 0, r->area);
+    copy_rows(r->dense, r->area, s->width, padded + r->first, r->plane, r->stride, channels, s);
 }
 
-/* --- the block --------------------------------------------------------------------------------------- */
+static void join_flat(const Shape *s, const Room *r, long channels, float *x) {
+    if (s->width % LANES == 0) {
+        join(r->flat, r->stride, r->plane, channels, s->height, s->width, x);
+        return;
+    }
+    copy_rows(r->flat, r->plane, r->stride, r->dense, r->area, s->width, channels, s);
+    join(r->dense, 0, r->area, channels, 1, r->area, x);
+}
 
 /* One sample's input into padded planes; before pooling it stays in `wide`. */
 static void read_input(const Shape *s, const Room *r, const float *x, float *padded) {
-    split(x, s->ins, r->in_area, s->pools ? r->wide : r->dense);
-    if (s->pools) pool(r->wide, s->ins * s->height, s->width, r->dense);
+    if (!s->pools) {
+        split_padded(s, r, x, s->ins, padded);
+        return;
+    }
+    split(x, s->ins, 1, r->in_area, r->wide, 0, r->in_area);
+    pool(r->wide, s->ins * s->height, s->width, r->dense);
     copy_rows(r->dense, r->area, s->width, padded + r->first, r->plane, r->stride, s->ins, s);
 }
 
 /* `kept` (the convolution's output as planes) and `statistics` are for `backward`; `kept` may be NULL. */
 int conv_block_forward(const Shape *s, const float *x, const float *weight, const float *bias, const float *alpha,
                        const float *gamma, const float *beta, float *out, float *kept, float *statistics) {
-    Room r;
+    Room r = {0};
     if (!make_room(s, &r, 0)) return 1;
     long x_size = s->ins * r.in_area, size = s->outs * r.area, each = s->groups ? s->outs / s->groups : 0;
     pack(s, &r, weight, alpha, 0);
@@ -352,14 +387,17 @@ int conv_block_forward(const Shape *s, const float *x, const float *weight, cons
     for (long n = 0; n < s->samples; n++, x += x_size, out += size) {
         float *y = kept ? kept + n * size : r.dense;
         read_input(s, &r, x, r.x);
-        if (n + 1 < s->samples) fetch(x + x_size, x_size);
-        fetch(y, size), fetch(out, size);
+        plan(&r, 0, y, kept ? size : 0), plan(&r, 1, out, size), plan(&r, 2, x + x_size, n + 1 < s->samples ? x_size : 0);
         convolve(&r, r.x, s->ins, r.packed, r.bias, s->outs, r.flat);
+        if (!s->groups) {
+            join_flat(s, &r, s->outs, out);
+            continue;
+        }
         copy_rows(r.flat, r.plane, r.stride, y, r.area, s->width, s->outs, s);
         for (long k = 0; k < s->groups; k++)
             normalise(y + k * each * r.area, each, r.area, gamma + k * each, beta + k * each, s->eps,
                       statistics + 2 * (n * s->groups + k), r.dense + k * each * r.area);
-        join(s->groups ? r.dense : y, s->outs, r.area, out);
+        join(r.dense, 0, r.area, s->outs, 1, r.area, out);
     }
     return 0;
 }
@@ -369,7 +407,7 @@ int conv_block_backward(const Shape *s, const float *x, const float *weight, con
                         const float *gamma, const float *beta, const float *kept, const float *statistics,
                         const float *grad, float *x_grad, float *weight_grad, float *bias_grad,
                         float *gamma_grad, float *beta_grad) {
-    Room r;
+    Room r = {0};
     if (!make_room(s, &r, 1)) return 1;
     long x_size = s->ins * r.in_area, size = s->outs * r.area, each = s->groups ? s->outs / s->groups : 0, at = 0;
     float factor = alpha ? *alpha : 1.0f;
@@ -377,24 +415,29 @@ int conv_block_backward(const Shape *s, const float *x, const float *weight, con
     for (long n = 0; n < s->samples; n++) {
         float *padded_x = r.x + at * up(s->ins, BLOCK) * r.plane, *padded_g = r.g + at * up(s->outs, BLOCK) * r.plane;
         float *g = r.other;
-        split(grad + n * size, s->outs, r.area, g);
+        if (s->groups) split(grad + n * size, s->outs, 1, r.area, g, 0, r.area);
+        else split_padded(s, &r, grad + n * size, s->outs, padded_g);
         for (long k = 0; k < s->groups; k++)
             normalise_backward(kept + n * size + k * each * r.area, each, r.area, gamma + k * each, beta + k * each,
                                statistics + 2 * (n * s->groups + k), g + k * each * r.area, gamma_grad + k * each,
                                beta_grad + k * each);
-        for (long c = 0; bias_grad && c < s->outs; c++) bias_grad[c] += factor * sum_of(g + c * r.area, r.area);
-        copy_rows(g, r.area, s->width, padded_g + r.first, r.plane, r.stride, s->outs, s);
+        if (s->groups) copy_rows(g, r.area, s->width, padded_g + r.first, r.plane, r.stride, s->outs, s);
+        for (long c = 0; bias_grad && c < s->outs; c++)
+            bias_grad[c] += factor * sum_of(padded_g + c * r.plane + r.first, r.length);
         if (weight_grad || s->pools) read_input(s, &r, x + n * x_size, padded_x);
-        if (n + 1 < s->samples) {
-            fetch(grad + (n + 1) * size, size), fetch(x + (n + 1) * x_size, x_size);
-            if (s->groups) fetch(kept + (n + 1) * size, size);
-        }
+        long more = n + 1 < s->samples;
+        plan(&r, 0, x_grad + n * x_size, x_grad ? x_size : 0);
+        plan(&r, 1, grad + (n + 1) * size, more * size), plan(&r, 2, kept + (n + 1) * size, s->groups ? more * size : 0);
+        plan(&r, 3, x + (n + 1) * x_size, more * x_size);
         if (x_grad) {
-            fetch(x_grad + n * x_size, x_size);
             convolve(&r, padded_g, s->outs, r.packed, r.bias, s->ins, r.flat);
-            copy_rows(r.flat, r.plane, r.stride, r.dense, r.area, s->width, s->ins, s);
-            if (s->pools) unpool(r.wide, r.dense, s->ins * s->height, s->width, r.other);
-            join(s->pools ? r.other : r.dense, s->ins, r.in_area, x_grad + n * x_size);
+            if (s->pools) {
+                copy_rows(r.flat, r.plane, r.stride, r.dense, r.area, s->width, s->ins, s);
+                unpool(r.wide, r.dense, s->ins * s->height, s->width, r.other);
+                join(r.other, 0, r.in_area, s->ins, 1, r.in_area, x_grad + n * x_size);
+            } else {
+                join_flat(s, &r, s->ins, x_grad + n * x_size);
+            }
         }
         if (weight_grad && (++at == r.at_once || n + 1 == s->samples)) {
             correlate(s, &r, at);
