@@ -27,8 +27,8 @@ BATCHED_VALUES = 2**18
 """Values up to which the features of several configurations go on as one batch: fewer calls of small
 layers. Beyond it a call costs nothing, and copies and memory that the system has to clear first do."""
 ANSWERED_AT_ONCE = 2**15
-"""Values of features that the last segment answers at once if they are not batched, or of outputs if these are
-fewer: where there are many outputs per feature, they should not leave the cache either."""
+"""Values of features that the last segment answers at once if they are not batched, or of outputs if they
+are fewer: where there are many outputs per feature, they should not leave the cache either."""
 
 
 class Answers(NamedTuple):
