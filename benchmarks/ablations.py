@@ -12,22 +12,16 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from benchmarks.bench_environment_step import Recorded
 from benchmarks.measuring import cpu_times
-from esper.kasmina import layers
+from esper.kasmina import native, slot
 from esper.kasmina.hosts.cnn import GlobalHead
 from esper.kasmina.slot import SeedSlot
 from esper.tolaria import precision, switching
 from tests.tolaria.building import plant
 
 ENVS, ITERATIONS = 2, 20
-
-
-def _own_norm(layer: layers.NormReLU, x: torch.Tensor) -> torch.Tensor:
-    return F.relu(nn.GroupNorm.forward(layer, x))
 
 
 def _mean(head: GlobalHead, h: torch.Tensor) -> torch.Tensor:
@@ -38,8 +32,8 @@ def _added(slot: SeedSlot, h: torch.Tensor, alpha: torch.Tensor, ambient: bool) 
     return torch.addcmul(h, alpha, slot._change(h, ambient))
 
 
-def _plain(layer: layers.Conv2d, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return F.conv2d(x, weight, bias, padding=layer.padding)
+def _never(*_: object) -> bool:
+    return False
 
 
 def _step_each(optimisers: Sequence[torch.optim.Optimizer]) -> None:
@@ -49,11 +43,8 @@ def _step_each(optimisers: Sequence[torch.optim.Optimizer]) -> None:
 
 CHUNKS = [(switching, "FEATURES_AT_ONCE", 2**17)]
 WAYS: dict[str, list[tuple[Any, str, Any]]] = {
-    "neighbours folded in convolutions": [(layers, "LANES", 1)],
-    "folded convolutions and plain bias gradients": [(layers.Conv2d, "convolve", _plain)],
-    "folded normalisation, ReLU in place": [(layers.NormReLU, "forward", _own_norm)],
-    "pooling by rows and columns": [(layers.MaxPool2d, "forward", nn.MaxPool2d.forward)],
-    "a light seed as one convolution": [(SeedSlot, "_blended", _added)],
+    "kernels of our own": [(native, "takes", _never), (slot, "takes", _never)],
+    "a light seed by one kernel": [(SeedSlot, "_blended", _added)],
     "the head's gradient in the features' layout": [(GlobalHead, "forward", _mean)],
     "validation in larger chunks": CHUNKS,
     "host and seeds stepped together": [(precision, "step_together", _step_each)],

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from esper.kasmina.native import kernels
+
 LIBRARIES = ("torch", "numpy", "pydantic", "msgspec", "rich", "safetensors")
 
 
@@ -36,5 +38,6 @@ def hardware() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "kernels": kernels().description,
         "cuda_devices": torch.cuda.device_count(),
     }

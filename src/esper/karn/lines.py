@@ -102,7 +102,7 @@ def op_label(name: str) -> str:
 
 
 def first_lines(run: RunRow) -> list[str]:
-    """What a log begins with: which run, and the letters of the stages; nothing before a training."""
+    """What a log begins with: which run, letters of stages, kernels; nothing before a training."""
     if run.iterations is not None:
         return []
     letters = ", ".join(
@@ -115,6 +115,7 @@ def first_lines(run: RunRow) -> list[str]:
         f" {notation.UNKNOWN if run.rng_seed is None else run.rng_seed},"
         f" host of {notation.count(run.host_params)} parameters, slots {' '.join(run.slots)}",
         f"stages: {letters}",
+        *([f"kernels: {run.hardware['kernels']}"] if "kernels" in run.hardware else []),
     ]
 
 

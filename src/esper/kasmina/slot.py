@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from esper.kasmina import birth, blend
 from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_at
 from esper.kasmina.blueprints.conv import ConvLight
-from esper.kasmina.layers import is_large
+from esper.kasmina.native import takes
 from esper.kasmina.optim import OptimiserRecipe, copy_moments
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import BlueprintError, SlotError
@@ -96,7 +96,7 @@ class SeedSlot(nn.Module):
 
     def _blended(self, h: Tensor, alpha: Tensor, ambient: bool) -> Tensor:
         seed, trains_host = self.seed, h.requires_grad or not torch.is_grad_enabled()
-        if isinstance(seed, ConvLight) and self.operator is BlendOperator.ADD and is_large(h) and trains_host:
+        if isinstance(seed, ConvLight) and self.operator is BlendOperator.ADD and takes(h) and trains_host:
             return seed.added(h, alpha)
         return torch.addcmul(h, alpha, self._change(h, ambient))
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.kasmina.model import MorphogeneticModel
-from esper.tolaria.calibration import batch_norms, check_calibration
+from esper.tolaria.calibration import check_calibration
 from esper.tolaria.objective import Objective
 from esper.tolaria.switching import Answers, Prefix, outputs_by_prefix, outputs_by_replay
 
@@ -100,7 +100,7 @@ def measure(
     ordered = tuple(sorted(slots))
     orders = [] if only_contributions else _orders(len(ordered), generator)
     configurations = _configurations(len(ordered), orders)
-    if batch_norms(model):
+    if calibration is not None:
         answers = outputs_by_replay(model, x, ordered, configurations, calibration)
     else:
         answers = outputs_by_prefix(model, x, ordered, configurations)
@@ -112,11 +112,13 @@ def measure(
 def _scored(
     answers: Iterable[Answers], y: Tensor, objective: Objective, configurations: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Scores and losses, each ``[configuration, sample]``; no output is kept for long."""
-    scores, losses = np.empty((2, configurations, len(y)))
+    """Scores and losses, each ``[configuration, sample]``, in one read; no output is kept for long."""
+    found: list[list[Tensor]] = [[] for _ in range(2 * configurations)]
     for row, samples, output in answers:
-        scores[row, samples] = objective.sample_scores(output, y[samples]).double().cpu().numpy()
-        losses[row, samples] = objective.sample_losses(output, y[samples]).double().cpu().numpy()
+        found[row].append(objective.sample_scores(output, y[samples]))
+        found[configurations + row].append(objective.sample_losses(output, y[samples]))
+    read = torch.cat([part for parts in found for part in parts]).double().cpu().numpy()
+    scores, losses = read.reshape(2, configurations, len(y))
     return scores, losses
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from esper.kasmina.layers import Conv2d
 from esper.kasmina.streams import TorchStream
 
 _BATCH = 2
@@ -74,9 +73,6 @@ def count_part(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = tor
 def _count(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> PartCost:
     """Count on a copy: running a part may change its statistics."""
     part = copy.deepcopy(part).cpu()
-    for layer in part.modules():
-        if isinstance(layer, Conv2d):
-            layer.folds = False
     parameters = [p for p in part.parameters() if p.requires_grad]
 
     def count(into_parameters: bool, into_input: bool) -> tuple[int, int]:

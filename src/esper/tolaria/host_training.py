@@ -113,7 +113,8 @@ class HostTraining:
         self._start = None if ghosts else self._keep_start()
         self._unread = UnreadEpoch(self._learner, self._task.objective)
         self._trained = 0
-        self.model.train()
+        if not self.model.training:  # a walk through all modules
+            self.model.train()
 
     def train_minibatch(self, inputs: Tensor, targets: Tensor) -> None:
         """Train on the next minibatch, given as it is in the data set; nothing of it is read."""

@@ -27,8 +27,8 @@ BATCHED_VALUES = 2**18
 """Values up to which the features of several configurations go on as one batch: fewer calls of small
 layers. Beyond it a call costs nothing, and copies and memory that the system has to clear first do."""
 ANSWERED_AT_ONCE = 2**15
-"""Values of features that the last segment answers at once if they are not batched. There may be many
-outputs per feature, and they should not leave the cache either."""
+"""Values of features that the last segment answers at once if they are not batched, or of outputs if they
+are fewer: where there are many outputs per feature, they should not leave the cache either."""
 
 
 class Answers(NamedTuple):
@@ -84,9 +84,14 @@ def _answers(segment: nn.Module, features: dict[Prefix, Tensor], share: slice) -
         for row, output in enumerate(_through(segment, features).values()):
             yield Answers(row, share, output)
         return
+    at_once = 0
     for row, h in enumerate(features.values()):
-        for some in _slices(share.start, share.stop, max(1, ANSWERED_AT_ONCE // h[0].numel())):
-            yield Answers(row, some, segment(h[some.start - share.start : some.stop - share.start]))
+        at_once, first = max(1, at_once, ANSWERED_AT_ONCE // h[0].numel()), 0
+        while first < len(h):
+            output = segment(h[first : first + at_once])
+            yield Answers(row, slice(share.start + first, share.start + first + len(output)), output)
+            first += len(output)
+            at_once = max(at_once, ANSWERED_AT_ONCE // output[0].numel())
 
 
 def _slices(start: int, stop: int, step: int) -> Iterator[slice]:

@@ -8,8 +8,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
-import tempfile
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
@@ -17,14 +15,14 @@ from pathlib import Path
 
 import torch
 
+from esper.kasmina.native import kernels
+from esper.leyline.cache import cache_folder
 from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.errors import DivergedError
 from esper.tolaria.devices import DEFAULT_COMPUTE, Compute, Device
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
-
-CACHE_VARIABLE = "ESPER_CACHE"
 
 
 def run_without_growth(
@@ -52,7 +50,7 @@ def twin_scores(
     compute: Compute = DEFAULT_COMPUTE,
 ) -> list[float]:
     """Validation score after every epoch of the twin, the untrained host's first; cached on disk."""
-    path = _cache_folder() / f"{_key(task, compute, rng_seed, env, episode, attempt)}.json"
+    path = cache_folder("twins") / f"{_key(task, compute, rng_seed, env, episode, attempt)}.json"
     kept = _read(path, task.horizon + 1)
     if kept is not None:
         return kept
@@ -86,14 +84,6 @@ def _digest(scores: list[float]) -> str:
     return hashlib.sha256(json.dumps(scores).encode()).hexdigest()
 
 
-def _cache_folder() -> Path:
-    base = os.environ.get(CACHE_VARIABLE)
-    try:
-        return Path(base or Path.home() / ".cache" / "esper") / "twins"
-    except RuntimeError:  # a user without a home
-        return Path(tempfile.gettempdir()) / "esper" / "twins"
-
-
 def _key(task: TaskSpec, compute: Compute, *place: int) -> str:
     parts = (_task_key(task), _kind_of(compute.device), compute.amp, *map(str, place))
     return hashlib.sha256("/".join(parts).encode()).hexdigest()
@@ -120,6 +110,7 @@ def _task_key(task: TaskSpec) -> str:
         version("esper"),
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
+        kernels().description,
         str(torch.get_num_threads()),
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -131,6 +122,7 @@ def _code_digest() -> str:
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for folder in ("kasmina", "leyline", "tolaria"):
-        for path in sorted((package / folder).rglob("*.py")):
+        sources = [path for path in (package / folder).rglob("*") if path.suffix in (".c", ".py")]
+        for path in sorted(sources):
             digest.update(path.read_bytes())
     return digest.hexdigest()

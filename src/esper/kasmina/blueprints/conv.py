@@ -5,11 +5,10 @@ linear layer starts with it at zero, what has two starts as a pair of branches t
 rectifies the delta, which would hold it at zero for ever.
 """
 
-from functools import cache
-
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina import native
 from esper.kasmina.blueprints.mirror import Mirrored
 from esper.kasmina.blueprints.registry import register_blueprint
 from esper.kasmina.layers import Conv2d
@@ -66,18 +65,10 @@ class ConvLight(nn.Sequential):
         super().__init__(layer)
 
     def added(self, h: Tensor, alpha: Tensor) -> Tensor:
-        """``h + alpha * self(h)``: one convolution, with a kernel that lets the features pass as well."""
+        """``h + alpha * self(h)`` by one kernel, which must take ``h``."""
         layer = self[0]
         assert isinstance(layer, Conv2d)
-        assert layer.bias is not None
-        weight = torch.addcmul(_identity_kernel(*layer.weight.shape[1:]), alpha, layer.weight)
-        return layer.convolve(h, weight, alpha * layer.bias)
-
-
-@cache
-def _identity_kernel(width: int, *size: int) -> Tensor:
-    kernel = nn.init.dirac_(torch.empty(width, width, *size))
-    return kernel.contiguous(memory_format=torch.channels_last)
+        return native.conv_block(h, layer.weight, layer.bias, alpha=alpha)
 
 
 @register_blueprint("conv_heavy", topology="feature_map")

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
 from esper.kasmina.hosts.base import Host
-from esper.kasmina.layers import Conv2d, MaxPool2d, NormReLU
+from esper.kasmina.layers import Conv2d, ConvBlock
 from esper.leyline.errors import HostError
 from esper.leyline.slot_config import SlotConfig
 
@@ -49,7 +49,8 @@ class CNNHost(Host):
             pooled = index > 0 and min(height, side) >= SMALLEST_POOLED
             if pooled:
                 height, side = height // 2, side // 2
-            self.segments.append(_block(channels, width, kernel, pooled))
+            convolution = _convolution(channels, width, kernel)
+            self.segments.append(ConvBlock(convolution, _groups(width), pools=pooled))
             shapes.append((width, height, side))
             channels = width
         self.feature_shapes = tuple(shapes)
@@ -109,8 +110,3 @@ def _convolution(channels: int, width: int, kernel: int) -> Conv2d:
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # a bias was asked for, so it is there
     return convolution
-
-
-def _block(channels: int, width: int, kernel: int, pooled: bool) -> nn.Sequential:
-    pool: list[nn.Module] = [MaxPool2d()] if pooled else []
-    return nn.Sequential(*pool, _convolution(channels, width, kernel), NormReLU(_groups(width), width))
