@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.measuring import figure
 from esper.karn.run import read_rows
+from esper.leyline.cache import CACHE_VARIABLE
 from esper.leyline.events import UpdateRow
-from esper.tolaria.twin import CACHE_VARIABLE
 
 ENVS, STEPS, ITERATIONS = 16, 5, 4
 RUN = f"train --task digits --envs {ENVS} --steps {STEPS} --iterations {ITERATIONS} --hidden-dim 64"

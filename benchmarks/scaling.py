@@ -22,6 +22,7 @@ import torch
 
 from esper.build import describe_run
 from esper.karn.run import read_rows
+from esper.leyline.cache import CACHE_VARIABLE
 from esper.leyline.events import UpdateRow
 from esper.leyline.run_files import TELEMETRY, lines_path
 from esper.nissa.writer import RunWriter
@@ -30,7 +31,6 @@ from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import SHARD_ENVS, Trainer
 from esper.telemetry import Telemetry
 from esper.tolaria.env import MorphEnv
-from esper.tolaria.twin import CACHE_VARIABLE
 from esper.training import task_of
 
 ENVS, STEPS, ITERATIONS = 16, 10, 4

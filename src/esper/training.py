@@ -110,8 +110,8 @@ def _begun(directory: Path) -> list[RunRow]:
     before, here = (found[0].hardware.get("kernels") if found else None), kernels().description
     if before not in (None, here):  # a run from before there was a choice does not name its kernels
         sys.stderr.write(
-            f"esper: the run began with kernels that were {before}, here they are {here}: what follows is right,"
-            " but not bit for bit what it would have been\n"
+            f"esper: the run began with kernels that were {before}, here they are {here}: what follows is"
+            " right, but not bit for bit what it would have been\n"
         )
     return found
 
