@@ -36,17 +36,20 @@ Call = Callable[[Any, Tensor], Tensor]
 def compare(layer: nn.Module, x: Tensor, own: Call, plain: Call) -> None:
     """Output and all gradients of ``own`` in float against those of ``plain`` in double precision."""
     results = []
-    for call, kind in ((own, torch.float32), (plain, torch.float64)):
+    clear = None
+    for call, kind in ((plain, torch.float64), (own, torch.float32)):
         copied = copy.deepcopy(layer).to(kind)
         given = x.detach().to(kind).requires_grad_()
         output = call(copied, given)
-        (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum().backward()
+        if clear is None:  # where a ReLU is near its corner, rounding decides whether a gradient passes
+            clear = output.detach().abs() > 1e-4
+        (output * clear * torch.linspace(-1, 1, output.numel()).view_as(output)).sum().backward()
         results.append([output.detach(), given.grad, *(p.grad for p in copied.parameters())])
-    for found, wanted in zip(*results, strict=True):
+    for wanted, found in zip(*results, strict=True):
         error = (found.double() - wanted).abs().max() / wanted.abs().max()
         assert error < 2e-5, error
     with torch.inference_mode():
-        assert torch.equal(own(layer, x), results[0][0]), "nothing but what is kept for backward differs"
+        assert torch.equal(own(layer, x), results[1][0]), "nothing but what is kept for backward differs"
 
 
 def plainly(layer: nn.Module, x: Tensor) -> Tensor:
