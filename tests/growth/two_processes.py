@@ -49,6 +49,7 @@ def work(rank: int, port: str, folder: str) -> None:
     # "different" is what two independent networks would be.
     with open(f"{folder}/{rank}", "w") as file:
         file.write("\n".join([digest(net), *(str(event) for event in said)]))
+    dist.barrier()  # the first keeps the store, and must not end while the other still asks it
     dist.destroy_process_group()
 
 
