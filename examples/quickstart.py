@@ -2,10 +2,11 @@
 
     python examples/quickstart.py
 
-Beside it the same network that does not grow. One rng seed says little, and this host is sound: over rng
-seeds 0 to 4 (``main(1)`` …) growing lowers the validation loss twice and raises it three times, for 13 to
-23 % more compute.
+Its author gave the blocks 1×1 kernels: they mix channels, and never look at a neighbour. A tenth into the
+training a race tries a 3×3 seed behind each stage, beside the network that trains on, and the winner stays.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from esper.tolaria.tasks.digits import load_digits
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.conv, self.norm = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.conv, self.norm = nn.Conv2d(width, width, 1, bias=False), nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,37 +31,40 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """Nothing in it knows esper."""
 
-    def __init__(self, width: int = 4) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(1, width, 3, padding=1)
-        self.layer1 = nn.Sequential(Block(width), Block(width))
-        self.layer2 = nn.Sequential(nn.MaxPool2d(2), Block(width), Block(width))
+        self.stem = nn.Conv2d(1, width, 2, stride=2)
+        self.layer1 = nn.Sequential(*(Block(width) for _ in range(3)))
+        self.layer2 = nn.Sequential(*(Block(width) for _ in range(3)))
         self.head = nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.layer2(self.layer1(self.stem(x))).mean((2, 3)))
 
 
-def main(rng_seed: int = 0) -> None:
+def train(rng_seed: int = 0, **how: Any) -> tuple[Grown, float]:
+    """The network, and its validation accuracy; without growth with ``controller=None``."""
     torch.set_num_threads(1)
+    torch.manual_seed(rng_seed)
     digits = load_digits(torch.Generator().manual_seed(rng_seed))
-    train = DataLoader(TensorDataset(digits.train.x, digits.train.y), batch_size=64, shuffle=True)
+    train = DataLoader(TensorDataset(digits.train.x, digits.train.y), batch_size=16, shuffle=True)
     val = DataLoader(TensorDataset(digits.validation.x, digits.validation.y), batch_size=120)
+    net = ResNet()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3)
+    grown = esper.grow(net, train, val, loss=F.cross_entropy, optimizer=optimizer, slots="layer?", **how)
+    with torch.no_grad():
+        right = grown.net.eval()(digits.validation.x).argmax(1) == digits.validation.y
+    return grown, right.float().mean().item()
 
-    def grow(controller: str | None) -> Grown:
-        torch.manual_seed(rng_seed)
-        net = ResNet()
-        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-        known = {"loss": F.cross_entropy, "epochs": 25, "optimizer": optimizer, "controller": controller}
-        return esper.grow(net, train, val, show=print if controller else lambda _: None, **known)
 
-    grown = grow("auto")
-    print("\n" + grown.summary())
-    print("\nthe same network, not grown\n" + grow(None).summary())
+def main() -> None:
+    grown, accuracy = train(epochs=40)
+    print(f"\n{grown.summary()}\nvalidation accuracy {accuracy:.1%}")
 
-    net = grown.net.eval()  # a ResNet still, of torch modules only
+    net = grown.net  # a ResNet still, of torch modules only
     grown.save("grown.pt")
-    assert torch.equal(esper.load("grown.pt", base=ResNet()).eval()(digits.train.x), net(digits.train.x))
+    x = torch.randn(3, 1, 8, 8)
+    assert torch.equal(esper.load("grown.pt", base=ResNet()).eval()(x), net(x))
 
 
 if __name__ == "__main__":

@@ -258,7 +258,9 @@ def test_bad_input_gets_a_sentence(change: dict[str, Any], sentence: str) -> Non
 
 def shown() -> Diagnosis:
     rows = [row((-0.301, 0.012), (-0.3, 0.01)), Row("<there>", "lora", 1000, 2000, 0.25)]
-    return Diagnosis("Net", "grow", "here", "lora", "why", 1.0, 0.9, rows, Paired(-0.001, math.nan), 120, 3.0)
+    return Diagnosis(
+        "Net", "grow", "here", "lora", "why", 1.0, 0.9, rows, Paired(-0.001, math.nan), 120, 3.0, 1e9
+    )
 
 
 def test_text_has_the_verdict_first_and_a_dash_for_what_nobody_measured() -> None:

@@ -304,6 +304,26 @@ def test_a_metric_that_is_no_number_decides_nothing_and_one_that_never_moves_is_
         growth.end_epoch(lambda: 0.5)
 
 
+def test_a_metric_that_rests_with_the_learning_rate_is_not_doubted() -> None:
+    _, optimizer, growth = started()
+    growth.end_epoch(lambda: 0.5)
+    optimizer.param_groups[0]["lr"] = 0.0009  # it was 0.1
+    for _ in range(6):
+        assert growth.end_epoch(lambda: 0.5) == []
+
+
+def test_permanent_seeds_are_measured_when_asked_for() -> None:
+    net, optimizer, growth = started()
+    growth.germinate("2", "mlp")
+    train(net, optimizer)
+    growth.end_epoch(losses(net))
+    growth.fossilize("2")
+    train(net, optimizer)
+    assert growth.end_epoch(losses(net)) == []
+    [event] = growth.measure(losses(net))
+    assert (event.kind, event.slot) == ("measured", "2")
+
+
 def test_a_broken_seed_is_named() -> None:
     net, _, growth = started()
     growth.germinate("2", "mlp")

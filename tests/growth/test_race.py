@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from esper.growth.diagnosing import Clock, Race
-from esper.growth.race import Probe, Runner, frozen, grafted, heat, share_of_rate
+from esper.growth.diagnosing import DIAGNOSIS
+from esper.growth.heats import Race
+from esper.growth.race import Limit, Probe, Runner, frozen, grafted, heat, share_of_rate
 from esper.growth.sites import find_sites
 from esper.growth.slot import build_graft
 from esper.growth.user_batches import endless
@@ -83,9 +84,15 @@ def test_the_first_order_score_is_the_slope_of_the_validation_loss() -> None:
     double = lambda batch: tuple(tensor.double() for tensor in batch)  # noqa: E731
     held_out = [double(batch) for batch in val]
     race = Race(
-        net, None, F.mse_loss, held_out, map(double, endless(train, torch.device("cpu"), "")), Clock(60)
+        net,
+        None,
+        F.mse_loss,
+        held_out,
+        map(double, endless(train, torch.device("cpu"), "")),
+        Limit(60),
+        DIAGNOSIS,
     )
-    race.find_candidates("second", ["lora"], race.training[0][0])
+    race.find_candidates(find_sites(race.host, "second", race.training[0][0]), {"features": ["lora"]})
     race.score_first_order()
     [each] = race.candidates
     # Move by a small step against the training gradient, and look at the losses of the same data.

@@ -114,6 +114,8 @@ class Diagnosis:
     """Change of the validation loss by the same compute spent on training longer."""
     control_steps: int
     seconds: float
+    flops: float
+    """Spent on this diagnosis."""
     realised: list[Realised] = field(default_factory=list)
     probe: Probe | None = field(default=None, repr=False)
     base: Tensor | None = field(default=None, repr=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -11,7 +12,7 @@ from esper.leyline.errors import GrowthWarning
 from esper.leyline.events import StageMove
 from esper.leyline.stages import Stage
 
-EventKind = Literal["measured", "germinated", "alpha", "fossilized", "pruned", "refused", "warning"]
+EventKind = Literal["measured", "raced", "germinated", "alpha", "fossilized", "pruned", "refused", "warning"]
 _TOLD: Final[Mapping[Stage, tuple[EventKind, str]]] = {
     Stage.GERMINATED: ("germinated", "was planted"),
     Stage.FOSSILIZED: ("fossilized", "became permanent"),
@@ -68,6 +69,14 @@ class Narrator:
         place, name = self._body.sites[slot].name, self._name(slot, blueprint)
         sentence = f"{self.seed(slot, blueprint)} {says}"
         return GrowthEvent(self.epoch, kind, sentence, place, name, contribution, error)
+
+    def worth(self, slot: int, value: float, error: float, *, calibrated: bool) -> GrowthEvent:
+        """A contribution and its standard error, NaN where there is none."""
+        bar = "" if math.isnan(error) else f" ± {1.96 * error:.2g}"
+        note = "" if calibrated else " (uncalibrated: BatchNorm statistics are those with it on)"
+        known = None if math.isnan(error) else error
+        says = f"is worth {value:+.3g}{bar}{note}"
+        return self.about("measured", slot, says, contribution=value, error=known)
 
     def moves(self, moves: Iterable[StageMove]) -> list[GrowthEvent]:
         """The moves that are worth a sentence."""

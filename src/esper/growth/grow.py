@@ -22,6 +22,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from esper.growth import saving
+from esper.growth.asking import Question, RaceController
 from esper.growth.events import GrowthEvent
 from esper.growth.growth import Growth
 from esper.growth.user_batches import (
@@ -36,6 +37,7 @@ from esper.growth.user_batches import (
 )
 from esper.kasmina.optim import wsd_factor
 from esper.leyline.errors import DataError, EsperError
+from esper.tolaria.calibration import CALIBRATION_SAMPLES, batch_norms
 
 if TYPE_CHECKING:
     from esper.growth.run_directory import RunDirectory
@@ -55,7 +57,7 @@ class Epoch:
     val_loss: float
     params: int
     flops: float
-    """Spent on training since the beginning."""
+    """Spent since the beginning: on training, races and counterfactuals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,10 @@ class Grown:
             f"parameters       {first.params:,} → {last.params:,}",
             f"training         {last.flops:.3g} FLOP in {len(self.epochs) - 1} epochs",
         ]
-        told = [event for event in self.events if event.kind != "measured"]
-        return "\n".join([*lines, *(map(str, told) if told else ["nothing was planted"])])
+        lines += [str(event) for event in self.events if event.kind != "measured"]
+        if not any(event.kind == "germinated" for event in self.events):
+            lines.append("nothing was planted")
+        return "\n".join(lines)
 
     def save(self, path: Path | str) -> None:
         """Weights and what was grown; ``esper.load(path, base=Net())`` brings the network back."""
@@ -125,12 +129,13 @@ def grow(  # noqa: PLR0913  all but three by name
         "controller": str(controller) if isinstance(controller, str | Path) else None,
         "max_params": max_params,
     }
+    question = Question(net, optimizer, loss, (train_loader, val_loader), inputs_of(batch), max_params)
     growth = Growth(
         net,
         optimizer,
         sample=inputs_of(batch),
         slots=slots,
-        controller=controller,
+        controller=question.controller if controller == "auto" else controller,
         higher_is_better=False,
         epochs=epochs,
         calibrate=_Inputs(train_loader, device),
@@ -197,6 +202,7 @@ class _Run:
         self._directory: RunDirectory | None = None
         self._means: list[float] = []
         """Of the evaluations in this epoch; the first is that of the network as it stands."""
+        self._val_samples = 0
         self.epochs: list[Epoch] = []
         self.events: list[GrowthEvent] = []
         self._schedule = LambdaLR(optimizer, lambda _step: wsd_factor(min(self._progress(), 1.0), 1, 0))
@@ -233,14 +239,30 @@ class _Run:
         recorder.begin_epoch()
         train_loss = self._train()
         recorder.end_training(train_loss, float(self._optimizer.param_groups[0]["lr"]))
-        self._means.clear()
-        events = self._growth.end_epoch(self._evaluate)
+        events = self._end_epoch()
         last = Epoch(train_loss, self._means[0], self._params(), self._spent)
         self.epochs.append(last)
+        self._steps = 0
         self.events += events
         self._seconds += perf_counter() - began
         line = f"epoch {len(self.epochs) - 1}: training {train_loss:.4g}, validation {last.val_loss:.4g}"
         return [f"{line}, {last.params:,} parameters", *map(str, events)]
+
+    def _end_epoch(self) -> list[GrowthEvent]:
+        """Measure and let it grow; races and counterfactuals are charged to the training."""
+        races, forward = self._growth.controller, self._growth.flops / self._sampled
+        if isinstance(races, RaceController):
+            races.begin_epoch(self._progress(), self._spent)
+        self._means.clear()
+        events = self._growth.end_epoch(self._evaluate)
+        if isinstance(races, RaceController) and races.sentence:
+            self._spent += races.flops
+            events.insert(0, GrowthEvent(self._growth.epoch, "raced", races.sentence))
+        calibrating = CALIBRATION_SAMPLES if batch_norms(self._growth.net) else 0
+        self._spent += (len(self._means) - 1) * forward * (self._val_samples + calibrating)
+        if self._progress() >= 1.0:
+            events += self._growth.measure(self._evaluate)
+        return events
 
     def _rows_of(self, epoch: int, *, is_last: bool = False) -> AbstractContextManager[None]:
         return nullcontext() if self._directory is None else self._directory.rows_of(epoch, is_last=is_last)
@@ -286,14 +308,16 @@ class _Run:
                 break
         if not total:
             raise DataError("train_loader is empty; at least one batch is needed")
-        self._steps_of_epoch, self._steps = len(total), 0
+        self._steps_of_epoch = len(total)
         return _mean(total)
 
     @torch.no_grad()
     def _evaluate(self) -> list[float]:
         net = self._growth.net.eval()
         device = next(net.parameters()).device
-        losses = [float(loss_of(net, on_device(batch, device), self._loss)) for batch in self._val_loader]
+        batches = [on_device(batch, device) for batch in self._val_loader]
+        self._val_samples = sum(map(size_of, batches))
+        losses = [float(loss_of(net, batch, self._loss)) for batch in batches]
         if not losses:
             raise DataError("val_loader is empty; at least one batch is needed")
         self._means.append(_mean(losses))

@@ -18,7 +18,6 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 import numpy as np
-import torch
 from torch import nn
 
 from esper.growth import finishing, sites, surroundings
@@ -36,6 +35,7 @@ from esper.leyline import (
     OP_NAMES,
     OP_WAIT,
     AlphaCurve,
+    Controller,
     EnvFacts,
     EpochFacts,
     Head,
@@ -54,16 +54,16 @@ from esper.leyline.errors import (
     SlotError,
     UnknownNameError,
 )
+from esper.leyline.slot_table import BoolArray
 from esper.tolaria.actuator import Outcome, advance, apply_action, settle, tick
 from esper.tolaria.calibration import batch_norms
-from esper.tolaria.flops import flop_counter
 
 RULES: Final = LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=1, embargo_epochs=1)
 """A seed is in the forward from its birth: without a loss function there is nothing to incubate on."""
 UNLIMITED: Final = 1_000_000
 """Epochs of a loop that does not say how many it has."""
 MEASURED_SEEDS: Final = 4
-"""Seeds switched off per epoch, one call of evaluate each; the one measured longest ago comes first."""
+"""Seeds switched off per epoch, one call of evaluate each; permanent ones are measured when asked for."""
 
 
 class Growth:
@@ -107,7 +107,7 @@ class Growth:
         self._last = (OP_WAIT, True)
         self._log: list[dict[str, Any]] = []
         self._finished = False
-        self._cost = self._count_compute()
+        self._cost = sites.forward_flops(self.net, self.sample)
         self._controller = controller_of(controller, self._body.action_space, lambda: self._cost, epochs)
         self.recorder = Recorder(self._body, self._narrator, self._controller)
 
@@ -129,14 +129,13 @@ class Growth:
         if not self._body.membership.optimisers:
             raise EsperError("Growth has no optimiser, so no seed would learn; call bind(optimizer) first")
         self._body.follow_network()
-        evaluation = Evaluation(
-            self.net, evaluate, higher_is_better=self._higher_is_better, calibrate=self._calibrate
-        )
+        evaluation = self._evaluation(evaluate)
         score = self._agreed(evaluation.score.mean)
         self._narrator.epoch += 1
         tick(self._body)
         events = self._watch.check_seeds() + self._watch.check_compiled()
-        events += self._measure(evaluation)
+        undecided = self._body.table.in_forward[0] & (self._body.table.stage[0] != Stage.FOSSILIZED)
+        events += self._measure(evaluation, undecided, MEASURED_SEEDS)
         events += self._done(advance(self._body))
         events += self._watch.check_score(evaluation.score)
         facts = self._facts(score)
@@ -145,25 +144,32 @@ class Growth:
             events += self._decide(facts)
         return events
 
-    def _measure(self, evaluation: Evaluation) -> list[GrowthEvent]:
-        """Contributions of the seeds measured longest ago, by switching each off."""
-        table, rules = self._body.table, self._body.rules
-        fossils = table.stage[0] == Stage.FOSSILIZED
-        watched = table.in_forward[0] & (~fossils | (table.age[0] <= rules.fossil_watch_epochs))
+    def measure(self, evaluate: Evaluate) -> list[GrowthEvent]:
+        """What seeds are worth that this epoch has not measured, permanent ones too: one evaluation each."""
+        self._check_unfinished("measure")
+        self._body.follow_network()
+        table = self._body.table
+        waiting = table.in_forward[0] & (table.epochs_since_measured[0] != 0)
+        return self._measure(self._evaluation(evaluate), waiting) if waiting.any() else []
+
+    def _evaluation(self, evaluate: Evaluate) -> Evaluation:
+        return Evaluation(
+            self.net, evaluate, higher_is_better=self._higher_is_better, calibrate=self._calibrate
+        )
+
+    def _measure(self, evaluation: Evaluation, of: BoolArray, most: int | None = None) -> list[GrowthEvent]:
+        """Contributions ``of`` slots, at most so many: those measured longest ago."""
+        table = self._body.table
         waiting = np.where(table.epochs_since_measured[0] < 0, UNLIMITED, table.epochs_since_measured[0])
-        chosen = sorted(np.flatnonzero(watched).tolist(), key=lambda i: -int(waiting[i]))[:MEASURED_SEEDS]
+        chosen = sorted(np.flatnonzero(of).tolist(), key=lambda i: -int(waiting[i]))[:most]
         uncalibrated = self._calibrate is None and bool(batch_norms(self.net))
-        note = " (uncalibrated: BatchNorm statistics are those with it on)" if uncalibrated else ""
         events, values = [], {}
         measured = evaluation.contributions([self._body.slots[i] for i in chosen])
         for index, found in zip(chosen, measured, strict=True):
             value, error = self._agreed(found)
             table.record_contribution(0, index, value, error)
             values[index] = value
-            bar = "" if math.isnan(error) else f" ± {1.96 * error:.2g}"
-            known = None if math.isnan(error) else error
-            says = f"is worth {value:+.3g}{bar}{note}"
-            events.append(self._narrator.about("measured", index, says, contribution=value, error=known))
+            events.append(self._narrator.worth(index, value, error, calibrated=not uncalibrated))
         self.recorder.measured(-evaluation.score.mean, values)
         return events
 
@@ -200,7 +206,7 @@ class Growth:
                 self._watch.born(move.slot)
         self.recorder.moved(told)
         if any(move.target in (Stage.GERMINATED, Stage.PRUNED) for move in told):
-            self._cost = self._count_compute()
+            self._cost = sites.forward_flops(self.net, self.sample)
         return self._narrator.moves(told)
 
     def _facts(self, score: float) -> EnvFacts:
@@ -224,17 +230,6 @@ class Growth:
             ended=self._narrator.epoch == self._epochs,
             rolled_back=False,
         )
-
-    def _count_compute(self) -> float:
-        """FLOPs of one forward of the sample."""
-        with (
-            sites.untouched(self.net, training=False),
-            sites.layer_by_layer(),
-            torch.no_grad(),
-            flop_counter() as counter,
-        ):
-            sites.call(self.net, self.sample)
-        return float(max(counter.get_total_flops(), 1))
 
     # --- by hand --------------------------------------------------------------------------------------
 
@@ -326,6 +321,7 @@ class Growth:
             "last": list(self._last),
             "log": self._log,
             "watch": self._watch.state(),
+            "controller": getattr(self._controller, "state_dict", dict)(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -336,14 +332,17 @@ class Growth:
         self._last = (int(state["last"][0]), bool(state["last"][1]))
         self._log = list(state["log"])
         self._watch.load_state(state["watch"])
-        if self._controller is not None:
+        load_controller = getattr(self._controller, "load_state_dict", None)
+        if load_controller is not None:
+            load_controller(state["controller"])
+        elif self._controller is not None:
             # A controller is what it has seen: it sees it again.
             self._controller.reset(0)
             for entry in self._log:
                 self._cost = entry["cost"]
                 facts = EpochFacts.stack([EnvFacts(**entry["facts"])])
                 self._controller.decide(facts, SlotTable.from_plain(entry["table"]))
-        self._cost = self._count_compute()
+        self._cost = sites.forward_flops(self.net, self.sample)
 
     # --- helpers --------------------------------------------------------------------------------------
 
@@ -364,6 +363,11 @@ class Growth:
     def epoch(self) -> int:
         """Epochs that were ended."""
         return self._narrator.epoch
+
+    @property
+    def controller(self) -> Controller | None:
+        """Who decides."""
+        return self._controller
 
     @property
     def flops(self) -> float:

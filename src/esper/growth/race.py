@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,41 @@ PEAK = "peak"
 """Key of a group's highest rate."""
 LEAST_PARTS = 8
 """Fewer would make an error bar of little worth."""
+
+
+@dataclass
+class Limit:
+    """What a race may take: seconds, FLOPs, or both."""
+
+    seconds: float = math.inf
+    flops: float = math.inf
+    spent: float = 0.0
+    """FLOPs so far."""
+    _started: float = field(default_factory=time.monotonic)
+    _pace: float = 0.0
+    """Seconds that one FLOP took when it was last timed."""
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    @property
+    def left(self) -> float:
+        """FLOPs that may still be spent; never a matter of time where no time was set."""
+        seconds = self.seconds - self.elapsed
+        in_time = seconds / self._pace if self._pace and seconds < math.inf else seconds
+        return min(self.flops - self.spent, in_time)
+
+    @contextmanager
+    def charged(self, flops: float) -> Iterator[None]:
+        """Charge what happens inside, and see how fast it goes."""
+        began = time.monotonic()
+        yield
+        self.charge(flops, time.monotonic() - began)
+
+    def charge(self, flops: float, seconds: float) -> None:
+        self.spent += flops
+        self._pace = seconds / flops
 
 
 class Paired(NamedTuple):
@@ -62,13 +97,14 @@ class Probe:
         with evaluating(net), torch.no_grad():
             return torch.stack([loss_of(net, part, self.loss).double() for part in self.parts]).cpu()
 
-    def shorten(self, net: nn.Module, seconds: float) -> None:
-        """Leave out parts until a measurement of ``net`` takes no longer than this."""
-        started = time.monotonic()
-        with evaluating(net), torch.no_grad():
-            loss_of(net, self.parts[0], self.loss)
-        fits = int(seconds / (time.monotonic() - started))
-        self.parts = self.parts[: max(LEAST_PARTS, fits)]
+    def shorten(self, samples: float) -> None:
+        """Leave out parts until there are about so many samples."""
+        fits = min(samples / size_of(self.parts[0]), len(self.parts))
+        self.parts = self.parts[: max(LEAST_PARTS, int(fits))]
+
+    @property
+    def samples(self) -> int:
+        return sum(size_of(part) for part in self.parts)
 
     @property
     def weights(self) -> Tensor:
@@ -124,14 +160,16 @@ class Runner:
     optimisers: list[Optimizer]
     site: Site | None = None
     graft: Graft | None = None
+    seed_flops: int = 0
+    """Of the seed's forward, for one sample."""
     steps: int = 0
     losses: Tensor | None = None
     """On the validation parts when last measured, ``[part]``."""
 
     @classmethod
-    def candidate(cls, host: nn.Module, site: Site, graft: Graft, rate: float) -> Runner:
+    def candidate(cls, host: nn.Module, site: Site, graft: Graft, rate: float, seed_flops: int = 0) -> Runner:
         """A seed of its own behind a host that others use too."""
-        return cls(host, [_adam(graft, rate)], site, graft)
+        return cls(host, [_adam(graft, rate)], site, graft, seed_flops)
 
     @classmethod
     def control(cls, net: nn.Module, rate: float) -> Runner:
@@ -155,7 +193,14 @@ class Runner:
         """This seed in a copy of ``control``, both of which go on learning from where they are."""
         net, theirs = _copied(control.net, control.optimisers)
         graft, own = _copied(self.graft, self.optimisers)
-        return Runner(net, [*own, *theirs], self.site, graft, self.steps)
+        return Runner(net, [*own, *theirs], self.site, graft, self.seed_flops, self.steps)
+
+    def step_flops(self, host: float, *, is_frozen: bool) -> float:
+        """Of one sample in training, by the FLOPs of the host's forward; a backward costs two forwards.
+
+        Through a frozen host it costs one at most: no gradient of a weight is taken there.
+        """
+        return (2 if is_frozen else 3) * host + 3 * self.seed_flops
 
     @property
     def has_diverged(self) -> bool:

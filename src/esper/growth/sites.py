@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints import Topology
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import HostError, UnknownNameError
+from esper.tolaria.flops import flop_counter
 
 MOST_AUTO_SITES: Final = 8
 """Places that ``slots="auto"`` takes, spread over the depth of the network."""
@@ -121,6 +122,13 @@ def layer_by_layer() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+def forward_flops(net: nn.Module, sample: Any) -> float:
+    """Of one forward of the sample; at least 1."""
+    with untouched(net, training=False), layer_by_layer(), torch.no_grad(), flop_counter() as counter:
+        call(net, sample)
+    return float(max(counter.get_total_flops(), 1))
 
 
 def dry_forward(net: nn.Module, sample: Any) -> tuple[list[Call], Any]:

@@ -17,6 +17,9 @@ from esper.growth.slot import GrowthSlot
 CONSTANT_EPOCHS: Final = 5
 """Equal scores in a row after which a metric is suspected of not seeing the network."""
 
+AT_REST: Final = 0.01
+"""Share of its highest value below which a learning rate moves nothing that counts."""
+
 
 class Watch:
     """Compares seeds and scores with those of the epochs before."""
@@ -28,6 +31,7 @@ class Watch:
         self._values: list[list[float]] = []
         self._copies: WeakKeyDictionary[GrowthSlot, float] = WeakKeyDictionary()
         """A weight beside each slot of a copy that got no seed, when its own network did."""
+        self._highest_rate = 0.0
         self._given_up = surroundings.recompile_limits_hit()
 
     def born(self, slot: int) -> None:
@@ -77,10 +81,14 @@ class Watch:
         ]
 
     def check_score(self, score: Score) -> list[GrowthEvent]:
-        """Warn of a metric that is no number, or has not moved for epochs, in no batch."""
+        """Warn of a metric that is no number, or has not moved for epochs of real learning, in no batch."""
         values = list(score.values)
         if not math.isfinite(score.mean):
             return [self._narrator.warning(f"evaluate returned {score.mean:g}; nothing is decided on it")]
+        rate = max((g["lr"] for o in self._body.membership.optimisers for g in o.param_groups), default=0.0)
+        self._highest_rate = max(self._highest_rate, float(rate))
+        if rate < AT_REST * self._highest_rate:
+            return []  # at the end of a schedule nothing moves, and no metric need
         self._values = [*self._values, values] if self._values[-1:] == [values] else [values]
         if len(self._values) == CONSTANT_EPOCHS:
             sentence = f"evaluate returned the same {CONSTANT_EPOCHS} times; does it evaluate this network?"
@@ -92,11 +100,11 @@ class Watch:
         return [float(p.detach().double().pow(2).sum()) for p in self._body.graft(slot).parameters()]
 
     def state(self) -> dict[str, Any]:
-        return {"seen": dict(self._seen), "values": list(self._values)}
+        return {"seen": dict(self._seen), "values": list(self._values), "rate": self._highest_rate}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._seen = {int(slot): list(found) for slot, found in state["seen"].items()}
-        self._values = list(state["values"])
+        self._values, self._highest_rate = list(state["values"]), float(state["rate"])
 
 
 def _weight(slot: GrowthSlot) -> float:

@@ -17,6 +17,7 @@ from esper.leyline import OP_GERMINATE, ActionSpace, EpochFacts, Head, SlotTable
 from esper.leyline.protocols import Decisions
 from esper.tamiyo.controllers import wait_everywhere
 from esper.tamiyo.schedule import blueprint_index
+from esper.tamiyo.trend import per_doubling
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +89,12 @@ class _Curve:
         that is too little.
         """
         begin = max(round(settings.settling * self.grown_at), self.now // 2, 1)
-        fitted = np.array(self._losses[begin:])
+        fitted = self._losses[begin:]
         if len(fitted) <= settings.least_steps or not np.isfinite(fitted).all():
             return math.inf
         if self.now < begin * settings.least_rise:
             return math.inf
         if self._minibatches[-1] - self._minibatches[begin] < settings.least_minibatches:
             return math.inf
-        doublings = np.log2(np.arange(begin, self.now + 1) / self.now)
-        (slope, loss_now), covariance = np.polyfit(doublings, fitted, 1, cov=True)
-        return float((math.sqrt(covariance[0, 0]) - slope) / loss_now)
+        trend = per_doubling(np.arange(begin, self.now + 1, dtype=np.float64), fitted)
+        return (trend.error - trend.slope) / trend.now

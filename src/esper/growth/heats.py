@@ -1,0 +1,361 @@
+"""A race between candidates and a control, heat after heat, until a limit or the end of its course.
+
+The state of one race: who still runs, how they did when they last were measured, what it has cost.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth.diagnosis import Diagnosis, Row, decide
+from esper.growth.race import Limit, Paired, Probe, Runner, evaluating, frozen, grafted, heat
+from esper.growth.sites import Site
+from esper.growth.slot import Graft, build_graft
+from esper.growth.user_batches import (
+    Loss,
+    check_loader,
+    endless,
+    first_batches,
+    loss_of,
+    size_of,
+    untouched_streams,
+)
+from esper.kasmina import birth
+from esper.kasmina.blueprints import Topology, blueprint_named
+from esper.leyline.errors import BlueprintError, DataError
+from esper.leyline.factored_actions import Style
+from esper.tolaria.flops import count_part, flop_counter
+
+Blueprints = Mapping[Topology, Sequence[str]]
+"""Those to be tried, by the kind of features."""
+
+
+class Heat(NamedTuple):
+    """A part of a race."""
+
+    steps: int
+    """Batches on which everybody trains."""
+    size: int
+    """Candidates that run in it."""
+    share: float
+    """Of what is left of the limit, that it may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a race is run."""
+
+    heats: tuple[Heat, ...]
+    """In the last one the network learns with the candidates, if training it longer has helped so far."""
+    seed_rates: tuple[float, ...]
+    """Of Adam, side by side in the first heat; the better one goes on."""
+    host_rates: tuple[float, ...] = (3e-4, 2e-3, 8e-3)
+    """The same for the control, where no optimiser is given."""
+    validation_samples: int = 1024
+    """On which all are compared."""
+    in_training: bool = False
+    """The network will train on anyway. So the last heat is always run together with it, and the control sees
+    as many batches as a candidate. First-order scores are taken only where not all candidates can start, and
+    only if they cost little; else those start that are spread evenly over the network."""
+
+
+MEASURING: Final = 0.02
+"""Share of the limit that one measurement may take."""
+LEAST_STEPS: Final = 8
+"""A heat of fewer batches says nothing."""
+FIRST_ORDER_BATCHES: Final = 6
+SCORING: Final = 0.1
+"""Share of the limit that first-order scores may take in training."""
+PARTS: Final = 32
+"""Of the validation data, whose losses are compared in pairs."""
+MOST_CONTROL_STEPS: Final = 3.0
+"""A control makes at most so many steps for one of a candidate, however much that costs."""
+
+
+@dataclass
+class Candidate:
+    """A blueprint at a site, what it costs, and how it did when it last ran."""
+
+    site: Site
+    blueprint: str
+    graft: Graft
+    flops: int
+    first_order: float = 0.0
+    runners: list[Runner] = field(default_factory=list)
+    """One for each rate in the first heat, then the better one."""
+    change: Paired | None = None
+    beyond: Paired | None = None
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.graft.parameters())
+
+    def row(self) -> Row:
+        """For the table."""
+        steps = max((runner.steps for runner in self.runners), default=0)
+        return Row(
+            self.site.name,
+            self.blueprint,
+            self.parameters,
+            self.flops,
+            self.first_order,
+            self.change,
+            self.beyond,
+            steps,
+        )
+
+
+class Race:
+    """The state of one diagnosis."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        loss: Loss,
+        held_out: list[Any],
+        batches: Iterator[Any],
+        limit: Limit,
+        course: Course,
+    ) -> None:
+        self.name, self.loss, self.batches, self.limit = type(net).__name__, loss, batches, limit
+        self.course = course
+        self.host = frozen(net)
+        self.training = [next(batches) for _ in range(FIRST_ORDER_BATCHES)]
+        self.probe = Probe.of(held_out, loss, PARTS)
+        self.host_flops = self._count_host()
+        """Of one sample's forward."""
+        self.probe.shorten(MEASURING * limit.left / self.host_flops)
+        with limit.charged(self._measuring_flops(0)):
+            self.base = self.probe.losses(self.host)
+        if not bool(torch.isfinite(self.base).all()):
+            raise DataError(
+                "the loss of the network on val_loader is not a finite number; diagnose a network that works,"
+                " on data without NaN"
+            )
+        trained = Probe.of(self.training, loss, len(self.training))
+        self.train_loss = trained.mean(trained.losses(self.host))
+        self.candidates: list[Candidate] = []
+        """Those still in the race, best first."""
+        self.out: list[Candidate] = []
+        self.controls = [Runner.control(net, rate) for rate in course.host_rates]
+        if optimizer is not None:
+            self.controls = [Runner.continued(net, optimizer)]
+        self.control: Paired | None = None
+
+    def _count_host(self) -> float:
+        part, size = self.probe.parts[0], size_of(self.probe.parts[0])
+        with torch.no_grad(), evaluating(self.host):
+            with flop_counter() as counter:
+                loss_of(self.host, part, self.loss)
+            flops = max(counter.get_total_flops(), size)
+            with self.limit.charged(flops):
+                loss_of(self.host, part, self.loss)
+        return flops / size
+
+    def _measuring_flops(self, seed_flops: int) -> float:
+        return self.probe.samples * (self.host_flops + seed_flops)
+
+    def find_candidates(self, sites: Sequence[Site], blueprints: Blueprints) -> None:
+        """A seed of every blueprint at every site that takes it."""
+        like = next((p for p in self.host.parameters() if p.is_floating_point()), torch.empty(0))
+        for site in sites:
+            for name in blueprints[site.topology]:
+                spec = blueprint_named(name, site.topology)
+                if spec.copies:
+                    raise BlueprintError(
+                        f"blueprint '{name}' copies a block and does not start at zero, which a diagnosis"
+                        " measures from; name others"
+                    )
+                if birth.takes(spec, site.width, copyable=False):
+                    graft = build_graft(site, spec, Style.LINEAR_ADD, self.host)
+                    flops = count_part(graft, site.shape[1:]).forward
+                    self.candidates.append(Candidate(site, name, graft.to(like), flops))
+
+    def run(self) -> bool:
+        """Choose who starts, then heat after heat, as far as the limit allows; False if that is not all."""
+        size = self.course.heats[0].size
+        if not self.course.in_training:
+            self.score_first_order()
+        elif len(self.candidates) > size:
+            if self._scoring_flops() <= SCORING * self.limit.left:
+                self.score_first_order()
+            else:
+                self.candidates = _spread(self.candidates, size)
+        for number, each in enumerate(self.course.heats):
+            if number == len(self.course.heats) - 1:
+                self.join_control(each.size)
+            if not self.run_heat(each):
+                return False
+        return True
+
+    def score_first_order(self) -> None:
+        """The slope of the validation loss along every candidate's training gradient, where it starts.
+
+        All candidates are in the forward at once, since each adds exactly zero, so one backward pass gives
+        the gradients g (training) of all, another v (validation). The score is <g, v> / |g|.
+        """
+        with evaluating(self.host), ExitStack() as stack, self.limit.charged(self._scoring_flops()):
+            for each in self.candidates:
+                stack.enter_context(grafted(self.host, each.site, each.graft))
+            train = self._gradients(self.training)
+            held_out = self._gradients(self._some_parts())
+        for each, g, v in zip(self.candidates, train, held_out, strict=True):
+            each.first_order = float(g @ v / g.norm()) if bool(g.norm() > 0) else 0.0
+        self.candidates.sort(key=lambda each: -each.first_order)
+
+    def _some_parts(self) -> list[Any]:
+        return self.probe.parts[:: max(1, len(self.probe.parts) // FIRST_ORDER_BATCHES)]
+
+    def _scoring_flops(self) -> float:
+        samples = sum(map(size_of, [*self.training, *self._some_parts()]))
+        return samples * (2 * self.host_flops + 3 * sum(each.flops for each in self.candidates))
+
+    def _gradients(self, batches: Sequence[Any]) -> list[Tensor]:
+        """The mean gradient of every candidate, flat."""
+        parameters = [list(each.graft.parameters()) for each in self.candidates]
+        for each in self.candidates:
+            each.graft.zero_grad()
+        for batch in batches:
+            (loss_of(self.host, batch, self.loss) / len(batches)).backward()
+        return [
+            torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in own])
+            for own in parameters
+        ]
+
+    def run_heat(self, planned: Heat) -> bool:
+        """Train and measure the best in their share of what is left; False if that is too little."""
+        is_first = not any(each.runners for each in self.candidates)
+        running = _one_per_place_first([c for c in self.candidates if is_first or c.runners])[: planned.size]
+        if is_first:
+            for each in running:
+                each.runners = [
+                    Runner.candidate(self.host, each.site, copy.deepcopy(each.graft), rate, each.flops)
+                    for rate in self.course.seed_rates
+                ]
+        runners = [runner for each in running for runner in each.runners]
+        control_steps = self._control_steps(running)
+        measuring = sum(self._measuring_flops(each.seed_flops) for each in [*runners, *self.controls])
+        per_step = size_of(self.training[0]) * (
+            sum(each.step_flops(self.host_flops, is_frozen=each.net is self.host) for each in runners)
+            + control_steps * sum(each.step_flops(self.host_flops, is_frozen=False) for each in self.controls)
+        )
+        steps = int(min(planned.steps, (planned.share * self.limit.left - measuring) / per_step))
+        if steps < LEAST_STEPS:
+            return False
+        started = self.limit.elapsed
+        made = heat(
+            runners,
+            self.controls,
+            self.batches,
+            self.loss,
+            steps=steps,
+            control_steps=control_steps,
+            out_of_time=lambda: self.limit.left < measuring,
+        )
+        self.limit.charge(per_step * max(made, 1), self.limit.elapsed - started)
+        with self.limit.charged(measuring):
+            self._measure(running, [*runners, *self.controls])
+        return made == steps
+
+    def join_control(self, size: int) -> None:
+        """Let the best go on in copies of the network that was trained longer, if that has helped."""
+        if not self.course.in_training and (self.control is None or self.control.mean >= 0):
+            return
+        for each in _one_per_place_first(self.candidates)[:size]:
+            each.runners = [runner.joined(self.controls[0]) for runner in each.runners]
+
+    def _control_steps(self, running: Sequence[Candidate]) -> float:
+        """Steps of a control for one of a candidate: the compute of host and costliest seed, or the most."""
+        most = 1.0 if self.course.in_training else MOST_CONTROL_STEPS
+        return min(most, 1.0 + max(each.flops for each in running) / self.host_flops)
+
+    def _measure(self, running: Sequence[Candidate], runners: Sequence[Runner]) -> None:
+        """Take losses; of several rates the better one goes on, and those that did not run leave the race."""
+        for runner in runners:
+            runner.measure(self.probe)
+        self.controls = [min(self.controls, key=self._loss)]
+        control = self.controls[0].losses
+        assert control is not None
+        self.control = None if self.controls[0].has_diverged else self.probe.paired(control, self.base)
+        # Who is not helped by training longer leaves the network as it is.
+        helped = self.control is not None and (self.control.mean < 0 or self.course.in_training)
+        reference = control if helped else self.base
+        for each in running:
+            each.runners = [min(each.runners, key=self._loss)]
+            losses = each.runners[0].losses
+            assert losses is not None
+            each.change, each.beyond = (
+                self.probe.paired(losses, self.base),
+                self.probe.paired(losses, reference),
+            )
+        self.out += [each for each in self.candidates if each not in running]
+        self.candidates = sorted(running, key=lambda each: self._loss(each.runners[0]))
+
+    def _loss(self, runner: Runner) -> float:
+        assert runner.losses is not None
+        return math.inf if runner.has_diverged else self.probe.mean(runner.losses)
+
+    def diagnosis(self) -> Diagnosis:
+        """The verdict on what was measured."""
+        rows = [each.row() for each in [*self.candidates, *self.out]]
+        rows.sort(key=lambda row: (-row.steps, math.inf if row.change is None else row.change.mean))
+        val_loss = self.probe.mean(self.base)
+        verdict, best, reason = decide(val_loss, rows, self.control)
+        return Diagnosis(
+            self.name,
+            verdict,
+            best.place if best else None,
+            best.blueprint if best else None,
+            reason,
+            val_loss,
+            self.train_loss,
+            rows,
+            self.control,
+            self.controls[0].steps,
+            self.limit.elapsed,
+            self.limit.spent,
+            probe=self.probe,
+            base=self.base,
+        )
+
+
+@contextmanager
+def race_of(
+    net: nn.Module,
+    train_loader: Iterable[Any],
+    val_loader: Iterable[Any],
+    loss: Loss,
+    optimizer: torch.optim.Optimizer | None,
+    limit: Limit,
+    course: Course,
+) -> Iterator[Race]:
+    """A race on the loaders' data that leaves random states and loaders as they are."""
+    device = next((tensor.device for tensor in net.parameters()), torch.device("cpu"))
+    with untouched_streams(train_loader, val_loader), torch.enable_grad():
+        torch.manual_seed(0)
+        check_loader(train_loader, "train_loader")
+        check_loader(val_loader, "val_loader")
+        held_out = first_batches(val_loader, device, "val_loader", course.validation_samples)
+        batches = endless(train_loader, device, "train_loader")
+        yield Race(net, optimizer, loss, held_out, batches, limit, course)
+
+
+def _one_per_place_first(ordered: Sequence[Candidate]) -> list[Candidate]:
+    """The best candidate of every place, then the rest."""
+    best = {each.site.name: each for each in reversed(ordered)}
+    return sorted(ordered, key=lambda each: best[each.site.name] is not each)
+
+
+def _spread(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
+    """So many of them, the first and the last among them."""
+    last = len(ordered) - 1
+    return [ordered[round(i * last / (count - 1))] for i in range(count)]

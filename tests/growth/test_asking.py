@@ -1,0 +1,166 @@
+"""The default of ``esper.grow``: races at two shares of the training, what they cost, and what they plant."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import esper
+from esper.growth.asking import SHARE, adopt, is_worthwhile
+from esper.growth.grow import Grown
+from esper.growth.race import Limit, Paired, Runner
+
+
+def loader(rng_seed: int, samples: int) -> DataLoader[Any]:
+    """Eight inputs; is the first far from 0? A linear network cannot tell."""
+    own = torch.Generator().manual_seed(rng_seed)
+    x = torch.randn(samples, 8, generator=own)
+    return DataLoader(TensorDataset(x, (x[:, 0].abs() > 0.67).long()), batch_size=32, shuffle=samples > 999)
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(8, 24), nn.Linear(24, 24), nn.Linear(24, 24), nn.Linear(24, 2))
+
+
+def sound() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+
+
+def grow(net: nn.Module, **given: Any) -> Grown:
+    optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3)
+    known = {
+        "loss": nn.functional.cross_entropy,
+        "optimizer": optimizer,
+        "slots": "0",
+        "show": lambda _: None,
+    }
+    known |= given
+    return esper.grow(net, loader(0, 2048), loader(1, 512), **known)
+
+
+@pytest.fixture(scope="module")
+def too_small() -> Grown:
+    return grow(linear(), epochs=40)
+
+
+@pytest.fixture(scope="module")
+def sound_pair() -> list[Grown]:
+    """With races and without."""
+    return [grow(sound(), epochs=20, controller=controller) for controller in ("auto", None)]
+
+
+def planted(grown: Grown) -> list[str]:
+    return [str(event) for event in grown.events if event.kind == "germinated"]
+
+
+def test_a_network_that_is_too_small_is_grown_at_the_first_moment(too_small: Grown) -> None:
+    # 24 wide: 2 branches of 2 · (24 · 24 + 24). The first race comes after a tenth of 40 epochs.
+    assert planted(too_small)[0].startswith("epoch 4: mlp_small in 0")
+    assert planted(too_small)[0].endswith("was planted (2,400 parameters)")
+    assert too_small.epochs[-1].val_loss < 0.8 * too_small.epochs[4].val_loss
+    raced = [event.sentence for event in too_small.events if event.kind == "raced"]
+    assert "won a race, +" in raced[0]
+
+
+def test_a_sound_network_is_left_as_it_is_and_told_why(sound_pair: list[Grown]) -> None:
+    asked, _ = sound_pair
+    assert planted(asked) == []
+    assert "not enough to plant it" in asked.summary()
+
+
+def test_training_goes_on_where_the_control_is_with_its_moments() -> None:
+    net, batch = sound(), (torch.randn(4, 8), torch.tensor([0, 1, 0, 1]))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    control = Runner.continued(net, optimizer)
+    for _ in range(2):
+        control.step(batch, nn.functional.cross_entropy, 1.0)
+    adopt(control, net, optimizer)
+    weight = net[0].weight  # type: ignore[index]
+    assert torch.equal(weight, control.net[0].weight)  # type: ignore[index]
+    assert optimizer.state[weight]["step"].item() == 2
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_control_that_diverged_is_left_behind() -> None:
+    net = sound()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    control = Runner.continued(net, optimizer)
+    control.losses = torch.tensor([float("nan")])
+    control.net[0].weight.data.fill_(float("nan"))  # type: ignore[index, union-attr]
+    adopt(control, net, optimizer)
+    assert bool(torch.isfinite(net[0].weight).all())  # type: ignore[index]
+
+
+def test_races_are_charged_and_take_no_more_than_their_share(sound_pair: list[Grown]) -> None:
+    asked, trained = (grown.epochs[-1].flops for grown in sound_pair)
+    # In so short a training one race takes nearly all that races may.
+    assert 0.9 * SHARE * trained < asked - trained < SHARE * trained
+
+
+def test_a_budget_pays_for_the_races() -> None:
+    # 2 · (8 · 64 + 64 · 64 + 64 · 2) FLOP a sample forward, three times that in training, 32 samples.
+    minibatch = 3 * 32 * 2 * (8 * 64 + 64 * 64 + 64 * 2)
+    asked = grow(sound(), budget=640 * minibatch)
+    assert 640 * minibatch <= asked.epochs[-1].flops < 641 * minibatch
+
+
+def test_no_seed_is_tried_that_has_too_many_parameters() -> None:
+    grown = grow(linear(), epochs=2, max_params=2_399)
+    assert planted(grown) == []
+    assert "nothing was raced: every seed has too many parameters" in grown.summary()
+
+
+def test_a_training_too_short_for_a_race_says_so() -> None:
+    assert "no race was run to its end" in grow(linear(), epochs=2).summary()
+
+
+def test_a_training_with_races_goes_on_bit_for_bit(tmp_path: Any, too_small: Grown) -> None:
+    def stop(line: str) -> None:
+        if line.startswith("epoch 6:"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grow(linear(), epochs=40, show=stop, out=tmp_path / "run")
+    resumed = grow(linear(), epochs=40, out=tmp_path / "run", resume=True)
+    assert resumed.epochs[1:] == too_small.epochs[1:]
+    for one, other in zip(resumed.net.parameters(), too_small.net.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("lead", "error", "cost", "expected"),
+    [
+        # The loss is 0.5: a change counts from 0.005 on, and a doubling of the compute must give as much.
+        (0.006, 0.002, 0.1, True),
+        (0.004, 0.001, 0.1, False),
+        (0.006, 0.004, 0.1, False),  # less than two standard errors
+        (0.006, 0.002, 1.0, True),
+        (0.009, 0.002, 3.0, False),  # a step costs four times as much: two doublings
+        (0.011, 0.002, 3.0, True),
+        (-0.1, 0.001, 0.0, False),
+    ],
+)
+def test_a_lead_must_be_clear_and_worth_the_compute_of_the_seed(
+    lead: float, error: float, cost: float, expected: bool
+) -> None:
+    winner = SimpleNamespace(beyond=Paired(-lead, error), flops=1000 * cost)
+    probe = SimpleNamespace(mean=lambda losses: losses)
+    race: Any = SimpleNamespace(candidates=[winner], probe=probe, base=0.5, host_flops=1000.0)
+    assert is_worthwhile(race) is expected
+
+
+def test_a_limit_in_flops_knows_no_time() -> None:
+    limit = Limit(flops=100.0)
+    limit.charge(30.0, seconds=1e9)
+    assert (limit.left, limit.spent) == (70.0, 30.0)
+
+
+def test_a_limit_in_seconds_is_spent_at_the_pace_that_was_seen() -> None:
+    limit = Limit(seconds=1000.0)
+    limit.charge(10.0, seconds=20.0)  # two seconds a FLOP
+    assert limit.left == pytest.approx(500.0, rel=0.01)

@@ -1,0 +1,17 @@
+import math
+
+import pytest
+
+from esper.tamiyo.trend import per_doubling
+
+
+def test_a_line_over_doublings_is_found_with_the_error_of_its_slope() -> None:
+    # Values 3, 2, 1, 0 at 1, 2, 4, 8: one less with each doubling, exactly.
+    trend = per_doubling([1, 2, 4, 8], [3.0, 2.0, 1.0, 0.0])
+    assert (trend.slope, trend.now, trend.error) == pytest.approx((-1.0, 0.0, 0.0), abs=1e-6)
+    # Residuals (1, −1, −1, 1)/2 around a level line: variance 1 / (4 − 2), over 5 = Σ (x − 1.5)².
+    assert per_doubling([1, 2, 4, 8], [1.0, 0.0, 0.0, 1.0]).error == pytest.approx(math.sqrt(0.5 / 5))
+
+
+def test_three_points_have_no_error() -> None:
+    assert math.isnan(per_doubling([1, 2, 4], [1.0, 2.0, 3.0]).error)
