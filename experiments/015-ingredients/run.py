@@ -101,10 +101,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     losses = {arm: {r["rng_seed"]: r["test_loss"] for r in rows if r["arm"] == arm} for arm in ARMS}
     base = losses[next(iter(ARMS))]
     for arm, found in losses.items():
-        if found:
-            lead = paired_difference([found[seed] for seed in found], [base[seed] for seed in found])
-            mean = estimate(list(found.values())).mean
-            lines.append(f"| {arm} | {mean:.4f} | {lead.mean:+.4f} ± {lead.half_width:.4f} | {len(found)} |")
+        seeds = [seed for seed in found if seed in base]
+        if seeds:
+            own = [found[seed] for seed in seeds]
+            lead = paired_difference(own, [base[seed] for seed in seeds])
+            mean = estimate(own).mean
+            lines.append(f"| {arm} | {mean:.4f} | {lead.mean:+.4f} ± {lead.half_width:.4f} | {len(seeds)} |")
     return "\n".join(lines) + "\n"
 
 
