@@ -8,6 +8,7 @@ states and loaders are put back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ def diagnose(  # noqa: PLR0913  what a user may say, by name
     *,
     loss: Loss,
     minutes: float = 2.0,
+    budget: float = math.inf,
     slots: str | Sequence[str] = "auto",
     blueprints: Sequence[str] | None = None,
     sample: Any = None,
@@ -50,9 +52,9 @@ def diagnose(  # noqa: PLR0913  what a user may say, by name
     ``loss(net, batch)``. ``slots`` and ``blueprints`` name the places and kinds of seeds to try;
     ``sample`` is what the network is called with, where a batch is not that. With
     ``optimizer`` the control trains on with a copy of it, at the rate it began with; else with Adam at the
-    best of three rates.
+    best of three rates. Neither ``minutes`` nor ``budget``, in FLOPs, is exceeded.
     """
-    limit = Limit(seconds=60.0 * minutes)
+    limit = Limit(60.0 * minutes, budget)
     net = unwrapped(net)
     with race_of(net, train_loader, val_loader, loss, optimizer, limit, DIAGNOSIS) as race:
         SAMPLES[net] = inputs_of(race.training[0]) if sample is None else sample
