@@ -137,7 +137,12 @@ def test_a_budget_has_no_last_epoch_to_count_to(tmp_path):
 
     assert (run.row.horizon, run.state) == (None, "finished")
     assert [row.epoch for row in run.rows(EpochRow)] == [1, 2, 3]
-    assert run.rows(EpisodeRow)[0].flops == {"forward": 20 * 1_536, "backward": 20 * 3_072}
+    assert run.rows(EpisodeRow)[0].flops == {
+        "forward": 20 * 1_536,
+        "backward": 20 * 3_072,
+        "race": 0,
+        "counterfactual": 0,
+    }
     assert "Finished after epoch 3." in render_report(run)
 
 

@@ -45,8 +45,7 @@ if TYPE_CHECKING:
 
 RATE: Final = 1e-3
 """Of the AdamW that trains where no optimiser is given."""
-FORWARDS_PER_STEP: Final = 3
-"""A backward costs two forwards."""
+FORWARDS_OF_STEP: Final = {"forward": 1, "backward": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +195,7 @@ class _Run:
         self._planned, self._budget, self._sampled = planned, budget, sampled
         self._steps = 0
         self._steps_of_epoch = 0
-        self._spent = 0.0
+        self._flops = {"forward": 0.0, "backward": 0.0, "race": 0.0, "counterfactual": 0.0}
         self._seconds = 0.0
         self._host_flops = growth.flops / sampled
         self._directory: RunDirectory | None = None
@@ -206,6 +205,10 @@ class _Run:
         self.epochs: list[Epoch] = []
         self.events: list[GrowthEvent] = []
         self._schedule = LambdaLR(optimizer, lambda _step: wsd_factor(min(self._progress(), 1.0), 1, 0))
+
+    @property
+    def _spent(self) -> float:
+        return sum(self._flops.values())
 
     def _progress(self) -> float:
         """Share of the training that is over."""
@@ -254,14 +257,15 @@ class _Run:
         if isinstance(races, RaceController):
             races.begin_epoch(self._progress(), self._spent)
         self._means.clear()
-        events = self._growth.end_epoch(self._evaluate)
+        is_last = self._progress() >= 1.0
+        events = self._growth.end_epoch(self._evaluate, every_seed=is_last)
         if isinstance(races, RaceController) and races.sentence:
-            self._spent += races.flops
+            self._flops["race"] += races.flops
             events.insert(0, GrowthEvent(self._growth.epoch, "raced", races.sentence))
-        calibrating = CALIBRATION_SAMPLES if batch_norms(self._growth.net) else 0
-        self._spent += (len(self._means) - 1) * forward * (self._val_samples + calibrating)
-        if self._progress() >= 1.0:
-            events += self._growth.measure(self._evaluate)
+        if not is_last:  # the last is for the reader
+            calibrating = CALIBRATION_SAMPLES if batch_norms(self._growth.net) else 0
+            samples = (len(self._means) - 1) * (self._val_samples + calibrating)
+            self._flops["counterfactual"] += forward * samples
         return events
 
     def _rows_of(self, epoch: int, *, is_last: bool = False) -> AbstractContextManager[None]:
@@ -275,12 +279,11 @@ class _Run:
     def end(self) -> None:
         """Write what the whole training came to."""
         with self._rows_of(len(self.epochs), is_last=True):
-            forward = round(self._spent / FORWARDS_PER_STEP)
             self._growth.recorder.finished(
                 val_loss=self.epochs[-1].val_loss,
                 host_flops_per_sample=round(self._host_flops),
                 flops_per_sample=round(self._growth.flops / self._sampled),
-                flops={"forward": forward, "backward": round(self._spent) - forward},
+                flops={purpose: round(amount) for purpose, amount in self._flops.items()},
                 ended_by="horizon" if self._budget is None else "budget",
                 seconds=self._seconds,
             )
@@ -302,7 +305,8 @@ class _Run:
             total.append(float(value.detach()))
             self._steps += 1
             share = size_of(batch) / self._sampled
-            self._spent += FORWARDS_PER_STEP * self._growth.flops * share
+            for purpose, forwards in FORWARDS_OF_STEP.items():
+                self._flops[purpose] += forwards * self._growth.flops * share
             self._schedule.step()
             if self._budget is not None and self._spent >= self._budget:
                 break
@@ -338,7 +342,7 @@ class _Run:
             "epochs": [asdict(epoch) for epoch in self.epochs],
             "events": [asdict(event) for event in self.events],
             "recorder": self._growth.recorder.state(),
-            "spent": self._spent,
+            "flops": self._flops,
             "seconds": self._seconds,
             "steps_of_epoch": self._steps_of_epoch,
             "rng": [torch.get_rng_state(), *(g.get_state() for g in self._generators())],
@@ -353,7 +357,7 @@ class _Run:
         self.epochs = [Epoch(**epoch) for epoch in state["epochs"]]
         self.events = [GrowthEvent(**event) for event in state["events"]]
         self._growth.recorder.load_state(state["recorder"])
-        self._spent, self._seconds = state["spent"], state["seconds"]
+        self._flops, self._seconds = dict(state["flops"]), state["seconds"]
         self._steps_of_epoch = state["steps_of_epoch"]
         torch.set_rng_state(state["rng"][0])
         for generator, position in zip(self._generators(), state["rng"][1:], strict=True):

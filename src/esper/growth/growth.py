@@ -119,11 +119,12 @@ class Growth:
 
     # --- the end of an epoch --------------------------------------------------------------------------
 
-    def end_epoch(self, evaluate: Evaluate) -> list[GrowthEvent]:
+    def end_epoch(self, evaluate: Evaluate, *, every_seed: bool = False) -> list[GrowthEvent]:
         """Measure, decide, act; returns what happened.
 
         ``evaluate`` takes nothing and returns the metric of ``net``: a number, or one per batch (then
-        contributions have error bars). It is called once, and once more for each seed that is measured.
+        contributions have error bars). It is called once, and once more for each seed that is measured:
+        those that are undecided, or with ``every_seed`` the permanent ones too.
         """
         self._check_unfinished("end_epoch")
         if not self._body.membership.optimisers:
@@ -134,8 +135,10 @@ class Growth:
         self._narrator.epoch += 1
         tick(self._body)
         events = self._watch.check_seeds() + self._watch.check_compiled()
-        undecided = self._body.table.in_forward[0] & (self._body.table.stage[0] != Stage.FOSSILIZED)
-        events += self._measure(evaluation, undecided, MEASURED_SEEDS)
+        measured = self._body.table.in_forward[0]
+        if not every_seed:
+            measured = measured & (self._body.table.stage[0] != Stage.FOSSILIZED)
+        events += self._measure(evaluation, measured, None if every_seed else MEASURED_SEEDS)
         events += self._done(advance(self._body))
         events += self._watch.check_score(evaluation.score)
         facts = self._facts(score)
