@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from esper.leyline.cache import cache_folder
 
-SOURCE: Final = Path(__file__).with_name("conv_block.c")
+SOURCE, LAYOUT = (Path(__file__).with_name(name) for name in ("conv_block.c", "conv_layout.h"))
 FLAGS: Final = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")
 LARGE: Final = 2**18
 """Values of a feature map from which on the kernels are used."""
@@ -68,7 +68,7 @@ def _compiler() -> tuple[str, str]:
 
 def _built(compiler: str, version: str) -> Path:
     """The library in the cache; what it depends on is in its name."""
-    parts = (SOURCE.read_text(), *FLAGS, version, _processor())
+    parts = (SOURCE.read_text(), LAYOUT.read_text(), *FLAGS, version, _processor())
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
     folder = cache_folder("kernels")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -122,7 +122,7 @@ def _code_digest() -> str:
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for folder in ("kasmina", "leyline", "tolaria"):
-        sources = [path for path in (package / folder).rglob("*") if path.suffix in (".c", ".py")]
+        sources = [path for path in (package / folder).rglob("*") if path.suffix in (".c", ".h", ".py")]
         for path in sorted(sources):
             digest.update(path.read_bytes())
     return digest.hexdigest()
