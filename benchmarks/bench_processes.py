@@ -13,7 +13,7 @@ from esper.leyline.cache import CACHE_VARIABLE
 from esper.leyline.events import UpdateRow
 
 ENVS, STEPS, ITERATIONS = 16, 15, 3
-"""Eight short episodes differ in their cost by a tenth, for which the other process waits: 1.75 × with five steps."""
+"""With episodes of five steps one process waits for the other, whose eight cost a tenth more: 1.75 ×."""
 RUN = f"train --task digits --envs {ENVS} --steps {STEPS} --iterations {ITERATIONS} --hidden-dim 64"
 EVALUATION = f"--evaluate-every {ITERATIONS} --evaluate-episodes 1 --checkpoint-every {ITERATIONS}"
 REPEATS = 2
