@@ -93,7 +93,7 @@ def sweep(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[float]]:
     return {
         seed: [min(column)[1] for column in zip(*sizes, strict=True)]
         for seed, sizes in found.items()
-        if len(sizes) == len(SWEPT)
+        if [len(pairs) for pairs in sizes] == len(SWEPT) * [len(MARKS)]
     }
 
 
