@@ -127,13 +127,24 @@ def test_a_run_that_loses_a_process_says_so_and_is_resumed_by_one(
 # --- two machines: two torchruns that meet over the loopback ------------------------------------------
 
 
-def start_machine(log: Path, port: int, *words: str) -> subprocess.Popen[bytes]:
+def start_machine(log: Path, port: int, *words: str, wait: int = 600) -> subprocess.Popen[bytes]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    torchrun += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--max-restarts=2"]
+    torchrun += ["--rdzv-backend=esper", f"--rdzv-endpoint=127.0.0.1:{port}", "--max-restarts=2"]
+    torchrun += [f"--rdzv-conf=join_timeout={wait}"]
     with log.open("wb") as said:
         return subprocess.Popen(
             [*torchrun, "-m", "esper.scripts.train", "ppo", *words], stdout=said, stderr=subprocess.STDOUT
         )
+
+
+def test_a_rendezvous_that_never_fills_ends_in_a_sentence(tmp_path: Path) -> None:
+    log, out = tmp_path / "said.log", tmp_path / "run"
+
+    code = start_machine(log, free_port(), *WORDS[1:], "--out", str(out), wait=2).wait(SECONDS)
+
+    assert (code, out.exists()) == (1, False)
+    assert "did not fill: 2 machines were wanted" in log.read_text()
+    assert "Traceback" not in log.read_text()
 
 
 def test_machines_start_again_what_was_killed_and_come_to_the_bit_equal_end(

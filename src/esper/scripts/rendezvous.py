@@ -1,0 +1,51 @@
+"""Where machines meet, for ``torchrun --rdzv-backend=esper``: torch's c10d, and a sentence if nobody comes.
+
+Torchrun finds it by the entry point ``torchrun.handlers``. It runs in torchrun itself, before any process of
+Esper's: one that never begins is told of here or nowhere.
+"""
+
+from collections.abc import Callable
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+Create = Callable[[RendezvousParameters], RendezvousHandler]
+
+
+def handler() -> Create:
+    """What torchrun registers under the name of the entry point."""
+    return create
+
+
+def create(params: RendezvousParameters) -> RendezvousHandler:
+    """A meeting by c10d that ends in a sentence and exit code 1 where it cannot take place."""
+    try:
+        backend, store = create_backend(params)
+    except RendezvousConnectionError as error:
+        raise SystemExit(
+            f"nobody answers at {params.endpoint}: {error}; --rdzv-endpoint must be the same on all machines,"
+            " and name one of them, whose torchrun runs and whose port others can reach"
+        ) from None
+    made = create_handler(store, backend, params)
+    meet = made.next_rendezvous
+
+    def next_rendezvous() -> RendezvousInfo:
+        try:
+            return meet()
+        except RendezvousTimeoutError:
+            raise SystemExit(
+                f"the rendezvous '{params.run_id}' at {params.endpoint} did not fill: {params.min_nodes}"
+                " machines were wanted within join_timeout seconds; start torchrun on the others with the"
+                " same --rdzv-id and --rdzv-endpoint, or ask for fewer with --nnodes. Nothing was written"
+            ) from None
+
+    made.next_rendezvous = next_rendezvous  # type: ignore[method-assign]
+    made.get_backend = lambda: params.backend  # type: ignore[method-assign]
+    return made
