@@ -43,7 +43,7 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
             raise SystemExit(
                 f"the rendezvous '{params.run_id}' at {params.endpoint} did not fill: {params.min_nodes}"
                 " machines were wanted within join_timeout seconds; start torchrun on the others with the"
-                " same --rdzv-id and --rdzv-endpoint, or ask for fewer with --nnodes. Nothing was written"
+                " same --rdzv-id and --rdzv-endpoint, or ask for fewer with --nnodes"
             ) from None
 
     made.next_rendezvous = next_rendezvous  # type: ignore[method-assign]
