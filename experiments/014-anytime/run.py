@@ -9,9 +9,10 @@ seed) / the latter. An arm is worth its largest regret; intervals are by bootstr
 recomputed. Sizes that are far off at small marks and best at no later one are not run to the end.
 ``sweep`` trains sizes 1 to 4 with a quarter of the mark each and takes the best by validation.
 
-Run with ``.venv/bin/python experiments/014-anytime/run.py [TASK [ARM …]]`` (75 CPU-seconds for each arm and
-rng seed); it goes on where it stopped and rewrites table.md and picture.svg. ``pycode_scaling`` is kept here,
-``fashion_scaling`` in 016-images.
+Run with ``.venv/bin/python experiments/014-anytime/run.py [COMPARISON [ARM …]]`` (75 CPU-seconds for each arm
+and rng seed, 180 with the longer budget); it goes on where it stopped and rewrites table.md and picture.svg.
+``pycode_scaling`` is kept here; ``longer``, the same with 4.2 TFLOP, so that the smallest mark holds 200
+minibatches of six layers, in a folder of its own; ``fashion_scaling`` in 016-images.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,20 +31,45 @@ from esper.build import one_thread
 from esper.karn.drawing.picture import Picture
 from esper.karn.resampling import FloatArray, excess, merit, merit_interval, merit_ratio
 from esper.karn.study_page import Curve, draw_curves
-from esper.tamiyo import CountingController, PeriodicController, parse_plan
+from esper.tamiyo import CountingController
 from esper.tolaria.anytime import MARKS, run_anytime
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS
 from esper.tolaria.tasks import TaskSpec, task_named
 
-FOLDERS = {"pycode_scaling": "014-anytime", "fashion_scaling": "016-images"}
-SIZES = {"pycode_scaling": (1, 2, 3, 4, 5, 6), "fashion_scaling": (1, 2, 3, 4, 8)}
-PLANS = {"grown at 12, 72": "stack@r0c0:12,stack@r0c1:72"}
-"""Copies of the last block, by the step before which each is planted: of 160 steps."""
-RNG_SEEDS = TEST_SEEDS[1001:1006]
-"""With the fresh one before these an earlier form of ``counting`` was found wanting."""
-REACH = {"pycode_scaling": {"2": 5, "4": 4, "5": 4, "6": 4}, "fashion_scaling": {"3": 3, "4": 2, "8": 2}}
-"""Marks of sizes that are far off at small ones and best at no later one; all six for selection."""
+
+class Comparison(NamedTuple):
+    """A task, the fixed sizes that growth could reach there, and the rng seeds that all arms share."""
+
+    task: TaskSpec
+    folder: str
+    sizes: Sequence[int]
+    rng_seeds: Sequence[int]
+    reach: Mapping[str, int]
+    """Marks of sizes that are far off at small ones and best at no later one; all six for selection."""
+
+
+PYCODE = task_named("pycode_scaling")
+COMPARISONS = {
+    "pycode_scaling": Comparison(
+        PYCODE, "014-anytime", range(1, 7), TEST_SEEDS[1001:1006], {"2": 5, "4": 4, "5": 2, "6": 2}
+    ),
+    "longer": Comparison(
+        replace(PYCODE, budget=4_200 * 10**9),
+        "014-anytime/longer",
+        range(1, 7),
+        TEST_SEEDS[1006:1011],
+        {"2": 4, "3": 4},
+    ),
+    "fashion_scaling": Comparison(
+        task_named("fashion_scaling"),
+        "016-images",
+        range(1, 9),
+        TEST_SEEDS[1001:1006],
+        {"3": 3, **dict.fromkeys("45678", 2)},
+    ),
+}
+"""With the rng seed before these an earlier form of ``counting`` was found wanting."""
 SWEPT = ("1", "2", "3", "4")
 FINER = 4
 """For the sweep: the smallest marks have a quarter, in steps a quarter as long."""
@@ -51,23 +77,21 @@ Losses = Mapping[str, Mapping[int, Sequence[float]]]
 """Test losses by arm, rng seed and mark."""
 
 
-def reach_of(task: str, arm: str, rng_seed: int) -> int:
+def reach_of(comparison: Comparison, arm: str, rng_seed: int) -> int:
     """How many marks an arm is run for."""
-    return len(MARKS) if rng_seed in SELECTION_SEEDS else REACH[task].get(arm, len(MARKS))
+    return len(MARKS) if rng_seed in SELECTION_SEEDS else comparison.reach.get(arm, len(MARKS))
 
 
-def run(task: TaskSpec, arm: str, rng_seed: int) -> dict[str, Any]:
+def run(comparison: Comparison, arm: str, rng_seed: int) -> dict[str, Any]:
     """One arm with one rng seed: losses by mark, when it grew, and what was spent on what."""
+    task = comparison.task
     env = MorphEnv(task, rng_seed=rng_seed)
     env.reset()
     space = env.action_space
     with one_thread():
         if arm.isdigit():
-            marks = MARKS[: reach_of(task.name, arm, rng_seed)]
+            marks = MARKS[: reach_of(comparison, arm, rng_seed)]
             answers = run_anytime(task.with_trunk(int(arm)), None, rng_seed=rng_seed, marks=marks)
-        elif arm in PLANS:
-            controller = PeriodicController(space, parse_plan(PLANS[arm], space))
-            answers = run_anytime(task, controller, rng_seed=rng_seed)
         else:
             answers = run_anytime(task, CountingController(space, 1), rng_seed=rng_seed)
         found = [answers[mark] for mark in MARKS if mark in answers]
@@ -117,14 +141,14 @@ def above_reference(losses: Losses, arm: str, reference: Sequence[str], seeds: S
     return excess(own[None], best)
 
 
-def table(task: TaskSpec, losses: Losses) -> str:
+def table(comparison: Comparison, losses: Losses) -> str:
     """Mean test losses by mark and the largest regret of each arm, with 95 % intervals."""
     sizes = [arm for arm in losses if arm.isdigit()]
     reference = references(losses, sizes)
-    reach = {arm: reach_of(task.name, arm, RNG_SEEDS[0]) for arm in losses}
+    reach = {arm: reach_of(comparison, arm, comparison.rng_seeds[0]) for arm in losses}
     known = [
         seed
-        for seed in RNG_SEEDS
+        for seed in comparison.rng_seeds
         if all(len(losses[size].get(seed, ())) > m for m, size in enumerate(reference))
     ]
     tested = {
@@ -135,7 +159,7 @@ def table(task: TaskSpec, losses: Losses) -> str:
         (size for size in sizes if size in tested),
         key=lambda size: merit(above_reference(losses, size, reference, tested[size])),
     )
-    budgets = [f"{mark * (task.budget or 0) / 1e12:.3g}" for mark in MARKS]
+    budgets = [f"{mark * (comparison.task.budget or 0) / 1e12:.3g}" for mark in MARKS]
     lines = [
         f"| compute, TFLOP | {' | '.join(budgets)} | largest regret, % | of {best}'s | rng seeds |",
         "|---" * (len(MARKS) + 4) + "|",
@@ -157,13 +181,14 @@ def table(task: TaskSpec, losses: Losses) -> str:
     )
 
 
-def picture(task: TaskSpec, losses: Losses) -> str:
+def picture(comparison: Comparison, losses: Losses) -> str:
     """Loss over compute: every fixed size, and the run that grew."""
+    task = comparison.task
     unit = "layers" if task.host == "gpt" else "blocks"
     labels = {mark * (task.budget or 0): f"{mark * (task.budget or 0) / 1e12:.3g} T" for mark in MARKS}
     curves = []
     for arm, runs in losses.items():
-        kept = [runs[seed] for seed in RNG_SEEDS if seed in runs]
+        kept = [runs[seed] for seed in comparison.rng_seeds if seed in runs]
         if kept and (arm.isdigit() or arm == "counting"):
             # Means need all of the rng seeds: a curve ends where one of its runs does.
             means = [fmean(column) for column in zip(*kept, strict=False)]
@@ -177,26 +202,30 @@ def picture(task: TaskSpec, losses: Losses) -> str:
 
 
 def main(name: str = "pycode_scaling", *arms: str) -> None:
-    task, folder = task_named(name), Path(__file__).parent.parent / FOLDERS[name]
+    comparison = COMPARISONS[name]
+    folder = Path(__file__).parent.parent / comparison.folder
+    folder.mkdir(exist_ok=True)
     results = folder / "results.jsonl"
     rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     done = {
-        (r["arm"], r["rng_seed"]) for r in rows if len(r["losses"]) >= reach_of(name, r["arm"], r["rng_seed"])
+        (r["arm"], r["rng_seed"])
+        for r in rows
+        if len(r["losses"]) >= reach_of(comparison, r["arm"], r["rng_seed"])
     }
-    known = [*map(str, SIZES[name]), "counting", *PLANS]
+    known = [*map(str, comparison.sizes), "counting"]
     wanted = arms or known
-    jobs = [(arm, seed) for seed in (*SELECTION_SEEDS[:1], *RNG_SEEDS) for arm in wanted]
+    jobs = [(arm, seed) for seed in (*SELECTION_SEEDS[:1], *comparison.rng_seeds) for arm in wanted]
     for arm, seed in jobs:
         if (arm, seed) not in done:
-            rows.append(run(task, arm, seed))
+            rows.append(run(comparison, arm, seed))
             print(arm, seed, [round(loss, 3) for loss in rows[-1]["losses"]], flush=True)
             with results.open("a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
     losses = {arm: {r["rng_seed"]: r["losses"] for r in rows if r["arm"] == arm} for arm in known}
     losses["sweep"] = sweep(rows)
     losses = {arm: runs for arm, runs in losses.items() if runs}
-    (folder / "table.md").write_text(table(task, losses))
-    (folder / "picture.svg").write_text(picture(task, losses))
+    (folder / "table.md").write_text(table(comparison, losses))
+    (folder / "picture.svg").write_text(picture(comparison, losses))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from run import SIZES
+from run import COMPARISONS
 
 from esper.build import one_thread
 from esper.tamiyo import CountingController
@@ -28,7 +28,7 @@ from esper.tolaria.tasks import task_named
 HERE = Path(__file__).parent
 TASK, RNG_SEED = task_named("pycode_scaling"), SELECTION_SEEDS[0]
 LONG, SHORT, REACH = 4_200 * 10**9, 2_000 * 10**9, 3
-SIX = [str(size) for size in SIZES[TASK.name]]
+SIX = [str(size) for size in COMPARISONS[TASK.name].sizes]
 
 
 class Job(NamedTuple):
