@@ -59,7 +59,7 @@ COMPARISONS = {
         "014-anytime/longer",
         range(1, 7),
         TEST_SEEDS[1006:1011],
-        {"2": 4, "3": 4},
+        {"2": 4, "3": 4, "4": 4, "6": 2},
     ),
     "fashion_scaling": Comparison(
         task_named("fashion_scaling"),

@@ -4,7 +4,8 @@ Truth: a seed at each of three places, trained together with the host as growth 
 trained longer for the same compute (at most three times the steps), 3 rng seeds each. Pairs are drawn by
 number until there are 8 of each kind; the kind is what was measured, not what was meant. Thresholds
 of the verdict were set on the selection pairs. The first version was then tried on the first test pairs and
-named too few places; the present one was made with them in view, and tried once on test pairs of its own.
+named too few places; the second was made with them in view, and tried once on the second test pairs; the
+present one, made with all of these in view, once on test pairs of its own.
 
 Run with ``.venv/bin/python experiments/021-diagnose/run.py truth test`` (10 minutes of CPU; a file keeps what
 was measured), ``diagnose test``, and the same for the other sets; ``table`` writes table.md.
@@ -27,15 +28,22 @@ from esper.growth.diagnosing import diagnose
 from esper.karn.statistics import estimate
 
 HERE = Path(__file__).parent
-FIRST_NUMBER = {"selection": 0, "first-test": 1000, "test": 2000}
+FIRST_NUMBER = {"selection": 0, "first-test": 1000, "second-test": 2000, "test": 3000}
 EACH = 8
 """Pairs of each kind."""
 KINDS = {"place": "one place is best", "nothing": "nothing helps", "longer": "training longer helps"}
 VERDICTS = ("grow", "train longer first", "nowhere", "unclear")
 TABLES = {
     "Test pairs": ("test", "test"),
+    "Second test pairs, the same version": ("second-test", "second-test"),
     "First test pairs, the same version": ("first-test", "first-test"),
     "Selection pairs": ("selection", "selection"),
+    "Second version (three heats, two rates, together only where training longer helps), second test pairs": (
+        "second-test",
+        "second-test-three-heats",
+    ),
+    "Second version, first test pairs": ("first-test", "first-test-three-heats"),
+    "Second version, selection pairs": ("selection", "selection-three-heats"),
     "First version (all heats behind the frozen host), first test pairs": ("first-test", "first-test-frozen"),
     "First version, selection pairs": ("selection", "selection-frozen"),
 }

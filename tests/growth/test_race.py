@@ -109,3 +109,30 @@ def test_the_first_order_score_is_the_slope_of_the_validation_loss() -> None:
                 p.sub_(step * p.grad / norm)
         slope = (at_birth - held.losses(host).mean()) / step
     assert each.first_order == pytest.approx(float(slope), rel=1e-3)
+
+
+def run_race(optimizer: type[torch.optim.Optimizer], rate: float) -> Race:
+    torch.manual_seed(0)
+    net, (train, val) = Net(), loaders(features)
+    batches, optimiser = endless(train, torch.device("cpu"), ""), optimizer(net.parameters(), lr=rate)  # type: ignore[call-arg]
+    race = Race(net, optimiser, F.mse_loss, list(val), batches, Limit(600), DIAGNOSIS)
+    race.find_candidates(find_sites(race.host, "*", race.training[0][0]), {"features": ["lora", "mlp_small"]})
+    assert race.run()
+    return race
+
+
+def test_the_best_learn_with_the_network_beside_a_control_of_the_same_compute() -> None:
+    race = run_race(torch.optim.Adam, 1e-3)
+    assert len(race.candidates) == 2
+    assert all(each.runner and each.runner.net is not race.host for each in race.candidates)
+    assert all(each.runner is None or each.runner.net is race.host for each in race.out)
+    costliest = 1 + max(each.flops for each in race.candidates) / race.host_flops
+    # 30 batches of the first heat, then as many as bring it to its share of 150, at most three for one.
+    assert race.controls[0].steps == 30 + int(min(3.0, (150 * costliest - 30) / 120) * 120)
+
+
+def test_nobody_joins_a_control_that_diverged() -> None:
+    race = run_race(torch.optim.SGD, 1e30)
+    assert race.control is None
+    assert all(each.runner and each.runner.net is race.host for each in race.candidates)
+    assert all(each.change and torch.isfinite(torch.tensor(each.change.mean)) for each in race.candidates)

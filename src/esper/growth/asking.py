@@ -31,9 +31,7 @@ MOMENTS: Final = (0.1, 0.3)
 """Shares of the training after which a race is run, at the next end of an epoch."""
 SHARE: Final = 0.1
 """Of the training's compute, that all races together may take; of a short training the first takes all."""
-COURSE: Final = Course(
-    (Heat(24, 4, 0.5), Heat(200, 1, 1.0)), (5e-3,), validation_samples=2048, in_training=True
-)
+COURSE: Final = Course((Heat(24, 4, 0.5), Heat(200, 1, 1.0)), in_training=True)
 BLUEPRINTS: Final[Blueprints] = {
     "feature_map": ("conv_light",),
     "tokens": ("mlp_small", "attention"),

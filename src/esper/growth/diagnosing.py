@@ -1,9 +1,9 @@
 """Is a network too small, and where? Candidates race behind it, beside the same network trained longer.
 
-One backward pass scores every blueprint at every place; the best of them learn behind the frozen network in
-heats of growing length, from each of which the better half goes on. Beside them a copy of the network trains
-on, with at least the same compute. Nothing of the user's is changed: the race runs on copies, and random
-states and loaders are put back.
+One backward pass scores every blueprint at every place; the best of them learn for a short while behind the
+frozen network, and the best two of these for longer, together with it. Beside them a copy of the network
+trains on, with the same compute. Nothing of the user's is changed: the race runs on copies, and random states
+and loaders are put back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLUEPRINTS: Final[Blueprints] = {
     "features": ("lora", "mlp_small"),
 }
 """Tried where none is named: a cheap one and one with more in it."""
-DIAGNOSIS: Final = Course((Heat(30, 8, 1 / 3), Heat(60, 4, 1 / 2), Heat(120, 2, 1.0)), (2e-3, 1e-2))
+DIAGNOSIS: Final = Course((Heat(30, 8, 1 / 3), Heat(120, 2, 1.0)))
 
 
 def diagnose(  # noqa: PLR0913  what a user may say, by name

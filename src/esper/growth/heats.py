@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -54,19 +54,19 @@ class Course:
     """How a race is run."""
 
     heats: tuple[Heat, ...]
-    """In the last one the network learns with the candidates, if training it longer has helped so far."""
-    seed_rates: tuple[float, ...]
-    """Of Adam, side by side in the first heat; the better one goes on."""
+    """In the last one the network learns with the candidates."""
+    seed_rate: float = 5e-3
+    """Of a candidate's Adam."""
     host_rates: tuple[float, ...] = (3e-4, 2e-3, 8e-3)
-    """The same for the control, where no optimiser is given."""
-    validation_samples: int = 1024
-    """On which all are compared."""
+    """Of the control's, where no optimiser is given: side by side in the first heat, the best one goes on."""
     in_training: bool = False
-    """The network will train on anyway. So the last heat is always run together with it, and the control sees
-    as many batches as a candidate. First-order scores are taken only where not all candidates can start, and
-    only if they cost little; else those start that are spread evenly over the network."""
+    """The network will train on anyway, so the control sees as many batches as a candidate. First-order
+    scores are taken only where not all candidates can start, and only if they cost little; else those start
+    that are spread evenly over the network."""
 
 
+VALIDATION_SAMPLES: Final = 2048
+"""On which all are compared, if there are so many."""
 MEASURING: Final = 0.02
 """Share of the limit that one measurement may take."""
 LEAST_STEPS: Final = 8
@@ -89,8 +89,8 @@ class Candidate:
     graft: Graft
     flops: int
     first_order: float = 0.0
-    runners: list[Runner] = field(default_factory=list)
-    """One for each rate in the first heat, then the better one."""
+    runner: Runner | None = None
+    """None before it starts."""
     change: Paired | None = None
     beyond: Paired | None = None
 
@@ -100,7 +100,7 @@ class Candidate:
 
     def row(self) -> Row:
         """For the table."""
-        steps = max((runner.steps for runner in self.runners), default=0)
+        steps = self.runner.steps if self.runner else 0
         return Row(
             self.site.name,
             self.blueprint,
@@ -233,16 +233,9 @@ class Race:
 
     def run_heat(self, planned: Heat) -> bool:
         """Train and measure the best in their share of what is left; False if that is too little."""
-        is_first = not any(each.runners for each in self.candidates)
-        running = _one_per_place_first([c for c in self.candidates if is_first or c.runners])[: planned.size]
-        if is_first:
-            for each in running:
-                each.runners = [
-                    Runner.candidate(self.host, each.site, copy.deepcopy(each.graft), rate, each.flops)
-                    for rate in self.course.seed_rates
-                ]
-        runners = [runner for each in running for runner in each.runners]
-        control_steps = self._control_steps(running)
+        running = _one_per_place_first(self.candidates)[: planned.size]
+        runners = [self._runner_of(each) for each in running]
+        control_steps = self._control_steps(running, planned.steps)
         measuring = sum(self._measuring_flops(each.seed_flops) for each in [*runners, *self.controls])
         per_step = size_of(self.training[0]) * (
             sum(each.step_flops(self.host_flops, is_frozen=each.net is self.host) for each in runners)
@@ -267,19 +260,33 @@ class Race:
         return made == steps
 
     def join_control(self, size: int) -> None:
-        """Let the best go on in copies of the network that was trained longer, if that has helped."""
-        if not self.course.in_training and (self.control is None or self.control.mean >= 0):
+        """Let the best go on in copies of the network that was trained longer, unless that has diverged."""
+        if self.controls[0].has_diverged:
             return
         for each in _one_per_place_first(self.candidates)[:size]:
-            each.runners = [runner.joined(self.controls[0]) for runner in each.runners]
+            each.runner = self._runner_of(each).joined(self.controls[0])
 
-    def _control_steps(self, running: Sequence[Candidate]) -> float:
-        """Steps of a control for one of a candidate: the compute of host and costliest seed, or the most."""
-        most = 1.0 if self.course.in_training else MOST_CONTROL_STEPS
-        return min(most, 1.0 + max(each.flops for each in running) / self.host_flops)
+    def _runner_of(self, candidate: Candidate) -> Runner:
+        """That of the candidate; where it starts, one behind the network as it is."""
+        if candidate.runner is None:
+            graft, rate = copy.deepcopy(candidate.graft), self.course.seed_rate
+            candidate.runner = Runner.candidate(self.host, candidate.site, graft, rate, candidate.flops)
+        return candidate.runner
+
+    def _control_steps(self, running: Sequence[Candidate], steps: int) -> float:
+        """Steps of a control for one of a candidate.
+
+        One in the first heat; then as many as make up, over the whole race, for what the costliest seed adds
+        to the compute of a step.
+        """
+        made = max(self._runner_of(each).steps for each in running)
+        if self.course.in_training or not made:
+            return 1.0
+        whole = (1.0 + max(each.flops for each in running) / self.host_flops) * (made + steps)
+        return min(MOST_CONTROL_STEPS, (whole - self.controls[0].steps) / steps)
 
     def _measure(self, running: Sequence[Candidate], runners: Sequence[Runner]) -> None:
-        """Take losses; of several rates the better one goes on, and those that did not run leave the race."""
+        """Take losses; of several controls the best one goes on, and who did not run leaves the race."""
         for runner in runners:
             runner.measure(self.probe)
         self.controls = [min(self.controls, key=self._loss)]
@@ -290,15 +297,14 @@ class Race:
         helped = self.control is not None and (self.control.mean < 0 or self.course.in_training)
         reference = control if helped else self.base
         for each in running:
-            each.runners = [min(each.runners, key=self._loss)]
-            losses = each.runners[0].losses
+            losses = self._runner_of(each).losses
             assert losses is not None
             each.change, each.beyond = (
                 self.probe.paired(losses, self.base),
                 self.probe.paired(losses, reference),
             )
         self.out += [each for each in self.candidates if each not in running]
-        self.candidates = sorted(running, key=lambda each: self._loss(each.runners[0]))
+        self.candidates = sorted(running, key=lambda each: self._loss(self._runner_of(each)))
 
     def _loss(self, runner: Runner) -> float:
         assert runner.losses is not None
@@ -344,7 +350,7 @@ def race_of(
         torch.manual_seed(0)
         check_loader(train_loader, "train_loader")
         check_loader(val_loader, "val_loader")
-        held_out = first_batches(val_loader, device, "val_loader", course.validation_samples)
+        held_out = first_batches(val_loader, device, "val_loader", VALIDATION_SAMPLES)
         batches = endless(train_loader, device, "train_loader")
         yield Race(net, optimizer, loss, held_out, batches, limit, course)
 
