@@ -252,6 +252,21 @@ def test_the_default_plants_nothing_that_could_no_longer_be_measured() -> None:
     assert LifecycleOp.GERMINATE not in decisions([1.0 - 0.5**t for t in range(1, 13)], epochs=12)
 
 
+@pytest.mark.parametrize(("rise", "kept", "planted"), [(0.1, 2, 2), (0.0, 0, 2)])
+def test_the_default_keeps_only_what_made_the_network_better_and_gives_up_after_two(
+    rise: float, kept: int, planted: int
+) -> None:
+    """The metric is 1, and ``rise`` more for each seed; the network relies on all: without one it is 0.5."""
+    net, optimizer, growth = started(controller="auto", slots=["0", "2"])
+    kinds: list[str] = []
+    for epoch in range(1, 40):
+        train(net, optimizer, 1)
+        level = 1.0 - 0.5 ** min(epoch, 8) - 1e-6 * epoch
+        calls = iter([level + rise * kinds.count("germinated"), *[0.5] * 9])
+        kinds += [event.kind for event in growth.end_epoch(lambda calls=calls: next(calls))]
+    assert (kinds.count("fossilized"), kinds.count("germinated")) == (kept, planted)
+
+
 def test_the_default_grows_a_network_that_is_too_small_and_keeps_what_helps() -> None:
     x, v = torch.randn(256, 2), torch.randn(256, 2)
 

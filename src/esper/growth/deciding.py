@@ -36,6 +36,8 @@ class SaturationSettings:
     each doubling adds the same, however little, that is so after ten times the compute of the first epoch."""
     least_epochs: int = 5
     """Epochs to fit a slope on, also after a seed was planted."""
+    most_failures: int = 2
+    """Seeds removed, after which no more are planted: what the network lacks is not to be had from them."""
     evaluation: HeuristicSettings = EVALUATION
     """When a seed is kept or removed."""
 
@@ -84,10 +86,26 @@ class SaturationController:
             self._tried = None
         decided = keep_or_remove(table, self._space, self._settings.evaluation)
         if decided is not None:
-            return decided
+            return self._confirmed(decided)
         if not table.live.any() and self._saturated() and self._worthwhile():
             return self._plant(table)
         return Decisions(wait_everywhere(1))
+
+    def _confirmed(self, decided: Decisions) -> Decisions:
+        """Keep a seed only if the network has become better than it ever was without it.
+
+        A network comes to rely on a seed, so that without it is worse than never having had it. Who has not
+        risen by the time a seed counts as stuck, is rid of it.
+        """
+        planted, op = self._grown_at, decided.actions[0, Head.OP]
+        since, before = self._scores[planted:], self._scores[:planted]
+        if op != LifecycleOp.FOSSILIZE or not since or float(np.mean(since)) > max(before):
+            return decided
+        if len(since) < self._settings.evaluation.stuck_epochs:
+            return Decisions(wait_everywhere(1))
+        actions = decided.actions.copy()
+        actions[0, Head.OP] = LifecycleOp.PRUNE
+        return Decisions(actions)
 
     def _plant(self, table: SlotTable) -> Decisions:
         free = legal_slots_by_op(table, self._space.rules)[0][LifecycleOp.GERMINATE]
@@ -101,6 +119,8 @@ class SaturationController:
 
     def _worthwhile(self) -> bool:
         """A seed planted now can still be evaluated."""
+        if len(self._failed) >= self._settings.most_failures:
+            return False
         needed = 1 + self._settings.evaluation.stuck_epochs
         return self._epochs is None or len(self._scores) + needed <= self._epochs
 

@@ -1,0 +1,133 @@
+"""Does the default of ``esper.Growth`` pay in a loop of one's own, where nobody hands over a loss?
+
+The hosts and data of run.py, in the loop of the README: 30 epochs of the host's compute, ``end_epoch`` with
+the accuracy on validation batches, everything else left at its default. Both arms spend the same: whoever
+grows ends sooner, and what is evaluated more than once in an epoch is charged. Fresh rng seeds.
+
+Run with ``.venv/bin/python experiments/022-grow/own_loop.py [HOST …]`` (10 minutes of CPU); it goes on where
+it stopped and rewrites own-loop.md beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import count
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from run import BATCH, CASES, HERE, TRAINED, accuracy, data, read
+from torch import Tensor, nn
+
+import esper
+from esper.build import one_thread
+from esper.karn.statistics import estimate, paired_difference
+from esper.tolaria.flops import flop_counter
+from esper.tolaria.seeding import TEST_SEEDS
+
+RESULTS = HERE / "own-loop.jsonl"
+RNG_SEEDS = TEST_SEEDS[2215:2220]
+EPOCHS = 30
+
+
+def forward_flops(net: nn.Module) -> int:
+    """Of one image."""
+    net.eval()
+    with flop_counter() as counter, torch.no_grad():
+        net(torch.zeros(1, 1, 14, 14))
+    return int(counter.get_total_flops())
+
+
+class Evaluation:
+    """Accuracies of validation batches; counts the FLOPs of all calls but the first of an epoch."""
+
+    def __init__(self, net: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> None:
+        self._net, self._batches = net, batches
+        self.calls, self.extra_flops = 0, 0
+
+    def __call__(self) -> list[float]:
+        self._net.eval()
+        self.calls += 1
+        if self.calls > 1:
+            self.extra_flops += sum(len(x) for x, _ in self._batches) * forward_flops(self._net)
+        with torch.no_grad():
+            return [(self._net(x).argmax(1) == y).float().mean().item() for x, y in self._batches]
+
+
+def run(name: str, rng_seed: int, *, grows: bool) -> dict[str, Any]:
+    case = CASES[name]
+    train, validation, test = data(rng_seed)
+    torch.manual_seed(rng_seed)
+    net = case.build()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=case.rate)
+    left = float(3 * TRAINED * EPOCHS * forward_flops(net))
+    growth = esper.Growth(net, optimizer, sample=torch.zeros(2, 1, 14, 14)) if grows else None
+    events: list[str] = []
+    for epoch in count(1):
+        step_flops = 3 * BATCH * forward_flops(net)
+        net.train()
+        for x, y in train:
+            if left < step_flops:
+                break
+            left -= step_flops
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if left < step_flops:
+            break
+        if growth is not None:
+            evaluate = Evaluation(net, list(validation))
+            events += [
+                f"{epoch}: {event}" for event in growth.end_epoch(evaluate) if event.kind != "measured"
+            ]
+            left -= evaluate.extra_flops
+    if growth is not None:
+        net = growth.finish()
+    params = sum(p.numel() for p in net.parameters())
+    arm = "grow" if grows else "train"
+    row = {"case": name, "arm": arm, "rng_seed": rng_seed, "accuracy": accuracy(net, *test), "params": params}
+    return row | {"epochs": epoch, "events": events}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| host | test accuracy, trained | grown | difference, points | parameters, trained | grown |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in CASES:
+        arms = {
+            arm: {r["rng_seed"]: r for r in rows if (r["case"], r["arm"]) == (name, arm)}
+            for arm in ("train", "grow")
+        }
+        seeds = sorted(set(arms["train"]) & set(arms["grow"]))
+        if len(seeds) < 2:
+            continue
+        found = {
+            key: [[arms[arm][seed][key] for seed in seeds] for arm in arms] for key in ("accuracy", "params")
+        }
+        trained, grown = found["accuracy"]
+        sizes = [f"{sum(size) / len(size):,.0f}" for size in found["params"]]
+        lines.append(
+            f"| {name} | {estimate(trained)} | {estimate(grown)} | {paired_difference(grown, trained)} |"
+            f" {' | '.join(sizes)} |"
+        )
+    return "\n".join(lines) + f"\n\nEqual compute, {EPOCHS} epochs of the host; 95 % over paired rng seeds.\n"
+
+
+def main(names: list[str]) -> None:
+    done = {(row["case"], row["arm"], row["rng_seed"]) for row in read(RESULTS)}
+    for rng_seed in RNG_SEEDS:
+        for name in names or CASES:
+            for arm in ("train", "grow"):
+                if (name, arm, rng_seed) not in done:
+                    with one_thread():
+                        row = run(name, rng_seed, grows=arm == "grow")
+                    with RESULTS.open("a") as out:
+                        out.write(json.dumps(row) + "\n")
+                    print(json.dumps(row), flush=True)
+    (HERE / "own-loop.md").write_text(table(read(RESULTS)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
