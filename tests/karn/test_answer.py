@@ -1,6 +1,8 @@
+from functools import partial
+
 import pytest
 
-from esper.karn.answer import Answer, Limits, answer
+from esper.karn.answer import answer
 from esper.karn.tables import QueryError
 from tests.karn.serving import write_run
 
@@ -13,9 +15,7 @@ def run(tmp_path_factory):
     return directory
 
 
-def ask(run, query: str, **limits: float) -> Answer:
-    usual = {"max_rows": 100, "max_bytes": 100_000, "seconds": 60.0, "memory": 256}
-    return answer(run, query, Limits(**{**usual, **limits}), on_timeout=lambda: None)
+ask = partial(answer, max_rows=100, max_bytes=100_000, memory=256)
 
 
 def test_a_question_is_answered_with_names_types_and_plain_values(run):

@@ -36,11 +36,10 @@ print(looks)
 
 
 @pytest.mark.slow
-def test_two_readers_in_a_loop_and_a_writer_do_not_disturb_each_other(tmp_path, monkeypatch):
+def test_two_readers_in_a_loop_and_a_writer_do_not_disturb_each_other(tmp_path, monkeypatch, capsys):
     """Lines are converted every twenty rows: some hundred times on the way."""
     monkeypatch.setattr(writer_module, "LINES_BYTES", 10_000)
-    warnings: list[str] = []
-    with RunWriter(tmp_path, warnings.append) as writer:
+    with RunWriter(tmp_path) as writer:
         readers = [
             subprocess.Popen(
                 [sys.executable, "-c", READ_FOR_EVER, str(tmp_path)],
@@ -61,6 +60,6 @@ def test_two_readers_in_a_loop_and_a_writer_do_not_disturb_each_other(tmp_path, 
 
     assert [reader.returncode for reader in readers] == [0, 0]
     assert min(looks) >= 3
-    assert warnings == []
+    assert capsys.readouterr().err == ""
     assert [row.epoch for row in read_rows(tmp_path, DecisionRow)] == list(range(rows))
     assert len(list((tmp_path / "telemetry").glob("*/decision.parquet"))) > 20

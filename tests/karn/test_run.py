@@ -17,8 +17,8 @@ from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import TABLES, DecisionRow, EpochRow, Row, RunRow
 from esper.leyline.run_files import RowFiles, RowMark
+from esper.nissa import compaction
 from esper.nissa import writer as writer_module
-from esper.nissa.compaction import Compactor
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 
@@ -37,7 +37,7 @@ def run(tmp_path) -> Path:
 
 
 def compact(run: Path) -> None:
-    Compactor().compact(run / "telemetry", last=0)
+    compaction.compact(run / "telemetry", last=0)
 
 
 def lines_of(run: Path) -> Path:

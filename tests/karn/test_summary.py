@@ -4,18 +4,29 @@ import json
 from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
+from esper.karn.episodes import SeedHistory, seed_histories
 from esper.karn.summary import as_json, comparison, episode_summary
-from esper.leyline.events import EpisodeRow, SeedRow, TransitionRow
+from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
 from tests.karn import fake_run
 
-
-def seeds(episode: int = 0) -> list[SeedRow]:
-    return [row for row in fake_run.episode(episode) if isinstance(row, SeedRow)]
+RUN = fake_run.run_row()
 
 
-def transitions(episode: int = 0) -> list[TransitionRow]:
-    return [row for row in fake_run.episode(episode) if isinstance(row, TransitionRow)]
+def seeds() -> list[SeedRow]:
+    return [row for row in fake_run.episode() if isinstance(row, SeedRow)]
+
+
+def transitions() -> list[TransitionRow]:
+    return [row for row in fake_run.episode() if isinstance(row, TransitionRow)]
+
+
+def histories(
+    rows: list[SeedRow] | None = None, moves: list[TransitionRow] | None = None, run: RunRow = RUN
+) -> list[SeedHistory]:
+    """Of the seeds of the made-up episode, unless other rows are given."""
+    rows, moves = seeds() if rows is None else rows, transitions() if moves is None else moves
+    return seed_histories(run, fake_run.EPOCHS, rows, moves)
 
 
 def control() -> EpisodeRow:
@@ -61,23 +72,16 @@ off                22.0          21.5          250          1.50 GFLOP"""
 
 
 def test_an_episode_is_told_in_80_columns():
-    shown = text_of(episode_summary(fake_run.run_row(), fake_run.episode_row(), seeds(), transitions()))
+    shown = text_of(episode_summary(RUN, fake_run.episode_row(), histories()))
 
     assert shown == SUMMARY
-
-
-def test_rows_of_other_episodes_are_passed_over():
-    later = [replace(row, contribution=99.0, params=9) for row in seeds(1)]
-    both = (seeds() + later, transitions() + transitions(1))
-
-    assert text_of(episode_summary(fake_run.run_row(), fake_run.episode_row(), *both)) == SUMMARY
 
 
 def test_the_longest_names_still_fit_80_columns():
     run = replace(fake_run.run_row(), blueprints=["flex_attention"] * 13, slots=["r10c10"] * 3)
     measured = {"contribution": -21.9, "contribution_error": 10.8, "shapley": -20.5}
     rows = [replace(row, style=1, params=123_456, **measured) for row in seeds()]
-    shown = text_of(episode_summary(run, fake_run.episode_row(), rows, transitions()))
+    shown = text_of(episode_summary(run, fake_run.episode_row(), histories(rows, run=run)))
 
     assert max(map(len, shown.split("\n"))) <= 80
     for whole in ("flex_attention", "linear_multiply", "123,456", "-21.9 ± 10.8", "-20.5"):
@@ -86,7 +90,7 @@ def test_the_longest_names_still_fit_80_columns():
 
 def test_an_early_end_is_named_and_purposes_without_compute_are_left_out():
     episode = replace(control(), ended_by="rollback", flops={"forward": 10, "counterfactual": 0})
-    shown = text_of(episode_summary(fake_run.run_row(), episode, [], []))
+    shown = text_of(episode_summary(RUN, episode, []))
 
     assert "ended by    rollback" in shown
     assert "counterfactual" not in shown
@@ -95,7 +99,7 @@ def test_an_early_end_is_named_and_purposes_without_compute_are_left_out():
 
 def test_what_is_unknown_is_a_dash():
     episode = replace(fake_run.episode_row(), twin_val_score=None)
-    shown = text_of(episode_summary(fake_run.run_row(), episode, [], transitions()))
+    shown = text_of(episode_summary(RUN, episode, histories([])))
 
     assert "twin –, difference –" in shown
     # Without seed rows neither style, parameters, contribution nor Shapley value is known.
@@ -107,11 +111,11 @@ def test_a_seed_shows_the_measurement_of_its_last_epoch_and_is_alive_until_it_en
         replace(row, contribution=1.5) if row.seed == 2 and row.to_stage == Stage.PRUNED else row
         for row in transitions()
     ]
-    result = as_json(fake_run.run_row(), fake_run.episode_row(), seeds(), moves)
+    result = as_json(RUN, fake_run.episode_row(), histories(moves=moves))
 
     assert (result["seeds"][2]["contribution"], result["seeds"][2]["contribution_error"]) == (1.5, None)
     unfinished = [row for row in moves if row.to_stage not in (Stage.PRUNED, Stage.FOSSILIZED)]
-    result = as_json(fake_run.run_row(), fake_run.episode_row(), seeds(), unfinished)
+    result = as_json(RUN, fake_run.episode_row(), histories(moves=unfinished))
     assert [seed["fate"] for seed in result["seeds"]] == ["alive", "alive", "alive"]
 
 
@@ -124,7 +128,7 @@ def test_arms_show_their_difference_from_the_last_one():
 
 
 def test_the_same_content_is_there_as_plain_values():
-    result = as_json(fake_run.run_row(), fake_run.episode_row(), seeds(), transitions())
+    result = as_json(RUN, fake_run.episode_row(), histories())
     pruned = result["seeds"][1]
 
     assert json.loads(json.dumps(result)) == result

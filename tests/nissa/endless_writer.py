@@ -56,15 +56,15 @@ def after(owner: Any, name: str) -> None:
 
 
 def half_way_through_parquet() -> None:
-    original = compaction.Compactor._copy
+    original = compaction._copy
 
-    def torn(self: compaction.Compactor, lines: Sequence[bytes], table: str, folder: Path) -> None:
-        original(self, lines, table, folder)
+    def torn(database: Any, lines: Sequence[bytes], table: str, folder: Path) -> None:
+        original(database, lines, table, folder)
         file = folder / f"{table}.parquet"
         os.truncate(file, file.stat().st_size // 2)
         kill()
 
-    compaction.Compactor._copy = torn  # type: ignore[method-assign]
+    compaction._copy = torn
 
 
 def before_the_last_lines_go() -> None:
@@ -79,7 +79,7 @@ def before_the_last_lines_go() -> None:
 
 
 MOMENTS: dict[str, Callable[[], None]] = {
-    "before Parquet is written": lambda: before(compaction.Compactor, "_copy"),
+    "before Parquet is written": lambda: before(compaction, "_copy"),
     "half way through Parquet": half_way_through_parquet,
     "before Parquet gets its name": lambda: before(compaction, "name_folder"),
     "after Parquet got its name": lambda: after(compaction, "name_folder"),

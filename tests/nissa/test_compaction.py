@@ -14,8 +14,8 @@ from esper.karn.run import Run, read_rows
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError
 from esper.leyline.events import TABLES, AlertRow, DecisionRow, EpochRow, Row
+from esper.nissa import compaction
 from esper.nissa import writer as writer_module
-from esper.nissa.compaction import Compactor
 from esper.nissa.writer import RunWriter
 from tests.integration.training import full_disk
 from tests.karn import fake_run
@@ -42,7 +42,7 @@ def epochs_of(run: Path) -> list[int]:
 
 
 def compact_by_hand(run: Path) -> None:
-    Compactor().compact(run / "telemetry", last=0)
+    compaction.compact(run / "telemetry", last=0)
     assert names(run) == ["rows-00000-00000"]
 
 
@@ -177,10 +177,9 @@ def test_rows_that_are_gone_are_a_sentence(tmp_path: Path, number: int) -> None:
 
 
 def test_a_failed_conversion_leaves_the_lines_and_one_alert_and_the_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    warnings: list[str] = []
-    with RunWriter(tmp_path, warnings.append) as writer:
+    with RunWriter(tmp_path) as writer:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full_disk)
             write_epochs(writer, 0, 1)
@@ -189,7 +188,7 @@ def test_a_failed_conversion_leaves_the_lines_and_one_alert_and_the_run_goes_on(
         assert epochs_of(tmp_path) == [0, 1, 2, 3]
         write_epochs(writer, 4, 5)  # what was left is made up for
 
-    assert warnings == []
+    assert capsys.readouterr().err == ""
     assert epochs_of(tmp_path) == [0, 1, 2, 3, 4, 5]
     assert names(tmp_path) == ["rows-00000-00002", "rows-00003.jsonl"]
     (alert,) = read_rows(tmp_path, AlertRow)
@@ -215,13 +214,12 @@ def test_lines_that_are_no_rows_are_never_converted(tmp_path: Path, damage: byte
 
 
 def test_files_that_may_not_grow_end_telemetry_with_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A row takes about 500 bytes; no file may hold more than 10,000."""
     monkeypatch.setattr(writer_module, "LINES_BYTES", 1_000_000)
-    warnings: list[str] = []
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    with RunWriter(tmp_path / "run", warnings.append) as writer:
+    with RunWriter(tmp_path / "run") as writer:
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
             for epoch in range(100):
@@ -231,8 +229,7 @@ def test_files_that_may_not_grow_end_telemetry_with_one_sentence(
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, handler)
 
-    assert len(warnings) == 1
-    assert warnings[0].startswith("telemetry stopped: cannot write ")
+    assert capsys.readouterr().err.count("esper: telemetry stopped: cannot write ") == 1
     epochs = [row.epoch for row in read_rows(tmp_path / "run", DecisionRow)]
     assert epochs == list(range(len(epochs)))
     assert 15 < len(epochs) < 30

@@ -1,12 +1,10 @@
-"""The answer to one SQL query over a run, within limits of rows, bytes, memory and time.
+"""The answer to one SQL query over a run, within limits of rows, bytes and memory.
 
 Rows beyond their limit are left out with a note, since a look at the first ones is what such a query is
 for. Whatever else is too much is refused.
 """
 
 import math
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,25 +17,13 @@ from esper.leyline.run_files import TELEMETRY
 
 FETCHED: Final = 100
 """Rows taken from the database at once."""
+MAX_BYTES: Final = 50_000_000
+"""Of the answer as JSON."""
+MEMORY: Final = 4_000
+"""MB that the database may take."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a query may cost."""
-
-    max_rows: int | None
-    """None: all."""
-    max_bytes: int
-    """Of the answer as JSON."""
-    seconds: float
-    memory: int
-    """MB."""
-
-    @property
-    def too_slow(self) -> str:
-        return f"the query took longer than {self.seconds:g} s; ask for less"
-
-
-class Answer(msgspec.Struct, kw_only=True):
+class Answer(msgspec.Struct):
     """What came of a query, in plain values."""
 
     columns: list[str]
@@ -47,48 +33,38 @@ class Answer(msgspec.Struct, kw_only=True):
     """Why rows were left out; None: these are all."""
 
 
-def answer(run_dir: Path, query: str, limits: Limits, on_timeout: Callable[[], object]) -> Answer:
-    """Ask a run; raises ``QueryError`` where that is not allowed or not possible.
-
-    ``on_timeout`` is called by another thread and has to end the process: some of what a database does
-    cannot be interrupted.
-    """
+def answer(
+    run_dir: Path, query: str, max_rows: int | None, max_bytes: int = MAX_BYTES, memory: int = MEMORY
+) -> Answer:
+    """Ask a run for so many rows, or for all; raises ``QueryError`` where that is not allowed or possible."""
     check_statement(query)
-    timer = threading.Timer(limits.seconds, on_timeout)
-    timer.daemon = True
     try:
-        tables = Tables(run_dir / TELEMETRY, memory=limits.memory, threads=1)
-        timer.start()
-        found = tables.ready_for(query).execute(query)
+        found = Tables(run_dir / TELEMETRY, memory).ready_for(query).execute(query)
         described = found.description or []
-        rows, note = _taken(found, limits)
+        rows, note = _taken(found, max_rows, max_bytes)
     except (duckdb.OutOfMemoryException, MemoryError):
-        raise QueryError(f"the query needs more than {limits.memory} MB of memory; ask for less") from None
+        raise QueryError(f"the query needs more than {memory} MB of memory; ask for less") from None
     except duckdb.Error as error:
         raise QueryError(f"the query cannot be answered: {sentence_of(error)}") from None
-    finally:
-        timer.cancel()
-    return Answer(
-        columns=[name for name, *_ in described],
-        types=[str(kind) for _, kind, *_ in described],
-        rows=rows,
-        note=note,
-    )
+    names, types = [name for name, *_ in described], [str(kind) for _, kind, *_ in described]
+    return Answer(names, types, rows, note)
 
 
-def _taken(found: duckdb.DuckDBPyConnection, limits: Limits) -> tuple[list[list[Any]], str | None]:
+def _taken(
+    found: duckdb.DuckDBPyConnection, max_rows: int | None, max_bytes: int
+) -> tuple[list[list[Any]], str | None]:
     """The first rows, and why there are not more; refuses rows that are too large together."""
     rows: list[list[Any]] = []
     size = 0
     while fetched := found.fetchmany(FETCHED):
         for values in fetched:
-            if len(rows) == limits.max_rows:
-                return rows, f"only the first {limits.max_rows:,} rows are shown"
+            if len(rows) == max_rows:
+                return rows, f"only the first {max_rows:,} rows are shown"
             row = [_plain(value) for value in values]
             size += len(msgspec.json.encode(row))
-            if size > limits.max_bytes:
+            if size > max_bytes:
                 raise QueryError(
-                    f"the answer is larger than {limits.max_bytes / 1e6:g} MB; add a LIMIT, name fewer"
+                    f"the answer is larger than {max_bytes / 1e6:g} MB; add a LIMIT, name fewer"
                     " columns, or aggregate with count, avg and GROUP BY"
                 )
             rows.append(row)

@@ -32,7 +32,6 @@ class Conclusion:
 
 
 def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
-    """What is to be said of a run, and how it compares with others."""
     rows = outcome.final_rows(run)
     episodes = outcome.result(run, rows)
     evaluation = outcome.best_evaluation(run) if is_training(run) else None
@@ -59,7 +58,6 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
 
 
 def how_far_text(run: Run) -> str:
-    """How far a run is, as a sentence."""
     found = progress(run)
     if not found.done:
         none = {"running": f"Still running: no {found.unit} is done yet."}
@@ -122,7 +120,6 @@ def _iteration_text(number: int, episodes: Result) -> str:
 
 
 def _reached(episodes: Result) -> str:
-    """What they came to on validation."""
     metric = episodes.metric
     name = "" if metric is SCORE else f"a {metric.name} of "
     return f"{name}{metric.estimate(episodes.validation)} on validation"
@@ -137,7 +134,6 @@ def _against_twins(episodes: Result) -> str:
 
 
 def comparison_text(found: Comparison) -> str:
-    """How a run compares with another one, as a sentence."""
     name = found.run.row.name
     if found.result is None:
         return f"Against {name}: it has no finished episode. {how_far_text(found.run)}"

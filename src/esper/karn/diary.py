@@ -33,8 +33,6 @@ _DEEDS: Final[Mapping[LifecycleOp, str]] = {
 
 
 class Note(NamedTuple):
-    """One sentence of a diary."""
-
     epoch: int
     text: str
     stage: Stage | None
@@ -45,7 +43,6 @@ class Note(NamedTuple):
 
 
 def diary_of(run: Run, episode: EpisodeKey) -> list[Note]:
-    """What happened in one episode of a run."""
     return diary(run.row, [row for kind in _TOLD for row in run.rows(kind, THIS_EPISODE, episode)])
 
 
@@ -58,7 +55,7 @@ def diary(run: RunRow, rows: Iterable[Row]) -> list[Note]:
     if last is None:
         return []
     decisions = _of(kept, DecisionRow)
-    seeds = seed_histories(run, last, _of(kept, events.SeedRow), _of(kept, events.TransitionRow))
+    seeds = seed_histories(run, last.epoch, _of(kept, events.SeedRow), _of(kept, events.TransitionRow))
     told = {id(row) for seed in seeds for row in _decisions_of(seed, decisions, run)}
     notes = [_seed_note(seed, decisions, run) for seed in seeds]
     notes += [

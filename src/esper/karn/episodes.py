@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Final, TypeVar
 
 from esper.karn.palette import LOOKS
-from esper.leyline.events import EnvRow, RunRow, SeedRow, TransitionRow
+from esper.leyline.events import RunRow, SeedRow, TransitionRow
 from esper.leyline.factored_actions import BLEND_IDS
 from esper.leyline.stages import Stage
 
@@ -61,14 +61,12 @@ class SeedHistory:
 
 
 def seed_histories(
-    run: RunRow, episode: EnvRow, seeds: Sequence[SeedRow], transitions: Sequence[TransitionRow]
+    run: RunRow, last_epoch: int, seeds: Iterable[SeedRow], transitions: Iterable[TransitionRow]
 ) -> list[SeedHistory]:
-    """The seeds of an episode in the order of their germination; rows of other episodes are passed over.
-
-    ``episode`` is any row of the episode's last epoch.
-    """
-    moves_of, rows_of = _by_seed(transitions, episode), _by_seed(seeds, episode)
-    return [_seed_history(run, episode, moves, rows_of[seed]) for seed, moves in sorted(moves_of.items())]
+    """The seeds of an episode in the order of their germination, from the rows of that episode alone."""
+    moves_of = grouped((row for row in transitions if row.seed >= 0), lambda row: row.seed)
+    rows_of = grouped(seeds, lambda row: row.seed)
+    return [_seed_history(run, last_epoch, moves, rows_of[seed]) for seed, moves in sorted(moves_of.items())]
 
 
 def grouped(rows: Iterable[S], key: Callable[[S], int]) -> Mapping[int, list[S]]:
@@ -79,16 +77,10 @@ def grouped(rows: Iterable[S], key: Callable[[S], int]) -> Mapping[int, list[S]]
     return found
 
 
-def _by_seed(rows: Sequence[S], episode: EnvRow) -> Mapping[int, list[S]]:
-    key = (episode.env, episode.episode, episode.attempt)
-    own = (row for row in rows if (row.env, row.episode, row.attempt) == key and row.seed >= 0)
-    return grouped(own, lambda row: row.seed)
-
-
 def _seed_history(
-    run: RunRow, episode: EnvRow, moves: list[TransitionRow], rows: list[SeedRow]
+    run: RunRow, last_epoch: int, moves: list[TransitionRow], rows: list[SeedRow]
 ) -> SeedHistory:
-    fate, fate_epoch, reason = _fate(moves[-1], episode)
+    fate, fate_epoch, reason = _fate(moves[-1], last_epoch)
     measured = next((row for row in reversed(rows) if row.contribution is not None), None)
     # For a seed that left in the epoch in which it was first measured, so that no seed row tells.
     at_a_move = next((move.contribution for move in reversed(moves) if move.contribution is not None), None)
@@ -98,7 +90,7 @@ def _seed_history(
         blueprint=run.blueprints[moves[0].blueprint],
         style=BLEND_IDS[rows[-1].style] if rows else None,
         germinated_at=moves[0].epoch,
-        stages=_stages(moves, episode.epoch),
+        stages=_stages(moves, last_epoch),
         fate=fate,
         fate_epoch=fate_epoch,
         cause=moves[-1].cause,
@@ -120,12 +112,12 @@ def _stages(moves: Sequence[TransitionRow], last_epoch: int) -> tuple[tuple[Stag
     )
 
 
-def _fate(last: TransitionRow, episode: EnvRow) -> tuple[str, int, str]:
+def _fate(last: TransitionRow, last_epoch: int) -> tuple[str, int, str]:
+    """The fate, its epoch, and its reason unless that only repeats it."""
     stage = Stage(last.to_stage)
-    if stage is Stage.FOSSILIZED:
-        return "fossilized", last.epoch, "" if last.reason == "fossilized" else last.reason
-    if stage is not Stage.PRUNED:
-        return "alive", episode.epoch, ""
-    if HORIZON in last.reason:
+    if stage not in FATES.values():
+        return "alive", last_epoch, ""
+    if stage is Stage.PRUNED and HORIZON in last.reason:
         return "removed at horizon", last.epoch, ""
-    return "pruned", last.epoch, "" if last.reason == "pruned" else last.reason
+    fate = stage.name.lower()
+    return fate, last.epoch, "" if last.reason == fate else last.reason

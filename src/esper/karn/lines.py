@@ -11,7 +11,7 @@ from typing import Final
 from esper.karn import notation
 from esper.karn.metric import SCORE, Metric, metric_of
 from esper.karn.palette import LOOKS
-from esper.karn.questions.episodes import is_training
+from esper.karn.questions.episodes import EpisodeKey, is_training
 from esper.karn.questions.growth import growth
 from esper.karn.run import Run
 from esper.leyline.columns import TABLE_OF
@@ -84,12 +84,8 @@ def _entry(run: Run, row: Row, moves: Sequence[TransitionRow], twins: dict[int, 
         return LogEntry(row, twin_score=twins.get(row.iteration))
     if not isinstance(row, EpochRow):
         return LogEntry(row)
-    episode = (row.env, row.episode, row.attempt)
-    reached = {
-        move.slot: Stage(move.to_stage)
-        for move in moves
-        if (move.env, move.episode, move.attempt) == episode and move.t <= row.t
-    }
+    own = [move for move in moves if EpisodeKey.of(move) == EpisodeKey.of(row) and move.t <= row.t]
+    reached = {move.slot: Stage(move.to_stage) for move in own}
     return LogEntry(row, stages=tuple(reached.get(i, Stage.DORMANT) for i in range(len(run.row.slots))))
 
 

@@ -28,7 +28,6 @@ class Metric:
     """None: a number of any size."""
 
     def text(self, value: float | None) -> str:
-        """A value."""
         return notation.significant(value) if self.decimals is None else notation.points(value, self.decimals)
 
     def gain(self, value: float | None) -> str:
@@ -70,5 +69,4 @@ LOSS: Final = Metric("val_loss", "loss", "", "loss added", -1, None, None)
 
 
 def metric_of(run: RunRow) -> Metric:
-    """That of a run."""
     return LOSS if run.metric == LOSS.column else SCORE

@@ -24,13 +24,6 @@ def gain(value: float | None, decimals: int = 1) -> str:
     return f"{round(value, decimals) + 0.0:+.{decimals}f}"  # adding 0.0 turns -0.0 into 0.0
 
 
-def gain_with_error(value: float | None, error: float | None) -> str:
-    """A measured difference and its standard error, where that is known."""
-    if value is None or error is None:
-        return gain(value)
-    return f"{gain(value)} ± {error:.1f}"
-
-
 def difference(value: float | None, reference: float | None) -> float | None:
     """``value - reference``, unknown if either is."""
     return None if value is None or reference is None else value - reference

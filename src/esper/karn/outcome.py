@@ -39,7 +39,7 @@ class Result:
     seconds: Estimate
 
 
-AVERAGED: Final = (*("params", "host_params", "flops_per_sample", "host_flops_per_sample", "seconds"),)
+AVERAGED: Final = ("params", "host_params", "flops_per_sample", "host_flops_per_sample", "seconds")
 """Columns of an episode that a result has the means of, by their own names."""
 
 
@@ -112,8 +112,8 @@ def compare(run: Run, other: Run) -> Comparison:
     """The run against another one; episodes are paired where both began them alike."""
     ours, theirs, metric = final_rows(run), final_rows(other), metric_of(run.row)
     unpaired = _difference_of_origin(run, other)
-    control = {_key(row): row for row in theirs}
-    pairs = [(row, control[key]) for row in ours if (key := _key(row)) in control]
+    control = {EpisodeKey.of(row): row for row in theirs}
+    pairs = [(row, control[key]) for row in ours if (key := EpisodeKey.of(row)) in control]
     if unpaired is not None:
         pairs = []
     elif not pairs:
@@ -128,10 +128,6 @@ def compare(run: Run, other: Run) -> Comparison:
         test_score=_estimate(difference(a.test_score, b.test_score) for a, b in pairs),
         unpaired=unpaired,
     )
-
-
-def _key(row: EpisodeRow) -> EpisodeKey:
-    return EpisodeKey(row.env, row.episode, row.attempt)
 
 
 def _difference_of_origin(run: Run, other: Run) -> str | None:

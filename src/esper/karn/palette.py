@@ -14,8 +14,6 @@ from esper.leyline.stages import Stage
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Appearance of one stage or severity."""
-
     glyph: str
     """One column wide in a terminal."""
     letter: str
@@ -61,7 +59,6 @@ INKS: Final = {
 
 
 def stage_variable(stage: Stage) -> str:
-    """The name of the CSS variable that holds a stage's colour."""
     return f"--stage-{stage.name.lower()}"
 
 

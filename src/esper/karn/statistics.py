@@ -6,11 +6,9 @@ One number that stands for several episodes is their mean, on every surface.
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 CONFIDENCE = 0.95
-SQL_MEAN: Final = "avg"
-"""``mean`` in SQL."""
 
 
 class Estimate(NamedTuple):

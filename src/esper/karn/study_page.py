@@ -36,7 +36,6 @@ class Curve(NamedTuple):
 
 
 def render_study(found: Sequence[StudyNumbers], name: str) -> str:
-    """The page of a study that is called ``name``."""
     sections = [(study_pictures(task), study_tables(task)) for task in found]
     return render_page("study.html", title=name, served=False, sections=sections)
 

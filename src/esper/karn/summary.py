@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.episodes import HORIZON, SeedHistory, seed_histories
+from esper.karn.episodes import HORIZON, SeedHistory
+from esper.karn.metric import SCORE
 from esper.karn.palette import LOOKS
-from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
+from esper.leyline.events import EpisodeRow, RunRow
 
 _NOT_ADDED: Final = {"pruned_seeds": "of which pruned seeds", "validation": "validation, not charged"}
 """What no sum includes: the first is counted under the others as well, the second is an instrument."""
@@ -28,14 +29,11 @@ def charged_flops(flops: Mapping[str, int]) -> int:
     return sum(amount for purpose, amount in flops.items() if purpose not in _NOT_ADDED)
 
 
-def episode_summary(
-    run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedRow], transitions: Sequence[TransitionRow]
-) -> RenderableType:
+def episode_summary(run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedHistory]) -> RenderableType:
     """One episode: its scores, parameters and compute, and a table of its seeds."""
-    histories = seed_histories(run, episode, seeds, transitions)
     title = Text(f"{run.task} · {run.controller} · rng seed {run.rng_seed}", style="bold")
     title.append(f"   {episode.epoch} epochs in {notation.clock(episode.seconds)}", style="not bold")
-    table = _seed_table(histories) if histories else Text("no seed germinated")
+    table = _seed_table(seeds) if seeds else Text("no seed germinated")
     return Group(title, _facts(episode), Text(""), table)
 
 
@@ -81,7 +79,7 @@ def _seed_table(seeds: Sequence[SeedHistory]) -> Table:
             seed.course,
             _fate_text(seed),
             notation.count(seed.params),
-            notation.gain_with_error(seed.contribution, seed.contribution_error),
+            SCORE.gain_with_error(seed.contribution, seed.contribution_error),
             notation.gain(seed.shapley),
         )
     return table
@@ -125,9 +123,7 @@ def _cells(episode: EpisodeRow) -> tuple[str, ...]:
     )
 
 
-def as_json(
-    run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedRow], transitions: Sequence[TransitionRow]
-) -> dict[str, Any]:
+def as_json(run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedHistory]) -> dict[str, Any]:
     """The content of ``episode_summary`` as plain values; None is unknown."""
     return {
         "run": run.name,
@@ -139,7 +135,7 @@ def as_json(
         "val_gain_over_twin": notation.difference(episode.val_score, episode.twin_val_score),
         "flops_charged": charged_flops(episode.flops),
         "ops": dict(zip(run.ops, episode.op_counts, strict=True)),
-        "seeds": [_seed_json(seed) for seed in seed_histories(run, episode, seeds, transitions)],
+        "seeds": [_seed_json(seed) for seed in seeds],
     }
 
 

@@ -57,10 +57,10 @@ def check_statement(query: str) -> None:
 class Tables:
     """One in-memory database with the views of one run."""
 
-    def __init__(self, telemetry: Path, *, memory: int | None = None, threads: int | None = None) -> None:
-        """``memory`` is in MB; without limits the database takes what the machine has."""
+    def __init__(self, telemetry: Path, memory: int | None = None) -> None:
+        """``memory`` is in MB; without a limit the database takes what the machine has."""
         self._telemetry = telemetry.resolve()
-        self._connection = _locked_database(self._telemetry, memory, threads)
+        self._connection = _locked_database(self._telemetry, memory)
         self._lines = LineCopies(self._connection)
         self._definitions: dict[str, str] = {}
         """The text of every view."""
@@ -126,7 +126,7 @@ class Tables:
 # --- the database ---------------------------------------------------------------------------------
 
 
-def _locked_database(telemetry: Path, memory: int | None, threads: int | None) -> duckdb.DuckDBPyConnection:
+def _locked_database(telemetry: Path, memory: int | None) -> duckdb.DuckDBPyConnection:
     """A database in memory that reads files of ``telemetry`` only, and whose settings cannot be changed."""
     settings: dict[str, str | bool | int | float | list[str]] = {
         "async_threads": 0,  # files are near, and a thread takes long to start
@@ -136,9 +136,7 @@ def _locked_database(telemetry: Path, memory: int | None, threads: int | None) -
         "temp_directory": "",
     }
     if memory is not None:
-        settings["memory_limit"] = f"{memory}MB"
-    if threads is not None:
-        settings["threads"] = threads
+        settings |= {"memory_limit": f"{memory}MB", "threads": 1}
     connection = duckdb.connect(":memory:", config=settings)
     connection.execute(f"SET allowed_directories = [{_text(f'{telemetry}/')}]")
     connection.execute("SET enable_external_access = false")

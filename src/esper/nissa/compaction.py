@@ -21,58 +21,53 @@ class CompactionError(Exception):
     """Lines that could not be turned into Parquet; they are still there."""
 
 
-class Compactor:
-    """Keeps the database that converts; it comes into being when it is needed first."""
+def compact(telemetry: Path, last: int) -> None:
+    """Convert what is still JSON lines of the numbers up to ``last``."""
+    try:
+        found = row_files(telemetry)
+        lines = [span for span in found.lines if span.last <= last]
+        if lines:
+            _convert(telemetry, lines)
+        for span in (*found.superseded, *lines):
+            remove(span.path)
+    except (OSError, EsperError, duckdb.Error) as error:
+        raise CompactionError(f"{telemetry}: {str(error).splitlines()[0]}") from error
 
-    def __init__(self) -> None:
-        self._database: duckdb.DuckDBPyConnection | None = None
 
-    def compact(self, telemetry: Path, last: int) -> None:
-        """Convert what is still JSON lines of the numbers up to ``last``."""
-        try:
-            found = row_files(telemetry)
-            lines = [span for span in found.lines if span.last <= last]
-            if lines:
-                self._convert(telemetry, lines)
-            for span in (*found.superseded, *lines):
-                remove(span.path)
-        except (OSError, EsperError, duckdb.Error) as error:
-            raise CompactionError(f"{telemetry}: {str(error).splitlines()[0]}") from error
-
-    def _convert(self, telemetry: Path, lines: Sequence[RowSpan]) -> None:
-        target = parquet_path(telemetry, lines[0].first, lines[-1].last)
-        partial = partial_of(target)
-        try:
-            partial.mkdir(exist_ok=True)
-            rows: dict[str, list[bytes]] = {}
-            for span in lines:
-                content = span.path.read_bytes()
-                if not content.endswith(b"\n"):
-                    raise CompactionError(f"{span.path}: its last line is not whole")
-                split_lines(span.path, content, rows)
+def _convert(telemetry: Path, lines: Sequence[RowSpan]) -> None:
+    target = parquet_path(telemetry, lines[0].first, lines[-1].last)
+    partial = partial_of(target)
+    # On the trainer's own thread: none is started.
+    settings = {"threads": "1", "async_threads": "0", "memory_limit": "1GB", "temp_directory": ""}
+    try:
+        partial.mkdir(exist_ok=True)
+        rows: dict[str, list[bytes]] = {}
+        for span in lines:
+            content = span.path.read_bytes()
+            if not content.endswith(b"\n"):
+                raise CompactionError(f"{span.path}: its last line is not whole")
+            split_lines(span.path, content, rows)
+        with duckdb.connect(":memory:", config={**settings}) as database:
             for table, own in rows.items():
                 if own:
-                    self._copy(own, table, partial)
-            name_folder(target)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+                    _copy(database, own, table, partial)
+        name_folder(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
-    def _copy(self, lines: Sequence[bytes], table: str, folder: Path) -> None:
-        if self._database is None:
-            # On the trainer's own thread: none is started.
-            settings = {"threads": "1", "async_threads": "0", "memory_limit": "1GB", "temp_directory": ""}
-            self._database = duckdb.connect(":memory:", config={**settings})
-        source = folder / f"{table}.jsonl"
-        source.write_bytes(b"\n".join(lines) + b"\n")
-        columns = ", ".join(f"{_text(column.name)}: {_text(column.sql_type)}" for column in COLUMNS[table])
-        rows = f"read_json({_text(str(source))}, format = 'newline_delimited', columns = {{{columns}}})"
-        place = _text(str(source.with_suffix(".parquet")))
-        result = self._database.execute(
-            f"COPY (FROM {rows}) TO {place} (FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)"
-        ).fetchone()
-        if result != (len(lines),):
-            raise CompactionError(f"{source}: {result} rows for {len(lines)} lines")
-        source.unlink()
+
+def _copy(database: duckdb.DuckDBPyConnection, lines: Sequence[bytes], table: str, folder: Path) -> None:
+    source = folder / f"{table}.jsonl"
+    source.write_bytes(b"\n".join(lines) + b"\n")
+    columns = ", ".join(f"{_text(column.name)}: {_text(column.sql_type)}" for column in COLUMNS[table])
+    rows = f"read_json({_text(str(source))}, format = 'newline_delimited', columns = {{{columns}}})"
+    place = _text(str(source.with_suffix(".parquet")))
+    result = database.execute(
+        f"COPY (FROM {rows}) TO {place} (FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)"
+    ).fetchone()
+    if result != (len(lines),):
+        raise CompactionError(f"{source}: {result} rows for {len(lines)} lines")
+    source.unlink()
 
 
 def remove(path: Path) -> None:

@@ -26,7 +26,6 @@ class Rule:
     """What is wrong, in words; the limits are those that ``look`` compares with."""
     look: Look
     hint: str
-    """What to do."""
     times: int = 1
     """Readings in a row that must be wrong; a single good one clears the alert."""
     window: int = 1
@@ -229,7 +228,6 @@ hint says what was done. They are cleared when the episode ends.
 
 
 def alerts_markdown() -> str:
-    """The reference of all rules, as Markdown."""
     interventions = (f"| `{name}` | {meaning} |" for name, meaning in GOVERNOR_RULES.items())
     return _REFERENCE.format(rules="\n".join(map(_line, RULES)), interventions="\n".join(interventions))
 

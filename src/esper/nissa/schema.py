@@ -21,7 +21,6 @@ stands for 0. A value outside its healthy band deserves a look.
 
 
 def metrics_markdown() -> str:
-    """The reference of all tables and columns, as Markdown."""
     ranges = [f"A {unit} lies between {low:g} and {high:g}.\n" for unit, (low, high) in UNIT_RANGES.items()]
     version = f"This is version {SCHEMA_VERSION} of the schema, the `schema_version` of a run.\n"
     return "".join([_HEADER, *ranges, version, *map(_section, COLUMNS)])

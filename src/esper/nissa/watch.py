@@ -88,7 +88,6 @@ class Watch:
 
 
 def _cleared(raised: AlertRow, **changed: Any) -> AlertRow:
-    """The row that ends an alert."""
     return msgspec.structs.replace(raised, event="cleared", hint=PASSED, t=0.0, **changed)
 
 

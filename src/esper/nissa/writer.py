@@ -15,9 +15,9 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.durable import SaveError, write_durably
@@ -25,7 +25,7 @@ from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import TABLES, TABLES_OF_DETAIL, AlertRow, Detail, ResourceRow, Row
 from esper.leyline.lock import WriterLock
 from esper.leyline.run_files import TELEMETRY, RowMark, lines_path, parquet_path, row_files, unfinished_path
-from esper.nissa.compaction import CompactionError, Compactor, remove
+from esper.nissa.compaction import CompactionError, compact, remove
 from esper.nissa.encoding import RowEncoder, RowError
 from esper.nissa.journal import open_to_append, write_all
 
@@ -35,19 +35,18 @@ LINES_BYTES: Final = 8_000_000
 """Of lines; when there are more, they become Parquet."""
 
 
-class RunWriter:
+class RunWriter(AbstractContextManager["RunWriter"]):
     """The sink that keeps a run."""
 
     def __init__(
         self,
         directory: Path,
-        warn: Callable[[str], None] | None = None,
         *,
         resume_from: RowMark | None = None,
         detail: Detail = "full",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Claim ``directory``, made if need be; ``warn`` is told once if writing fails later.
+        """Claim ``directory``, made if need be.
 
         With ``resume_from``, what an earlier writer's ``checkpoint`` gave, later rows are removed.
         """
@@ -75,9 +74,7 @@ class RunWriter:
         self._file: int | None = None
         self._line_bytes = 0
         """On disk, since lines were converted last."""
-        self._compactor = Compactor()
         self._compaction_failed = False
-        self._warn = warn or _warn_on_stderr
         self._open = True
         self._rows = 0
         self._busy_seconds = 0.0
@@ -208,9 +205,6 @@ class RunWriter:
             self._end()
         self._lock.release()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.close()
 
@@ -231,7 +225,7 @@ class RunWriter:
         self.failed = True
         self._end()
         ending = "the run goes on, its further rows are lost"
-        self._warn(f"telemetry stopped: cannot write {path} ({reason}); {ending}")
+        sys.stderr.write(f"esper: telemetry stopped: cannot write {path} ({reason}); {ending}\n")
 
     # --- files ----------------------------------------------------------------------------------------
 
@@ -261,7 +255,7 @@ class RunWriter:
         """Lines that cannot be converted are no loss; the first time is worth a row."""
         self._line_bytes = 0
         try:
-            self._compactor.compact(self._telemetry, last)
+            compact(self._telemetry, last)
         except CompactionError as error:
             if not self._compaction_failed:
                 self._compaction_failed = True
@@ -318,7 +312,3 @@ def _peak_mb() -> float:
     """Largest resident memory so far; Linux counts it in KiB, macOS in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
-
-
-def _warn_on_stderr(message: str) -> None:
-    sys.stderr.write(f"esper: {message}\n")

@@ -25,8 +25,6 @@ _SUITE = "benchmarks"
 
 
 class BenchConfig(Settings):
-    """How to show the figures."""
-
     as_json: bool = Field(False, description="Print the figures as JSON, and nothing else.")
 
 

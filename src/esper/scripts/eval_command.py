@@ -53,7 +53,6 @@ class EvaluationConfig(Settings, Hardware):
 
 
 def eval_command(args: Sequence[str]) -> None:
-    """The first word is the checkpoint, the rest are flags."""
     needed = "the folder of a policy as its first word, such as runs/mine/best"
     words, asked = parse_words(EvaluationConfig, "esper eval CHECKPOINT", DESCRIPTION, args, needed=needed)
     checkpoint = Path(words[0])

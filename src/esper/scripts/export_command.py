@@ -32,8 +32,6 @@ ENDINGS: Final = {
 
 
 class ExportConfig(Settings):
-    """Where to export to."""
-
     to: Literal["tensorboard", "trackio", "wandb"] = Field("tensorboard", description="Tool to write for.")
     out: Path | None = Field(
         None, description="Directory to write to; RUN/export/TOOL unless given, for trackio its usual one."
@@ -49,7 +47,6 @@ class ExportConfig(Settings):
 
 
 def export_command(args: Sequence[str]) -> None:
-    """The first word is the run's directory, the rest are flags."""
     needed = "a run's directory as its first word, such as runs/mine"
     words, config = parse_words(ExportConfig, "esper export RUN", DESCRIPTION, args, needed=needed)
     run = open_run(words[0])

@@ -24,14 +24,11 @@ _ALWAYS = ("task", "controller", "rng_seed")
 
 
 class ReportConfig(Settings):
-    """What to compare with, and where to write."""
-
     against: tuple[Path, ...] = Field((), description="Directories of runs to compare with.")
     out: Path | None = Field(None, description=f"File to write; else {FILE_NAME} in the run's directory.")
 
 
 def report_command(args: Sequence[str]) -> None:
-    """The first word is the run's directory, the rest are flags."""
     needed = "the directory of a run as its first word, such as runs/mine"
     words, config = parse_words(ReportConfig, "esper report RUN", DESCRIPTION, args, needed=needed)
     run = open_run(words[0])

@@ -2,18 +2,19 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 from rich.console import Console
 
 from esper.build import build_task
 from esper.config import RunConfig, checked
 from esper.karn import summary
+from esper.karn.episodes import SeedHistory, seed_histories
+from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run, open_run
 from esper.karn.terminal import TerminalView
-from esper.leyline.events import EpisodeRow, SeedRow, TransitionRow
+from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
 from esper.runner import check_names, free_directory, run_arm
 from esper.scripts.flags import parse_flags, say_where
 from esper.tamiyo.policy.checkpoint import read_training
@@ -65,10 +66,12 @@ def _say_what_the_policy_was_not_trained_on(config: RunConfig) -> None:
         print(f"esper: the policy decides on {different}", file=sys.stderr)
 
 
-def _episodes(run: Run) -> list[tuple[Any, ...]]:
-    """Each with what a summary of it is made from."""
-    rest = run.rows(SeedRow), run.rows(TransitionRow)
-    return [(run.row, episode, *rest) for episode in run.rows(EpisodeRow)]
+def _episodes(run: Run) -> Iterator[tuple[RunRow, EpisodeRow, list[SeedHistory]]]:
+    """What the summary of each is made from."""
+    for episode in run.rows(EpisodeRow):
+        own = THIS_EPISODE, EpisodeKey.of(episode)
+        seeds, moves = run.rows(SeedRow, *own), run.rows(TransitionRow, *own)
+        yield run.row, episode, seed_histories(run.row, episode.epoch, seeds, moves)
 
 
 def _print_tables(arms: dict[str, Run], console: Console) -> None:

@@ -17,13 +17,10 @@ DESCRIPTION = "List the runs below a folder, runs/ unless another one is named."
 
 
 class RunsConfig(Settings):
-    """How to list."""
-
     as_json: bool = Field(False, description="Print the list as JSON.")
 
 
 def runs_command(args: Sequence[str]) -> None:
-    """The first word may be a folder, the rest are flags."""
     words, config = parse_words(RunsConfig, "esper runs [DIR]", DESCRIPTION, args)
     folder = Path(*words or ["runs"])
     if words and not folder.is_dir():

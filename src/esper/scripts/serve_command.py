@@ -16,8 +16,6 @@ NEEDED = ("starlette", "uvicorn")
 
 
 class ServeConfig(Settings):
-    """Where the page is served."""
-
     host: str = Field(
         "127.0.0.1",
         min_length=1,
@@ -28,7 +26,6 @@ class ServeConfig(Settings):
 
 
 def serve_command(args: Sequence[str]) -> None:
-    """The first word is the folder, the rest are flags."""
     needed = "a folder as its first word, such as: esper serve runs"
     words, config = parse_words(ServeConfig, "esper serve DIR", DESCRIPTION, args, needed=needed)
     missing = [name for name in NEEDED if find_spec(name) is None]

@@ -26,7 +26,6 @@ class StudyFlags(Settings):
 
 
 def study_command(args: Sequence[str]) -> None:
-    """The first word is the study's file, the rest are flags."""
     needed = "the file of a study as its first word, such as study.toml"
     words, flags = parse_words(StudyFlags, "esper study FILE", DESCRIPTION, args, needed=needed)
     from esper.study.runner import conduct_study

@@ -69,14 +69,12 @@ def train_command(
 
 
 def interrupted(directory: Path) -> InterruptedRunError:
-    """What is said of a training that the user stopped."""
     return InterruptedRunError(
         f"interrupted; go on from the last checkpoint with esper train --resume {directory}"
     )
 
 
 def check_processes(processes: int, config: TrainingConfig) -> None:
-    """Refuse more processes than there are shards."""
     groups = len(shards(config.envs, SHARD_ENVS))
     if not 1 <= processes <= groups:
         raise ConfigError(

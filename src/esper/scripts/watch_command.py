@@ -24,8 +24,6 @@ SHARE_OF_TIME: Final = 0.5
 
 
 class WatchConfig(Settings):
-    """What to show of a run."""
-
     env: int | None = Field(
         None,
         ge=0,
@@ -34,7 +32,6 @@ class WatchConfig(Settings):
 
 
 def watch_command(args: Sequence[str]) -> None:
-    """The first word is the run's directory, the rest are flags."""
     needed = "a run's directory as its first word, such as runs/mine"
     words, config = parse_words(WatchConfig, "esper watch RUN", DESCRIPTION, args, needed=needed)
     try:

@@ -86,8 +86,6 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Panels over one axis."""
-
     title: str
     description: str
     found: Courses
@@ -121,7 +119,6 @@ def draw(chart_of: Callable[[Courses], Chart], found: Courses, beside: Courses |
 
 
 def panel_scale(panel: Panel, values: Sequence[float], top: float, bottom: float) -> Scale:
-    """The vertical axis of a panel that holds these values."""
     low, high = around([*values, *([0.0] if panel.zero else [])], panel.ticks, floor=panel.near)
     return Scale(low, high if panel.most is None else min(high, panel.most), bottom, top)
 
@@ -265,8 +262,6 @@ def column(place: Place, segment: Segment, x: Scale, y: Scale) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One row."""
-
     name: str
     draw: Callable[[Scale, float], Iterable[Markup]]
     """What lies on it, by the scale of the axis and the height of its upper edge."""
@@ -279,16 +274,12 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Strips:
-    """How the rows of one picture lie."""
-
     left: float
     """Room for the names."""
     right: float
     """Room for the values."""
     height: float
-    """Of a strip."""
     gap: float = 0.0
-    """Between strips."""
 
     def draw(
         self, title: str, description: str, axis: str, end: int, rows: Sequence[Strip], *, grid: bool = True

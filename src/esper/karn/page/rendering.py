@@ -18,7 +18,6 @@ TREND: Final = 16
 
 
 def render_page(template: str, **content: Any) -> str:
-    """A whole page."""
     return _environment().get_template(template).render(content)
 
 

@@ -195,7 +195,6 @@ def address(key: Iterable[int]) -> str:
 
 
 def episode_at(text: str | None) -> EpisodeKey | None:
-    """The episode that a query names, if it does."""
     if not text:
         return None
     try:

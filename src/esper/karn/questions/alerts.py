@@ -46,7 +46,6 @@ class AlertLine:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not over yet."""
         return any(span.end is None for span in self.spans)
 
 
@@ -70,8 +69,6 @@ class AlertEntry:
 
 @dataclass(frozen=True, slots=True)
 class Alerts:
-    """All alerts of a run."""
-
     axis: AxisName
     end: int
     lines: tuple[AlertLine, ...]

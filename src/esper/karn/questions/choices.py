@@ -43,7 +43,6 @@ def choices(run: Run) -> Courses | None:
 
 
 def ops_of(found: Courses) -> list[str]:
-    """The ops, in their order."""
     return [name for name in found.values if f"{name} {FORCED}" in found.values]
 
 

@@ -1,10 +1,10 @@
 """Which episodes a run holds, and which of them to show when nobody chose one."""
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from esper.karn.episodes import HORIZON
 from esper.karn.run import Run
-from esper.leyline.events import EpochRow
+from esper.leyline.events import EnvRow, EpochRow
 
 THIS_EPISODE: Final = "env = ? AND episode = ? AND attempt = ?"
 """The rows of one episode, as SQL; its key has the parameters."""
@@ -21,11 +21,13 @@ that broke down was followed at once by another attempt."""
 
 
 class EpisodeKey(NamedTuple):
-    """One episode of a run."""
-
     env: int
     episode: int
     attempt: int = 0
+
+    @classmethod
+    def of(cls, row: EnvRow) -> Self:
+        return cls(row.env, row.episode, row.attempt)
 
 
 class EpisodeSummary(NamedTuple):
@@ -38,7 +40,6 @@ class EpisodeSummary(NamedTuple):
 
 
 def episode_name(episode: EpisodeKey, *, trained: bool) -> str:
-    """An episode in words."""
     if not trained:
         name = f"episode {episode.episode}"
         return name if episode.env == 0 else f"environment {episode.env}, {name}"

@@ -14,7 +14,6 @@ from esper.karn.metric import metric_of
 from esper.karn.questions.episodes import IN_A_COMPLETE_ITERATION, LASTED, is_training
 from esper.karn.questions.places import Courses, courses
 from esper.karn.run import Run
-from esper.karn.statistics import SQL_MEAN
 
 
 def growth(run: Run, *, joined: bool = True) -> Courses | None:
@@ -35,7 +34,7 @@ def growth(run: Run, *, joined: bool = True) -> Courses | None:
         "median": f"median({metric})",
         "75 %": f"quantile_cont({metric}, 0.75)",
         "highest": f"max({metric})",
-        **{name: f"{SQL_MEAN}({column}) FILTER (WHERE {averaged})" for name, column in means.items()},
+        **{name: f"avg({column}) FILTER (WHERE {averaged})" for name, column in means.items()},
     }
     return courses(run, table, columns, where=where, joined=joined)
 

@@ -9,7 +9,7 @@ from esper.karn.metric import Metric, metric_of
 from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey, default_episode, episode_name, is_training
 from esper.karn.questions.places import Courses, Place, Values
 from esper.karn.run import Run
-from esper.leyline.events import EnvRow, EpochRow, SeedRow, TransitionRow
+from esper.leyline.events import EpochRow, SeedRow, TransitionRow
 from esper.leyline.stages import FORWARD_STAGES, Stage
 
 MARKED: Final = (Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED)
@@ -78,8 +78,7 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
         return None
     last = max(row.epoch for rows in (moves, epochs) for row in rows)
     horizon = max(run.row.horizon or 0, last)
-    now = EnvRow(env=episode.env, episode=episode.episode, attempt=episode.attempt, epoch=last)
-    grown = seed_histories(run.row, now, seeds, moves)
+    grown = seed_histories(run.row, last, seeds, moves)
     moves_of = grouped(moves, lambda row: row.slot)
     seeds_of = grouped(seeds, lambda row: row.slot)
     alphas_of = {slot: {row.epoch: row.alpha for row in rows} for slot, rows in seeds_of.items()}

@@ -25,8 +25,6 @@ SHARE_OF_LOOKING: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """One run of the folder."""
-
     id: str
     name: str
     """Its place below the folder."""

@@ -6,8 +6,9 @@ Opened runs are used by one thread at a time, and only a few stay open.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import duckdb
 
@@ -18,10 +19,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.lock import LOCK_FILE
 from esper.leyline.run_files import TELEMETRY
 
-K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
-Place = tuple[Path, int, int]
-"""A run's directory, and what tells its telemetry from another's that was there before."""
 OPEN_RUNS: Final = 8
 ANSWERS: Final = 500
 DAMAGE: Final = (EsperError, duckdb.Error, OSError, LookupError, ValueError, TypeError, ArithmeticError)
@@ -38,7 +36,7 @@ class Readings:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._open: OrderedDict[Place, Run] = OrderedDict()
+        self._open = lru_cache(OPEN_RUNS)(lambda path, *telemetry: open_run(path))
         self._answers: OrderedDict[Hashable, tuple[str, object]] = OrderedDict()
 
     def ask(self, id: str, question: Hashable, answer: Callable[..., T], beside: str | None = None) -> T:
@@ -55,7 +53,10 @@ class Readings:
             known_version, known = self._answers.get(key, (None, None))
             if known_version != version:
                 known = self._work_out(found, other, answer)
-                _keep(self._answers, key, (version, known), ANSWERS)
+                self._answers[key] = version, known
+                self._answers.move_to_end(key)
+                if len(self._answers) > ANSWERS:
+                    self._answers.popitem(last=False)
         if isinstance(known, ReadingError):
             raise ReadingError(str(known))
         return known  # type: ignore[return-value]  # a question always has the same kind of answer
@@ -86,15 +87,4 @@ class Readings:
         """The run in a directory; another one if that was removed and made anew."""
         lock = path / TELEMETRY / LOCK_FILE  # which no writer ever changes
         status = (lock if lock.exists() else path / TELEMETRY).stat()
-        place = (path, status.st_ino, status.st_ctime_ns)
-        run = self._open.get(place) or open_run(path)
-        _keep(self._open, place, run, OPEN_RUNS)
-        return run
-
-
-def _keep(memory: OrderedDict[K, Any], key: K, value: Any, most: int) -> None:
-    """Remember the latest few."""
-    memory[key] = value
-    memory.move_to_end(key)
-    while len(memory) > most:
-        memory.popitem(last=False)
+        return self._open(path, status.st_ino, status.st_ctime_ns)

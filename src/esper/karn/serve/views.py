@@ -27,8 +27,6 @@ PARTS: Final = ("head", *KEYS, *ORIGIN)
 
 
 class Listed(NamedTuple):
-    """One run of the list."""
-
     id: str
     name: str
     state: str
@@ -62,11 +60,9 @@ class Views:
         return events_response(self._folder, self._is_ending)
 
     def list(self, request: Request) -> Response:
-        """All runs of the folder."""
         return self._page("list.html", "esper", rows=self._rows())
 
     def rows(self, request: Request) -> Response:
-        """The lines of that list."""
         return HTMLResponse(self._rows())
 
     def run(self, request: Request) -> Response:
@@ -112,7 +108,6 @@ class Views:
         return self._page("run.html", f"{left.name} and {right.name} · esper", groups=groups)
 
     def comparison(self, request: Request) -> Response:
-        """How the first run compares with the second."""
         left, right = self._both(request)
 
         def answer(run: Any, other: Any = None) -> str:

@@ -35,7 +35,6 @@ class Points(NamedTuple):
 
     table: str
     axis: str
-    """Name of the step axis."""
     step: int
     t: float
     """Seconds since the run began."""
