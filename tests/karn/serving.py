@@ -70,6 +70,11 @@ class Answer:
         return self.html.one(role="alert").text
 
 
+def facts(head: Node) -> dict[str, str]:
+    """What stands on top of a run's page, by its name."""
+    return {one.attributes["data-fact"]: one.one("b").text for one in head.all(class_="fact")}
+
+
 class Client:
     """Asks the page as a browser would, but with the path exactly as it is given."""
 

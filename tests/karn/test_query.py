@@ -5,16 +5,13 @@ import pytest
 from esper.karn.run import read_rows
 from esper.leyline.errors import EsperError
 from esper.leyline.events import EpochRow, RunRow, SeedRow
-from esper.nissa.writer import RunWriter
-from tests.karn import fake_run
+from tests.karn import fake_run, made_run
 
 
 @pytest.fixture
 def run(tmp_path) -> Path:
     """A run of three epochs."""
-    with RunWriter(tmp_path / "run") as writer:
-        for epoch in range(3):
-            writer.emit(fake_run.epoch_row(epoch))
+    made_run.write(tmp_path / "run", map(fake_run.epoch_row, range(3)))
     whole = lines(tmp_path / "run").read_bytes()
     lines(tmp_path / "run").write_bytes(whole[: whole.index(b'{"table":"resource"')])
     return tmp_path / "run"
@@ -37,18 +34,19 @@ def test_a_torn_last_line_is_passed_over(run, cut):
     assert [row.epoch for row in read_rows(run, EpochRow)] == [0, 1]
 
 
-def test_a_line_torn_within_a_character_is_passed_over(run):
-    with lines(run).open("ab") as file:
-        file.write('{"name":"×'.encode()[:-1])
-
-    assert len(read_rows(run, EpochRow)) == 3
-
-
-def test_a_malformed_line_elsewhere_is_an_error_that_names_file_and_line(run):
-    first, second, third, _ = lines(run).read_bytes().split(b"\n")
-    lines(run).write_bytes(b"\n".join([first, second[:40], third, b""]))
+@pytest.mark.parametrize("damaged", [b'{"table":"epoch","t":1.0,"env"', b'{"table":"epoch","t":\xff}'])
+def test_a_malformed_line_elsewhere_is_an_error_that_names_file_and_line(run, damaged):
+    first, _, third, _ = lines(run).read_bytes().split(b"\n")
+    lines(run).write_bytes(b"\n".join([first, damaged, third, b""]))
 
     with pytest.raises(EsperError, match=r"rows-00000\.jsonl, line 2, is not a row of table 'epoch'"):
+        read_rows(run, EpochRow)
+
+
+def test_a_folder_in_the_place_of_lines_is_a_sentence(run):
+    lines(run, 1).mkdir()
+
+    with pytest.raises(EsperError, match=r"rows-00001\.jsonl' cannot be read: Is a directory"):
         read_rows(run, EpochRow)
 
 
@@ -69,12 +67,9 @@ def test_files_are_read_in_order_and_each_may_be_torn(run):
     assert [row.epoch for row in read_rows(run, EpochRow)] == [0, 1, 0, 1, 2]
 
 
-def test_a_missing_run_is_a_sentence(tmp_path):
+def test_what_is_no_run_is_a_sentence(tmp_path):
     with pytest.raises(EsperError, match=r"there is no run directory '.*nowhere'"):
         read_rows(tmp_path / "nowhere", EpochRow)
-
-
-def test_a_directory_that_is_no_run_is_a_sentence(tmp_path):
     with pytest.raises(EsperError, match="is not a run's directory: it holds no folder 'telemetry'"):
         read_rows(tmp_path, EpochRow)
 

@@ -32,8 +32,8 @@ from esper.nissa.watch import Watch
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from tests.karn import made_run
-from tests.karn.page import Node, read_page
-from tests.karn.serving import Client
+from tests.karn.page import read_page
+from tests.karn.serving import Client, facts
 
 ITERATIONS = 2
 SCORES, TWINS = (20.0, 21.0, 61.0, 9.0), (10.0, 11.0, 33.0, 2.0)
@@ -68,10 +68,6 @@ def running(directory: Path, rows: Iterable[Row]) -> Iterator[Path]:
             writer.emit(row)
         writer.flush()
         yield directory
-
-
-def facts(head: Node) -> dict[str, str]:
-    return {one.attributes["data-fact"]: one.one("b").text for one in head.all(class_="fact")}
 
 
 def heads(run: Path) -> list[dict[str, str]]:

@@ -99,16 +99,6 @@ def test_what_was_reached_is_said_beside_the_twin(
     assert conclude(run).headline == f"It reached {said}"
 
 
-def test_every_picture_has_its_question_a_caption_and_a_table(grown_page: Node) -> None:
-    shown = [section for section in grown_page.all("section") if list(section.all("svg"))]
-    assert len(shown) >= 2
-    for section in shown:
-        assert section.one("h2").text.endswith("?")
-        for figure in section.all("figure"):
-            assert figure.one("figcaption").text
-            assert figure.one("details").table
-
-
 def test_the_diary_is_told_with_the_glyph_of_each_fate(grown_page: Node) -> None:
     told = [item.text for item in grown_page.one("section", id="diary").all("li")]
     assert told[0].startswith("epoch 0 ◆ conv_light germinated in r0c0; contribution +21.9 ± 0.8 points;")

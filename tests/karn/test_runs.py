@@ -11,14 +11,12 @@ from esper.karn.runs import ListedRun, as_json, find_runs, listed, table_of
 from esper.leyline.errors import EsperError
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
+from tests.karn.serving import write_run
 
 
 def make_episode(directory: Path, *, epochs: int = fake_run.EPOCHS) -> None:
-    with RunWriter(directory) as writer:
-        writer.emit(fake_run.run_row(episodes=2))
-        for row in fake_run.episode():
-            if getattr(row, "epoch", 0) <= epochs and not (epochs < 8 and type(row).__name__ == "EpisodeRow"):
-                writer.emit(row)
+    rows = [row for row in fake_run.episode() if row.epoch <= epochs]
+    write_run(directory, rows, episodes=2)
 
 
 def test_runs_are_found_at_any_depth_and_not_within_each_other(tmp_path):

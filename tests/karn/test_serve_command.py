@@ -4,7 +4,6 @@ import socket
 import pytest
 
 from esper.leyline.errors import EsperError
-from esper.scripts.cli import main
 from esper.scripts.serve_command import serve_command
 
 
@@ -38,14 +37,6 @@ def test_a_port_in_use_is_a_sentence(tmp_path):
 def test_an_address_that_is_not_ours_is_a_sentence(tmp_path, host):
     with pytest.raises(EsperError, match=f"cannot listen at {host}, port 0: "):
         serve_command([str(tmp_path), "--host", host, "--port", "0"])
-
-
-def test_an_impossible_port_is_a_sentence_and_exit_code_2(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", str(tmp_path), "--port", "70000"])
-
-    assert ended.value.code == 2
-    assert "port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
