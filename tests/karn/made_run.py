@@ -108,13 +108,8 @@ class Episode:
         if not succeeded:
             return
         if op is LifecycleOp.GERMINATE:
-            slot = self._slots[index]
-            slot.seed, slot.blueprint, slot.born, slot.alpha = (
-                self._seeds,
-                self.dice.randrange(1, 8),
-                epoch,
-                0.0,
-            )
+            blueprint = self.dice.randrange(1, 8)
+            self._slots[index] = _Slot(seed=self._seeds, blueprint=blueprint, born=epoch)
             self._seeds += 1
             self._move(index, epoch, Stage.GERMINATED, "policy", "germinated")
             self._move(index, epoch, Stage.TRAINING, "mechanical", "incubation begins")
@@ -240,8 +235,6 @@ def run_row(
     return replace(
         fake_run.run_row("made", controller, iterations=iterations),
         config=config,
-        hardware={"cores": 2},
-        versions={"python": "3.11"},
         host_params=HOST_PARAMS,
         slots=list(slots),
         horizon=horizon,
@@ -266,19 +259,13 @@ def update_row(number: int, episodes: Sequence[EpisodeRow], dice: random.Random)
         val_score=sum(episode.val_score for episode in episodes) / len(episodes),
         params=sum(episode.params for episode in episodes) / len(episodes),
         op_shares=[count / sum(chosen) for count in chosen],
-        policy_loss=dice.gauss(0, 0.1),
-        value_loss=abs(dice.gauss(0.2, 0.1)),
         entropy=2.0 - 0.005 * number,
         head_entropy=[
             min(value, 1.0) if index != 3 or number % 3 else None for index, value in enumerate(entropy)
         ],
         explained_variance=min(dice.gauss(0.4, 0.3), 1.0),
-        value_nrmse=abs(dice.gauss(0.8, 0.2)),
         approx_kl=abs(dice.gauss(0.03, 0.02)),
         clip_fraction=min(abs(dice.gauss(0.2, 0.08)), 1.0),
-        ratio_max=2.0,
-        ratio_min=0.4,
-        grad_norm=abs(dice.gauss(1, 0.3)),
         evaluation_return=0.5 if number % 5 == 0 else None,
         evaluation_score=min(20.0 + 0.2 * number, 100.0) if number % 5 == 0 else None,
         explosion=None,
@@ -329,10 +316,10 @@ def training_rows(
     return rows
 
 
-def write(directory: Path, rows: Iterable[Row]) -> Path:
-    """A run that is not written any more; times rise by a hundredth of a second from row to row."""
+def write(directory: Path, rows: Iterable[Row], tick: float = 0.01) -> Path:
+    """A run that is not written any more; the clock goes on by ``tick`` seconds whenever it is read."""
     clock = itertools.count()
-    with RunWriter(directory, clock=lambda: 0.01 * next(clock)) as writer:
+    with RunWriter(directory, clock=lambda: tick * next(clock)) as writer:
         for row in rows:
             writer.emit(row)
     return directory

@@ -8,14 +8,14 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
+from msgspec.structs import replace
 from starlette.types import Message, Scope
 
 from esper.karn.serve.app import create_app
 from esper.karn.serve.folder import RunFolder
 from esper.karn.serve.safety import Access
 from esper.leyline.events import Row
-from esper.nissa.writer import RunWriter
-from tests.karn import fake_run
+from tests.karn import fake_run, made_run
 from tests.karn.page import Node, read_page
 
 LOCAL = Access("127.0.0.1", 8377, token=None)
@@ -23,18 +23,15 @@ LOCAL = Access("127.0.0.1", 8377, token=None)
 
 def write_run(directory: Path, rows: Iterable[Row] | None = None, **columns: Any) -> Path:
     """A run that is not written any more; of one episode unless other rows are given."""
-    with RunWriter(directory) as writer:
-        writer.emit(fake_run.run_row(**columns))
-        for row in fake_run.episode() if rows is None else rows:
-            writer.emit(row)
-    return directory
+    own = fake_run.episode() if rows is None else rows
+    return made_run.write(directory, [fake_run.run_row(**columns), *own])
 
 
 def training(iterations: int) -> Iterable[Row]:
     """The rows of a training with one environment."""
     for number in range(1, iterations + 1):
         for row in fake_run.episode(episode=number - 1):
-            yield msgspec.structs.replace(row, iteration=number)
+            yield replace(row, iteration=number)
         yield fake_run.update_row(number)
 
 

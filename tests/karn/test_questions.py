@@ -2,9 +2,9 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from esper.karn.outcome import differences
 from esper.karn.questions.choices import choices
@@ -94,7 +94,7 @@ def test_best_median_and_worst_episode_are_found(training, training_rows, tmp_pa
 
 def test_an_episode_after_a_breakdown_belongs_to_its_iteration(tmp_path):
     rows = [
-        msgspec.structs.replace(row, attempt=1)
+        replace(row, attempt=1)
         if getattr(row, "env", None) == 1 and getattr(row, "episode", None) == 1
         else row
         for row in made_run.training_rows(iterations=2, envs=2, horizon=3)

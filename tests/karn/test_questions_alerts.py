@@ -6,7 +6,6 @@ from msgspec.structs import replace
 from esper.karn.questions.alerts import MOST_ENTRIES, Alerts, AlertSpan, alerts
 from esper.karn.run import open_run
 from esper.leyline.events import Row
-from esper.nissa.writer import RunWriter
 from tests.karn import made_run
 from tests.karn.made_run import alert_row
 from tests.rows import change
@@ -100,10 +99,8 @@ def test_alerts_of_one_moment_have_one_order_however_they_were_written(tmp_path)
         for env in range(3)
     ]
     for place, written in enumerate((rows, rows[::-1])):
-        with RunWriter(tmp_path / str(place), clock=lambda: 0.0) as writer:
-            for row in (made_run.run_row(iterations=20, horizon=10), *written):
-                writer.emit(row)
-        found = alerts(open_run(tmp_path / str(place)))
+        rows = [made_run.run_row(iterations=20, horizon=10), *written]
+        found = alerts(open_run(made_run.write(tmp_path / str(place), rows, tick=0.0)))
         assert [line.rule for line in found.lines] == ["collapse", "kl"]
         assert [(entry.rule, entry.scope, entry.value) for entry in found.entries] == [
             ("collapse", "host", 2.0),

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from esper.karn.questions.honesty import GROUPS, MOST_EPISODES, honesty
 from esper.karn.questions.reward import reward
@@ -108,7 +108,7 @@ def rewarded_episodes(tmp_path: Path, pairs: Sequence[tuple[float, float]], twin
     return opened(
         tmp_path,
         [
-            msgspec.structs.replace(
+            replace(
                 row, **dict(zip(("total_reward", "val_score"), next(ends), strict=True)), twin_val_score=twin
             )
             if isinstance(row, EpisodeRow)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from esper.karn.conclusion import conclude
@@ -46,7 +46,7 @@ Of the three that lasted, the means are 34 and 18; medians would be 21 and 11, m
 def training() -> Iterator[Row]:
     for row in made_run.training_rows(iterations=ITERATIONS, envs=4, horizon=5):
         if isinstance(row, EpisodeRow) and row.iteration == ITERATIONS:
-            yield msgspec.structs.replace(
+            yield replace(
                 row,
                 val_score=SCORES[row.env],
                 twin_val_score=TWINS[row.env],
@@ -54,7 +54,7 @@ def training() -> Iterator[Row]:
                 ended_by="governor" if row.env == 3 else "horizon",
             )
         elif isinstance(row, UpdateRow) and row.iteration == ITERATIONS:
-            yield msgspec.structs.replace(row, val_score=34.0, params=501.0, broken_episodes=1)
+            yield replace(row, val_score=34.0, params=501.0, broken_episodes=1)
         else:
             yield row
 
@@ -103,7 +103,7 @@ def listed_for_machines(directory: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_progress_of_two_episodes_counts_the_epochs_of_both(tmp_path, capsys):
     """4 epochs of 16 in ten seconds: 0.4 steps/s, and 30 seconds for the 12 that are left."""
-    row = msgspec.structs.replace(made_run.run_row(horizon=8), config={"episodes": 2})
+    row = replace(made_run.run_row(horizon=8), config={"episodes": 2})
     going = made_run.Episode(0, 0, 3, 8, random.Random(1)).live(epochs=4)
     with running(tmp_path / "run", [row, *going]) as run:
         found = progress(open_run(run))
@@ -121,7 +121,7 @@ def test_progress_of_two_episodes_counts_the_epochs_of_both(tmp_path, capsys):
 def test_progress_of_a_training_counts_iterations(tmp_path):
     """2 of 5 iterations of 4 seconds each: 12 seconds are left; 40 epochs in ten seconds."""
     rows = list(training())
-    rows[0] = msgspec.structs.replace(rows[0], iterations=5)
+    rows[0] = replace(rows[0], iterations=5)
     with running(tmp_path / "run", rows) as run:
         for shown in heads(run):
             assert (shown["progress"], shown["left"], shown["pace"]) == (
@@ -161,11 +161,8 @@ def test_an_iteration_is_the_mean_of_its_episodes_that_lasted(run):
 
 def test_what_is_unknown_is_a_dash_everywhere(tmp_path):
     """No episode of the last iteration lasted, and a setting has no value."""
-    rows = [
-        msgspec.structs.replace(row, ended_by="governor") if isinstance(row, EpisodeRow) else row
-        for row in training()
-    ]
-    rows[0] = msgspec.structs.replace(rows[0], config={"gamma": None})
+    rows = [replace(row, ended_by="governor") if isinstance(row, EpisodeRow) else row for row in training()]
+    rows[0] = replace(rows[0], config={"gamma": None})
     made_run.write(tmp_path / "run", rows)
     for shown in heads(tmp_path / "run"):
         assert (shown["score"], shown["twin"], shown["lead"], shown["params"]) == ("–", "–", "–", "–")
@@ -180,7 +177,7 @@ def test_what_is_unknown_is_a_dash_everywhere(tmp_path):
 def test_half_an_iteration_changes_nothing_of_what_a_killed_training_came_to(run, tmp_path):
     """Of a third iteration two episodes ended and a third one began."""
     rows = list(training())
-    rows[0] = msgspec.structs.replace(rows[0], iterations=ITERATIONS + 1)
+    rows[0] = replace(rows[0], iterations=ITERATIONS + 1)
     for env, epochs in ((0, None), (1, None), (2, 2)):
         episode = made_run.Episode(env, ITERATIONS, 3, 5, random.Random(env), rewarded=True)
         rows += episode.live(epochs=epochs)
@@ -216,7 +213,7 @@ def test_the_alert_about_the_reward_and_its_figure_are_one_number(tmp_path):
                 "val_score": 20.0 + row.env,
                 "twin_val_score": 2.0 * row.env,
             }
-            row = msgspec.structs.replace(row, **ends)  # noqa: PLW2901
+            row = replace(row, **ends)  # noqa: PLW2901
         written.append(row)
         raised += told.take(row)
     (alert,) = (alert for alert in raised if alert.rule == "pays-for-worse")
@@ -228,11 +225,8 @@ def test_the_alert_about_the_reward_and_its_figure_are_one_number(tmp_path):
 
 @pytest.mark.parametrize(("target", "limit"), [(0.03, 0.06), (0.1, 0.2)])
 def test_the_alert_about_the_divergence_and_its_band_have_one_limit(tmp_path, target, limit):
-    rows = [
-        msgspec.structs.replace(row, approx_kl=0.5) if isinstance(row, UpdateRow) else row
-        for row in training()
-    ]
-    rows[0] = msgspec.structs.replace(rows[0], config={"iterations": 2, "target_kl": target})
+    rows = [replace(row, approx_kl=0.5) if isinstance(row, UpdateRow) else row for row in training()]
+    rows[0] = replace(rows[0], config={"iterations": 2, "target_kl": target})
     told = Watch(rows[0])
     raised = [alert for row in rows for alert in told.take(row) if alert.rule == "kl"]
     found = open_run(made_run.write(tmp_path / "run", rows))

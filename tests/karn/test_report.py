@@ -5,8 +5,8 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from esper.karn.conclusion import Fact, comparison_text, conclude
 from esper.karn.outcome import compare
@@ -94,7 +94,7 @@ def test_the_answer_of_a_run_comes_first_and_is_that_of_its_row(grown_page: Node
 def test_what_was_reached_is_said_beside_the_twin(
     tmp_path: Path, episodes: list[dict[str, Any]], said: str
 ) -> None:
-    ends = [msgspec.structs.replace(fake_run.episode_row(n), **of) for n, of in enumerate(episodes)]
+    ends = [replace(fake_run.episode_row(n), **of) for n, of in enumerate(episodes)]
     run = write(tmp_path / "run", [fake_run.run_row(episodes=len(episodes)), *ends])
     assert conclude(run).headline == f"It reached {said}"
 
@@ -115,7 +115,7 @@ def test_of_many_episodes_some_are_told_and_the_rest_counted(tmp_path: Path) -> 
 
 
 def test_configuration_and_environment_are_whole(tmp_path: Path) -> None:
-    row = msgspec.structs.replace(
+    row = replace(
         fake_run.run_row(), config={"task": "digits", "rng_seed": 3, "slots": ["a", "b"], "gamma": None}
     )
     page = page_of(write(tmp_path / "run", [row]), reproduction="esper run --task digits")
@@ -141,7 +141,7 @@ def test_configuration_and_environment_are_whole(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_same_numbers_need_is_said(revision: str | None, said: str) -> None:
-    row = msgspec.structs.replace(fake_run.run_row(), git_revision=revision)
+    row = replace(fake_run.run_row(), git_revision=revision)
     section = command(row, "esper run")
     assert said in section
     assert ("not committed" in section) == (revision == "abc123-dirty")
@@ -152,7 +152,7 @@ def test_what_the_same_numbers_need_is_said(revision: str | None, said: str) -> 
 
 def control(directory: Path, **changes: Any) -> Run:
     """A run of one episode that reached 22.0 and 21.25 with the bare host and 1.5 GFLOP."""
-    episode = msgspec.structs.replace(
+    episode = replace(
         fake_run.episode_row(),
         val_score=22.0,
         test_score=21.25,
@@ -160,7 +160,7 @@ def control(directory: Path, **changes: Any) -> Run:
         params=250,
         flops={"forward": 500_000_000, "backward": 1_000_000_000},
     )
-    row = msgspec.structs.replace(fake_run.run_row(directory.name, "off"), **changes)
+    row = replace(fake_run.run_row(directory.name, "off"), **changes)
     return write(directory, [row, episode])
 
 
@@ -222,7 +222,7 @@ def test_a_control_without_a_finished_episode_is_no_control_yet(grown: Run, tmp_
 
 def training(iterations: int = 3, done: int | None = None) -> Iterator[Row]:
     """Two environments. Scores 30 + 5 · iteration and 10 more; twins 25; iterations 1 and 2 evaluated."""
-    yield msgspec.structs.replace(fake_run.run_row("taught", "ppo", iterations=iterations), envs=2)
+    yield replace(fake_run.run_row("taught", "ppo", iterations=iterations), envs=2)
     for number in range(1, (iterations if done is None else done) + 1):
         for env in range(2):
             for row in fake_run.episode(number - 1):
@@ -230,9 +230,9 @@ def training(iterations: int = 3, done: int | None = None) -> Iterator[Row]:
                 if isinstance(row, EpisodeRow):
                     score = 30.0 + 5 * number + 10 * env
                     changes |= {"val_score": score, "twin_val_score": 25.0, "total_reward": score / 100}
-                yield msgspec.structs.replace(row, **changes)
+                yield replace(row, **changes)
         evaluated = {1: (0.5, 41.0), 2: (0.75, 44.5)}.get(number, (None, None))
-        yield msgspec.structs.replace(
+        yield replace(
             fake_run.update_row(number), evaluation_return=evaluated[0], evaluation_score=evaluated[1]
         )
 
@@ -277,7 +277,7 @@ def test_best_median_and_worst_episode_of_a_training_are_shown(trained: str) -> 
 def test_episodes_that_broke_down_are_counted_and_left_out(tmp_path: Path) -> None:
     def broken(env: int) -> list[Row]:
         return [
-            msgspec.structs.replace(row, ended_by="governor", val_score=1.0)
+            replace(row, ended_by="governor", val_score=1.0)
             if isinstance(row, EpisodeRow) and (row.episode, row.env) in ((2, 1), (2, env))
             else row
             for row in training()
@@ -292,10 +292,7 @@ def test_episodes_that_broke_down_are_counted_and_left_out(tmp_path: Path) -> No
 
 
 def test_a_training_that_was_not_evaluated_says_what_its_episodes_reached(tmp_path: Path) -> None:
-    rows = [
-        msgspec.structs.replace(row, evaluation_return=None) if isinstance(row, UpdateRow) else row
-        for row in training()
-    ]
+    rows = [replace(row, evaluation_return=None) if isinstance(row, UpdateRow) else row for row in training()]
     found = conclude(write(tmp_path / "run", rows))
     assert found.headline.startswith("The 2 episodes of iteration 3 reached 50.0 ± 63.5 on validation, 25.0")
     assert "best evaluation" not in {fact.name for fact in found.facts}

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from esper.karn.conclusion import conclude
 from esper.karn.report import render_report
@@ -91,7 +91,7 @@ def test_an_episode_killed_within_its_measurements_is_shown_without_them(tmp_pat
 
 def test_names_are_escaped_wherever_they_come_from(tmp_path: Path) -> None:
     evil = "<script>alert(\"x\")</script><b onclick='x'>&amp;"
-    row: RunRow = msgspec.structs.replace(
+    row: RunRow = replace(
         fake_run.run_row(name=evil, controller=evil),
         task=evil,
         slots=[evil, "r0c1", "r0c2"],
@@ -102,7 +102,7 @@ def test_names_are_escaped_wherever_they_come_from(tmp_path: Path) -> None:
         started=evil,
         git_revision=evil,
     )
-    alert: AlertRow = msgspec.structs.replace(fake_run.alert_row(evil), hint=evil, scope=evil)
+    alert: AlertRow = replace(fake_run.alert_row(evil), hint=evil, scope=evil)
     run = write(tmp_path / "run", [row, *fake_run.episode(), alert])
     text = render_report(run, [run], reproduction=evil)
     page = read_page(text)

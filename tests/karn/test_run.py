@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import duckdb
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 import esper
 from esper.karn import line_copies, tables
@@ -149,9 +149,9 @@ def test_decisions_have_the_names_that_the_runs_own_row_gives_them(run):
 def test_names_follow_the_order_of_the_heads_in_the_runs_own_row(tmp_path):
     """A run of two heads in reverse order: index 0 is the slot, index 1 the op."""
     names = {"heads": ["slot", "op"], "head_choices": [["left", "right"], ["STAY", "GO"]]}
-    row = msgspec.structs.replace(fake_run.run_row(), **names)
+    row = replace(fake_run.run_row(), **names)
     chosen = {"action": [1, 0], "read": [True, True], "masked": [False, True], "op_probs": [0.75, 0.25]}
-    decision = msgspec.structs.replace(fake_run.policy_decision_row(0), **chosen)
+    decision = replace(fake_run.policy_decision_row(0), **chosen)
     made_run.write(tmp_path, [row, decision])
 
     query = "SELECT op, slot, blueprint, op_masked, slot_masked, op_probability FROM decisions"
@@ -174,7 +174,7 @@ def test_every_call_sees_what_was_flushed_since(tmp_path, monkeypatch):
     with RunWriter(tmp_path) as writer:
         found = open_run(tmp_path)
         for epoch in range(12):
-            writer.emit(msgspec.structs.replace(fake_run.epoch_row(1), epoch=epoch))
+            writer.emit(replace(fake_run.epoch_row(1), epoch=epoch))
             assert [row.epoch for row in found.rows(EpochRow)] == list(range(epoch))
             writer.flush()
             assert found.sql("SELECT count(*), max(epoch) FROM epoch").fetchall() == [(epoch + 1, epoch)]
@@ -265,7 +265,7 @@ def test_the_lock_goes_with_the_process_that_held_it(tmp_path):
 
 @pytest.mark.parametrize("as_parquet", [False, True])
 def test_a_version_with_fewer_columns_is_named_and_not_taken_for_damage(tmp_path, as_parquet):
-    made_run.write(tmp_path, [msgspec.structs.replace(fake_run.run_row(), schema_version=3)])
+    made_run.write(tmp_path, [replace(fake_run.run_row(), schema_version=3)])
     lines = tmp_path / "telemetry" / "rows-00000.jsonl"
     lines.write_bytes(re.sub(rb'"metric":"\w+",', b"", lines.read_bytes()))
     if as_parquet:

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from esper.karn.figures import figure_named
 from esper.karn.page.sections import SHOWN
@@ -172,14 +172,12 @@ def changed(row: Row, more: float) -> Row:
     """A row of a training that scores and is rewarded ``more``."""
     if isinstance(row, EpisodeRow):
         score, reward = more + 0.5 * row.val_score, (row.total_reward or 0.0) + more
-        return msgspec.structs.replace(
-            row, val_score=score, total_reward=reward, params=int(row.params + more)
-        )
+        return replace(row, val_score=score, total_reward=reward, params=int(row.params + more))
     if isinstance(row, EpochRow):
         twin = 0.5 * (row.twin_score or 0.0)
-        return msgspec.structs.replace(row, val_score=more + 0.5 * row.val_score, twin_score=twin)
+        return replace(row, val_score=more + 0.5 * row.val_score, twin_score=twin)
     if isinstance(row, UpdateRow):
-        return msgspec.structs.replace(
+        return replace(
             row,
             approx_kl=(row.approx_kl or 0.0) + more,
             val_score=more,
@@ -282,7 +280,7 @@ def test_no_content_of_a_file_breaks_the_page(tmp_path):
 
 def test_rows_that_contradict_each_other_break_only_what_they_are_shown_in(tmp_path):
     row = fake_run.transition_row(1, 0, fake_run.D, fake_run.G, "policy", "germinated")
-    write_run(tmp_path / "mine", [*fake_run.episode(), msgspec.structs.replace(row, to_stage=77)])
+    write_run(tmp_path / "mine", [*fake_run.episode(), replace(row, to_stage=77)])
     client = Client(tmp_path)
 
     assert client.part("mine", "lanes").error == "'mine' cannot be read: 77 is not a valid Stage"

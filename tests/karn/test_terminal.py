@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from esper.karn.terminal import TerminalView
 from esper.leyline.events import AlertRow, EpochRow, Row
 from esper.leyline.stages import Stage
 from esper.nissa.writer import RunWriter
-from tests.karn import fake_run, fake_training
+from tests.karn import fake_run, fake_training, made_run
 
 LOG = """\
 run demo: task digits_impaired, controller heuristic, rng seed 0, host of 250 parameters, slots r0c0 r0c1 r0c2
@@ -55,13 +56,7 @@ warning kl cleared in iteration 3 (policy): found 0.01, limit 0.06
 """
 
 
-def write(directory: Path, rows: Iterable[Row]) -> Path:
-    """A finished run with these rows, a quarter of a second after each other."""
-    ticks = iter(range(100_000))
-    with RunWriter(directory, clock=lambda: next(ticks) / 8) as writer:
-        for row in rows:
-            writer.emit(row)
-    return directory
+write = partial(made_run.write, tick=0.125)
 
 
 def a_run(episodes: int = 1) -> Iterator[Row]:

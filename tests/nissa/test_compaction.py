@@ -9,6 +9,7 @@ from pathlib import Path
 import duckdb
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from esper.karn.run import Run, read_rows
 from esper.leyline.columns import COLUMNS
@@ -18,7 +19,7 @@ from esper.nissa import compaction
 from esper.nissa import writer as writer_module
 from esper.nissa.writer import RunWriter
 from tests.integration.training import full_disk
-from tests.karn import fake_run
+from tests.karn import fake_run, made_run
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,7 @@ def names(run: Path) -> list[str]:
 
 def write_epochs(writer: RunWriter, *epochs: int) -> None:
     for epoch in epochs:
-        writer.emit(msgspec.structs.replace(fake_run.epoch_row(1), epoch=epoch))
+        writer.emit(replace(fake_run.epoch_row(1), epoch=epoch))
     writer.flush()
 
 
@@ -58,7 +59,7 @@ def emptied(table: str, row: Row) -> Row:
             changes[column.name] = None
         elif isinstance(value, list | dict):
             changes[column.name] = type(value)()
-    return msgspec.structs.replace(row, **changes)
+    return replace(row, **changes)
 
 
 def test_rows_of_every_table_are_the_same_from_parquet_with_the_types_of_the_schema(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_rows_of_every_table_are_the_same_from_parquet_with_the_types_of_the_sch
 def test_numbers_and_texts_come_back_bit_for_bit(tmp_path: Path) -> None:
     stream = random.Random(7)
     rows = [
-        msgspec.structs.replace(
+        replace(
             fake_run.policy_decision_row(number),
             value=stream.uniform(-1, 1) * 10.0 ** stream.randint(-300, 300),
             log_probs=[stream.gauss(0, 1), 5e-324, -0.0, 1e22, 0.1 + 0.2, None, 1.7976931348623157e308],
@@ -98,9 +99,7 @@ def test_numbers_and_texts_come_back_bit_for_bit(tmp_path: Path) -> None:
         )
         for number in range(300)
     ]
-    with RunWriter(tmp_path, clock=lambda: 0.0) as writer:
-        for row in rows:
-            writer.emit(row)
+    made_run.write(tmp_path, rows, tick=0.0)
     assert read_rows(tmp_path, DecisionRow) == rows
 
     compact_by_hand(tmp_path)

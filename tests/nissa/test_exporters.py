@@ -12,14 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from esper.leyline.columns import COLUMNS, TABLE_OF
 from esper.leyline.events import EpisodeRow, EpochRow, Row, RunRow, UpdateRow
 from esper.nissa.exporters.event_file import EventFile, scalar
-from esper.nissa.exporters.points import (
-    LIST_NAMES,
-    STEP_COLUMNS,
-    ExportError,
-    exported_types,
-    points_of,
-    wall_time,
-)
+from esper.nissa.exporters.points import LIST_NAMES, STEP_COLUMNS, ExportError, exported_types, points_of
 from esper.nissa.exporters.tensorboard import TensorBoardExporter
 from esper.nissa.exporters.trackers import trackio_exporter, wandb_exporter
 from tests.karn import fake_run
@@ -74,35 +67,6 @@ def export(rows: list[Row], out: Path) -> list[Row]:
 # --- rows as points ---------------------------------------------------------------------------------
 
 
-def test_numbers_of_lists_and_maps_are_named_and_unknown_ones_are_left_out() -> None:
-    points = points_of(replace(training_rows()[3], t=7.5), TRAINING)
-
-    assert (points.table, points.axis, points.step, points.t) == ("update", "iteration", 2, 7.5)
-    assert points.values["update/op_shares/GERMINATE"] == 0.25
-    assert points.values["update/head_grad_norm/blueprint"] == 0.1
-    assert points.values["update/reward_terms/rent"] == -0.5
-    assert points.values["update/phase_ms/rollout"] == 9000.0
-    assert points.values["update/broken_episodes"] == 0  # known to be 0
-    absent = {"mean_return", "reward_terms/lead", "head_entropy/op", "skipped", "iteration", "t"}
-    assert not {f"update/{name}" for name in absent} & set(points.values)
-    exploded = points_of(fake_run.update_row(1), TRAINING).values
-    found = {tag: value for tag, value in exploded.items() if tag.startswith("update/explosion")}
-    assert found == {"update/explosion/env": 1, "update/explosion/step": 2, "update/explosion/ratio": 7.5}
-
-
-@pytest.mark.parametrize(
-    ("row", "tag", "expected"),
-    [
-        (fake_run.epoch_row(3, episode=1, env=4), "epoch/val_score/env4-episode1", (3, 30.0)),
-        (replace(fake_run.episode_row(5), env=2), "episode/val_score/env2", (5, 61.5)),
-        (THIRD_ATTEMPT, "episode/val_score/env0-attempt2", (1, 61.5)),
-    ],
-)
-def test_episodes_are_told_apart_by_their_tags(row: Row, tag: str, expected: tuple[int, float]) -> None:
-    points = points_of(row, RUN)
-    assert (points.step, points.values[tag]) == expected
-
-
 def test_every_list_of_numbers_has_names_and_epochs_of_a_training_are_left_out() -> None:
     """A new list would be left out in silence."""
     assert exported_types(RUN) == (EpochRow, EpisodeRow)
@@ -120,12 +84,6 @@ def test_every_list_of_numbers_has_names_and_epochs_of_a_training_are_left_out()
 def test_a_list_that_does_not_fit_its_names_is_refused() -> None:
     with pytest.raises(ExportError, match="'op_shares' holds 2 entries where the run names 6 ops"):
         points_of(replace(fake_run.update_row(1), op_shares=[0.5, 0.5]), TRAINING)
-
-
-def test_a_row_happened_its_seconds_after_the_start() -> None:
-    run = replace(RUN, started="1970-01-02T01:00:00+01:00")
-
-    assert wall_time(run, 2.25) == 86_402.25
 
 
 # --- event files ------------------------------------------------------------------------------------

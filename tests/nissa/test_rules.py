@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from esper.karn.run import read_rows
 from esper.leyline import limits
-from esper.leyline.columns import COLUMNS
 from esper.leyline.events import TABLES, AlertRow, EpisodeRow, Row, SeedRow, UpdateRow
 from esper.leyline.factored_actions import OP_WAIT, BlueprintAction, BoolArray, LifecycleOp
 from esper.leyline.legality import legal_slots_by_op
@@ -308,22 +307,6 @@ def test_every_term_of_a_reward_is_known_as_result_or_shaping() -> None:
     terms = {"rollback"}.union(*(set(f.potentials) | set(f.costs) for f in FAMILIES.values()))
     assert terms - RESULT_TERMS == {"churn"}
     assert terms >= RESULT_TERMS
-
-
-@pytest.mark.parametrize(
-    ("table", "column", "low", "high"),
-    [
-        ("update", "clip_fraction", None, limits.CLIP_SHARE),
-        ("update", "value_nrmse", None, limits.VALUE_NRMSE),
-        ("update", "head_entropy", limits.HEAD_ENTROPY_COLLAPSED, None),
-        ("update", "forced_share", None, limits.FORCED_SHARE),
-        ("seed", "gradient_health", limits.MIN_GRADIENT_HEALTH, None),
-    ],
-)
-def test_the_bands_of_columns_are_the_limits_of_the_rules(
-    table: str, column: str, low: float | None, high: float | None
-) -> None:
-    assert [(spec.low, spec.high) for spec in COLUMNS[table] if spec.name == column] == [(low, high)]
 
 
 def test_the_reference_for_users_names_every_rule_with_its_delay() -> None:

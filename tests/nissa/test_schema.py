@@ -10,12 +10,6 @@ from esper.nissa.schema import band, metrics_markdown
 ROOT = Path(__file__).parents[2]
 
 
-def test_columns_stand_in_the_order_in_which_they_are_written_with_unit_and_meaning():
-    names = [column.name for column in COLUMNS["resource"]]
-    assert names == ["t", "rss_mb", "rows_written", "writer_ms", "disk_free_mb"]
-    assert all(column.unit and column.meaning for columns in COLUMNS.values() for column in columns)
-
-
 @pytest.mark.parametrize(
     ("table", "floats", "nested"),
     [

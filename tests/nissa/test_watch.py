@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from esper.leyline.events import AlertRow, EpisodeRow, Row, RunRow, SeedRow, UpdateRow
 from esper.leyline.factored_actions import HEAD_NAMES
-from esper.leyline.rank_correlation import rank_correlation
 from esper.leyline.stages import Stage
 from esper.nissa.rules import RULES
 from esper.nissa.watch import PASSED, Watch
@@ -20,22 +19,22 @@ BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def run_row(**changes: Any) -> RunRow:
-    return msgspec.structs.replace(fake_run.run_row(iterations=20), config=CONFIG, **changes)
+    return replace(fake_run.run_row(iterations=20), config=CONFIG, **changes)
 
 
 def update(number: int = 1, **changes: Any) -> UpdateRow:
-    return msgspec.structs.replace(fake_run.update_row(number), **{"explosion": None, **changes})
+    return replace(fake_run.update_row(number), **{"explosion": None, **changes})
 
 
 def episode(number: int, **changes: Any) -> EpisodeRow:
-    return msgspec.structs.replace(fake_run.episode_row(number), **changes)
+    return replace(fake_run.episode_row(number), **changes)
 
 
 def seed(epoch: int, **changes: Any) -> SeedRow:
     """A seed that holds in slot r0c1 and is worth its place."""
     healthy = {"epoch": epoch, "stage": Stage.HOLDING, "alpha": 1.0, "slot": 1, "env": 3}
     measured = {"contribution": 2.0, "contribution_error": 1.0, "freshness": 1.0, "gradient_health": 1.0}
-    return msgspec.structs.replace(fake_run.seed_row(0, 4), **{**healthy, **measured, **changes})
+    return replace(fake_run.seed_row(0, 4), **{**healthy, **measured, **changes})
 
 
 def told(watch: Watch, rows: Iterable[Row]) -> list[tuple[int, str, str, str]]:
@@ -247,34 +246,17 @@ def test_a_sign_that_flips_later_is_found_within_twenty_episodes() -> None:
 def test_the_score_itself_is_compared_where_there_is_no_twin() -> None:
     watch = Watch(run_row())
     rows = episodes(lambda lead: lead, iteration=7)  # more for what ended lower
-    found = [alert for row in rows for alert in watch.take(msgspec.structs.replace(row, twin_val_score=None))]
+    found = [alert for row in rows for alert in watch.take(replace(row, twin_val_score=None))]
     assert [(alert.rule, alert.iteration, alert.env) for alert in found] == [("pays-for-worse", 7, None)]
 
 
 def test_episodes_that_were_not_rewarded_are_not_compared() -> None:
-    unrewarded = [msgspec.structs.replace(row, total_reward=None) for row in episodes(lambda lead: -lead)]
+    unrewarded = [replace(row, total_reward=None) for row in episodes(lambda lead: -lead)]
     assert told(Watch(run_row()), unrewarded) == []
     mixed = [row for pair in zip(episodes(lambda lead: -lead), unrewarded, strict=True) for row in pair]
     assert told(Watch(run_row()), mixed) == [(39, "raised", "pays-for-worse", "run")], (
         "the 20th that was rewarded"
     )
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    [
-        ([1.0, 2.0, 9.0], [0.0, 5.0, 6.0], 1.0),
-        ([1.0, 2.0, 9.0], [6.0, 5.0, 0.0], -1.0),
-        # Ranks 0 1 2 3 and 0.5 0.5 2 3: covariance 4.5, squares 5 and 4.5, so sqrt(0.9).
-        ([1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 2.0, 3.0], 0.9**0.5),
-        # Ranks 0 1 2 3 and 1 0 3 2: 1 - 6·4 / (4·15).
-        ([1.0, 2.0, 3.0, 4.0], [20.0, 10.0, 40.0, 30.0], 0.6),
-        ([1.0, 2.0], [3.0, 3.0], None),
-        ([], [], None),
-    ],
-)
-def test_the_rank_correlation(a: list[float], b: list[float], expected: float | None) -> None:
-    assert rank_correlation(a, b) == (None if expected is None else pytest.approx(expected))
 
 
 @pytest.mark.parametrize(("churn", "expected"), [(-0.5, []), (-0.51, [(20, "raised", "shaping", "run")])])

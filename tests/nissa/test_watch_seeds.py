@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from esper.leyline.events import AlertRow, EpisodeRow, Row, SeedRow, UpdateRow
 from esper.leyline.stages import Stage
@@ -76,13 +76,11 @@ def dying(epochs: Iterable[int], **changes: Any) -> list[SeedRow]:
 
 
 def test_an_alert_about_a_seed_is_over_when_the_seed_is_gone() -> None:
-    gone = msgspec.structs.replace(
-        fake_run.transition_row(6, 1, Stage.TRAINING, Stage.PRUNED, "policy", ""), env=3, slot=1
-    )
+    gone = replace(fake_run.transition_row(6, 1, Stage.TRAINING, Stage.PRUNED, "policy", ""), env=3, slot=1)
     watch = Watch(run_row())
-    elsewhere = msgspec.structs.replace(gone, env=2)
-    next_door = msgspec.structs.replace(gone, slot=2)
-    onwards = msgspec.structs.replace(gone, to_stage=int(Stage.BLENDING))
+    elsewhere = replace(gone, env=2)
+    next_door = replace(gone, slot=2)
+    onwards = replace(gone, to_stage=int(Stage.BLENDING))
     assert told(watch, [*dying((4, 5)), elsewhere, next_door, onwards, gone]) == [
         (2, "raised", "dead-seed", HERE),
         (6, "cleared", "dead-seed", HERE),
@@ -103,7 +101,7 @@ def test_an_alert_about_a_seed_is_over_when_its_episode_is() -> None:
 
 
 def intervention(**changes: Any) -> AlertRow:
-    return msgspec.structs.replace(
+    return replace(
         fake_run.alert_row("divergence"), scope="environment 3", env=3, severity="error", **changes
     )
 
@@ -113,7 +111,7 @@ def test_an_intervention_is_not_repeated_and_is_over_when_the_episode_is() -> No
     pruned = fake_run.transition_row(6, 1, Stage.TRAINING, Stage.PRUNED, "policy", "")
     assert watch.take(intervention()) == []
     assert watch.take(episode(0, env=2)) == []
-    assert watch.take(msgspec.structs.replace(pruned, env=3)) == [], "it outlives a seed"
+    assert watch.take(replace(pruned, env=3)) == [], "it outlives a seed"
     [cleared] = watch.take(episode(0, env=3, rollbacks=1))
     assert (cleared.event, cleared.rule, cleared.scope) == ("cleared", "divergence", "environment 3")
     assert watch.take(episode(1, env=3)) == []

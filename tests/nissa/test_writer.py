@@ -3,9 +3,9 @@ import math
 import os
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from esper.karn.run import read_rows
 from esper.leyline.errors import EsperError
@@ -76,7 +76,7 @@ def test_a_resource_row_is_written_about_every_ten_seconds_and_at_the_end(tmp_pa
 
 def test_numbers_out_of_arrays_are_written_like_others(tmp_path):
     numbers = {"val_score": np.float32(12.5), "params": np.int64(7), "ms": np.float64(0.5)}
-    row = msgspec.structs.replace(fake_run.epoch_row(1), **numbers)
+    row = replace(fake_run.epoch_row(1), **numbers)
     with RunWriter(tmp_path) as writer:
         writer.emit(row)
 
@@ -100,14 +100,14 @@ def test_a_number_that_is_not_finite_is_refused_by_table_and_column(tmp_path, ta
     row = fake_run.one_row_of_each_table()[table]
     with RunWriter(tmp_path, clock=lambda: row.t) as writer:
         with pytest.raises(RowError, match=f"column '{column}' of table '{table}' is -?(nan|inf)"):
-            writer.emit(msgspec.structs.replace(row, **{column: place(value)}))
+            writer.emit(replace(row, **{column: place(value)}))
         writer.emit(row)
 
     assert len(read_rows(tmp_path, TABLES[table])) == 1
 
 
 def test_a_value_that_json_does_not_know_is_refused_and_leaves_no_trace(tmp_path):
-    row = msgspec.structs.replace(fake_run.run_row(), config={"path": tmp_path})
+    row = replace(fake_run.run_row(), config={"path": tmp_path})
     with RunWriter(tmp_path) as writer:
         with pytest.raises(RowError, match="a row of table 'run' cannot be written: PosixPath"):
             writer.emit(row)
