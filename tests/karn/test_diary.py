@@ -73,17 +73,6 @@ def test_a_seed_is_told_in_one_sentence_with_what_the_policy_said() -> None:
     ]
 
 
-def test_without_a_policy_and_seed_rows_the_sentence_says_only_what_is_known() -> None:
-    rows = (
-        germination(0),
-        move(0, Stage.GERMINATED, Stage.TRAINING),
-        move(20, Stage.HOLDING, Stage.FOSSILIZED, reason="horizon commits"),
-    )
-    assert sentences(*rows) == [
-        "epoch 0: conv_light germinated in r0c1; contribution –; fossilized at 20: horizon commits"
-    ]
-
-
 def test_a_contribution_of_zero_is_known() -> None:
     (sentence,) = sentences(germination(2), measured(5, 0.0, 0.0))
     assert "contribution +0.0 ± 0.0 points" in sentence
@@ -102,6 +91,11 @@ def test_a_contribution_of_zero_is_known() -> None:
             move(20, Stage.BLENDING, Stage.PRUNED, reason="not held at the horizon"),
             "removed at horizon",
             Stage.PRUNED,
+        ),
+        (
+            move(20, Stage.HOLDING, Stage.FOSSILIZED, reason="horizon commits"),
+            "fossilized at 20: horizon commits",
+            Stage.FOSSILIZED,
         ),
         (move(6, Stage.TRAINING, Stage.BLENDING), "still blending after 6", Stage.BLENDING),
         (move(4, Stage.DORMANT, Stage.GERMINATED), "still germinated after 4", Stage.GERMINATED),

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale, apart, around, tick_texts, ticks
 from esper.karn.drawing.chart import stack
-from esper.karn.drawing.style import STYLE
-from esper.karn.palette import LOOKS, OP_STAGES, SEVERITIES
+from esper.karn.palette import OP_STAGES
 from esper.leyline import OP_NAMES
 
 numbers = st.floats(-1e9, 1e9, allow_nan=False)
@@ -111,15 +110,6 @@ def test_a_stack_grows_up_and_hangs_down():
 
 
 # --- style ------------------------------------------------------------------------------------------
-
-
-def test_the_style_knows_every_stage_and_severity_in_light_and_dark():
-    for stage, look in LOOKS.items():
-        assert f"--stage-{stage.name.lower()}:{look.colour};" in STYLE
-        assert f".esper .{stage.name.lower()}{{fill:var(--stage-{stage.name.lower()})}}" in STYLE
-    for severity, severity_look in SEVERITIES.items():
-        assert f"--{severity}:{severity_look.colour};" in STYLE
-    assert STYLE.count("--paper:") == 3  # light, dark by system, dark by choice
 
 
 def test_every_op_looks_like_a_stage():

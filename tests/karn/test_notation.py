@@ -34,31 +34,22 @@ from esper.karn import notation
         (notation.significant(0.05), "0.05"),
         (notation.clock(0), "0:00:00"),
         (notation.clock(3725.9), "1:02:05"),
+        # What is unknown is a dash, and never 0.
+        (notation.points(None), "–"),
+        (notation.gain(notation.difference(1.0, None)), "–"),
+        (notation.count(None), "–"),
+        (notation.factor(None, 3), "–"),
+        (notation.factor(3, None), "–"),
+        (notation.factor(3, 0), "–"),
+        (notation.flop(None), "–"),
+        (notation.clock(None), "–"),
+        (notation.share(None), "–"),
+        (notation.duration(None), "–"),
+        (notation.significant(None), "–"),
     ],
 )
 def test_numbers_read_as_people_write_them(shown, expected):
     assert shown == expected
-
-
-@pytest.mark.parametrize(
-    "shown",
-    [
-        notation.points(None),
-        notation.gain(None),
-        notation.gain(notation.difference(1.0, None)),
-        notation.count(None),
-        notation.factor(None, 3),
-        notation.factor(3, None),
-        notation.factor(3, 0),
-        notation.flop(None),
-        notation.clock(None),
-        notation.share(None),
-        notation.duration(None),
-        notation.significant(None),
-    ],
-)
-def test_unknown_is_a_dash_and_never_zero(shown):
-    assert shown == "–"
 
 
 def test_a_long_course_is_condensed_to_the_means_of_neighbours():

@@ -28,11 +28,6 @@ def test_regret_is_the_mean_of_relative_excesses_and_keeps_what_is_negative():
     assert merit(above) == pytest.approx(0.2)
 
 
-def test_merit_can_be_negative():
-    # 1.8 / 2 and 3.6 / 4 are 10 % below, 0.95 / 1 and 1.9 / 2 are 5 % below: the worse is -5 %.
-    assert merit(excess(np.array([[[1.8, 0.95], [3.6, 1.9]]]), REFERENCE)) == pytest.approx(-0.05)
-
-
 def test_a_mean_over_ratios_is_not_the_ratio_of_means():
     # Losses 3 and 4 against 2 and 4: excesses 0.5 and 0, mean 0.25. Of the sums it would be 7 / 6 - 1.
     above = excess(np.array([[[3.0], [4.0]]]), np.array([[2.0], [4.0]]))

@@ -241,25 +241,6 @@ def test_a_run_killed_before_its_own_row_has_stopped_and_says_so(tmp_path):
         _ = open_run(tmp_path).row
 
 
-def test_the_lock_goes_with_the_process_that_held_it(tmp_path):
-    code = (
-        "import sys, time; from pathlib import Path; from esper.nissa.writer import RunWriter\n"
-        "writer = RunWriter(Path(sys.argv[1])); print('ready', flush=True); time.sleep(600)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "run")],
-        env={"PYTHONPATH": str(ROOT / "src")},
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        found = open_run(tmp_path / "run")
-        assert found.state == "running"
-        process.kill()
-        process.wait()
-        assert found.state == "stopped"
-
-
 # --- what is no run -------------------------------------------------------------------------------
 
 

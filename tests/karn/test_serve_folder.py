@@ -113,23 +113,11 @@ def test_a_link_among_the_journals_of_a_living_run_is_refused(tmp_path):
         assert "holds a link, 'link'" in (run.refusal or "")
 
 
-def test_the_folder_is_looked_at_once_a_second(tmp_path):
-    now = [0.0]
-    folder = RunFolder(tmp_path, clock=lambda: now[0])
-    assert len(folder.runs()) == 0
-    write_run(tmp_path / "mine", [])
-
-    now[0] = 0.9
-    assert len(folder.runs()) == 0
-    now[0] = 1.0
-    assert len(folder.runs()) == 1
-
-
-def test_a_folder_that_takes_long_is_looked_at_less_often(tmp_path):
-    ticks = iter([0.0, 2.0, 19.0, 20.0, 20.0])  # asked, looked for 2 s, asked, asked, looked
+@pytest.mark.parametrize(("took", "due"), [(0.0, 1.0), (2.0, 20.0)])
+def test_the_folder_is_looked_at_once_a_second_or_for_a_tenth_of_the_time(tmp_path, took, due):
+    ticks = iter([0.0, took, 0.95 * due, due, due])  # asked, looked, asked, asked, looked
     folder = RunFolder(tmp_path, clock=lambda: next(ticks))
     folder.runs()
     write_run(tmp_path / "mine", [])
 
-    assert len(folder.runs()) == 0  # at 19 s
-    assert len(folder.runs()) == 1  # at 20 s: 2 s are a tenth of it
+    assert [len(folder.runs()), len(folder.runs())] == [0, 1]
