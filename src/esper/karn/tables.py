@@ -112,7 +112,8 @@ class Tables:
         files = [path for folder in folders if (path := folder / f"{table}.parquet").exists()]
         if files:
             sources.insert(0, f"read_parquet([{', '.join(_text(str(path)) for path in files)}])")
-        return " UNION ALL ".join(f"SELECT {_names(table)} FROM {source}" for source in sources)
+        names = ", ".join(quoted(column.name) for column in COLUMNS[table])
+        return " UNION ALL ".join(f"SELECT {names} FROM {source}" for source in sources)
 
     def _define(self, name: str, definition: str) -> None:
         if self._definitions.get(name) != definition:
@@ -149,10 +150,6 @@ def _locked_database(telemetry: Path, memory: int | None) -> duckdb.DuckDBPyConn
 
 def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
-
-
-def _names(table: str) -> str:
-    return ", ".join(quoted(column.name) for column in COLUMNS[table])
 
 
 def _decisions_view() -> str:

@@ -17,9 +17,9 @@ from pydantic import Field, model_validator
 from esper.config import Settings
 from esper.karn.run import Run, State, open_run
 from esper.leyline.events import Row, RunRow
-from esper.nissa.exporters.points import Exporter, ExportError, exported_types, points_of
+from esper.nissa.exporters.points import ExportError, exported_types, points_of
 from esper.nissa.exporters.tensorboard import TensorBoardExporter
-from esper.nissa.exporters.trackers import trackio_exporter, wandb_exporter
+from esper.nissa.exporters.trackers import TrackerExporter, trackio_exporter, wandb_exporter
 from esper.scripts.flags import parse_words
 
 DESCRIPTION = "Write a run's numbers for TensorBoard, Trackio or Weights & Biases."
@@ -77,7 +77,7 @@ def wait_for_its_row(run: Run) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def make_exporter(run: Run, config: ExportConfig) -> Exporter:
+def make_exporter(run: Run, config: ExportConfig) -> TensorBoardExporter | TrackerExporter:
     """The exporter that was asked for, with its place claimed."""
     out = config.out or run.path / "export" / config.to
     match config.to:

@@ -184,10 +184,10 @@ def _draw_parts(places: Sequence[Place], parts: Sequence[Part], x: Scale, y: Sca
 def _line_labels(panel: Panel, y: Scale) -> list[Label]:
     labels = []
     for line in panel.lines:
-        last = _last(line.values)
-        if last is not None and line.label != "" and not panel.parts:
+        known = [value for value in line.values if value is not None]
+        if known and line.label != "" and not panel.parts:
             look = {"twin": "dim halo", "line": "strong halo"}.get(line.look, "halo")
-            labels.append(Label(line.label or f"{line.name} {line.text(last)}", y(last), look))
+            labels.append(Label(line.label or f"{line.name} {line.text(known[-1])}", y(known[-1]), look))
     return labels
 
 
@@ -217,10 +217,6 @@ def _hover(chart: Chart, x: Scale, bottom: float) -> Iterator[Markup]:
             left, right = left + half, min(right + half, svg.WIDTH)
         title = svg.element("title", f"{chart.found.axis} {place}: {said}")
         yield svg.rectangle(left, _TOP, right - left, bottom - _TOP, None, title)
-
-
-def _last(values: Values) -> float | None:
-    return next((value for value in reversed(values) if value is not None), None)
 
 
 # --- stacked columns ------------------------------------------------------------------------------

@@ -10,13 +10,12 @@ from esper.karn import notation
 from esper.karn.conclusion import comparison_text, conclude, gain_text
 from esper.karn.diary import diary_of
 from esper.karn.figures import FIGURES, figure_named
-from esper.karn.metric import SCORE, Metric, metric_of
+from esper.karn.metric import SCORE, metric_of
 from esper.karn.outcome import Result, compare, differences, flat, result
 from esper.karn.page.rendering import render
 from esper.karn.questions.episodes import (
     THIS_EPISODE,
     EpisodeKey,
-    EpisodeSummary,
     default_episode,
     episode_name,
     episodes,
@@ -168,25 +167,24 @@ def chooser(run: Run, shown: EpisodeKey) -> Chooser:
     keys = [episode.key for episode in found]
     at = keys.index(shown) if shown in keys else -1
     first = {episode.key.episode: episode for episode in reversed(found)}
-    members = [episode for episode in found if episode.key.episode == shown.episode]
+    own = {key for key in keys if key.episode == shown.episode}
     return Chooser(
         before=address(keys[at - 1]) if at > 0 else None,
         after=address(keys[at + 1]) if 0 <= at < len(keys) - 1 else None,
         groups=[
-            (address(one.key), _group_name(one), one.key.episode == shown.episode)
-            for one in reversed(first.values())
+            (address(key), f"episode {key.episode}" if number is None else f"iteration {number}", key in own)
+            for key, number, _ in reversed(first.values())
         ],
-        members=[(address(one.key), _member_name(one, metric), one.key == shown) for one in members],
+        members=[
+            (address(key), f"env {_member_name(key)} · {metric.text(score)}", key == shown)
+            for key, _, score in found
+            if key in own
+        ],
     )
 
 
-def _group_name(one: EpisodeSummary) -> str:
-    return f"episode {one.key.episode}" if one.iteration is None else f"iteration {one.iteration}"
-
-
-def _member_name(episode: EpisodeSummary, metric: Metric) -> str:
-    attempt = f", attempt {episode.key.attempt + 1}" if episode.key.attempt else ""
-    return f"env {episode.key.env}{attempt} · {metric.text(episode.score)}"
+def _member_name(key: EpisodeKey) -> str:
+    return f"{key.env}, attempt {key.attempt + 1}" if key.attempt else str(key.env)
 
 
 def address(key: Iterable[int]) -> str:

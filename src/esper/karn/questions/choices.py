@@ -50,7 +50,10 @@ def draw_choices(found: Courses, beside: Courses | None = None) -> Picture:
     ops = {name: op_name(name) for name in ops_of(found)}
     shown = {ops.get(name, name): found[name] for name in (DECISIONS, *ops, FORCED, FAILED)}
     table = course_table(replace(found, values=shown), notation.share, {DECISIONS: notation.count})
-    return Picture(draw(_chart, found, beside), *table, _caption(found))
+    legend = "Striped: nothing but waiting was legal. Above: what failed."
+    if found.last(FORCED) is None:
+        legend = "Decisions were not recorded one by one: forced and failed are unknown."
+    return Picture(draw(_chart, found, beside), *table, f"Shares of all decisions. {legend}")
 
 
 def op_name(op: str) -> str:
@@ -101,9 +104,3 @@ def _percent(value: float | None) -> str:
 def _look(op: str) -> str:
     stage = OP_STAGES.get(op, Stage.UNKNOWN)
     return "idle" if stage is Stage.DORMANT else stage.name.lower()
-
-
-def _caption(found: Courses) -> str:
-    known = "Striped: nothing but waiting was legal. Above: what failed."
-    unknown = "Decisions were not recorded one by one: forced and failed are unknown."
-    return f"Shares of all decisions. {unknown if found.last(FORCED) is None else known}"

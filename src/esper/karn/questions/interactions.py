@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
-from markupsafe import Markup
-
 from esper.karn.drawing import svg
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.style import shade_look
@@ -94,29 +92,25 @@ def draw_interactions(found: Interactions, beside: Interactions | None = None) -
     width = min(_CELL_WIDTH, (svg.WIDTH - _LEFT) / size)
     letters = int(width / svg.LETTER)
     strongest = max((abs(value) for row in found.matrix for value in row if value is not None), default=0.0)
-    cells = [
-        _draw_cell(
-            value,
-            found.metric,
-            strongest,
-            (_LEFT + second * width, _TOP + first * _CELL, width),
-            is_own=first == second,
-        )
-        for first, row in enumerate(found.matrix)
-        for second, value in enumerate(row)
-    ]
-    names = [
+    drawn = [
         svg.text(_LEFT + (index + 0.5) * width, 15, svg.shorten(slot, letters), "dim", "middle")
         + svg.text(_LEFT - 8, _TOP + (index + 0.5) * _CELL + 5, svg.shorten(slot, 9), "", "end")
         for index, slot in enumerate(found.slots)
     ]
+    for first, row in enumerate(found.matrix):
+        for second, value in enumerate(row):
+            left, top = _LEFT + second * width, _TOP + first * _CELL
+            look = "strong" if first == second else ""
+            shade = shade_look(_PALEST * abs(value or 0.0) / (strongest or 1.0))
+            cell = svg.rectangle(left, top, width, _CELL, f"cell {shade}")
+            text = svg.text(left + width / 2, top + _CELL / 2 + 5, metric.gain(value), look, "middle")
+            drawn.append(svg.group([cell, text]))
     return Picture(
         svg=svg.drawing(
             _TOP + size * _CELL + 4,
             "Pair interactions",
             f"{metric.name.capitalize()} {metric.text(found.score)} with all of {', '.join(found.slots)} on.",
-            *map(Markup, names),
-            *cells,
+            *drawn,
         ),
         columns=["slot", *found.slots],
         rows=[[slot, *map(metric.gain, row)] for slot, row in zip(found.slots, found.matrix, strict=True)],
@@ -125,18 +119,4 @@ def draw_interactions(found: Interactions, beside: Interactions | None = None) -
             f" seeds on. Bold: {metric.lost} without the slot. Elsewhere: what two slots add beyond their"
             " own; negative: they do the same work."
         ),
-    )
-
-
-def _draw_cell(
-    value: float | None, metric: Metric, strongest: float, box: tuple[float, float, float], *, is_own: bool
-) -> Markup:
-    left, top, width = box
-    fraction = 0.0 if value is None or not strongest else _PALEST * abs(value) / strongest
-    look = "strong" if is_own else ""
-    return svg.group(
-        [
-            svg.rectangle(left, top, width, _CELL, f"cell {shade_look(fraction)}"),
-            svg.text(left + width / 2, top + _CELL / 2 + 5, metric.gain(value), look, "middle"),
-        ]
     )

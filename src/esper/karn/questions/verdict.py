@@ -1,7 +1,7 @@
 """What growth bought: the score of every run against its parameters and against its compute."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from markupsafe import Markup
@@ -10,7 +10,7 @@ from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale, apart, around, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
-from esper.karn.metric import SCORE
+from esper.karn.metric import SCORE, Metric
 from esper.karn.outcome import Result, result
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate
@@ -37,15 +37,20 @@ def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
     arms = verdict(runs)
     if not arms:
         return None
-    reached, metric = _reached(arms), next(iter(arms.values())).metric
-    which = "Test score" if _all_tested(arms) else f"Validation {metric.name}"
+    metric = next(iter(arms.values())).metric
+    is_tested = all(arm.test_score is not None for arm in arms.values())
+    which = "Test score" if is_tested else f"Validation {metric.name}"
+    of = "test_score" if is_tested else "validation"
+    reached: dict[str, Estimate] = {name: getattr(arm, of) for name, arm in arms.items()}
     return Picture(
         svg=svg.drawing(
             2 * _STEP + 4,
             f"{metric.name.capitalize()} against parameters and compute",
             "; ".join(f"{name} {metric.estimate(value)}" for name, value in reached.items()),
-            _draw_panel(arms, lambda arm: arm.params.mean, "parameters", _TOP),
-            _draw_panel(arms, lambda arm: arm.flops.mean, "FLOP of an episode", _TOP + _STEP),
+            _draw_panel(reached, metric, [arm.params.mean for arm in arms.values()], "parameters", _TOP),
+            _draw_panel(
+                reached, metric, [arm.flops.mean for arm in arms.values()], "FLOP of an episode", _TOP + _STEP
+            ),
         ),
         columns=["arm", "episodes", "test", "validation", "parameters", "compute of an episode", "inference"],
         rows=[
@@ -64,26 +69,18 @@ def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
     )
 
 
-def _all_tested(arms: Arms) -> bool:
-    return all(arm.test_score is not None for arm in arms.values())
-
-
-def _reached(arms: Arms) -> dict[str, Estimate]:
-    """The test scores or, where one has none, the values on validation."""
-    of = "test_score" if _all_tested(arms) else "validation"
-    return {name: getattr(arm, of) for name, arm in arms.items()}
-
-
-def _draw_panel(arms: Arms, cost: Callable[[Result], float], name: str, top: float) -> Markup:
+def _draw_panel(
+    reached: Mapping[str, Estimate], metric: Metric, spent: Sequence[float], name: str, top: float
+) -> Markup:
     """One mark per run at its score and its cost, on an axis of which each step is a factor."""
-    most, reached = next(iter(arms.values())).metric.most or math.inf, _reached(arms).values()
-    intervals = [[min(max(end, 0.0), most) for end in value.interval] for value in reached]
+    most = metric.most or math.inf
+    intervals = [[min(max(end, 0.0), most) for end in value.interval] for value in reached.values()]
     low, high = around([end for ends in intervals for end in ends], 4, floor=0.0)
     y = Scale(low, min(high, most), top + _PANEL, top)
-    costs = [math.log10(max(cost(arm), 1.0)) for arm in arms.values()]
+    costs = [math.log10(max(cost, 1.0)) for cost in spent]
     margin = max(0.08 * (max(costs) - min(costs)), 0.1)
     x = Scale(min(costs) - margin, max(costs) + margin, _LEFT, _RIGHT)
-    places = [(x(at), y(value.mean)) for at, value in zip(costs, reached, strict=True)]
+    places = [(x(at), y(value.mean)) for at, value in zip(costs, reached.values(), strict=True)]
     spread = zip(places, intervals, strict=True)
     return svg.group(
         [
@@ -91,7 +88,7 @@ def _draw_panel(arms: Arms, cost: Callable[[Result], float], name: str, top: flo
             _cost_axis(x, top + _PANEL, name),
             *(svg.line(at, y(low), at, y(high), "thin") for (at, _), (low, high) in spread if high > low),
             svg.path(svg.dots(places), "dot"),
-            *_names(arms, places),
+            *_names(reached, metric, places),
         ]
     )
 
@@ -113,11 +110,10 @@ def short_count(value: float) -> str:
     return f"{value:g}"
 
 
-def _names(arms: Arms, places: Sequence[svg.Point]) -> Iterator[Markup]:
+def _names(reached: Mapping[str, Estimate], metric: Metric, places: Sequence[svg.Point]) -> Iterator[Markup]:
     """Each name beside its mark, none at the height of another."""
     heights = apart([y for _, y in places])
-    metric = next(iter(arms.values())).metric
-    for (arm, value), (x, _), height in zip(_reached(arms).items(), places, heights, strict=True):
+    for (arm, value), (x, _), height in zip(reached.items(), places, heights, strict=True):
         name = f"{svg.shorten(arm, 18)} {metric.text(value.mean)}"
         is_left = x + 10 + svg.width_of(name) > svg.WIDTH
         yield svg.text(x - 10 if is_left else x + 10, height + 4, name, "halo", "end" if is_left else None)

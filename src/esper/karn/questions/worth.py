@@ -70,18 +70,17 @@ def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
             SELECT reached.* EXCLUDE (contribution), measured.params,
                    CASE WHEN last IS NULL THEN reached.contribution ELSE last[1] END AS points,
                    last[2] AS error,
-                   CASE WHEN points IS NOT NULL THEN measured.params END AS counted
+                   CASE WHEN points IS NOT NULL AND measured.params > 0 THEN measured.params END AS size,
+                   CASE WHEN size IS NOT NULL THEN points END AS sized
             FROM reached LEFT JOIN measured USING (env, episode, attempt, seed))
         SELECT blueprint, count(*), count(*) FILTER (blended), count(*) FILTER (held),
                count(*) FILTER (fossilized), count(*) FILTER (pruned), count(points), avg(points),
                CASE WHEN count(points) > 1 THEN stddev_samp(points) / sqrt(count(points))
                     ELSE any_value(error) END,
                avg(params),
-               1000 * sum(points) FILTER (counted > 0) / sum(counted) FILTER (counted > 0),
-               CASE WHEN count(points) FILTER (counted > 0) > 1
-                    THEN 1000 * stddev_samp(points) FILTER (counted > 0)
-                         * sqrt(count(points) FILTER (counted > 0)) / sum(counted) FILTER (counted > 0)
-                    ELSE 1000 * any_value(error) / sum(counted) FILTER (counted > 0) END
+               1000 * sum(sized) / sum(size),
+               CASE WHEN count(sized) > 1 THEN 1000 * stddev_samp(sized) * sqrt(count(sized)) / sum(size)
+                    ELSE 1000 * any_value(error) / sum(size) END
         FROM known GROUP BY blueprint ORDER BY count(*) DESC, blueprint
         """
     ).fetchall()

@@ -51,7 +51,8 @@ class Access:
     @property
     def url(self) -> str:
         """What to open; with the token it lets a browser in."""
-        host = "localhost" if _is_everywhere(self.host) else self.host
+        address = _address(self.host)
+        host = "localhost" if address is not None and address.is_unspecified else self.host
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{self.port}/" + (f"?{TOKEN}={self.token}" if self.token else "")
 
@@ -105,7 +106,7 @@ class Guard:
             return True
         if _is_loopback(self._access.host):
             return False
-        return _is_address(name) or name in _names_of_this_machine()
+        return _address(name) is not None or name in _names_of_this_machine()
 
     def _ask_for_token(self, scope: Scope, headers: Headers) -> Response | None:
         query = QueryParams(scope["query_string"])
@@ -128,20 +129,15 @@ def _sentence(status: int, sentence: str) -> JSONResponse:
     return JSONResponse({"error": sentence}, status_code=status)
 
 
-def _is_address(name: str) -> bool:
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(name)
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _is_loopback(name: str) -> bool:
-    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
-
-
-def _is_everywhere(name: str) -> bool:
-    return _is_address(name) and ipaddress.ip_address(name).is_unspecified
+    return name == "localhost" or ((address := _address(name)) is not None and address.is_loopback)
 
 
 @functools.cache  # it may ask a name server

@@ -7,7 +7,7 @@ left out: a gap says unknown, a 0 would not.
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import EsperError
@@ -40,20 +40,6 @@ class Points(NamedTuple):
     """Seconds since the run began."""
     values: Mapping[str, float]
     """By tag: table, column, then the entry of a list or a map, then the episode."""
-
-
-class Exporter(Protocol):
-    """Where points go."""
-
-    view: str
-    """The command that shows what was exported."""
-
-    def take(self, points: Points) -> None: ...
-
-    def flush(self) -> None:
-        """Let others see what was taken so far."""
-
-    def close(self) -> None: ...
 
 
 def claim_place(out: Path, *, alone: bool = True) -> None:

@@ -27,6 +27,7 @@ class TrackerExporter:
     log: Callable[[dict[str, float], int], object]
     finish: Callable[[], object]
     view: str
+    """The command that shows what was exported."""
 
     def take(self, points: Points) -> None:
         position = {f"{points.table}/{points.axis}": points.step, f"{points.table}/t": points.t}
