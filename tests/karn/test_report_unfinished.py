@@ -8,12 +8,13 @@ from msgspec.structs import replace
 
 from esper.karn.conclusion import conclude
 from esper.karn.report import render_report
-from esper.leyline.events import AlertRow, EpisodeRow, Row, RunRow
+from esper.leyline.events import EpisodeRow, Row, UpdateRow
 from esper.leyline.lock import WriterLock
 from esper.leyline.run_files import TELEMETRY
-from tests.karn import fake_run
+from tests.karn import fake_run, made_run
 from tests.karn.page import read_page
 from tests.karn.test_report import page_of, pairs, training, write
+from tests.rows import change
 
 # --- runs that are not whole ----------------------------------------------------------------------
 
@@ -91,21 +92,16 @@ def test_an_episode_killed_within_its_measurements_is_shown_without_them(tmp_pat
 
 def test_names_are_escaped_wherever_they_come_from(tmp_path: Path) -> None:
     evil = "<script>alert(\"x\")</script><b onclick='x'>&amp;"
-    row: RunRow = replace(
-        fake_run.run_row(name=evil, controller=evil),
-        task=evil,
-        slots=[evil, "r0c1", "r0c2"],
-        blueprints=[evil] * 13,
-        config={evil: evil},
-        versions={evil: evil},
-        hardware={evil: [evil]},
-        started=evil,
-        git_revision=evil,
-    )
-    alert: AlertRow = replace(fake_run.alert_row(evil), hint=evil, scope=evil)
-    run = write(tmp_path / "run", [row, *fake_run.episode(), alert])
-    text = render_report(run, [run], reproduction=evil)
-    page = read_page(text)
+    names = dict.fromkeys(("name", "task", "controller", "started", "git_revision"), evil)
+    maps = {"config": {evil: evil}, "versions": {evil: evil}, "hardware": {evil: [evil]}}
+    row, *rows = made_run.training_rows(iterations=2, envs=2, horizon=12)
+    change(row, **names, **maps, slots=[evil, "r0c1", "r0c2"], blueprints=[evil] * 13)
+    for update in rows:
+        if isinstance(update, UpdateRow):
+            change(update, phase_ms={evil: 1.0}, reward_terms={evil: 1.0})
+    alert = replace(fake_run.alert_row(evil), hint=evil, scope=evil)
+    run = write(tmp_path / "run", [row, *rows, alert])
+    page = read_page(render_report(run, [run], reproduction=evil))
     assert not list(page.all("script"))
     assert not list(page.all(onclick="x"))
     assert evil in page.one("head").one("title").text

@@ -1,13 +1,10 @@
-import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from esper.karn.questions.overview import overview
 from esper.karn.run import open_run
-from esper.karn.runs import ListedRun, as_json, find_runs, listed, table_of
+from esper.karn.runs import ListedRun, as_json, find_runs, listed
 from esper.leyline.errors import EsperError
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
@@ -46,6 +43,9 @@ def test_a_run_that_is_over_is_seen_by_its_episodes(tmp_path):
     assert (found.path, found.state, found.problem) == (str(tmp_path), "stopped", None)
     assert found.overview == overview(open_run(tmp_path))
     assert (found.overview.score, found.overview.twin, found.overview.params) == (61.5, 22.0, 398.0)
+    machine = as_json(found)
+    assert (machine["unit"], machine["done"], machine["total"]) == ("epoch", 8, 16)
+    assert (machine["score"], machine["twin"], machine["params"]) == (61.5, 22.0, 398.0)
 
 
 def test_a_run_in_its_first_episode_is_seen_by_its_epochs(tmp_path):
@@ -70,25 +70,5 @@ def test_a_damaged_run_says_why(tmp_path):
 
     found = listed(tmp_path)
 
-    assert found.state == "damaged"
-    assert found.problem is not None
+    assert as_json(found) == {"path": str(tmp_path), "state": "damaged", "problem": found.problem}
     assert "rows-00000.jsonl, line 1, is not a row of table 'run': Object missing" in found.problem
-
-
-def test_the_list_and_machines_get_the_same(tmp_path):
-    make_episode(tmp_path)
-    runs = [
-        ListedRun("runs/a", "damaged", problem="a part is gone"),
-        replace(listed(tmp_path), path="runs/b"),
-    ]
-    console = Console(width=140, record=True, file=io.StringIO())
-    console.print(table_of(runs))
-
-    _, _, a, b = (line.split() for line in console.export_text().splitlines())
-    assert a == ["runs/a", *"–––––––", "damaged", "–"]
-    numbers = ["0", "61.5", "22.0", "398", "epoch", "8/16"]
-    assert b == ["runs/b", "digits_impaired", "heuristic", *numbers, "stopped", "2030-01-01", "00:00"]
-    assert as_json(runs[0]) == {"path": "runs/a", "state": "damaged", "problem": "a part is gone"}
-    machine = as_json(runs[1])
-    assert (machine["unit"], machine["done"], machine["total"]) == ("epoch", 8, 16)
-    assert (machine["score"], machine["twin"], machine["params"]) == (61.5, 22.0, 398.0)
