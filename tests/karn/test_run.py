@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 import esper
-from esper.karn import line_copies, tables
+from esper.karn import tables
 from esper.karn.run import open_run, read_rows
 from esper.karn.runs import listed
 from esper.leyline import HEAD_NAMES
@@ -97,14 +97,6 @@ def test_an_unknown_table_is_named_with_the_nearest(run):
 def test_a_query_is_one_statement(run, query, count):
     with pytest.raises(EsperError, match=f"one statement is allowed; found {count}"):
         open_run(run).sql(query)
-
-
-@pytest.mark.parametrize("chunk", [1, 300, 700])
-def test_lines_are_handed_over_in_pieces_and_none_is_lost(run, monkeypatch, chunk):
-    """A line takes about 350 bytes."""
-    monkeypatch.setattr(line_copies, "CHUNK_BYTES", chunk)
-
-    assert [row.epoch for row in open_run(run).rows(EpochRow)] == list(range(9))
 
 
 def test_a_list_of_tables_shows_all_of_them_and_nothing_else(run):

@@ -2,9 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import duckdb
 import msgspec
@@ -14,8 +13,6 @@ from esper.leyline.errors import UNREADABLE, EsperError
 from esper.leyline.events import TABLES
 from esper.leyline.run_files import split_lines
 
-CHUNK_BYTES: Final = 4_000_000
-"""JSON lines handed to the database at once."""
 Stamp = tuple[int, int, int]
 """What changes with a file's content: its inode, its bytes, the time of its last change."""
 
@@ -58,30 +55,19 @@ class LineCopies:
         structure = json.dumps({column.name: column.sql_type for column in COLUMNS[name]})
         insertion = (
             f"INSERT INTO {_place(name)} SELECT unnest(from_json_strict(line, '{structure}'))"
-            " FROM (SELECT unnest(string_split(?, chr(10))) AS line)"
+            " FROM (SELECT unnest(?::VARCHAR[]) AS line)"
         )
         try:
-            for chunk in _chunks(self._lines.get(name, [])):
-                self._connection.execute(insertion, [chunk.decode()])
+            if lines := self._lines.pop(name, None):
+                self._connection.execute(insertion, [[line.decode() for line in lines]])
         except (duckdb.Error, UnicodeDecodeError) as error:
             raise EsperError(_what_is_wrong(list(self._stamps), name, error)) from None
-        finally:
-            self._lines.pop(name, None)
         return _place(name)
 
 
 def _stamp(path: Path) -> Stamp:
     status = os.stat(path)
     return (status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def _chunks(lines: Sequence[bytes]) -> Iterator[bytes]:
-    start, size = 0, 0
-    for number, line in enumerate(lines):
-        size += len(line)
-        if size > CHUNK_BYTES or number == len(lines) - 1:
-            yield b"\n".join(lines[start : number + 1])
-            start, size = number + 1, 0
 
 
 def _what_is_wrong(files: Sequence[Path], table: str, error: Exception) -> str:

@@ -5,6 +5,7 @@ process killed at any moment leaves the lines, or both, or Parquet. Types come f
 from the rows, so that all files of a table agree.
 """
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ def compact(telemetry: Path, last: int) -> None:
             _convert(telemetry, lines)
         for span in (*found.superseded, *lines):
             remove(span.path)
-    except (OSError, EsperError, duckdb.Error) as error:
+    except (OSError, EsperError, duckdb.Error, UnicodeDecodeError) as error:
         raise CompactionError(f"{telemetry}: {str(error).splitlines()[0]}") from error
 
 
@@ -57,17 +58,15 @@ def _convert(telemetry: Path, lines: Sequence[RowSpan]) -> None:
 
 
 def _copy(database: duckdb.DuckDBPyConnection, lines: Sequence[bytes], table: str, folder: Path) -> None:
-    source = folder / f"{table}.jsonl"
-    source.write_bytes(b"\n".join(lines) + b"\n")
-    columns = ", ".join(f"{_text(column.name)}: {_text(column.sql_type)}" for column in COLUMNS[table])
-    rows = f"read_json({_text(str(source))}, format = 'newline_delimited', columns = {{{columns}}})"
-    place = _text(str(source.with_suffix(".parquet")))
+    structure = json.dumps({column.name: column.sql_type for column in COLUMNS[table]})
+    rows = f"SELECT unnest(from_json_strict(line, '{structure}')) FROM (SELECT unnest(?::VARCHAR[]) AS line)"
+    place = str(folder / f"{table}.parquet").replace("'", "''")
     result = database.execute(
-        f"COPY (FROM {rows}) TO {place} (FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)"
+        f"COPY ({rows}) TO '{place}' (FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)",
+        [[line.decode() for line in lines]],
     ).fetchone()
     if result != (len(lines),):
-        raise CompactionError(f"{source}: {result} rows for {len(lines)} lines")
-    source.unlink()
+        raise CompactionError(f"{place}: {result} rows for {len(lines)} lines")
 
 
 def remove(path: Path) -> None:
@@ -76,7 +75,3 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
