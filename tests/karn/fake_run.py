@@ -30,26 +30,14 @@ from esper.leyline.events import (
     TransitionRow,
     UpdateRow,
 )
-from esper.leyline.factored_actions import (
-    ALPHA_CURVE_NAMES,
-    ALPHA_SPEED_NAMES,
-    ALPHA_TARGET_VALUES,
-    BLEND_IDS,
-    TEMPO_NAMES,
-)
+from esper.leyline.rules import ActionSpace, LifecycleRules
+from esper.leyline.slot_config import SlotConfig
 
 EPOCHS = 8
 SLOTS = ["r0c0", "r0c1", "r0c2"]
-HEAD_CHOICES = [
-    list(OP_NAMES),
-    SLOTS,
-    list(BLUEPRINT_IDS),
-    list(BLEND_IDS),
-    list(TEMPO_NAMES),
-    [str(value) for value in ALPHA_TARGET_VALUES],
-    list(ALPHA_SPEED_NAMES),
-    list(ALPHA_CURVE_NAMES),
-]
+SPACE = ActionSpace(
+    SlotConfig(tuple(SLOTS)), LifecycleRules(), tuple(range(len(BLUEPRINT_IDS))), BLUEPRINT_IDS
+)
 HOST_PARAMS = 250
 SCORES = (10.0, 14.0, 22.5, 30.0, 41.0, 47.5, 58.0, 64.1, 62.0)
 TWIN_SCORES = (10.0, 12.0, 14.0, 16.5, 18.0, 19.5, 21.0, 22.0, 22.0)
@@ -112,7 +100,7 @@ def run_row(
         heads=list(HEAD_NAMES),
         blueprints=list(BLUEPRINT_IDS),
         stages=list(STAGE_NAMES),
-        head_choices=HEAD_CHOICES,
+        head_choices=[list(names) for names in SPACE.choice_names],
         horizon=EPOCHS,
         iterations=iterations,
         envs=1,

@@ -11,15 +11,7 @@ from esper.leyline.events import DecisionRow, EpisodeRow, Row, SeedRow, Transiti
 from tests.karn import fake_run
 
 EPISODE: dict[str, Any] = {"env": 3, "episode": 7}
-FAKE = fake_run.run_row()
-RUN = replace(
-    FAKE,
-    head_choices=[
-        *FAKE.head_choices[:3],
-        *(["plain", "gated"], ["fast", "slow"], ["half", "seventy", "full"]),
-        *(["instant", "slow"], ["linear", "cosine"]),
-    ],
-)
+RUN = fake_run.run_row()
 
 
 def decision(epoch: int, op: LifecycleOp, slot: int = 0, **columns: Any) -> DecisionRow:
@@ -119,7 +111,7 @@ def test_a_refused_action_names_what_refused_it_and_why() -> None:
         failed_checks=["slot_empty", "not_embargoed"],
     )
     assert sentences(row) == [
-        "epoch 8: GERMINATE in r0c2 (blueprint norm, style gated, tempo fast, target full)"
+        "epoch 8: GERMINATE in r0c2 (blueprint norm, style linear_multiply, tempo fast, target full)"
         " was refused by legality: slot_empty, not_embargoed"
     ]
 
@@ -156,7 +148,7 @@ def test_later_decisions_name_the_seed_that_the_slot_held_then() -> None:
         decision(13, LifecycleOp.WAIT),
     )
     assert [s for s in sentences(*rows) if "germinated" not in s] == [
-        "epoch 3: conv_light in r0c1 got a new alpha: target seventy, speed slow, curve cosine",
+        "epoch 3: conv_light in r0c1 got a new alpha: target seventy, speed fast, curve cosine",
         "epoch 12: norm in r0c1 began to fade out (policy 0.30; WAIT was likelier, 0.50)",
     ]
 

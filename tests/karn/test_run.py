@@ -128,8 +128,8 @@ def test_decisions_have_the_names_that_the_runs_own_row_gives_them(run):
         "slot": "r0c1",
         "blueprint": "conv_light",
         "style": "sigmoid_add",
-        "tempo": "SLOW",
-        "alpha_target": "0.7",
+        "tempo": "slow",
+        "alpha_target": "seventy",
         "alpha_speed": None,
         "alpha_curve": None,
     }

@@ -2,8 +2,6 @@
 
 import os
 import random
-import resource
-import signal
 from pathlib import Path
 
 import duckdb
@@ -210,25 +208,3 @@ def test_lines_that_are_no_rows_are_never_converted(tmp_path: Path, damage: byte
     assert path.read_bytes().startswith(before)
     assert names(tmp_path) == ["rows-00000.jsonl", "rows-00001.jsonl"]
     assert b'"rule":"compaction"' in (tmp_path / "telemetry" / "rows-00001.jsonl").read_bytes()
-
-
-def test_files_that_may_not_grow_end_telemetry_with_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A row takes about 500 bytes; no file may hold more than 10,000."""
-    monkeypatch.setattr(writer_module, "LINES_BYTES", 1_000_000)
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    with RunWriter(tmp_path / "run") as writer:
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
-            for epoch in range(100):
-                writer.emit(fake_run.policy_decision_row(epoch))
-                writer.flush()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            signal.signal(signal.SIGXFSZ, handler)
-
-    assert capsys.readouterr().err.count("esper: telemetry stopped: cannot write ") == 1
-    epochs = [row.epoch for row in read_rows(tmp_path / "run", DecisionRow)]
-    assert epochs == list(range(len(epochs)))
-    assert 15 < len(epochs) < 30
