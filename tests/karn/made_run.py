@@ -5,7 +5,7 @@ Every number in them is a row's own, so that a test can compute what a view must
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from esper.leyline.events import (
     RunRow,
     UpdateRow,
 )
+from esper.leyline.stages import COOLING_STAGES, OCCUPIED_STAGES
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 
@@ -56,8 +57,6 @@ class Episode:
         self._slots = [_Slot() for _ in range(self.slots)]
         self._seeds = 0
         self._score = 10.0
-        self._counts = [0] * len(OP_NAMES)
-        self._refused = 0
 
     def _where(self, epoch: int) -> dict[str, int | None]:
         iteration = self.episode + 1 if self.rewarded else None
@@ -65,7 +64,7 @@ class Episode:
 
     def _move(self, index: int, epoch: int, target: Stage, cause: str, reason: str) -> None:
         slot = self._slots[index]
-        is_gone = slot.stage in (Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
+        is_gone = slot.stage in COOLING_STAGES
         measured = slot.stage in (Stage.BLENDING, Stage.HOLDING) and epoch > slot.since
         self.rows.append(
             replace(
@@ -89,8 +88,6 @@ class Episode:
         legal += [(LifecycleOp.PRUNE, i) for i in blending]
         op, index = self.dice.choice(legal) if legal and self.dice.random() < 0.4 else (LifecycleOp.WAIT, 0)
         succeeded = op is not LifecycleOp.FOSSILIZE or self.dice.random() < 0.8
-        self._counts[op] += 1
-        self._refused += not succeeded
         terms = {"lead": self.dice.gauss(0.02, 0.05), "rent": -0.001} if self.rewarded else None
         self.rows.append(
             DecisionRow(
@@ -105,15 +102,13 @@ class Episode:
                 reward_terms=terms,
             )
         )
-        if not succeeded:
-            return
         if op is LifecycleOp.GERMINATE:
             blueprint = self.dice.randrange(1, 8)
             self._slots[index] = _Slot(seed=self._seeds, blueprint=blueprint, born=epoch)
             self._seeds += 1
             self._move(index, epoch, Stage.GERMINATED, "policy", "germinated")
             self._move(index, epoch, Stage.TRAINING, "mechanical", "incubation begins")
-        elif op is LifecycleOp.FOSSILIZE:
+        elif op is LifecycleOp.FOSSILIZE and succeeded:
             self._move(index, epoch, Stage.FOSSILIZED, "policy", "fossilized")
         elif op is LifecycleOp.PRUNE:
             self._move(index, epoch, Stage.PRUNED, "policy", "pruned")
@@ -134,17 +129,13 @@ class Episode:
                 self._move(index, epoch, Stage.DORMANT, "mechanical", "slot is empty again")
 
     def _params(self) -> int:
-        return sum(100 * slot.blueprint for slot in self._occupied())
-
-    def _occupied(self) -> Iterator[_Slot]:
-        gone = (Stage.DORMANT, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
-        return (slot for slot in self._slots if slot.stage not in gone)
+        return sum(100 * slot.blueprint for slot in self._slots if slot.stage in OCCUPIED_STAGES)
 
     def _measure(self, epoch: int) -> None:
-        strength = sum(slot.alpha for slot in self._occupied())
+        strength = sum(slot.alpha for slot in self._slots if slot.stage in OCCUPIED_STAGES)
         self._score = min(max(self._score + self.dice.gauss(strength, 2.0), 0.0), 100.0)
         for index, slot in enumerate(self._slots):
-            if self.full and slot in list(self._occupied()):
+            if self.full and slot.stage in OCCUPIED_STAGES:
                 known = slot.stage is not Stage.TRAINING
                 self.rows.append(
                     replace(
@@ -188,7 +179,9 @@ class Episode:
                 states[index] = state
             score = self._score if all(on) else self._score * self.dice.random()
             self.rows.append(CounterfactualRow(**self._where(last), on=states, score=score, loss=1.0))
-        terms = [row.reward_terms for row in self.rows if isinstance(row, DecisionRow) and row.reward_terms]
+        decisions = [row for row in self.rows if isinstance(row, DecisionRow)]
+        chosen = [row.action[0] for row in decisions]
+        terms = [row.reward_terms for row in decisions if row.reward_terms]
         sums = {name: sum(of[name] for of in terms) for name in terms[0]} if terms else None
         params = HOST_PARAMS + self._params()
         self.rows.append(
@@ -202,8 +195,8 @@ class Episode:
                 host_params=HOST_PARAMS,
                 params=params,
                 flops={"forward": 1_000_000 * params, "backward": 2_000_000 * params, "pruned_seeds": 5_000},
-                op_counts=self._counts,
-                refused=self._refused,
+                op_counts=[chosen.count(op) for op in range(len(OP_NAMES))],
+                refused=sum(not row.succeeded for row in decisions),
                 total_reward=sum(sums.values()) if sums else None,
                 reward_terms=sums,
             )
