@@ -11,8 +11,9 @@ from esper.config import Settings
 from esper.karn import runs
 from esper.leyline.errors import EsperError
 from esper.scripts.flags import parse_words
-from esper.scripts.widths import natural_width
 
+WIDEST = 100_000
+"""Columns, so that no line is cut."""
 DESCRIPTION = "List the runs below a folder, runs/ unless another one is named."
 
 
@@ -36,9 +37,8 @@ def runs_command(args: Sequence[str]) -> None:
 
 def _print_list(found: Sequence[runs.ListedRun]) -> None:
     """One line per run, however long, and below them what is wrong with the damaged ones."""
-    table = runs.table_of(found)
-    console = Console()
-    Console(width=max(console.width, natural_width(table, console))).print(table)
+    console = Console(width=WIDEST)
+    console.print(runs.table_of(found))
     for run in found:
         if run.problem is not None:
             console.print(f"damaged: {run.problem}", soft_wrap=True, markup=False, highlight=False)

@@ -21,7 +21,6 @@ from esper.karn.run import open_run
 from esper.leyline.errors import EsperError
 from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR
-from esper.scripts.widths import natural_width
 
 PROGRAM = 'esper sql RUN "select …"'
 DESCRIPTION = "Ask a run's tables, which docs/metrics.md describes, and the view 'decisions' with names."
@@ -87,7 +86,8 @@ def _print_for_people(found: Answer, console: Console) -> None:
         table.add_column(Text(name), justify="right" if kind.startswith(NUMBERS) else "left")
     for row in found.rows:
         table.add_row(*(Text(notation.cell(value)) for value in row))
-    if natural_width(table, console) <= console.width:
+    natural = Console(width=100_000).measure(table)  # where nothing is cut
+    if natural.maximum <= console.width:
         console.print(table)
         return
     for number, row in enumerate(found.rows, start=1):
