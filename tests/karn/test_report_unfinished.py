@@ -74,7 +74,7 @@ def test_a_run_that_is_not_whole_says_so(
     run = write(tmp_path / "run", rows)
     found = conclude(run)
     assert (found.sentences[0], found.headline) == (stopped, said)
-    lock = WriterLock(run.path / TELEMETRY)  # as while a writer lives
+    lock = WriterLock(run.path / TELEMETRY)  # as while it is written
     found = conclude(run)
     assert (found.sentences[0], found.headline) == (running, said)
     lock.release()
