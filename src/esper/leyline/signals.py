@@ -86,14 +86,11 @@ class EpochFacts:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSignals:
-    """Trends over the facts, every array ``[env]`` or ``[env, 5]`` (histories, oldest first)."""
+    """The facts and their trends, every array ``[env]`` or ``[env, 5]`` (histories, oldest first)."""
 
-    epoch: IntArray
-    max_epochs: IntArray
-    val_loss: FloatArray
+    facts: EpochFacts
     loss_delta: FloatArray
     """Previous minus present validation loss: improvement is positive."""
-    val_score: FloatArray
     score_delta: FloatArray
     plateau_epochs: IntArray
     stabilised: BoolArray
@@ -101,13 +98,6 @@ class TrainingSignals:
     score_history: FloatArray
     best_score: FloatArray
     best_loss: FloatArray
-    params: IntArray
-    param_budget: IntArray
-    last_op: IntArray
-    last_success: BoolArray
-    train_loss: FloatArray
-    minibatches_left: FloatArray
-    candidate_cost: FloatArray
     gain_ratio: FloatArray
     """Fall of the loss since the last seed's birth, by what the trend before it promised; NaN where no seed
     was planted or nothing was promised."""
