@@ -144,7 +144,7 @@ def test_periodic_moves_seeds_on_where_nothing_else_does() -> None:
 
 def everyone(num_slots: int, num_envs: int, **rules: object) -> list[Controller]:
     space = space_of(num_slots, **rules)
-    eager = HeuristicSettings(patience=0, evaluation_epochs=0, stuck_epochs=1, rotate=True)
+    eager = HeuristicSettings(stuck_epochs=1)
     return [
         OffController(space),
         RandomController(space, 0, range(num_envs)),

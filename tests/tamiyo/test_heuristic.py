@@ -10,7 +10,6 @@ from esper.leyline import (
     Head,
     SlotTable,
     Stage,
-    Tempo,
 )
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.heuristic import evaluate
@@ -70,17 +69,16 @@ def test_a_seed_is_planted_and_the_order_of_rules_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tempo", "auto_forward", "last"),
+    ("auto_forward", "last"),
     [
-        (Tempo.FAST, True, 14),  # 20 − (2 incubation + 3 ramp + 1 to be evaluated)
-        (Tempo.SLOW, True, 9),
-        (Tempo.FAST, False, 13),  # GERMINATED lasts an epoch
+        (True, 14),  # 20 − (2 incubation + 3 ramp + 1 to be evaluated)
+        (False, 13),  # GERMINATED lasts an epoch
     ],
 )
-def test_nothing_is_planted_that_could_not_be_evaluated(tempo: Tempo, auto_forward: bool, last: int) -> None:
+def test_nothing_is_planted_that_could_not_be_evaluated(auto_forward: bool, last: int) -> None:
     space, table = space_of(auto_forward=auto_forward), SlotTable.empty(1, 3)
-    assert decide(table, epoch=last, space=space, tempo=tempo)[0] == OP_GERMINATE
-    assert decide(table, epoch=last + 1, space=space, tempo=tempo)[0] == OP_WAIT
+    assert decide(table, epoch=last, space=space)[0] == OP_GERMINATE
+    assert decide(table, epoch=last + 1, space=space)[0] == OP_WAIT
 
 
 def test_without_auto_forward_the_heuristic_moves_seeds_on() -> None:
@@ -125,9 +123,9 @@ def test_a_fossil_is_no_loss() -> None:
 
 
 @pytest.mark.parametrize("restart", ["reset", "epoch 0"])
-@pytest.mark.parametrize("remembered", ["a loss", "a turn", "a seed"])
+@pytest.mark.parametrize("remembered", ["a loss", "a seed"])
 def test_a_new_episode_remembers_nothing(restart: str, remembered: str) -> None:
-    episode = Episode(rotate=remembered == "a turn")
+    episode = Episode()
     episode.plant(0)
     if remembered == "a loss":
         episode.lose(0)

@@ -10,7 +10,6 @@ from esper.leyline.slot_table import FloatArray
 from esper.tamiyo.policy.features import batch_obs_to_features, feature_names
 from tests.leyline.building import facts_of
 
-
 USUAL = {
     "params": 999,
     "param_budget": 9999,
