@@ -167,7 +167,7 @@ class WatchedEpisode:
         stages = stages_of(env)
         assert env.model.blended == np.flatnonzero(table.in_forward[0]).tolist()
         assert env.model.incubating == [i for i, stage in enumerate(stages) if stage is Stage.TRAINING]
-        assert set(env.host.meter.spent_by_slot()) == set(np.flatnonzero(table.occupied[0]).tolist())
+        assert set(env.host.meter.state()["spent"]) == set(np.flatnonzero(table.occupied[0]).tolist())
 
         full = np.isin(table.stage, (Stage.HOLDING, Stage.FOSSILIZED))
         assert (table.alpha[full] == 1.0).all()
