@@ -76,13 +76,6 @@ class EpochFacts:
         """Put the facts of single environments side by side."""
         return cls(**{f.name: np.array([getattr(row, f.name) for row in rows]) for f in fields(cls)})
 
-    def replaced(self, env: int, facts: EnvFacts) -> EpochFacts:
-        """The same with one environment's facts exchanged."""
-        columns = {f.name: getattr(self, f.name).copy() for f in fields(self)}
-        for name, column in columns.items():
-            column[env] = getattr(facts, name)
-        return EpochFacts(**columns)
-
 
 @dataclass(frozen=True, slots=True)
 class TrainingSignals:
