@@ -58,19 +58,6 @@ def test_no_random_episode_beats_the_optimum_and_most_are_far_below(oracle: Orac
     assert returns.mean() < 0.4 * oracle.optimum
 
 
-@pytest.mark.parametrize(
-    ("oracle", "optimum"),
-    [
-        # payoff = 5 · (points/100 − 0.02 · parameters/1000): heavy in 0, light in 1, depthwise in 2:
-        # 5 · (0.20 − 0.04) + 5 · (0.15 − 0.003) + 5 · (0.12 − 0.0012)
-        (Lifecycle, 2.129),
-        (Scaffold, 1.4984),  # 5 · (0.30 − 0.00032)
-    ],
-)
-def test_the_optimum_of_an_episode_literally(oracle: OracleClass, optimum: float) -> None:
-    assert oracle.optimum == pytest.approx(optimum)
-
-
 @pytest.mark.parametrize("oracle", ORACLES)
 def test_every_oracle_shows_a_real_observation(oracle: OracleClass) -> None:
     observation = oracle(0, range(3)).reset()
