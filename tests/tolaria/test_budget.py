@@ -14,21 +14,14 @@ from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
 from esper.leyline.stages import Stage
 from esper.tolaria.anytime import MARKS, run_anytime
-from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.meter import FlopMeter
 from esper.tolaria.tasks import task_named
 from esper.tolaria.tasks.text import split_text
+from tests.study.building import few
 
 WAIT = np.array(CANONICAL_ACTION)
 TEXT = b"".join(b"%d %d\n" % (n, n * n) for n in range(8000))
-
-
-def few(splits: Splits) -> Splits:
-    """The same with 16 windows to test on."""
-    splits.test.unlock()
-    test = splits.test.read()
-    return replace(splits, test=GuardedTest(Samples(test.x[:16], test.y[:16])))
 
 
 TASK = replace(
