@@ -11,11 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from esper.leyline.factored_actions import BoolArray, IntArray
-
-FloatArray = NDArray[np.float64]
+from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
 
 HISTORY_LENGTH: Final = 5
 

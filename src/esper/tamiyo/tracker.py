@@ -7,9 +7,9 @@ single slots is not here but in the ``SlotTable``.
 import numpy as np
 
 from esper.leyline import OP_GERMINATE, EpochFacts, TrainingSignals
+from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
 from esper.leyline.limits import PLATEAU_GAIN, STABLE_EPOCHS, STABLE_LOSS_GAIN
-from esper.leyline.signals import HISTORY_LENGTH, FloatArray
-from esper.leyline.slot_table import BoolArray, IntArray
+from esper.leyline.signals import HISTORY_LENGTH
 
 
 class SignalTracker:
