@@ -100,7 +100,6 @@ class TrainingConfig(PPOConfig, EpisodeSettings):
 
     @property
     def discount(self) -> float:
-        """The discount in force."""
         return FAMILIES[self.reward_family].gamma if self.gamma is None else self.gamma
 
     @property

@@ -79,7 +79,6 @@ class Decision(NamedTuple):
     hidden: Hidden
 
     def cpu(self) -> Decision:
-        """The same on the processor."""
         memory = (self.hidden[0].cpu(), self.hidden[1].cpu())
         names = ("actions", "log_probs", "masks", "op_probs", "value")
         return self._replace(hidden=memory, **{name: getattr(self, name).cpu() for name in names})

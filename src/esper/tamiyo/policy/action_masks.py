@@ -77,7 +77,6 @@ class ActionMasks:
         return replace(self, slot_by_op=legal, blueprint=blueprint, held=held)
 
     def to(self, device: torch.device) -> ActionMasks:
-        """The same on ``device``."""
         names = ("slot_by_op", "blueprint", "alpha_is_zero")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 

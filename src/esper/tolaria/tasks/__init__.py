@@ -33,7 +33,6 @@ TASKS: dict[str, TaskSpec] = {
 
 
 def task_named(name: str) -> TaskSpec:
-    """Look a preset up by name."""
     try:
         return TASKS[name]
     except KeyError:
