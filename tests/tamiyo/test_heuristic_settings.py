@@ -4,17 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from esper.leyline import (
-    BLUEPRINT_IDS,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
-    OP_PRUNE,
-    OP_WAIT,
-    EsperError,
-    Head,
-    SlotTable,
-    Stage,
-)
+from esper.leyline import BLUEPRINT_IDS, EsperError, Head, LifecycleOp, SlotTable, Stage
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.heuristic import default_rotation
 from tests.contracts.matrix import begin
@@ -27,7 +17,13 @@ def test_setting_patience() -> None:
     table = SlotTable.empty(1, 3)
     scores = [50.0, 60.0, 60.1, 60.2, 70.0]  # plateau: 0, 0, 1, 2, 0
     ops = [controller.decide(facts_of(e, score=s), table).actions[0, Head.OP] for e, s in enumerate(scores)]
-    assert ops == [OP_WAIT, OP_WAIT, OP_WAIT, OP_GERMINATE, OP_WAIT]
+    assert ops == [
+        LifecycleOp.WAIT,
+        LifecycleOp.WAIT,
+        LifecycleOp.WAIT,
+        LifecycleOp.GERMINATE,
+        LifecycleOp.WAIT,
+    ]
 
 
 def test_setting_rotation() -> None:
@@ -101,29 +97,32 @@ def test_the_middle_is_that_of_the_enabled_slots() -> None:
 
 
 def test_bad_news_waits_for_an_epoch_at_rest_and_good_news_does_not() -> None:
-    assert decide(held(-5.0, epochs_in_stage=0))[0] == OP_WAIT
-    assert decide(held(-5.0, epochs_in_stage=1))[0] == OP_PRUNE
-    assert decide(held(5.0, epochs_in_stage=0))[0] == OP_FOSSILIZE
+    assert decide(held(-5.0, epochs_in_stage=0))[0] == LifecycleOp.WAIT
+    assert decide(held(-5.0, epochs_in_stage=1))[0] == LifecycleOp.PRUNE
+    assert decide(held(5.0, epochs_in_stage=0))[0] == LifecycleOp.FOSSILIZE
 
 
-@pytest.mark.parametrize(("contribution", "op"), [(0.5, OP_FOSSILIZE), (0.0, OP_PRUNE), (-0.5, OP_PRUNE)])
+@pytest.mark.parametrize(
+    ("contribution", "op"),
+    [(0.5, LifecycleOp.FOSSILIZE), (0.0, LifecycleOp.PRUNE), (-0.5, LifecycleOp.PRUNE)],
+)
 def test_setting_stuck_epochs_ends_an_open_verdict(contribution: float, op: int) -> None:
-    assert decide(held(contribution, epochs_in_stage=3), stuck_epochs=4)[0] == OP_WAIT
+    assert decide(held(contribution, epochs_in_stage=3), stuck_epochs=4)[0] == LifecycleOp.WAIT
     assert decide(held(contribution, epochs_in_stage=4), stuck_epochs=4)[0] == op
 
 
 def test_setting_stuck_epochs_is_counted_from_the_end_of_a_stage() -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.TRAINING, age=9, epochs_in_stage=5)  # incubation 2
-    assert decide(table, stuck_epochs=3)[0] == OP_PRUNE
-    assert decide(table, stuck_epochs=4)[0] == OP_WAIT
+    assert decide(table, stuck_epochs=3)[0] == LifecycleOp.PRUNE
+    assert decide(table, stuck_epochs=4)[0] == LifecycleOp.WAIT
     put(table, 0, Stage.BLENDING, alpha=0.5, ramp_epochs=3, ramp_elapsed=3, epochs_in_stage=5)
-    assert decide(table, stuck_epochs=2)[0] == OP_PRUNE
-    assert decide(table, stuck_epochs=3)[0] == OP_WAIT
+    assert decide(table, stuck_epochs=2)[0] == LifecycleOp.PRUNE
+    assert decide(table, stuck_epochs=3)[0] == LifecycleOp.WAIT
 
 
 def test_a_held_seed_that_was_never_measured_is_not_stuck() -> None:
-    assert decide(held(float("nan"), float("nan"), epochs_in_stage=15))[0] == OP_WAIT
+    assert decide(held(float("nan"), float("nan"), epochs_in_stage=15))[0] == LifecycleOp.WAIT
 
 
 def test_every_setting_has_its_test() -> None:
