@@ -8,7 +8,7 @@ from esper.simic.training import lifecycle_sandbox
 from esper.simic.training.lifecycle_sandbox import Lifecycle, Scaffold
 from esper.simic.training.proving import OracleClass, uniform_actions
 from esper.simic.training.rollout import ActionStreams
-from esper.simic.training.sandbox import Combination, Distractors, Memory, Rent, Schedule, slot_column
+from esper.simic.training.sandbox import Combination, Distractors, Memory, Schedule, slot_column
 from tests.simic.scripts import SCRIPTS, action, follow, plant
 
 ORACLES = list(SCRIPTS)
@@ -117,38 +117,6 @@ def test_combination_hides_the_op_and_forces_it() -> None:
     per_op = observation.masks.slot_by_op.sum(dim=-1)
     assert per_op[:, LifecycleOp.GERMINATE].unique().tolist() == [0, 1], "the slot of a germination is forced"
     assert per_op[:, LifecycleOp.PRUNE].unique().tolist() == [0, 3]
-
-
-def test_combination_pays_by_slot_and_by_blueprint() -> None:
-    env = Combination(0, range(4))
-    env.reset()
-    env.op = np.array(
-        [LifecycleOp.GERMINATE, LifecycleOp.GERMINATE, LifecycleOp.SET_ALPHA_TARGET, LifecycleOp.FOSSILIZE]
-    )
-    env.slot = np.array([1, 1, 0, 0])
-    rows = plant(
-        4, np.array([1, 1, 2, 0]), np.array([BlueprintAction.CONV_HEAVY, BlueprintAction.NORM, 0, 0])
-    )
-    rows[:, Head.OP] = env.op
-    # Slot 1 wants the heavy one; a new alpha target belongs to slot 2, a fossil to slot 1.
-    assert env.step(rows).reward.tolist() == [1.0, 0.0, 1.0, 0.0]
-
-
-def test_rent_pays_two_seeds_and_charges_the_third() -> None:
-    returns = follow(
-        Rent(0, [0]), lambda env, step: plant(1, step) if step < 3 else action(1, LifecycleOp.WAIT)
-    )
-    assert returns.tolist() == [0.0]  # 1 + 1 − 2
-
-
-def test_distractors_pay_only_for_the_slot_that_is_shown() -> None:
-    env = Distractors(0, range(3))
-    features = env.reset().features[:, [slot_column(slot) for slot in range(3)]]
-    assert features.argmax(dim=-1).tolist() == env.shown.tolist()
-    env.shown = np.array([0, 0, 1])
-    rows = plant(3, np.array([0, 1, 1]))
-    rows[2, Head.OP] = LifecycleOp.PRUNE
-    assert env.step(rows).reward.tolist() == [1.0, 0.0, 0.0]
 
 
 # --- episodes -----------------------------------------------------------------------------------------

@@ -67,15 +67,6 @@ def test_what_happened_before_an_episode_began_changes_nothing_in_it() -> None:
     assert torch.equal(before.value[1:], after.value[1:]), "neighbours are not disturbed"
 
 
-def test_within_an_episode_history_counts() -> None:
-    policy = policy_of()
-    played = play(policy, fresh_flags())
-    before = policy.evaluate_actions(*played.sequences)
-    played.state[2, 0] += 1.0
-    after = policy.evaluate_actions(*played.sequences)
-    assert (before.value[2, 1:] != after.value[2, 1:]).all()
-
-
 def test_every_value_of_the_stored_masks_belongs_to_its_head() -> None:
     policy = policy_of()
     played = play(policy, fresh_flags())
@@ -88,14 +79,6 @@ def test_every_value_of_the_stored_masks_belongs_to_its_head() -> None:
     assert (played.log_probs[~choices] == 0.0).all()
     assert (evaluated.entropies[~choices] == 0.0).all()
     assert (evaluated.entropies[choices] > 0.0).all()
-
-
-def test_heads_that_the_op_does_not_read_take_their_canonical_value() -> None:
-    played = play(policy_of(), fresh_flags())
-    read = torch.from_numpy(HEADS_OF_OP.copy())[played.actions[..., Head.OP]]
-    canonical = torch.from_numpy(CANONICAL_ACTION.copy()).expand_as(played.actions)
-    assert torch.equal(played.actions[~read], canonical[~read])
-    assert (played.log_probs[~read] == 0.0).all()
 
 
 def all_open(policy: FactoredRecurrentActorCritic, op: LifecycleOp) -> tuple[Tensor, ...]:
@@ -129,15 +112,6 @@ def test_exactly_the_heads_that_the_op_reads_get_a_gradient(op: LifecycleOp, con
     }
     assert moved == {HEAD_NAMES[head] for head in range(NUM_HEADS) if HEADS_OF_OP[op, head]}
     assert all(p.grad is None or p.grad.abs().max() == 0.0 for p in policy.value_head.parameters())
-
-
-def test_the_value_reaches_its_head_and_the_trunk() -> None:
-    policy = policy_of()
-    played = play(policy, fresh_flags())
-    policy.evaluate_actions(*played.sequences).value.sum().backward()
-    for part in (policy.value_head, policy.lstm, policy.features, policy.blueprints):
-        gradients = [p.grad for p in part.parameters()]
-        assert all(g is not None and g.abs().max() > 0.0 for g in gradients)
 
 
 def test_argmax_decisions_take_the_likeliest_value_and_repeat() -> None:
