@@ -43,8 +43,10 @@ def test_targets_are_the_inputs_one_token_on_and_windows_do_not_overlap() -> Non
 
 
 @pytest.mark.parametrize("shape", [[0], [3], [8, 1]])
-def test_tokens_that_cannot_fill_one_window_are_refused(shape: list[int]) -> None:
+def test_tokens_that_cannot_fill_one_window_and_a_context_of_nothing_are_refused(shape: list[int]) -> None:
     with refused(
         f"tokens of shape {shape} cannot fill one window; 3 of context and one to predict are needed in"
     ):
         windows(torch.zeros(shape), 3)
+    with refused("a context of 0 tokens was asked for; ask for at least 1"):
+        windows(torch.arange(8), 0)

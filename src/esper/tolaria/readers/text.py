@@ -33,6 +33,8 @@ def windows(tokens: Tensor, context: int) -> tuple[Tensor, Tensor]:
 
     Windows do not overlap; the fewer than ``context`` tokens left at the end are in none.
     """
+    if context < 1:
+        raise DataError(f"a context of {context} tokens was asked for; ask for at least 1")
     if tokens.ndim != 1 or len(tokens) < context + 1:
         raise DataError(
             f"tokens of shape {list(tokens.shape)} cannot fill one window; {context} of context and one to"
