@@ -98,7 +98,6 @@ def build_vector(config: RunConfig, task: TaskSpec) -> SerialVector:
 
 
 def build_controller(name: str, config: RunConfig, space: ActionSpace) -> Controller:
-    """A controller by name."""
     if name not in CONTROLLERS:
         raise UnknownNameError("controller", name, CONTROLLERS)
     return CONTROLLERS[name](space, config)

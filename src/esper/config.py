@@ -16,7 +16,7 @@ from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import Detail
 from esper.leyline.rules import IncubationMode
 from esper.simic.config import TrainingConfig
-from esper.simic.settings import BOTH_LENGTHS, MOST, MOST_SLOTS, Flops, Hardware, TaskName
+from esper.simic.settings import MOST, MOST_SLOTS, EpisodeSettings
 
 _READERS: Final = {"plan": "periodic", "rotation": "heuristic", "checkpoint": "ppo", "policy_device": "ppo"}
 """Settings that one controller reads."""
@@ -33,17 +33,14 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class RunConfig(Settings, Hardware):
+class RunConfig(Settings, EpisodeSettings):
     """One network that grows, under one controller."""
 
-    task: TaskName = Field("digits_impaired", description="Task preset.")
     controller: str = Field(
         "heuristic", description="Controller: heuristic, counting, random, periodic, off, ppo."
     )
     rng_seed: int = Field(0, ge=0, lt=2**63, description="Root of every random stream; same seed, same run.")
     episodes: int = Field(1, ge=1, le=MOST, description="Episodes, one after the other.")
-    steps: int | None = Field(None, ge=1, le=MOST, description="Host epochs per episode; else the preset's.")
-    budget: Flops | None = Field(None, description="FLOPs of an episode, such as 0.5T; else the preset's.")
     slots: Names = Field(
         (), description="Slots that may grow, by ids such as r0c0 r0c2; or a number, for a host with so many."
     )
@@ -56,7 +53,6 @@ class RunConfig(Settings, Hardware):
     incubation_epochs: int | None = Field(
         None, ge=0, le=MOST, description="Epochs before a seed is blended in; the preset's unless given."
     )
-    auto_forward: bool = Field(True, description="Seeds change stage by themselves; else by the op ADVANCE.")
     checkpoint: Path | None = Field(None, description="Folder of a trained policy, for the ppo controller.")
     against: Names = Field((), description="Controllers to run with the same rng seed and compare with.")
     detail: Detail = Field("full", description="How much is written of every episode.")
@@ -84,8 +80,6 @@ class RunConfig(Settings, Hardware):
             given = name in self.model_fields_set and getattr(self, name) is not None
             if given and reader not in controllers:
                 raise ValueError(f"{name} is read by the {reader} controller only; add --controller {reader}")
-        if self.budget is not None and self.steps is not None:
-            raise ValueError(BOTH_LENGTHS)
         if len(set(controllers)) != len(controllers):
             raise ValueError(f"every controller runs once; found {', '.join(controllers)}")
         return self

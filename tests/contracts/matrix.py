@@ -26,7 +26,7 @@ from esper.kasmina.model import slot_streams
 from esper.leyline import BLEND_IDS, BlueprintAction, LifecycleRules, Stage
 from esper.leyline.rules import IncubationMode
 from esper.tolaria.actuator import Outcome, apply_action
-from esper.tolaria.minibatch import BatchFacts, train_batch
+from esper.tolaria.minibatch import Readings, train_batch
 from tests.contracts.hosts import CLASSES, HOSTS, INPUT_SHAPE, INPUTS, TOKENS, VOCABULARY, Kind
 from tests.tolaria.building import plant
 
@@ -79,7 +79,7 @@ class Trial:
     def seed_weights(self) -> dict[str, Tensor]:
         return dict(self.model.slot(SLOT).named_parameters())
 
-    def train(self, steps: int, first: int = 0) -> list[BatchFacts]:
+    def train(self, steps: int, first: int = 0) -> list[Readings]:
         """Train on the batches from number ``first`` on; random draws depend on that number alone."""
         self.model.train()
         facts = []

@@ -31,7 +31,7 @@ from esper.kasmina.optim import set_rate
 from esper.leyline import STYLE_OPERATORS, Stage, Style
 from esper.leyline.rules import IncubationMode
 from esper.tolaria.actuator import settle
-from esper.tolaria.minibatch import BatchFacts
+from esper.tolaria.minibatch import Readings
 from tests.contracts.hosts import Kind
 from tests.contracts.matrix import (
     SLOT,
@@ -70,7 +70,7 @@ class Episode:
     trial: Trial
     trained: int = 0
 
-    def train(self, steps: int) -> list[BatchFacts]:
+    def train(self, steps: int) -> list[Readings]:
         facts = self.trial.train(steps, first=self.trained)
         self.trained += steps
         return facts

@@ -3,10 +3,6 @@
 What each reader refuses is tested with the readers; here it is what the tasks ask of the data beyond that.
 """
 
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +12,6 @@ from tests.contracts.matrix import registered
 from tests.integration.training import Refused
 from tests.tolaria.readers.building import idx_bytes, image_bytes, mnist_like, random_bytes, write_files
 
-NOBODY = 65534
 Files = dict[str, bytes]
 
 
@@ -78,53 +73,6 @@ def test_a_missing_data_set_gets_a_sentence(
 ) -> None:
     said = refused(command, "--task", task, "--out", tmp_path / "run")
     assert f"the data set {name} is missing; looked at '{data}/{name}', " in said
-
-
-@contextmanager
-def without_privileges() -> Iterator[None]:
-    """As a user to whom something can be denied: root becomes nobody for a while."""
-    if os.geteuid() != 0:
-        yield
-        return
-    try:
-        os.seteuid(NOBODY)
-    except OSError as error:
-        pytest.skip(f"this process can become nobody else ({error.strerror})")
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-@pytest.mark.parametrize(
-    ("task", "locked", "mode"),
-    [
-        ("fashion14_impaired", "fashion-mnist", 0o444),
-        ("cifar_impaired", "cifar-10/train/a/1", 0o000),
-        ("text", "", 0o000),
-    ],
-)
-def test_data_without_permission_gets_a_sentence(
-    task: str, locked: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
-) -> None:
-    words = ("run", "--task", task, "--out", tmp_path / "run")
-    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "nothing"))
-    with tempfile.TemporaryDirectory() as place:  # that everybody may enter; pytest's are for its user alone
-        Path(place).chmod(0o755)
-        data = Path(place) / "data"
-        monkeypatch.setenv("ESPER_DATA", str(data))
-        refused(*words)  # every module is imported while we may read it
-        write_files(data, {**idx(), **folders(), "text.txt": b"to be "})
-        kept = (data / locked).stat().st_mode
-        (data / locked).chmod(mode)
-        try:
-            with without_privileges():
-                said = refused(*words)
-        finally:
-            (data / locked).chmod(kept)
-    assert "may not be read (permission denied)" in said
-    assert f"'{data / locked}" in said
-    assert "give this user the right to read it" in said
 
 
 def test_a_blueprint_that_cannot_be_planted_ends_a_run_with_a_sentence(

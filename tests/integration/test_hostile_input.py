@@ -114,10 +114,11 @@ def test_bytes_that_are_no_text(words: tuple[str, ...], word: str, ending, runs:
 def test_a_strange_row_of_a_run(column: str, value: str, ending, runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "grown", run)
-    for part in run.glob("telemetry/run/*"):
-        part.write_text(
-            re.sub(rf'"{column}":("[^"]*"|[^,}}]+)', lambda _: f'"{column}":{value}', part.read_text())
-        )
+    rows = run / "telemetry" / "rows-00000.jsonl"
+    pattern = rf'"{column}":("[^"]*"|[^,}}]+)'
+    found = re.subn(pattern, lambda _: f'"{column}":{value}', rows.read_text(), count=1)
+    assert found[1] == 1
+    rows.write_text(found[0])
     for words in hostile.READERS[:-2]:
         assert ending(*(word.format(run=run) for word in words))[0] in (0, USAGE_ERROR), words
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from esper.kasmina import lifecycle
 from esper.leyline import LifecycleOp, Stage
 from esper.tolaria.actuator import Outcome, apply_action, settle
-from esper.tolaria.minibatch import BatchFacts, train_batch
+from esper.tolaria.minibatch import Readings, train_batch
 from tests.contracts.matrix import CLIP, Trial, germinate, loss
 from tests.tolaria.building import action
 
@@ -15,7 +15,7 @@ def act(trial: Trial, op: LifecycleOp, slot: int, **heads: int) -> Outcome:
     return apply_action(trial.model, action(op, slot, **heads), seed_id=0)
 
 
-def epoch(trial: Trial, x: Tensor, y: Tensor) -> BatchFacts:
+def epoch(trial: Trial, x: Tensor, y: Tensor) -> Readings:
     """An epoch of one minibatch: train, tick, record, advance."""
     trial.model.train()
     facts = train_batch(trial.model, trial.optimiser, x, y, loss, clip=CLIP, measure=True)
@@ -23,7 +23,7 @@ def epoch(trial: Trial, x: Tensor, y: Tensor) -> BatchFacts:
     lifecycle.tick(table, 0)
     for slot, found in facts.seeds.items():
         table.record_gradients(
-            0, slot, norm=found.norm, ratio=1.0, health=1.0, vanishing=False, exploding=False
+            0, slot, norm=float(found.norm()), ratio=1.0, health=1.0, vanishing=False, exploding=False
         )
     settle(trial.model, lifecycle.advance(table, 0, trial.model.rules))
     return facts

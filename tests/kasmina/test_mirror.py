@@ -36,19 +36,6 @@ def test_the_branches_cancel_bit_for_bit(build: Callable[[int], Mirrored], width
         assert module.one(h).any(), "a branch for itself is something"
 
 
-@widths
-def test_one_step_parts_the_branches(width: int) -> None:
-    restart(width)
-    module, h = mirrored(width), features(width)
-    (module(h) * torch.randn_like(h)).mean().backward()
-    torch.optim.SGD(module.parameters(), lr=0.1).step()
-    one, other = (dict(branch.named_parameters()) for branch in (module.one, module.other))
-    for name in one:
-        sign = -1 if name.startswith("2.") else 1
-        assert not torch.equal(one[name], sign * other[name]), name
-    assert module(h).any()
-
-
 def test_dropout_inside_breaks_the_mirror_and_germination_says_what_to_do() -> None:
     one, last = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
     trial = begin("images", 4)

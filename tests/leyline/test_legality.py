@@ -5,18 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.leyline import (
-    OP_ADVANCE,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
-    OP_PRUNE,
-    OP_SET_ALPHA_TARGET,
-    OP_WAIT,
-    LifecycleRules,
-    SlotTable,
-    Stage,
-    legal_slots_by_op,
-)
+from esper.leyline import LifecycleOp, LifecycleRules, SlotTable, Stage, legal_slots_by_op
 from tests.leyline.building import put, random_table
 
 RULES = LifecycleRules()
@@ -39,13 +28,13 @@ def table_of_all_stages(**columns: Any) -> SlotTable:
 @pytest.mark.parametrize(
     ("op", "rules", "expected"),
     [
-        (OP_WAIT, RULES, [0]),
-        (OP_GERMINATE, RULES, [Stage.DORMANT]),
-        (OP_SET_ALPHA_TARGET, RULES, [Stage.BLENDING, Stage.HOLDING]),
-        (OP_PRUNE, RULES, [Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING]),
-        (OP_FOSSILIZE, RULES, [Stage.HOLDING]),
-        (OP_ADVANCE, RULES, []),
-        (OP_ADVANCE, MANUAL, [Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING]),
+        (LifecycleOp.WAIT, RULES, [0]),
+        (LifecycleOp.GERMINATE, RULES, [Stage.DORMANT]),
+        (LifecycleOp.SET_ALPHA_TARGET, RULES, [Stage.BLENDING, Stage.HOLDING]),
+        (LifecycleOp.PRUNE, RULES, [Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING]),
+        (LifecycleOp.FOSSILIZE, RULES, [Stage.HOLDING]),
+        (LifecycleOp.ADVANCE, RULES, []),
+        (LifecycleOp.ADVANCE, MANUAL, [Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING]),
     ],
 )
 def test_each_op_needs_its_stages(op: int, rules: LifecycleRules, expected: list[int]) -> None:
@@ -59,47 +48,47 @@ def test_germinate_counts_seeds_and_needs_an_enabled_slot(max_seeds: int, expect
     put(table, 1, Stage.TRAINING)
     put(table, 4, Stage.EMBARGOED)  # counts as nothing
     table.enabled[0, 5] = False
-    assert slots(table, OP_GERMINATE, LifecycleRules(max_seeds=max_seeds)) == expected
+    assert slots(table, LifecycleOp.GERMINATE, LifecycleRules(max_seeds=max_seeds)) == expected
 
 
 def test_the_limit_holds_per_environment() -> None:
     table = SlotTable.empty(2, 2)
     put(table, 0, Stage.FOSSILIZED, env=1)
     legal = legal_slots_by_op(table, LifecycleRules(max_seeds=1))
-    assert legal[:, OP_GERMINATE].tolist() == [[True, True], [False, False]]
+    assert legal[:, LifecycleOp.GERMINATE].tolist() == [[True, True], [False, False]]
 
 
 @pytest.mark.parametrize(("age", "expected"), [(0, []), (4, []), (5, [0])])
 def test_prune_needs_age(age: int, expected: list[int]) -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.TRAINING, age=age)
-    assert slots(table, OP_PRUNE) == expected
-    assert slots(table, OP_PRUNE, LifecycleRules(min_prune_age=age)) == [0]
+    assert slots(table, LifecycleOp.PRUNE) == expected
+    assert slots(table, LifecycleOp.PRUNE, LifecycleRules(min_prune_age=age)) == [0]
 
 
 def test_what_is_leaving_is_left_alone() -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.BLENDING, leaving=True, **SEEDED)
-    assert slots(table, OP_PRUNE) == []
-    assert slots(table, OP_SET_ALPHA_TARGET) == []
-    assert slots(table, OP_ADVANCE, MANUAL) == []
+    assert slots(table, LifecycleOp.PRUNE) == []
+    assert slots(table, LifecycleOp.SET_ALPHA_TARGET) == []
+    assert slots(table, LifecycleOp.ADVANCE, MANUAL) == []
 
 
 @pytest.mark.parametrize("stage", [Stage.BLENDING, Stage.HOLDING])
 def test_a_new_alpha_target_needs_alpha_at_rest(stage: Stage) -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, stage, ramp_epochs=3, ramp_elapsed=2, **SEEDED)
-    assert slots(table, OP_SET_ALPHA_TARGET) == []
-    assert slots(table, OP_PRUNE) == [0], "a prune may interrupt a ramp"
+    assert slots(table, LifecycleOp.SET_ALPHA_TARGET) == []
+    assert slots(table, LifecycleOp.PRUNE) == [0], "a prune may interrupt a ramp"
     table.ramp_elapsed[0, 0] = 3
-    assert slots(table, OP_SET_ALPHA_TARGET) == [0]
+    assert slots(table, LifecycleOp.SET_ALPHA_TARGET) == [0]
 
 
 def test_fossilize_needs_a_measurement() -> None:
     table = SlotTable.empty(1, 2)
     put(table, 0, Stage.HOLDING)
     put(table, 1, Stage.HOLDING, contribution=-3.0)
-    assert slots(table, OP_FOSSILIZE) == [1], "a bad contribution is the policy's business"
+    assert slots(table, LifecycleOp.FOSSILIZE) == [1], "a bad contribution is the policy's business"
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 3, 4, 5, 8]), st.booleans(), st.integers(0, 3))
@@ -111,8 +100,10 @@ def test_wait_is_always_legal_and_its_slot_row_never_empty(
     legal = legal_slots_by_op(table, rules)
     assert legal.shape == (4, 6, num_slots)
     assert legal.dtype == np.bool_
-    assert legal[:, OP_WAIT].sum(axis=1).tolist() == [1, 1, 1, 1]
+    assert legal[:, LifecycleOp.WAIT].sum(axis=1).tolist() == [1, 1, 1, 1]
     assert legal.any(axis=2).any(axis=1).all()
     empty = ~table.occupied
-    acting = legal[:, [OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE]]
+    acting = legal[
+        :, [LifecycleOp.SET_ALPHA_TARGET, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE, LifecycleOp.ADVANCE]
+    ]
     assert not (acting & empty[:, None]).any(), "nothing acts on a slot without a seed"

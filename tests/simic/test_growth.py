@@ -132,11 +132,3 @@ def test_twins_are_run_only_for_a_family_that_compares_with_them(
         for env, name in ((4, "cpu:0"), (7, "cpu:1"))
     ]
     assert asked == expected[:count]
-
-
-def test_the_reward_log_of_an_episode_begins_anew_with_it(task: TaskSpec) -> None:
-    env = growth(task)
-    play(env, iter([plant(1), WAIT, WAIT, WAIT]))
-    assert len(env.reward_log.terms) == len(env.reward_log.unpaired) == 4
-    env.reset()
-    assert (env.reward_log.terms, env.reward_log.unpaired, env.reports) == ([], [], [])

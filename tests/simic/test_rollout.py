@@ -13,7 +13,7 @@ from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.lifecycle_sandbox import Lifecycle
-from esper.simic.training.proving import new_policy, random_return, uniform_actions
+from esper.simic.training.proving import new_policy, random_return
 from esper.simic.training.rollout import ActionStreams, Step, collect, evaluate
 from esper.simic.training.sandbox import Distractors, Memory, Rent, Sandbox
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
@@ -136,12 +136,6 @@ def test_an_evaluation_sums_the_rewards_of_one_episode() -> None:
     assert returns.tolist() == [0.0, 6.0, 12.0]  # horizon 6
 
 
-def test_evaluations_are_argmax_and_repeat() -> None:
-    policy = new_policy(TINY, 0)
-    first, second = (evaluate(Distractors(3, range(8)), policy) for _ in range(2))
-    assert first.tolist() == second.tolist()
-
-
 @pytest.mark.parametrize(
     ("oracle", "expected", "deviation"),
     [
@@ -154,11 +148,3 @@ def test_chance_is_uniform_over_legal_actions(
 ) -> None:
     found = random_return(oracle, rng_seed=0, num_envs=900)
     assert found == pytest.approx(expected, abs=3 * deviation / 30)
-
-
-def test_uniform_actions_choose_the_op_first_and_then_among_its_slots() -> None:
-    env = Rent(0, range(1000))
-    actions = uniform_actions(env.reset().masks, ActionStreams(0, range(1000)).draw())
-    assert torch.bincount(actions[:, Head.OP]).tolist() == pytest.approx([500, 500], abs=60)
-    slots = actions[actions[:, Head.OP] == OP_GERMINATE, Head.SLOT]
-    assert (torch.bincount(slots) / len(slots)).tolist() == pytest.approx([1 / 3] * 3, abs=0.07)

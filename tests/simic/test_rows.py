@@ -19,7 +19,6 @@ from esper.leyline.events import (
     EpisodeRow,
     EpochRow,
     RunRow,
-    TransitionRow,
     UpdateRow,
 )
 from esper.leyline.factored_actions import IntArray
@@ -131,13 +130,3 @@ def test_a_level_of_detail_writes_its_tables_and_no_others(detail: Detail, tmp_p
     assert written <= TABLES_OF_DETAIL[detail]
     assert TABLES_OF_DETAIL[detail] - written <= {"alert"}
     assert TABLES_OF_DETAIL["full"] == set(TABLES)
-
-
-def test_transitions_of_an_episode_belong_to_its_environment(run: Path) -> None:
-    moves = read_rows(run, TransitionRow)
-    assert {row.env for row in moves} <= set(range(ENVS))
-    germinated = {(row.env, row.episode) for row in moves if row.cause == "policy"}
-    grew = {
-        (row.env, row.episode) for row in read_rows(run, DecisionRow) if row.action[Head.OP] and row.succeeded
-    }
-    assert germinated == grew

@@ -4,19 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.leyline import (
-    OP_ADVANCE,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
-    OP_PRUNE,
-    OP_SET_ALPHA_TARGET,
-    OP_WAIT,
-    Controller,
-    EpochFacts,
-    Head,
-    SlotTable,
-    Stage,
-)
+from esper.leyline import Controller, EpochFacts, Head, LifecycleOp, SlotTable, Stage
 from esper.leyline.slot_table import IntArray
 from esper.tamiyo import (
     HeuristicController,
@@ -43,7 +31,7 @@ def test_random_takes_every_legal_op_about_equally_often() -> None:
     actions = controller.decide(facts_of(num_envs=600), table).actions
     ops = Counter(actions[:, Head.OP].tolist())
     # All six are legal, so 100 of each are expected; sd = sqrt(600 · 1/6 · 5/6) = 9.
-    assert set(ops) == {OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE}
+    assert set(ops) == set(LifecycleOp)
     assert all(60 < count < 140 for count in ops.values())
 
 
@@ -55,18 +43,18 @@ def test_random_covers_every_value_of_every_head_that_is_read() -> None:
     def values(op: int, head: Head) -> list[int]:
         return np.unique(actions[actions[:, Head.OP] == op, head]).tolist()
 
-    assert values(OP_GERMINATE, Head.SLOT) == [0, 3]
-    assert values(OP_GERMINATE, Head.BLUEPRINT) == [2, 3, 8, 9, 10, 11, 12]
-    assert values(OP_GERMINATE, Head.STYLE) == [0, 1, 2, 3]
-    assert values(OP_GERMINATE, Head.TEMPO) == [0, 1, 2]
-    assert values(OP_GERMINATE, Head.ALPHA_TARGET) == [0, 1, 2]
-    assert values(OP_GERMINATE, Head.ALPHA_SPEED) == [0]
-    assert values(OP_SET_ALPHA_TARGET, Head.SLOT) == [1]
-    assert values(OP_SET_ALPHA_TARGET, Head.ALPHA_TARGET) == [0, 1, 2]
-    assert values(OP_PRUNE, Head.SLOT) == [1, 2]
-    assert values(OP_PRUNE, Head.ALPHA_SPEED) == [0, 1, 2, 3]
-    assert values(OP_PRUNE, Head.ALPHA_CURVE) == [0, 1, 2, 3, 4]
-    assert values(OP_ADVANCE, Head.SLOT) == [], "auto-forward is on"
+    assert values(LifecycleOp.GERMINATE, Head.SLOT) == [0, 3]
+    assert values(LifecycleOp.GERMINATE, Head.BLUEPRINT) == [2, 3, 8, 9, 10, 11, 12]
+    assert values(LifecycleOp.GERMINATE, Head.STYLE) == [0, 1, 2, 3]
+    assert values(LifecycleOp.GERMINATE, Head.TEMPO) == [0, 1, 2]
+    assert values(LifecycleOp.GERMINATE, Head.ALPHA_TARGET) == [0, 1, 2]
+    assert values(LifecycleOp.GERMINATE, Head.ALPHA_SPEED) == [0]
+    assert values(LifecycleOp.SET_ALPHA_TARGET, Head.SLOT) == [1]
+    assert values(LifecycleOp.SET_ALPHA_TARGET, Head.ALPHA_TARGET) == [0, 1, 2]
+    assert values(LifecycleOp.PRUNE, Head.SLOT) == [1, 2]
+    assert values(LifecycleOp.PRUNE, Head.ALPHA_SPEED) == [0, 1, 2, 3]
+    assert values(LifecycleOp.PRUNE, Head.ALPHA_CURVE) == [0, 1, 2, 3, 4]
+    assert values(LifecycleOp.ADVANCE, Head.SLOT) == [], "auto-forward is on"
 
 
 def play(controller: RandomController, num_envs: int, steps: int = 12) -> list[IntArray]:
@@ -97,7 +85,7 @@ def test_periodic_germinates_what_is_due() -> None:
     space = space_of()
     controller = PeriodicController(space, parse_plan("conv_heavy/slow/half@r0c1:1", space))
     table = SlotTable.empty(1, 3)
-    germinate = [OP_GERMINATE, 1, 7, 0, 2, 0, 0, 0]
+    germinate = [LifecycleOp.GERMINATE, 1, 7, 0, 2, 0, 0, 0]
     actions = [controller.decide(facts_of(epoch), table).actions.tolist()[0] for epoch in range(3)]
     assert actions == [WAIT, germinate, WAIT]
     put(table, 1, Stage.TRAINING)
@@ -109,8 +97,8 @@ def test_periodic_follows_each_environments_own_epoch() -> None:
     controller = PeriodicController(space, parse_plan("norm@r0c0:4", space))
     facts = EpochFacts.stack([env_facts(4), env_facts(0)])
     assert controller.decide(facts, SlotTable.empty(2, 3)).actions[:, Head.OP].tolist() == [
-        OP_GERMINATE,
-        OP_WAIT,
+        LifecycleOp.GERMINATE,
+        LifecycleOp.WAIT,
     ]
 
 
@@ -118,8 +106,8 @@ def test_periodic_fossilizes_between_germinations() -> None:
     space = space_of(4)
     controller = PeriodicController(space, parse_plan("every:2:norm", space))
     table = busy_table()
-    assert controller.decide(facts_of(0), table).actions[0, Head.OP] == OP_GERMINATE
-    assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [OP_FOSSILIZE, 1]
+    assert controller.decide(facts_of(0), table).actions[0, Head.OP] == LifecycleOp.GERMINATE
+    assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [LifecycleOp.FOSSILIZE, 1]
 
 
 def test_periodic_moves_seeds_on_where_nothing_else_does() -> None:
@@ -127,24 +115,24 @@ def test_periodic_moves_seeds_on_where_nothing_else_does() -> None:
     controller = PeriodicController(space, parse_plan("norm@r0c0:0", space))
     table = SlotTable.empty(1, 3)
     put(table, 1, Stage.TRAINING, epochs_in_stage=1)
-    assert controller.decide(facts_of(1), table).actions[0, Head.OP] == OP_WAIT
+    assert controller.decide(facts_of(1), table).actions[0, Head.OP] == LifecycleOp.WAIT
     table.epochs_in_stage[0, 1] = 2
-    assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [OP_ADVANCE, 1]
+    assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [LifecycleOp.ADVANCE, 1]
     put(table, 1, Stage.BLENDING, alpha=0.8, alpha_target=1.0, ramp_epochs=3, ramp_elapsed=2)
-    assert controller.decide(facts_of(1), table).actions[0, Head.OP] == OP_WAIT
+    assert controller.decide(facts_of(1), table).actions[0, Head.OP] == LifecycleOp.WAIT
     put(table, 1, Stage.BLENDING, alpha=1.0, alpha_target=1.0, ramp_epochs=3, ramp_elapsed=3)
-    assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [OP_ADVANCE, 1]
+    assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [LifecycleOp.ADVANCE, 1]
     put(table, 1, Stage.BLENDING, alpha=0.5, alpha_target=0.5, ramp_epochs=3, ramp_elapsed=3)
-    assert controller.decide(facts_of(1), table).actions[0, Head.OP] == OP_WAIT, (
+    assert controller.decide(facts_of(1), table).actions[0, Head.OP] == LifecycleOp.WAIT, (
         "parked: gate G3 would refuse"
     )
     put(table, 1, Stage.GERMINATED)
-    assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [OP_ADVANCE, 1]
+    assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [LifecycleOp.ADVANCE, 1]
 
 
 def everyone(num_slots: int, num_envs: int, **rules: object) -> list[Controller]:
     space = space_of(num_slots, **rules)
-    eager = HeuristicSettings(patience=0, evaluation_epochs=0, stuck_epochs=1, rotate=True)
+    eager = HeuristicSettings(stuck_epochs=1)
     return [
         OffController(space),
         RandomController(space, 0, range(num_envs)),

@@ -1,17 +1,6 @@
 import pytest
 
-from esper.leyline import (
-    OP_ADVANCE,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
-    OP_PRUNE,
-    OP_WAIT,
-    EpochFacts,
-    Head,
-    SlotTable,
-    Stage,
-    Tempo,
-)
+from esper.leyline import EpochFacts, Head, LifecycleOp, SlotTable, Stage
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.heuristic import evaluate
 from tests.leyline.building import env_facts, facts_of, put, space_of
@@ -19,75 +8,74 @@ from tests.tamiyo.deciding import HELD, Episode, decide, held
 
 
 def test_what_contributes_for_sure_is_fossilized() -> None:
-    assert decide(held(2.0)) == [OP_FOSSILIZE, 1, 0, 0, 1, 2, 0, 0]  # 2 − 1.96 > 0
-    assert decide(held(1.9))[0] == OP_WAIT  # 1.9 − 1.96 < 0
-    assert decide(held(float("nan"), float("nan")))[0] == OP_WAIT, "unknown is no verdict"
+    assert decide(held(2.0)) == [LifecycleOp.FOSSILIZE, 1, 0, 0, 1, 2, 0, 0]  # 2 − 1.96 > 0
+    assert decide(held(1.9))[0] == LifecycleOp.WAIT  # 1.9 − 1.96 < 0
+    assert decide(held(float("nan"), float("nan")))[0] == LifecycleOp.WAIT, "unknown is no verdict"
 
 
 def test_what_hurts_for_sure_is_pruned() -> None:
-    assert decide(held(-2.0)) == [OP_PRUNE, 1, 0, 0, 1, 2, 0, 0]  # −2 + 1.96 < 0
-    assert decide(held(-1.9))[0] == OP_WAIT
+    assert decide(held(-2.0)) == [LifecycleOp.PRUNE, 1, 0, 0, 1, 2, 0, 0]  # −2 + 1.96 < 0
+    assert decide(held(-1.9))[0] == LifecycleOp.WAIT
 
 
 def test_a_parked_seed_is_evaluated_and_a_moving_one_is_not() -> None:
     table = held(-5.0)
     put(table, 1, Stage.BLENDING, alpha=0.5, ramp_epochs=3, ramp_elapsed=3, epochs_in_stage=4)
-    assert decide(table)[:2] == [OP_PRUNE, 1]
+    assert decide(table)[:2] == [LifecycleOp.PRUNE, 1]
     table.epochs_in_stage[0, 1] = 3
-    assert decide(table)[0] == OP_WAIT, "what was measured on the way up is no verdict on the top"
+    assert decide(table)[0] == LifecycleOp.WAIT, "what was measured on the way up is no verdict on the top"
     put(table, 1, Stage.BLENDING, ramp_elapsed=2, epochs_in_stage=4)
-    assert decide(table)[0] == OP_WAIT
+    assert decide(table)[0] == LifecycleOp.WAIT
 
 
 def test_prune_asks_legality() -> None:
-    assert decide(held(-2.0, age=2))[0] == OP_WAIT, "min_prune_age is 3"
-    assert decide(held(-2.0, leaving=True))[0] == OP_WAIT
+    assert decide(held(-2.0, age=2))[0] == LifecycleOp.WAIT, "min_prune_age is 3"
+    assert decide(held(-2.0, leaving=True))[0] == LifecycleOp.WAIT
 
 
 def test_the_best_is_fossilized_first_and_the_worst_pruned_first() -> None:
     table = SlotTable.empty(1, 4)
     for slot, contribution in enumerate([3.0, 8.0, -3.0, -8.0]):
         put(table, slot, Stage.HOLDING, contribution=contribution, contribution_error=0.1, **HELD)
-    assert decide(table)[:2] == [OP_FOSSILIZE, 1]
+    assert decide(table)[:2] == [LifecycleOp.FOSSILIZE, 1]
     table.stage[0, 1] = Stage.FOSSILIZED
-    assert decide(table)[:2] == [OP_FOSSILIZE, 0]
+    assert decide(table)[:2] == [LifecycleOp.FOSSILIZE, 0]
     table.stage[0, 0] = Stage.FOSSILIZED
-    assert decide(table)[:2] == [OP_PRUNE, 3]
+    assert decide(table)[:2] == [LifecycleOp.PRUNE, 3]
 
 
 def test_under_strict_rules_only_what_the_gate_lets_pass_is_fossilized() -> None:
     strict = space_of(strict_fossilize=True, min_contribution=1.0)
-    assert decide(held(2.5), space=strict)[0] == OP_WAIT  # lower bound 0.54 < 1
-    assert decide(held(3.0), space=strict)[0] == OP_FOSSILIZE  # 1.04
-    assert decide(held(2.5, epochs_in_stage=5), space=strict)[0] == OP_PRUNE, "stuck before the gate"
+    assert decide(held(2.5), space=strict)[0] == LifecycleOp.WAIT  # lower bound 0.54 < 1
+    assert decide(held(3.0), space=strict)[0] == LifecycleOp.FOSSILIZE  # 1.04
+    assert decide(held(2.5, epochs_in_stage=5), space=strict)[0] == LifecycleOp.PRUNE, "stuck before the gate"
 
 
 def test_a_seed_is_planted_and_the_order_of_rules_is_kept() -> None:
-    assert decide(SlotTable.empty(1, 3), epoch=0) == [OP_GERMINATE, 1, 7, 0, 0, 2, 0, 0]
-    assert decide(held(2.0), epoch=1)[0] == OP_FOSSILIZE
-    assert decide(held(-2.0), epoch=1)[0] == OP_PRUNE
-    assert decide(held(0.0), epoch=1)[:2] == [OP_GERMINATE, 0]
+    assert decide(SlotTable.empty(1, 3), epoch=0) == [LifecycleOp.GERMINATE, 1, 7, 0, 0, 2, 0, 0]
+    assert decide(held(2.0), epoch=1)[0] == LifecycleOp.FOSSILIZE
+    assert decide(held(-2.0), epoch=1)[0] == LifecycleOp.PRUNE
+    assert decide(held(0.0), epoch=1)[:2] == [LifecycleOp.GERMINATE, 0]
 
 
 @pytest.mark.parametrize(
-    ("tempo", "auto_forward", "last"),
+    ("auto_forward", "last"),
     [
-        (Tempo.FAST, True, 14),  # 20 − (2 incubation + 3 ramp + 1 to be evaluated)
-        (Tempo.SLOW, True, 9),
-        (Tempo.FAST, False, 13),  # GERMINATED lasts an epoch
+        (True, 14),  # 20 − (2 incubation + 3 ramp + 1 to be evaluated)
+        (False, 13),  # GERMINATED lasts an epoch
     ],
 )
-def test_nothing_is_planted_that_could_not_be_evaluated(tempo: Tempo, auto_forward: bool, last: int) -> None:
+def test_nothing_is_planted_that_could_not_be_evaluated(auto_forward: bool, last: int) -> None:
     space, table = space_of(auto_forward=auto_forward), SlotTable.empty(1, 3)
-    assert decide(table, epoch=last, space=space, tempo=tempo)[0] == OP_GERMINATE
-    assert decide(table, epoch=last + 1, space=space, tempo=tempo)[0] == OP_WAIT
+    assert decide(table, epoch=last, space=space)[0] == LifecycleOp.GERMINATE
+    assert decide(table, epoch=last + 1, space=space)[0] == LifecycleOp.WAIT
 
 
 def test_without_auto_forward_the_heuristic_moves_seeds_on() -> None:
     space, table = space_of(auto_forward=False), SlotTable.empty(1, 3)
     put(table, 2, Stage.GERMINATED)
-    assert decide(table, epoch=1, space=space)[:2] == [OP_ADVANCE, 2]
-    assert decide(table, epoch=1)[0] == OP_GERMINATE, "with auto-forward there is nothing to do"
+    assert decide(table, epoch=1, space=space)[:2] == [LifecycleOp.ADVANCE, 2]
+    assert decide(table, epoch=1)[0] == LifecycleOp.GERMINATE, "with auto-forward there is nothing to do"
 
 
 def test_penalties_add_up() -> None:
@@ -125,9 +113,9 @@ def test_a_fossil_is_no_loss() -> None:
 
 
 @pytest.mark.parametrize("restart", ["reset", "epoch 0"])
-@pytest.mark.parametrize("remembered", ["a loss", "a turn", "a seed"])
+@pytest.mark.parametrize("remembered", ["a loss", "a seed"])
 def test_a_new_episode_remembers_nothing(restart: str, remembered: str) -> None:
-    episode = Episode(rotate=remembered == "a turn")
+    episode = Episode()
     episode.plant(0)
     if remembered == "a loss":
         episode.lose(0)
@@ -143,9 +131,9 @@ def test_reset_forgets_the_plateau() -> None:
     controller = HeuristicController(space_of(), 1, HeuristicSettings(patience=1))
     table = SlotTable.empty(1, 3)
     ops = [controller.decide(facts_of(epoch), table).actions[0, Head.OP] for epoch in range(2)]
-    assert ops == [OP_WAIT, OP_GERMINATE]
+    assert ops == [LifecycleOp.WAIT, LifecycleOp.GERMINATE]
     controller.reset(1)
-    assert controller.decide(facts_of(2), table).actions[0, Head.OP] == OP_WAIT
+    assert controller.decide(facts_of(2), table).actions[0, Head.OP] == LifecycleOp.WAIT
 
 
 def test_no_seed_is_both_kept_and_removed() -> None:
@@ -164,7 +152,7 @@ def test_environments_do_not_mix() -> None:
     put(table, 0, Stage.TRAINING, env=0, blueprint=3)
     put(table, 0, Stage.HOLDING, env=1, contribution=9.0, contribution_error=0.1, **HELD)
     first = controller.decide(facts_of(0, num_envs=2), table).actions
-    assert first[:, Head.OP].tolist() == [OP_WAIT, OP_FOSSILIZE]
+    assert first[:, Head.OP].tolist() == [LifecycleOp.WAIT, LifecycleOp.FOSSILIZE]
     table.clear(0, 0)
     table.clear(1, 0)
     facts = EpochFacts.stack([env_facts(1), env_facts(0)])  # the second began a new episode

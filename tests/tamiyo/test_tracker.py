@@ -26,10 +26,7 @@ def test_the_untrained_host_has_no_trend() -> None:
     assert signals.loss_history.tolist() == [[2.5] * 5]
     assert signals.score_history.tolist() == [[11.0] * 5]
     assert (signals.best_loss.tolist(), signals.best_score.tolist()) == ([2.5], [11.0])
-    assert (signals.epoch[0], signals.max_epochs[0]) == (0, 20)
-    assert (signals.val_loss[0], signals.val_score[0]) == (2.5, 11.0)
-    assert (signals.params[0], signals.param_budget[0]) == (1000, 5000)
-    assert (signals.last_op[0], signals.last_success[0]) == (0, True)
+    assert (signals.facts.val_loss[0], signals.facts.val_score[0]) == (2.5, 11.0)
 
 
 def test_improvement_is_positive_in_both_deltas() -> None:

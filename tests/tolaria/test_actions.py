@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-from esper.kasmina.blueprints import blueprint_named
-from esper.leyline import BlueprintAction, LifecycleOp, Stage
+from esper.leyline import LifecycleOp, Stage
 from esper.leyline.errors import InvalidActionError
 from esper.leyline.events import DecisionRow
 from esper.leyline.slot_table import IntArray
-from tests.contracts.matrix import registered
 from tests.tolaria.building import WAIT, action, bits, plant, run, stages_of, started
 
 
@@ -38,26 +36,11 @@ def test_an_illegal_action_is_refused_and_is_no_more_than_waiting(illegal: IntAr
     assert env._refused == 1
 
 
-def test_a_gate_refuses_a_blueprint_of_another_topology_or_width_by_name_and_the_episode_goes_on() -> None:
-    # Slots of the tiny host are 2, 4 and 4 wide.
-    light = blueprint_named("conv_light", "feature_map").build
-    with registered("fours", light, multiple_of=4):
-        fours = BlueprintAction(blueprint_named("fours", "feature_map").index)
-        (env, sink), (twin, _) = started(), started()
-        for blueprint in (BlueprintAction.MLP, fours):
-            facts, expected = env.step(plant(0, blueprint)), twin.step(WAIT)
-            assert (facts.val_loss, facts.last_success) == (expected.val_loss, False)
-        found = [(row.succeeded, row.refused_by, row.failed_checks) for row in sink.of(DecisionRow)]
-        assert found == [(False, "G0", ["blueprint_selectable"]), (False, "G0", ["blueprint_fits"])]
-        assert bits(env.model.state()) == bits(twin.model.state())
-        env.step(plant(1, fours))
-        assert stages_of(env) == [Stage.DORMANT, Stage.TRAINING, Stage.DORMANT]
-
-
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
         (action(LifecycleOp.WAIT, 3), "head slot of environment 0 has value 3; allowed are 0 to 2"),
+        (action(LifecycleOp.WAIT, -1), "head slot of environment 0 has value -1"),
         (action(LifecycleOp.GERMINATE, 0, blueprint=13), "head blueprint of environment 0 has value 13"),
         (np.zeros(7, dtype=np.int64), r"actions must have shape \(1, 8\); found \(1, 7\)"),
     ],

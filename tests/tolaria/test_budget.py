@@ -14,21 +14,14 @@ from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
 from esper.leyline.stages import Stage
 from esper.tolaria.anytime import MARKS, run_anytime
-from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.meter import FlopMeter
 from esper.tolaria.tasks import task_named
 from esper.tolaria.tasks.text import split_text
+from tests.study.building import few
 
 WAIT = np.array(CANONICAL_ACTION)
 TEXT = b"".join(b"%d %d\n" % (n, n * n) for n in range(8000))
-
-
-def few(splits: Splits) -> Splits:
-    """The same with 16 windows to test on."""
-    splits.test.unlock()
-    test = splits.test.read()
-    return replace(splits, test=GuardedTest(Samples(test.x[:16], test.y[:16])))
 
 
 TASK = replace(
@@ -75,13 +68,6 @@ def run(task, *steps: int) -> MorphEnv:
 @pytest.fixture(scope="module")
 def grown() -> MorphEnv:
     return run(TASK, 2, 5)
-
-
-@pytest.mark.parametrize("trunk", [1, 3])
-def test_static_sizes_spend_the_budget_within_one_minibatch(trunk):
-    env = run(TASK.with_trunk(trunk))
-    left = TASK.budget - env.host.meter.ledger.charged
-    assert 0 <= left < env.host.meter.minibatch(TASK.batch_size)
 
 
 def test_a_grown_network_spends_the_same_and_pays_for_its_counterfactuals(grown):
@@ -190,18 +176,3 @@ def test_a_share_or_a_mark_without_whole_steps_is_refused():
             TASK.until(share)
     with pytest.raises(EsperError, match=r"0\.8 of the mark"):
         run_anytime(TASK, None, rng_seed=0, marks=(0.1,))
-
-
-def test_a_snapshot_of_a_budgeted_episode_goes_on_bit_for_bit():
-    one, other = MorphEnv(TASK, rng_seed=3), MorphEnv(TASK, rng_seed=3)
-    one.reset()
-    other.reset()
-    for action in (WAIT, plant(0), WAIT):
-        one.step(action)
-    other.load_state(one.state())
-    for env in (one, other):
-        while not env.ended:
-            env.step(WAIT)
-    pairs = zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
-    assert one.host.meter.ledger == other.host.meter.ledger

@@ -113,7 +113,7 @@ def test_a_minibatch_is_booked_as_it_is_counted_while_it_runs(
     meter.model.slot(incubating).remove()
     meter.model.sync()
     assert counted - count_training(meter, optimiser, flop_counter()) == with_seed.incubation > 0
-    assert meter.spent_by_slot()[incubating] == with_seed.incubation
+    assert meter.state()["spent"][incubating] == with_seed.incubation
 
 
 @pytest.mark.parametrize("switched", [(), (1,), (0, 2), (0, 1, 2)])
@@ -146,13 +146,13 @@ def test_what_a_pruned_seed_cost_is_booked_by_hand() -> None:
     rules = LifecycleRules(min_training_epochs=10, min_prune_age=3)
     env, _ = started(tiny_task((2, 4, 4), rules=rules))
     run(env, {0: plant(2, LIGHT)}, until=3)
-    spent = env.host.meter.spent_by_slot()
+    spent = env.host.meter.state()["spent"]
     env.step(action(LifecycleOp.PRUNE, 2))
     # On the 2×2 map: 3×3 over 4 channels 2·4·9·4·4 = 1152 forward, twice that backward; the head of
     # 4 inputs and 10 classes 80 forward, 80 backward; 32 samples in each of 3 epochs.
     assert spent == {2: 3 * 32 * (1152 + 2 * 1152 + 80 + 80)}
     assert env.host.meter.ledger.pruned_seeds == spent[2] == env.host.meter.ledger.incubation
-    assert env.host.meter.spent_by_slot() == {}
+    assert env.host.meter.state()["spent"] == {}
 
 
 def test_a_blended_seed_is_charged_for_training_and_for_every_run_in_validation() -> None:
@@ -162,7 +162,7 @@ def test_a_blended_seed_is_charged_for_training_and_for_every_run_in_validation(
     meter.validated(7, result.slots, result.configurations)
     # Width 2 on 8×8: 2·64·9·2·2 = 4608; width 8 on 2×2: 2·4·9·8·8 = 4608, and a gate of 2·4·8 = 64.
     # Training is three forwards' worth; in validation the second seed runs behind the first, off and on.
-    assert meter.spent_by_slot() == {0: 4608 * (3 * 10 + 7), 2: (4608 + 64) * (3 * 10 + 2 * 7)}
+    assert meter.state()["spent"] == {0: 4608 * (3 * 10 + 7), 2: (4608 + 64) * (3 * 10 + 2 * 7)}
 
 
 class Attending(torch.nn.Module):

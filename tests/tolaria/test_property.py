@@ -27,7 +27,7 @@ from esper.leyline.events import DecisionRow, TransitionRow
 from esper.leyline.slot_table import NEVER, IntArray
 from esper.leyline.stages import IN_FORWARD
 from esper.tolaria.env import MorphEnv
-from tests.tolaria.building import SMALL_RULES, WAIT, ListSink, plant, stages_of, started, tiny_task
+from tests.tolaria.building import SMALL_RULES, WAIT, ListSink, stages_of, started, tiny_task
 
 WIDTHS = (2, 4, 3, 2, 4, 2, 3, 4)
 HORIZON = 25
@@ -167,7 +167,7 @@ class WatchedEpisode:
         stages = stages_of(env)
         assert env.model.blended == np.flatnonzero(table.in_forward[0]).tolist()
         assert env.model.incubating == [i for i, stage in enumerate(stages) if stage is Stage.TRAINING]
-        assert set(env.host.meter.spent_by_slot()) == set(np.flatnonzero(table.occupied[0]).tolist())
+        assert set(env.host.meter.state()["spent"]) == set(np.flatnonzero(table.occupied[0]).tolist())
 
         full = np.isin(table.stage, (Stage.HOLDING, Stage.FOSSILIZED))
         assert (table.alpha[full] == 1.0).all()
@@ -217,17 +217,3 @@ def test_an_episode_of_mostly_legal_actions_keeps_every_promise(
 def test_an_episode_of_arbitrary_indices_keeps_every_promise(num_slots: int) -> None:
     episode = random_episode(num_slots, "no incubation, no embargo", "arbitrary", legal_share=0.0)
     assert episode.refused["legality"] > 0
-
-
-def test_the_watch_itself_notices_a_counter_that_ticks_twice() -> None:
-    episode = WatchedEpisode(2, SMALL_RULES, rng_seed=0)
-    episode.step(plant(0))
-    before = episode.env.host._before_batch
-
-    def tick_again(number: int) -> bool:
-        episode.env.table.age[0, 0] += 1
-        return before(number)
-
-    episode.env.host._before_batch = tick_again  # type: ignore[method-assign]
-    with pytest.raises(AssertionError):
-        episode.step(WAIT)

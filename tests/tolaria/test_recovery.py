@@ -150,11 +150,11 @@ def test_a_state_that_is_not_finite_leaves_the_model_as_it_was() -> None:
 def test_compute_spent_on_what_was_rolled_back_is_not_undone() -> None:
     env, sink = started(tiny_task(horizon=12))
     run(env, {0: plant(1), SNAPSHOT_EVERY: plant(0)}, until=SNAPSHOT_EVERY + 2)
-    spent, total = env.host.meter.spent_by_slot(), env.host.meter.ledger.total
+    spent, total = env.host.meter.state()["spent"], env.host.meter.ledger.total
     poison_host(env)
     env.step(WAIT)
     assert env.host.meter.ledger.total > total
-    assert env.host.meter.spent_by_slot().keys() == {1}
-    assert env.host.meter.spent_by_slot()[1] > spent[1] > 0, "the seed that stayed keeps its account"
+    assert env.host.meter.state()["spent"].keys() == {1}
+    assert env.host.meter.state()["spent"][1] > spent[1] > 0, "the seed that stayed keeps its account"
     assert total > env.host.meter.ledger.pruned_seeds >= spent[0] > 0, "the one that is gone does not"
     assert [row.epoch for row in sink.of(EpochRow)] == list(range(1, SNAPSHOT_EVERY + 4))

@@ -49,15 +49,6 @@ def nothing_read(
     return stack
 
 
-@pytest.mark.parametrize("reading", [float, bool, Tensor.item, Tensor.tolist, Tensor.numpy])
-def test_the_watch_itself_notices_a_read(
-    reading: Callable[[Tensor], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named = {Tensor.tolist: "tolist", Tensor.numpy: "numpy"}.get(reading)
-    with pytest.raises(AssertionError, match="read"), nothing_read(monkeypatch):
-        getattr(torch.ones(()), named)() if named else reading(torch.ones(()))
-
-
 def step_counts(env: MorphEnv) -> set[int]:
     """Where AdamW counts its steps: on the processor, whatever the device."""
     optimisers = [env.host.optimiser, *(env.model.slot(i).optimiser for i in range(env.table.num_slots))]

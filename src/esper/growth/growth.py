@@ -54,7 +54,7 @@ from esper.leyline.errors import (
     SlotError,
     UnknownNameError,
 )
-from esper.leyline.slot_table import BoolArray
+from esper.leyline.factored_actions import BoolArray
 from esper.tolaria.actuator import Outcome, advance, apply_action, settle, tick
 from esper.tolaria.calibration import batch_norms
 

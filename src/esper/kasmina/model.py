@@ -194,7 +194,6 @@ class MorphogeneticModel(nn.Module):
         return self._seed_parameters[slot]
 
     def drop_gradients(self) -> None:
-        """Forget the gradients of host and seeds."""
         for parameters in (self._host_parameters, *self._seed_parameters):
             for parameter in parameters:
                 parameter.grad = None

@@ -64,10 +64,18 @@ def copy_moments(
     """Give the parameters ``new`` of ``target`` what ``source`` has gathered for ``old``."""
     for theirs, ours in zip(old, new, strict=True):
         if theirs in source.state:
-            target.state[ours] = {
-                name: value.clone() if isinstance(value, Tensor) else value
-                for name, value in source.state[theirs].items()
-            }
+            target.state[ours] = clone_tree(source.state[theirs])
+
+
+def clone_tree(tree: Any) -> Any:
+    """A copy of nested dictionaries and lists that shares no tensor with the original."""
+    if isinstance(tree, Tensor):
+        return tree.clone()
+    if isinstance(tree, dict):
+        return {key: clone_tree(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [clone_tree(value) for value in tree]
+    return tree
 
 
 def step_together(optimisers: Sequence[Optimizer]) -> None:

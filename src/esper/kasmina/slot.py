@@ -18,7 +18,7 @@ from esper.kasmina import birth, blend
 from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_at
 from esper.kasmina.blueprints.conv import ConvLight
 from esper.kasmina.native import takes
-from esper.kasmina.optim import OptimiserRecipe, copy_moments
+from esper.kasmina.optim import OptimiserRecipe, clone_tree, copy_moments
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import BlueprintError, SlotError
 from esper.leyline.factored_actions import STYLE_OPERATORS, BlendOperator
@@ -191,7 +191,7 @@ class SeedSlot(nn.Module):
         empty = self.seed is None
         return {
             "weights": None if empty else {k: v.clone() for k, v in self.state_dict().items()},
-            "optimiser": None if self.optimiser is None else _clone_tree(self.optimiser.state_dict()),
+            "optimiser": None if self.optimiser is None else clone_tree(self.optimiser.state_dict()),
             "stochastic": self.stochastic,
             "stream": self.stream.get_state(),
         }
@@ -211,7 +211,7 @@ class SeedSlot(nn.Module):
                 twin._attach(blueprint, style, recipe)
             twin.load_state_dict(state["weights"])
             assert twin.optimiser is not None
-            twin.optimiser.load_state_dict(_clone_tree(state["optimiser"]))
+            twin.optimiser.load_state_dict(clone_tree(state["optimiser"]))
             twin.stochastic = state["stochastic"]
         return twin
 
@@ -222,14 +222,3 @@ class SeedSlot(nn.Module):
         self.optimiser, self.stochastic = other.optimiser, other.stochastic
         self.alpha.copy_(other.alpha)
         self.stream.set_state(other.stream.get_state())
-
-
-def _clone_tree(tree: Any) -> Any:
-    """A copy of nested dictionaries and lists that shares no tensor with the original."""
-    if isinstance(tree, Tensor):
-        return tree.clone()
-    if isinstance(tree, dict):
-        return {key: _clone_tree(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [_clone_tree(value) for value in tree]
-    return tree

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from esper.leyline.errors import InvalidActionError
 
+FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
@@ -182,7 +183,7 @@ def head_sizes(num_slots: int) -> tuple[int, ...]:
     return (NUM_OPS, num_slots, NUM_BLUEPRINTS, NUM_STYLES, NUM_TEMPO, *alpha)
 
 
-def heads_read(actions: IntArray, alpha: NDArray[np.float64]) -> BoolArray:
+def heads_read(actions: IntArray, alpha: FloatArray) -> BoolArray:
     """Which heads matter for each action, ``[env, head]``.
 
     ``alpha [env]`` is the alpha of the slot acted on: at 0 a removal has no ramp, so neither speed
@@ -196,7 +197,7 @@ def heads_read(actions: IntArray, alpha: NDArray[np.float64]) -> BoolArray:
     return read
 
 
-def canonicalise(actions: IntArray, alpha: NDArray[np.float64]) -> IntArray:
+def canonicalise(actions: IntArray, alpha: FloatArray) -> IntArray:
     """``actions [env, head]`` with every unread head at its canonical value."""
     return np.where(heads_read(actions, alpha), actions, CANONICAL_ACTION)
 

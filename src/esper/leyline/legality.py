@@ -6,18 +6,7 @@ attempted; from there on only a gate may refuse it, by name.
 
 import numpy as np
 
-from esper.leyline.factored_actions import (
-    CANONICAL_ACTION,
-    NUM_OPS,
-    OP_ADVANCE,
-    OP_FOSSILIZE,
-    OP_GERMINATE,
-    OP_PRUNE,
-    OP_SET_ALPHA_TARGET,
-    OP_WAIT,
-    BoolArray,
-    Head,
-)
+from esper.leyline.factored_actions import CANONICAL_ACTION, NUM_OPS, BoolArray, Head, LifecycleOp
 from esper.leyline.rules import LifecycleRules
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
@@ -31,16 +20,16 @@ def legal_slots_by_op(table: SlotTable, rules: LifecycleRules) -> BoolArray:
     stage = table.stage
     blending, holding = stage == Stage.BLENDING, stage == Stage.HOLDING
     legal = np.zeros((table.num_envs, NUM_OPS, table.num_slots), dtype=np.bool_)
-    legal[:, OP_WAIT, CANONICAL_ACTION[Head.SLOT]] = True
+    legal[:, LifecycleOp.WAIT, CANONICAL_ACTION[Head.SLOT]] = True
 
     room = np.ones(table.num_envs, dtype=np.bool_)
     if rules.max_seeds:
         room = table.occupied.sum(axis=1) < rules.max_seeds
-    legal[:, OP_GERMINATE] = (stage == Stage.DORMANT) & table.enabled & room[:, None]
-    legal[:, OP_SET_ALPHA_TARGET] = (blending | holding) & ~table.ramping & ~table.leaving
-    legal[:, OP_PRUNE] = table.live & (table.age >= rules.min_prune_age) & ~table.leaving
-    legal[:, OP_FOSSILIZE] = holding & table.measured
+    legal[:, LifecycleOp.GERMINATE] = (stage == Stage.DORMANT) & table.enabled & room[:, None]
+    legal[:, LifecycleOp.SET_ALPHA_TARGET] = (blending | holding) & ~table.ramping & ~table.leaving
+    legal[:, LifecycleOp.PRUNE] = table.live & (table.age >= rules.min_prune_age) & ~table.leaving
+    legal[:, LifecycleOp.FOSSILIZE] = holding & table.measured
     if not rules.auto_forward:
         advanceable = (stage == Stage.GERMINATED) | (stage == Stage.TRAINING) | blending
-        legal[:, OP_ADVANCE] = advanceable & ~table.leaving
+        legal[:, LifecycleOp.ADVANCE] = advanceable & ~table.leaving
     return legal

@@ -69,7 +69,6 @@ def alpha_mode(table: SlotTable, env: int, slot: int) -> str:
 
 
 def report_slot(table: SlotTable, env: int, slot: int, space: ActionSpace) -> SeedStateReport:
-    """The report of one slot."""
     at, slot_id = (env, slot), space.slot_config.slot_ids[slot]
     stage = Stage(int(table.stage[at]))
     if not table.occupied[at]:

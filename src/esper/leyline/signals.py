@@ -11,11 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from esper.leyline.factored_actions import BoolArray, IntArray
-
-FloatArray = NDArray[np.float64]
+from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
 
 HISTORY_LENGTH: Final = 5
 
@@ -76,24 +73,14 @@ class EpochFacts:
         """Put the facts of single environments side by side."""
         return cls(**{f.name: np.array([getattr(row, f.name) for row in rows]) for f in fields(cls)})
 
-    def replaced(self, env: int, facts: EnvFacts) -> EpochFacts:
-        """The same with one environment's facts exchanged."""
-        columns = {f.name: getattr(self, f.name).copy() for f in fields(self)}
-        for name, column in columns.items():
-            column[env] = getattr(facts, name)
-        return EpochFacts(**columns)
-
 
 @dataclass(frozen=True, slots=True)
 class TrainingSignals:
-    """Trends over the facts, every array ``[env]`` or ``[env, 5]`` (histories, oldest first)."""
+    """The facts and their trends, every array ``[env]`` or ``[env, 5]`` (histories, oldest first)."""
 
-    epoch: IntArray
-    max_epochs: IntArray
-    val_loss: FloatArray
+    facts: EpochFacts
     loss_delta: FloatArray
     """Previous minus present validation loss: improvement is positive."""
-    val_score: FloatArray
     score_delta: FloatArray
     plateau_epochs: IntArray
     stabilised: BoolArray
@@ -101,13 +88,6 @@ class TrainingSignals:
     score_history: FloatArray
     best_score: FloatArray
     best_loss: FloatArray
-    params: IntArray
-    param_budget: IntArray
-    last_op: IntArray
-    last_success: BoolArray
-    train_loss: FloatArray
-    minibatches_left: FloatArray
-    candidate_cost: FloatArray
     gain_ratio: FloatArray
     """Fall of the loss since the last seed's birth, by what the trend before it promised; NaN where no seed
     was planted or nothing was promised."""

@@ -47,7 +47,6 @@ class SlotConfig:
         return len(self.slot_ids)
 
     def index_of(self, slot_id: str) -> int:
-        """The array index of ``slot_id``."""
         try:
             return self.slot_ids.index(slot_id)
         except ValueError:

@@ -14,11 +14,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
 from esper.leyline.stages import IN_FORWARD, IS_LIVE, IS_OCCUPIED, Stage
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 NEVER: Final = -1
 """Epochs since a measurement that was never made."""

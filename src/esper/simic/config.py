@@ -4,15 +4,15 @@ Every field is a flag of ``esper train`` and a key of a configuration file. The 
 handed the configuration itself.
 """
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from esper.leyline import NUM_HEADS
 from esper.leyline.events import Detail
 from esper.leyline.limits import DEFAULT_TARGET_KL
 from esper.simic.rewards.families import FAMILIES, FamilyName
-from esper.simic.settings import BOTH_LENGTHS, MOST, MOST_SLOTS, Flops, Hardware, TaskName
+from esper.simic.settings import MOST, MOST_SLOTS, EpisodeSettings
 
 HeadName = Literal["op", "slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve"]
 
@@ -56,26 +56,16 @@ class PPOConfig(BaseModel):
         return 1.0 if self.gamma is None else self.gamma
 
 
-class TrainingConfig(PPOConfig, Hardware):
+class TrainingConfig(PPOConfig, EpisodeSettings):
     """A training of a policy: its environments, its network, its reward and its update."""
 
-    task: TaskName = Field("digits_impaired", description="Task preset.")
     rng_seed: int = Field(0, ge=0, lt=1_000_000, description="Root of every random stream.")
     envs: int = Field(32, ge=1, le=MOST, description="Environments; each runs one episode per iteration.")
     iterations: int = Field(
         40, ge=1, le=MOST, description="Iterations: one episode per environment and one update."
     )
-    steps: int | None = Field(
-        None, ge=1, le=MOST, description="Host epochs per episode; the preset's unless given."
-    )
-    budget: Flops | None = Field(
-        None, description="FLOPs of an episode, such as 0.5T, the largest where they vary; else the preset's."
-    )
     slots: int | None = Field(
         None, ge=1, le=MOST_SLOTS, description="Blocks and so slots of the host; the preset's unless given."
-    )
-    auto_forward: bool = Field(
-        True, description="Seeds change stage when theirs is over; else that takes the op ADVANCE."
     )
     vary_slots: bool = Field(False, description="Enable a random subset of the slots in every episode.")
     capacity: int | None = Field(
@@ -108,15 +98,8 @@ class TrainingConfig(PPOConfig, Hardware):
     checkpoint_every: int = Field(5, ge=1, le=MOST, description="Iterations between checkpoints.")
     detail: Detail = Field("standard", description="How much is written of every episode.")
 
-    @model_validator(mode="after")
-    def _has_one_length(self) -> Self:
-        if self.budget is not None and self.steps is not None:
-            raise ValueError(BOTH_LENGTHS)
-        return self
-
     @property
     def discount(self) -> float:
-        """The discount in force."""
         return FAMILIES[self.reward_family].gamma if self.gamma is None else self.gamma
 
     @property

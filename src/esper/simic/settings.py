@@ -56,7 +56,6 @@ def _flops(given: object) -> object:
 
 
 Flops = Annotated[int, BeforeValidator(_flops), Field(ge=1, le=10**18)]
-BOTH_LENGTHS: Final = "budget and steps both say how long an episode is; leave one of them out"
 DeviceName = Annotated[str, AfterValidator(_known_device)]
 DeviceNames = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS), AfterValidator(_known_devices)]
 AmpName = Literal["off", "bfloat16", "float16"]
@@ -85,3 +84,20 @@ class Hardware(BaseModel):
     def environments(self) -> int:
         """How many hosts there are to run."""
         return 1
+
+
+class EpisodeSettings(Hardware):
+    """Which episodes a run or a training consists of."""
+
+    task: TaskName = Field("digits_impaired", description="Task preset.")
+    steps: int | None = Field(None, ge=1, le=MOST, description="Host epochs per episode; else the preset's.")
+    budget: Flops | None = Field(
+        None, description="FLOPs of an episode, such as 0.5T, the largest where they vary; else the preset's."
+    )
+    auto_forward: bool = Field(True, description="Seeds change stage by themselves; else by the op ADVANCE.")
+
+    @model_validator(mode="after")
+    def _has_one_length(self) -> Self:
+        if self.budget is not None and self.steps is not None:
+            raise ValueError("budget and steps both say how long an episode is; leave one of them out")
+        return self

@@ -21,8 +21,8 @@ from esper.leyline import (
     head_sizes,
     legal_slots_by_op,
 )
+from esper.leyline.factored_actions import BoolArray, IntArray
 from esper.leyline.protocols import Decisions
-from esper.leyline.slot_table import BoolArray, IntArray
 from esper.tamiyo.schedule import Plan
 
 

@@ -23,10 +23,9 @@ from esper.leyline import (
     TrainingSignals,
     legal_slots_by_op,
 )
+from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
 from esper.leyline.limits import CONFIDENCE_Z
 from esper.leyline.protocols import Decisions
-from esper.leyline.signals import FloatArray
-from esper.leyline.slot_table import BoolArray, IntArray
 from esper.tamiyo.controllers import ready_to_advance, wait_everywhere
 from esper.tamiyo.schedule import blueprint_index
 from esper.tamiyo.tracker import SignalTracker
@@ -36,29 +35,21 @@ STRONGEST_FIRST: Final = (
     ["mlp", "attention", "mlp_small", "lora_large", "flex_attention", "lora", "norm"],
 )
 """Blueprints of images and of tokens."""
+TEMPO: Final = Tempo.FAST
+EVALUATION_EPOCHS: Final = 1
+"""At a resting alpha, before a seed may be removed for its contribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeuristicSettings:
-    """What can be tuned; epochs are host epochs, contributions are points of score."""
+    """What can be tuned; epochs are host epochs."""
 
     patience: int = 0
     """Plateau epochs before a germination; 0 means whenever a slot is free."""
     rotation: tuple[str, ...] = ()
     """Blueprints by name, the favourite first; empty means all of the host's, strongest first."""
-    rotate: bool = False
-    """Move on in the rotation after every germination, not only when a blueprint was pruned."""
     penalty_steps: int = 10
     """Steps for which a pruned blueprint stands behind the others; a second prune adds as many."""
-    tempo: Tempo = Tempo.FAST
-    confidence_z: float = CONFIDENCE_Z
-    """Standard errors by which a contribution must clear a threshold to count."""
-    fossilize_above: float = 0.0
-    """Contribution above which a held seed becomes permanent."""
-    prune_below: float = 0.0
-    """Contribution below which a seed is removed."""
-    evaluation_epochs: int = 1
-    """Epochs at a resting alpha before a seed may be removed for its contribution."""
     stuck_epochs: int = 5
     """Epochs beyond its stage's own length after which a seed counts as stuck.
 
@@ -82,10 +73,9 @@ class HeuristicController:
         self.reset(0)
 
     def reset(self, episode: int) -> None:
-        """Forget trends, penalties and the place in the rotation."""
+        """Forget trends and penalties."""
         self._tracker.reset()
         self._penalty: IntArray = np.zeros((self._shape[0], len(self._rotation)), dtype=np.int64)
-        self._cursor: IntArray = np.zeros(self._shape[0], dtype=np.int64)
         self._kept: BoolArray = np.zeros(self._shape, dtype=np.bool_)
         self._blueprint: IntArray = np.full(self._shape, -1, dtype=np.int64)
 
@@ -122,7 +112,6 @@ class HeuristicController:
         """
         born = facts.epoch == 0
         self._penalty[born] = 0
-        self._cursor[born] = 0
         self._kept[born] = False
         self._penalty = np.maximum(self._penalty - 1, 0)
         kept = table.occupied & ~table.leaving
@@ -136,7 +125,7 @@ class HeuristicController:
         rules = self._space.rules
         # GERMINATED takes an epoch of its own where nothing moves by itself.
         waiting = 0 if rules.auto_forward else 1
-        needed = waiting + rules.min_training_epochs + TEMPO_EPOCHS[self._settings.tempo] + 1
+        needed = waiting + rules.min_training_epochs + TEMPO_EPOCHS[TEMPO] + 1
         return (signals.plateau_epochs >= self._settings.patience) & (
             facts.epoch + needed <= facts.max_epochs
         )
@@ -144,18 +133,13 @@ class HeuristicController:
     def _choose_seeds(self, actions: IntArray) -> None:
         """Fill in what is germinated: least penalty first, then the place in the rotation."""
         planting = actions[:, Head.OP] == LifecycleOp.GERMINATE
-        length = len(self._rotation)
-        position = (np.arange(length) - self._cursor[:, None]) % length
-        choice = (self._penalty * length + position).argmin(axis=1)
-        actions[:, Head.BLUEPRINT] = self._rotation[choice]
-        actions[:, Head.TEMPO] = self._settings.tempo
+        actions[:, Head.BLUEPRINT] = self._rotation[self._penalty.argmin(axis=1)]
+        actions[:, Head.TEMPO] = TEMPO
         # A seed that does not fit, or dies in its first epoch, never shows up in the table: counting it
         # as kept from here makes the next step see it as lost, so that it is not tried for ever.
         envs, slots = np.flatnonzero(planting), actions[planting, Head.SLOT]
         self._kept[envs, slots] = True
         self._blueprint[envs, slots] = actions[planting, Head.BLUEPRINT]
-        if self._settings.rotate:
-            self._cursor = np.where(planting, (choice + 1) % length, self._cursor)
 
 
 def evaluate(
@@ -170,17 +154,17 @@ def evaluate(
     beyond = table.epochs_in_stage - _stage_length(table, rules)
     overdue = beyond >= settings.stuck_epochs
     undecided = holding & overdue & table.measured
-    margin = np.where(undecided, 0.0, settings.confidence_z * table.contribution_error)
+    margin = np.where(undecided, 0.0, CONFIDENCE_Z * table.contribution_error)
 
-    worthy = holding & (table.contribution - margin > settings.fossilize_above)
+    worthy = holding & (table.contribution - margin > 0.0)
     if rules.strict_fossilize:
         # Gate G5 would refuse the others step after step, and nothing else would get a turn.
         lower = table.contribution - CONFIDENCE_Z * table.contribution_error
         worthy &= lower >= rules.min_contribution
 
     at_rest = (blending | holding) & ~table.ramping
-    seen = beyond >= settings.evaluation_epochs
-    hurts = at_rest & seen & (table.contribution + margin < settings.prune_below)
+    seen = beyond >= EVALUATION_EPOCHS
+    hurts = at_rest & seen & (table.contribution + margin < 0.0)
     waiting = (table.stage == Stage.TRAINING) | (blending & ~table.ramping)
     stuck = undecided | (waiting & overdue)
     return worthy, (hurts | stuck) & ~worthy

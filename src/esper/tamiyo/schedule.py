@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from esper.leyline import ActionSpace, AlphaTarget, EsperError, Style, Tempo, UnknownNameError
-from esper.leyline.slot_table import BoolArray
+from esper.leyline.factored_actions import BoolArray
 
 _FORM: Final = "blueprint@slot:step (for example conv_heavy@r0c0:0)"
 _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {

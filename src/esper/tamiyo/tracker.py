@@ -7,9 +7,9 @@ single slots is not here but in the ``SlotTable``.
 import numpy as np
 
 from esper.leyline import OP_GERMINATE, EpochFacts, TrainingSignals
+from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
 from esper.leyline.limits import PLATEAU_GAIN, STABLE_EPOCHS, STABLE_LOSS_GAIN
-from esper.leyline.signals import HISTORY_LENGTH, FloatArray
-from esper.leyline.slot_table import BoolArray, IntArray
+from esper.leyline.signals import HISTORY_LENGTH
 
 
 class SignalTracker:
@@ -51,11 +51,8 @@ class SignalTracker:
         self._follow_last_seed(fresh, facts)
         self._remember(fresh, loss, score)
         return TrainingSignals(
-            epoch=facts.epoch,
-            max_epochs=facts.max_epochs,
-            val_loss=loss,
+            facts=facts,
             loss_delta=loss_delta,
-            val_score=score,
             score_delta=score_delta,
             plateau_epochs=self._plateau,
             stabilised=self._stabilised,
@@ -63,13 +60,6 @@ class SignalTracker:
             score_history=self._scores,
             best_score=self._best_score,
             best_loss=self._best_loss,
-            params=facts.params,
-            param_budget=facts.param_budget,
-            last_op=facts.last_op,
-            last_success=facts.last_success,
-            train_loss=facts.train_loss,
-            minibatches_left=facts.minibatches_left,
-            candidate_cost=facts.candidate_cost,
             gain_ratio=self._gain_ratio(loss),
         )
 

@@ -27,17 +27,12 @@ from esper.leyline.stages import Stage
 class Body(Protocol):
     """What an action acts on: one environment's row of the slot table, and the seeds behind it."""
 
-    @property
-    def table(self) -> SlotTable:
-        """A table of one row."""
+    table: SlotTable
+    """Of one row."""
+    rules: LifecycleRules
 
     @property
-    def rules(self) -> LifecycleRules:
-        """Gates, delays and limits."""
-
-    @property
-    def action_space(self) -> ActionSpace:
-        """What can be chosen from."""
+    def action_space(self) -> ActionSpace: ...
 
     def germinate(self, slot: int, blueprint: int, style: int) -> int:
         """Attach a seed; returns its parameter count."""

@@ -71,7 +71,6 @@ class Samples:
         return Samples(resident(self.inputs, device), resident(self.targets, device), self.index, scale)
 
     def first(self, count: int) -> Samples:
-        """The first ``count``."""
         return Samples(self.inputs, self.targets, self.index[:count], self.scale)
 
     def scaled(self, inputs: Tensor) -> Tensor:
@@ -137,12 +136,11 @@ class Splits:
         return replace(self, train=self.train.first(count))
 
     def on(self, device: Device) -> Splits:
-        """The same data on ``device``."""
         return Splits(self.train.on(device), self.validation.on(device), self.test.on(device))
 
     def guess_loss(self) -> float:
         """Loss of a guess that knows how often each answer comes, and nothing else: the scale of a loss."""
-        answers = self.train.first(len(self.train)).y.flatten()
+        answers = self.train.y.flatten()
         counts = answers.bincount().double()
         if counts.count_nonzero() < 2:
             raise DataError(
@@ -153,7 +151,6 @@ class Splits:
 
 
 def digest_of(*tensors: Tensor) -> str:
-    """A digest of what the tensors hold."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -91,18 +91,12 @@ def _summary(
     norms: list[float],
     precision: Precision,
     seeds: dict[int, GradientStatistics],
-    **rest: Any,
+    skipped: int = 0,
+    broken: bool = False,
 ) -> EpochTraining:
     finite = [norm for norm in norms if math.isfinite(norm)]
-    steps = precision.take_skipped_steps()
-    return EpochTraining(
-        _mean(losses),
-        _mean(scores),
-        _mean(finite),
-        seeds=seeds,
-        skipped_steps=steps,
-        **{"skipped": 0, **rest},
-    )
+    means = _mean(losses), _mean(scores), _mean(finite)
+    return EpochTraining(*means, skipped, seeds, broken, precision.take_skipped_steps())
 
 
 class Supervisor(Protocol):
@@ -126,20 +120,21 @@ def train_looking(
     losses, scores, norms, skipped, broken = [], [], [], 0, False
     seeds: dict[int, GradientStatistics] = {}
     for number, (x, y) in enumerate(batches):
-        facts = learner.look(x, y, measure=before_batch(number))
-        if facts.broken:
-            supervisor.remove_broken(facts.broken)
-        if facts.skipped:
+        shown = learner.run(x, y, measure=before_batch(number), look=True)
+        if shown.broken:
+            supervisor.remove_broken(shown.broken)
+        if shown.skipped:
             skipped += 1
             broken = not supervisor.remove_guilty(x, y)
             if broken:
                 break
             continue
-        losses.append(facts.loss)
-        scores.append(objective.sample_scores(facts.output, y).mean().item())
-        norms.append(facts.host_norm)
-        seeds = {slot: found for slot, found in facts.seeds.items() if slot not in facts.broken}
-    return _summary(losses, scores, norms, learner.precision, seeds, skipped=skipped, broken=broken)
+        losses.append(shown.loss.item())
+        scores.append(objective.sample_scores(shown.output, y).mean().item())
+        norms.append(shown.host_norm.item())
+        healthy = (slot for slot in shown.seeds if slot not in shown.broken)
+        seeds = {slot: statistics_of(shown.seeds[slot]) for slot in healthy}
+    return _summary(losses, scores, norms, learner.precision, seeds, skipped, broken)
 
 
 def _mean(values: Sequence[float]) -> float:

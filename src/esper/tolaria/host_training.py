@@ -222,7 +222,7 @@ class HostTraining:
         Under a budget a seed is measured as soon as it takes part, and again when the budget's share for
         that allows it.
         """
-        validation = self.splits.validation.first(len(self.splits.validation))
+        validation = self.splits.validation
         watched = [slot for slot in self.model.blended if not self._is_old_fossil(slot)]
         if self.budget is not None and not (contributions and self._may_measure(watched)):
             watched = []

@@ -92,10 +92,6 @@ class FlopMeter:
         host = sum(part.forward for part in self._segments)
         return host, host + sum(self._seeds[slot].forward for slot in self.model.blended)
 
-    def spent_by_slot(self) -> dict[int, int]:
-        """Compute spent so far on the seed in each occupied slot."""
-        return dict(self._spent)
-
     def follow_model(self, stayed: Sequence[int]) -> None:
         """The model went back to an earlier state, in which the seeds of the slots ``stayed`` are the same.
 
@@ -107,7 +103,7 @@ class FlopMeter:
         self._restore_spent({slot: kept.get(slot, 0) for slot in occupied})
 
     def _restore_spent(self, spent: dict[int, int]) -> None:
-        """Return to the seeds that ``spent_by_slot`` once listed, counting those now attached."""
+        """Return to what was ``spent`` on each seed, counting those now attached."""
         self._seeds = {}
         for slot in spent:
             self.germinated(slot)
@@ -115,7 +111,7 @@ class FlopMeter:
 
     def state(self) -> dict[str, dict[Any, int]]:
         """The ledger, and what was spent on each seed."""
-        return {"ledger": asdict(self.ledger), "spent": self.spent_by_slot()}
+        return {"ledger": asdict(self.ledger), "spent": dict(self._spent)}
 
     def load_state(self, state: dict[str, dict[Any, int]]) -> None:
         """Return to ``state``; the model has returned to its seeds already."""

@@ -14,22 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina.health import GradientStatistics, statistics_of
 from esper.kasmina.incubation import Loss, shadow_loss
 from esper.kasmina.model import MorphogeneticModel
 from esper.tolaria.precision import HOST, Precision
-
-
-@dataclass(slots=True)
-class BatchFacts:
-    """What one minibatch showed; ``broken`` names incubating seeds that became non-finite."""
-
-    loss: float
-    output: Tensor
-    host_norm: float
-    skipped: bool = False
-    broken: list[int] = field(default_factory=list)
-    seeds: dict[int, GradientStatistics] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -44,7 +31,9 @@ class Readings:
     seeds: dict[int, Tensor] = field(default_factory=dict)
     """Gradient norms ``[tensor]`` of the seeds, where they were asked for."""
     skipped: bool = False
+    """It was looked at, and not finite: no weight moved."""
     broken: list[int] = field(default_factory=list)
+    """Incubating seeds that were looked at and are no longer finite."""
 
 
 def train_batch(
@@ -56,9 +45,9 @@ def train_batch(
     *,
     clip: float,
     measure: bool = False,
-) -> BatchFacts:
-    """One step of host and seeds, looked at; ``measure`` also takes the seeds' gradient statistics."""
-    return Learner(model, optimiser, loss, clip).look(x, y, measure=measure)
+) -> Readings:
+    """One step of host and seeds, looked at; ``measure`` also takes the norms of the seeds' gradients."""
+    return Learner(model, optimiser, loss, clip).run(x, y, measure=measure, look=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +62,11 @@ class Learner:
     """Of the gradient's norm, for the host and for each seed."""
     precision: Precision = field(default_factory=Precision)
 
-    def look(self, x: Tensor, y: Tensor, *, measure: bool) -> BatchFacts:
-        """One step that is taken if everything about it is finite."""
-        shown = self.run(x, y, measure=measure, look=True)
-        seeds = {slot: statistics_of(norms) for slot, norms in shown.seeds.items()}
-        return BatchFacts(
-            shown.loss.item(), shown.output, shown.host_norm.item(), shown.skipped, shown.broken, seeds
-        )
-
     def run(self, x: Tensor, y: Tensor, *, measure: bool, look: bool) -> Readings:
-        """One step of host and seeds; without ``look`` nothing is read, and the step is taken in any case."""
+        """One step of host and seeds, taken if everything about it is finite.
+
+        Without ``look`` nothing is read, and the step is taken in any case.
+        """
         model = self.model
         model.drop_gradients()
         with self.precision.autocast():

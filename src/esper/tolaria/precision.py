@@ -80,11 +80,9 @@ class Precision:
         return any(scaler.get_scale() < 1.0 for scaler in self._scalers.values())
 
     def state(self) -> dict[str, Any]:
-        """The scales."""
         return {str(part): scaler.state_dict() for part, scaler in self._scalers.items()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Return to ``state``."""
         self._scalers.clear()
         for part, kept in state.items():
             self._scaler(int(part)).load_state_dict(kept)

@@ -114,7 +114,6 @@ class Recovery:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Return to ``state``."""
         self.rollbacks, self._good_epoch, self._good = state["rollbacks"], state["good_epoch"], state["good"]
         self._governor.load_state(state["governor"])
         self.rolled_back = self._fossilized = False

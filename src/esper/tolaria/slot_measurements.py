@@ -5,11 +5,10 @@ import math
 from esper.leyline.slot_table import SlotTable
 from esper.tolaria.counterfactual import Counterfactuals
 from esper.tolaria.epoch import EpochTraining
-from esper.tolaria.minibatch import BatchFacts
 
 
-def record_training(table: SlotTable, trained: BatchFacts | EpochTraining) -> None:
-    """Store the gradient statistics of an epoch, or of its last minibatch; gate G2 waits for them."""
+def record_training(table: SlotTable, trained: EpochTraining) -> None:
+    """Store the gradient statistics of an epoch; gate G2 waits for them."""
     for slot, statistics in trained.seeds.items():
         table.record_gradients(
             0,

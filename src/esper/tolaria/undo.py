@@ -1,13 +1,12 @@
 """The moment before an epoch, to return to within it: cheap, since nobody grows or is removed meanwhile."""
 
 from itertools import chain
-from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.optim import clone_tree
 
 
 class Undo:
@@ -18,7 +17,7 @@ class Undo:
         seeds = [slot.optimiser for slot in slots if slot.optimiser is not None]
         self._tensors = [tensor.detach() for tensor in chain(model.parameters(), model.buffers())]
         self._values = [tensor.clone() for tensor in self._tensors]
-        self._optimisers = [(one, _copied(one.state)) for one in (optimiser, *seeds)]
+        self._optimisers = [(one, clone_tree(one.state)) for one in (optimiser, *seeds)]
         self._streams = [(slot.stream, slot.stream.get_state()) for slot in slots]
 
     def restore(self) -> None:
@@ -29,11 +28,3 @@ class Undo:
             optimiser.state.update(state)
         for stream, position in self._streams:
             stream.set_state(position)
-
-
-def _copied(state: dict[Any, Any]) -> dict[Any, Any]:
-    """An optimiser's state by parameter, with tensors of its own."""
-    return {
-        parameter: {name: v.clone() if isinstance(v, Tensor) else v for name, v in values.items()}
-        for parameter, values in state.items()
-    }

@@ -1,6 +1,7 @@
 """Several environments side by side, which take every minibatch of a step together."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from esper.leyline.factored_actions import IntArray
 from esper.leyline.protocols import EventSink, PolicyOutput
@@ -49,7 +50,6 @@ class SerialVector:
             for row, index in enumerate(env_indices)
         ]
         self._facts: dict[int, EnvFacts] = {}
-        """Those last known, by row."""
         self._stepped: list[int] = []
 
     @property
@@ -59,11 +59,17 @@ class SerialVector:
 
     def reset(self, episode: int = 0, twin_scores: Sequence[float] | None = None) -> EpochFacts:
         """Begin episode ``episode`` in every environment."""
-        for row, env in enumerate(self.envs):
-            self._facts[row] = env.reset(episode, twin_scores=twin_scores)
-        return self._stacked()
+        for row in range(len(self.envs)):
+            self.reset_env(row, episode, twin_scores=twin_scores)
+        return self.facts
 
-    def _stacked(self) -> EpochFacts:
+    def reset_env(self, row: int, episode: int, **settings: Any) -> None:
+        """Begin an episode in one environment, with the settings of its ``reset``; the others go on."""
+        self._facts[row] = self.envs[row].reset(episode, **settings)
+
+    @property
+    def facts(self) -> EpochFacts:
+        """Those last known of every environment."""
         return EpochFacts.stack([self._facts[row] for row in range(len(self.envs))])
 
     def step(self, actions: IntArray) -> EpochFacts:
@@ -76,7 +82,7 @@ class SerialVector:
         train_together([self.envs[row].host for row in self._stepped])
         for row in self._stepped:
             self._facts[row] = self.envs[row].end_step()
-        return self._stacked()
+        return self.facts
 
     def record_decisions(self, outputs: Sequence[PolicyOutput] | None) -> None:
         """Emit the rows of the last decisions; ``outputs`` are a policy's, one per environment."""

@@ -68,19 +68,6 @@ def test_decisions_are_the_policys_own_over_several_steps(policy: FactoredRecurr
             assert_legal(action, table, SPACE)
 
 
-def test_a_decision_depends_on_what_was_seen_before(policy: FactoredRecurrentActorCritic) -> None:
-    """Otherwise the tests of memory here would show nothing."""
-    last = tables()[-1]
-    facts = facts_of(STEPS, num_envs=ENVS)
-    answers = set()
-    for rng_seed in range(10):
-        controller = PolicyController(SPACE, ENVS, policy)
-        decided(controller, tables(rng_seed))
-        controller._observer.reset()  # what the policy itself remembers, and nothing else
-        answers.add(controller.decide(facts, last).actions.tobytes())
-    assert len(answers) > 1
-
-
 def test_a_reset_forgets_everything(
     policy: FactoredRecurrentActorCritic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,16 +89,6 @@ def test_a_reset_forgets_everything(
         shown.clear()
         np.testing.assert_array_equal(decided(controller, tables(), first=3), first)
         assert shown == shown_first
-
-
-def test_environments_do_not_see_one_another(policy: FactoredRecurrentActorCritic) -> None:
-    seen = tables()
-    together = decided(PolicyController(SPACE, ENVS, policy), seen)
-    for env in range(ENVS):
-        alone = PolicyController(SPACE, 1, policy)
-        for step, table in enumerate(seen):
-            action = alone.decide(facts_of(step, loss=2.0 - 0.1 * step), table.row(env)).actions
-            np.testing.assert_array_equal(action[0], together[step][env])
 
 
 def test_deciding_changes_neither_the_policy_nor_random_numbers(policy: FactoredRecurrentActorCritic) -> None:

@@ -4,13 +4,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.leyline import SlotConfig, SlotTable, Stage, report_slot
+from esper.leyline import SlotConfig, SlotTable, Stage
 from esper.tamiyo.policy.features import batch_obs_to_features, feature_names, get_feature_size
-from tests.leyline.building import put, random_table, space_of
-from tests.tamiyo.policy.observing import FLAGS, MEASUREMENTS, observe, signals_of, wild, wild_signals
+from tests.leyline.building import put, random_table
+from tests.tamiyo.policy.observing import MEASUREMENTS, observe, signals_of, wild, wild_signals
 
 BASE_NAMES = [
     "progress", "loss", "loss_delta", "score", "score_delta", "plateau", "stabilised",
@@ -297,50 +297,3 @@ def test_no_column_ever_leaves_its_bound(rng_seed: int, num_slots: int) -> None:
     obs, _ = batch_obs_to_features(wild_signals(rng, 4), table, config, context=True)
     assert torch.isfinite(obs).all()
     assert obs.abs().max() <= 2.0
-
-
-def clip(value: float | None, low: float, high: float) -> float:
-    return 0.0 if value is None else min(max(value, low), high)
-
-
-@settings(max_examples=25)
-@given(rng_seed=st.integers(0, 2**32 - 1), num_slots=st.sampled_from([1, 3, 8]))
-def test_the_columns_of_a_seed_are_its_reports_numbers(rng_seed: int, num_slots: int) -> None:
-    rng = np.random.default_rng(rng_seed)
-    table = random_table(rng, 2, num_slots)
-    for name in MEASUREMENTS[1:]:  # random_table has set the contribution
-        values = rng.integers(0, 2, table.stage.shape) if name in FLAGS else rng.random(table.stage.shape)
-        getattr(table, name)[...] = np.where(rng.random(table.stage.shape) < 0.3, np.nan, values)
-    table.alpha_target[...] = rng.choice([0.0, 0.5, 1.0], table.alpha.shape)
-    table.style[...] = rng.integers(0, 4, table.style.shape)
-    table.epochs_since_measured[...] = rng.integers(-1, 9, table.style.shape)
-    rows, _ = observe(table)
-    for env, slot in np.argwhere(table.occupied).tolist():
-        report = report_slot(table, env, slot, space_of(num_slots))
-        assert report.operator is not None
-        assert report.epochs_to_target is not None
-        expected = {
-            "active": 1.0,
-            f"stage_{int(report.stage)}": 1.0,
-            "alpha": report.alpha,
-            "alpha_target": report.alpha_target,
-            "alpha_mode": {"HOLD": 0.0, "UP": 0.5, "DOWN": 1.0}[str(report.alpha_mode)],
-            "alpha_velocity": clip(report.alpha_velocity, -1.0, 1.0),
-            "time_to_target": clip(report.epochs_to_target / 8, 0.0, 1.0),
-            "operator": int(report.operator) / 2,
-            "contribution": clip(report.counterfactual_contribution, -10.0, 10.0) / 10,
-            "contribution_velocity": clip(report.contribution_velocity, -10.0, 10.0) / 10,
-            "epochs_in_stage": (report.epochs_in_stage or 0) / 20,
-            "gradient_norm": clip(report.seed_gradient_norm, 0.0, 10.0) / 10,
-            "gradient_health": clip(report.gradient_health, 0.0, 1.0),
-            "previous_health": clip(report.previous_health, 0.0, 1.0),
-            "vanishing": float(report.is_vanishing or False),
-            "exploding": float(report.is_exploding or False),
-            "interaction_sum": clip(report.interaction_sum, -10.0, 10.0) / 10,
-            "strongest_boost": clip(report.strongest_boost, 0.0, 5.0) / 5,
-            "upstream_alpha": clip(report.upstream_alpha, 0.0, 3.0) / 3,
-            "downstream_alpha": clip(report.downstream_alpha, 0.0, 3.0) / 3,
-            "freshness": report.freshness,
-        }
-        found = {name: rows[env][f"slot{slot}.{name}"] for name in expected}
-        assert found == pytest.approx(expected, abs=1e-6)

@@ -5,16 +5,12 @@ from typing import NoReturn
 
 import pytest
 
-from esper.leyline import CANONICAL_ACTION, OP_GERMINATE, OP_WAIT, FactoredAction, Head, LifecycleRules
-from esper.leyline.events import DecisionRow
+from esper.leyline import CANONICAL_ACTION, FactoredAction, Head, LifecycleRules
 from esper.simic.config import TrainingConfig
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.rollout import ActionStreams, collect
-from esper.tamiyo import HeuristicController
-from esper.tolaria.episode import run_episode
-from esper.tolaria.vector import SerialVector
 from tests.tamiyo.policy.deciding import policy_of
-from tests.tolaria.building import ListSink, tiny_task
+from tests.tolaria.building import tiny_task
 
 NUM_ENVS = 2
 AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
@@ -45,12 +41,3 @@ def test_a_rollout_of_a_policy_builds_none(tmp_path: Path, monkeypatch: pytest.M
     buffer = collect(env, policy, ActionStreams(0, range(NUM_ENVS)))
     assert len(env.reports) == NUM_ENVS
     assert len(buffer.actions[..., Head.OP].unique()) > 2, "several ops were carried out"
-
-
-def test_an_episode_of_the_heuristic_builds_none() -> None:
-    sink = ListSink()
-    vector = SerialVector(tiny_task(), rng_seed=0, env_indices=range(NUM_ENVS), sink=sink)
-    vector.reset()
-    run_episode(vector, HeuristicController(vector.action_space, NUM_ENVS))
-    ops = {row.action[Head.OP] for row in sink.of(DecisionRow)}
-    assert {OP_WAIT, OP_GERMINATE} < ops, "more than planting was decided"

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import DataError
-from esper.tolaria.readers import read_cifar_binary, read_idx, read_image_folder, read_labelled_idx
+from esper.tolaria.readers.cifar import read_cifar_binary
+from esper.tolaria.readers.folders import read_image_folder
+from esper.tolaria.readers.idx import read_idx, read_labelled_idx
 from tests.tolaria.readers.building import (
     KINDS,
     cuts,

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.tolaria.readers import find_data
+from esper.tolaria.readers.places import find_data
 from tests.tolaria.readers.building import denied, refused
 
 HINT = "install the package dataset-thing"
@@ -97,10 +97,3 @@ def test_a_file_or_a_path_below_a_place_is_found_and_a_denial_is_refused(
                 f"'{own / name}' may not be read (permission denied); the data set {name} is expected"
             ):
                 find_data(name, HINT)
-
-
-@pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize("name", ["", "..", "a/../../b", "/etc"])
-def test_a_name_that_leads_elsewhere_is_refused(own: Path, name: str) -> None:
-    with refused(f"'{name}' cannot be the name of a data set"):
-        find_data(name, HINT)

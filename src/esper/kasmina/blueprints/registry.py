@@ -102,7 +102,6 @@ def unregister_blueprint(name: str, topology: Topology) -> None:
 
 
 def blueprint_named(name: str, topology: Topology) -> BlueprintSpec:
-    """Look a blueprint up by name."""
     for spec in _registry.values():
         if spec.topology == topology and spec.name == name:
             return spec
@@ -111,7 +110,6 @@ def blueprint_named(name: str, topology: Topology) -> BlueprintSpec:
 
 
 def blueprint_at(index: int, topology: Topology) -> BlueprintSpec:
-    """Look a blueprint up by action index."""
     try:
         return _registry[topology, index]
     except KeyError:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
+from esper.kasmina.blueprints.tokens import Heads, causal_attention
 from esper.kasmina.hosts.base import Host
 from esper.leyline.errors import HostError
 from esper.leyline.slot_config import SlotConfig
@@ -32,15 +33,12 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.heads = Heads(heads, causal_attention)
         self.out = nn.Linear(width, width)
 
     def forward(self, h: Tensor) -> Tensor:
-        q, k, v = self.qkv(h).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return out
+        return self.out(self.heads(self.qkv(h)))
 
 
 class Block(nn.Module):

@@ -84,7 +84,6 @@ class TamiyoRolloutBuffer:
         )
 
     def to(self, device: torch.device) -> TamiyoRolloutBuffer:
-        """The same rollout on ``device``."""
         moved = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Tensor):

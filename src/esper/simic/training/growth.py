@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline import EnvFacts, EpochFacts
+from esper.leyline import EpochFacts
 from esper.leyline.events import Row
 from esper.leyline.protocols import PolicyOutput
 from esper.simic.config import TrainingConfig
@@ -96,7 +96,9 @@ class GrowthEnv:
         """Of the steps since the last reset."""
         for env, sink in zip(self._vector.envs, self._sinks, strict=True):
             env.sink = sink
-        facts = EpochFacts.stack([self._reset_env(row) for row in range(len(self.env_indices))])
+        for row in range(len(self.env_indices)):
+            self._reset_env(row)
+        facts = self._vector.facts
         self._observer.reset()
         inputs = self._reward_inputs(facts)
         self._reward_function.begin(inputs)
@@ -118,14 +120,14 @@ class GrowthEnv:
         for row in np.flatnonzero(ended).tolist():
             report = self._vector.envs[row].finish(self.reward_log.reward(row, slice(self._born[row], None)))
             if broken[row]:
-                facts = self._begin_attempt(row, facts)
+                self._begin_attempt(row)
             else:
                 self.reports.append(report)
         if self._journal is not None:
             new = [row for sink in self._sinks for row in sink.take_new()]
             self._journal.take(self._episode + 1, self.env_indices[0], new)
         terminated = ended if self._config.horizon_terminates else broken
-        return Step(self._observe(facts), rewards, ended, terminated)
+        return Step(self._observe(self._vector.facts), rewards, ended, terminated)
 
     def _rewards(self, facts: EpochFacts) -> NDArray[np.float64]:
         """The rewards ``[env]`` of the epoch that just ended, entered in the log."""
@@ -138,17 +140,16 @@ class GrowthEnv:
         self.reward_log.broken_episodes += int(facts.rolled_back.sum())
         return total(terms)
 
-    def _begin_attempt(self, row: int, facts: EpochFacts) -> EpochFacts:
-        """Another attempt at the episode in one environment; the facts of all, with its own exchanged."""
+    def _begin_attempt(self, row: int) -> None:
+        """Another attempt at the episode in one environment."""
         self._attempts[row] += 1
         self._born[row] = len(self.reward_log.terms)
-        facts = facts.replaced(row, self._reset_env(row))
-        inputs = self._reward_inputs(facts)
+        self._reset_env(row)
+        inputs = self._reward_inputs(self._vector.facts)
         self._reward_function.begin_again(row, inputs)
         self._unpaired.begin_again(row, self._without_twin(inputs))
-        return facts
 
-    def _reset_env(self, row: int) -> EnvFacts:
+    def _reset_env(self, row: int) -> None:
         episode, attempt = self._episode, self._attempts[row]
         env, scores = self.env_indices[row], None
         if self._family.needs_twin:
@@ -156,8 +157,8 @@ class GrowthEnv:
             compute = self._vector.envs[row].compute
             scores = twin_scores(self._task, rng_seed=self._rng_seed, compute=compute, **where)
             self._twins[row] = scores
-        host = self._vector.envs[row]
-        return host.reset(episode, attempt=attempt, iteration=episode + 1, twin_scores=scores)
+        place = {"attempt": attempt, "iteration": episode + 1}
+        self._vector.reset_env(row, episode, **place, twin_scores=scores)
 
     def _reward_inputs(self, facts: EpochFacts) -> RewardInputs:
         hosts = [env.host for env in self._vector.envs]

@@ -79,7 +79,6 @@ class Decision(NamedTuple):
     hidden: Hidden
 
     def cpu(self) -> Decision:
-        """The same on the processor."""
         memory = (self.hidden[0].cpu(), self.hidden[1].cpu())
         names = ("actions", "log_probs", "masks", "op_probs", "value")
         return self._replace(hidden=memory, **{name: getattr(self, name).cpu() for name in names})
@@ -288,7 +287,6 @@ class FactoredRecurrentActorCritic(nn.Module):
         used = []
         for head in Head:
             mask = masks.of_head(head, actions)
-            masks.check(head, mask)
             logits = self.head_logits(head, encoded, actions[:, Head.OP], actions[:, Head.SLOT])
             distribution = MaskedCategorical(logits, mask)
             if deterministic:

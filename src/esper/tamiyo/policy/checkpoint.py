@@ -212,7 +212,6 @@ def _digest_of_file(path: Path) -> str:
 
 
 def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    """Tensors as safetensors."""
     return save({name: tensor.contiguous() for name, tensor in tensors.items()})
 
 

@@ -83,7 +83,7 @@ def _log_loss(loss: Array) -> Array:
 
 
 def _parameter_use(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    return np.log1p(s.params) / np.log1p(np.maximum(s.param_budget, 1))
+    return np.log1p(s.facts.params) / np.log1p(np.maximum(s.facts.param_budget, 1))
 
 
 def _shares(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
@@ -102,10 +102,10 @@ _COUNTED: Final = np.stack(
 _OPERATORS: Final = np.array([0.5 * operator for operator in STYLE_OPERATORS], dtype=np.float32)
 
 BASE_FEATURES: Final = (
-    Feature("progress", lambda s, t, x: s.epoch / s.max_epochs),
-    Feature("loss", lambda s, t, x: _log_loss(s.val_loss), 1 / _LOG_LOSS, unknown=BOUND),
+    Feature("progress", lambda s, t, x: s.facts.epoch / s.facts.max_epochs),
+    Feature("loss", lambda s, t, x: _log_loss(s.facts.val_loss), 1 / _LOG_LOSS, unknown=BOUND),
     Feature("loss_delta", lambda s, t, x: s.loss_delta, 0.5, -1.0, 1.0, unknown=-1.0),
-    Feature("score", lambda s, t, x: s.val_score, 0.01),
+    Feature("score", lambda s, t, x: s.facts.val_score, 0.01),
     Feature("score_delta", lambda s, t, x: s.score_delta, 0.1, -1.0, 1.0, unknown=-1.0),
     Feature("plateau", lambda s, t, x: s.plateau_epochs, 1 / 20, 0.0, 1.0),
     Feature("stabilised", lambda s, t, x: s.stabilised),
@@ -120,8 +120,8 @@ BASE_FEATURES: Final = (
     Feature("best_loss", lambda s, t, x: _log_loss(s.best_loss), 1 / _LOG_LOSS, unknown=BOUND),
     Feature("parameter_use", _parameter_use),
     Feature("slot_use share_training share_blending share_holding", _shares),
-    Feature("last_success", lambda s, t, x: s.last_success),
-    Feature(_numbered("last_op", NUM_OPS), lambda s, t, x: _OPS.take(s.last_op, axis=0)),
+    Feature("last_success", lambda s, t, x: s.facts.last_success),
+    Feature(_numbered("last_op", NUM_OPS), lambda s, t, x: _OPS.take(s.facts.last_op, axis=0)),
 )
 """The host as a whole."""
 
@@ -155,7 +155,7 @@ SLOT_FEATURES: Final = (
     Feature("operator", lambda s, t, x: _OPERATORS.take(t.style)),
     Feature("contribution", lambda s, t, x: t.contribution, 0.1, -1.0, 1.0),
     Feature("contribution_velocity", lambda s, t, x: t.contribution_velocity, 0.1, -1.0, 1.0),
-    Feature("epochs_in_stage", lambda s, t, x: t.epochs_in_stage / s.max_epochs[:, None]),
+    Feature("epochs_in_stage", lambda s, t, x: t.epochs_in_stage / s.facts.max_epochs[:, None]),
     Feature("gradient_norm", lambda s, t, x: t.gradient_norm, 0.1, 0.0, 1.0),
     Feature("gradient_health", lambda s, t, x: t.gradient_health),
     Feature("previous_health", lambda s, t, x: t.previous_health),
@@ -172,8 +172,8 @@ SLOT_FEATURES: Final = (
 
 def _trend(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
     """Share of the loss that the rest of the episode would take away, were the loss to fall as it does."""
-    slope = loss_slope(s.loss_history, s.epoch)
-    return slope * (s.max_epochs - s.epoch) / np.maximum(s.val_loss, _TINY)
+    slope = loss_slope(s.loss_history, s.facts.epoch)
+    return slope * (s.facts.max_epochs - s.facts.epoch) / np.maximum(s.facts.val_loss, _TINY)
 
 
 def _newborn_gradient(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
@@ -187,9 +187,11 @@ def _newborn_gradient(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
 
 CONTEXT_FEATURES: Final = (
     Feature("trend", _trend),
-    Feature("gap", lambda s, t, x: (s.val_loss - s.train_loss) / np.maximum(s.val_loss, _TINY)),
-    Feature("candidate_cost", lambda s, t, x: np.log2(1.0 + s.candidate_cost), 0.5),
-    Feature("minibatches_left", lambda s, t, x: np.log2(1.0 + s.minibatches_left), 0.1),
+    Feature(
+        "gap", lambda s, t, x: (s.facts.val_loss - s.facts.train_loss) / np.maximum(s.facts.val_loss, _TINY)
+    ),
+    Feature("candidate_cost", lambda s, t, x: np.log2(1.0 + s.facts.candidate_cost), 0.5),
+    Feature("minibatches_left", lambda s, t, x: np.log2(1.0 + s.facts.minibatches_left), 0.1),
     Feature("newborn_gradient", _newborn_gradient, 0.5),
     Feature("gain_ratio", lambda s, t, x: s.gain_ratio, 0.5),
 )

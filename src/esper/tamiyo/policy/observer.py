@@ -41,7 +41,6 @@ class Observation(NamedTuple):
     masks: ActionMasks
 
     def to(self, device: torch.device) -> Observation:
-        """The same on ``device``."""
         return Observation(self.features.to(device), self.blueprint_indices.to(device), self.masks.to(device))
 
 

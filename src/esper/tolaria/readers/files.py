@@ -64,7 +64,6 @@ def read_content(path: Path, wanted: str, *, limit: int) -> bytearray:
 
 
 def file_size(path: Path, wanted: str) -> int:
-    """Bytes on disk."""
     with refusals(path, wanted):
         return path.stat().st_size
 

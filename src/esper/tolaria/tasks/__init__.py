@@ -1,39 +1,19 @@
 """Task presets by name."""
 
 from esper.leyline.errors import UnknownNameError
-from esper.tolaria.tasks.digits import DIGITS, DIGITS_IMPAIRED, DIGITS_MIXTURE
-from esper.tolaria.tasks.images import (
-    CIFAR,
-    CIFAR_IMPAIRED,
-    FASHION,
-    FASHION14,
-    FASHION14_IMPAIRED,
-    FASHION_SCALING,
-)
+from esper.tolaria.tasks import digits, images, text
 from esper.tolaria.tasks.spec import TaskSpec
-from esper.tolaria.tasks.text import PYCODE, PYCODE_SCALING, TEXT
 
 TASKS: dict[str, TaskSpec] = {
     task.name: task
-    for task in (
-        DIGITS,
-        DIGITS_IMPAIRED,
-        DIGITS_MIXTURE,
-        PYCODE,
-        PYCODE_SCALING,
-        TEXT,
-        FASHION14,
-        FASHION14_IMPAIRED,
-        FASHION,
-        FASHION_SCALING,
-        CIFAR,
-        CIFAR_IMPAIRED,
-    )
+    for module in (digits, text, images)
+    for task in vars(module).values()
+    if isinstance(task, TaskSpec)
 }
+"""All presets that these modules define, in their order."""
 
 
 def task_named(name: str) -> TaskSpec:
-    """Look a preset up by name."""
     try:
         return TASKS[name]
     except KeyError:

@@ -12,14 +12,12 @@ from torch import Generator
 
 from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Scale, Splits, digest_of
-from esper.tolaria.readers import (
-    Part,
-    find_data,
-    list_folder,
-    read_cifar_binary,
-    read_labelled_idx,
-    read_split_folders,
-)
+from esper.tolaria.readers.cifar import read_cifar_binary
+from esper.tolaria.readers.files import list_folder
+from esper.tolaria.readers.folders import read_split_folders
+from esper.tolaria.readers.idx import read_labelled_idx
+from esper.tolaria.readers.parts import Part
+from esper.tolaria.readers.places import find_data
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec, scaling_study
 
 FASHION_HINT: Final = "install Debian's package dataset-fashion-mnist, or put the four IDX files there"

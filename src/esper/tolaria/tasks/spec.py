@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from esper.leyline.rules import LifecycleRules
 from esper.tolaria.data import Splits
 from esper.tolaria.objective import CLASSIFICATION, Objective
 
+T = TypeVar("T")
 HostKind = Literal["cnn", "gpt", "residual"]
 OptimiserKind = Literal["sgd", "adamw"]
 MOMENTUM = 0.9
@@ -46,19 +47,15 @@ class InstanceDistribution:
     def draw(self, generator: torch.Generator) -> Instance:
         """One instance; a distribution of one point always gives that point."""
 
-        def pick(count: int) -> int:
-            return int(torch.randint(count, (), generator=generator))
+        def pick(values: Sequence[T]) -> T:
+            return values[int(torch.randint(len(values), (), generator=generator))]
 
-        widths = self.widths[pick(len(self.widths))]
-        kernel = self.kernels[pick(len(self.kernels))]
-        learning_rate = self.learning_rates[pick(len(self.learning_rates))]
+        widths, kernel, learning_rate = pick(self.widths), pick(self.kernels), pick(self.learning_rates)
         # Subsets as the bits of a number: none of them is empty, all are equally likely.
-        subset = 1 + pick(2 ** len(widths) - 1) if self.vary_slots else -1
+        subset = pick(range(1, 2 ** len(widths))) if self.vary_slots else -1
         enabled = tuple(bool(subset >> slot & 1) for slot in range(len(widths)))
-        rent = self.rents[pick(len(self.rents))]
-        data_share = self.data_shares[pick(len(self.data_shares))]
-        trunk = self.trunks[pick(len(self.trunks))]
-        budget_share = self.budget_shares[pick(len(self.budget_shares))]
+        rent, data_share, trunk = pick(self.rents), pick(self.data_shares), pick(self.trunks)
+        budget_share = pick(self.budget_shares)
         return Instance(widths, kernel, learning_rate, enabled, rent, data_share, trunk, budget_share)
 
 

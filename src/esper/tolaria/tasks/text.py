@@ -14,7 +14,9 @@ from torch import Tensor
 from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.objective import NEXT_TOKEN
-from esper.tolaria.readers import find_data, read_bytes, read_text, windows
+from esper.tolaria.readers.files import read_bytes
+from esper.tolaria.readers.places import find_data
+from esper.tolaria.readers.text import read_text, windows
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec, scaling_study
 
 VOCABULARY: Final = 256
