@@ -13,6 +13,8 @@ from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import FamilyName
 from esper.simic.rewards.reward_log import RewardLog
 from esper.simic.training.growth import GrowthEnv
+from esper.simic.training.proving import uniform_actions
+from esper.simic.training.rollout import ActionStreams
 from esper.tamiyo.policy.observer import Observation
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
@@ -46,8 +48,11 @@ def growth(task: TaskSpec, family: FamilyName) -> GrowthEnv:
     return GrowthEnv(task, config, rng_seed=3, env_indices=range(2))
 
 
-def play(env: GrowthEnv, script: Sequence[IntArray]) -> Episode:
-    """One episode: ``script`` in the first environment while the other waits."""
+def play(env: GrowthEnv, script: Sequence[IntArray] | None = None, rng_seed: int = 0) -> Episode:
+    """One episode: ``script`` in the first environment while the other waits, or anything legal in both.
+
+    Without a script the first one never prunes, so that some of its seeds are there to be fossilised.
+    """
     facts: list[EpochFacts] = []
     tables: list[SlotTable] = []
     observe = env._observe
@@ -58,9 +63,18 @@ def play(env: GrowthEnv, script: Sequence[IntArray]) -> Episode:
         return observe(now)
 
     env._observe = watched  # type: ignore[method-assign]
-    env.reset()
-    script = [*script, *[WAIT] * (env.horizon - len(script))]
-    rewards = [env.step(np.stack([action, WAIT])).reward for action in script]
+    observation = env.reset()
+    streams = ActionStreams(rng_seed, env.env_indices)
+    rewards = []
+    for number in range(env.horizon):
+        if script is None:
+            observation.masks.slot_by_op[0, LifecycleOp.PRUNE] = False
+            actions = uniform_actions(observation.masks, streams.draw()).numpy()
+        else:
+            actions = np.stack([script[number] if number < len(script) else WAIT, WAIT])
+        step = env.step(actions)
+        observation = step.observation
+        rewards.append(step.reward)
     log = env.reward_log
     terms = {name: np.array([step[name] for step in log.terms]) for name in log.terms[0]}
     guesses = [guess_loss(one.host.splits.train.y.numpy()) for one in env._vector.envs]
@@ -73,8 +87,13 @@ def guess_loss(answers: NDArray[np.int64]) -> float:
     return -sum(count / answers.size * math.log(count / answers.size) for count in counts)
 
 
-def played(family: FamilyName, script: Sequence[IntArray], task: TaskSpec | None = None) -> Episode:
-    return play(growth(task or task_with(), family), script)
+def played(
+    family: FamilyName,
+    script: Sequence[IntArray] | None = None,
+    task: TaskSpec | None = None,
+    rng_seed: int = 0,
+) -> Episode:
+    return play(growth(task or task_with(), family), script, rng_seed)
 
 
 @cache

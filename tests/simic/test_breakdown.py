@@ -1,7 +1,7 @@
 """Hosts that break down in the middle of an episode, and everything that goes on without them."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import count, cycle
 from typing import Any, get_args
@@ -22,6 +22,7 @@ from esper.simic.training.rollout import ActionStreams, Step, collect, evaluate
 from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.observer import Observation
+from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.vector import SerialVector
 from tests.simic.rolling import TINY, agent_of
@@ -42,9 +43,7 @@ def growth(family: FamilyName = "paired", task: TaskSpec = TASK, **settings: Any
     return GrowthEnv(task, config, rng_seed=3, env_indices=range(3))
 
 
-def break_down(
-    env: GrowthEnv | SerialVector, row: int, steps: Collection[int], value: float = math.nan
-) -> None:
+def break_down(env: GrowthEnv | SerialVector, row: int, steps: Collection[int]) -> None:
     """Let one environment's host break down in the given steps, counted over all its episodes."""
     vector = env._vector if isinstance(env, GrowthEnv) else env
     victim, number = vector.envs[row], count()
@@ -52,11 +51,15 @@ def break_down(
 
     def fragile(action: IntArray) -> None:
         if next(number) in steps:
-            with torch.no_grad():
-                next(victim.model.host.parameters()).view(-1)[0] = value
+            poison_host(victim, math.nan)
         begin_step(action)
 
     victim.begin_step = fragile  # type: ignore[method-assign]
+
+
+def poison_host(env: MorphEnv, value: float) -> None:
+    with torch.no_grad():
+        next(env.model.host.parameters()).view(-1)[0] = value
 
 
 BUSY = {0: plant(1), 1: plant(0), 2: action(LifecycleOp.PRUNE, 0)}
@@ -66,10 +69,16 @@ def actions_at(step: int, script: Mapping[int, IntArray], num_envs: int) -> NDAr
     return np.stack([script.get(step, WAIT)] * num_envs)
 
 
-def play(env: GrowthEnv, script: Mapping[int, IntArray] = BUSY) -> list[Step]:
+def play(
+    env: GrowthEnv, script: Mapping[int, IntArray] = BUSY, before: Callable[[int], None] = lambda step: None
+) -> list[Step]:
     """A whole rollout in which every environment follows ``script``."""
     env.reset()
-    return [env.step(actions_at(number, script, len(env.env_indices))) for number in range(env.horizon)]
+    steps = []
+    for number in range(env.horizon):
+        before(number)
+        steps.append(env.step(actions_at(number, script, len(env.env_indices))))
+    return steps
 
 
 def second_attempt(env: GrowthEnv) -> Observation:
@@ -92,17 +101,13 @@ def column(steps: Sequence[Step], name: str, row: int) -> list[Any]:
 # --- one episode ends, with its price -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("family", "value"), list(zip(NAMES, cycle([math.nan, math.inf]))))
+@pytest.mark.parametrize("family", NAMES)
 def test_a_breakdown_costs_all_that_was_gained_and_the_penalty_in_the_step_that_caused_it(
-    family: FamilyName, value: float
+    family: FamilyName,
 ) -> None:
     env = growth(family)
-    break_down(env, 1, {3}, value)
+    break_down(env, 1, {3})
     steps = play(env)
-    assert column(steps, "ended", 0) == column(steps, "ended", 2) == [False] * 5 + [True]
-    assert all(np.isfinite(step.reward).all() for step in steps)
-    assert all(step.observation.features.isfinite().all() for step in steps)
-    assert all(p.isfinite().all() for p in env._vector.envs[1].model.parameters()), "a fresh host"
     rewards = column(steps, "reward", 1)
     churn = 0.01 * SCALE if family == "contribution" else 0.0
     assert sum(rewards[:4]) == pytest.approx(-PENALTY - churn, abs=1e-9)
@@ -111,6 +116,23 @@ def test_a_breakdown_costs_all_that_was_gained_and_the_penalty_in_the_step_that_
     assert column(steps, "ended", 1) == [False, False, False, True, False, False]
     penalties = [terms["rollback"].tolist() for terms in env.reward_log.terms]
     assert penalties == [[0.0, -PENALTY if step == 3 else 0.0, 0.0] for step in range(HORIZON)]
+
+
+@pytest.mark.parametrize(("family", "value"), list(zip(NAMES, cycle([math.nan, math.inf]))))
+def test_a_host_with_a_poisoned_weight_ends_its_own_episode_alone(family: FamilyName, value: float) -> None:
+    env = growth(family)
+
+    def poison(step: int) -> None:
+        if step == 4:
+            poison_host(env._vector.envs[1], value)
+
+    steps = play(env, {0: plant(1)}, poison)
+    assert column(steps, "terminated", 1) == [False] * 4 + [True, False]
+    assert sum(column(steps, "reward", 1)[:5]) == pytest.approx(-PENALTY, abs=1e-9)
+    assert column(steps, "ended", 0) == column(steps, "ended", 2) == [False] * 5 + [True]
+    assert all(np.isfinite(step.reward).all() for step in steps)
+    assert all(step.observation.features.isfinite().all() for step in steps)
+    assert all(p.isfinite().all() for p in env._vector.envs[1].model.parameters()), "a fresh host"
 
 
 def test_a_breakdown_terminates_even_in_the_last_epoch_of_a_horizon_that_only_cuts_off() -> None:
@@ -303,6 +325,15 @@ def test_rollout_and_update_agree_over_horizons_and_breakdowns(critic: str, cond
     assert metrics.skipped is None
     assert metrics.first_ratio_error < 1e-5
     assert metrics.explosion is None
+
+
+def test_the_others_decide_and_are_rewarded_the_same_bit_for_bit(broken_rollout: Rolled) -> None:
+    policy, _, other = broken_rollout
+    one = rolled(policy, episodes_of())
+    for name in ("state", "actions", "log_probs", "values", "rewards", "ended", "terminated", "fresh"):
+        ours, theirs = getattr(one, name), getattr(other, name)
+        assert torch.equal(ours[[0, 2]], theirs[[0, 2]]), name
+    assert not torch.equal(one.rewards[1], other.rewards[1])
 
 
 # --- evaluation and training -----------------------------------------------------------------------

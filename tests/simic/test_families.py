@@ -8,10 +8,27 @@ import numpy as np
 import pytest
 
 from esper.leyline import EpochFacts, LifecycleOp, LifecycleRules, SlotTable, Stage
-from esper.simic.rewards.families import FAMILIES, FamilyName, RewardFunction, RewardInputs, RewardTerms
+from esper.simic.rewards.families import (
+    FAMILIES,
+    FamilyName,
+    RewardFunction,
+    RewardInputs,
+    RewardTerms,
+    total,
+)
 from esper.simic.rewards.reward_log import RewardLog
 from tests.leyline.building import env_facts, put
-from tests.simic.episodes import AT_ONCE, SCALE, busy, idle, played, state_worth, task_with
+from tests.simic.episodes import (
+    AT_ONCE,
+    RENT,
+    SCALE,
+    busy,
+    idle,
+    played,
+    state_worth,
+    task_with,
+    twin_scores_again,
+)
 from tests.tolaria.building import WAIT, action, plant
 
 NAMES: tuple[FamilyName, ...] = get_args(FamilyName)
@@ -136,6 +153,13 @@ def test_an_episode_that_breaks_down_loses_what_it_had_gained_and_gets_the_penal
     ]
 
 
+def test_a_sparse_episode_that_breaks_down_gets_no_score() -> None:
+    [found] = rewarded(
+        "sparse", inputs(), inputs(val_score=90.0, grown_params=99, ended=True, rolled_back=True)
+    )
+    assert found == {"score": 0.0, "rent": 0.0, "rollback": -0.2}
+
+
 def two(first: float, second: float, **facts: Any) -> RewardInputs:
     """Two environments that lead their twins by so many points."""
     rows = [replace(env_facts(), val_score=score, **facts) for score in (first, second)]
@@ -217,6 +241,44 @@ def test_every_potential_pays_its_own_change_at_every_step_of_a_busy_episode(fam
         assert episode.terms[name] == pytest.approx(expected, abs=1e-9), name
 
 
+@pytest.mark.parametrize(("rng_seed", "family"), list(zip((1, 2, 3, 6, 6), NAMES, strict=True)))
+def test_every_potential_telescopes_over_an_episode_of_any_legal_actions(
+    rng_seed: int, family: FamilyName
+) -> None:
+    episode = played(family, task=task_with(horizon=12), rng_seed=rng_seed)
+    counts = np.sum([report.op_counts for report in episode.reports], axis=0)
+    assert (counts[[LifecycleOp.GERMINATE, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE]] > 0).all()
+    begin, end = state_worth(family, episode, 0), state_worth(family, episode, len(episode.facts) - 1)
+    for name in begin:
+        expected = SCALE * (np.array(end[name]) - np.array(begin[name])) / 100
+        assert episode.terms[name].sum(axis=0) == pytest.approx(expected, abs=1e-9), name
+
+
+def test_the_return_of_paired_is_the_final_paired_score_of_the_committed_network() -> None:
+    episode = busy("paired")
+    for env, report in enumerate(episode.reports):
+        lead = (report.val_score - twin_scores_again(8, env)[-1]) / 100
+        rent = RENT * (report.params - report.host_params) / 1000
+        assert episode.rewards[:, env].sum() == pytest.approx(SCALE * (lead - rent), abs=1e-9)
+    assert episode.reports[0].params > episode.reports[0].host_params
+
+
+def test_sparse_pays_the_final_score_less_rent_and_at_the_last_step_only() -> None:
+    episode = busy("sparse")
+    assert (episode.rewards[:-1] == 0.0).all()
+    expected = [
+        SCALE * (r.val_score / 100 - RENT * (r.params - r.host_params) / 1000) for r in episode.reports
+    ]
+    assert episode.rewards[-1].tolist() == pytest.approx(expected)
+
+
+def test_the_return_of_loss_is_the_whole_improvement_of_the_loss() -> None:
+    episode = idle("loss")
+    won = (episode.facts[0].val_loss - episode.facts[-1].val_loss) / episode.guess_losses
+    assert episode.rewards.sum(axis=0) == pytest.approx(SCALE * won)
+    assert (won > 0.0).any(), "a host that is trained improves"
+
+
 def test_contribution_never_pays_what_the_host_learns_by_itself() -> None:
     episode = idle("contribution")
     assert episode.rewards.tolist() == [[0.0, 0.0]] * 8
@@ -238,6 +300,10 @@ def test_planting_and_pruning_over_and_over_wins_nothing(family: FamilyName, rul
         assert won == pytest.approx(-2 * 0.01 * SCALE), "two removals, no more and no less"
 
 
+def test_only_paired_knows_its_variance_without_the_twin() -> None:
+    assert [name for name in NAMES if busy(name).log.variance_unpaired() is not None] == ["paired"]
+
+
 def test_without_its_twin_paired_would_pay_the_host_s_own_drift() -> None:
     episode = idle("paired")
     assert (episode.rewards == 0.0).all()
@@ -245,3 +311,7 @@ def test_without_its_twin_paired_would_pay_the_host_s_own_drift() -> None:
     assert np.array(episode.log.unpaired) == pytest.approx(SCALE * drift / 100)
     assert episode.log.variance_unpaired() == pytest.approx(np.var(SCALE * drift / 100))
     assert (episode.log.variance(), episode.log.broken_episodes) == (0.0, 0)
+
+
+def test_the_reward_is_a_sum_of_terms() -> None:
+    assert total(terms((1.0, -0.5), (3.0, 0.25))).tolist() == [0.5, 3.25]

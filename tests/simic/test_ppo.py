@@ -1,3 +1,5 @@
+from functools import cache
+
 import pytest
 import torch
 
@@ -71,6 +73,40 @@ def test_every_head_that_was_read_gets_a_gradient(critic: str, conditioned: bool
     assert all(moved.values()), [name for name, has_moved in moved.items() if not has_moved]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"learning_rate": 2e-3},
+        {"update_epochs": 3},
+        {"clip": 0.01},
+        {"clip_per_head": True},
+        {"target_kl": 1e-6},
+        {"gamma": 0.9},
+        {"lam": 0.5},
+        {"entropy_start": 0.5},
+        {"entropy_end": 0.5},
+        {"entropy_floor": 1.0},
+        {"value_coefficient": 5.0},
+        {"value_clip": 0.001},
+        {"max_grad_norm": 0.01},
+        {"envs_per_backward": 3},
+    ],
+)
+def test_every_setting_changes_the_update(change: dict[str, float]) -> None:
+    agent = agent_of(roll()[0], **change)
+    agent.update(roll()[1], 0.5)
+    assert not torch.equal(weights(agent), usual_weights())
+
+
+@cache
+def usual_weights() -> torch.Tensor:
+    """After an update half way through a training."""
+    policy, buffer = roll()
+    agent = agent_of(policy)
+    agent.update(buffer, 0.5)
+    return weights(agent)
+
+
 def blueprint_entropy_while_learning(floor: float, iterations: int) -> list[float]:
     """Of the bandit, which pays for one blueprint alone and so gives every reason to close."""
     settings = {"entropy_start": 0.0, "entropy_end": 0.0, "learning_rate": 5e-3, "target_kl": 0.1}
@@ -118,6 +154,19 @@ def test_shards_are_neighbours_and_the_last_may_be_smaller() -> None:
     assert [range(3)[shard] for shard in shards(3, 8)] == [range(3)]
 
 
+@pytest.mark.parametrize("envs_per_backward", [1, 5, 99])
+def test_the_gradient_does_not_depend_on_the_shards(envs_per_backward: int) -> None:
+    policy, buffer = roll(Lifecycle, num_envs=10)
+    whole, split = (agent_of(policy, **UNCLIPPED, envs_per_backward=size) for size in (10, envs_per_backward))
+    metrics = [agent.update(buffer, 0.0) for agent in (whole, split)]
+    torch.testing.assert_close(gradients(split), gradients(whole), atol=1e-6, rtol=0.0)
+    assert gradients(whole).abs().max() > 1e-2
+    assert metrics[0].policy_loss == pytest.approx(metrics[1].policy_loss, abs=1e-6)
+    assert metrics[0].value_loss == pytest.approx(metrics[1].value_loss, abs=1e-6)
+    assert metrics[0].entropy == pytest.approx(metrics[1].entropy, abs=1e-5)
+    assert metrics[0].head_grad_norm == pytest.approx(metrics[1].head_grad_norm, abs=1e-6)
+
+
 def shard_gradient(agent: PPOAgent, buffer: TamiyoRolloutBuffer, shard: slice) -> torch.Tensor:
     """The gradient of one shard in the first update epoch, written out; its weight is the whole rollout's."""
     b, config = buffer, agent.config
@@ -159,6 +208,13 @@ def test_too_large_a_change_is_noticed_before_another_step(rate: float, target: 
     exact = agent_of(policy, update_epochs=stop, learning_rate=rate, target_kl=1e9)
     assert exact.update(buffer, 0.0).early_stop_update_epoch is None
     assert torch.equal(weights(stopped), weights(exact)), "exactly that many steps were taken"
+
+
+def test_the_first_update_epoch_always_steps() -> None:
+    policy, buffer = roll(Rent)
+    agent = agent_of(policy, target_kl=1e-12)
+    assert agent.update(buffer, 0.0).early_stop_update_epoch == 1
+    assert not torch.equal(weights(agent), weights(agent_of(policy)))
 
 
 # --- metrics ---------------------------------------------------------------------------------------

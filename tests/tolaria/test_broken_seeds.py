@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from esper.leyline import BlueprintAction, Stage
+from esper.leyline import BlueprintAction, LifecycleRules, Stage
 from esper.leyline.events import EpochRow, TransitionRow
 from esper.tolaria.env import MorphEnv
-from tests.tolaria.building import WAIT, ListSink, bits, plant, run, stages_of, started, tiny_task
+from tests.tolaria.building import WAIT, ListSink, bits, host_bits, plant, run, stages_of, started, tiny_task
 
 
 def poison(env: MorphEnv, slot: int, value: float = math.nan) -> None:
@@ -20,6 +20,27 @@ def poison(env: MorphEnv, slot: int, value: float = math.nan) -> None:
 
 def governed(sink: ListSink) -> list[TransitionRow]:
     return [row for row in sink.of(TransitionRow) if row.cause == "governor"]
+
+
+@pytest.mark.parametrize("incubation", ["shadow", "straight_through"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_broken_incubating_seed_is_removed_and_the_host_never_notices(
+    value: float, incubation: str
+) -> None:
+    rules = LifecycleRules(min_training_epochs=9, embargo_epochs=2, incubation=incubation)  # type: ignore[arg-type]
+    task = tiny_task(batches_per_epoch=3, rules=rules)
+    (env, sink), (twin, _) = started(task), started(task)
+    run(env, {0: plant(1, BlueprintAction.CONV_HEAVY)}, until=2)
+    poison(env, 1, value)
+    for epoch in (3, 4, 5):
+        assert env.step(WAIT).epoch == epoch
+    run(twin, {}, until=5)
+    assert host_bits(env) == host_bits(twin)
+    [row] = governed(sink)
+    assert (row.epoch, row.slot, row.from_stage, row.to_stage) == (2, 1, Stage.TRAINING, Stage.PRUNED)
+    assert row.reason == "non-finite while incubating"
+    assert stages_of(env)[1] == Stage.DORMANT, "two epochs of embargo and one of cleaning up"
+    assert [row.skipped_batches for row in sink.of(EpochRow)] == [0] * 5
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -70,6 +70,13 @@ def grown() -> MorphEnv:
     return run(TASK, 2, 5)
 
 
+@pytest.mark.parametrize("trunk", [1, 3])
+def test_static_sizes_spend_the_budget_within_one_minibatch(trunk):
+    env = run(TASK.with_trunk(trunk))
+    left = TASK.budget - env.host.meter.ledger.charged
+    assert 0 <= left < env.host.meter.minibatch(TASK.batch_size)
+
+
 def test_a_grown_network_spends_the_same_and_pays_for_its_counterfactuals(grown):
     ledger = grown.host.meter.ledger
     left = TASK.budget - ledger.charged
@@ -176,3 +183,18 @@ def test_a_share_or_a_mark_without_whole_steps_is_refused():
             TASK.until(share)
     with pytest.raises(EsperError, match=r"0\.8 of the mark"):
         run_anytime(TASK, None, rng_seed=0, marks=(0.1,))
+
+
+def test_a_snapshot_of_a_budgeted_episode_goes_on_bit_for_bit():
+    one, other = MorphEnv(TASK, rng_seed=3), MorphEnv(TASK, rng_seed=3)
+    one.reset()
+    other.reset()
+    for action in (WAIT, plant(0), WAIT):
+        one.step(action)
+    other.load_state(one.state())
+    for env in (one, other):
+        while not env.ended:
+            env.step(WAIT)
+    pairs = zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert one.host.meter.ledger == other.host.meter.ledger

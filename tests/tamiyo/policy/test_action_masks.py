@@ -18,7 +18,12 @@ from esper.leyline import (
     legal_slots_by_op,
 )
 from esper.simic.training.proving import uniform_actions
-from esper.tamiyo.policy.action_masks import ActionMasks, compute_action_masks, compute_batch_masks
+from esper.tamiyo.policy.action_masks import (
+    ActionMasks,
+    EmptyMaskError,
+    compute_action_masks,
+    compute_batch_masks,
+)
 from tests.leyline.building import (
     CNN,
     TRANSFORMER,
@@ -121,6 +126,7 @@ def test_one_environment_is_a_batch_of_one() -> None:
     masks = compute_action_masks(table, 1, space_of(4))
     assert masks.slot_by_op.shape == (1, 6, 4)
     assert allowed(masks, Head.SLOT, chosen(LifecycleOp.FOSSILIZE)) == [1]
+    assert masks.stages.tolist() == [[1, 5, 1, 1]]
 
 
 def test_masks_outlive_the_table_that_they_were_made_from() -> None:
@@ -129,6 +135,18 @@ def test_masks_outlive_the_table_that_they_were_made_from() -> None:
     put(table, 0, Stage.TRAINING, alpha=0.5)
     assert allowed(masks, Head.SLOT, chosen(LifecycleOp.GERMINATE)) == [0, 1]
     assert masks.alpha_is_zero.tolist() == [[True, True]]
+    assert masks.stages.tolist() == [[1, 1]]
+
+
+def test_a_head_without_a_legal_value_is_refused_with_its_environment_and_stages() -> None:
+    table = SlotTable.empty(2, 2)
+    put(table, 0, Stage.EMBARGOED, env=1)
+    put(table, 1, Stage.TRAINING, env=1)
+    masks = compute_batch_masks(table, space_of(2))
+    choices = torch.zeros(2, NUM_HEADS, dtype=torch.int64)
+    choices[:, Head.OP] = LifecycleOp.GERMINATE
+    with pytest.raises(EmptyMaskError, match=r"slot of environment 1 .*EMBARGOED, TRAINING"):
+        masks.check(Head.SLOT, masks.of_head(Head.SLOT, choices))
 
 
 @given(

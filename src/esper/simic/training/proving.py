@@ -92,6 +92,7 @@ def uniform_actions(masks: ActionMasks, uniforms: torch.Tensor) -> torch.Tensor:
     actions = torch.zeros(uniforms.shape, dtype=torch.int64)
     for head in Head:
         mask = masks.of_head(head, actions)
+        masks.check(head, mask)
         flat = MaskedCategorical(torch.zeros(mask.shape), mask)
         actions[:, head] = flat.sample(uniforms[:, head])
     return actions

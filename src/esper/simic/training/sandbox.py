@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.leyline import NUM_BLUEPRINTS, NUM_OPS, BlueprintAction, Head, LifecycleOp, derive_seed
+from esper.leyline import NUM_BLUEPRINTS, NUM_OPS, BlueprintAction, Head, LifecycleOp, Stage, derive_seed
 from esper.leyline.protocols import PolicyOutput
 from esper.simic.training.rollout import Step
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -93,6 +93,7 @@ class Sandbox(Oracle):
             slot_by_op=torch.from_numpy(legal),
             blueprint=torch.from_numpy(blueprint),
             alpha_is_zero=torch.ones(self.num_envs, NUM_SLOTS, dtype=torch.bool),
+            stages=torch.full((self.num_envs, NUM_SLOTS), int(Stage.DORMANT)),
         )
         empty = torch.full((self.num_envs, NUM_SLOTS), -1)
         return Observation(torch.from_numpy(features), empty, masks)

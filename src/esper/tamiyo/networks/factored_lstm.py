@@ -287,6 +287,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         used = []
         for head in Head:
             mask = masks.of_head(head, actions)
+            masks.check(head, mask)
             logits = self.head_logits(head, encoded, actions[:, Head.OP], actions[:, Head.SLOT])
             distribution = MaskedCategorical(logits, mask)
             if deterministic:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from esper.leyline import (
     CANONICAL_ACTION,
+    HEAD_NAMES,
     HEADS_OF_OP,
     NUM_BLUEPRINTS,
+    STAGE_NAMES,
     ActionSpace,
     AlphaSpeed,
     Head,
@@ -20,7 +22,12 @@ from esper.leyline import (
     head_sizes,
     legal_slots_by_op,
 )
+from esper.leyline.errors import EsperError
 from esper.leyline.factored_actions import BoolArray
+
+
+class EmptyMaskError(EsperError):
+    """A head without a single legal value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,8 @@ class ActionMasks:
     """``[env, blueprint]``, what can germinate on this host."""
     alpha_is_zero: Tensor
     """``[env, slot]``: a removal there needs no ramp."""
+    stages: Tensor
+    """``[env, slot]``, to say what was there when a mask turns out empty."""
     held: frozenset[int] = frozenset()
     """Heads that stay at their canonical value even where the op reads them."""
 
@@ -77,8 +86,19 @@ class ActionMasks:
         return replace(self, slot_by_op=legal, blueprint=blueprint, held=held)
 
     def to(self, device: torch.device) -> ActionMasks:
-        names = ("slot_by_op", "blueprint", "alpha_is_zero")
+        """The same on ``device``."""
+        names = ("slot_by_op", "blueprint", "alpha_is_zero", "stages")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
+
+    def check(self, head: int, mask: Tensor) -> None:
+        """Refuse a mask ``[env, values]`` that leaves an environment without a choice."""
+        legal = mask.any(dim=-1)
+        if not legal.all():
+            env = int((~legal).nonzero()[0, 0])
+            stages = ", ".join(STAGE_NAMES[stage] for stage in self.stages[env].tolist())
+            raise EmptyMaskError(
+                f"head {HEAD_NAMES[head]} of environment {env} has no legal value; its slots are {stages}"
+            )
 
 
 @cache
@@ -101,12 +121,15 @@ def _blueprint_row(space: ActionSpace) -> BoolArray:
 
 def compute_batch_masks(table: SlotTable, space: ActionSpace) -> ActionMasks:
     """The masks of all environments of ``table``."""
-    return ActionMasks(
+    masks = ActionMasks(
         slot_by_op=torch.from_numpy(legal_slots_by_op(table, space.rules)),
         blueprint=torch.from_numpy(_blueprint_row(space)).expand(table.num_envs, -1),
         alpha_is_zero=torch.from_numpy(table.alpha == 0.0),
+        stages=torch.from_numpy(table.stage.copy()),
         held=frozenset({int(Head.TEMPO)}) if space.rules.enters_at_once else frozenset(),
     )
+    masks.check(Head.OP, masks.op)
+    return masks
 
 
 def compute_action_masks(table: SlotTable, env: int, space: ActionSpace) -> ActionMasks:
