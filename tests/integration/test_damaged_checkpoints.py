@@ -122,6 +122,17 @@ def test_a_pickle_in_place_of_a_file_is_not_executed(
     assert mark.exists(), "the pickle would have left a mark"
 
 
+def test_a_trained_policy_that_is_a_pickle_is_not_executed(
+    undisturbed: Path, tmp_path: Path, refused: Refused
+) -> None:
+    best = tmp_path / "best"
+    shutil.copytree(undisturbed / "best", best)
+    (best / "policy.safetensors").write_bytes(pickle.dumps(Explosive(tmp_path / "executed")))
+    said = refused("run", "--task", "tiny", "--controller", "ppo", "--checkpoint", str(best))
+    assert "policy.safetensors" in said
+    assert not (tmp_path / "executed").exists()
+
+
 # --- contents -------------------------------------------------------------------------------------
 
 

@@ -12,11 +12,13 @@ from esper.leyline import (
     BLEND_IDS,
     BLUEPRINT_IDS,
     CANONICAL_ACTION,
+    CNN_BLUEPRINTS,
     HEAD_NAMES,
     OP_NAMES,
     STYLE_CURVES,
     STYLE_OPERATORS,
     TEMPO_EPOCHS,
+    TRANSFORMER_BLUEPRINTS,
     ActionSpace,
     EsperError,
     FactoredAction,
@@ -24,9 +26,11 @@ from esper.leyline import (
     LifecycleRules,
     SlotConfig,
     canonicalise,
+    check_actions,
     head_sizes,
     heads_read,
 )
+from esper.leyline.errors import InvalidActionError
 
 WAIT, GERMINATE, SET_ALPHA, PRUNE, FOSSILIZE, ADVANCE = range(6)
 SIZES = (6, 3, 13, 4, 3, 3, 4, 5)
@@ -44,6 +48,15 @@ def test_tables_literally() -> None:
     assert [curve.name for curve in STYLE_CURVES] == ["LINEAR", "LINEAR", "SIGMOID", "LINEAR"]
 
 
+def test_blueprints_of_each_kind_of_host() -> None:
+    assert {BLUEPRINT_IDS[b] for b in CNN_BLUEPRINTS} == {
+        *("norm", "attention", "conv_small", "depthwise", "bottleneck", "conv_light", "conv_heavy")
+    }
+    assert {BLUEPRINT_IDS[b] for b in TRANSFORMER_BLUEPRINTS} == {
+        *("norm", "lora", "lora_large", "attention", "flex_attention", "mlp_small", "mlp")
+    }
+
+
 def test_actions_with_names_agree_with_the_tables_over_every_index_tuple() -> None:
     """Of a model with one slot; more of them change a single number."""
     assert head_sizes(3) == SIZES
@@ -55,6 +68,14 @@ def test_actions_with_names_agree_with_the_tables_over_every_index_tuple() -> No
         op, _, blueprint, style, *_ = indices
         looked_up = (OP_NAMES[op], BLUEPRINT_IDS[blueprint], BLEND_IDS[style], STYLE_OPERATORS[style])
         assert shown(FactoredAction.from_indices(indices)) == (indices, *looked_up, *is_op[op])
+
+
+@pytest.mark.parametrize("head", [0, 2, 3, 4, 5, 6, 7])
+def test_an_index_beyond_its_head_has_no_name(head: int) -> None:
+    indices = [0] * 8
+    indices[head] = SIZES[head]
+    with pytest.raises(ValueError, match=f"{SIZES[head]} is not a valid"):
+        FactoredAction.from_indices(indices)
 
 
 CANONICAL = [0, 0, 0, 0, 1, 2, 0, 0]
@@ -92,6 +113,22 @@ def test_canonical_is_canonical_already(indices: tuple[int, ...], alpha: float) 
     np.testing.assert_array_equal(twice, once)
     read = heads_read(np.array([indices]), np.array([alpha]))
     np.testing.assert_array_equal(once[read], np.array([indices])[read])
+
+
+def test_a_malformed_action_array_is_refused_with_its_place() -> None:
+    good = np.tile(CANONICAL_ACTION, (2, 1))
+    check_actions(good, num_envs=2, num_slots=3)
+    with pytest.raises(InvalidActionError, match=r"must have shape \(3, 8\); found \(2, 8\)"):
+        check_actions(good, num_envs=3, num_slots=3)
+    bad = good.copy()
+    bad[1, 1] = 3
+    with pytest.raises(
+        InvalidActionError, match="head slot of environment 1 has value 3; allowed are 0 to 2"
+    ):
+        check_actions(bad, num_envs=2, num_slots=3)
+    bad[1, 1] = -1
+    with pytest.raises(InvalidActionError, match="head slot of environment 1 has value -1"):
+        check_actions(bad, num_envs=2, num_slots=3)
 
 
 def test_a_decision_in_words_has_the_indices_of_its_names_and_defaults_elsewhere():

@@ -1,14 +1,15 @@
 """One step of an episode: what happens in which order, and on which clock."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from esper.leyline import AlphaSpeed, AlphaTarget, LifecycleOp, LifecycleRules, Stage
-from esper.leyline.events import CounterfactualRow
+from esper.leyline.events import CounterfactualRow, DecisionRow
 from esper.tolaria.env import MorphEnv
-from tests.tolaria.building import WAIT, action, plant, run, started, tiny_task
+from tests.tolaria.building import SMALL_RULES, WAIT, action, plant, run, stages_of, started, tiny_task
 
 
 def test_a_seed_s_episode_epoch_by_epoch_then_down_and_up_again_by_action() -> None:
@@ -40,6 +41,19 @@ def test_a_seed_s_episode_epoch_by_epoch_then_down_and_up_again_by_action() -> N
         ("HOLDING", 11, 0, 1.0),
         ("HOLDING", 12, 1, 1.0),
     ]
+
+
+def test_without_auto_forward_a_seed_moves_by_action_only() -> None:
+    env, sink = started(tiny_task(horizon=14, rules=replace(SMALL_RULES, auto_forward=False)))
+    advance = action(LifecycleOp.ADVANCE, 1)
+    stages = []
+    for chosen in (plant(1), WAIT, advance, advance, advance):
+        env.step(chosen)
+        stages.append(stages_of(env)[1].name)
+    assert stages == ["GERMINATED", "GERMINATED", "TRAINING", "TRAINING", "BLENDING"]
+    # The second was refused: one epoch of two.
+    found = [(row.refused_by, row.failed_checks) for row in sink.of(DecisionRow)[2:]]
+    assert found == [(None, []), ("G2", ["epochs"]), (None, [])]
 
 
 def test_reset_validates_the_untrained_host_and_knows_nothing_of_training() -> None:

@@ -1,5 +1,6 @@
 import numpy as np
 
+from esper.leyline import Stage
 from esper.leyline.protocols import Decisions
 from esper.tolaria.episode import run_episode
 from esper.tolaria.twin import run_without_growth
@@ -46,3 +47,17 @@ def test_the_twin_shares_host_and_data_with_an_episode_that_grows() -> None:
     assert twin.val_scores[0] == grown._val_scores[0], "the same untrained host on the same validation part"
     assert list(twin.val_scores[:4]) == idle._val_scores[:4]
     assert [name for name, spent in twin.flops.items() if spent] == ["forward", "backward", "validation"]
+
+
+def test_an_episode_commits_every_environment_and_reads_the_test_part_once() -> None:
+    class Planting(Waiting):
+        def decide(self, facts, table):  # type: ignore[no-untyped-def]
+            return Decisions(np.stack([plant(1) if epoch == 0 else WAIT for epoch in facts.epoch]))
+
+    vector = SerialVector(TASK, rng_seed=0, env_indices=range(2))
+    reports = run_episode(vector, Planting())
+    assert vector.table.stage.tolist() == [[Stage.DORMANT, Stage.FOSSILIZED, Stage.DORMANT]] * 2
+    assert all(report.params > report.host_params for report in reports)
+    # A second episode begins with fresh hosts and a locked test part.
+    again = run_episode(vector, Waiting(), episode=1)
+    assert [report.params for report in again] == [report.host_params for report in reports]

@@ -99,6 +99,13 @@ def test_a_file_that_was_cut_is_refused(path: Path, kind: str) -> None:
             read(path, damaged)
 
 
+def test_a_png_with_a_wrong_checksum_is_refused(path: Path) -> None:
+    content = bytearray(png_bytes(COLOURS))
+    content[-20] ^= 1  # within the last chunk of pixels
+    with refused(f"'{path}' cannot be decoded"):
+        read(path, bytes(content))
+
+
 @pytest.mark.parametrize("limit", [Image.MAX_IMAGE_PIXELS, None], ids=["limit", "no limit"])
 @pytest.mark.parametrize(("height", "width"), [(8192, 8193), (9000, 10_000), (2**31 - 1, 2**31 - 1)])
 def test_absurd_sizes_are_refused_before_memory_is_taken(
