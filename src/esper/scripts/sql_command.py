@@ -56,6 +56,7 @@ def sql_command(args: Sequence[str]) -> None:
         found = answer(open_run(run_dir).path, query, most)
     finally:
         timer.cancel()
+        timer.join()  # a thread that outlives the program leaves it with noise about what duckdb holds
     _print_answer(found, config)
 
 
