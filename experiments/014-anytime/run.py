@@ -222,7 +222,7 @@ def main(name: str = "pycode_scaling", *arms: str) -> None:
             with results.open("a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
     losses = {arm: {r["rng_seed"]: r["losses"] for r in rows if r["arm"] == arm} for arm in known}
-    losses["sweep"] = sweep(rows)
+    losses["sweep"] = sweep(list({(row["arm"], row["rng_seed"]): row for row in rows}.values()))
     losses = {arm: runs for arm, runs in losses.items() if runs}
     (folder / "table.md").write_text(table(comparison, losses))
     (folder / "picture.svg").write_text(picture(comparison, losses))
