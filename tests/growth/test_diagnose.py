@@ -242,6 +242,8 @@ def changing(batches: int) -> Iterator[Any]:
         ({"blueprints": ["conv_light"]}, "unknown blueprint for features hosts 'conv_light'"),
         ({"blueprints": ["stack"]}, "copies a block and does not start at zero"),
         ({"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())}, "holds no parameter of the network"),
+        ({"optimizer": torch.optim.SGD}, "^optimizer is the class SGD; pass one torch.optim.Optimizer"),
+        ({"blueprints": "mpl"}, "unknown blueprint for features hosts 'mpl'; did you mean mlp"),
     ],
 )
 def test_bad_input_gets_a_sentence(change: dict[str, Any], sentence: str) -> None:
@@ -326,6 +328,10 @@ def test_a_network_that_was_not_diagnosed_is_grown_with_a_sample_or_not_at_all()
     keys = list(net.state_dict())
     with pytest.raises(EsperError, match="unknown blueprint"):
         esper.add(net, "second", "conv_light", sample=torch.zeros(2, 5))
+    with pytest.raises(EsperError, match=r"place '\*' names \d submodules \(.*\); add\(\) plants behind one"):
+        esper.add(net, "*", "lora", sample=torch.zeros(2, 5))
+    with pytest.raises(EsperError, match="slots is 1; name submodules of Net by text"):
+        esper.add(net, 1, "lora", sample=torch.zeros(2, 5))
     assert list(net.state_dict()) == keys
     esper.add(net, "second", "lora", sample=torch.zeros(2, 5))
     assert len(net.state_dict()) > len(keys)

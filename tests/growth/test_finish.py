@@ -49,6 +49,14 @@ def test_a_linear_seed_behind_a_linear_layer_merges_into_its_weight() -> None:
     assert len(optimizer.state) == 6
 
 
+def test_a_linear_seed_stays_apart_where_the_weight_cannot_hold_it() -> None:
+    net, x = mlp().bfloat16(), torch.randn(64, 5).bfloat16()
+    growth = planted(net, x, ("2", "lora"))
+    wanted = net(x)
+    assert torch.equal(growth.finish()(x), wanted)
+    assert any("grown" in name for name in net.state_dict())
+
+
 def test_a_shared_weight_is_not_merged_into() -> None:
     net, x = GPT(), torch.randint(11, (4, 6))
     growth = planted(net, x, ("lm_head", "lora"))
@@ -92,6 +100,9 @@ def test_a_finished_network_trains_on_with_the_same_optimiser_and_grows_again() 
     net(x).square().sum().backward()
     optimizer.step()
     assert not [name for name, p in net.named_parameters() if torch.equal(p, before[name])]
+    again = Growth(net, optimizer, sample=x)
+    assert again.slots == ("0", "2")  # the layers, not those within the seed
+    again.finish()
     again = planted(net, x, ("1", "lora"))
     wanted = net(x)
     assert torch.equal(again.finish()(x), wanted)

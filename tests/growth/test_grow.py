@@ -77,11 +77,72 @@ def test_a_budget_ends_within_one_minibatch():
         ({"epochs": 1, "budget": 1e6}, "say how long to train, once"),
         ({"epochs": 1, "resume": True}, "name it with out="),
         ({"epochs": 1, "out": "."}, "is not overwritten"),
+        ({"epochs": 0}, "^epochs is 0; it must be a number above 0$"),
+        ({"epochs": -1}, "^epochs is -1; it must be"),
+        ({"epochs": "3"}, "^epochs is '3'; it must be"),
+        ({"budget": float("nan")}, "^budget is nan; it must be"),
+        ({"budget": float("inf")}, "^budget is inf; it must be"),
+        ({"epochs": 2, "controller": "mlp@0:2"}, "plants after epoch 2 of 2, when no training is left"),
+        ({"epochs": 2, "controller": "mpl@0:1"}, "unknown blueprint 'mpl'; did you mean mlp"),
+        ({"epochs": 2, "controller": "atuo"}, "^controller is 'atuo'; pass 'auto', a plan such as"),
+        ({"epochs": 2, "optimizer": torch.optim.SGD}, "^optimizer is the class SGD; pass one torch.optim"),
+        ({"epochs": 2, "slots": [0]}, r"^slots is \[0\]; name submodules of Sequential by text, as '0'"),
+        ({"epochs": 2, "slots": None}, "^slots is None; name submodules"),
     ],
 )
-def test_bad_input_is_refused(settings, words):
+def test_bad_input_is_refused_and_the_network_can_be_grown_afterwards(settings, words):
+    net = network()
     with pytest.raises(EsperError, match=words):
-        grow(network(), **settings)
+        grow(net, **settings)
+    assert list(net.state_dict()) == list(network().state_dict())
+    grow(net, epochs=1, controller=None, show=lambda _: None)
+
+
+def test_an_interrupted_network_is_plain_as_far_as_it_was_trained():
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+
+    def stop(line: str) -> None:
+        if line.startswith("epoch 4"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grow(net, epochs=4, controller=PLAN, optimizer=optimizer, show=stop)
+
+    assert not [name for name in net.state_dict() if "esper" in name]
+    assert sum(p.numel() for p in net.parameters()) == 618
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_the_rate_of_now_is_held_and_the_optimiser_has_it_again_afterwards():
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.25)
+    optimizer.step()
+    scheduler.step()
+    rates = []
+    optimizer.register_step_post_hook(lambda own, *_: rates.append(own.param_groups[0]["lr"]))
+    grow(net, epochs=5, controller=PLAN, optimizer=optimizer, show=lambda _: None)
+
+    # Eight minibatches an epoch; the rate falls in the last of five.
+    assert rates[:32] == [0.125] * 32
+    assert rates[-1] < 0.125
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["initial_lr"]) == (0.125, 0.5)
+    grow(net := network(), epochs=1, optimizer=(own := torch.optim.SGD(net.parameters(), lr=0.5)), show=str)
+    assert "initial_lr" not in own.param_groups[0]
+
+
+def test_parameters_that_merging_took_away_are_told():
+    # A lora of rank 8 in a slot 8 wide has 2 · 8 · 8 parameters.
+    summary = grow(network(), epochs=3, controller="lora@0:1", show=lambda _: None).summary()
+
+    assert "58 → 186, 58 since linear seeds became part of weights" in summary
+
+
+def test_a_file_that_holds_something_else_is_refused(tmp_path):
+    torch.save(network(), tmp_path / "net.pt")
+    with pytest.raises(EsperError, match="is no network that esper saved"):
+        esper.load(tmp_path / "net.pt", base=network())
 
 
 def test_contributions_under_batch_norm_are_calibrated_on_the_training_batches():

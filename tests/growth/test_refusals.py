@@ -102,6 +102,10 @@ REFUSALS = {
         lambda: grow(nn.Sequential(Residual(nn.Linear(5, 5)), nn.Linear(5, 3)), slots="0"),
         "submodule '0' (Residual) is a container that hands on something else than its last child's output",
     ),
+    "four axes with the width last": (
+        lambda: grow(mlp(), torch.zeros(4, 2, 3, 5), slots="2"),
+        "submodule '2' (Linear) returns torch.float32 of shape (4, 2, 3, 8) with its width last; seeds take",
+    ),
     "wrong sample": (
         lambda: grow(mlp(), torch.zeros(4, 7)),
         "Sequential fails on the sample: RuntimeError: mat1 and mat2 shapes cannot be multiplied",
@@ -152,6 +156,10 @@ REFUSALS = {
         lambda: grow(mlp(), controller="mlp@2:0"),
         "plan 'mlp@2:0' plants at step 0, and the first decision comes at the end of epoch 1; write 1, or",
     ),
+    "plan behind the last epoch": (
+        lambda: grow(mlp(), controller="mlp@2:30", epochs=30),
+        "plan 'mlp@2:30' plants after epoch 30 of 30, when no training is left for the seed; plan an",
+    ),
     "plan": (lambda: grow(mlp(), controller="mlp@9:1"), "slot '9' is not in this model; its slots are 0, 2"),
 }
 
@@ -168,6 +176,8 @@ def test_a_refused_network_is_left_as_it_was() -> None:
     with pytest.raises(EsperError):
         grow(net, slots="inner")
     assert [name for name, _ in net.named_modules()] == ["", "inner", "inner.a", "inner.b", "head"]
+    with pytest.raises(EsperError, match="unknown blueprint 'mpl'"):
+        grow(net, slots="inner.b", controller="mpl@inner.b:1")
     grow(net, slots="inner.b")
 
 

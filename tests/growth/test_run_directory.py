@@ -149,6 +149,7 @@ def test_a_budget_has_no_last_epoch_to_count_to(tmp_path):
 def test_a_training_is_not_resumed_with_other_settings_or_without_a_checkpoint(runs, tmp_path):
     with pytest.raises(EsperError, match="was begun with epochs=5, and is to go on with 6"):
         grow(network(), epochs=6, controller=PLAN, show=quiet, out=runs / "whole", resume=True)
+    assert open_run(runs / "whole").state == "finished"  # nothing was removed
     (tmp_path / "telemetry").mkdir()
     with pytest.raises(EsperError, match=r"holds no checkpoint\.pt to resume from; remove what is there"):
         grow(network(), epochs=5, out=tmp_path, resume=True)

@@ -31,7 +31,11 @@ def add(net: nn.Module, place: str, blueprint: str, *, sample: Any = None) -> nn
         raise HostError(
             f"this {type(own).__name__} has not been diagnosed here; pass sample=, a batch of its inputs"
         )
-    [slot] = attach(own, find_sites(own, place, sample), sample)
+    found = find_sites(own, place, sample)
+    if len(found) != 1:
+        names = ", ".join(site.name for site in found)
+        raise HostError(f"place {place!r} names {len(found)} submodules ({names}); add() plants behind one")
+    [slot] = attach(own, found, sample)
     like = next((p for p in own.parameters() if p.is_floating_point()), torch.empty(0))
     try:
         slot.germinate(own.get_submodule(slot.site.path), blueprint, like=like).requires_grad_(True)

@@ -172,18 +172,25 @@ def controller_of(
         from esper.tamiyo.policy.controller import PolicyController  # noqa: PLC0415
 
         return PolicyController(space, 1, load_policy(Path(wanted)))
-    if isinstance(wanted, str):
+    if isinstance(wanted, str) and ("@" in wanted or ":" in wanted):
         plan = parse_plan(wanted, space)
-        if isinstance(plan, Schedule) and any(entry.step == 0 for entry in plan.entries):
+        steps = [entry.step for entry in plan.entries] if isinstance(plan, Schedule) else []
+        if 0 in steps:
             raise EsperError(
                 f"plan '{wanted}' plants at step 0, and the first decision comes at the end of epoch 1; write"
                 " 1, or germinate by hand before the loop"
             )
+        if epochs is not None and max(steps, default=0) >= epochs:
+            raise EsperError(
+                f"plan '{wanted}' plants after epoch {max(steps)} of {epochs}, when no training is left for"
+                " the seed; plan an earlier epoch, or train for more"
+            )
         return PeriodicController(space, plan)
     if callable(wanted):
         return controller_of(wanted(space), space, cost, epochs)
+    found = f"'{wanted}'" if isinstance(wanted, str) else type(wanted).__name__
     raise EsperError(
-        f"controller is {type(wanted).__name__}; pass 'auto', a plan such as 'conv_light@layer2:4', the"
+        f"controller is {found}; pass 'auto', a plan such as 'conv_light@layer2:4', the"
         " folder of a trained policy, an object with reset and decide (or a function from an action space to"
         " one), or None"
     )

@@ -58,7 +58,8 @@ def diagnose(  # noqa: PLR0913  what a user may say, by name
     net = unwrapped(net)
     with race_of(net, train_loader, val_loader, loss, optimizer, limit, DIAGNOSIS) as race:
         SAMPLES[net] = inputs_of(race.training[0]) if sample is None else sample
-        tried = BLUEPRINTS if blueprints is None else dict.fromkeys(BLUEPRINTS, blueprints)
+        named = [blueprints] if isinstance(blueprints, str) else blueprints
+        tried = BLUEPRINTS if named is None else dict.fromkeys(BLUEPRINTS, named)
         race.find_candidates(find_sites(race.host, slots, SAMPLES[net]), tried)
         if not race.candidates:
             raise BlueprintError("none of the blueprints fits a place; name others with blueprints=[…]")

@@ -8,13 +8,13 @@ Nothing of esper is needed to unpickle it. A linear seed behind a linear layer b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
 
-from esper.growth.sites import Output, call, tensors_in, untouched
+from esper.growth.sites import GROWN, Output, call, tensors_in, untouched
 from esper.growth.slot import RESERVED, Graft, GrowthSlot, forget_compiled, replaced, slots_of
 from esper.kasmina import blend
 from esper.kasmina.blueprints import Mirrored
@@ -22,12 +22,11 @@ from esper.kasmina.blueprints.tokens import Heads, causal_attention
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.factored_actions import BlendOperator
 
-GROWN: Final = "grown"
-"""Name of the child that a finished submodule has."""
 MERGED_TOLERANCE: Final = (1e-4, 1e-5)
 """Relative and absolute. A merged weight sums in another order; all else is compared bit for bit."""
 
 Undo = Callable[[], None]
+Outputs = dict[str, list[Tensor]]
 Leave = Callable[[Iterable[nn.Parameter]], None]
 
 
@@ -46,10 +45,9 @@ def finish(net: nn.Module, sample: Any, *, merge: bool, leave: Leave) -> bool:
             graft, submodule = slot.graft, net.get_submodule(path)
             if graft is None:
                 undone.append(_without(submodule, slot))
-            elif merge and _is_linear(net, submodule, slot):
-                assert isinstance(submodule, nn.Linear)
+            elif merge and _is_linear(net, submodule, slot) and (undo := _merge(net, slot, sample, wanted)):
                 merged += graft.parameters()
-                undone.append(_merge(submodule, slot))
+                undone.append(undo)
             else:
                 graphs = True
                 undone.append(_settle(submodule, slot))
@@ -61,6 +59,17 @@ def finish(net: nn.Module, sample: Any, *, merge: bool, leave: Leave) -> bool:
     leave(merged)
     forget_compiled()
     return graphs
+
+
+@contextmanager
+def plain_on_error(finish: Callable[[], nn.Module]) -> Iterator[None]:
+    """After an error nobody is left to finish the network: it is plain then, as far as it was trained."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            finish()
+        raise
 
 
 # --- one slot -----------------------------------------------------------------------------------------------
@@ -108,8 +117,13 @@ def _is_linear(net: nn.Module, submodule: nn.Module, slot: GrowthSlot) -> bool:
 
 
 @torch.no_grad()
-def _merge(layer: nn.Linear, slot: GrowthSlot) -> Undo:
-    """W ← (1 + alpha·M)·W and b likewise, M being the seed's map."""
+def _merge(net: nn.Module, slot: GrowthSlot, sample: Any, wanted: Outputs) -> Undo | None:
+    """W ← (1 + alpha·M)·W and b likewise, M being the seed's map; None where rounding does not allow it.
+
+    A weight in bfloat16 keeps too few digits for the sum, and a long network may amplify what is lost.
+    """
+    layer = net.get_submodule(slot.site.path)
+    assert isinstance(layer, nn.Linear)
     assert slot.graft is not None
     kept = [(p, p.clone()) for p in layer.parameters(recurse=False)]
     for parameter, before in kept:
@@ -126,6 +140,11 @@ def _merge(layer: nn.Linear, slot: GrowthSlot) -> Undo:
         layer.add_module(RESERVED, slot)
         slot.hold(layer, graft)
 
+    try:
+        _compare(wanted, _outputs(net, sample), slot.site.name, exact=False)
+    except HostError:
+        undo()
+        return None
     return undo
 
 
@@ -196,7 +215,7 @@ def _plain_attention(graft: Graft) -> Iterator[None]:
 # --- comparing --------------------------------------------------------------------------------------------
 
 
-def _outputs(net: nn.Module, sample: Any) -> dict[str, list[Tensor]]:
+def _outputs(net: nn.Module, sample: Any) -> Outputs:
     """All tensors that ``net`` returns for the sample: in both modes, with and without grad."""
     found = {}
     for training in (False, True):
@@ -207,9 +226,7 @@ def _outputs(net: nn.Module, sample: Any) -> dict[str, list[Tensor]]:
     return found
 
 
-def _compare(
-    wanted: dict[str, list[Tensor]], found: dict[str, list[Tensor]], slot: str, *, exact: bool
-) -> None:
+def _compare(wanted: Outputs, found: Outputs, slot: str, *, exact: bool) -> None:
     rtol, atol = (0.0, 0.0) if exact else MERGED_TOLERANCE
     for how, before in wanted.items():
         try:

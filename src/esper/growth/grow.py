@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
+from numbers import Real
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +25,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from esper.growth import saving
 from esper.growth.asking import Question, RaceController
 from esper.growth.events import GrowthEvent
+from esper.growth.finishing import plain_on_error
 from esper.growth.growth import Growth
+from esper.growth.membership import check_one, held_rates
+from esper.growth.surroundings import unwrapped
 from esper.growth.user_batches import (
     Loss,
     check_loader,
@@ -76,13 +80,17 @@ class Grown:
         best = min(epoch.val_loss for epoch in self.epochs)
         lines = [
             f"validation loss  {first.val_loss:.4g} → {last.val_loss:.4g} (best {best:.4g})",
-            f"parameters       {first.params:,} → {last.params:,}",
+            f"parameters       {first.params:,} → {last.params:,}{self._merged()}",
             f"training         {last.flops:.3g} FLOP in {len(self.epochs) - 1} epochs",
         ]
         lines += [str(event) for event in self.events if event.kind != "measured"]
         if not any(event.kind == "germinated" for event in self.events):
             lines.append("nothing was planted")
         return "\n".join(lines)
+
+    def _merged(self) -> str:
+        own = sum(p.numel() for p in self.net.parameters())
+        return "" if own == self.epochs[-1].params else f", {own:,} since linear seeds became part of weights"
 
     def save(self, path: Path | str) -> None:
         """Weights and what was grown; ``esper.load(path, base=Net())`` brings the network back."""
@@ -109,25 +117,16 @@ def grow(  # noqa: PLR0913  all but three by name
 
     The rate of ``optimizer`` (AdamW where there is none) is held, and falls to zero over the last fifth.
     ``out`` is the directory of a run as any other: ``esper watch``, ``report``, ``serve`` and ``sql`` read
-    it. With ``resume`` it goes on behind the last epoch that was saved there, bit for bit.
+    it. With ``resume`` it goes on behind the last epoch that was saved there, bit for bit. Afterwards the
+    optimiser has its rate again. After an error or Ctrl-C ``net`` is plain, as far as it was trained.
     """
-    if (epochs is None) == (budget is None):
-        raise EsperError("say how long to train, once: epochs=… or budget=… in FLOPs")
+    _check_length(epochs, budget)
     check_loader(train_loader, "train_loader")
     check_loader(val_loader, "val_loader")
-    device = next(net.parameters()).device
+    device = next(unwrapped(net).parameters()).device
     [batch] = first_batches(train_loader, device, "train_loader", 1)
     optimizer = AdamW(net.parameters(), lr=RATE) if optimizer is None else optimizer
-    asked = {
-        "loss": getattr(loss, "__name__", type(loss).__name__),
-        "epochs": epochs,
-        "budget": budget,
-        "optimizer": type(optimizer).__name__,
-        "learning_rate": float(optimizer.param_groups[0]["lr"]),
-        "slots": slots if isinstance(slots, str) else list(slots),
-        "controller": str(controller) if isinstance(controller, str | Path) else None,
-        "max_params": max_params,
-    }
+    check_one(optimizer)
     question = Question(net, optimizer, loss, (train_loader, val_loader), inputs_of(batch), max_params)
     growth = Growth(
         net,
@@ -140,8 +139,20 @@ def grow(  # noqa: PLR0913  all but three by name
         calibrate=_Inputs(train_loader, device),
         max_params=max_params,
     )
-    run = _Run(growth, optimizer, loss, (train_loader, val_loader), epochs, budget, size_of(batch))
+    asked = {
+        "loss": getattr(loss, "__name__", type(loss).__name__),
+        "epochs": epochs,
+        "budget": budget,
+        "optimizer": type(optimizer).__name__,
+        "learning_rate": float(optimizer.param_groups[0]["lr"]),
+        "slots": slots if isinstance(slots, str) else list(slots),
+        "controller": str(controller) if isinstance(controller, str | Path) else None,
+        "max_params": max_params,
+    }
     with ExitStack() as stack:
+        stack.enter_context(held_rates(optimizer))
+        stack.enter_context(plain_on_error(growth.finish))
+        run = _Run(growth, optimizer, loss, (train_loader, val_loader), epochs, budget, size_of(batch))
         if directory := _directory(out, resume=resume):
             stack.enter_context(directory)
             run.write_to(directory, growth.recorder.describe(Path(directory.path).name, asked, str(device)))
@@ -154,6 +165,14 @@ def grow(  # noqa: PLR0913  all but three by name
     if directory:
         show(f"run saved in {directory.path}; what came of it: esper report {directory.path}")
     return grown
+
+
+def _check_length(epochs: Any, budget: Any) -> None:
+    if (epochs is None) == (budget is None):
+        raise EsperError("say how long to train, once: epochs=… or budget=… in FLOPs")
+    name, length = ("epochs", epochs) if budget is None else ("budget", budget)
+    if not isinstance(length, Real) or not 0 < float(length) < float("inf"):
+        raise EsperError(f"{name} is {length!r}; it must be a number above 0")
 
 
 def _directory(out: Path | str | None, *, resume: bool) -> RunDirectory | None:

@@ -101,14 +101,14 @@ class Growth:
         self._narrator = Narrator(self._body)
         self._watch = Watch(self._body, self._narrator)
         self._higher_is_better = higher_is_better
-        self._epochs = epochs
-        self._calibrate = calibrate
+        self._epochs, self._calibrate = epochs, calibrate
         self._next_seed = 0
         self._last = (OP_WAIT, True)
         self._log: list[dict[str, Any]] = []
         self._finished = False
         self._cost = sites.forward_flops(self.net, self.sample)
-        self._controller = controller_of(controller, self._body.action_space, lambda: self._cost, epochs)
+        with finishing.plain_on_error(self.finish):
+            self._controller = controller_of(controller, self._body.action_space, lambda: self._cost, epochs)
         self.recorder = Recorder(self._body, self._narrator, self._controller)
 
     def bind(self, optimizer: Any) -> None:

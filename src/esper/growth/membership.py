@@ -6,7 +6,9 @@ accumulation and clipping hold for it by themselves; a new group would break or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, Final
 
 from torch import nn
@@ -17,6 +19,7 @@ from esper.leyline.errors import HostError
 _SHARDED: Final = ("ZeroRedundancyOptimizer", "DeepSpeedZeroOptimizer", "_NamedOptimizer")
 _MATRICES_ONLY: Final = "muon"
 """Part of the name of optimisers that step only on matrices."""
+_RATES: Final = ("lr", "initial_lr")
 
 Group = dict[str, Any]
 
@@ -107,6 +110,30 @@ class Membership:
 def _kind(parameter: nn.Parameter) -> int:
     """0 for vectors, 1 for matrices, 2 for kernels."""
     return min(max(parameter.ndim - 1, 0), 2)
+
+
+@contextmanager
+def held_rates(optimizer: Optimizer) -> Iterator[None]:
+    """A schedule within begins at the rates of now; afterwards the optimiser has them again."""
+    before = [{k: deepcopy(v) for k, v in group.items() if k in _RATES} for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["initial_lr"] = deepcopy(group["lr"])
+    try:
+        yield
+    finally:
+        for group, rates in zip(optimizer.param_groups, before, strict=True):
+            del group["initial_lr"]
+            group.update(rates)
+
+
+def check_one(optimizer: Any) -> None:
+    """Refuse what is not a single optimiser."""
+    if not isinstance(optimizer, Optimizer):
+        found = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
+        raise HostError(
+            f"optimizer is {found}; pass one torch.optim.Optimizer, such as AdamW(net.parameters(), lr=1e-3)."
+            " Several work in a loop of your own, with Growth"
+        )
 
 
 def _unwrapped(optimizer: Any) -> Optimizer:

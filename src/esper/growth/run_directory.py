@@ -7,7 +7,7 @@ were written since are removed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,20 +40,23 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
                 f"'{path}' exists and is not overwritten; pass resume=True or another out="
             )
         self.checkpoint: dict[str, Any] | None = torch.load(found, weights_only=True) if resume else None
-        mark = None if self.checkpoint is None else RowMark(*self.checkpoint["rows"])
-        self._writer = RunWriter(path, resume_from=mark)
+        self._opened = ExitStack()
 
     def __exit__(self, *error: object) -> None:
-        self._writer.close()
+        self._opened.close()
 
     def begin(self, run: RunRow) -> EventSink:
         """Write the run's row, or take up the run as it was left; returns where its rows go."""
+        mark = None
+        if self.checkpoint is not None:  # refused before a writer removes what was written since
+            _check_same(self.path, read_rows(self.path, RunRow)[0].config, run.config)
+            mark = RowMark(*self.checkpoint["rows"])
+        self._writer = self._opened.enter_context(closing(RunWriter(self.path, resume_from=mark)))
         sink = Telemetry(run, self._writer)
         if self.checkpoint is None:
             with self.rows_of(0):
                 sink.emit(run)
         else:
-            _check_same(self.path, read_rows(self.path, RunRow)[0].config, run.config)
             sink.replay(self.path)
         return sink
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def load(path: Path | str, *, base: nn.Module) -> nn.Module:
     try:
         saved = torch.load(Path(path), weights_only=True)
         sites = [_site(entry) for entry in saved["sites"]]
-    except (OSError, RuntimeError, KeyError, TypeError, EOFError) as error:
+    except (OSError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise EsperError(
             f"'{path}' is no network that esper saved ({type(error).__name__}); pass a file that"
             " Grown.save wrote"

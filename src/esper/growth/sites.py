@@ -11,12 +11,12 @@ import dataclasses
 import fnmatch
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from esper.kasmina.blueprints import Topology
 from esper.kasmina.streams import TorchStream
@@ -25,6 +25,8 @@ from esper.tolaria.flops import flop_counter
 
 MOST_AUTO_SITES: Final = 8
 """Places that ``slots="auto"`` takes, spread over the depth of the network."""
+GROWN: Final = "grown"
+"""Name of the child that a finished submodule has."""
 _TOPOLOGY_OF_RANK: Final[Mapping[int, Topology]] = {4: "feature_map", 3: "tokens", 2: "features"}
 
 Holder = Literal["tensor", "tuple", "list", "namedtuple", "mapping", "dataclass"]
@@ -171,7 +173,10 @@ def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[
     if slots == "auto":
         chosen = _auto(net, by_path, result)
     else:
-        wanted = [slots] if isinstance(slots, str) else list(slots)
+        wanted = [slots] if isinstance(slots, str) or not isinstance(slots, Iterable) else list(slots)
+        if not all(isinstance(name, str) for name in wanted):
+            kind = type(net).__name__
+            raise HostError(f"slots is {slots!r}; name submodules of {kind} by text, as '0', or pass 'auto'")
         chosen = [_site(net, name, key, by_path) for name, key in _named(net, wanted)]
     for site in chosen:
         same = [other.name for other in chosen if other.path == site.path]
@@ -233,6 +238,11 @@ def _site(net: nn.Module, name: str, key: str, by_path: Mapping[str, list[Call]]
             " named, as in 'name:key') in a tuple, a dict or a dataclass"
         )
     topology = _TOPOLOGY_OF_RANK[features.ndim]
+    if topology == "feature_map" and _is_width_last(net.get_submodule(carrier)):
+        raise HostError(
+            f"submodule '{name}' ({kind}) returns {_described(found.output)} with its width last; seeds take"
+            " four axes as [batch, channels, height, width], so name a submodule that hands on that"
+        )
     swap = _swap(net, carrier, by_path) if topology == "tokens" else None
     shape = tuple(features.transpose(*swap).shape if swap else features.shape)
     width = shape[1] if topology == "feature_map" else shape[-1]
@@ -306,6 +316,12 @@ def _swap(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> tuple
     return None
 
 
+def _is_width_last(module: nn.Module) -> bool:
+    """Whether the layer itself says so. Subclasses may not: LayerNorms of images exchange axes within."""
+    is_last = type(module) in (nn.Linear, nn.Embedding)
+    return is_last or (type(module) is nn.LayerNorm and len(module.normalized_shape) == 1)
+
+
 def _is_block(module: nn.Module, found: Call) -> bool:
     """Whether the module was called with one tensor and nothing else, and kept its shape.
 
@@ -328,8 +344,13 @@ def _is_block(module: nn.Module, found: Call) -> bool:
 def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> list[Site]:
     """Outermost blocks that the network repeats, else its layers with weights; not the output itself."""
     blocks = _repeated(net, by_path)
+    graphs = (path for path, module in net.named_modules() if isinstance(module, fx.GraphModule))
+    grown = tuple(f"{path}." for path in graphs if path.split(".")[-1].startswith(GROWN))
     places = blocks or [
-        p for p in by_path if any(True for _ in net.get_submodule(p).parameters(recurse=False))
+        p
+        for p in by_path
+        if not p.startswith(grown)  # halves of a seed that an earlier growth has finished
+        and any(True for _ in net.get_submodule(p).parameters(recurse=False))
     ]
     ends = tensors_in(result)
     found: list[Site] = []
