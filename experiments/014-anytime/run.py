@@ -51,9 +51,7 @@ class Comparison(NamedTuple):
 
 PYCODE = task_named("pycode_scaling")
 COMPARISONS = {
-    "pycode_scaling": Comparison(
-        PYCODE, "014-anytime", range(1, 7), TEST_SEEDS[1001:1006], {"2": 5, "6": 2}
-    ),
+    "pycode_scaling": Comparison(PYCODE, "014-anytime", range(1, 7), TEST_SEEDS[1001:1006], {"2": 5, "6": 2}),
     "longer": Comparison(
         replace(PYCODE, budget=4_200 * 10**9),
         "014-anytime/longer",

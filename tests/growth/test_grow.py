@@ -88,6 +88,7 @@ def test_a_budget_ends_within_one_minibatch():
         ({"epochs": 2, "optimizer": torch.optim.SGD}, "^optimizer is the class SGD; pass one torch.optim"),
         ({"epochs": 2, "slots": [0]}, r"^slots is \[0\]; name submodules of Sequential by text, as '0'"),
         ({"epochs": 2, "slots": None}, "^slots is None; name submodules"),
+        ({"epochs": 2, "max_params": "9"}, "^max_params is '9'; it must be a whole number, 0 or more$"),
     ],
 )
 def test_bad_input_is_refused_and_the_network_can_be_grown_afterwards(settings, words):
@@ -96,6 +97,20 @@ def test_bad_input_is_refused_and_the_network_can_be_grown_afterwards(settings, 
         grow(net, **settings)
     assert list(net.state_dict()) == list(network().state_dict())
     grow(net, epochs=1, controller=None, show=lambda _: None)
+
+
+def test_a_data_set_is_no_loader_and_a_sample_says_how_the_network_is_called():
+    data = TensorDataset(torch.randn(64, 4), torch.arange(64) % 2)
+    loss = nn.functional.cross_entropy
+    with pytest.raises(EsperError, match="train_loader is a TensorDataset, which holds samples; pass a Data"):
+        esper.grow(network(), data, data, loss=loss, epochs=1)
+    batches = [{"x": x, "y": y} for x, y in DataLoader(data, batch_size=16)]
+    known = {"epochs": 3, "controller": PLAN, "show": lambda _: None}
+    dicts = {"loss": lambda net, batch: loss(net(batch["x"]), batch["y"])}
+    with pytest.raises(EsperError, match="Say with sample= how it is called"):
+        esper.grow(network(), batches, batches, **dicts, **known)
+    grown = esper.grow(network(), batches, batches, sample=data.tensors[0][:2], **dicts, **known)
+    assert [event.kind for event in grown.events].count("germinated") == 1
 
 
 def test_an_interrupted_network_is_plain_as_far_as_it_was_trained():

@@ -70,6 +70,14 @@ class ZeroRedundancyOptimizer(torch.optim.SGD):
 
 
 REFUSALS = {
+    "no direction": (
+        lambda: grow(mlp(), higher_is_better="min"),
+        "higher_is_better is 'min'; pass True, or False for a loss",
+    ),
+    "a limit below 0": (
+        lambda: grow(mlp(), max_seeds=-3),
+        "max_seeds is -3; it must be a whole number, 0 or",
+    ),
     "no slot matches": (
         lambda: grow(mlp(), slots="layer?"),
         "unknown submodule of Sequential for a slot 'layer?'. Allowed: 0, 1, 2, 3, 4. Patterns",
@@ -238,6 +246,7 @@ HAND = {
         lambda g: g.end_epoch(lambda: "good"),
         "evaluate returned str (good); it must return a number",
     ),
+    "a number": (lambda g: g.end_epoch(0.5), "evaluate is float; pass a function that returns the metric"),
     "no batches": (lambda g: g.end_epoch(list), "evaluate returned '[]'; it must return a number"),
 }
 

@@ -111,7 +111,7 @@ TOO_SHORT: Final = (
 
 def _told(best: Row, is_worth_it: bool) -> str:
     assert best.beyond is not None
-    lead, error = -best.beyond.mean, 1.96 * best.beyond.error
+    lead, error = -best.beyond.mean, best.beyond.error
     what = f"{best.blueprint} in {best.place} won a race, {lead:+.2g} ± {error:.1g} ahead of training on"
     return what if is_worth_it else f"{what}: not enough to plant it"
 

@@ -72,7 +72,7 @@ class Narrator:
 
     def worth(self, slot: int, value: float, error: float, *, calibrated: bool) -> GrowthEvent:
         """A contribution and its standard error, NaN where there is none."""
-        bar = "" if math.isnan(error) else f" ± {1.96 * error:.2g}"
+        bar = "" if math.isnan(error) else f" ± {error:.2g}"
         note = "" if calibrated else " (uncalibrated: BatchNorm statistics are those with it on)"
         known = None if math.isnan(error) else error
         says = f"is worth {value:+.3g}{bar}{note}"

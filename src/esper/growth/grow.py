@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
-from numbers import Real
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -27,6 +26,7 @@ from esper.growth.asking import Question, RaceController
 from esper.growth.events import GrowthEvent
 from esper.growth.finishing import plain_on_error
 from esper.growth.growth import Growth
+from esper.growth.limits import check_length
 from esper.growth.membership import check_one, held_rates
 from esper.growth.surroundings import unwrapped
 from esper.growth.user_batches import (
@@ -109,6 +109,7 @@ def grow(  # noqa: PLR0913  all but three by name
     slots: str | Sequence[str] = "auto",
     controller: Any = "auto",
     max_params: int | None = None,
+    sample: Any = None,
     out: Path | str | None = None,
     resume: bool = False,
     show: Callable[[str], None] = print,
@@ -116,27 +117,29 @@ def grow(  # noqa: PLR0913  all but three by name
     """Train ``net`` for ``epochs``, or until ``budget`` FLOPs are spent, and let it grow on the way.
 
     The rate of ``optimizer`` (AdamW where there is none) is held, and falls to zero over the last fifth.
+    ``sample`` is what the network is called with, where a batch does not say it.
     ``out`` is the directory of a run as any other: ``esper watch``, ``report``, ``serve`` and ``sql`` read
     it. With ``resume`` it goes on behind the last epoch that was saved there, bit for bit. Afterwards the
     optimiser has its rate again. After an error or Ctrl-C ``net`` is plain, as far as it was trained.
     """
-    _check_length(epochs, budget)
+    check_length(epochs, budget)
     check_loader(train_loader, "train_loader")
     check_loader(val_loader, "val_loader")
     device = next(unwrapped(net).parameters()).device
     [batch] = first_batches(train_loader, device, "train_loader", 1)
     optimizer = AdamW(net.parameters(), lr=RATE) if optimizer is None else optimizer
     check_one(optimizer)
-    question = Question(net, optimizer, loss, (train_loader, val_loader), inputs_of(batch), max_params)
+    inputs = inputs_of(batch) if sample is None else sample
+    question = Question(net, optimizer, loss, (train_loader, val_loader), inputs, max_params)
     growth = Growth(
         net,
         optimizer,
-        sample=inputs_of(batch),
+        sample=inputs,
         slots=slots,
         controller=question.controller if controller == "auto" else controller,
         higher_is_better=False,
         epochs=epochs,
-        calibrate=_Inputs(train_loader, device),
+        calibrate=_Inputs(train_loader, device) if sample is None else None,
         max_params=max_params,
     )
     asked = {
@@ -152,7 +155,7 @@ def grow(  # noqa: PLR0913  all but three by name
     with ExitStack() as stack:
         stack.enter_context(held_rates(optimizer))
         stack.enter_context(plain_on_error(growth.finish))
-        run = _Run(growth, optimizer, loss, (train_loader, val_loader), epochs, budget, size_of(batch))
+        run = _Run(growth, optimizer, loss, (train_loader, val_loader), epochs, budget, size_of(inputs))
         if directory := _directory(out, resume=resume):
             stack.enter_context(directory)
             run.write_to(directory, growth.recorder.describe(Path(directory.path).name, asked, str(device)))
@@ -165,14 +168,6 @@ def grow(  # noqa: PLR0913  all but three by name
     if directory:
         show(f"run saved in {directory.path}; what came of it: esper report {directory.path}")
     return grown
-
-
-def _check_length(epochs: Any, budget: Any) -> None:
-    if (epochs is None) == (budget is None):
-        raise EsperError("say how long to train, once: epochs=… or budget=… in FLOPs")
-    name, length = ("epochs", epochs) if budget is None else ("budget", budget)
-    if not isinstance(length, Real) or not 0 < float(length) < float("inf"):
-        raise EsperError(f"{name} is {length!r}; it must be a number above 0")
 
 
 def _directory(out: Path | str | None, *, resume: bool) -> RunDirectory | None:

@@ -24,6 +24,7 @@ from esper.growth import finishing, sites, surroundings
 from esper.growth.body import GrowingBody
 from esper.growth.deciding import controller_of
 from esper.growth.events import GrowthEvent, Narrator
+from esper.growth.limits import check_settings
 from esper.growth.measuring import Evaluate, Evaluation
 from esper.growth.membership import Membership
 from esper.growth.recording import Recorder
@@ -93,8 +94,8 @@ class Growth:
         ``controller`` is ``auto``, a plan (``conv_light@layer2:4``), the folder of a policy, a controller, or
         None. ``calibrate`` are training batches for BatchNorm statistics of networks with a seed off.
         """
-        self.net = surroundings.unwrapped(net)
-        self.sample = sample
+        check_settings(higher_is_better, epochs=epochs, max_seeds=max_seeds, max_params=max_params)
+        self.net, self.sample = surroundings.unwrapped(net), sample
         membership = Membership(optimizer, self.net)
         rules = replace(rules, max_seeds=max_seeds or rules.max_seeds)
         self._body = GrowingBody(self.net, membership, slots, sample, rules, max_params)
@@ -102,8 +103,7 @@ class Growth:
         self._watch = Watch(self._body, self._narrator)
         self._higher_is_better = higher_is_better
         self._epochs, self._calibrate = epochs, calibrate
-        self._next_seed = 0
-        self._last = (OP_WAIT, True)
+        self._next_seed, self._last = 0, (OP_WAIT, True)
         self._log: list[dict[str, Any]] = []
         self._finished = False
         self._cost = sites.forward_flops(self.net, self.sample)

@@ -62,6 +62,10 @@ class Evaluation:
     def __init__(
         self, net: nn.Module, evaluate: Evaluate, *, higher_is_better: bool, calibrate: Iterable[Any] | None
     ) -> None:
+        if not callable(evaluate):
+            raise EsperError(
+                f"evaluate is {type(evaluate).__name__}; pass a function that returns the metric"
+            )
         self._net = net
         self._evaluate = evaluate
         self._sign = 1.0 if higher_is_better else -1.0

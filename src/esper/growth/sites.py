@@ -151,8 +151,8 @@ def dry_forward(net: nn.Module, sample: Any) -> tuple[list[Call], Any]:
         raise
     except Exception as error:
         raise HostError(
-            f"{type(net).__name__} fails on the sample: {type(error).__name__}: {error}. Pass a batch as the"
-            " network is called with: a tensor, a tuple of arguments or a dict of named ones"
+            f"{type(net).__name__} fails on the sample: {type(error).__name__}: {error}. Say with sample= how"
+            " it is called: by a tensor, a tuple of arguments or a dict of named ones"
         ) from error
     finally:
         for handle in handles:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
 
 from esper.leyline.errors import DataError
 
@@ -29,6 +30,9 @@ def check_loader(loader: Iterable[Any], name: str) -> None:
         raise DataError(
             f"{name} is a {type(loader).__name__}, over which nothing can loop; pass a DataLoader"
         ) from None
+    kinds = type(loader).__mro__
+    if Tensor in kinds or (Dataset in kinds and IterableDataset not in kinds):
+        raise DataError(f"{name} is a {type(loader).__name__}, which holds samples; pass a DataLoader of it")
     if once:
         raise DataError(
             f"{name} is an iterator and would be used up; pass what it was made from, a DataLoader or a list"
@@ -136,8 +140,7 @@ def loss_of(net: nn.Module, batch: Any, loss: Loss) -> Tensor:
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         how = "loss(net(*inputs), target)" if is_pair else "loss(net, batch)"
         raise DataError(
-            f"{how} fails on a batch of {_described(batch)}: {type(error).__name__}: {error}. Every batch"
-            " must have the form of the first; its size may differ"
+            f"{how} fails on a batch of {_described(batch)}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         found = (
