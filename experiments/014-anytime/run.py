@@ -179,6 +179,17 @@ def table(comparison: Comparison, losses: Losses) -> str:
     )
 
 
+def beyond_training(comparison: Comparison, rows: Sequence[Mapping[str, Any]]) -> str:
+    """What growth cost that was not training, at the last mark."""
+    ends = [r["flops"][-1] for r in rows if r["arm"] == "counting" and r["rng_seed"] in comparison.rng_seeds]
+    purposes = ("incubation", "counterfactual", "pruned_seeds")
+    shares = {
+        name: 100 * fmean(end[name] for end in ends) / (comparison.task.budget or 1) for name in purposes
+    }
+    told = ", ".join(f"{name.replace('_', ' ')} {share:.1f} %" for name, share in shares.items())
+    return f"\nOf the budget of `counting`, beyond training: {told}. Charged to nobody: validation.\n"
+
+
 def picture(comparison: Comparison, losses: Losses) -> str:
     """Loss over compute: every fixed size, and the run that grew."""
     task = comparison.task
@@ -222,7 +233,7 @@ def main(name: str = "pycode_scaling", *arms: str) -> None:
     losses = {arm: {r["rng_seed"]: r["losses"] for r in rows if r["arm"] == arm} for arm in known}
     losses["sweep"] = sweep(list({(row["arm"], row["rng_seed"]): row for row in rows}.values()))
     losses = {arm: runs for arm, runs in losses.items() if runs}
-    (folder / "table.md").write_text(table(comparison, losses))
+    (folder / "table.md").write_text(table(comparison, losses) + beyond_training(comparison, rows))
     (folder / "picture.svg").write_text(picture(comparison, losses))
 
 
