@@ -35,12 +35,13 @@ print(json.dumps({"seconds": time.perf_counter() - began, "cpu": used.ru_utime +
 
 def _episode(number: int, env: int) -> Iterator[Row]:
     for row in fake_run.episode(number):
-        yield msgspec.structs.replace(row, env=env)
+        yield msgspec.structs.replace(row, env=env, iteration=number + 1)
         if isinstance(row, EpochRow):
             for index in range(CONFIGURATIONS):
                 on = (bool(index & 1), bool(index & 2), bool(index & 4))
                 scored = fake_run.counterfactual_row(row.epoch, on)
-                yield msgspec.structs.replace(scored, env=env, episode=number, score=40.0 + index)
+                place = {"env": env, "episode": number, "iteration": number + 1}
+                yield msgspec.structs.replace(scored, **place, score=40.0 + index)
 
 
 def _write(directory: Path) -> int:

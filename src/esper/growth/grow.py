@@ -256,6 +256,7 @@ class _Run:
         recorder.begin_epoch()
         train_loss = self._train()
         recorder.end_training(train_loss, float(self._optimizer.param_groups[0]["lr"]))
+        params = self._params()  # of the network whose losses these are: it may grow now
         events = self._end_epoch()
         last = Epoch(train_loss, self._means[0], self._params(), self._spent)
         self.epochs.append(last)
@@ -263,7 +264,7 @@ class _Run:
         self.events += events
         self._seconds += perf_counter() - began
         line = f"epoch {len(self.epochs) - 1}: training {train_loss:.4g}, validation {last.val_loss:.4g}"
-        return [f"{line}, {last.params:,} parameters", *map(str, events)]
+        return [f"{line}, {params:,} parameters", *map(str, events)]
 
     def _end_epoch(self) -> list[GrowthEvent]:
         """Measure and let it grow; races and counterfactuals are charged to the training."""
