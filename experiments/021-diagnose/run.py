@@ -8,7 +8,8 @@ named too few places; the second was made with them in view, and tried once on t
 present one, made with all of these in view, once on test pairs of its own.
 
 Run with ``.venv/bin/python experiments/021-diagnose/run.py truth test`` (10 minutes of CPU; a file keeps what
-was measured), ``diagnose test``, and the same for the other sets; ``table`` writes table.md.
+was measured), ``diagnose test``, and the same for the other sets; ``short`` in the place of ``diagnose`` runs
+heats of 20 and 40 batches; ``table`` writes table.md.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from pairs import FAMILIES, INTENTS, draw_pair
 from torch.utils.data import DataLoader, TensorDataset
 from truth import host_loss, host_of, kind_of, longer, measure, values
 
-from esper.growth.diagnosing import diagnose
+from esper.growth import diagnosing
+from esper.growth.heats import Course, Heat
 from esper.karn.statistics import estimate
 
 HERE = Path(__file__).parent
@@ -44,10 +46,15 @@ TABLES = {
     ),
     "Second version, first test pairs": ("first-test", "first-test-three-heats"),
     "Second version, selection pairs": ("selection", "selection-three-heats"),
+    **{
+        f"The present version with heats of 20 and 40 batches, {part} pairs": (part, f"{part}-short")
+        for part in ("second-test", "first-test", "selection")
+    },
     "First version (all heats behind the frozen host), first test pairs": ("first-test", "first-test-frozen"),
     "First version, selection pairs": ("selection", "selection-frozen"),
 }
 """Title, set of pairs, file of diagnoses."""
+SHORT = Course((Heat(20, 8, 1 / 3), Heat(40, 2, 1.0)))
 MINUTES = 60.0
 """No limit here, so that the table does not depend on the machine."""
 
@@ -72,9 +79,9 @@ def measured(part: str, *, fill: bool) -> list[dict[str, Any]]:
     return [entry for entries in chosen.values() for entry in entries]
 
 
-def diagnosed(part: str) -> None:
+def diagnosed(part: str, version: str = "") -> None:
     """Diagnose every pair once, as a user would call it, with the places and the blueprint of the truth."""
-    file = HERE / f"diagnosis-{part}.jsonl"
+    file = HERE / f"diagnosis-{part}{version}.jsonl"
     done = {entry["number"] for entry in _read(file)}
     for entry in measured(part, fill=False):
         if entry["number"] in done:
@@ -82,7 +89,7 @@ def diagnosed(part: str) -> None:
         pair = draw_pair(entry["number"])
         train = DataLoader(TensorDataset(*pair.train), batch_size=pair.batch, shuffle=True)
         val = DataLoader(TensorDataset(*pair.val), batch_size=128)
-        found = diagnose(
+        found = diagnosing.diagnose(
             host_of(pair),
             train,
             val,
@@ -183,11 +190,14 @@ def main(command: str = "table", part: str = "") -> None:
         measured(part, fill=True)
     elif command == "diagnose" and part in FIRST_NUMBER:
         diagnosed(part)
+    elif command == "short" and part in FIRST_NUMBER:
+        diagnosing.DIAGNOSIS = SHORT  # type: ignore[misc]
+        diagnosed(part, "-short")
     elif command == "table":
         parts = [f"## {title}\n\n{table(*files)}" for title, files in TABLES.items()]
         (HERE / "table.md").write_text("\n".join(parts))
     else:
-        raise SystemExit(f"say truth or diagnose and one of {', '.join(FIRST_NUMBER)}, or table")
+        raise SystemExit(f"say truth, diagnose or short and one of {', '.join(FIRST_NUMBER)}, or table")
 
 
 if __name__ == "__main__":
