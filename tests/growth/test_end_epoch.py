@@ -64,7 +64,7 @@ def test_a_contribution_is_the_metric_without_the_seed_minus_that_with_it_and_ha
     assert (event.kind, event.slot, event.blueprint) == ("measured", "2", "mlp")
     assert event.contribution == pytest.approx(pairs.mean().item(), rel=1e-5)
     assert event.error == pytest.approx((pairs.std() / 2).item(), rel=1e-4)  # four batches
-    assert str(event).startswith(f"epoch 1: mlp in 2 is worth {event.contribution:+.3g} ±")
+    assert str(event).startswith(f"epoch 1: mlp in 2 is worth {event.contribution:+.3g} ± {event.error:.2g}")
 
 
 def test_one_number_has_no_error_bar_and_a_higher_metric_the_other_sign() -> None:

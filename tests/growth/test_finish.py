@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth import Growth, GrowthWarning
+from esper.growth.finishing import plain_on_error
 from esper.kasmina import Mirrored, register_blueprint
 from esper.kasmina.blueprints import unregister_blueprint
 from esper.leyline.errors import BlueprintError, EsperError, HostError
@@ -208,3 +209,12 @@ def test_finish_twice_and_growing_after_it_are_refused() -> None:
     ):
         with pytest.raises(EsperError, match=r"\(\) came after finish\(\): the network is a plain module"):
             use()
+
+
+def test_who_cannot_be_made_plain_after_an_error_says_so_beside_it() -> None:
+    def refuse() -> nn.Module:
+        raise HostError("it differs")
+
+    with pytest.raises(KeyboardInterrupt) as caught, plain_on_error(refuse):
+        raise KeyboardInterrupt
+    assert caught.value.__notes__ == ["esper could not make the network plain again: it differs"]

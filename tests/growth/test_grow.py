@@ -29,6 +29,7 @@ def test_a_network_is_trained_grown_and_given_back_plain(tmp_path):
 
     assert type(grown.net) is nn.Sequential
     assert "epoch 2: mlp in 0 was planted" in "\n".join(lines)
+    assert lines[1].splitlines()[0].endswith(", 58 parameters"), "the losses are those before it was planted"
     assert [epoch.params for epoch in grown.epochs] == [58, 58, 618, 618, 618, 618]
     assert "58 → 618" in grown.summary()
 

@@ -111,18 +111,23 @@ def test_the_first_order_score_is_the_slope_of_the_validation_loss() -> None:
     assert each.first_order == pytest.approx(float(slope), rel=1e-3)
 
 
-def run_race(optimizer: type[torch.optim.Optimizer], rate: float) -> Race:
+def run_race(
+    optimizer: type[torch.optim.Optimizer], rate: float, blueprints: tuple[str, ...] = ("lora", "mlp_small")
+) -> Race:
     torch.manual_seed(0)
     net, (train, val) = Net(), loaders(features)
     batches, optimiser = endless(train, torch.device("cpu"), ""), optimizer(net.parameters(), lr=rate)  # type: ignore[call-arg]
     race = Race(net, optimiser, F.mse_loss, list(val), batches, Limit(600), DIAGNOSIS)
-    race.find_candidates(find_sites(race.host, "*", race.training[0][0]), {"features": ["lora", "mlp_small"]})
+    race.find_candidates(find_sites(race.host, "*", race.training[0][0]), {"features": blueprints})
     assert race.run()
     return race
 
 
-def test_the_best_learn_with_the_network_beside_a_control_of_the_same_compute() -> None:
-    race = run_race(torch.optim.Adam, 1e-3)
+@pytest.mark.parametrize("blueprints", [("norm",), ("lora", "mlp_small")], ids=["cheap", "costly"])
+def test_the_best_learn_with_the_network_beside_a_control_of_the_same_compute(
+    blueprints: tuple[str, ...],
+) -> None:
+    race = run_race(torch.optim.Adam, 1e-3, blueprints)
     assert len(race.candidates) == 2
     assert all(each.runner and each.runner.net is not race.host for each in race.candidates)
     assert all(each.runner is None or each.runner.net is race.host for each in race.out)

@@ -70,6 +70,8 @@ class ZeroRedundancyOptimizer(torch.optim.SGD):
 
 
 REFUSALS = {
+    "calibration by a number": (lambda: grow(mlp(), calibrate=5), "calibrate is a int; pass a DataLoader or"),
+    "calibration once": (lambda: grow(mlp(), calibrate=iter([X])), "calibrate is a list_iterator; pass"),
     "no direction": (
         lambda: grow(mlp(), higher_is_better="min"),
         "higher_is_better is 'min'; pass True, or False for a loss",
@@ -222,7 +224,7 @@ HAND = {
     ),
     "no block to copy": (
         lambda g: g.germinate("0", "stack"),
-        "blueprint 'stack' copies the last block upstream, and before slot 0 there is none",
+        "blueprint 'stack' copies the last block upstream, and slot 0 has none: a module with parts",
     ),
     "full slot": (
         lambda g: g.germinate("2", "mlp"),
@@ -230,6 +232,11 @@ HAND = {
     ),
     "empty slot": (lambda g: g.prune("0"), "slot 0 holds no seed that could be changed: it is DORMANT"),
     "alpha": (lambda g: g.set_alpha("2", 1.5), "alpha is 1.5; it must be from 0 to 1"),
+    "alpha in words": (lambda g: g.set_alpha("2", "half"), "alpha is 'half'; it must be from 0 to 1"),
+    "another state": (
+        lambda g: g.load_state_dict({}),
+        "this is no state of a Growth; pass what its state_dict",
+    ),
     "half blended": (
         lambda g: (g.set_alpha("2", 0.5), g.fossilize("2")),
         "lora in 2 is blended at alpha 0.5; set_alpha('2', 1.0) first",

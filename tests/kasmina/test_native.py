@@ -1,6 +1,7 @@
 """Building the kernels: found again, said in words where they cannot be had."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,6 +33,11 @@ def description_in(folder: Path, **variables: str) -> str:
     command = [sys.executable, "-c", CONVOLVE]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
     return ran.stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler is needed; there is none")
+def test_where_there_is_a_compiler_they_are_built(tmp_path: Path) -> None:
+    assert description_in(tmp_path).startswith("Esper's, built by "), "else all tests of kernels were skipped"
 
 
 @needs_kernels

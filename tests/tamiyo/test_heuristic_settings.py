@@ -71,6 +71,7 @@ def test_what_does_not_fit_the_host_has_no_turn() -> None:
     names = [space.blueprint_names[index] for index in default_rotation(space)]
     assert names[:5] == ["mlp", "mlp_small", "lora_large", "lora", "norm"]
     assert not {"attention", "flex_attention"} & set(names), "six is no multiple of four heads"
+    assert set(default_rotation(space)) == set(space.blueprints)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, [3, 3, 3, 3]), (2, [7, 7, 3, 3]), (3, [7, 7, 7, 3])])

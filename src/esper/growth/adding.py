@@ -40,7 +40,7 @@ def add(net: nn.Module, place: str, blueprint: str, *, sample: Any = None) -> nn
     try:
         slot.germinate(own.get_submodule(slot.site.path), blueprint, like=like).requires_grad_(True)
         finishing.finish(own, sample, merge=False, leave=lambda _: None)
-    except Exception:
+    except BaseException:  # Ctrl-C too leaves nothing half done
         detach(own)
         raise
     return net

@@ -91,7 +91,7 @@ class GrowingBody:
         try:
             self._check_size(graft)
             self.membership.join(graft.parameters(), near)
-        except Exception:
+        except BaseException:  # Ctrl-C too leaves nothing half done
             self.slots[slot].remove()
             torch.set_rng_state(position)
             raise
@@ -226,6 +226,8 @@ class GrowingBody:
     def load_state(self, state: dict[str, Any]) -> None:
         """Build the seeds of ``state`` anew, with any weights, in the order of their births."""
         found = [[site.name, site.path, site.topology, site.width] for site in self.sites]
+        if not {"network", "sites", "table", "blueprints"} <= set(state):
+            raise HostError("this is no state of a Growth; pass what its state_dict() returned")
         if state["network"] != _class_name(self.net) or state["sites"] != found:
             raise HostError(
                 f"the checkpoint is of a {state['network']} with slots {_listed(state['sites'])}; this is a"

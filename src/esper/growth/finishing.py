@@ -8,7 +8,7 @@ Nothing of esper is needed to unpickle it. A linear seed behind a linear layer b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -52,7 +52,7 @@ def finish(net: nn.Module, sample: Any, *, merge: bool, leave: Leave) -> bool:
                 graphs = True
                 undone.append(_settle(submodule, slot))
             _compare(wanted, _outputs(net, sample), slot.site.name, exact=not merged)
-    except Exception:
+    except BaseException:  # Ctrl-C too leaves nothing half done
         for undo in reversed(undone):
             undo()
         raise
@@ -66,9 +66,11 @@ def plain_on_error(finish: Callable[[], nn.Module]) -> Iterator[None]:
     """After an error nobody is left to finish the network: it is plain then, as far as it was trained."""
     try:
         yield
-    except BaseException:
-        with suppress(Exception):
+    except BaseException as error:
+        try:
             finish()
+        except Exception as other:
+            error.add_note(f"esper could not make the network plain again: {other}")
         raise
 
 

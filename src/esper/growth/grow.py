@@ -27,7 +27,7 @@ from esper.growth.events import GrowthEvent
 from esper.growth.finishing import plain_on_error
 from esper.growth.growth import Growth
 from esper.growth.limits import check_length
-from esper.growth.membership import check_one, held_rates
+from esper.growth.membership import check_optimizer, held_rates
 from esper.growth.surroundings import unwrapped
 from esper.growth.user_batches import (
     Loss,
@@ -128,7 +128,7 @@ def grow(  # noqa: PLR0913  all but three by name
     device = next(unwrapped(net).parameters()).device
     [batch] = first_batches(train_loader, device, "train_loader", 1)
     optimizer = AdamW(net.parameters(), lr=RATE) if optimizer is None else optimizer
-    check_one(optimizer)
+    check_optimizer(optimizer)
     inputs = inputs_of(batch) if sample is None else sample
     question = Question(net, optimizer, loss, (train_loader, val_loader), inputs, max_params)
     growth = Growth(

@@ -24,7 +24,7 @@ from esper.growth import finishing, sites, surroundings
 from esper.growth.body import GrowingBody
 from esper.growth.deciding import controller_of
 from esper.growth.events import GrowthEvent, Narrator
-from esper.growth.limits import check_settings
+from esper.growth.limits import check_alpha, check_calibration, check_settings
 from esper.growth.measuring import Evaluate, Evaluation
 from esper.growth.membership import Membership
 from esper.growth.recording import Recorder
@@ -95,6 +95,7 @@ class Growth:
         None. ``calibrate`` are training batches for BatchNorm statistics of networks with a seed off.
         """
         check_settings(higher_is_better, epochs=epochs, max_seeds=max_seeds, max_params=max_params)
+        check_calibration(calibrate)
         self.net, self.sample = surroundings.unwrapped(net), sample
         membership = Membership(optimizer, self.net)
         rules = replace(rules, max_seeds=max_seeds or rules.max_seeds)
@@ -245,7 +246,7 @@ class Growth:
         if style not in BLEND_IDS:
             raise UnknownNameError("style", style, BLEND_IDS)
         blueprint_named(blueprint, self._body.sites[index].topology)
-        _check_alpha(alpha)
+        check_alpha(alpha)
         if not table.occupied[0, index]:
             table.clear(0, index)  # what is said by hand does not wait for an embargo
         number, kind = self._body.action_space.blueprint_names.index(blueprint), BLEND_IDS.index(style)
@@ -287,7 +288,7 @@ class Growth:
         self._check_unfinished("set_alpha")
         index, table = self._index(slot), self._body.table
         self._check_live(index)
-        _check_alpha(alpha)
+        check_alpha(alpha)
         lifecycle.set_alpha_target(table, 0, index, target=alpha, epochs=0, curve=AlphaCurve.LINEAR)
         self._body.sync()
         return self._narrator.about("alpha", index, f"is blended at alpha {alpha:g}")
@@ -393,8 +394,3 @@ class Growth:
     def _agreed(self, value: Any) -> Any:
         """What the first process says, where there are several."""
         return surroundings.from_first(value) if surroundings.is_distributed(self.net) else value
-
-
-def _check_alpha(alpha: float) -> None:
-    if not 0.0 <= alpha <= 1.0:
-        raise EsperError(f"alpha is {alpha:g}; it must be from 0 to 1")

@@ -1,8 +1,9 @@
-"""Numbers that a user may set, and the sentences about those that cannot be."""
+"""Settings of a user that can be told from values alone, and the sentences about those that cannot be."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from numbers import Integral, Real
 from typing import Any
 
@@ -25,3 +26,17 @@ def check_settings(higher_is_better: Any, **limits: Any) -> None:
     for name, limit in limits.items():
         if limit is not None and not (isinstance(limit, Integral) and int(limit) >= 0):
             raise EsperError(f"{name} is {limit!r}; it must be a whole number, 0 or more")
+
+
+def check_calibration(batches: Any) -> None:
+    """Of growth: batches to loop over again and again. No loop is begun: a DataLoader would draw a number."""
+    if batches is not None and (not isinstance(batches, Iterable) or isinstance(batches, Iterator)):
+        raise EsperError(
+            f"calibrate is a {type(batches).__name__}; pass a DataLoader or a list of training batches, which"
+            " can be read every epoch"
+        )
+
+
+def check_alpha(alpha: Any) -> None:
+    if not isinstance(alpha, Real) or not 0.0 <= float(alpha) <= 1.0:
+        raise EsperError(f"alpha is {alpha!r}; it must be from 0 to 1")

@@ -126,7 +126,7 @@ def held_rates(optimizer: Optimizer) -> Iterator[None]:
             group.update(rates)
 
 
-def check_one(optimizer: Any) -> None:
+def check_optimizer(optimizer: Any) -> None:
     """Refuse what is not a single optimiser."""
     if not isinstance(optimizer, Optimizer):
         found = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from esper.growth.membership import check_one
+from esper.growth.membership import check_optimizer
 from esper.growth.sites import Site
 from esper.growth.slot import Graft, replaced
 from esper.growth.user_batches import Loss, loss_of, parts_of, size_of
@@ -182,7 +182,7 @@ class Runner:
     @classmethod
     def continued(cls, net: nn.Module, optimizer: Optimizer) -> Runner:
         """The same with a copy of the user's optimiser, at the rates that its schedule began with."""
-        check_one(optimizer)
+        check_optimizer(optimizer)
         own = {id(p) for p in net.parameters()}
         if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             raise HostError("the optimizer holds no parameter of the network; pass the one that trains it")

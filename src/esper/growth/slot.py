@@ -116,7 +116,7 @@ class GrowthSlot(nn.Module):
             with birth.refusals(spec, sample):
                 graft = build_graft(self.site, spec, style, submodule).to(like)
                 birth.check_birth(spec, graft.seed, sample)
-        except Exception:
+        except BaseException:  # Ctrl-C too leaves nothing half done
             torch.set_rng_state(position)
             raise
         self.hold(submodule, graft)

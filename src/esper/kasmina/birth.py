@@ -21,8 +21,9 @@ def check_fits(spec: BlueprintSpec, slot: str, width: int, *, copyable: bool) ->
     others = ", ".join(s.name for s in specs_for(spec.topology) if takes(s, width, copyable=copyable))
     if spec.copies and not copyable:
         raise BlueprintError(
-            f"blueprint '{spec.name}' copies the last block upstream, and before slot {slot}"
-            f" there is none whose output has the shape of its input; choose from {others}"
+            f"blueprint '{spec.name}' copies the last block upstream, and slot {slot} has none: a module with"
+            " parts, called with one tensor, whose shape it keeps (a Sequential stands for its last child);"
+            f" choose from {others}"
         )
     if not spec.fits(width):
         raise BlueprintError(
