@@ -72,10 +72,9 @@ def one_thread() -> Iterator[None]:
 def build_task(config: RunConfig) -> TaskSpec:
     """The preset with the run's own horizon, slots and lifecycle rules."""
     task = preset_of(config, config.slot_count)
-    rules = replace(task.rules, incubation=config.incubation)
-    if config.incubation_epochs is not None:
-        rules = replace(rules, min_training_epochs=config.incubation_epochs)
-    return replace(task, rules=rules)
+    if config.incubation_epochs is None:
+        return task
+    return replace(task, rules=replace(task.rules, min_training_epochs=config.incubation_epochs))
 
 
 def preset_of(config: RunConfig | TrainingConfig, slots: int | None) -> TaskSpec:

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import Detail
-from esper.leyline.rules import IncubationMode
 from esper.simic.config import TrainingConfig
 from esper.simic.settings import MOST, MOST_SLOTS, EpisodeSettings
 
@@ -49,7 +48,6 @@ class RunConfig(Settings, EpisodeSettings):
         "every:1:conv_heavy",
         description="Schedule of the periodic controller: blueprint@slot:step,… or every:K[:blueprint,…].",
     )
-    incubation: IncubationMode = Field("shadow", description="How a seed learns before it is blended in.")
     incubation_epochs: int | None = Field(
         None, ge=0, le=MOST, description="Epochs before a seed is blended in; the preset's unless given."
     )

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-from esper.kasmina.native import kernels
-
 LIBRARIES = ("torch", "numpy", "pydantic", "msgspec", "rich", "safetensors")
 
 
@@ -38,6 +36,5 @@ def hardware() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "kernels": kernels().description,
         "cuda_devices": torch.cuda.device_count(),
     }

@@ -6,7 +6,7 @@ from pathlib import Path
 from esper.build import build_controller, build_task, build_vector, describe_run, one_thread
 from esper.config import RunConfig
 from esper.karn.run import read_rows
-from esper.kasmina.export import save_committed
+from esper.kasmina.checkpoint import network_state, save
 from esper.leyline.errors import InterruptedRunError
 from esper.leyline.events import EpochRow
 from esper.nissa.writer import RunWriter
@@ -47,8 +47,8 @@ def run_arm(
         env.reset(0)
         controller = build_controller(controller_name, config, vector.action_space)
         run = describe_run(config, controller_name, directory.name, env)
-        env.sink = Telemetry(run, writer)
-        env.sink.emit(run)
+        env.recorder.sink = sink = Telemetry(run, writer)
+        sink.emit(run)
 
         def flush() -> None:
             writer.flush()
@@ -63,7 +63,7 @@ def run_arm(
                         task, rng_seed=config.rng_seed, episode=episode, compute=env.compute
                     ).val_scores
                 run_episode(vector, controller, episode, twin_scores=twin, after_epoch=flush)
-                save_committed(env.model, directory / "model" / f"episode-{episode}")
+                save(network_state(env.model), directory / "model" / f"episode-{episode}.pt")
         except KeyboardInterrupt:
             writer.close()
             finished = sum(row.episode == env.episode for row in read_rows(directory, EpochRow))

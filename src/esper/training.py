@@ -8,7 +8,6 @@ from uuid import uuid4
 
 from esper.build import describe_run, one_thread, preset_of
 from esper.karn.run import read_rows
-from esper.kasmina.native import kernels
 from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.errors import RunDirectoryError
 from esper.leyline.events import RunRow
@@ -71,7 +70,7 @@ def train(
         with RunWriter(directory, resume_from=mark, detail=config.detail) as writer:
             journal.begin(exchange.from_first(writer.began))
             _check_shared(directory)
-            begun = _begun(directory) if resume else []
+            begun = read_rows(directory, RunRow) if resume else []
             run = begun[0] if begun else _begin(config, directory, trainer)
             telemetry = Telemetry(run, writer)
             if begun:
@@ -102,18 +101,6 @@ def train(
             except PolicyDivergedError:
                 _attempt(save_checkpoint, trainer, directory)
                 raise
-
-
-def _begun(directory: Path) -> list[RunRow]:
-    """The row of a run that is resumed; says if it will not go on bit for bit."""
-    found = read_rows(directory, RunRow)
-    before, here = (found[0].hardware.get("kernels") if found else None), kernels().description
-    if before not in (None, here):  # a run from before there was a choice does not name its kernels
-        sys.stderr.write(
-            f"esper: the run began with kernels that were {before}, here they are {here}: what follows is"
-            " right, but not bit for bit what it would have been\n"
-        )
-    return found
 
 
 def _iterations(trainer: Trainer) -> Iterator[Iteration]:

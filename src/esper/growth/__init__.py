@@ -1,14 +1,13 @@
-"""Growth of a user's own network in the user's own loop."""
+"""Growth of a user's own network: in the user's loop, in one call, or after a diagnosis."""
 
-from esper.growth.adding import add
-from esper.growth.diagnosing import diagnose
-from esper.growth.diagnosis import Diagnosis
-from esper.growth.events import GrowthEvent
+from esper.growth.diagnose import diagnose, plant
+from esper.growth.diagnosis_report import Diagnosis
 from esper.growth.grow import Grown, grow
 from esper.growth.growth import Growth
-from esper.growth.saving import load
-from esper.growth.sites import Site, find_sites
+from esper.growth.growth_events import GrowthEvent
+from esper.kasmina.checkpoint import load
+from esper.kasmina.sites import Site, find_sites
 from esper.leyline.errors import GrowthWarning
 
 __all__ = ["Diagnosis", "Grown", "Growth", "GrowthEvent", "GrowthWarning", "Site"]
-__all__ += ["add", "diagnose", "find_sites", "grow", "load"]
+__all__ += ["diagnose", "find_sites", "grow", "load", "plant"]

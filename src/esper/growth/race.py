@@ -1,294 +1,389 @@
-"""A race behind a frozen host: candidates learn on the same batches, beside a host that is trained on.
-
-A candidate is a seed at one site; the network it runs in is shared by all of them and never changes. A
-control is a copy of the whole network that goes on learning. All are measured on the same parts of the
-validation data, so their differences are paired.
-"""
+"""A race between candidate seeds and the network without them, in heats, within a limit of time or compute."""
 
 from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from esper.growth.membership import check_optimizer
-from esper.growth.sites import Site
-from esper.growth.slot import Graft, replaced
-from esper.growth.user_batches import Loss, loss_of, parts_of, size_of
-from esper.leyline.errors import HostError
+from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
+from esper.growth.loaders import (
+    Loss,
+    check_loader,
+    endless,
+    first_batches,
+    loss_of,
+    size_of,
+    untouched_streams,
+)
+from esper.growth.race_runners import Limit, Paired, Probe, Runner, frozen, grafted, heat
+from esper.kasmina import seed_checks
+from esper.kasmina.blueprints import Topology, blueprint_named
+from esper.kasmina.compute import count_part, flop_counter
+from esper.kasmina.contributions import evaluating
+from esper.kasmina.sites import Site
+from esper.kasmina.slot import Graft, build_graft
+from esper.leyline.errors import BlueprintError, DataError
+from esper.leyline.factored_actions import Style
 
-BETAS = (0.9, 0.99)
-"""Of Adam: a race is short, so its second moments forget sooner than by default."""
-WARM_UP = 0.2
-"""Share of a heat in which the rate rises; it falls to zero in the rest, so that weights settle before they
-are measured."""
-
-PEAK = "peak"
-"""Key of a group's highest rate."""
-LEAST_PARTS = 8
-"""Fewer would make an error bar of little worth."""
-
-
-@dataclass
-class Limit:
-    """What a race may take: seconds, FLOPs, or both."""
-
-    seconds: float = math.inf
-    flops: float = math.inf
-    spent: float = 0.0
-    """FLOPs so far."""
-    _started: float = field(default_factory=time.monotonic)
-    _pace: float = 0.0
-    """Seconds that one FLOP took when it was last timed."""
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self._started
-
-    @property
-    def left(self) -> float:
-        """FLOPs that may still be spent; never a matter of time where no time was set."""
-        seconds = self.seconds - self.elapsed
-        in_time = seconds / self._pace if self._pace and seconds < math.inf else seconds
-        return min(self.flops - self.spent, in_time)
-
-    @contextmanager
-    def charged(self, flops: float) -> Iterator[None]:
-        """Charge what happens inside, and see how fast it goes."""
-        began = time.monotonic()
-        yield
-        self.charge(flops, time.monotonic() - began)
-
-    def charge(self, flops: float, seconds: float) -> None:
-        self.spent += flops
-        self._pace = seconds / flops
+Blueprints = Mapping[Topology, Sequence[str]]
+"""Blueprints to try, by topology."""
 
 
-class Paired(NamedTuple):
-    """A mean difference of losses over parts of the validation data, and its standard error."""
+class Heat(NamedTuple):
+    """One part of a race."""
 
-    mean: float
-    error: float
-
-
-@dataclass
-class Probe:
-    """Parts of batches on which networks are compared."""
-
-    parts: list[Any]
-    loss: Loss
-
-    @classmethod
-    def of(cls, batches: Sequence[Any], loss: Loss, parts: int) -> Probe:
-        """About ``parts`` parts of the batches."""
-        each = math.ceil(parts / len(batches))
-        return cls([part for batch in batches for part in parts_of(batch, each)], loss)
-
-    def losses(self, net: nn.Module) -> Tensor:
-        """The loss of every part in evaluation mode, ``[part]``."""
-        with evaluating(net), torch.no_grad():
-            return torch.stack([loss_of(net, part, self.loss).double() for part in self.parts]).cpu()
-
-    def shorten(self, samples: float) -> None:
-        """Leave out parts until there are about so many samples."""
-        fits = min(samples / size_of(self.parts[0]), len(self.parts))
-        self.parts = self.parts[: max(LEAST_PARTS, int(fits))]
-
-    @property
-    def samples(self) -> int:
-        return sum(size_of(part) for part in self.parts)
-
-    @property
-    def weights(self) -> Tensor:
-        """The share of every part in all samples."""
-        sizes = torch.tensor([size_of(part) for part in self.parts], dtype=torch.float64)
-        return sizes / sizes.sum()
-
-    def mean(self, losses: Tensor) -> float:
-        return float((self.weights * losses).sum())
-
-    def paired(self, losses: Tensor, reference: Tensor) -> Paired:
-        """Mean of ``losses − reference``, each part weighted by its samples."""
-        difference, count = losses - reference, len(losses)
-        mean = self.mean(difference)
-        if count < 2:
-            return Paired(mean, math.nan)
-        variance = float((self.weights**2 * (difference - mean) ** 2).sum()) * count / (count - 1)
-        return Paired(mean, math.sqrt(variance))
+    steps: int
+    """Batches that every runner trains on."""
+    size: int
+    """Number of candidates that run."""
+    share: float
+    """Largest share of the remaining limit that the heat may use."""
 
 
-@contextmanager
-def evaluating(module: nn.Module | None) -> Iterator[None]:
-    """Evaluation mode for a while; every part of the module returns to its own."""
-    modes = [] if module is None else [(each, each.training) for each in module.modules()]
-    if module is not None:
-        module.eval()
-    try:
-        yield
-    finally:
-        for each, mode in modes:
-            each.training = mode
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Settings of a race."""
+
+    heats: tuple[Heat, ...]
+    """Heats; in the last one the network learns together with the candidate."""
+    seed_rate: float = 5e-3
+    """Learning rate of a candidate's Adam."""
+    host_rates: tuple[float, ...] = (3e-4, 2e-3, 8e-3)
+    """Learning rates of controls where no optimiser is given; the best one continues after the first heat."""
+    in_training: bool = False
+    """The race is part of a training that continues, so the control sees as many batches as a candidate.
+    First-order scores are computed only if not all candidates can start and the scores cost little; otherwise
+    candidates spread evenly over the network start."""
 
 
-@contextmanager
-def grafted(net: nn.Module, site: Site, graft: Graft) -> Iterator[None]:
-    """``net`` with a seed in its forward."""
-
-    def grow(_module: nn.Module, _args: Any, output: Any) -> Any:
-        return replaced(site.output, output, graft(site.output.features(output)))
-
-    handle = net.get_submodule(site.path).register_forward_hook(grow)
-    try:
-        yield
-    finally:
-        handle.remove()
+RACE: Final = Course((Heat(24, 4, 0.5), Heat(200, 1, 1.0)), in_training=True)
+"""Course of a race during a training."""
+RACED_BLUEPRINTS: Final[Blueprints] = {
+    "feature_map": ("conv_light",),
+    "tokens": ("mlp_small", "attention"),
+    "features": ("mlp_small",),
+}
+"""Candidates of a race during a training."""
+VALIDATION_SAMPLES: Final = 2048
+"""Largest number of validation samples."""
+MEASURING: Final = 0.02
+"""Largest share of the limit for one measurement."""
+LEAST_STEPS: Final = 8
+"""Smallest number of batches of a heat."""
+FIRST_ORDER_BATCHES: Final = 6
+SCORING: Final = 0.1
+"""Largest share of the limit for first-order scores during a training."""
+PARTS: Final = 32
+"""Number of parts of the validation data whose losses are compared in pairs."""
+MOST_CONTROL_STEPS: Final = 3.0
+"""Largest number of steps of a control per step of a candidate."""
 
 
 @dataclass
-class Runner:
-    """One that learns in the race, by optimisers of its own; none where nothing is left to learn."""
+class Candidate:
+    """A blueprint at a site with its compute and its last result."""
 
-    net: nn.Module
-    optimisers: list[Optimizer]
-    site: Site | None = None
-    graft: Graft | None = None
-    seed_flops: int = 0
-    """Of the seed's forward, for one sample."""
-    steps: int = 0
-    losses: Tensor | None = None
-    """On the validation parts when last measured, ``[part]``."""
+    site: Site
+    blueprint: str
+    graft: Graft
+    flops: int
+    first_order: float = 0.0
+    runner: Runner | None = None
+    """None before it starts."""
+    change: Paired | None = None
+    beyond: Paired | None = None
 
-    @classmethod
-    def candidate(cls, host: nn.Module, site: Site, graft: Graft, rate: float, seed_flops: int = 0) -> Runner:
-        """A seed of its own behind a host that others use too."""
-        return cls(host, [_adam(graft, rate)], site, graft, seed_flops)
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.graft.parameters())
 
-    @classmethod
-    def control(cls, net: nn.Module, rate: float) -> Runner:
-        """A copy of ``net`` that is trained on, as far as its owner lets it learn."""
-        twin = copy.deepcopy(net).train()
-        learns = any(p.requires_grad for p in twin.parameters())
-        return cls(twin, [_adam(twin, rate)] if learns else [])
+    def row(self) -> CandidateRow:
+        """Return the row of the diagnosis table."""
+        steps = self.runner.steps if self.runner else 0
+        return CandidateRow(
+            self.site.name,
+            self.blueprint,
+            self.parameters,
+            self.flops,
+            self.first_order,
+            self.change,
+            self.beyond,
+            steps,
+        )
 
-    @classmethod
-    def continued(cls, net: nn.Module, optimizer: Optimizer) -> Runner:
-        """The same with a copy of the user's optimiser, at the rates that its schedule began with."""
-        check_optimizer(optimizer)
-        own = {id(p) for p in net.parameters()}
-        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
-            raise HostError("the optimizer holds no parameter of the network; pass the one that trains it")
-        twin, optimiser = _copied(net, optimizer)
-        for group in optimiser.param_groups:
-            group[PEAK] = group.get("initial_lr", group["lr"])
-        return cls(twin.train(), [optimiser])
 
-    def joined(self, control: Runner) -> Runner:
-        """This seed in a copy of ``control``, both of which go on learning from where they are."""
-        net, theirs = _copied(control.net, control.optimisers)
-        graft, own = _copied(self.graft, self.optimisers)
-        return Runner(net, [*own, *theirs], self.site, graft, self.seed_flops, self.steps)
+class Race:
+    """State of one race: candidates, controls, measurements and the limit."""
 
-    def step_flops(self, host: float, *, is_frozen: bool) -> float:
-        """Of one sample in training, by the FLOPs of the host's forward; a backward costs two forwards.
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Optimizer | None,
+        loss: Loss,
+        held_out: list[Any],
+        batches: Iterator[Any],
+        limit: Limit,
+        course: Course,
+    ) -> None:
+        self.name, self.loss, self.batches, self.limit = type(net).__name__, loss, batches, limit
+        self.course = course
+        self.host = frozen(net)
+        self.training = [next(batches) for _ in range(FIRST_ORDER_BATCHES)]
+        self.probe = Probe.of(held_out, loss, PARTS)
+        self.host_flops = self._count_host()
+        """Forward FLOPs of one sample."""
+        self.probe.shorten(MEASURING * limit.left / self.host_flops)
+        with limit.charged(self._measuring_flops(0)):
+            self.base = self.probe.losses(self.host)
+        if not bool(torch.isfinite(self.base).all()):
+            raise DataError(
+                "the loss of the network on val_loader is not a finite number; diagnose a network that works,"
+                " on data without NaN"
+            )
+        trained = Probe.of(self.training, loss, len(self.training))
+        self.train_loss = trained.mean(trained.losses(self.host))
+        self.candidates: list[Candidate] = []
+        """Candidates still in the race, best first."""
+        self.out: list[Candidate] = []
+        self.controls = [Runner.control(net, rate) for rate in course.host_rates]
+        if optimizer is not None:
+            self.controls = [Runner.continued(net, optimizer)]
+        self.control: Paired | None = None
 
-        Through a frozen host it costs one at most: no gradient of a weight is taken there.
+    def _count_host(self) -> float:
+        part, size = self.probe.parts[0], size_of(self.probe.parts[0])
+        with torch.no_grad(), evaluating(self.host):
+            with flop_counter() as counter:
+                loss_of(self.host, part, self.loss)
+            flops = max(counter.get_total_flops(), size)
+            with self.limit.charged(flops):
+                loss_of(self.host, part, self.loss)
+        return flops / size
+
+    def _measuring_flops(self, seed_flops: int) -> float:
+        return self.probe.samples * (self.host_flops + seed_flops)
+
+    def find_candidates(self, sites: Sequence[Site], blueprints: Blueprints) -> None:
+        """Add a candidate for every blueprint at every site that it fits."""
+        like = next((p for p in self.host.parameters() if p.is_floating_point()), torch.empty(0))
+        for site in sites:
+            for name in blueprints[site.topology]:
+                spec = blueprint_named(name, site.topology)
+                if spec.copies:
+                    raise BlueprintError(
+                        f"blueprint '{name}' copies a block and does not start at zero, which a diagnosis"
+                        " measures from; name others"
+                    )
+                if seed_checks.takes(spec, site.width, copyable=False):
+                    graft = build_graft(site, spec, Style.LINEAR_ADD, None)
+                    flops = count_part(graft, site.shape[1:]).forward
+                    self.candidates.append(Candidate(site, name, graft.to(like), flops))
+
+    def run(self) -> bool:
+        """Choose the starters and run the heats; return False if the limit ended the race early."""
+        size = self.course.heats[0].size
+        if not self.course.in_training:
+            self.score_first_order()
+        elif len(self.candidates) > size:
+            if self._scoring_flops() <= SCORING * self.limit.left:
+                self.score_first_order()
+            else:
+                self.candidates = _spread(self.candidates, size)
+        for number, each in enumerate(self.course.heats):
+            if number == len(self.course.heats) - 1:
+                self.join_control(each.size)
+            if not self.run_heat(each):
+                return False
+        return True
+
+    def score_first_order(self) -> None:
+        """Compute the slope of the validation loss along every candidate's training gradient at birth.
+
+        All candidates are in the forward at once, since each adds exactly zero, so one backward pass gives
+        the gradients g (training) of all, another v (validation). The score is <g, v> / |g|.
         """
-        return (2 if is_frozen else 3) * host + 3 * self.seed_flops
+        with evaluating(self.host), ExitStack() as stack, self.limit.charged(self._scoring_flops()):
+            for each in self.candidates:
+                stack.enter_context(grafted(self.host, each.site, each.graft))
+            train = self._gradients(self.training)
+            held_out = self._gradients(self._some_parts())
+        for each, g, v in zip(self.candidates, train, held_out, strict=True):
+            each.first_order = float(g @ v / g.norm()) if bool(g.norm() > 0) else 0.0
+        self.candidates.sort(key=lambda each: -each.first_order)
 
-    @property
-    def has_diverged(self) -> bool:
-        return self.losses is not None and not bool(torch.isfinite(self.losses).all())
+    def _some_parts(self) -> list[Any]:
+        return self.probe.parts[:: max(1, len(self.probe.parts) // FIRST_ORDER_BATCHES)]
 
-    @contextmanager
-    def in_forward(self) -> Iterator[nn.Module]:
-        """The network with this runner's seed in it."""
-        with ExitStack() as stack:
-            if self.site is not None and self.graft is not None:
-                stack.enter_context(grafted(self.net, self.site, self.graft))
-            yield self.net
+    def _scoring_flops(self) -> float:
+        samples = sum(map(size_of, [*self.training, *self._some_parts()]))
+        return samples * (2 * self.host_flops + 3 * sum(each.flops for each in self.candidates))
 
-    def step(self, batch: Any, loss: Loss, share: float) -> None:
-        """One minibatch at ``share`` of the rates; one whose loss is not finite changes nothing."""
-        if not self.optimisers:
+    def _gradients(self, batches: Sequence[Any]) -> list[Tensor]:
+        """Return the mean gradient of every candidate, flattened."""
+        parameters = [list(each.graft.parameters()) for each in self.candidates]
+        for each in self.candidates:
+            each.graft.zero_grad()
+        for batch in batches:
+            (loss_of(self.host, batch, self.loss) / len(batches)).backward()
+        return [
+            torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in own])
+            for own in parameters
+        ]
+
+    def run_heat(self, planned: Heat) -> bool:
+        """Train and measure the best candidates; return False if the limit is too small."""
+        running = _one_per_place_first(self.candidates)[: planned.size]
+        runners = [self._runner_of(each) for each in running]
+        control_steps = self._control_steps(running, planned.steps)
+        measuring = sum(self._measuring_flops(each.seed_flops) for each in [*runners, *self.controls])
+        per_step = size_of(self.training[0]) * (
+            sum(each.step_flops(self.host_flops, is_frozen=each.net is self.host) for each in runners)
+            + control_steps * sum(each.step_flops(self.host_flops, is_frozen=False) for each in self.controls)
+        )
+        steps = int(min(planned.steps, (planned.share * self.limit.left - measuring) / per_step))
+        if steps < LEAST_STEPS:
+            return False
+        started = self.limit.elapsed
+        made = heat(
+            runners,
+            self.controls,
+            self.batches,
+            self.loss,
+            steps=steps,
+            control_steps=control_steps,
+            out_of_time=lambda: self.limit.left < measuring,
+        )
+        self.limit.charge(per_step * max(made, 1), self.limit.elapsed - started)
+        with self.limit.charged(measuring):
+            self._measure(running, [*runners, *self.controls])
+        return made == steps
+
+    def join_control(self, size: int) -> None:
+        """Move the best candidates into copies of the control, unless the control has diverged."""
+        if self.controls[0].has_diverged:
             return
-        for optimiser in self.optimisers:
-            optimiser.zero_grad()
-            for group in optimiser.param_groups:
-                group["lr"] = group[PEAK] * share
-        with self.in_forward() as net:
-            value = loss_of(net, batch, loss)
-            if not bool(torch.isfinite(value)):
-                return
-            value.backward()
-        for optimiser in self.optimisers:
-            optimiser.step()
-        self.steps += 1
+        for each in _one_per_place_first(self.candidates)[:size]:
+            each.runner = self._runner_of(each).joined(self.controls[0])
 
-    def measure(self, probe: Probe) -> None:
-        """Take the losses on the validation parts."""
-        with self.in_forward() as net, evaluating(self.graft):
-            self.losses = probe.losses(net)
+    def _runner_of(self, candidate: Candidate) -> Runner:
+        """Return the candidate's runner; a new one starts in the frozen network."""
+        if candidate.runner is None:
+            graft, rate = copy.deepcopy(candidate.graft), self.course.seed_rate
+            candidate.runner = Runner.candidate(self.host, candidate.site, graft, rate, candidate.flops)
+        return candidate.runner
+
+    def _control_steps(self, running: Sequence[Candidate], steps: int) -> float:
+        """Return the number of control steps per candidate step.
+
+        One in the first heat; then as many as give the control, over the whole race, the compute of the most
+        expensive candidate.
+        """
+        made = max(self._runner_of(each).steps for each in running)
+        if self.course.in_training or not made:
+            return 1.0
+        whole = (1.0 + max(each.flops for each in running) / self.host_flops) * (made + steps)
+        return min(MOST_CONTROL_STEPS, (whole - self.controls[0].steps) / steps)
+
+    def _measure(self, running: Sequence[Candidate], runners: Sequence[Runner]) -> None:
+        """Measure all runners, keep the best control, and drop the candidates that did not run."""
+        for runner in runners:
+            runner.measure(self.probe)
+        self.controls = [min(self.controls, key=self._loss)]
+        control = self.controls[0].losses
+        assert control is not None
+        self.control = None if self.controls[0].has_diverged else self.probe.paired(control, self.base)
+        # If training longer does not help, candidates are compared with the network before the race.
+        helped = self.control is not None and (self.control.mean < 0 or self.course.in_training)
+        reference = control if helped else self.base
+        for each in running:
+            losses = self._runner_of(each).losses
+            assert losses is not None
+            each.change, each.beyond = (
+                self.probe.paired(losses, self.base),
+                self.probe.paired(losses, reference),
+            )
+        self.out += [each for each in self.candidates if each not in running]
+        self.candidates = sorted(running, key=lambda each: self._loss(self._runner_of(each)))
+
+    def _loss(self, runner: Runner) -> float:
+        assert runner.losses is not None
+        return math.inf if runner.has_diverged else self.probe.mean(runner.losses)
+
+    def diagnosis(self) -> Diagnosis:
+        """Return the diagnosis of the measurements."""
+        rows = [each.row() for each in [*self.candidates, *self.out]]
+        rows.sort(key=lambda row: (-row.steps, math.inf if row.change is None else row.change.mean))
+        val_loss = self.probe.mean(self.base)
+        verdict, best, reason = decide(val_loss, rows, self.control)
+        return Diagnosis(
+            self.name,
+            verdict,
+            best.place if best else None,
+            best.blueprint if best else None,
+            reason,
+            val_loss,
+            self.train_loss,
+            rows,
+            self.control,
+            self.controls[0].steps,
+            self.limit.elapsed,
+            self.limit.spent,
+            probe=self.probe,
+            base=self.base,
+        )
 
 
-def _adam(module: nn.Module, rate: float) -> Optimizer:
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    group = {"params": parameters, PEAK: rate}
-    return torch.optim.AdamW([group], lr=rate, betas=BETAS, weight_decay=0.0)
-
-
-def _copied(module: Any, optimiser: Any) -> Any:
-    """Copies of both, made together: so the one holds the parameters of the other."""
-    return copy.deepcopy((module, optimiser))
-
-
-def frozen(net: nn.Module) -> nn.Module:
-    """A copy of ``net`` in which nothing learns: dropout draws as in training, statistics stay."""
-    host = copy.deepcopy(net).train().requires_grad_(False)
-    for module in host.modules():
-        if isinstance(module, _BatchNorm):
-            module.eval()
-    return host
-
-
-def share_of_rate(step: int, steps: int) -> float:
-    """A triangle over a heat: up in its first fifth, down to zero at its end."""
-    up = max(1.0, WARM_UP * steps)
-    return min((step + 1) / up, (steps - step) / max(1.0, steps - up + 1))
-
-
-def heat(
-    candidates: Sequence[Runner],
-    controls: Sequence[Runner],
-    batches: Iterator[Any],
+@contextmanager
+def race_of(
+    net: nn.Module,
+    train_loader: Iterable[Any],
+    val_loader: Iterable[Any],
     loss: Loss,
-    *,
-    steps: int,
-    control_steps: float,
-    out_of_time: Callable[[], bool],
-) -> int:
-    """Train all on ``steps`` batches, controls on ``control_steps`` for each; returns the steps made."""
-    owed = 0.0
-    for step in range(steps):
-        if out_of_time():
-            return step
-        share = share_of_rate(step, steps)
-        batch = next(batches)
-        for runner in candidates:
-            runner.step(batch, loss, share)
-        owed += control_steps
-        while owed >= 1.0:
-            for runner in controls:
-                runner.step(batch, loss, share)
-            owed -= 1.0
-            if owed >= 1.0:
-                batch = next(batches)
-    return steps
+    optimizer: Optimizer | None,
+    limit: Limit,
+    course: Course,
+) -> Iterator[Race]:
+    """Yield a race on the loaders' data; random states and loaders are restored on exit."""
+    device = next((tensor.device for tensor in net.parameters()), torch.device("cpu"))
+    with untouched_streams(train_loader, val_loader), torch.enable_grad():
+        torch.manual_seed(0)
+        check_loader(train_loader, "train_loader")
+        check_loader(val_loader, "val_loader")
+        held_out = first_batches(val_loader, device, "val_loader", VALIDATION_SAMPLES)
+        batches = endless(train_loader, device, "train_loader")
+        yield Race(net, optimizer, loss, held_out, batches, limit, course)
+
+
+def _one_per_place_first(ordered: Sequence[Candidate]) -> list[Candidate]:
+    """Return the best candidate of every site first, then the others."""
+    best = {each.site.name: each for each in reversed(ordered)}
+    return sorted(ordered, key=lambda each: best[each.site.name] is not each)
+
+
+def _spread(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return ``count`` evenly spaced elements, the first and the last included."""
+    last = len(ordered) - 1
+    return [ordered[round(i * last / (count - 1))] for i in range(count)]
+
+
+def adopt(control: Runner, net: nn.Module, optimizer: Optimizer) -> None:
+    """Continue ``net`` from the weights of a control, whose batches are charged to the training."""
+    if control.has_diverged:
+        return
+    net.load_state_dict(control.net.state_dict())
+    [theirs] = control.optimisers
+    for own, other in zip(_parameters(optimizer), _parameters(theirs), strict=True):
+        if other in theirs.state:
+            optimizer.state[own] = theirs.state[other]
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

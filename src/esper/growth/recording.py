@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from esper.growth.body import GrowingBody
-from esper.growth.events import Narrator
+from esper.growth.growth_events import Narrator
 from esper.leyline import HEAD_NAMES, OP_NAMES, OP_WAIT, STAGE_NAMES, Controller, EnvFacts, Head, StageMove
 from esper.leyline.events import SCHEMA_VERSION, CounterfactualRow, EpisodeRow, Row, RunRow, known
 from esper.leyline.factored_actions import IntArray, heads_read
 from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import EventSink
 from esper.provenance import git_revision, hardware, versions
-from esper.tolaria import recording
-from esper.tolaria.actuator import Outcome
-from esper.tolaria.recording import Decision, Place
+from esper.kasmina import recorder as recording
+from esper.kasmina.actions import Outcome
+from esper.kasmina.recorder import Decision, Place
 
 
 class Recorder:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from esper.growth.saving import write
+from esper.kasmina.checkpoint import write
 from esper.karn.run import read_rows
 from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import RunRow

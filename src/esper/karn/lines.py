@@ -111,7 +111,6 @@ def first_lines(run: RunRow) -> list[str]:
         f" {notation.UNKNOWN if run.rng_seed is None else run.rng_seed},"
         f" host of {notation.count(run.host_params)} parameters, slots {' '.join(run.slots)}",
         f"stages: {letters}",
-        *([f"kernels: {run.hardware['kernels']}"] if "kernels" in run.hardware else []),
     ]
 
 

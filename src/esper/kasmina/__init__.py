@@ -1,12 +1,14 @@
-"""The body: hosts, slots, blueprints, lifecycle."""
+"""Networks that grow: hosts, slots, blueprints, lifecycle, contributions, compute."""
 
 from esper.kasmina.blueprints import Mirrored, register_blueprint
-from esper.kasmina.contract import check_blueprint
-from esper.kasmina.export import harvest, load_committed, save_committed
+from esper.kasmina.blueprint_check import check_blueprint
+from esper.kasmina.checkpoint import load
 from esper.kasmina.hosts import CNNHost, Host
-from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.plain import harvest
+from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.slot import SeedSlot
-from esper.kasmina.streams import TorchStream
+from esper.kasmina.random_streams import TorchStream
 
 __all__ = [
     "CNNHost",
@@ -17,7 +19,6 @@ __all__ = [
     "TorchStream",
     "check_blueprint",
     "harvest",
-    "load_committed",
+    "load",
     "register_blueprint",
-    "save_committed",
 ]

@@ -37,3 +37,8 @@ def statistics_of(norms: Tensor) -> GradientStatistics:
         vanishing=bool(small.any()),
         exploding=bool(large.any()),
     )
+
+
+def tensor_norms(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of each tensor, ``[tensor]``."""
+    return torch.stack(torch._foreach_norm(tensors))

@@ -1,54 +1,96 @@
-"""How a seed learns before it touches the host: on a shadow branch.
+"""Training of a seed before it changes the network's output, on a shadow branch.
 
-The features at the slot are blended with the seed at a sampled alpha and pushed through the rest of
-the host with detached parameters and cloned buffers, inside the slot's own random stream. The seed
-learns on the loss that it *would* cause; nothing of the host changes, not even its random state.
+The seed is blended in at a sampled alpha while all other parameters are detached and all buffers are clones.
+It learns from the loss that it would cause; nothing of the network changes, and its random state neither where
+the slot has a random stream. A segmented host runs on from the features that the last training pass kept at the slot; any other network
+repeats its whole forward pass on a share of the batch.
 """
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
-from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.transfer import send
+from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.slot import RESERVED, Participation, shadow_size
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def shadow_loss(
-    model: MorphogeneticModel, slot: int, targets: Tensor, loss: Loss, *, look: bool = True
+    model: MorphogeneticModel, slot: int, x: Tensor, y: Tensor, loss: Loss, *, look: bool = True
 ) -> Tensor:
-    """The loss of the batch just seen, had the seed at ``slot`` been blended in; call ``backward`` on it.
+    """Return the loss of the batch ``x, y`` that was trained on last, with the seed at ``slot`` blended in.
 
-    With a ``look`` at its weights, NaN for a seed that is not finite, even where tanh or ReLU would hide it.
+    Args:
+        model: Network in training mode.
+        slot: Slot of an incubating seed.
+        x: Inputs of the batch.
+        y: Targets of the batch.
+        loss: Function of output and target.
+        look: Check the seed's weights first; the loss of a non-finite seed is NaN even where tanh or ReLU
+            would hide it.
     """
-    seed_slot = model.slot(slot)
-    features = model.captured(slot)
-    if look and not seed_slot.is_finite:
-        return torch.full((), math.nan, device=features.device)  # features may be whole numbers: tokens
-    with seed_slot.stream:
-        alphas = model.live_alphas
-        # Drawn on the processor, whatever the device; in (0, 1]: at 0 nothing is learned.
-        alphas[slot] = send(1.0 - torch.rand(()), features.device)
-        frozen = _frozen_tensors(model, slot)
-        output = functional_call(model, frozen, (features, alphas), {"start": slot}, tie_weights=False)
-        return loss(output, targets[: features.shape[0]])
+    if model.segments is not None:
+        features = model.captured(slot)
+        return _in_shadow(
+            model, slot, features.device, look, lambda m: loss(m(features, slot), y[: len(features)])
+        )
+    size = shadow_size(len(x))
+    return _in_shadow(model, slot, x.device, look, lambda m: loss(m(x[:size]), y[:size]))
+
+
+def shadow_loss_of(model: MorphogeneticModel, slot: int, batch_loss: Callable[[], Tensor]) -> Tensor:
+    """Return the loss that ``batch_loss`` computes with the user's network, the seed at ``slot`` blended in."""
+    device = next(model.slots[slot].parameters()).device
+    return _in_shadow(model, slot, device, True, lambda _: batch_loss())
+
+
+class _Call(nn.Module):
+    """A module whose forward is any function of the network: what ``functional_call`` needs."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, run: Callable[[nn.Module], Any]) -> Any:
+        return run(self.network)
+
+
+def _in_shadow(
+    model: MorphogeneticModel,
+    slot: int,
+    device: torch.device,
+    look: bool,
+    run: Callable[[nn.Module], Tensor],
+) -> Tensor:
+    own = model.slots[slot]
+    if look and not own.is_finite:
+        return torch.full((), math.nan, device=device)
+    parts = [Participation(active=i in model.blended, ambient=True) for i in range(len(model.slots))]
+    with own.draws():
+        # In (0, 1]: at 0 nothing is learned. Drawn on the CPU, so that it is the same number on every device.
+        alpha = 1.0 - torch.rand(())
+        alpha = alpha.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else alpha
+        parts[slot] = Participation(alpha=alpha, ambient=True)
+        with model.taking_part(parts):
+            return functional_call(_Call(model), _frozen_tensors(model, slot), (run,), tie_weights=False)  # type: ignore[no-any-return]
 
 
 def _frozen_tensors(model: MorphogeneticModel, slot: int) -> dict[str, Tensor]:
-    """Stand-ins for every tensor of the model but the incubating seed's own.
+    """Return replacements for every tensor of the model but those of the incubating seed.
 
-    One for each place that a module keeps a tensor in, whatever is shared. Left to itself,
-    ``functional_call`` swaps a shared module's tensor once per name of the module, and hands the stand-in
-    back as the original (torch 2.13): a tied embedding would learn no more.
+    One for each module that holds a tensor, also where modules share it. ``functional_call`` would swap a
+    shared tensor once per name and restore the replacement as the original (torch 2.13): a tied embedding
+    would stop learning.
     """
-    own = f"slots.{slot}."
+    own = f"network.host.{model.sites[slot].path}.{RESERVED}."
     frozen: dict[str, Tensor] = {}
     clones: dict[int, Tensor] = {}
-    for prefix, module in model.named_modules():
+    for prefix, module in model.named_modules(prefix="network"):
         for name, weight in module.named_parameters(prefix, recurse=False):
             frozen[name] = weight.detach()
         for name, buffer in module.named_buffers(prefix, recurse=False):

@@ -1,224 +1,372 @@
-"""One slot: the seed module, its gate, its optimiser and its random stream.
+"""Slots: child modules of a network's submodules that hold one seed each and add it in a forward hook.
 
-Stage, ages and alpha belong to the slot table; the slot keeps only what torch needs. The part set
-by ``engage`` describes the pass under way and is no state of the slot.
+As a child module the seed is part of ``parameters``, ``state_dict``, ``to``, ``train``, deepcopy and pickling.
+An empty slot has no tensors and no hook: it costs nothing, keeps every key of the state dict, and leaves
+torch's fused layers, which look for hooks, as they are.
+
+Stage, age and alpha belong to the slot table; the slot keeps what torch needs.
 """
 
 from __future__ import annotations
 
 import copy
-from itertools import chain
-from typing import Any, NamedTuple
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from esper.kasmina import birth, blend
-from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_at
-from esper.kasmina.blueprints.conv import ConvLight
-from esper.kasmina.native import takes
-from esper.kasmina.optim import OptimiserRecipe, clone_tree, copy_moments
-from esper.kasmina.streams import TorchStream
-from esper.leyline.errors import BlueprintError, SlotError
-from esper.leyline.factored_actions import STYLE_OPERATORS, BlendOperator
+from esper.kasmina import blend, seed_checks
+from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
+from esper.kasmina.optimizer_groups import SEED_NAME
+from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.sites import Site
+from esper.leyline.errors import GrowthWarning, HostError, SlotError
+from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS, BlendOperator, Style
+
+RESERVED: Final = SEED_NAME
+"""Name of the slot as a child of its submodule."""
+SHADOW_MIN_SAMPLES: Final = 32
+SHADOW_MIN_SHARE: Final = 0.25
 
 
-class Part(NamedTuple):
-    """What a slot does in one pass; a single value, because setting attributes of a module is slow."""
+def shadow_size(batch: int) -> int:
+    """Return the number of samples of a batch that an incubating seed learns from."""
+    return min(batch, max(SHADOW_MIN_SAMPLES, math.ceil(SHADOW_MIN_SHARE * batch)))
 
-    weight: Tensor | None
-    """Blend the seed in at this alpha."""
-    tap: int
-    """Keep the features of so many samples."""
-    ghost: bool
-    """Join straight-through: the host's value, the seed's gradient."""
-    ambient: bool
-    """Draw from the random stream that the caller entered, not from the slot's own."""
+
+class Participation(NamedTuple):
+    """Part that a slot takes in a forward pass."""
+
+    active: bool = True
+    """Blend the seed into the features."""
+    alpha: Tensor | None = None
+    """Blend weight of this pass; None is the slot's own alpha."""
+    taps: bool = False
+    """Keep a share of the features of a training pass for the shadow branch."""
+    ambient: bool = False
+    """Draw random numbers from the stream that the caller has entered, not from the slot's stream."""
+
+
+class Graft(nn.Module):
+    """A seed with its gate: ``h + alpha * change(h)``."""
+
+    alpha: Tensor
+    description: Tensor
+
+    def __init__(
+        self,
+        seed: nn.Module,
+        gate: nn.Module | None,
+        operator: BlendOperator,
+        swap: tuple[int, int] | None,
+        description: Tensor,
+    ) -> None:
+        """Register ``description``, which names blueprint and style, as a buffer of every state dict."""
+        super().__init__()
+        self.seed = seed
+        self.gate = gate
+        self.operator = operator
+        self.swap = swap
+        # Only an affine GroupNorm needs the input's gradient (ADR 0006), which costs time on a frozen network.
+        norms = any(isinstance(m, nn.GroupNorm) and m.affine for m in seed.modules())
+        self.change = blend.change if norms else blend.pure_change
+        # A 0-d buffer and not a float: torch.compile would recompile for every new float.
+        self.register_buffer("alpha", torch.ones(()))
+        self.register_buffer("description", description)
+
+    def forward(self, h: Tensor, alpha: Tensor | None = None) -> Tensor:
+        """Return the features with the seed blended in, at the graft's own alpha unless one is given."""
+        seen = h.transpose(*self.swap) if self.swap else h
+        change = self.change(self.operator, seen, self.seed, self.gate)
+        weight = self.alpha if alpha is None else alpha
+        # Under autocast a seed may return another dtype than the host's features.
+        grown = torch.addcmul(seen, weight.to(seen.dtype), change.to(seen.dtype))
+        return grown.transpose(*self.swap) if self.swap else grown
 
 
 class SeedSlot(nn.Module):
-    """A place in the host where a seed can live."""
+    """Room for one seed after the submodule that has this slot as a child.
 
-    alpha: Tensor
-    part: Part | None
+    Args:
+        site: Position of the slot in the network.
+        net: Network that the site is a part of.
+        stream: Random stream for initial weights, dropout and sampled alphas of the seeds; None draws from
+            torch's global generator.
+        token: Identifier shared by all deep copies of one growing network.
+    """
 
-    def __init__(self, slot_id: str, width: int, topology: Topology, stream: TorchStream) -> None:
-        super().__init__()
-        self.slot_id = slot_id
-        self.width = width
-        self.topology: Topology = topology
-        self.stream = stream
-        self.original: tuple[nn.Module, ...] = ()
-        """The trunk's last block before this slot, if there is one that could be repeated here. A tuple keeps
-        torch from taking it for a part of the slot."""
-        self.seed: nn.Module | None = None
-        self.gate: nn.Module | None = None
-        self.operator = BlendOperator.ADD
-        self.optimiser: Optimizer | None = None
-        self.stochastic = False
-        """The seed draws random numbers when it runs in training mode."""
-        # A 0-d buffer and not a float: a compiled graph would be rebuilt for every new float.
-        self.register_buffer("alpha", torch.zeros(()))
-        self.disengage()
+    participation: Participation
 
-    # --- the pass under way -------------------------------------------------------------------
-
-    def engage(
-        self, weight: Tensor | None, *, tap: int = 0, ghost: bool = False, ambient: bool = False
+    def __init__(
+        self, site: Site, net: nn.Module, stream: TorchStream | None = None, token: str = ""
     ) -> None:
-        """Take a part in the pass to come, or none; see ``Part``."""
-        joins = weight is not None or tap > 0 or ghost
-        # Past nn.Module, which would look through parameters and submodules at every pass.
-        vars(self)["part"] = Part(weight, tap, ghost, ambient) if joins else None
-
-    @property
-    def engaged(self) -> bool:
-        return self.part is not None
-
-    def disengage(self) -> None:
-        """Let the features pass as they are, and forget what earlier passes left."""
-        self.engage(None)
+        super().__init__()
+        self.site = site
+        # Modules in tuples: torch does not register them as children.
+        self.parent = (net.get_submodule(site.path),)
+        self.block = () if site.block is None else (net.get_submodule(site.block),)
+        """The module that a ``stack`` seed copies, if there is one."""
+        self.stream = stream
+        self.token = token
+        self.graft: Graft | None = None
+        self.handle: RemovableHandle | None = None
+        """Kept: only an unpickled handle reserves its hook's number in a new process."""
+        self.stochastic = False
+        """The seed draws random numbers in training mode."""
         self.features: Tensor | None = None
-        self.poisoned = False
+        """Features that the last training pass kept for the shadow branch."""
+        self.take_part(Participation())
 
-    def forward(self, h: Tensor) -> Tensor:
-        """The features that the host continues with."""
-        part = self.part
-        if part is None:
-            return h
-        if part.tap:
-            # A clone, because an in-place activation downstream may overwrite h.
-            self.features = h.detach()[: part.tap].clone()
-        if part.weight is not None:
-            return self._blended(h, part.weight, part.ambient)
-        return self._straight_through(h) if part.ghost else h
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's has no annotations
+        COPIES.add(self)
 
-    def _blended(self, h: Tensor, alpha: Tensor, ambient: bool) -> Tensor:
-        seed, trains_host = self.seed, h.requires_grad or not torch.is_grad_enabled()
-        if isinstance(seed, ConvLight) and self.operator is BlendOperator.ADD and takes(h) and trains_host:
-            return seed.added(h, alpha)
-        return torch.addcmul(h, alpha, self._change(h, ambient))
+    # --- forward pass -------------------------------------------------------------------------
 
-    def _change(self, h: Tensor, ambient: bool = False) -> Tensor:
-        if self.seed is None:
-            raise RuntimeError(f"slot {self.slot_id} is engaged but empty")
-        if self.stochastic and self.training and not ambient:
+    def take_part(self, participation: Participation) -> None:
+        """Set the slot's part in the passes to come."""
+        # Not through nn.Module.__setattr__, which searches parameters and submodules: this runs per minibatch.
+        vars(self)["participation"] = participation
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse a parent that runs all its children in turn; the hook does the work."""
+        raise HostError(
+            f"the submodule at '{self.site.path}' runs all its children in turn, its slot among them; name"
+            " the child that comes last as the slot"
+        )
+
+    def on_forward(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        """Blend the seed into the submodule's output (forward hook)."""
+        part, where = self.participation, self.site.output
+        if part.taps and self.training:
+            h = where.features(output)
+            # A clone, because an in-place activation downstream may overwrite the features.
+            vars(self)["features"] = h.detach()[: shadow_size(len(h))].clone()
+        if not part.active:
+            return None
+        return where.replaced(output, self.blended(where.features(output)))
+
+    def blended(self, h: Tensor) -> Tensor:
+        """Return the features with the seed blended in."""
+        graft, part = self.graft, self.participation
+        assert graft is not None, f"slot {self.site.name} is empty"
+        if self.stochastic and self.training and self.stream is not None and not part.ambient:
             with self.stream:
-                return blend.change(self.operator, h, self.seed, self.gate)
-        return blend.change(self.operator, h, self.seed, self.gate)
+                return graft(h, part.alpha)  # type: ignore[no-any-return]
+        return graft(h, part.alpha)  # type: ignore[no-any-return]
 
-    def _straight_through(self, h: Tensor) -> Tensor:
-        """The host's value with the seed's gradient; a non-finite seed is left out of the graph.
-
-        Its weights are looked at too: tanh and ReLU return finite values for infinite ones, and only
-        the gradient would show it.
-        """
-        change = self._change(h.detach().clone()) if self.is_finite else None
-        if change is None or not torch.isfinite(change).all():
-            self.poisoned = True
-            return h
-        self.poisoned = False
-        return h + (change - change.detach())
-
-    # --- the seed of this slot ----------------------------------------------------------------
-
-    def germinate(self, blueprint: int, style: int, recipe: OptimiserRecipe, sample: Tensor) -> int:
-        """Attach a new seed; returns its parameter count. ``sample`` is a batch of features of this slot.
-
-        A blueprint that is refused leaves the slot as it was.
-        """
-        if self.seed is not None:
-            raise SlotError(f"slot {self.slot_id} holds a seed already; prune it before the next one")
-        spec = blueprint_at(blueprint, self.topology)
-        birth.check_fits(spec, self.slot_id, self.width, copyable=bool(self.original))
-        position = self.stream.get_state()
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Set alpha to 0 inside the context; torch.compile does not recompile for it."""
+        assert self.graft is not None
+        before = self.graft.alpha.clone()
+        self.graft.alpha.zero_()
         try:
-            with self.stream, birth.refusals(spec, sample):
-                seed = self._attach(blueprint, style, recipe)
-                self.stochastic = birth.check_birth(spec, seed, sample)
-        except BlueprintError:
-            self.remove()
-            self.stream.set_state(position)
-            raise
-        return sum(p.numel() for p in self.parameters())
+            yield
+        finally:
+            self.graft.alpha.copy_(before)
+
+    # --- the seed -----------------------------------------------------------------------------
 
     def takes(self, spec: BlueprintSpec) -> bool:
-        """Whether a seed of this blueprint can be built here."""
-        return birth.takes(spec, self.width, copyable=bool(self.original))
+        """Return whether a seed of this blueprint can be built here."""
+        return seed_checks.takes(spec, self.site.width, copyable=self.site.block is not None)
 
-    def _attach(self, blueprint: int, style: int, recipe: OptimiserRecipe) -> nn.Module:
-        spec = blueprint_at(blueprint, self.topology)
-        operator = STYLE_OPERATORS[style]
-        seed = spec.build(copy.deepcopy(self.original[0]) if spec.copies else self.width)
-        gate = blend.Gate(self.width, self.topology) if operator is BlendOperator.GATE else None
-        self.seed, self.gate, self.operator = seed, gate, operator
-        self.to(self.alpha.device, self.alpha.dtype)
-        if self.topology == "feature_map":
-            self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
-        self.optimiser = recipe.make(self.parameters())
-        self.train(self.training)
-        return seed
+    def germinate(
+        self,
+        blueprint: str,
+        style: int = Style.LINEAR_ADD,
+        *,
+        like: Tensor,
+        block: nn.Module | None = None,
+    ) -> Graft:
+        """Build a seed, check it and put it into the forward at full alpha.
 
-    def take_over(self, original: nn.Module, optimiser: Optimizer) -> None:
-        """Go on from the weights of ``original`` and from what its optimiser has gathered for them."""
-        assert self.seed is not None
-        assert self.optimiser is not None
-        own = self.seed.state_dict()
-        self.seed.load_state_dict(dict(zip(own, original.state_dict().values(), strict=True)))
-        copy_moments(optimiser, original.parameters(), self.optimiser, self.seed.parameters())
+        A blueprint that is refused leaves slot and random state as they were.
 
-    def remove(self) -> None:
-        """Empty the slot: module, gate, optimiser and gradients go, the random stream stays."""
-        self.seed, self.gate, self.optimiser = None, None, None
-        self.operator, self.stochastic = BlendOperator.ADD, False
-        self.alpha.zero_()
-        self.disengage()
+        Args:
+            blueprint: Name of the blueprint.
+            style: Index of the blend style.
+            like: Tensor with the device and dtype of the seed's parameters.
+            block: Module that a copying blueprint repeats; the site's block unless given.
+
+        Raises:
+            SlotError: The slot holds a seed.
+            BlueprintError: The blueprint does not fit the slot, or its seed is no delta of exactly zero.
+        """
+        if self.graft is not None:
+            raise SlotError(f"slot {self.site.name} holds a seed already; prune it before the next one")
+        spec = blueprint_named(blueprint, self.site.topology)
+        seed_checks.check_fits(spec, self.site.name, self.site.width, copyable=self.site.block is not None)
+        sample = self.sample_features(like, as_they_are=spec.copies)
+        with self._restored_on_error(), self.draws(), seed_checks.refusals(spec, sample):
+            graft = self._built(spec, style, like, block)
+            stochastic = seed_checks.check_birth(spec, graft.seed, sample)
+        self.hold(graft)
+        self.stochastic = stochastic
+        return graft
+
+    def draws(self) -> AbstractContextManager[object]:
+        """Enter the slot's random stream, if it has one."""
+        return nullcontext() if self.stream is None else self.stream
+
+    @contextmanager
+    def _restored_on_error(self) -> Iterator[None]:
+        """Restore the random state after an error, Ctrl-C included."""
+        position = torch.get_rng_state() if self.stream is None else self.stream.get_state()
+        try:
+            yield
+        except BaseException:
+            (torch.set_rng_state if self.stream is None else self.stream.set_state)(position)
+            raise
+
+    def hold(self, graft: Graft) -> None:
+        """Put ``graft`` into the forward of the slot's submodule."""
+        [submodule] = self.parent
+        self.graft = graft.train(submodule.training)
+        self.handle = submodule.register_forward_hook(self.on_forward)
+        self._forget_compiled()
+
+    def remove(self) -> Graft:
+        """Empty the slot and return its graft; the random stream continues."""
+        assert self.graft is not None
+        assert self.handle is not None
+        graft = self.graft
+        self.handle.remove()
+        self.graft, self.handle, self.features, self.stochastic = None, None, None, False
+        self.take_part(Participation())
+        self._forget_compiled()
+        return graft
+
+    def _forget_compiled(self) -> None:
+        if self.stream is None:  # networks of environments, whose slots have streams, are never compiled
+            forget_compiled()
 
     def floats(self) -> list[Tensor]:
-        """Every weight and statistic of the seed that could be other than finite."""
-        return [t.detach() for t in chain(self.parameters(), self.buffers()) if t.is_floating_point()]
+        """Return every weight and statistic of the seed that could be non-finite."""
+        tensors = (*self.parameters(), *self.buffers())
+        return [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
 
     @property
     def is_finite(self) -> bool:
         """Whether every weight and statistic of the seed is finite."""
-        return all(bool(torch.isfinite(t).all()) for t in self.floats())
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self.floats())
+
+    @property
+    def seed(self) -> nn.Module | None:
+        """The seed module; None in an empty slot."""
+        return None if self.graft is None else self.graft.seed
+
+    @property
+    def gate(self) -> nn.Module | None:
+        """The gate of a ``gated_gate`` seed."""
+        return None if self.graft is None else self.graft.gate
 
     # --- state --------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """Everything torch holds for this slot, apart from what the slot table knows."""
-        empty = self.seed is None
-        return {
-            "weights": None if empty else {k: v.clone() for k, v in self.state_dict().items()},
-            "optimiser": None if self.optimiser is None else clone_tree(self.optimiser.state_dict()),
-            "stochastic": self.stochastic,
-            "stream": self.stream.get_state(),
-        }
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Build the seed that the state describes, or remove the present one, before weights are loaded."""
+        wanted = state_dict.get(f"{prefix}graft.description")
+        if self.graft is not None and (wanted is None or not torch.equal(self.graft.description, wanted)):
+            if wanted is None:
+                sentence = (
+                    f"the state that was loaded has no seed in slot {self.site.name}; its own was removed"
+                )
+                GrowthWarning.issue(sentence)
+            self.remove()
+        if self.graft is None and wanted is not None:
+            self.rebuild(wanted, next(self.parent[0].parameters(), state_dict[f"{prefix}graft.alpha"]))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def rebuilt(
-        self, state: dict[str, Any], blueprint: int, style: int, recipe: OptimiserRecipe | None
-    ) -> SeedSlot:
-        """A slot in ``state``, beside this one; the slot table's blueprint and style say what to build."""
-        twin = SeedSlot(self.slot_id, self.width, self.topology, TorchStream(0))
-        twin.stream.set_state(state["stream"])
-        twin.original = self.original
-        twin.to(self.alpha.device, self.alpha.dtype).train(self.training)
-        if state["weights"] is not None:
-            if recipe is None:
-                raise RuntimeError("a state with seeds needs bind_optimiser(host_optimiser) first")
-            with TorchStream(0):  # initial values are overwritten, so they must not cost a draw
-                twin._attach(blueprint, style, recipe)
-            twin.load_state_dict(state["weights"])
-            assert twin.optimiser is not None
-            twin.optimiser.load_state_dict(clone_tree(state["optimiser"]))
-            twin.stochastic = state["stochastic"]
-        return twin
+    def rebuild(self, description: Tensor, like: Tensor) -> None:
+        """Hold a seed of this description with arbitrary weights; the random state does not change."""
+        self.hold(self.rebuilt(description, like))
 
-    def become(self, other: SeedSlot) -> None:
-        """Take over everything of ``other``; it is left for the collector."""
-        self.remove()
-        self.seed, self.gate, self.operator = other.seed, other.gate, other.operator
-        self.optimiser, self.stochastic = other.optimiser, other.stochastic
-        self.alpha.copy_(other.alpha)
-        self.stream.set_state(other.stream.get_state())
+    def rebuilt(self, description: Tensor, like: Tensor) -> Graft:
+        """Return a graft of this description with arbitrary weights, not attached."""
+        blueprint, style = described(description)
+        spec = blueprint_named(blueprint, self.site.topology)
+        with TorchStream(0):
+            return self._built(spec, style, like)
+
+    def _built(self, spec: BlueprintSpec, style: int, like: Tensor, block: nn.Module | None = None) -> Graft:
+        source = block if block is not None else next(iter(self.block), None)
+        graft = build_graft(self.site, spec, style, source).to(like).requires_grad_(True)
+        if self.site.channels_last:
+            graft.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in stubs
+        return graft
+
+    def sample_features(self, like: Tensor, *, as_they_are: bool) -> Tensor:
+        """Return made-up features of two samples; all values differ, as normalisation maps a constant to 0."""
+        shape = (2, *self.site.shape[1:])
+        sample = torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape).to(like)
+        return sample.transpose(*self.site.swap) if self.site.swap and as_they_are else sample
+
+
+COPIES: Final[WeakSet[SeedSlot]] = WeakSet()
+"""Slots made by deepcopy or unpickling."""
+
+
+def build_graft(site: Site, spec: BlueprintSpec, style: int, block: nn.Module | None) -> Graft:
+    """Return a new graft; a copying blueprint repeats ``block`` without its slots."""
+    operator = STYLE_OPERATORS[style]
+    seed = spec.build(without_slots(block) if spec.copies and block is not None else site.width)
+    gate = blend.Gate(site.width, site.topology) if operator is BlendOperator.GATE else None
+    swap = None if spec.copies else site.swap  # a copied block takes the features in their own layout
+    return Graft(seed, gate, operator, swap, description_of(spec.name, style))
+
+
+def description_of(blueprint: str, style: int) -> Tensor:
+    """Encode blueprint and style as bytes: formats for weights store tensors only."""
+    return torch.tensor(list(json.dumps([blueprint, BLEND_IDS[style]]).encode()), dtype=torch.uint8)
+
+
+def described(description: Tensor) -> tuple[str, int]:
+    """Return the blueprint and the style index that a description encodes."""
+    blueprint, style = json.loads(bytes(description.tolist()))
+    return blueprint, BLEND_IDS.index(style)
+
+
+def without_slots(module: nn.Module) -> nn.Module:
+    """Return a copy of ``module`` without slots."""
+    twin = copy.deepcopy(module)
+    detach(twin)
+    return twin
+
+
+def slots_of(net: nn.Module) -> dict[str, SeedSlot]:
+    """Return the slots in ``net`` by the path of their submodule."""
+    found = ((path, module._modules.get(RESERVED)) for path, module in net.named_modules())
+    return {path: slot for path, slot in found if isinstance(slot, SeedSlot)}
+
+
+def attach(net: nn.Module, slots: Sequence[SeedSlot]) -> None:
+    """Make every slot a child of its submodule."""
+    if slots_of(net):
+        raise HostError(
+            f"this {type(net).__name__} is growing already; call finish() of its Growth before another"
+        )
+    for slot in slots:
+        slot.parent[0].add_module(RESERVED, slot)
+
+
+def detach(net: nn.Module) -> None:
+    """Remove all slots and their seeds from ``net``."""
+    for path, slot in slots_of(net).items():
+        if slot.graft is not None:
+            slot.remove()
+        del net.get_submodule(path)._modules[RESERVED]
+
+
+def forget_compiled() -> None:
+    """Recompile at the next call: torch.compile does not notice a hook that was added or removed."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()

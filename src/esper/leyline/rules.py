@@ -1,7 +1,7 @@
 """The numbers that govern a slot's episode, chosen once per run."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.factored_actions import (
@@ -17,7 +17,6 @@ from esper.leyline.factored_actions import (
 )
 from esper.leyline.slot_config import SlotConfig
 
-IncubationMode = Literal["shadow", "straight_through"]
 _NAMED_CHOICES: Final = (Tempo, AlphaTarget, AlphaSpeed, AlphaCurve)
 
 
@@ -39,7 +38,6 @@ class LifecycleRules:
     """G5 asks for a lower confidence bound, not only for a measurement."""
     min_contribution: float = 0.0
     """Points that the lower bound must reach under ``strict_fossilize``."""
-    incubation: IncubationMode = "shadow"
     blueprints: tuple[str, ...] = ()
     """What a controller may choose from, by name; all there are unless named."""
     fossil_watch_epochs: int = 50

@@ -6,15 +6,46 @@ The environment measures facts; ``tamiyo.tracker`` turns them into signals.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
 
 HISTORY_LENGTH: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RaceCandidate:
+    """One seed that ran in a race to its end."""
+
+    slot: int
+    blueprint: int
+    lead: float
+    """Validation loss of the network trained without the seed, minus that with it."""
+    error: float
+    """Standard error of the lead."""
+    cost: float
+    """Compute of the seed, relative to that of the network."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaceResult:
+    """Outcome of a race between candidate seeds and the network without them."""
+
+    candidates: tuple[RaceCandidate, ...]
+    """Best first; empty if nothing ran to the end."""
+    loss: float
+    """Validation loss before the race."""
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any] | None) -> RaceResult | None:
+        """Return the result that ``dataclasses.asdict`` was called with."""
+        if plain is None:
+            return None
+        return cls(tuple(RaceCandidate(**each) for each in plain["candidates"]), plain["loss"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +75,10 @@ class EnvFacts:
     """Of the network as it stands, for what is left of the budget; NaN where compute is free."""
     candidate_cost: float = math.nan
     """Compute of a seed that can be planted, on average, by that of the network; NaN likewise."""
+    cost: float = math.nan
+    """FLOPs of one forward pass of the present network, for a batch of fixed size; NaN where not counted."""
+    race: RaceResult | None = None
+    """Result of a race that was run after this epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +102,15 @@ class EpochFacts:
     minibatches: IntArray
     minibatches_left: FloatArray
     candidate_cost: FloatArray
+    cost: FloatArray
+    races: tuple[RaceResult | None, ...]
 
     @classmethod
     def stack(cls, rows: Sequence[EnvFacts]) -> EpochFacts:
         """Put the facts of single environments side by side."""
-        return cls(**{f.name: np.array([getattr(row, f.name) for row in rows]) for f in fields(cls)})
+        names = [f.name for f in fields(cls) if f.name != "races"]
+        columns = {name: np.array([getattr(row, name) for row in rows]) for name in names}
+        return cls(**columns, races=tuple(row.race for row in rows))
 
 
 @dataclass(frozen=True, slots=True)

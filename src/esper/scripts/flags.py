@@ -61,14 +61,7 @@ def parse_flags(
 
 
 def say_where(config: Hardware) -> None:
-    """Print which environments run on which device, and which kernels, unless all is as ever.
-
-    As ever is the processor, with kernels of our own.
-    """
-    from esper.kasmina.native import kernels
-
-    if kernels().library is None:
-        print(f"esper: convolutions run on kernels that are {kernels().description}", file=sys.stderr)
+    """Print the devices of the environments, unless all of them run on the CPU."""
     if config.devices != Hardware().devices:
         from esper.tolaria.devices import describe_map
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from esper.kasmina.optim import DECAY_SHARE
+from esper.kasmina.schedules import DECAY_SHARE
 from esper.leyline.rules import ActionSpace
 from esper.study.config import Arm, StudyConfig, arms_of, sizes_of
 from esper.study.running import Answer, Line, Run

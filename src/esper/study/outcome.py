@@ -18,7 +18,7 @@ from esper.leyline.durable import partial_of, write_durably
 from esper.study.conduct import Found
 from esper.study.config import StudyConfig
 from esper.study.running import Answer
-from esper.tolaria.meter import FlopLedger
+from esper.kasmina.compute import FlopLedger
 
 TABLE_FILE: Final = "table.md"
 PAGE_FILE: Final = "study.html"

@@ -17,7 +17,7 @@ from esper.tamiyo.schedule import Schedule, parse_plan
 from esper.tolaria.anytime import Branch, branches
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.episode import run_episode
-from esper.tolaria.meter import FlopLedger
+from esper.kasmina.compute import FlopLedger
 from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector
 from esper.tolaria.whole import plant_whole, seeds_of

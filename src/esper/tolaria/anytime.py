@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from esper.kasmina.optim import DECAY_SHARE
+from esper.kasmina.schedules import DECAY_SHARE
 from esper.leyline.errors import EsperError
 from esper.leyline.factored_actions import CANONICAL_ACTION
 from esper.leyline.protocols import Controller

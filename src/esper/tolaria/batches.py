@@ -7,10 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.kasmina.transfer import send
 from esper.leyline.errors import DataError
 from esper.tolaria.data import Samples, Splits
 from esper.tolaria.devices import Device
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the CPU to ``device`` without waiting for it."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class BatchCursor:

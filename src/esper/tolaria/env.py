@@ -1,22 +1,27 @@
-"""One environment: episodes of one growing host, each from the untrained host to the commit.
+"""One environment: episodes of one growing network, each from initial weights to the commit.
 
-``step`` is the straight line of one decision: act, train, measure, check, advance, and at the horizon
-commit. The environment measures; whoever decides gets facts and the slot table.
+``step`` is one decision: act, train, measure, check, advance, and commit at the horizon. The environment returns
+facts and the slot table; a controller interprets them.
 """
 
 import copy
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 
-from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina import actions
+from esper.kasmina.contributions import Contributions, record_contributions
+from esper.kasmina.governor import Governor
+from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.recorder import PHASES, Recorder, Reward, RowKey
+from esper.kasmina.recovery import ROLLBACK_LIMIT, Recovery
 from esper.leyline.errors import DivergedError, EsperError
-from esper.leyline.events import Row, StageMove
+from esper.leyline.events import StageMove
 from esper.leyline.factored_actions import (
     CANONICAL_ACTION,
     NUM_OPS,
@@ -25,7 +30,6 @@ from esper.leyline.factored_actions import (
     IntArray,
     canonicalise,
     check_actions,
-    heads_read,
 )
 from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import EventSink, PolicyOutput
@@ -33,18 +37,14 @@ from esper.leyline.rules import ActionSpace
 from esper.leyline.signals import EnvFacts
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
-from esper.tolaria import actuator, recording, slot_measurements
-from esper.tolaria.counterfactual import Counterfactuals
 from esper.tolaria.devices import DEFAULT_COMPUTE, Compute
 from esper.tolaria.episode_report import EpisodeReport
-from esper.tolaria.epoch import EpochTraining
+from esper.tolaria.epoch import EpochTraining, record_gradients
 from esper.tolaria.host_training import HostTraining, train_together
-from esper.tolaria.recording import Decision, Place, Reward
-from esper.tolaria.recovery import ROLLBACK_LIMIT, Recovery
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
 
-_COUNTED: Final = ("epoch", "_next_seed_id", "_op_counts", "_refused", "_val_scores", "_val_loss")
+_COUNTED: Final = ("epoch", "_next_seed_id", "_val_scores", "_val_loss")
 """Attributes that change from step to step."""
 
 
@@ -70,7 +70,8 @@ class MorphEnv:
         self.compute = compute
         self.task = task
         self.table = table if table is not None else SlotTable.empty(1, task.num_slots)
-        self.sink = sink
+        self.recorder = Recorder(self.table, self._key)
+        self.recorder.sink = sink
         self.episode, self._attempt = -1, 0
         self._rng_seed = rng_seed
         self._env = env
@@ -96,11 +97,11 @@ class MorphEnv:
         self._twin_scores = twin_scores
         streams = EpisodeStreams(self._rng_seed, self._env, episode, attempt, self.compute.device)
         self.host = HostTraining(self.task, self.table, streams, self._enabled, self.compute.amp)
-        self._recovery = Recovery(self.host, self.task.objective, self._rollback_limit)
+        governor = Governor(self.host.guess_loss)
+        self._recovery = Recovery(self.host, governor, self.host.batch_loss, self._rollback_limit)
         self.epoch = 0
         self._next_seed_id = 0
-        self._op_counts = [0] * NUM_OPS
-        self._refused = 0
+        self.recorder.load_state({"op_counts": [0] * NUM_OPS, "refused": 0})
         self._val_scores: list[float] = []
         """By epoch; the last epoch's is replaced when it is measured again."""
         self._began = time.perf_counter()
@@ -143,7 +144,7 @@ class MorphEnv:
             self._record_interventions()
             measured = self._measure()
         times.append(time.perf_counter())
-        self._record_moves(actuator.advance(self.model))
+        self._record_moves(actions.advance(self.model))
         if self.ended:
             self._record_moves(self.host.commit())
             measured = self._measure()
@@ -156,22 +157,14 @@ class MorphEnv:
         if self.ended:
             raise RuntimeError("this episode has ended; call reset() for the next one")
         check_actions(action[None], 1, self.table.num_slots)
-        alpha = self.table.alpha[:, action[Head.SLOT]]
-        canonical = canonicalise(action[None], alpha)
+        alpha = self.table.alpha[:, action[Head.SLOT]].copy()
+        canonical = canonicalise(action[None], alpha)[0]
         if self.task.rules.enters_at_once:
-            canonical[:, Head.TEMPO] = CANONICAL_ACTION[Head.TEMPO]
+            canonical[Head.TEMPO] = CANONICAL_ACTION[Head.TEMPO]
         legal = legal_slots_by_op(self.table, self.model.rules)[0]
-        outcome = actuator.apply_action(self.model, canonical[0], self._next_seed_id, legal)
-        op = int(canonical[0, Head.OP])
-        self._op_counts[op] += 1
-        self._refused += not outcome.succeeded
-        self._decision = Decision(
-            place=self._place(),
-            action=canonical[0],
-            read=heads_read(canonical, alpha)[0],
-            forced=not np.delete(legal.any(axis=1), OP_WAIT).any(),
-            outcome=outcome,
-        )
+        outcome = actions.apply_action(self.model, canonical, self._next_seed_id, legal)
+        op = int(canonical[Head.OP])
+        self.recorder.decided(canonical, alpha, legal, outcome)
         self._record_moves(outcome.moves)
         return op, outcome.succeeded
 
@@ -179,14 +172,14 @@ class MorphEnv:
         trained = self.host.end_epoch(self._recovery)
         self._record_interventions()
         self.epoch += 1
-        slot_measurements.record_training(self.table, trained)
+        record_gradients(self.table, trained)
         return trained
 
-    def _measure(self) -> Counterfactuals:
+    def _measure(self) -> Contributions:
         result = self.host.measure(contributions=not self.ended)
         self._val_scores[self.epoch :] = [result.score]
         self._val_loss = result.loss
-        slot_measurements.record_worth(self.table, result)
+        record_contributions(self.table, result)
         return result
 
     def run_out(self) -> EpisodeReport:
@@ -198,7 +191,7 @@ class MorphEnv:
     # --- what is known ------------------------------------------------------------------------
 
     def _facts(
-        self, measured: Counterfactuals, trained: EpochTraining | None, op: int, succeeded: bool
+        self, measured: Contributions, trained: EpochTraining | None, op: int, succeeded: bool
     ) -> EnvFacts:
         if not math.isfinite(measured.loss):
             raise DivergedError(
@@ -241,68 +234,59 @@ class MorphEnv:
             params=host + grown,
             host_flops_per_sample=host_flops,
             flops_per_sample=flops,
-            flops=asdict(self.host.meter.ledger),
-            op_counts=tuple(self._op_counts),
-            refused=self._refused,
+            flops=self.host.meter.ledger.flops(),
+            op_counts=tuple(self.recorder.op_counts),
+            refused=self.recorder.refused,
             val_scores=tuple(self._val_scores),
             rollbacks=self._recovery.rollbacks,
             cut_short=self.epoch < self.task.horizon,
         )
-        seconds = time.perf_counter() - self._began
-        row = recording.episode_row(
-            self._place(), report, twin_score=self._twin_score(), seconds=seconds, reward=reward
-        )
-        self._emit([row])
+        columns = asdict(report) | {
+            "op_counts": list(report.op_counts),
+            "twin_val_score": self._twin_score(),
+            "ended_by": "governor" if report.cut_short else "horizon",
+            "seconds": time.perf_counter() - self._began,
+        }
+        self.recorder.episode(columns, reward)
         return report
 
     # --- rows ---------------------------------------------------------------------------------
 
-    def _place(self) -> Place:
-        return Place(self._env, self.episode, self._attempt, self._iteration, self.epoch)
+    def _key(self) -> RowKey:
+        return RowKey(self._env, self.episode, self._attempt, self._iteration, self.epoch)
 
     def _twin_score(self) -> float | None:
         return None if self._twin_scores is None else self._twin_scores[self.epoch]
 
-    def _emit(self, rows: Iterable[Row]) -> None:
-        if self.sink is not None:
-            for row in rows:
-                self.sink.emit(row)
-
     def record_decision(self, policy: PolicyOutput | None = None, reward: Reward | None = None) -> None:
-        """Emit the row of the last decision, with what its maker and its rewarder know of it."""
-        self._emit([recording.decision_row(self._decision, policy, reward)])
+        """Emit the row of the last decision, with the policy's output and the reward."""
+        self.recorder.decision(policy, reward)
 
     def _record_moves(self, moves: Sequence[StageMove]) -> None:
-        """Follow stage moves that have happened."""
         self.host.count(moves)
         self._next_seed_id += sum(move.target is Stage.GERMINATED for move in moves)
         if any(move.target is Stage.FOSSILIZED for move in moves):
             self._recovery.note_fossil()
-        self._emit(recording.transition_rows(self._place(), moves, self._last_score()))
+        self.recorder.moves(moves, self._last_score())
 
     def _record_interventions(self) -> None:
-        for intervention in self._recovery.interventions():
-            self._emit(recording.transition_rows(self._place(), intervention.moves, self._last_score()))
-            self._emit([recording.alert_row(self._place(), intervention)])
+        self.recorder.interventions(self._recovery.interventions(), self._last_score())
 
     def _last_score(self) -> float | None:
         return self._val_scores[-1] if self._val_scores else None
 
     def _record_epoch(
-        self, facts: EnvFacts, measured: Counterfactuals, trained: EpochTraining, seconds: Sequence[float]
+        self, facts: EnvFacts, measured: Contributions, trained: EpochTraining, seconds: Sequence[float]
     ) -> None:
-        place = self._place()
-        self._emit(recording.counterfactual_rows(place, measured, self.table.in_forward[0]))
-        row = recording.epoch_row(
-            place,
+        self.recorder.epoch(
             facts,
-            dict(zip(recording.PHASES, seconds, strict=True)),
+            measured,
+            dict(zip(PHASES, seconds, strict=True)),
             twin_score=self._twin_score(),
             learning_rate=self.host.learning_rate,
             skipped_batches=trained.skipped,
             skipped_steps=trained.skipped_steps,
         )
-        self._emit([row, *recording.seed_rows(place, self.table)])
 
     # --- states -------------------------------------------------------------------------------
 
@@ -314,6 +298,7 @@ class MorphEnv:
             "host": self.host.state(),
             "recovery": self._recovery.state(),
             "counted": copy.deepcopy({name: getattr(self, name) for name in _COUNTED}),
+            "recorder": self.recorder.state(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -327,6 +312,7 @@ class MorphEnv:
         self.host.load_state(state["host"])
         self._recovery.load_state(state["recovery"])
         vars(self).update(copy.deepcopy(state["counted"]))
+        self.recorder.load_state(state["recorder"])
         self.host.close_growth(self.epoch)
 
     def _origin(self) -> str:

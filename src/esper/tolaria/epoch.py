@@ -1,7 +1,7 @@
-"""An epoch of minibatches, read when it is over, or looked at minibatch by minibatch.
+"""An epoch of minibatches: read at its end, or checked minibatch by minibatch.
 
-As a rule nothing of an epoch is read before its end. One that turns out not to be finite is run again,
-looking.
+Normally nothing is read from the device before the end of an epoch. An epoch that turns out to be non-finite is
+undone and run again with checks.
 """
 
 import math
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.health import GradientStatistics, statistics_of
+from esper.leyline.slot_table import SlotTable
 from esper.tolaria.minibatch import Learner
 from esper.tolaria.objective import Objective
 from esper.tolaria.precision import Precision
@@ -21,7 +22,7 @@ from esper.tolaria.precision import Precision
 
 @dataclass(frozen=True, slots=True)
 class EpochTraining:
-    """What one epoch of minibatches showed; NaN where every minibatch was skipped."""
+    """Results of one epoch of minibatches; NaN where every minibatch was skipped."""
 
     loss: float
     score: float
@@ -29,13 +30,13 @@ class EpochTraining:
     skipped: int
     seeds: dict[int, GradientStatistics]
     broken: bool = False
-    """Ended early: a minibatch was not finite, and no seed could be removed for it."""
+    """The epoch ended early: a minibatch was non-finite, and no seed could be removed for it."""
     skipped_steps: int = 0
-    """Steps that a float16 scaler left out."""
+    """Steps that a float16 scaler skipped."""
 
 
 class UnreadEpoch:
-    """An epoch whose minibatches are run without a look: nothing waits for a device before its end."""
+    """An epoch of unchecked minibatches: the first read from the device is at its end."""
 
     def __init__(self, learner: Learner, objective: Objective) -> None:
         self._learner = learner
@@ -48,24 +49,24 @@ class UnreadEpoch:
         self._seeds: dict[int, Tensor] = {}
 
     def train(self, x: Tensor, y: Tensor, *, last: bool) -> None:
-        """One minibatch; the last one measures the seeds' gradients."""
-        shown = self._learner.run(x, y, measure=last, look=False)
-        self._losses.append(shown.loss)
-        self._scores.append(self._objective.sample_scores(shown.output, y).mean())
-        self._norms.append(shown.host_norm)
-        self._seed_norms += shown.seed_norms
-        self._shadow_losses += shown.shadow_losses
-        self._seeds = shown.seeds
+        """Train on one minibatch; the last one measures the seeds' gradients."""
+        result = self._learner.run(x, y, measure=last, look=False)
+        self._losses.append(result.loss)
+        self._scores.append(self._objective.sample_scores(result.output, y).mean())
+        self._norms.append(result.host_norm)
+        self._seed_norms += result.seed_norms
+        self._shadow_losses += result.shadow_losses
+        self._seeds = result.seeds
 
     def read(self) -> EpochTraining | None:
-        """What the epoch showed; ``None`` if a number that should be finite is not."""
+        """Return the results of the epoch; ``None`` if one of them is non-finite."""
         if not self._losses:
             return EpochTraining(math.nan, math.nan, math.nan, 0, {})
         losses, scores, norms, seed_norms, others = _read(
             self._losses, self._scores, self._norms, self._seed_norms, self._shadow_losses + self._weights()
         )
         precision = self._learner.precision
-        # A gradient that overflowed its scale is the scaler's to answer for, and it has.
+        # A gradient that overflowed its scale has been handled by the scaler.
         checked = losses + others + ([] if precision.scales else norms + seed_norms)
         if not all(map(math.isfinite, checked)) or precision.overflows:
             return None
@@ -73,14 +74,14 @@ class UnreadEpoch:
         return _summary(losses, scores, norms, precision, seeds)
 
     def _weights(self) -> list[Tensor]:
-        """Norms of incubating seeds' weights: tanh and ReLU hide those that are infinite."""
+        """Return the norms of incubating seeds' weights: tanh and ReLU hide infinite ones."""
         model = self._learner.model
         own = [tensor for slot in model.incubating for tensor in model.slot(slot).floats()]
         return list(torch._foreach_norm(own)) if own else []
 
 
 def _read(*columns: list[Tensor]) -> list[list[float]]:
-    """Numbers out of tensors, in one copy from the device."""
+    """Read all tensors in one copy from the device."""
     read = iter(torch.stack([value.float() for column in columns for value in column]).tolist())
     return [list(islice(read, len(column))) for column in columns]
 
@@ -103,10 +104,10 @@ class Supervisor(Protocol):
     """Removes seeds that break while an epoch is trained."""
 
     def remove_broken(self, slots: list[int]) -> None:
-        """Incubating seeds that are no longer finite; the host has not noticed."""
+        """Remove incubating seeds that are no longer finite; the host is not affected."""
 
     def remove_guilty(self, x: Tensor, y: Tensor) -> bool:
-        """A minibatch was left out as non-finite: remove the seed behind it, if there is one."""
+        """Remove the seeds that made a minibatch non-finite; return whether there was one."""
 
 
 def train_looking(
@@ -116,26 +117,40 @@ def train_looking(
     supervisor: Supervisor,
     before_batch: Callable[[int], bool],
 ) -> EpochTraining:
-    """Train on ``batches`` and look at each; ``before_batch`` gets its number and says if it is the last."""
+    """Train on ``batches`` and check each; ``before_batch`` takes its number and returns whether it is the last."""
     losses, scores, norms, skipped, broken = [], [], [], 0, False
     seeds: dict[int, GradientStatistics] = {}
     for number, (x, y) in enumerate(batches):
-        shown = learner.run(x, y, measure=before_batch(number), look=True)
-        if shown.broken:
-            supervisor.remove_broken(shown.broken)
-        if shown.skipped:
+        result = learner.run(x, y, measure=before_batch(number), look=True)
+        if result.broken:
+            supervisor.remove_broken(result.broken)
+        if result.skipped:
             skipped += 1
             broken = not supervisor.remove_guilty(x, y)
             if broken:
                 break
             continue
-        losses.append(shown.loss.item())
-        scores.append(objective.sample_scores(shown.output, y).mean().item())
-        norms.append(shown.host_norm.item())
-        healthy = (slot for slot in shown.seeds if slot not in shown.broken)
-        seeds = {slot: statistics_of(shown.seeds[slot]) for slot in healthy}
+        losses.append(result.loss.item())
+        scores.append(objective.sample_scores(result.output, y).mean().item())
+        norms.append(result.host_norm.item())
+        healthy = (slot for slot in result.seeds if slot not in result.broken)
+        seeds = {slot: statistics_of(result.seeds[slot]) for slot in healthy}
     return _summary(losses, scores, norms, learner.precision, seeds, skipped, broken)
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
+
+
+def record_gradients(table: SlotTable, trained: EpochTraining) -> None:
+    """Store the gradient statistics of an epoch in the slot table; gate G2 requires them."""
+    for slot, statistics in trained.seeds.items():
+        table.record_gradients(
+            0,
+            slot,
+            norm=statistics.norm,
+            ratio=statistics.norm / trained.host_norm if trained.host_norm > 0 else math.nan,
+            health=statistics.health,
+            vanishing=statistics.vanishing,
+            exploding=statistics.exploding,
+        )

@@ -1,6 +1,5 @@
-"""The network of one episode while it trains: model, data, optimisers, random streams, counted compute."""
+"""Training of one episode's network: model, data, optimiser, random streams, compute."""
 
-import copy
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -9,19 +8,21 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
-from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.optim import DECAY_SHARE, cosine_rate, set_rate, wsd_factor
+from esper.kasmina import actions
+from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, batch_norms, recalibrate
+from esper.kasmina.compute import FlopMeter
+from esper.kasmina.contributions import Contributions, Scorer, measure, score_samples
+from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.optimizer_groups import OptimizerGroups
+from esper.kasmina.schedules import DECAY_SHARE, cosine_rate, wsd_factor
 from esper.leyline.errors import HostError, SlotError
 from esper.leyline.events import StageMove
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
-from esper.tolaria import actuator
 from esper.tolaria.batches import BatchCursor, SharedBatchIterator, shifted_and_flipped
-from esper.tolaria.calibration import CALIBRATION_SAMPLES, batch_norms, recalibrate
-from esper.tolaria.counterfactual import Counterfactuals, measure
+from esper.tolaria.data import Samples
 from esper.tolaria.devices import Amp, WorkQueue
 from esper.tolaria.epoch import EpochTraining, Supervisor, UnreadEpoch, train_looking
-from esper.tolaria.meter import FlopMeter
 from esper.tolaria.minibatch import Learner
 from esper.tolaria.precision import Precision
 from esper.tolaria.seeding import EpisodeStreams
@@ -31,7 +32,7 @@ from esper.tolaria.undo import Undo
 SEED_WARMUP: Final = 32
 """Minibatches over which the rate of a new seed rises in a ``wsd`` schedule."""
 COUNTERFACTUAL_SHARE: Final = 0.05
-"""Of a budget, for finding out what the seeds contribute."""
+"""Largest share of a budget that is spent on measuring contributions."""
 
 
 class HostTraining:
@@ -70,7 +71,8 @@ class HostTraining:
         self.model.to(self.device.torch)
         self.learning_rate = self.instance.learning_rate
         self.optimiser = task.build_optimiser(host.parameters(), self.learning_rate)
-        self.model.bind_optimiser(self.optimiser)
+        self._groups = OptimizerGroups(self.optimiser, self.model.host, separate=True)
+        self.model.bind(self._groups)
         self._learner = Learner(self.model, self.optimiser, task.objective.loss, task.clip, self.precision)
         self.meter = FlopMeter(self.model, self.splits.train.first(1).x[0])
         self.minibatch_flops = self.meter.minibatch(task.batch_size)
@@ -93,11 +95,21 @@ class HostTraining:
                 f" minibatch of the bare host takes {cost:,}; give {steps * cost:,}, or take fewer steps"
             )
 
+    def follow_rollback(self, stayed: Sequence[int]) -> None:
+        """Keep the compute of the seeds in the slots ``stayed``, which a rollback has not changed."""
+        self.meter.follow_model(stayed)
+
+    def batch_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of a minibatch in the precision of training."""
+        with self.precision.autocast():
+            return self._task.objective.loss(self.model(x), y)
+
     def begin_streams(self, *purpose: str) -> None:
         """Streams for what the host and its seeds draw while they train, named by ``purpose``."""
         self._host_stream = self._streams.torch("host", *purpose)
-        for index, slot_id in enumerate(self.model.slot_config.slot_ids):
-            self.model.slot(index).stream.set_state(self._streams.slot(slot_id, *purpose).get_state())
+        for slot in self.model.slots:
+            assert slot.stream is not None
+            slot.stream.set_state(self._streams.slot(slot.site.name, *purpose).get_state())
 
     # --- one epoch ----------------------------------------------------------------------------
 
@@ -108,9 +120,7 @@ class HostTraining:
         """Spent on training in this epoch."""
         self.chosen: Sequence[Tensor] = [self._cursor.next() for _ in range(self._affordable(epoch))]
         """Samples of each minibatch, as numbers within the training part."""
-        # Straight-through seeds are in the host's own graph: whether they are finite must be known before it.
-        ghosts = self.model.rules.incubation == "straight_through" and bool(self.model.incubating)
-        self._start = None if ghosts else self._keep_start()
+        self._start = self._keep_start()
         self._unread = UnreadEpoch(self._learner, self._task.objective)
         self._trained = 0
         if not self.model.training:  # a walk through all modules
@@ -118,8 +128,6 @@ class HostTraining:
 
     def train_minibatch(self, inputs: Tensor, targets: Tensor) -> None:
         """Train on the next minibatch, given as it is in the data set; nothing of it is read."""
-        if self._start is None:
-            return  # the epoch is run at its end
         began = time.perf_counter()
         with self._queue.enter(inputs, targets), self._host_stream:
             last = self._before_batch(self._trained)
@@ -133,13 +141,12 @@ class HostTraining:
         If it was not finite, it is undone and run again, and every minibatch is looked at.
         """
         began = time.perf_counter()
-        trained = self._unread.read() if self._start is not None else None
+        trained = self._unread.read()
         if trained is None:
-            if self._start is not None:
-                self._start()
+            self._start()
             trained = self._train_looking(supervisor)
-        self._start = None
-        actuator.tick(self.model)
+        del self._start
+        actions.tick(self.model)
         self.close_growth(self._epoch + 1)
         self.seconds += time.perf_counter() - began
         return trained
@@ -196,7 +203,7 @@ class HostTraining:
 
     def _before_batch(self, number: int) -> bool:
         """Set every learning rate for the epoch's minibatch ``number``, and count it; is it the last one?"""
-        task, base, epoch = self._task, self.model.recipe.learning_rate, self._epoch
+        task, base, epoch = self._task, self.instance.learning_rate, self._epoch
         now = epoch + number / len(self.chosen)  # in steps
         wsd = task.schedule == "wsd"
 
@@ -206,17 +213,16 @@ class HostTraining:
             return cosine_rate(base, (now - born) / (task.horizon - born))
 
         self.learning_rate = rate(0, self.minibatches, task.warmup)
-        set_rate(self.optimiser, self.learning_rate)
+        self.optimiser.param_groups[0]["lr"] = self.learning_rate
         for slot in self.model.blended + self.model.incubating:
-            optimiser = self.model.slot(slot).optimiser
-            if optimiser is not None:
-                born = epoch - int(self.table.age[0, slot])
-                set_rate(optimiser, rate(born, self.minibatches - self._batches_at_birth[slot], SEED_WARMUP))
+            born = epoch - int(self.table.age[0, slot])
+            since_birth = self.minibatches - self._batches_at_birth[slot]
+            self._groups.own_group(slot)["lr"] = rate(born, since_birth, SEED_WARMUP)
         self.meter.trained(task.batch_size)
         self.minibatches += 1
         return number == len(self.chosen) - 1
 
-    def measure(self, *, contributions: bool = True) -> Counterfactuals:
+    def measure(self, *, contributions: bool = True) -> Contributions:
         """Score the network as it stands on the validation split, and what each seed contributes.
 
         Under a budget a seed is measured as soon as it takes part, and again when the budget's share for
@@ -226,15 +232,9 @@ class HostTraining:
         watched = [slot for slot in self.model.blended if not self._is_old_fossil(slot)]
         if self.budget is not None and not (contributions and self._may_measure(watched)):
             watched = []
+        score = self._scorer(validation)
         result = measure(
-            self.model,
-            validation.x,
-            validation.y,
-            watched,
-            self._task.objective,
-            self._sampling,
-            calibration=self._calibration(),
-            only_contributions=self.budget is not None,
+            watched, score, generator=self._sampling, only_contributions=self.budget is not None
         )
         self.meter.validated(len(validation), result.slots, result.configurations)
         return result
@@ -265,18 +265,27 @@ class HostTraining:
 
     def commit(self) -> list[StageMove]:
         """Make the network final: keep what gate G5 lets pass, remove the rest, unlock the test split."""
-        moves = actuator.commit(self.model)
+        moves = actions.commit(self.model)
         inputs = self._calibration()
         if inputs is not None:
             recalibrate(self.model, inputs)
         self.splits.test.unlock()
         return moves
 
-    def test(self) -> Counterfactuals:
+    def test(self) -> Contributions:
         """Score and loss of the committed network on the test split, which can be read once."""
-        samples = self.splits.test.read()
-        calibration = self._calibration()
-        return measure(self.model, samples.x, samples.y, [], self._task.objective, calibration=calibration)
+        return measure([], self._scorer(self.splits.test.read()))
+
+    def _scorer(self, samples: Samples) -> Scorer:
+        objective = self._task.objective
+        return score_samples(
+            self.model,
+            samples.x,
+            samples.y,
+            objective.sample_scores,
+            objective.sample_losses,
+            self._calibration(),
+        )
 
     def _calibration(self) -> Tensor | None:
         """Inputs for the statistics of batch normalisation, where there is any."""
@@ -288,14 +297,14 @@ class HostTraining:
         """Weights, buffers, slot table and optimisers: what a rollback brings back."""
         return {
             "model": self.model.state(),
-            "optimiser": copy.deepcopy(self.optimiser.state_dict()),
+            "optimiser": self._groups.state(),
             "scales": self.precision.state(),
         }
 
     def load_weights(self, weights: dict[str, Any]) -> None:
         """Return to ``weights``, whatever was done since."""
         self.model.load_state(weights["model"])
-        self.optimiser.load_state_dict(copy.deepcopy(weights["optimiser"]))
+        self._groups.load_state(weights["optimiser"], self.model.seed_parameters)
         self.precision.load_state(weights["scales"])
 
     def state(self) -> dict[str, Any]:

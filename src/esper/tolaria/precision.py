@@ -1,8 +1,8 @@
-"""The precision in which hosts and their seeds are trained: float32, or mixed.
+"""Precision in which hosts and seeds are trained: float32, or mixed.
 
-Weights, optimisers and gradients are float32 in every case, and a network is measured in float32. A float16
-gradient is scaled up lest it vanish: one scale for host and blended seeds, whose gradients come from one
-loss, and one for every incubating seed.
+Weights, optimiser states and gradients are always float32, and networks are measured in float32. Float16 losses
+are scaled, so that their gradients do not vanish: one scale for the host and its blended seeds, whose gradients
+come from one loss, and one for every incubating seed.
 """
 
 from collections.abc import Sequence
@@ -10,20 +10,19 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from esper.kasmina.optim import step_together
 from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Device, DeviceError
 
 _TYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 HOST: Final = -1
-"""Where slots have their numbers: the host with its blended seeds."""
+"""Number of the host with its blended seeds, where an incubating seed has the number of its slot."""
 
 
 def check_amp(amp: Amp, names: Sequence[str]) -> None:
-    """Refuse a precision that one of the devices cannot compute in."""
+    """Raise if one of the devices does not support the precision."""
     for device in map(Device, names):
         if amp == "float16" and not device.is_cuda:
             raise DeviceError(
@@ -41,7 +40,7 @@ def _has_bfloat16(device: Device) -> bool:
 
 
 class Precision:
-    """How one environment's host and seeds compute, and the scales of their losses."""
+    """Autocast and loss scales of one environment."""
 
     def __init__(self, amp: Amp = "off", device: Device = DEFAULT_DEVICE) -> None:
         self._device = device.torch.type
@@ -51,32 +50,32 @@ class Precision:
         self._skipped_steps = 0
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Around a forward pass and its loss."""
+        """Return the context for a forward pass and its loss."""
         return nullcontext() if self._type is None else torch.autocast(self._device, self._type)
 
-    def step_of(self, part: int, optimisers: Sequence[Optimizer]) -> "Step":
-        """A step to come of ``part``: the slot of an incubating seed, or ``HOST``."""
-        return Step(self, optimisers, self._scaler(part) if self.scales else None)
+    def part(self, number: int, parameters: Sequence[nn.Parameter]) -> "ScaledPart":
+        """Return the parameters that learn from one loss: those of a slot's incubating seed, or of ``HOST``."""
+        return ScaledPart(self, parameters, self._scaler(number) if self.scales else None)
 
     def _scaler(self, part: int) -> GradScaler:
         return self._scalers.setdefault(part, GradScaler(self._device))
 
     def forget(self, slot: int) -> None:
-        """The seed in ``slot`` is gone, or new, or incubates no more."""
+        """Drop the scale of ``slot``, whose seed was removed, is new, or has left incubation."""
         self._scalers.pop(slot, None)
 
     def note_skipped_step(self) -> None:
-        """A step was left out because the scaled gradient overflowed."""
+        """Count a step that was skipped because a scaled gradient overflowed."""
         self._skipped_steps += 1
 
     def take_skipped_steps(self) -> int:
-        """How many there were since the last call."""
+        """Return the number of skipped steps since the last call."""
         skipped, self._skipped_steps = self._skipped_steps, 0
         return skipped
 
     @property
     def overflows(self) -> bool:
-        """Gradients overflow though they are not scaled up any more: the scale is not to blame."""
+        """Whether gradients overflow although their scale is below 1."""
         return any(scaler.get_scale() < 1.0 for scaler in self._scalers.values())
 
     def state(self) -> dict[str, Any]:
@@ -88,23 +87,23 @@ class Precision:
             self._scaler(int(part)).load_state_dict(kept)
 
 
-class Step:
-    """One step of some optimisers on one loss; to a scaler they are a single optimiser."""
+class ScaledPart:
+    """Parameters with gradients of one loss; it has the interface of an optimiser that a scaler needs."""
 
     def __init__(
-        self, precision: Precision, optimisers: Sequence[Optimizer], scaler: GradScaler | None
+        self, precision: Precision, parameters: Sequence[nn.Parameter], scaler: GradScaler | None
     ) -> None:
         self._precision = precision
-        self._optimisers = list(optimisers)
+        self._parameters = list(parameters)
         self._scaler = scaler
-        self._taken = False
+        self._accepted = False
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        return [group for optimiser in self._optimisers for group in optimiser.param_groups]
+        return [{"params": self._parameters}]
 
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradients, at their own scale."""
+        """Compute the gradients, unscaled."""
         if self._scaler is None:
             loss.backward()
             return
@@ -113,28 +112,27 @@ class Step:
 
     @property
     def may_overflow(self) -> bool:
-        """A gradient that is not finite is the scale's fault: ``take`` will lower it."""
+        """Whether a non-finite gradient can be caused by the scale, which ``accept`` then lowers."""
         return self._scaler is not None and self._scaler.get_scale() > 1.0
 
-    def leave_out(self, optimiser: Optimizer) -> None:
-        """Take the step without this one."""
-        self._optimisers.remove(optimiser)
-
     def drop(self) -> None:
-        """Take no step, and let the scale be as it was."""
+        """Remove the gradients, so that the optimiser skips these parameters, and keep the scale."""
+        for parameter in self._parameters:
+            parameter.grad = None
         if self._scaler is not None:
             self._scaler.update(self._scaler.get_scale())
 
-    def take(self) -> None:
-        """Move the weights, unless a scaled gradient overflowed."""
+    def accept(self) -> None:
+        """Leave the gradients to the optimiser, or remove them if they overflowed, and update the scale."""
         if self._scaler is None:
-            self.step()
             return
         self._scaler.step(cast("Optimizer", self))
         self._scaler.update()
-        if not self._taken:
+        if not self._accepted:
             self._precision.note_skipped_step()
+            for parameter in self._parameters:
+                parameter.grad = None
 
     def step(self) -> None:
-        step_together(self._optimisers)
-        self._taken = True
+        """Note that the scaler found all gradients finite."""
+        self._accepted = True

@@ -5,7 +5,7 @@ from typing import Final
 
 from torch import Generator
 
-from esper.kasmina.streams import TorchStream
+from esper.kasmina.random_streams import TorchStream
 from esper.leyline.streams import derive_seed
 from esper.tolaria.devices import DEFAULT_DEVICE, Device
 

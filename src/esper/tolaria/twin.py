@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from esper.kasmina.native import kernels
 from esper.leyline.cache import cache_folder
 from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.errors import DivergedError
@@ -110,7 +109,6 @@ def _task_key(task: TaskSpec) -> str:
         version("esper"),
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
-        kernels().description,
         str(torch.get_num_threads()),
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
@@ -122,7 +120,7 @@ def _code_digest() -> str:
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for folder in ("kasmina", "leyline", "tolaria"):
-        sources = [path for path in (package / folder).rglob("*") if path.suffix in (".c", ".h", ".py")]
+        sources = [path for path in (package / folder).rglob("*.py")]
         for path in sorted(sources):
             digest.update(path.read_bytes())
     return digest.hexdigest()

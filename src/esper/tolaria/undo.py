@@ -1,30 +1,28 @@
-"""The moment before an epoch, to return to within it: cheap, since nobody grows or is removed meanwhile."""
+"""Undo of one epoch: a snapshot that is valid as long as no seed is planted or removed."""
 
 from itertools import chain
 
 import torch
 from torch.optim import Optimizer
 
-from esper.kasmina.model import MorphogeneticModel
-from esper.kasmina.optim import clone_tree
+from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.optimizer_groups import clone_tree
 
 
 class Undo:
-    """Weights, statistics, optimisers and slots' random streams of a model, as they were when it was made."""
+    """Weights, statistics, optimiser state and random streams of a network at the time of construction."""
 
     def __init__(self, model: MorphogeneticModel, optimiser: Optimizer) -> None:
-        slots = [model.slot(index) for index in range(len(model.slots))]
-        seeds = [slot.optimiser for slot in slots if slot.optimiser is not None]
         self._tensors = [tensor.detach() for tensor in chain(model.parameters(), model.buffers())]
         self._values = [tensor.clone() for tensor in self._tensors]
-        self._optimisers = [(one, clone_tree(one.state)) for one in (optimiser, *seeds)]
-        self._streams = [(slot.stream, slot.stream.get_state()) for slot in slots]
+        self._optimiser, self._state = optimiser, clone_tree(optimiser.state)
+        streams = [slot.stream for slot in model.slots if slot.stream is not None]
+        self._streams = [(stream, stream.get_state()) for stream in streams]
 
     def restore(self) -> None:
-        """Go back; this can be done once."""
+        """Return to the snapshot; this can be done once."""
         torch._foreach_copy_(self._tensors, self._values)
-        for optimiser, state in self._optimisers:
-            optimiser.state.clear()
-            optimiser.state.update(state)
+        self._optimiser.state.clear()
+        self._optimiser.state.update(self._state)
         for stream, position in self._streams:
             stream.set_state(position)

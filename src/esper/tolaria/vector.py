@@ -12,7 +12,7 @@ from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute, device_of
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.host_training import train_together
-from esper.tolaria.recovery import ROLLBACK_LIMIT
+from esper.kasmina.recovery import ROLLBACK_LIMIT
 from esper.tolaria.tasks.spec import TaskSpec
 
 

@@ -8,10 +8,8 @@ rectifies the delta, which would hold it at zero for ever.
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import native
 from esper.kasmina.blueprints.mirror import Mirrored
 from esper.kasmina.blueprints.registry import register_blueprint
-from esper.kasmina.layers import Conv2d
 
 HEAVY_MIN_HIDDEN = 16
 """Hidden channels of CONV_HEAVY in a narrow slot, both branches together."""
@@ -59,16 +57,10 @@ class ConvLight(nn.Sequential):
     """One 3×3 convolution."""
 
     def __init__(self, width: int) -> None:
-        layer = Conv2d(width, width, 3)
+        layer = nn.Conv2d(width, width, 3, padding=1)
         for weight in layer.parameters():
             nn.init.zeros_(weight)
         super().__init__(layer)
-
-    def added(self, h: Tensor, alpha: Tensor) -> Tensor:
-        """``h + alpha * self(h)`` by one kernel, which must take ``h``."""
-        layer = self[0]
-        assert isinstance(layer, Conv2d)
-        return native.conv_block(h, layer.weight, layer.bias, alpha=alpha)
 
 
 @register_blueprint("conv_heavy", topology="feature_map")

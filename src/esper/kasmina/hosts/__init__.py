@@ -1,7 +1,14 @@
-"""Hosts: the networks that seeds grow into."""
+"""Built-in hosts: networks that state their own sites for slots."""
 
 from esper.kasmina.hosts.base import Host
 from esper.kasmina.hosts.cnn import CNNHost, ResidualHost
 from esper.kasmina.hosts.transformer import TransformerHost
 
-__all__ = ["CNNHost", "Host", "ResidualHost", "TransformerHost"]
+HOSTS: dict[str, type[CNNHost] | type[ResidualHost] | type[TransformerHost]] = {
+    "cnn": CNNHost,
+    "residual": ResidualHost,
+    "gpt": TransformerHost,
+}
+"""Hosts by the name that tasks use."""
+
+__all__ = ["HOSTS", "CNNHost", "Host", "ResidualHost", "TransformerHost"]

@@ -1,49 +1,79 @@
-"""What a host is to the rest: a chain of segments, which can be entered at every slot between two of them."""
+"""Base class of the built-in hosts: a chain of segments with a site for a slot after each but the last."""
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
-from esper.kasmina.slot import SeedSlot
+from esper.kasmina.sites import Site
 from esper.leyline.slot_config import SlotConfig
 
 
 class Host(nn.Module):
-    """A chain of segments with a slot after each but the last.
+    """A network that is the composition of its ``segments``; its forward pass does not know of slots.
 
-    ``segments[0]`` takes the input, ``segments[i + 1]`` what leaves slot ``i``. Subclasses also set
-    ``slot_config``, ``topology`` and ``feature_shapes`` (one sample's features at each slot, without the
-    batch) when they are built.
+    Subclasses set ``segments``, ``slot_config``, ``topology`` and ``feature_shapes`` in their constructor.
     """
 
     segments: nn.ModuleList
     slot_config: SlotConfig
     topology: Topology
     feature_shapes: tuple[tuple[int, ...], ...]
+    """Shape of one sample's features at each slot, without the batch."""
     spec: dict[str, Any]
-    """What a built-in host was built with."""
+    """Arguments that a built-in host was constructed with."""
+    channels_last: ClassVar[bool] = False
     block_kind: ClassVar[type[nn.Module] | None] = None
-    """Modules of this class keep the shape of their input: they can be stacked."""
+    """Class of the modules that keep the shape of their input and can be stacked."""
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """Channels of a feature map, or model width of tokens, at each slot."""
+    def sites(self) -> list[Site]:
+        """The output of every segment but the last; a ``Sequential`` is represented by its last child."""
         axis = 0 if self.topology == "feature_map" else -1
-        return tuple(shape[axis] for shape in self.feature_shapes)
+        return [
+            Site(
+                name=name,
+                path=self._carrier(index),
+                topology=self.topology,
+                width=shape[axis],
+                shape=(2, *shape),
+                block=self._block_before(index),
+                channels_last=self.channels_last,
+            )
+            for index, (name, shape) in enumerate(
+                zip(self.slot_config.slot_ids, self.feature_shapes, strict=True)
+            )
+        ]
 
-    def original(self, slot: int) -> nn.Module | None:
-        """The last block before ``slot`` that could be repeated there; a copy of it is a ``stack`` seed."""
-        upstream = [part for segment in self.segments[: slot + 1] for part in segment.children()]
-        blocks = [part for part in upstream if self.block_kind and isinstance(part, self.block_kind)]
+    def _carrier(self, segment: int) -> str:
+        path, module = f"segments.{segment}", self.segments[segment]
+        while isinstance(module, nn.Sequential):
+            name, module = list(module.named_children())[-1]
+            path = f"{path}.{name}"
+        return path
+
+    def _block_before(self, slot: int) -> str | None:
+        """Return the path of the last block before ``slot`` that could be repeated there."""
+        blocks = [
+            f"segments.{index}.{name}"
+            for index, segment in enumerate(self.segments[: slot + 1])
+            for name, part in segment.named_children()
+            if self.block_kind and isinstance(part, self.block_kind)
+        ]
         return blocks[-1] if blocks else None
 
-    def forward(self, x: Tensor, slots: Sequence[SeedSlot], start: int | None = None) -> Tensor:
-        """Output for ``x``, or from the features ``x`` at slot ``start`` on."""
-        h = self.segments[0](x) if start is None else x
-        for index in range(start or 0, len(slots)):
-            if slots[index].engaged:
-                h = slots[index](h)
-            h = self.segments[index + 1](h)
-        return h
+    def sample_input(self, batch: int) -> Tensor:
+        """Return an input of ``batch`` samples with the shape and dtype that the host takes."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run all segments in turn."""
+        for segment in self.segments:
+            x = segment(x)
+        return x
+
+
+def floats(*shape: int) -> Tensor:
+    """Return values from −1 to 1, all of them different."""
+    return torch.linspace(-1.0, 1.0, torch.Size(shape).numel()).view(shape)

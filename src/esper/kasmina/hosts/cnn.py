@@ -1,4 +1,4 @@
-"""A small convolutional host in segments, GroupNorm throughout, ``channels_last`` from the start."""
+"""Small convolutional hosts: GroupNorm throughout, memory format ``channels_last``."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
-from esper.kasmina.hosts.base import Host
-from esper.kasmina.layers import Conv2d, ConvBlock
+from esper.kasmina.hosts.base import Host, floats
 from esper.leyline.errors import HostError
 from esper.leyline.slot_config import SlotConfig
 
@@ -24,11 +23,25 @@ class GlobalHead(nn.Module):
         self.linear = nn.Linear(width, classes)
 
     def forward(self, h: Tensor) -> Tensor:
-        # As rows of channels, so that the gradient comes back in the layout of the features.
+        # As rows of channels, so that the gradient has the memory layout of the features.
         return self.linear(h.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1))
 
 
-class CNNHost(Host):
+def _conv_block(channels: int, width: int, kernel: int, *, pools: bool) -> nn.Sequential:
+    """Return convolution, GroupNorm and ReLU, after a 2×2 max pooling if ``pools``."""
+    pool = [nn.MaxPool2d(2)] if pools else []
+    convolution = _convolution(channels, width, kernel)
+    return nn.Sequential(*pool, convolution, nn.GroupNorm(_groups(width), width), nn.ReLU(inplace=True))
+
+
+class _ImageHost(Host):
+    channels_last = True
+
+    def sample_input(self, batch: int) -> Tensor:
+        return floats(batch, *self.spec["input_shape"])
+
+
+class CNNHost(_ImageHost):
     """Blocks of convolution, GroupNorm, ReLU with a slot after each; later blocks pool first."""
 
     def __init__(
@@ -49,8 +62,7 @@ class CNNHost(Host):
             pooled = index > 0 and min(height, side) >= SMALLEST_POOLED
             if pooled:
                 height, side = height // 2, side // 2
-            convolution = _convolution(channels, width, kernel)
-            self.segments.append(ConvBlock(convolution, _groups(width), pools=pooled))
+            self.segments.append(_conv_block(channels, width, kernel, pools=pooled))
             shapes.append((width, height, side))
             channels = width
         self.feature_shapes = tuple(shapes)
@@ -73,7 +85,7 @@ def _normalised_conv(width: int) -> list[nn.Module]:
     return [nn.GroupNorm(_groups(width), width), nn.ReLU(inplace=True), _convolution(width, width, 3)]
 
 
-class ResidualHost(Host):
+class ResidualHost(_ImageHost):
     """A stem, ``blocks`` residual blocks of one width, then ``slots`` in series and a classifier."""
 
     block_kind = ResidualBlock
@@ -95,7 +107,7 @@ class ResidualHost(Host):
         stem = [_convolution(channels, width, 3), nn.AvgPool2d(2)]
         trunk = [ResidualBlock(width) for _ in range(blocks)]
         head = [nn.GroupNorm(_groups(width), width), nn.ReLU(inplace=True), GlobalHead(width, classes)]
-        between = [nn.Sequential() for _ in range(slots - 1)]
+        between = [nn.Identity() for _ in range(slots - 1)]
         self.segments = nn.ModuleList([nn.Sequential(*stem, *trunk), *between, nn.Sequential(*head)])
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
 
@@ -104,8 +116,8 @@ def _groups(width: int) -> int:
     return width // CHANNELS_PER_GROUP if width % CHANNELS_PER_GROUP == 0 else 1
 
 
-def _convolution(channels: int, width: int, kernel: int) -> Conv2d:
-    convolution = Conv2d(channels, width, kernel)
+def _convolution(channels: int, width: int, kernel: int) -> nn.Conv2d:
+    convolution = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
     # torch's default leaves channels of a narrow block dead behind the ReLU from the start.
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # a bias was asked for, so it is there

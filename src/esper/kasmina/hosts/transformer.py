@@ -1,4 +1,4 @@
-"""A small GPT in segments: pre-norm blocks, one embedding for input and output, slots after any layer."""
+"""A small GPT with pre-norm blocks, a tied embedding, and slots after any layer."""
 
 from collections.abc import Sequence
 
@@ -88,10 +88,18 @@ class TransformerHost(Host):
         slots_after: Sequence[int] | None = None,
         dropout: float = 0.0,
     ) -> None:
-        """``slots_after`` are layer numbers from 0; after every layer unless given. Several slots after
-        one layer stand in series.
+        """Build the layers.
 
-        A block's feed-forward part has ``feed_forward`` hidden units per unit of width.
+        Args:
+            vocabulary: Number of tokens.
+            context: Longest input, in tokens.
+            width: Features per token.
+            layers: Number of blocks.
+            heads: Attention heads of a block.
+            feed_forward: Hidden units of a block's feed-forward part, per unit of width.
+            slots_after: Layer numbers from 0; after every layer unless given. Several slots after one layer
+                are in series.
+            dropout: Dropout probability.
         """
         super().__init__()
         sizes = {"vocabulary": vocabulary, "context": context, "width": width, "layers": layers}
@@ -120,4 +128,8 @@ class TransformerHost(Host):
         parts: list[list[nn.Module]] = [[embedding, *blocks[: ends[0]]]]
         parts += [list(blocks[begin:end]) for begin, end in zip(ends, [*ends[1:], layers], strict=True)]
         parts[-1].append(TiedHead(tied))
-        self.segments = nn.ModuleList(nn.Sequential(*part) for part in parts)
+        self.segments = nn.ModuleList(nn.Sequential(*part) if part else nn.Identity() for part in parts)
+
+    def sample_input(self, batch: int) -> Tensor:
+        tokens = torch.arange(batch * self.spec["context"]) % self.spec["vocabulary"]
+        return tokens.view(batch, -1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from esper.simic.rewards.families import Array, RewardTerms, total
-from esper.tolaria.recording import Reward
+from esper.kasmina.recorder import Reward
 
 
 @dataclass(slots=True)

@@ -95,7 +95,7 @@ class GrowthEnv:
         self.reward_log = RewardLog()
         """Of the steps since the last reset."""
         for env, sink in zip(self._vector.envs, self._sinks, strict=True):
-            env.sink = sink
+            env.recorder.sink = sink
         for row in range(len(self.env_indices)):
             self._reset_env(row)
         facts = self._vector.facts

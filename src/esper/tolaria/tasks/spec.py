@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from esper.kasmina.hosts import CNNHost, Host, ResidualHost, TransformerHost
-from esper.kasmina.optim import ScheduleKind
+from esper.kasmina.schedules import ScheduleKind
 from esper.leyline.errors import HostError
 from esper.leyline.rules import LifecycleRules
 from esper.tolaria.data import Splits

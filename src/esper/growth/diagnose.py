@@ -1,0 +1,126 @@
+"""Diagnosis of a network: is it too small, and where?
+
+One backward pass scores every blueprint at every site; the best of them learn for a short while in the frozen
+network, and the best two of these for longer, together with it. A copy of the network trains without a seed for
+the same compute. Everything runs on copies; random states and loaders are restored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from torch import nn
+from torch.optim import Optimizer
+
+from esper.growth.diagnosis_report import Diagnosis
+from esper.growth.loaders import Loss, inputs_of
+from esper.growth.race import Blueprints, Course, Heat, race_of
+from esper.growth.race_runners import Limit
+from esper.growth.torch_wrappers import unwrapped
+from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.plain import finish
+from esper.kasmina.sites import check_modes, find_sites
+from esper.kasmina.slot import detach
+from esper.leyline.errors import BlueprintError, HostError
+
+BLUEPRINTS: Final[Blueprints] = {
+    "feature_map": ("conv_light", "conv_heavy"),
+    "tokens": ("mlp_small", "attention"),
+    "features": ("lora", "mlp_small"),
+}
+"""Default candidates: a cheap blueprint and a larger one for each topology."""
+DIAGNOSIS: Final = Course((Heat(30, 8, 1 / 3), Heat(120, 2, 1.0)))
+
+
+def diagnose(  # noqa: PLR0913  all but three by name
+    net: nn.Module,
+    train_loader: Iterable[Any],
+    val_loader: Iterable[Any],
+    *,
+    loss: Loss,
+    minutes: float = 2.0,
+    budget: float = math.inf,
+    slots: str | Sequence[str] = "auto",
+    blueprints: Sequence[str] | None = None,
+    sample: Any = None,
+    optimizer: Optimizer | None = None,
+) -> Diagnosis:
+    """Measure whether a seed at some site, or training longer, would lower the validation loss.
+
+    Args:
+        net: Network to diagnose; it is not changed.
+        train_loader: Training batches. Batches ``(inputs…, target)`` are used as
+            ``loss(net(*inputs), target)``, all others as ``loss(net, batch)``.
+        val_loader: Validation batches.
+        loss: Loss function.
+        minutes: Limit in wall-clock minutes.
+        budget: Limit in FLOPs.
+        slots: Names of submodules to try, globs, or ``"auto"``.
+        blueprints: Names of blueprints to try; two per topology unless given.
+        sample: Input that the network is called with, if a batch does not show it.
+        optimizer: Optimiser whose copy trains the control at its initial rate; Adam at the best of three rates
+            unless given.
+
+    Returns:
+        A diagnosis with a verdict, a table, and ``plant`` to follow it up.
+
+    Raises:
+        DataError: A loader or the loss cannot be used.
+        BlueprintError: No blueprint fits any site.
+
+    Example:
+        >>> diagnosis = esper.diagnose(net, train, validation, loss=F.cross_entropy, minutes=1)
+        >>> net = diagnosis.plant(net)
+    """
+    limit = Limit(60.0 * minutes, budget)
+    net = unwrapped(net)
+    with race_of(net, train_loader, val_loader, loss, optimizer, limit, DIAGNOSIS) as race:
+        sample = inputs_of(race.training[0]) if sample is None else sample
+        named = [blueprints] if isinstance(blueprints, str) else blueprints
+        tried = BLUEPRINTS if named is None else dict.fromkeys(BLUEPRINTS, named)
+        race.find_candidates(find_sites(race.host, slots, sample), tried)
+        if not race.candidates:
+            raise BlueprintError("none of the blueprints fits a place; name others with blueprints=[…]")
+        race.run()
+        diagnosis = race.diagnosis()
+        diagnosis.sample = sample
+        return diagnosis
+
+
+def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any) -> nn.Module:
+    """Plant a permanent seed after the submodule ``place``.
+
+    The network stays a plain module of its class and computes the same until it is trained, because the seed
+    starts at zero. Make the optimiser afterwards, or add the new parameters to it.
+
+    Args:
+        net: Network to grow.
+        place: Name of a submodule.
+        blueprint: Name of the blueprint.
+        sample: Input that the network is called with.
+
+    Returns:
+        ``net`` itself.
+
+    Raises:
+        HostError: ``place`` names no single submodule that can carry a slot.
+        BlueprintError: The blueprint does not fit; the network is left as it was.
+    """
+    own = unwrapped(net)
+    found = find_sites(own, place, sample)
+    if len(found) != 1:
+        names = ", ".join(site.name for site in found)
+        raise HostError(f"place {place!r} names {len(found)} submodules ({names}); one is planted behind")
+    check_modes(own, found, sample)
+    network = MorphogeneticModel(own, sites=found, streams=lambda _: None)
+    try:
+        like = next((p for p in own.parameters() if p.is_floating_point()), None)
+        assert like is not None, "a network without parameters cannot be trained"
+        network.slots[0].germinate(blueprint, like=like)
+        finish(own, sample)
+    except BaseException:  # Ctrl-C too leaves the network as it was
+        detach(own)
+        raise
+    return net

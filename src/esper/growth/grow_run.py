@@ -1,0 +1,356 @@
+"""One training by ``grow``, epoch by epoch: train, measure, race if due, decide, record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from esper.growth.growth import Growth
+from esper.growth.growth_events import GrowthEvent
+from esper.growth.loaders import Loss, generators_of, loss_of, on_device, size_of
+from esper.growth.race import RACE, RACED_BLUEPRINTS, adopt, race_of
+from esper.growth.race_runners import Limit
+from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, batch_norms
+from esper.kasmina.compute import ComputeLedger
+from esper.kasmina.schedules import wsd_factor
+from esper.leyline import LifecycleOp, RaceCandidate, RaceResult
+from esper.leyline.errors import DataError
+from esper.leyline.legality import legal_slots_by_op
+
+if TYPE_CHECKING:
+    from esper.run.grow_directory import GrowDirectory
+
+MOMENTS: Final = (0.1, 0.3)
+"""Shares of the training after which a race is due, at the next end of an epoch."""
+RACE_SHARE: Final = 0.1
+"""Largest share of the training's compute for all races; in a short training the first race may use all of it."""
+MOST_COST: Final = 4.0
+"""Compute of a seed, relative to that of the network, above which it is not raced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """Results of one pass over the training batches."""
+
+    train_loss: float
+    val_loss: float
+    params: int
+    flops: float
+    """FLOPs since the beginning: training, races and counterfactuals."""
+
+
+class GrowRun:
+    """State of one training by ``grow``."""
+
+    def __init__(
+        self,
+        growth: Growth,
+        optimizer: Optimizer,
+        loss: Loss,
+        loaders: tuple[Iterable[Any], Iterable[Any]],
+        planned: int | None,
+        budget: float | None,
+        sampled: int,
+    ) -> None:
+        self._growth, self._optimizer, self._loss = growth, optimizer, loss
+        self._loaders = self._train_loader, self._val_loader = loaders
+        self._planned, self._budget, self._sampled = planned, budget, sampled
+        self._device = next(growth.net.parameters()).device
+        self._steps = 0
+        self._steps_of_epoch = 0
+        self._host_flops = growth.flops / sampled
+        self._directory: GrowDirectory | None = None
+        self._evaluations = 0
+        self._val_samples = 0
+        self._broken = False
+        self.races = True
+        self._raced = 0
+        """Number of moments at which a race was due."""
+        self.epochs: list[Epoch] = []
+        self.events: list[GrowthEvent] = []
+        self._schedule = LambdaLR(optimizer, lambda _step: wsd_factor(min(self._progress(), 1.0), 1, 0))
+
+    def epochs_left(self) -> Iterator[str]:
+        """Train to the end: train, measure, race if due, decide, record; yield the lines of each epoch."""
+        growth = self._growth
+        if not self.epochs:
+            self.epochs.append(Epoch(math.nan, _mean(self._evaluate()), self._params(), 0.0))
+            self._save()
+        while self._progress() < 1.0:
+            with self._rows_of_epoch():
+                train_loss = self._train_epoch()
+                params = self._params()
+                events = self._measure(is_last=self._progress() >= 1.0)
+                self._record(train_loss)
+                race = self._run_race() if self._race_is_due() else None
+                decided = growth.decide(race)
+                if race is not None:
+                    events.append(self._raced_event(race, decided))
+                events += decided
+                val_loss = growth.facts.val_loss
+                self.epochs.append(Epoch(train_loss, val_loss, self._params(), growth.ledger.charged))
+                self._steps = 0
+                self.events += events
+            line = f"epoch {len(self.epochs) - 1}: training {train_loss:.4g}, validation {val_loss:.4g}"
+            yield "\n".join([f"{line}, {params:,} parameters", *map(str, events)])
+            self._save()
+
+    def _progress(self) -> float:
+        """Return the share of the training that is over."""
+        if self._budget is not None:
+            return self._growth.ledger.charged / self._budget
+        assert self._planned is not None
+        done = max(len(self.epochs) - 1, 0)
+        within = self._steps / self._steps_of_epoch if self._steps_of_epoch else 0.0
+        return (done + min(within, 1.0)) / self._planned
+
+    # --- train ----------------------------------------------------------------------------------------
+
+    def _train_epoch(self) -> float:
+        net, ledger, losses = self._growth.net.train(), self._growth.ledger, []
+        self._steps, self._broken = 0, False
+        with ledger.timed("train"):
+            for batch in self._train_loader:
+                value = self._train_batch(net, on_device(batch, self._device))
+                if not math.isfinite(value):
+                    self._broken = True
+                    break
+                losses.append(value)
+                self._steps += 1
+                share = size_of(batch) / self._sampled * self._growth.flops
+                ledger.forward += share
+                ledger.backward += 2 * share
+                ledger.incubation += 2 * share * len(self._growth.network.incubating)
+                self._schedule.step()
+                if self._budget is not None and ledger.charged >= self._budget:
+                    break
+        if not losses and not self._broken:
+            raise DataError("train_loader is empty; at least one batch is needed")
+        self._steps_of_epoch = self._steps_of_epoch if self._broken else len(losses)
+        if self._broken:
+            self._steps = 1 if not self._steps_of_epoch else self._steps_of_epoch
+            self._steps_of_epoch = self._steps
+        return math.nan if self._broken else _mean(losses)
+
+    def _train_batch(self, net: nn.Module, batch: Any) -> float:
+        """Take one step; return the loss, without a step if it is not finite and can be recovered from."""
+        value = loss_of(net, batch, self._loss)
+        found = float(value.detach())
+        if not math.isfinite(found):
+            if self._growth.can_recover:
+                return found
+            raise DataError(
+                f"the training loss is {found} in epoch {len(self.epochs)}; look for values in the"
+                " data that are not finite, or lower the learning rate"
+            )
+        self._optimizer.zero_grad()
+        value.backward()
+        if self._growth.network.incubating:
+            self._growth.incubate(lambda: loss_of(net, batch, self._loss))
+        self._optimizer.step()
+        return found
+
+    # --- measure --------------------------------------------------------------------------------------
+
+    def _measure(self, *, is_last: bool) -> list[GrowthEvent]:
+        """Measure network and seeds; the counterfactuals of the last epoch are not charged."""
+        growth, self._evaluations = self._growth, 0
+        forward = growth.flops / self._sampled
+        events = growth.measure_epoch(self._evaluate, every_seed=is_last, broken=self._broken)
+        growth.ledger.validation += forward * self._val_samples
+        if not is_last:
+            calibrating = CALIBRATION_SAMPLES if batch_norms(growth.net) else 0
+            samples = (self._evaluations - 1) * (self._val_samples + calibrating)
+            growth.ledger.counterfactual += forward * samples
+        return events
+
+    @torch.no_grad()
+    def _evaluate(self) -> list[float]:
+        net = self._growth.net.eval()
+        batches = [on_device(batch, self._device) for batch in self._val_loader]
+        self._val_samples = sum(map(size_of, batches))
+        losses = [float(loss_of(net, batch, self._loss)) for batch in batches]
+        if not losses:
+            raise DataError("val_loader is empty; at least one batch is needed")
+        self._evaluations += 1
+        return losses
+
+    # --- race -----------------------------------------------------------------------------------------
+
+    def _race_is_due(self) -> bool:
+        """Return whether a race comes after this epoch: at its moment, without a live seed, within its share."""
+        table, ledger = self._growth.network.table, self._growth.ledger
+        progress = self._progress()
+        due = sum(moment <= progress for moment in MOMENTS)
+        if not self.races or due <= self._raced or table.live.any() or not self._free_slots():
+            return False
+        self._raced = due
+        return not ledger.race or self._race_limit() >= ledger.race / 2
+
+    def _race_limit(self) -> float:
+        """Return the FLOPs that are left for races."""
+        progress, ledger = self._progress(), self._growth.ledger
+        return RACE_SHARE * ledger.charged / progress - ledger.race
+
+    def _free_slots(self) -> list[int]:
+        network = self._growth.network
+        free = legal_slots_by_op(network.table, network.rules)[0][LifecycleOp.GERMINATE]
+        return list(np.flatnonzero(free).tolist())
+
+    def _run_race(self) -> RaceResult:
+        """Race in the free slots; the network continues from the weights of the race's control."""
+        growth, ledger = self._growth, self._growth.ledger
+        limit, network = Limit(flops=self._race_limit()), growth.network
+        room = math.inf if network.max_params is None else network.max_params - network.grown_params()
+        names = network.action_space.blueprint_names
+        with (
+            ledger.timed("race"),
+            race_of(growth.net, *self._loaders, self._loss, self._optimizer, limit, RACE) as race,
+        ):
+            race.find_candidates([growth.sites[i] for i in self._free_slots()], RACED_BLUEPRINTS)
+            most, found = MOST_COST * race.host_flops, []
+            race.candidates = [c for c in race.candidates if c.parameters <= room and c.flops <= most]
+            fits = bool(race.candidates)
+            if fits and race.run():
+                adopt(race.controls[0], growth.net, self._optimizer)
+                found = [
+                    RaceCandidate(
+                        slot=growth.slots.index(each.site.name),
+                        blueprint=names.index(each.blueprint),
+                        lead=-each.beyond.mean,
+                        error=each.beyond.error,
+                        cost=each.flops / race.host_flops,
+                    )
+                    for each in race.candidates
+                    if each.beyond is not None
+                ]
+            elif fits:
+                self._raced = len(MOMENTS)  # later there is not more compute left for a race
+            ledger.race += limit.spent
+            self._race_note = TOO_SHORT if fits else NOTHING_FITS
+            return RaceResult(tuple(found), race.probe.mean(race.base))
+
+    def _raced_event(self, race: RaceResult, decided: Sequence[GrowthEvent]) -> GrowthEvent:
+        if not race.candidates:
+            return GrowthEvent(self._growth.epoch, "raced", self._race_note)
+        best = race.candidates[0]
+        name = self._growth.network.action_space.blueprint_names[best.blueprint]
+        sentence = (
+            f"{name} in {self._growth.slots[best.slot]} won a race, {best.lead:+.2g} ± {best.error:.1g} ahead of"
+            " training on"
+        )
+        planted = any(event.kind == "germinated" for event in decided)
+        return GrowthEvent(self._growth.epoch, "raced", sentence + ("" if planted else ": it was not planted"))
+
+    # --- record ---------------------------------------------------------------------------------------
+
+    def write_to(self, directory: GrowDirectory, settings: dict[str, Any], device: str) -> None:
+        """Write rows and checkpoints to ``directory``, and continue from its checkpoint if it has one."""
+        self._directory = directory
+        self._growth.recorder.sink = directory.begin(self._growth, settings, device)
+        if directory.checkpoint is not None:
+            self._load(directory.checkpoint)
+
+    def _rows_of_epoch(self) -> Any:
+        return nullcontext() if self._directory is None else self._directory.rows_of(len(self.epochs))
+
+    def _record(self, train_loss: float) -> None:
+        """Emit the rows of the epoch; scores from 0 to 100 are unknown for a user's loss."""
+        growth = self._growth
+        growth.recorder.epoch(
+            replace(growth.facts, train_loss=train_loss, val_score=math.nan),
+            replace(growth.measured, scores=np.full_like(growth.measured.scores, math.nan)),
+            {name: growth.ledger.seconds.get(name, 0.0) for name in ("train", "measure")},
+            twin_score=None,
+            learning_rate=float(self._optimizer.param_groups[0]["lr"]),
+            skipped_batches=int(self._broken),
+            skipped_steps=0,
+        )
+
+    def record_end(self) -> None:
+        """Emit the row of the whole training, as one episode."""
+        if self._directory is None:
+            return
+        growth, params = self._growth, self._params()
+        with self._directory.rows_of(len(self.epochs), is_last=True):
+            growth.recorder.episode(
+                {
+                    "val_score": None,
+                    "val_loss": self.epochs[-1].val_loss,
+                    "test_score": None,
+                    "twin_val_score": None,
+                    "best_val_score": None,
+                    "host_params": params - growth.network.grown_params(),
+                    "params": params,
+                    "host_flops_per_sample": round(self._host_flops),
+                    "flops_per_sample": round(growth.flops / self._sampled),
+                    "flops": growth.ledger.flops(),
+                    "rollbacks": growth.rollbacks,
+                    "ended_by": "horizon" if self._budget is None else "budget",
+                    "seconds": sum(growth.ledger.seconds.values()),
+                }
+            )
+
+    def _params(self) -> int:
+        return sum(p.numel() for p in self._growth.net.parameters())
+
+    # --- state ----------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        if self._directory is not None:
+            self._directory.save(self._state())
+
+    def _state(self) -> dict[str, Any]:
+        """Return everything that the training continues from."""
+        return {
+            "net": self._growth.net.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "growth": self._growth.state_dict(),
+            "recovery": self._growth.recovery_state(),
+            "epochs": [asdict(epoch) for epoch in self.epochs],
+            "events": [asdict(event) for event in self.events],
+            "recorder": self._growth.recorder.state(),
+            "ledger": asdict(self._growth.ledger),
+            "raced": self._raced,
+            "steps_of_epoch": self._steps_of_epoch,
+            "rng": [torch.get_rng_state(), *(g.get_state() for g in self._generators())],
+        }
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self._growth.load_state_dict(state["growth"])
+        self._growth.net.load_state_dict(state["net"])
+        self._growth.load_recovery_state(state["recovery"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+        self.epochs = [Epoch(**epoch) for epoch in state["epochs"]]
+        self.events = [GrowthEvent(**event) for event in state["events"]]
+        self._growth.recorder.load_state(state["recorder"])
+        self._growth.ledger = ComputeLedger(**state["ledger"])
+        self._raced, self._steps_of_epoch = state["raced"], state["steps_of_epoch"]
+        torch.set_rng_state(state["rng"][0])
+        for generator, position in zip(self._generators(), state["rng"][1:], strict=True):
+            generator.set_state(position)
+
+    def _generators(self) -> list[torch.Generator]:
+        return [*generators_of(self._train_loader), *generators_of(self._val_loader)]
+
+
+NOTHING_FITS: Final = "nothing was raced: every seed has too many parameters, or costs too much compute"
+TOO_SHORT: Final = (
+    "no race was run to its end: the training is too short for that; diagnose the network, and plan what to"
+    " plant"
+)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

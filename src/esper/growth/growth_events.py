@@ -1,0 +1,229 @@
+"""Events of a growing network, each with one sentence for the user, and warnings.
+
+Warnings concern seeds without gradient, stale copies, constant metrics and recompilation limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from esper.growth import torch_wrappers
+
+from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.slot import COPIES, SeedSlot
+from esper.leyline.errors import GrowthWarning
+from esper.leyline.events import StageMove
+from esper.leyline.stages import Stage
+
+EventKind = Literal[
+    "measured", "raced", "germinated", "alpha", "fossilized", "pruned", "refused", "rolled_back", "warning"
+]
+_REPORTED: Final[Mapping[Stage, tuple[EventKind, str]]] = {
+    Stage.GERMINATED: ("germinated", "was planted"),
+    Stage.FOSSILIZED: ("fossilized", "became permanent"),
+    Stage.PRUNED: ("pruned", "was removed"),
+}
+"""Stage moves that are reported, with the kind of event and the end of its sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthEvent:
+    """One event at the end of an epoch, or by hand after it; ``print`` shows its sentence."""
+
+    epoch: int
+    """Number of epochs trained before the event."""
+    kind: EventKind
+    sentence: str
+    slot: str | None = None
+    blueprint: str | None = None
+    contribution: float | None = None
+    """In units of the user's metric, positive where the seed helps."""
+    error: float | None = None
+    """Standard error of the contribution, where the metric came batch by batch."""
+    shapley: float | None = None
+    """Shapley value in units of the user's metric, where it was measured."""
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}: {self.sentence}"
+
+
+class Narrator:
+    """Writes the sentences of one network's events."""
+
+    def __init__(self, network: MorphogeneticModel) -> None:
+        self._network = network
+        self.epoch = 0
+
+    def seed(self, slot: int, blueprint: int | None = None) -> str:
+        """Return ``conv_light in layer2`` for the seed of a slot, or for a blueprint that was there."""
+        return f"{self._name(slot, blueprint)} in {self._network.sites[slot].name}"
+
+    def _name(self, slot: int, blueprint: int | None = None) -> str | None:
+        number = int(self._network.table.blueprint[0, slot]) if blueprint is None else blueprint
+        return None if number < 0 else self._network.action_space.blueprint_names[number]
+
+    def about(
+        self,
+        kind: EventKind,
+        slot: int,
+        text: str,
+        *,
+        contribution: float | None = None,
+        error: float | None = None,
+        shapley: float | None = None,
+        blueprint: int | None = None,
+    ) -> GrowthEvent:
+        """Return an event of one seed; ``text`` follows its name in the sentence."""
+        place, name = self._network.sites[slot].name, self._name(slot, blueprint)
+        sentence = f"{self.seed(slot, blueprint)} {text}"
+        return GrowthEvent(self.epoch, kind, sentence, place, name, contribution, error, shapley)
+
+    def worth(
+        self, slot: int, value: float, error: float, shapley: float, *, calibrated: bool
+    ) -> GrowthEvent:
+        """Return the event of a measured contribution; error and Shapley value are NaN where unknown."""
+        bar = "" if math.isnan(error) else f" ± {error:.2g}"
+        share = "" if math.isnan(shapley) else f", Shapley value {shapley:+.3g}"
+        note = "" if calibrated else " (uncalibrated: BatchNorm statistics are those with it on)"
+        return self.about(
+            "measured",
+            slot,
+            f"is worth {value:+.3g}{bar}{share}{note}",
+            contribution=value,
+            error=None if math.isnan(error) else error,
+            shapley=None if math.isnan(shapley) else shapley,
+        )
+
+    def moves(self, moves: Iterable[StageMove]) -> list[GrowthEvent]:
+        """Return the events of stage moves."""
+        events = []
+        for move in moves:
+            if move.target in _REPORTED:
+                kind, text = _REPORTED[move.target]
+                if kind == "germinated":
+                    text += f" ({int(self._network.table.seed_params[0, move.slot]):,} parameters)"
+                events.append(self.about(kind, move.slot, text, blueprint=move.blueprint))
+        return events
+
+    def refused(self, slot: int, sentence: str) -> GrowthEvent:
+        """Return the event of an action that was refused."""
+        return GrowthEvent(self.epoch, "refused", sentence, self._network.sites[slot].name)
+
+    def rolled_back(self, alarm: str, answer: str) -> GrowthEvent:
+        """Return the event of an intervention by the governor."""
+        return GrowthEvent(self.epoch, "rolled_back", f"{alarm}: {answer}")
+
+    def warning(self, sentence: str, slot: int | None = None) -> GrowthEvent:
+        """Return the event of a warning and issue a ``GrowthWarning``."""
+        GrowthWarning.issue(f"epoch {self.epoch}: {sentence}")
+        if slot is None:
+            return GrowthEvent(self.epoch, "warning", sentence)
+        return GrowthEvent(self.epoch, "warning", sentence, self._network.sites[slot].name, self._name(slot))
+
+
+CONSTANT_EPOCHS: Final = 5
+"""Number of equal scores in a row after which a warning about the metric is issued."""
+
+AT_REST: Final = 0.01
+"""Share of its highest value below which a learning rate is too small to change a metric."""
+
+
+class SanityChecks:
+    """Compares seeds and scores with those of earlier epochs."""
+
+    def __init__(self, network: MorphogeneticModel, narrator: Narrator) -> None:
+        self._network = network
+        self._narrator = narrator
+        self._seen: dict[int, list[float]] = {}
+        self._values: list[list[float]] = []
+        self._copies: WeakKeyDictionary[SeedSlot, float] = WeakKeyDictionary()
+        """Fingerprint of the weights near each slot of a copy that has no seed while its network has one."""
+        self._highest_rate = 0.0
+        self._given_up = torch_wrappers.recompile_limits_hit()
+
+    def born(self, slot: int) -> None:
+        """Remember the initial weights of a seed."""
+        self._seen[slot] = self._fingerprint(slot)
+        own = self._network.slots[slot]
+        left = [c for c in COPIES if c.token == own.token and c.site == own.site and c.graft is None]
+        self._copies.update({copy: _weight(copy) for copy in left})
+
+    def check_copies(self) -> list[GrowthEvent]:
+        """Warn of a copy that is updated and has not grown, such as an average that is computed by hand."""
+        stale = [copy for copy, before in self._copies.items() if _weight(copy) != before]
+        self._copies.clear()
+        if not stale:
+            return []
+        sentence = (
+            "a copy of the network is updated without having grown with it; name it, Growth(net, optimizer,"
+            " follow=[copy]), or copy the network again after growth"
+        )
+        return [self._narrator.warning(sentence)]
+
+    def check_seeds(self) -> list[GrowthEvent]:
+        """Warn of seeds in the forward that did not change in this epoch, or broke."""
+        events = []
+        for slot in np.flatnonzero(self._network.table.in_forward[0]).tolist():
+            now, seed = self._fingerprint(slot), self._narrator.seed(slot)
+            if now == self._seen.get(slot):
+                sentence = (
+                    f"{seed} did not change: no gradient or no optimiser step reached it. Does its place run"
+                    " in training, and does the optimiser that Growth was given step?"
+                )
+                events.append(self._narrator.warning(sentence, slot))
+            if not all(map(math.isfinite, now)):
+                sentence = f"{seed} has weights that are not finite; prune it or return to a checkpoint"
+                events.append(self._narrator.warning(sentence, slot))
+            self._seen[slot] = now
+        return events + self.check_copies()
+
+    def check_compiled(self) -> list[GrowthEvent]:
+        """Warn when torch.compile has begun to run something uncompiled."""
+        before, self._given_up = self._given_up, torch_wrappers.recompile_limits_hit()
+        if self._given_up <= before:
+            return []
+        return [
+            self._narrator.warning(
+                "torch.compile reached its recompile limit, and a part of the network runs uncompiled; raise"
+                " torch._dynamo.config.recompile_limit, or look at TORCH_LOGS=recompiles"
+            )
+        ]
+
+    def check_score(self, values: list[float]) -> list[GrowthEvent]:
+        """Warn of a metric that is not finite, or that has not changed in epochs with a normal learning rate."""
+        mean = float(np.mean(values))
+        if not math.isfinite(mean):
+            return [self._narrator.warning(f"evaluate returned {mean:g}; nothing is decided on it")]
+        groups = self._network.groups
+        optimisers = [] if groups is None else groups.optimisers
+        rate = max((g["lr"] for o in optimisers for g in o.param_groups), default=0.0)
+        self._highest_rate = max(self._highest_rate, float(rate))
+        if rate < AT_REST * self._highest_rate:
+            return []  # at the end of a schedule a constant metric is normal
+        self._values = [*self._values, values] if self._values[-1:] == [values] else [values]
+        if len(self._values) == CONSTANT_EPOCHS:
+            sentence = f"evaluate returned the same {CONSTANT_EPOCHS} times; does it evaluate this network?"
+            return [self._narrator.warning(sentence)]
+        return []
+
+    def _fingerprint(self, slot: int) -> list[float]:
+        """Return the sum of squares of each parameter of a seed."""
+        return [float(p.detach().double().pow(2).sum()) for p in self._network.slots[slot].parameters()]
+
+    def state(self) -> dict[str, Any]:
+        return {"seen": dict(self._seen), "values": list(self._values), "rate": self._highest_rate}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._seen = {int(slot): list(found) for slot, found in state["seen"].items()}
+        self._values, self._highest_rate = list(state["values"]), float(state["rate"])
+
+
+def _weight(slot: SeedSlot) -> float:
+    """Return the sum of squares of the weights of a slot's submodule."""
+    return float(sum(p.detach().double().pow(2).sum() for p in slot.parent[0].parameters()))

@@ -1,0 +1,196 @@
+"""A user's loaders and loss, read without leaving a trace: batches, parts of batches, random states.
+
+Two forms of a batch are known. A tuple or list ends in the target, and its loss is
+``loss(net(*inputs), target)``. Anything else, a dict for example, is handed to ``loss(net, batch)``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+from esper.leyline.errors import DataError, EsperError
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+def check_loader(loader: Iterable[Any], name: str) -> None:
+    """Refuse what can be read only once. A DataLoader draws a number when it is asked for an iterator."""
+    try:
+        once = iter(loader) is loader
+    except TypeError:
+        raise DataError(
+            f"{name} is a {type(loader).__name__}, over which nothing can loop; pass a DataLoader"
+        ) from None
+    kinds = type(loader).__mro__
+    if Tensor in kinds or (Dataset in kinds and IterableDataset not in kinds):
+        raise DataError(f"{name} is a {type(loader).__name__}, which holds samples; pass a DataLoader of it")
+    if once:
+        raise DataError(
+            f"{name} is an iterator and would be used up; pass what it was made from, a DataLoader or a list"
+            " of batches"
+        )
+
+
+@contextlib.contextmanager
+def untouched_streams(*loaders: Iterable[Any]) -> Iterator[None]:
+    """Put back what a loop over the loaders may draw from: streams of torch, numpy, Python, their own."""
+    own = [(generator, generator.get_state()) for loader in loaders for generator in generators_of(loader)]
+    numpy_state = np.random.get_state()  # noqa: NPY002  data sets of users draw from it
+    python_state = random.getstate()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            for generator, state in own:
+                generator.set_state(state)
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """Of a DataLoader and its samplers."""
+    samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
+    holders = [loader, *samplers, *(getattr(sampler, "sampler", None) for sampler in samplers)]
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return [each for each in found if isinstance(each, torch.Generator)]
+
+
+def endless(loader: Iterable[Any], device: torch.device, name: str) -> Iterator[Any]:
+    """The loader's batches on ``device``, from the beginning again when it ends."""
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield on_device(batch, device)
+        if empty:
+            raise DataError(f"{name} is empty; at least one batch is needed")
+
+
+def first_batches(loader: Iterable[Any], device: torch.device, name: str, samples: int) -> list[Any]:
+    """Batches from the beginning of the loader, until they hold ``samples`` or it ends."""
+    batches: list[Any] = []
+    held = 0
+    for batch in loader:
+        batches.append(on_device(batch, device))
+        held += size_of(batch)
+        if held >= samples:
+            break
+    if not batches:
+        raise DataError(f"{name} is empty; at least one batch is needed")
+    return batches
+
+
+def on_device(batch: Any, device: torch.device) -> Any:
+    return _mapped(batch, lambda tensor: tensor.to(device))
+
+
+def size_of(batch: Any) -> int:
+    """Samples in a batch: the length of its first tensor."""
+    lengths: list[int] = []
+    _mapped(batch, lambda tensor: lengths.append(len(tensor)) if tensor.ndim else None)
+    return lengths[0] if lengths else 1
+
+
+def parts_of(batch: Any, count: int) -> list[Any]:
+    """The batch in at most ``count`` parts of nearly equal size, each a batch of the same form."""
+    size = size_of(batch)
+    count = min(count, size)
+    bounds = [size * i // count for i in range(count + 1)]
+
+    def cut(low: int, high: int) -> Any:
+        return _mapped(batch, lambda t: t[low:high] if t.ndim and len(t) == size else t)
+
+    return [cut(low, high) for low, high in pairwise(bounds)]
+
+
+def _mapped(tree: Any, change: Callable[[Tensor], Any]) -> Any:
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        mapped = {key: _mapped(value, change) for key, value in tree.items()}
+        with contextlib.suppress(TypeError):  # a mapping of another class may be built in another way
+            return type(tree)(mapped)  # type: ignore[call-arg]
+        return mapped
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(_mapped(value, change) for value in tree))
+    if isinstance(tree, tuple | list):
+        return type(tree)(_mapped(value, change) for value in tree)
+    return tree
+
+
+def inputs_of(batch: Any) -> Any:
+    """What the network is called with for this batch."""
+    return tuple(batch[:-1]) if isinstance(batch, tuple | list) and len(batch) > 1 else batch
+
+
+def loss_of(net: nn.Module, batch: Any, loss: Loss) -> Tensor:
+    """The loss of a batch, checked to be one number."""
+    is_pair = isinstance(batch, tuple | list) and len(batch) > 1
+    try:
+        value: Any = loss(net(*batch[:-1]), batch[-1]) if is_pair else loss(net, batch)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        how = "loss(net(*inputs), target)" if is_pair else "loss(net, batch)"
+        raise DataError(
+            f"{how} fails on a batch of {_described(batch)}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        found = (
+            f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        )
+        raise DataError(
+            f"loss must return one number as a tensor, and returned {found}; batches (inputs…, target) are"
+            " used as loss(net(*inputs), target), all others as loss(net, batch)"
+        )
+    return value.reshape(())
+
+
+def _described(batch: Any) -> str:
+    shapes: list[str] = []
+    _mapped(batch, lambda tensor: shapes.append(str(tuple(tensor.shape))))
+    return f"shapes {', '.join(shapes)}" if shapes else type(batch).__name__
+
+
+# --- settings --------------------------------------------------------------------------------------------------
+
+
+def check_length(epochs: Any, budget: Any) -> None:
+    """Of a training: one of them, and above 0."""
+    if (epochs is None) == (budget is None):
+        raise EsperError("say how long to train, once: epochs=… or budget=… in FLOPs")
+    name, length = ("epochs", epochs) if budget is None else ("budget", budget)
+    if not isinstance(length, Real) or not 0 < float(length) < math.inf:
+        raise EsperError(f"{name} is {length!r}; it must be a number above 0")
+
+
+def check_settings(higher_is_better: Any, **limits: Any) -> None:
+    """Of growth: a direction of the metric, and limits that are numbers from 0 on or not given."""
+    if not isinstance(higher_is_better, bool):
+        raise EsperError(f"higher_is_better is {higher_is_better!r}; pass True, or False for a loss")
+    for name, limit in limits.items():
+        if limit is not None and not (isinstance(limit, Integral) and int(limit) >= 0):
+            raise EsperError(f"{name} is {limit!r}; it must be a whole number, 0 or more")
+
+
+def check_calibration(batches: Any) -> None:
+    """Of growth: batches to loop over again and again. No loop is begun: a DataLoader would draw a number."""
+    if batches is not None and (not isinstance(batches, Iterable) or isinstance(batches, Iterator)):
+        raise EsperError(
+            f"calibrate is a {type(batches).__name__}; pass a DataLoader or a list of training batches, which"
+            " can be read every epoch"
+        )
+
+
+def check_alpha(alpha: Any) -> None:
+    if not isinstance(alpha, Real) or not 0.0 <= float(alpha) <= 1.0:
+        raise EsperError(f"alpha is {alpha!r}; it must be from 0 to 1")

@@ -1,0 +1,292 @@
+"""Slots in a user's network, with seeds that are planted and removed by hand."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
+from esper.growth.loaders import check_alpha
+from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, is_distributed, unwrapped
+from esper.kasmina import checkpoint, gates, lifecycle, plain
+from esper.kasmina.actions import settle
+from esper.kasmina.blueprints import blueprint_named
+from esper.kasmina.compute import ComputeLedger, forward_flops
+from esper.kasmina.health import statistics_of, tensor_norms
+from esper.kasmina.incubation import shadow_loss_of
+from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.optimizer_groups import OptimizerGroups
+from esper.kasmina.recorder import Recorder, RowKey
+from esper.kasmina.sites import Site, call_order, check_modes, find_sites
+from esper.kasmina.slot import detach, forget_compiled
+from esper.leyline import (
+    BLEND_IDS,
+    AlphaCurve,
+    LifecycleRules,
+    SeedStateReport,
+    Stage,
+    StageMove,
+    report_slots,
+)
+from esper.leyline.errors import EsperError, GrowthWarning, SlotError, UnknownNameError
+
+
+class ManualGrowth:
+    """Slots in a user's network and the seeds in them; ``Growth`` adds measurements and a controller."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Any,
+        sample: Any,
+        slots: str | Sequence[str],
+        rules: LifecycleRules,
+        max_params: int | None,
+        follow: Sequence[Any],
+    ) -> None:
+        self.net, self.sample = unwrapped(net), sample
+        order = call_order(self.net, sample)
+        groups = OptimizerGroups(optimizer, self.net, order)
+        sites = find_sites(self.net, slots, sample)
+        check_modes(self.net, sites, sample)
+        token = uuid.uuid4().hex
+        self._network = MorphogeneticModel(self.net, rules, sites=sites, streams=lambda _: None, token=token)
+        self._copies = FollowedCopies(self._network)
+        try:
+            self._network.max_params = max_params
+            self._network.bind(groups)
+            for follower in follow:
+                self._copies.add(follower)
+            self._processes = ProcessGroup(self.net, is_wrapped=is_distributed(net))
+            self._network.followers += [self._processes, self._copies]
+            self._space = self._network.action_space
+            self._cost = forward_flops(self.net, sample)
+            forget_compiled()
+        except BaseException:  # Ctrl-C too leaves the network as it was
+            self.detach()
+            raise
+        self._narrator = Narrator(self._network)
+        self._checks = SanityChecks(self._network, self._narrator)
+        self._next_seed = 0
+        self._finished = False
+        self.recorder = Recorder(self._network.table, lambda: RowKey(0, 0, 0, None, self.epoch))
+        self.ledger = ComputeLedger()
+
+    def detach(self) -> None:
+        """Remove all slots and seeds from the network and its followed copies."""
+        for module in (self.net, *self._copies.modules):
+            detach(module)
+
+    def bind(self, optimizer: Any) -> None:
+        """Train the network and its seeds by another optimiser, or several, from now on."""
+        self._check_unfinished("bind")
+        order = call_order(self.net, self.sample)
+        self._network.follow_state()
+        self._network.bind(OptimizerGroups(optimizer, self.net, order))
+
+    def follow(self, copy: Any) -> None:
+        """Plant every seed, present and future, in a copy of the network too.
+
+        Args:
+            copy: An ``AveragedModel`` or a deep copy of the network.
+
+        Raises:
+            HostError: It is no copy of this network.
+        """
+        self._check_unfinished("follow")
+        self._copies.add(copy)
+
+    # --- by hand --------------------------------------------------------------------------------------
+
+    def germinate(
+        self, slot: str, blueprint: str, *, style: str = BLEND_IDS[0], alpha: float = 1.0
+    ) -> GrowthEvent:
+        """Plant a seed after the submodule ``slot`` and add it to the optimiser.
+
+        Args:
+            slot: Name of the slot.
+            blueprint: Name of the blueprint.
+            style: Blend style: linear_add, linear_multiply, sigmoid_add or gated_gate.
+            alpha: Weight of the seed in the forward pass, from 0 to 1.
+
+        Raises:
+            BlueprintError: The blueprint does not fit the slot, or the seed exceeds ``max_params``.
+            SlotError: The slot holds a seed.
+        """
+        self._check_unfinished("germinate")
+        index, table = self._index(slot), self._network.table
+        if style not in BLEND_IDS:
+            raise UnknownNameError("style", style, BLEND_IDS)
+        blueprint_named(blueprint, self._network.sites[index].topology)
+        check_alpha(alpha)
+        if not table.occupied[0, index]:
+            table.clear(0, index)  # no embargo for actions by hand
+        number, kind = self._space.blueprint_names.index(blueprint), BLEND_IDS.index(style)
+        params = self._network.germinate(index, number, kind)
+        seed = lifecycle.Germination(self._next_seed, number, kind, alpha, 0, params)
+        moves = lifecycle.germinate(table, 0, index, seed, self._network.rules)
+        self._network.sync()
+        return self._done(moves)[0]
+
+    def prune(self, slot: str) -> GrowthEvent:
+        """Remove the seed of ``slot`` from forward pass and optimiser, with its state."""
+        self._check_unfinished("prune")
+        index = self._index(slot)
+        self._check_live(index)
+        moves = lifecycle.prune(self._network.table, 0, index, self._network.rules, cause="user")
+        settle(self._network, moves)
+        return self._done(moves)[0]
+
+    def fossilize(self, slot: str) -> GrowthEvent:
+        """Make the seed of ``slot`` permanent; it continues to learn."""
+        self._check_unfinished("fossilize")
+        index, table = self._index(slot), self._network.table
+        self._check_live(index)
+        if table.stage[0, index] == Stage.BLENDING:
+            lifecycle.enter_next_stage(table, 0, index, self._network.rules, "policy")
+        if table.stage[0, index] != Stage.HOLDING:
+            alpha = table.alpha[0, index]
+            raise SlotError(
+                f"{self._narrator.seed(index)} is blended at alpha {alpha:g}; set_alpha('{slot}', 1.0) first"
+            )
+        verdict = gates.g5_worthy(table, 0, index, LifecycleRules(), finite=self._network.is_finite(index))
+        if "weights_finite" in verdict.failed:
+            raise SlotError(f"{self._narrator.seed(index)} has weights that are not finite; prune('{slot}')")
+        moves = lifecycle.fossilize(table, 0, index, verdict._replace(failed=()), "user")
+        return self._done(moves)[0]
+
+    def set_alpha(self, slot: str, alpha: float) -> GrowthEvent:
+        """Set the weight of the seed in ``slot``, from 0 to 1, from the next forward pass on."""
+        self._check_unfinished("set_alpha")
+        index, table = self._index(slot), self._network.table
+        self._check_live(index)
+        check_alpha(alpha)
+        lifecycle.set_alpha_target(table, 0, index, target=alpha, epochs=0, curve=AlphaCurve.LINEAR)
+        self._network.sync()
+        return self._narrator.about("alpha", index, f"is blended at alpha {alpha:g}")
+
+    def incubate(self, batch_loss: Callable[[], Tensor]) -> None:
+        """Add the gradients of incubating seeds; call it between ``backward`` and ``optimizer.step``.
+
+        Args:
+            batch_loss: Takes nothing and returns the loss of ``net`` on the present batch.
+        """
+        for slot in self._network.incubating:
+            loss = shadow_loss_of(self._network, slot, batch_loss)
+            if not math.isfinite(loss.item()):
+                continue  # a seed without gradient does not pass gate G2
+            loss.backward()
+            found = statistics_of(
+                tensor_norms([p.grad for p in self._network.seed_parameters(slot) if p.grad is not None])
+            )
+            self._network.table.record_gradients(
+                0,
+                slot,
+                norm=found.norm,
+                ratio=math.nan,
+                health=found.health,
+                vanishing=found.vanishing,
+                exploding=found.exploding,
+            )
+
+    def _done(self, moves: Iterable[StageMove]) -> list[GrowthEvent]:
+        """Number new seeds, count compute again, and return the events of stage moves."""
+        made = list(moves)
+        for move in made:
+            if move.target is Stage.GERMINATED:
+                self._next_seed += 1
+                self._checks.born(move.slot)
+        self.recorder.moves(made, None)
+        if made:
+            self._copies.sync()
+        if any(move.target in (Stage.GERMINATED, Stage.PRUNED) for move in made):
+            self._cost = forward_flops(self.net, self.sample)
+        return self._narrator.moves(made)
+
+    # --- export and state -----------------------------------------------------------------------------
+
+    def finish(self, *, merge: bool = True) -> nn.Module:
+        """Turn the network into a plain module of its own class, with seeds as torch modules.
+
+        Active seeds stay; incubating ones are removed.
+
+        Args:
+            merge: Add linear seeds after linear layers to the layers' weights.
+
+        Raises:
+            HostError: The result differs from the network that was trained; everything is left as it was.
+        """
+        self._check_unfinished("finish")
+        self._network.follow_state()
+        for slot in list(self._network.incubating):
+            self.prune(self._network.sites[slot].name)
+        groups = self._network.groups
+        leave = (lambda parameters: groups.leave(-1, parameters)) if groups else (lambda _: None)
+        grown = plain.finish(self.net, self.sample, merge=merge, leave=leave)
+        for module in self._copies.modules:
+            plain.finish(module, self.sample, merge=merge)
+        self._processes.close()
+        self._finished = True
+        if grown and hasattr(self.net, "save_pretrained"):
+            GrowthWarning.issue(
+                "save_pretrained keeps the class's own layers only, and from_pretrained would leave the seeds"
+                " out; save the network with torch.save(net, path), load it with torch.load(path,"
+                " weights_only=False)"
+            )
+        return self.net
+
+    def save(self, path: Path | str) -> None:
+        """Write weights and seeds; ``esper.load(path, base=Net())`` returns the network as a plain module."""
+        checkpoint.save(checkpoint.network_state(self._network), Path(path))
+
+    # --- helpers --------------------------------------------------------------------------------------
+
+    def _check_unfinished(self, what: str) -> None:
+        if self._finished:
+            raise EsperError(
+                f"{what}() came after finish(): the network is a plain module; make a new Growth to go on"
+            )
+
+    def _check_live(self, index: int) -> None:
+        if not self._network.table.live[0, index]:
+            stage = Stage(int(self._network.table.stage[0, index])).name
+            raise SlotError(
+                f"slot {self._network.sites[index].name} holds no seed that could be changed: it is {stage}"
+            )
+
+    @property
+    def epoch(self) -> int:
+        """Number of epochs that have ended."""
+        return self._narrator.epoch
+
+    @property
+    def network(self) -> MorphogeneticModel:
+        """The network with its slots and their row of the slot table."""
+        return self._network
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of one forward pass of the sample."""
+        return self._cost
+
+    @property
+    def sites(self) -> list[Site]:
+        """Positions of the slots."""
+        return self._network.sites
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the slots, in the order of the forward pass."""
+        return self._network.slot_config.slot_ids
+
+    def reports(self) -> list[SeedStateReport]:
+        """Return stage, alpha, contribution, Shapley value and interactions of every slot."""
+        return report_slots(self._network.table, 0, self._space)
+
+    def _index(self, slot: str) -> int:
+        return self._network.slot_config.index_of(slot)

@@ -1,0 +1,236 @@
+"""Wrappers and copies of a user's network that have to follow its seeds: DDP, averages, compiled code."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections.abc import Iterable
+from typing import Any, Final
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.hooks import RemovableHandle
+
+from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.slot import Graft, SeedSlot, attach, slots_of
+from esper.leyline.errors import HostError
+
+_SHARDED: Final = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
+
+
+def unwrapped(net: Any) -> nn.Module:
+    """Return the user's own module inside ``torch.compile`` and ``DistributedDataParallel``.
+
+    Raises:
+        HostError: The argument is no module, or a wrapper that cannot take new parameters.
+    """
+    if not isinstance(net, nn.Module):
+        raise HostError(f"net is {type(net).__name__}; pass the torch.nn.Module that is trained")
+    while True:
+        kinds = {kind.__name__ for kind in type(net).__mro__}
+        if kinds & set(_SHARDED) or isinstance(net, DataParallel):
+            raise HostError(
+                f"{type(net).__name__} keeps parameters where a seed cannot join them; use one device or"
+                " DistributedDataParallel"
+            )
+        if isinstance(net, AveragedModel):
+            raise HostError("AveragedModel is an average of a network; pass the network that is trained")
+        if isinstance(net, torch.jit.ScriptModule):
+            raise HostError(
+                f"{type(net).__name__} is scripted and takes no hooks; pass the module before scripting"
+            )
+        if isinstance(net, DistributedDataParallel):
+            net = net.module
+        elif isinstance(getattr(net, "_orig_mod", None), nn.Module):
+            net = net._orig_mod
+        else:
+            return net
+
+
+def is_distributed(net: Any) -> bool:
+    """Return whether ``net`` is, or wraps, a ``DistributedDataParallel``."""
+    return isinstance(net, DistributedDataParallel) or isinstance(
+        getattr(net, "_orig_mod", None), DistributedDataParallel
+    )
+
+
+def recompile_limits_hit() -> int:
+    """Return how often torch.compile has stopped compiling a function that changed too often."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        return 0
+    return sum(n for what, n in dynamo.utils.counters["unimplemented"].items() if "recompile limit" in what)
+
+
+# --- copies -------------------------------------------------------------------------------------------------
+
+
+class FollowedCopies:
+    """Copies of the network, such as averages, in which every seed is planted and removed too."""
+
+    def __init__(self, network: MorphogeneticModel) -> None:
+        self._network = network
+        self.modules: list[nn.Module] = []
+        self._padded: WeakSet[nn.Module] = WeakSet()
+        _guard_averages()
+
+    def add(self, follower: Any) -> None:
+        """Follow with an ``AveragedModel`` or a deep copy of the network.
+
+        Raises:
+            HostError: It is no copy of this network.
+        """
+        module = unwrapped(follower.module if isinstance(follower, AveragedModel) else follower)
+        net, slots = self._network.host, slots_of(module)
+        token = self._network.slots[0].token
+        if not slots and _same_parameters(module, net):
+            attach(module, [SeedSlot(site, module, token=token) for site in self._network.sites])
+            slots = slots_of(module)
+        if module is net or not slots or any(slot.token != token for slot in slots.values()):
+            raise HostError(
+                f"follow holds a {type(follower).__name__} that is no copy of this {type(net).__name__}; pass"
+                " its AveragedModel or a deep copy of it"
+            )
+        self.modules.append(module)
+        for index, graft in enumerate(slot.graft for slot in self._network.slots):
+            other = self._slot_in(module, index)
+            if graft is not None and other.graft is None:
+                other.hold(copy.deepcopy(graft))
+
+    def _slot_in(self, module: nn.Module, index: int) -> SeedSlot:
+        return slots_of(module)[self._network.sites[index].path]
+
+    def seed_planted(self, slot: int, graft: Graft) -> None:
+        """Plant a copy of the seed in every followed copy."""
+        for module in self.modules:
+            self._slot_in(module, slot).hold(copy.deepcopy(graft))
+        self._keep_padded()
+
+    def seed_removed(self, slot: int, _graft: Graft) -> None:
+        """Remove the seed from every followed copy."""
+        for module in self.modules:
+            self._slot_in(module, slot).remove()
+        self._keep_padded()
+
+    def sync(self) -> None:
+        """Give the slots of copies the same part in the forward as those of the network."""
+        for module in self.modules:
+            for index, slot in enumerate(self._network.slots):
+                self._slot_in(module, index).take_part(slot.participation)
+
+    def _keep_padded(self) -> None:
+        """Disable nested tensors in a ``TransformerEncoder`` with seeds, which take padded tensors."""
+        for module in (m for net in (self._network.host, *self.modules) for m in net.modules()):
+            if isinstance(module, nn.TransformerEncoder):
+                seeds = any(slot.graft is not None for slot in slots_of(module.layers).values())
+                if seeds and module.use_nested_tensor:
+                    module.use_nested_tensor = False
+                    self._padded.add(module)
+                elif not seeds and module in self._padded:
+                    module.use_nested_tensor = True
+                    self._padded.discard(module)
+
+
+def _same_parameters(module: nn.Module, net: nn.Module) -> bool:
+    theirs = {name: p.shape for name, p in module.named_parameters()}
+    return type(module) is type(net) and theirs == {name: p.shape for name, p in net.named_parameters()}
+
+
+def _guard_averages() -> None:
+    """Refuse to average a network with seeds into an average without them.
+
+    ``AveragedModel.update_parameters`` pairs parameters by position, and would silently average a seed's
+    parameters with those of another layer. There is no hook for it, so the method is wrapped, once.
+    """
+    update = AveragedModel.update_parameters
+    if hasattr(update, "__wrapped__"):
+        return
+
+    @functools.wraps(update)
+    def guarded(self: AveragedModel, model: nn.Module) -> None:
+        if sum(1 for _ in self.module.parameters()) != sum(1 for _ in model.parameters()):
+            grown = [slot.site.name for slot in slots_of(unwrapped(model)).values() if slot.graft is not None]
+            if grown:
+                raise HostError(
+                    f"an AveragedModel of a {type(unwrapped(model)).__name__} does not follow its growth (seed"
+                    f" in {grown[0]}) and would average its parameters out of step with a seed's; name it:"
+                    " Growth(net, optimizer, follow=[averaged])"
+                )
+        update(self, model)
+
+    AveragedModel.update_parameters = guarded  # type: ignore[method-assign]
+
+
+# --- processes ----------------------------------------------------------------------------------------------
+
+
+class ProcessGroup:
+    """Seeds under ``DistributedDataParallel``: equal weights at birth, mean gradients after every backward.
+
+    The wrapper holds only the parameters that it was built with. Gradients are averaged at the end of backward
+    and not in a step pre-hook, because clipping and a scaler's check for infinities come between the two. The
+    mean of a sum that contains earlier means is the mean of the sum, so accumulation needs nothing more.
+    """
+
+    def __init__(self, net: nn.Module, *, is_wrapped: bool) -> None:
+        several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        self.is_active = several and is_wrapped
+        self._net = net
+        self._hooked: dict[nn.Parameter, RemovableHandle] = {}
+        self._queued = False
+        self._watch = net.register_forward_pre_hook(self._look) if several and not is_wrapped else None
+
+    def _look(self, _module: nn.Module, _args: Any) -> None:
+        """Find the wrapper that runs the network, if it was not passed."""
+        wrapper = DistributedDataParallel._active_ddp_module
+        if wrapper is not None and unwrapped(wrapper) is self._net:
+            self.is_active = True
+            self.close()
+
+    def close(self) -> None:
+        """Stop looking for a wrapper."""
+        if self._watch is not None:
+            self._watch.remove()
+            self._watch = None
+
+    def agreed(self, value: Any) -> Any:
+        """Return the first process's value in every process."""
+        if not self.is_active:
+            return value
+        holder = [value]
+        dist.broadcast_object_list(holder, src=0)
+        return holder[0]
+
+    def seed_planted(self, _slot: int, graft: Graft) -> None:
+        """Take the weights of the first process, and average the seed's gradients from now on."""
+        if self.is_active:
+            for tensor in (*graft.parameters(), *graft.buffers()):
+                dist.broadcast(tensor.detach(), src=0)
+            self._hook(graft.parameters())
+
+    def seed_removed(self, _slot: int, graft: Graft) -> None:
+        """Stop averaging the seed's gradients."""
+        for parameter in graft.parameters():
+            if handle := self._hooked.pop(parameter, None):
+                handle.remove()
+
+    def _hook(self, parameters: Iterable[nn.Parameter]) -> None:
+        for parameter in parameters:
+            self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._queue)
+
+    def _queue(self, _parameter: Tensor) -> None:
+        if not self._queued:
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._average)
+
+    def _average(self) -> None:
+        self._queued = False
+        for parameter in self._hooked:
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()

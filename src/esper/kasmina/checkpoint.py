@@ -1,0 +1,98 @@
+"""Files with a growing network: weights, seeds and sites as plain tensors and values, without training data."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from esper.kasmina.hosts import HOSTS
+from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.plain import finish
+from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.sites import Output, Site
+from esper.kasmina.slot import SeedSlot, attach, detach
+from esper.leyline.durable import write_durably
+from esper.leyline.errors import EsperError, HostError
+
+FORMAT: Final = 1
+
+
+def network_state(network: MorphogeneticModel) -> dict[str, Any]:
+    """Return all that ``load`` needs: class, constructor arguments of a built-in host, sites and weights."""
+    host = network.host
+    return {
+        "format": FORMAT,
+        "class": type(host).__qualname__,
+        "spec": getattr(host, "spec", None) if type(host) in HOSTS.values() else None,
+        "sites": [asdict(site) | {"output": list(site.output)} for site in network.sites],
+        "state": {name: value.clone() for name, value in host.state_dict().items()},
+    }
+
+
+def save(state: dict[str, Any], path: Path) -> None:
+    """Write plain values and tensors to ``path``, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_durably(path, buffer.getvalue())
+
+
+def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
+    """Read a network that was saved with its seeds and return it as a plain module.
+
+    Args:
+        path: File that ``Grown.save``, ``Growth.save`` or a run wrote.
+        base: New network of the same class and sizes, without seeds; not needed for a built-in host.
+
+    Returns:
+        ``base`` with the saved weights and seeds.
+
+    Raises:
+        EsperError: The file is not a saved network.
+        HostError: The file does not fit ``base``.
+
+    Example:
+        >>> net = esper.load("best.pt", base=Net())
+    """
+    try:
+        saved = torch.load(Path(path), weights_only=True)
+        sites = [_site(entry) for entry in saved["sites"]]
+        state, name, spec = saved["state"], saved["class"], saved["spec"]
+    except (OSError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        raise EsperError(
+            f"'{path}' is no network that esper saved ({type(error).__name__}); pass a file that"
+            " Grown.save wrote"
+        ) from None
+    if base is None:
+        base = _built_in(path, name, spec)
+    if name != type(base).__qualname__:
+        raise HostError(f"'{path}' holds a {name}, and base is a {type(base).__qualname__}")
+    attach(base, [SeedSlot(site, base) for site in sites])
+    try:
+        base.load_state_dict(state)
+        finish(base)
+    except RuntimeError as error:
+        detach(base)
+        raise HostError(
+            f"'{path}' does not fit this {type(base).__qualname__}: {str(error).splitlines()[-1].strip()}"
+        ) from None
+    return base
+
+
+def _built_in(path: Path | str, name: str, spec: dict[str, Any] | None) -> nn.Module:
+    kinds = {kind.__qualname__: kind for kind in HOSTS.values()}
+    if spec is None or name not in kinds:
+        raise HostError(f"'{path}' holds a {name}, which is no built-in host; pass base=, a new {name}")
+    with TorchStream(0):  # the initial weights are overwritten
+        return kinds[name](**spec)
+
+
+def _site(entry: dict[str, Any]) -> Site:
+    swap = entry["swap"] and tuple(entry["swap"])
+    return Site(**entry | {"output": Output(*entry["output"]), "shape": tuple(entry["shape"]), "swap": swap})

@@ -1,0 +1,318 @@
+"""Compute of a network that grows: FLOPs of its parts, and a ledger of FLOPs and seconds by purpose.
+
+FLOPs are multiplications and additions of convolutions and matrix products, counted by torch's counter while a
+part really runs. Normalisation, activations and pooling are not counted.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from esper.kasmina.dry_run import call, layer_by_layer, untouched
+from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.slot import build_graft, shadow_size
+from esper.leyline.factored_actions import Style
+from esper.leyline.stages import Stage
+
+_BATCH = 2
+
+
+def flop_counter() -> FlopCounterMode:
+    """Return torch's counter with correct formulas for grouped convolutions and attention on the CPU."""
+    aten = torch.ops.aten
+    formulas = {
+        aten.convolution_backward: _convolution_backward,
+        aten._scaled_dot_product_flash_attention_for_cpu: _of_first(3, sdpa_flop_count),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: _of_first(4, sdpa_backward_flop_count),
+    }
+    return FlopCounterMode(display=False, custom_mapping=formulas)
+
+
+def _convolution_backward(
+    grad_output: Sequence[int], x: Sequence[int], weight: Sequence[int], *settings: Any, **_: Any
+) -> int:
+    """Return the FLOPs of a convolution's backward; the gradients of input and weight cost one forward each.
+
+    ``weight [out, in / groups, …]`` contains the groups. Torch's own formula counts every pair of input and
+    output channels for the weight gradient, ``groups`` times too much.
+    """
+    *_before, transposed, _output_padding, _groups, wanted = settings
+    positions = math.prod((x if transposed else grad_output)[2:])
+    return sum(wanted[:2]) * 2 * x[0] * positions * math.prod(weight)
+
+
+def _of_first(shapes: int, formula: Callable[..., int]) -> Callable[..., int]:
+    """Return torch's formula for attention, which torch applies on CUDA only; causal masks are ignored."""
+    return lambda *arguments, **_: int(formula(*arguments[:shapes]))
+
+
+class PartCost(NamedTuple):
+    """FLOPs per sample of one part of the network."""
+
+    forward: int
+    to_all: int
+    """Backward into parameters and input."""
+    to_parameters: int
+    """Backward into parameters only: the input needs no gradient."""
+    to_input: int
+    """Backward into the input only: the parameters are frozen."""
+
+
+_counted: dict[tuple[str, tuple[int, ...], tuple[torch.Size, ...]], PartCost] = {}
+
+
+def count_part(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> PartCost:
+    """Return the FLOPs of one part on a sample of ``shape``; parts with equal repr are counted once per process."""
+    key = (f"{type(part).__module__}.{part!r}", shape, tuple(p.shape for p in part.parameters()))
+    if key not in _counted:
+        _counted[key] = _count(part, shape, dtype)
+    return _counted[key]
+
+
+def _count(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> PartCost:
+    """Count on a copy, because running a part may change its statistics."""
+    part = copy.deepcopy(part).cpu()
+    parameters = [p for p in part.parameters() if p.requires_grad]
+
+    def count(into_parameters: bool, into_input: bool) -> tuple[int, int]:
+        into_input &= dtype.is_floating_point
+        for parameter in parameters:
+            parameter.requires_grad_(into_parameters)
+        sample = torch.ones((_BATCH, *shape), dtype=dtype, requires_grad=into_input)
+        wanted: list[Tensor] = parameters * into_parameters + [sample] * into_input
+        with flop_counter() as forward, torch.enable_grad():
+            output = part(sample)
+        if not wanted or not output.requires_grad:
+            return int(forward.get_total_flops()) // _BATCH, 0
+        with flop_counter() as backward:
+            torch.autograd.grad(output.sum(), wanted, allow_unused=True)
+        return int(forward.get_total_flops()) // _BATCH, int(backward.get_total_flops()) // _BATCH
+
+    with TorchStream(0):  # dropout must not advance the caller's random state
+        forward, to_all = count(True, True)
+        return PartCost(forward, to_all, count(True, False)[1], count(False, True)[1])
+
+
+def forward_flops(net: nn.Module, sample: Any) -> float:
+    """Return the FLOPs of one forward pass of the sample; at least 1."""
+    with untouched(net, training=False), layer_by_layer(), torch.no_grad(), flop_counter() as counter:
+        call(net, sample)
+    return float(max(counter.get_total_flops(), 1))
+
+
+class _SeedPart(nn.Module):
+    """A seed with its gate, for counting."""
+
+    def __init__(self, seed: nn.Module, gate: nn.Module | None) -> None:
+        super().__init__()
+        self.seed, self.gate = seed, gate
+
+    def forward(self, h: Tensor) -> Tensor:
+        delta: Tensor = self.seed(h)
+        return delta if self.gate is None else self.gate(h) * delta
+
+
+@dataclass(slots=True)
+class ComputeLedger:
+    """FLOPs and seconds of one training, by purpose."""
+
+    forward: int = 0
+    backward: int = 0
+    incubation: int = 0
+    validation: int = 0
+    counterfactual: int = 0
+    race: int = 0
+    pruned_seeds: int = 0
+    """Share of the other purposes that was spent on seeds which were removed."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall-clock seconds of ``train``, ``measure`` and ``race``, where they were timed."""
+
+    @property
+    def charged(self) -> int:
+        """FLOPs that a budget pays for: all but the validation of each epoch."""
+        return self.total - self.validation
+
+    @property
+    def total(self) -> int:
+        parts = (self.forward, self.backward, self.incubation, self.validation, self.counterfactual, self.race)
+        return sum(parts)
+
+    def flops(self) -> dict[str, int]:
+        """Return the FLOPs by purpose."""
+        return {name: round(value) for name, value in asdict(self).items() if name != "seconds"}
+
+    @contextmanager
+    def timed(self, purpose: str) -> Iterator[None]:
+        """Add the seconds spent inside the context to ``purpose``."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = time.perf_counter() - began
+            self.seconds[purpose] = self.seconds.get(purpose, 0.0) + spent
+
+
+@dataclass
+class FlopMeter:
+    """Counts the parts of one network and adds the compute of its training to a ledger."""
+
+    model: MorphogeneticModel
+    sample: Tensor
+    """One input of the host, without the batch."""
+    ledger: ComputeLedger = field(default_factory=ComputeLedger)
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.sample.shape)
+        first, *rest = self.model.segments or [self.model.host]
+        self._segments = [count_part(first, shape, self.sample.dtype)]
+        parts = zip(rest, self.model.sites, strict=True) if rest else ()
+        self._segments += [count_part(part, site.shape[1:]) for part, site in parts]
+        self._seeds: dict[int, PartCost] = {}
+        self._spent: dict[int, int] = {}
+        self._candidates: dict[int, list[int]] = {}
+
+    def germinated(self, slot: int) -> None:
+        """Count the parts of a seed that was just attached."""
+        place = self.model.slot(slot)
+        if place.seed is None:
+            raise RuntimeError(f"slot {place.site.name} is empty")
+        self._seeds[slot] = count_part(_SeedPart(place.seed, place.gate), place.site.shape[1:])
+        self._spent[slot] = 0
+
+    def removed(self, slot: int) -> None:
+        """Count all compute of the seed in ``slot`` as spent on a pruned one."""
+        self.ledger.pruned_seeds += self._spent.pop(slot)
+        del self._seeds[slot]
+
+    def per_sample(self) -> tuple[int, int]:
+        """Return the forward FLOPs per sample of the host alone and of the present network."""
+        host = sum(part.forward for part in self._segments)
+        return host, host + sum(self._seeds[slot].forward for slot in self.model.blended)
+
+    def follow_model(self, stayed: Sequence[int]) -> None:
+        """Follow a rollback of the network after which the seeds of the slots ``stayed`` are the same.
+
+        Compute is not undone. That of seeds which the rollback removed counts as spent on pruned ones.
+        """
+        kept = {slot: spent for slot, spent in self._spent.items() if slot in stayed}
+        self.ledger.pruned_seeds += sum(self._spent.values()) - sum(kept.values())
+        occupied = [i for i, slot in enumerate(self.model.slots) if slot.seed is not None]
+        self._restore_spent({slot: kept.get(slot, 0) for slot in occupied})
+
+    def _restore_spent(self, spent: dict[int, int]) -> None:
+        """Restore the compute ``spent`` on each seed and count the seeds that are attached."""
+        self._seeds = {}
+        for slot in spent:
+            self.germinated(slot)
+        self._spent = dict(spent)
+
+    def state(self) -> dict[str, dict[Any, int]]:
+        """Return the ledger and the compute of each seed."""
+        return {"ledger": asdict(self.ledger), "spent": dict(self._spent)}
+
+    def load_state(self, state: dict[str, dict[Any, int]]) -> None:
+        """Restore ``state``; the network has its seeds already."""
+        self.ledger = ComputeLedger(**state["ledger"])
+        self._restore_spent(state["spent"])
+
+    def minibatch(self, batch: int) -> int:
+        """Return the FLOPs of training the present network on one minibatch of ``batch`` samples."""
+        return sum(self._passes(batch)) + sum(self._incubation(slot, batch) for slot in self.model.incubating)
+
+    def candidate_cost(self, batch: int) -> float:
+        """Return the mean cost of the seeds that can be planted, relative to the present cost of a minibatch.
+
+        NaN where nothing can be planted.
+        """
+        table = self.model.table
+        free = np.flatnonzero(table.enabled[0] & (table.stage[0] == Stage.DORMANT)).tolist()
+        costs = [cost for slot in free for cost in self._costs_of_seeds(slot)]
+        return batch * fmean(costs) / self.minibatch(batch) if costs else math.nan
+
+    def _costs_of_seeds(self, slot: int) -> list[int]:
+        """Return forward and backward FLOPs of every blueprint that fits ``slot``, built once for counting."""
+        if slot not in self._candidates:
+            space, place = self.model.action_space, self.model.slot(slot)
+            self._candidates[slot] = costs = []
+            for index in space.blueprints:
+                if (slot, index) not in space.unfit:
+                    spec = self.model.blueprint(slot, index)
+                    with TorchStream(0):  # the initial weights are not used
+                        block = next(iter(place.block), None)
+                        seed = build_graft(place.site, spec, Style.LINEAR_ADD, block).seed
+                    cost = count_part(seed, place.site.shape[1:])
+                    costs.append(cost.forward + cost.to_all)
+        return self._candidates[slot]
+
+    def trained(self, batch: int) -> None:
+        """Add one minibatch of ``batch`` samples to the ledger."""
+        forward, backward = self._passes(batch)
+        self.ledger.forward += forward
+        self.ledger.backward += backward
+        for slot in self.model.blended:
+            self._spent[slot] += batch * (self._seeds[slot].forward + self._seeds[slot].to_all)
+        for slot in self.model.incubating:
+            cost = self._incubation(slot, batch)
+            self.ledger.incubation += cost
+            self._spent[slot] += cost
+
+    def _passes(self, batch: int) -> tuple[int, int]:
+        first, *rest = self._segments
+        others = rest + [self._seeds[slot] for slot in self.model.blended]
+        forward = first.forward + sum(part.forward for part in others)
+        return batch * forward, batch * (first.to_parameters + sum(part.to_all for part in others))
+
+    def _incubation(self, slot: int, batch: int) -> int:
+        seed = self._seeds[slot]
+        segmented = self.model.segments is not None
+        others = [self._seeds[s] for s in self.model.blended if s > slot or not segmented]
+        parts = (self._segments[slot + 1 :] if segmented else self._segments) + others
+        rest = sum(part.forward + part.to_input for part in parts)
+        return shadow_size(batch) * (seed.forward + seed.to_all + rest)
+
+    def validated(self, samples: int, switched: Sequence[int], configurations: NDArray[np.bool_]) -> None:
+        """Add one validation of ``samples`` with the seeds ``switched`` in ``configurations`` to the ledger.
+
+        One forward pass of the whole network counts as validation, the rest as counterfactual.
+        """
+        plain = self.per_sample()[1]
+        spent, by_slot = self._tree_runs(switched, configurations)
+        for slot, times in by_slot.items():
+            cost = times * self._seeds[slot].forward
+            self._spent[slot] += samples * cost
+            spent += cost
+        self.ledger.validation += samples * plain
+        self.ledger.counterfactual += samples * (spent - plain)
+
+    def _tree_runs(
+        self, switched: Sequence[int], configurations: NDArray[np.bool_]
+    ) -> tuple[int, dict[int, int]]:
+        """Return the FLOPs of the host, and how often each blended seed runs."""
+        if self.model.segments is None:  # one forward pass per configuration
+            runs = {s: len(configurations) for s in self.model.blended if s not in switched}
+            runs |= {s: int(configurations[:, i].sum()) for i, s in enumerate(switched)}
+            return len(configurations) * self._segments[0].forward, runs
+        copies, depth, spent, by_slot = 1, 0, self._segments[0].forward, {}
+        for slot, segment in enumerate(self._segments[1:]):
+            if slot in self.model.blended:
+                by_slot[slot] = copies
+                if slot in switched:
+                    depth += 1
+                    prefixes = np.unique(configurations[:, :depth], axis=0)
+                    by_slot[slot], copies = int(prefixes[:, -1].sum()), len(prefixes)
+            spent += copies * segment.forward
+        return spent, by_slot

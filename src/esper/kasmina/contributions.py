@@ -1,0 +1,395 @@
+"""Contributions of seeds: the validation score of a network with its seeds switched on and off.
+
+With up to four seeds every configuration is scored, with more each seed is switched off by itself and some
+orders are sampled. A contribution has a paired standard error: all configurations are scored on the same
+samples or batches, and only the differences count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import permutations, product
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from esper.kasmina.batch_norm import (
+    CALIBRATION_SAMPLES,
+    batch_norms,
+    check_calibration,
+    fresh_statistics,
+    kept_statistics,
+)
+from esper.kasmina.configurations import (
+    ConfigurationOutput,
+    Prefix,
+    outputs_by_prefix,
+    outputs_by_replay,
+)
+from esper.kasmina.dry_run import call
+from esper.kasmina.network import MorphogeneticModel
+from esper.leyline.errors import EsperError, HostError
+from esper.leyline.slot_table import SlotTable
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+Order = tuple[int, ...]
+"""Permutation of the measured seeds."""
+Scorer = Callable[[Sequence[int], BoolArray], tuple[FloatArray, FloatArray]]
+"""Scores and losses ``[configuration, observation]`` of the slots' configurations ``[configuration, n]``."""
+Metric = Callable[[Tensor, Tensor], Tensor]
+"""Values ``[sample]`` of outputs and targets."""
+Evaluate = Callable[[], Any]
+"""Returns a user's metric as a number, or its values batch by batch."""
+
+EXACT_LIMIT: Final = 4
+"""Number of seeds up to which all on/off configurations are scored."""
+SAMPLED_PERMUTATIONS: Final = 8
+_FORM: Final = "it must return a number, or a sequence of numbers, one per batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Contributions:
+    """Scores of configurations of the measured seeds; ``slots [n]`` are slot indices.
+
+    The last configuration is the present network with all seeds on.
+    """
+
+    slots: tuple[int, ...]
+    configurations: NDArray[np.bool_]
+    """``[configuration, n]``: on/off state of the measured seeds."""
+    scores: FloatArray
+    losses: FloatArray
+    contribution: FloatArray
+    error: FloatArray
+    shapley: FloatArray
+    """Shapley values; NaN where they were not measured."""
+    interactions: FloatArray
+    """Pair interactions ``[n, n]``; NaN where they were not measured and on the diagonal."""
+
+    @property
+    def score(self) -> float:
+        return float(self.scores[-1])
+
+    @property
+    def loss(self) -> float:
+        return float(self.losses[-1])
+
+    def loss_without(self, slot: int) -> float:
+        """Return the loss with the seed at ``slot`` off and all others on."""
+        off = np.array([other != slot for other in self.slots])
+        (row,) = np.flatnonzero((self.configurations == off).all(axis=1))
+        return float(self.losses[row])
+
+    def interaction_sums(self) -> FloatArray:
+        """Return each seed's sum over its partners; NaN without a partner, or if one was not measured."""
+        return np.where(self._all_partners_known(), np.nansum(self.interactions, axis=1), np.nan)
+
+    def strongest_boosts(self) -> FloatArray:
+        """Return each seed's largest positive interaction, 0 if none is positive; NaN as for the sums."""
+        best = np.nan_to_num(self.interactions).max(axis=1, initial=0.0)
+        return np.where(self._all_partners_known(), best, np.nan)
+
+    def _all_partners_known(self) -> NDArray[np.bool_]:
+        partners = len(self.slots) - 1
+        known: NDArray[np.bool_] = (~np.isnan(self.interactions)).sum(axis=1) == partners
+        return known & (partners > 0)
+
+
+def measure(
+    slots: Sequence[int],
+    score: Scorer,
+    *,
+    generator: torch.Generator | None = None,
+    only_contributions: bool = False,
+) -> Contributions:
+    """Score the network and configurations of the seeds in ``slots``.
+
+    Args:
+        slots: Indices of the slots to switch; none scores the present network only.
+        score: Scores all configurations on the same samples or batches.
+        generator: Draws permutations where there are too many seeds for all configurations.
+        only_contributions: Switch each seed off by itself and nothing more.
+    """
+    ordered = tuple(sorted(slots))
+    orders = [] if only_contributions else _orders(len(ordered), generator)
+    configurations = _configurations(len(ordered), orders)
+    scores, losses = score(ordered, configurations)
+    return attribute(ordered, configurations, scores, losses.mean(axis=1), orders)
+
+
+def score_samples(
+    model: MorphogeneticModel,
+    x: Tensor,
+    y: Tensor,
+    sample_scores: Metric,
+    sample_losses: Metric,
+    calibration: Tensor | None = None,
+) -> Scorer:
+    """Return a scorer on the samples ``x, y``; it leaves the modes of all modules as they were.
+
+    Args:
+        model: Network to score, in evaluation mode while it is scored.
+        x: Inputs.
+        y: Targets.
+        sample_scores: Score of every sample, higher is better.
+        sample_losses: Loss of every sample.
+        calibration: Training inputs, needed where there is batch normalisation.
+    """
+    check_calibration(model, calibration)
+
+    def score(slots: Sequence[int], configurations: BoolArray) -> tuple[FloatArray, FloatArray]:
+        with evaluating(model):
+            if calibration is not None or model.segments is None:
+                outputs = outputs_by_replay(model, x, slots, configurations, calibration)
+            else:
+                outputs = outputs_by_prefix(model, x, slots, configurations)
+            return _scored(outputs, len(configurations))
+
+    def _scored(outputs: Iterable[ConfigurationOutput], count: int) -> tuple[FloatArray, FloatArray]:
+        found: list[list[Tensor]] = [[] for _ in range(2 * count)]
+        for row, samples, output in outputs:  # reduced at once: no output is kept
+            found[row].append(sample_scores(output, y[samples]))
+            found[count + row].append(sample_losses(output, y[samples]))
+        read = torch.cat([part for parts in found for part in parts]).double().cpu().numpy()
+        scores, losses = read.reshape(2, count, len(y))
+        return scores, losses
+
+    return score
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Set evaluation mode inside the context and restore the mode of every submodule on exit."""
+    modes = [(each, each.training) for each in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for each, mode in modes:
+            each.training = mode
+
+
+class MetricScorer:
+    """Scores configurations by a user's metric; every call sees the same random numbers.
+
+    Args:
+        model: Network whose seeds are switched, by alpha so that torch.compile does not recompile.
+        evaluate: Returns the metric of the network.
+        higher_is_better: Direction of the metric.
+        calibrate: Training batches for batch-normalisation statistics of each configuration.
+    """
+
+    def __init__(
+        self,
+        model: MorphogeneticModel,
+        evaluate: Evaluate,
+        *,
+        higher_is_better: bool,
+        calibrate: Iterable[Any] | None = None,
+    ) -> None:
+        if not callable(evaluate):
+            raise EsperError(
+                f"evaluate is {type(evaluate).__name__}; pass a function that returns the metric"
+            )
+        self._model = model
+        self._evaluate = evaluate
+        self._sign = 1.0 if higher_is_better else -1.0
+        self._calibrate = calibrate if batch_norms(model.host) else None
+        self._position = torch.get_rng_state()
+        self.values = self._run()
+        """Metric of the present network, batch by batch where it is known; higher is better."""
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.values))
+
+    def __call__(self, slots: Sequence[int], configurations: BoolArray) -> tuple[FloatArray, FloatArray]:
+        rows = []
+        outer = torch.get_rng_state()
+        try:
+            with kept_statistics(self._model.host):
+                for configuration in configurations:
+                    off = [slot for slot, on in zip(slots, configuration, strict=True) if not on]
+                    rows.append(self._without(off))
+        finally:
+            torch.set_rng_state(outer)
+        lengths = {len(row) for row in rows}
+        if len(lengths) > 1:
+            raise EsperError(
+                f"evaluate returned {len(self.values)} values and, with a seed switched off,"
+                f" {next(n for n in map(len, rows) if n != len(self.values))}; it must go over the same batches"
+                " each time"
+            )
+        scores = np.array(rows, dtype=np.float64)
+        return scores, -scores
+
+    def _without(self, off: Sequence[int]) -> list[float]:
+        if not off and self._calibrate is None:
+            return self.values
+        graft_of = [self._model.slots[slot].graft for slot in off]
+        alphas = [graft.alpha.clone() for graft in graft_of if graft is not None]
+        try:
+            for graft in graft_of:
+                if graft is not None:
+                    graft.alpha.zero_()
+            with self._calibrated():
+                torch.set_rng_state(self._position)
+                return self._run()
+        finally:
+            for graft, alpha in zip([g for g in graft_of if g is not None], alphas, strict=True):
+                graft.alpha.copy_(alpha)
+
+    @contextmanager
+    def _calibrated(self) -> Iterator[None]:
+        """Recompute batch-normalisation statistics, where batches were given for them."""
+        if self._calibrate is not None:
+            torch.set_rng_state(self._position)
+            with fresh_statistics(self._model.host):
+                seen = 0
+                for batch in self._calibrate:
+                    seen += _feed(self._model.host, batch)
+                    if seen >= CALIBRATION_SAMPLES:
+                        break
+                if not seen:
+                    raise EsperError("calibrate= holds no batches; pass a loader of training batches")
+        yield
+
+    def _run(self) -> list[float]:
+        modes = [(module, module.training) for module in self._model.host.modules()]
+        try:
+            found = self._evaluate()
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        return [self._sign * value for value in _numbers(found)]
+
+
+def _numbers(found: Any) -> list[float]:
+    if isinstance(found, Tensor):
+        found = found.flatten()
+    single = not hasattr(found, "__iter__")
+    try:
+        values = [
+            float(value.detach() if isinstance(value, Tensor) else value)
+            for value in ([found] if single else found)
+        ]
+    except (TypeError, ValueError):
+        raise EsperError(f"evaluate returned {type(found).__name__} ({str(found)[:40]}); {_FORM}") from None
+    if not values or isinstance(found, str | bytes | dict):
+        raise EsperError(f"evaluate returned {str(found)[:40]!r}; {_FORM}")
+    return values
+
+
+def _feed(net: nn.Module, batch: Any) -> int:
+    """Run a training batch, without its targets if the forward does not take them; return its size."""
+    try:
+        call(net, batch)
+    except HostError:
+        batch = batch[0]
+        call(net, batch)
+    first = next(iter(batch.values())) if isinstance(batch, dict) else batch
+    while isinstance(first, list | tuple):
+        first = first[0]
+    return len(first)
+
+
+def record_contributions(table: SlotTable, found: Contributions) -> None:
+    """Store contributions, Shapley values and interactions in the table; gate G5 requires them."""
+    sums, boosts = found.interaction_sums(), found.strongest_boosts()
+    for index, slot in enumerate(found.slots):
+        table.record_contribution(0, slot, float(found.contribution[index]), float(found.error[index]))
+        table.shapley[0, slot] = found.shapley[index]
+        table.interaction_sum[0, slot] = sums[index]
+        table.strongest_boost[0, slot] = boosts[index]
+
+
+def _orders(count: int, generator: torch.Generator | None) -> list[Order]:
+    """Return orders in which seeds are switched on one by one: all of them for few seeds, else a sample."""
+    if count <= EXACT_LIMIT:
+        return list(permutations(range(count)))
+    if generator is None:
+        return []
+    return [tuple(torch.randperm(count, generator=generator).tolist()) for _ in range(SAMPLED_PERMUTATIONS)]
+
+
+def _configurations(count: int, orders: Sequence[Order]) -> BoolArray:
+    """Return leave-one-out and every state along ``orders``, sorted: the last row has all seeds on.
+
+    All orders together contain all 2^n configurations.
+    """
+    rows = {tuple(index != out for index in range(count)) for out in [*range(count), None]}
+    for order in orders:
+        rows.update(_states(order))
+    return np.array(sorted(rows), dtype=np.bool_).reshape(len(rows), count)
+
+
+def _states(order: Order) -> list[Prefix]:
+    """Return the configurations from all seeds off to all on, in this order."""
+    return [tuple(index in order[:on] for index in range(len(order))) for on in range(len(order) + 1)]
+
+
+def attribute(
+    slots: tuple[int, ...],
+    configurations: BoolArray,
+    sample_scores: FloatArray,
+    losses: FloatArray,
+    orders: Sequence[Order],
+) -> Contributions:
+    """Compute contributions, errors, Shapley values and interactions from scores ``[configuration, sample]``.
+
+    The configurations contain leave-one-out, end with everything on and cover ``orders``.
+    """
+    scores = sample_scores.mean(axis=1)
+    row_of = {tuple(bool(b) for b in row): index for index, row in enumerate(configurations)}
+    count = len(slots)
+    contribution, error = np.full(count, np.nan), np.full(count, np.nan)
+    for index in range(count):
+        without = row_of[tuple(other != index for other in range(count))]
+        difference = sample_scores[-1] - sample_scores[without]
+        contribution[index] = difference.mean()
+        if difference.size > 1:
+            error[index] = difference.std(ddof=1) / math.sqrt(difference.size)
+    return Contributions(
+        slots=slots,
+        configurations=configurations,
+        scores=scores,
+        losses=losses,
+        contribution=contribution,
+        error=error,
+        shapley=_shapley(count, orders, row_of, scores),
+        interactions=_interactions(count, row_of, scores),
+    )
+
+
+def _shapley(
+    count: int, orders: Sequence[Order], row_of: dict[Prefix, int], scores: FloatArray
+) -> FloatArray:
+    """Shapley values (1953): phi_i = mean over ``orders`` of v(those before i, and i) − v(those before i).
+
+    Exact if these are all orders, unbiased if they were sampled, NaN if there are none; the sum is
+    v(all) − v(none) in every case.
+    """
+    if not orders:
+        return np.full(count, np.nan)
+    values = np.zeros(count)
+    for order in orders:
+        values[list(order)] += np.diff([scores[row_of[state]] for state in _states(order)])
+    return values / len(orders)
+
+
+def _interactions(count: int, row_of: dict[Prefix, int], scores: FloatArray) -> FloatArray:
+    """I_ij = v(all) − v(without i) − v(without j) + v(without both)."""
+    matrix = np.full((count, count), np.nan)
+    for i, j in product(range(count), repeat=2):
+        rows = [row_of.get(tuple(k not in out for k in range(count))) for out in ((), (i,), (j,), (i, j))]
+        if i != j and all(row is not None for row in rows):
+            both, no_i, no_j, neither = (scores[row] for row in rows)
+            matrix[i, j] = both - no_i - no_j + neither
+    return matrix

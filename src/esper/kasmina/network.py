@@ -1,0 +1,441 @@
+"""A network that can grow: any ``nn.Module``, its slots, and their row of the slot table.
+
+The slot table owns stages and alphas. ``sync`` is the only function that copies them to where torch reads
+them: the alpha buffers and the part that each slot takes in a forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.kasmina import lifecycle
+from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_named, names_for, specs_for
+from esper.kasmina.hosts.base import Host
+from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters
+from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.sites import Site
+from esper.kasmina.slot import RESERVED, Graft, Participation, SeedSlot, attach, described, description_of
+from esper.leyline.errors import BlueprintError, HostError
+from esper.leyline.factored_actions import BLUEPRINT_IDS, NUM_BLUEPRINTS
+from esper.leyline.rules import ActionSpace, LifecycleRules
+from esper.leyline.slot_config import SlotConfig
+from esper.leyline.slot_table import SlotTable
+from esper.leyline.stages import Stage
+from esper.leyline.streams import derive_seed
+
+StreamFactory = Callable[[str], TorchStream | None]
+"""Random stream of a slot, by slot id; None draws from torch's global generator."""
+
+
+def slot_streams(rng_seed: int) -> StreamFactory:
+    """Return streams of slots that are derived from ``rng_seed`` and the slot id."""
+    return lambda slot_id: TorchStream(derive_seed(rng_seed, "slot", slot_id))
+
+
+class Follower(Protocol):
+    """Keeps a copy or a wrapper of the network in line with its seeds."""
+
+    def seed_planted(self, slot: int, graft: Graft) -> None:
+        """React to a new seed."""
+
+    def seed_removed(self, slot: int, graft: Graft) -> None:
+        """React to a seed that was removed."""
+
+
+class MorphogeneticModel(nn.Module):
+    """A network with slots; without seeds it computes what the network alone computes, bit for bit.
+
+    Args:
+        host: Network to grow.
+        rules: Lifecycle rules; the defaults unless given.
+        sites: Positions of the slots; those that a built-in host states unless given.
+        table: Row of the slot table; a new one unless given.
+        streams: Random streams of the slots; derived from rng seed 0 unless given.
+        token: Identifier that deep copies of the network share.
+
+    Raises:
+        HostError: The network has slots already.
+    """
+
+    def __init__(
+        self,
+        host: nn.Module,
+        rules: LifecycleRules | None = None,
+        *,
+        sites: Sequence[Site] | None = None,
+        table: SlotTable | None = None,
+        streams: StreamFactory | None = None,
+        token: str = "",
+    ) -> None:
+        super().__init__()
+        self._host_parameters = list(host.parameters())
+        self.host = host
+        self.rules = rules or LifecycleRules()
+        self.sites = list(host.sites if sites is None and isinstance(host, Host) else sites or ())
+        self.slot_config = SlotConfig(tuple(site.name for site in self.sites))
+        self.table = table if table is not None else SlotTable.empty(1, len(self.sites))
+        self.max_params: int | None = None
+        """Largest number of parameters of all seeds together."""
+        self.groups: OptimizerGroups | None = None
+        self.followers: list[Follower] = []
+        make_stream = streams or slot_streams(0)
+        self.slots = [SeedSlot(site, host, make_stream(site.name), token) for site in self.sites]
+        attach(host, self.slots)
+        self._known: dict[int, Graft] = {}
+        """Grafts that optimiser and followers have been informed of, by slot."""
+        self.sync()
+
+    @property
+    def segments(self) -> nn.ModuleList | None:
+        """Parts of a built-in host, one ending at each slot; None for any other network."""
+        return self.host.segments if isinstance(self.host, Host) else None
+
+    # --- forward passes -----------------------------------------------------------------------
+
+    def forward(self, x: Tensor, start: int | None = None) -> Tensor:
+        """Return the output for ``x``, or for the features ``x`` at slot ``start`` of a segmented host."""
+        if start is None:
+            return self.host(x)  # type: ignore[no-any-return]
+        assert self.segments is not None, "only a segmented host can be entered at a slot"
+        h = self.slots[start].blended(x)
+        for segment in self.segments[start + 1 :]:
+            h = segment(h)
+        return h
+
+    @contextmanager
+    def taking_part(self, parts: Sequence[Participation]) -> Iterator[None]:
+        """Give every slot another part in the passes inside the context."""
+        before = [slot.participation for slot in self.slots]
+        for slot, part in zip(self.slots, parts, strict=True):
+            slot.take_part(part)
+        try:
+            yield
+        finally:
+            for slot, part in zip(self.slots, before, strict=True):
+                slot.take_part(part)
+
+    def without(self, *off: int) -> list[Participation]:
+        """Return the parts of a pass in which the seeds of the slots ``off`` are inactive."""
+        return [Participation(active=i in self.blended and i not in off) for i in range(len(self.slots))]
+
+    def captured(self, slot: int) -> Tensor:
+        """Return the features that the last training pass kept for the incubating seed at ``slot``."""
+        kept = self.slots[slot].features
+        if kept is None:
+            raise RuntimeError(f"no pass has kept features for slot {self.slot_config.slot_ids[slot]}")
+        return kept
+
+    # --- agreement with the slot table ----------------------------------------------------------
+
+    def sync(self) -> None:
+        """Bring alpha buffers and participation in line with the slot table."""
+        stage, alpha, taking_part = self.table.stage[0], self.table.alpha[0], self.table.in_forward[0]
+        self.incubating = [i for i in range(len(self.slots)) if stage[i] == Stage.TRAINING]
+        """Slots whose seed learns without changing the output."""
+        self.blended = [i for i in range(len(self.slots)) if taking_part[i]]
+        """Slots whose seed takes part in the forward pass."""
+        for index, slot in enumerate(self.slots):
+            if slot.graft is not None:
+                slot.graft.alpha.fill_(float(alpha[index]))
+            taps = self.segments is not None and index in self.incubating
+            slot.take_part(Participation(active=index in self.blended, taps=taps))
+            slot.features = None
+        # Listed once: iterating over modules at every minibatch would cost as much as a convolution.
+        self._seed_parameters = [list(slot.parameters()) for slot in self.slots]
+
+    def slot(self, index: int) -> SeedSlot:
+        return self.slots[index]
+
+    @cached_property
+    def _blueprint_names(self) -> tuple[str, ...]:
+        return blueprint_names({site.topology for site in self.sites})
+
+    @property
+    def action_space(self) -> ActionSpace:
+        """Slots, rules and blueprints that a controller can choose from."""
+        names, allowed = self._blueprint_names, self.rules.blueprints
+        fits = {
+            (index, names.index(spec.name))
+            for index, slot in enumerate(self.slots)
+            for spec in specs_for(slot.site.topology)
+            if slot.takes(spec) and (not allowed or spec.name in allowed)
+        }
+        chosen = tuple(sorted({blueprint for _, blueprint in fits if blueprint < NUM_BLUEPRINTS}))
+        unfit = frozenset((i, b) for i in range(len(self.slots)) for b in chosen if (i, b) not in fits)
+        return ActionSpace(self.slot_config, self.rules, chosen, names, unfit)
+
+    def blueprint(self, slot: int, index: int) -> BlueprintSpec:
+        """Return the blueprint that an index of the action space names at ``slot``."""
+        return blueprint_named(self._blueprint_names[index], self.sites[slot].topology)
+
+    # --- seeds --------------------------------------------------------------------------------
+
+    def bind_optimiser(self, optimiser: Optimizer) -> None:
+        """Train seeds by ``optimiser``, each with a parameter group of its own."""
+        self.bind(OptimizerGroups(optimiser, self.host, separate=True))
+
+    def bind(self, groups: OptimizerGroups) -> None:
+        """Train seeds by other optimisers from now on; they may hold the seeds' parameters already."""
+        self.groups = groups
+        for slot, graft in self._known.items():
+            groups.join(slot, self.sites[slot].path, graft.parameters())
+
+    @property
+    def _bound(self) -> OptimizerGroups:
+        if self.groups is None:
+            raise RuntimeError("call bind_optimiser(host_optimiser) before the first seed germinates")
+        return self.groups
+
+    def germinate(self, slot: int, blueprint: int, style: int) -> int:
+        """Build a seed into ``slot`` and into the optimiser; the caller changes the slot table.
+
+        Returns:
+            The number of parameters of the seed and its gate.
+
+        Raises:
+            BlueprintError: The blueprint does not fit, or the seed exceeds ``max_params``.
+        """
+        place, groups, spec = self.slots[slot], self._bound, self.blueprint(slot, blueprint)
+        source = self._copied(slot) if spec.copies else None
+        position = torch.get_rng_state()
+        graft = place.germinate(spec.name, style, like=self._like(slot), block=source)
+        try:
+            self._check_size(graft)
+            groups.join(slot, place.site.path, graft.parameters())
+            if source is not None:
+                groups.copy_moments(host_parameters(source), graft.seed.parameters())
+            self._inform(slot, graft)
+        except BaseException:  # Ctrl-C too leaves the network as it was
+            self._known.pop(slot, None)
+            groups.leave(slot, graft.parameters())
+            place.remove()
+            torch.set_rng_state(position)
+            raise
+        self._seed_parameters[slot] = list(place.parameters())
+        return sum(p.numel() for p in graft.parameters())
+
+    def _like(self, slot: int) -> Tensor:
+        near = self._bound.near(self.sites[slot].path)
+        return near[0][0] if near else torch.empty(0)
+
+    def _copied(self, slot: int) -> nn.Module | None:
+        """Return the nearest copy upstream of the site's block, or the block itself."""
+        found = next(iter(self.slots[slot].block), None)
+        for index, earlier in enumerate(self.slots[:slot]):
+            is_copy = earlier.graft is not None and described(earlier.graft.description)[0] == "stack"
+            if is_copy and self.sites[index].block == self.sites[slot].block:
+                found = earlier.graft.seed.block  # type: ignore[union-attr, assignment]
+        return found
+
+    def _check_size(self, graft: Graft) -> None:
+        size, used = sum(p.numel() for p in graft.parameters()), self.grown_params()
+        if self.max_params is not None and used > self.max_params:
+            raise BlueprintError(
+                f"the seed has {size:,} parameters, and of max_params={self.max_params:,} only"
+                f" {self.max_params - used + size:,} are left; choose a smaller blueprint"
+            )
+
+    def remove(self, slot: int) -> None:
+        """Remove the seed of ``slot`` from forward and optimiser; the caller changes the slot table."""
+        self.slots[slot].remove()
+        self._seed_parameters[slot] = []
+        self._forget(slot)
+
+    def _inform(self, slot: int, graft: Graft) -> None:
+        self._known[slot] = graft
+        for follower in self.followers:
+            follower.seed_planted(slot, graft)
+
+    def _forget(self, slot: int) -> None:
+        graft = self._known.pop(slot)
+        self._bound.leave(slot, graft.parameters())
+        for follower in self.followers:
+            follower.seed_removed(slot, graft)
+
+    def follow_state(self) -> None:
+        """Bring optimiser and table in line with seeds that ``host.load_state_dict`` built or removed."""
+        for index, slot in enumerate(self.slots):
+            if slot.graft is self._known.get(index):
+                continue
+            if index in self._known:
+                self._forget(index)
+                self.table.clear(0, index)
+            if slot.graft is not None:
+                self._bound.join(index, slot.site.path, slot.graft.parameters())
+                self._inform(index, slot.graft)
+                self._adopt(index, slot.graft)
+
+    def _adopt(self, slot: int, graft: Graft) -> None:
+        """Enter a seed that came with a state dict into the slot table, at its alpha."""
+        if self.table.occupied[0, slot]:
+            return
+        name, style = described(graft.description)
+        params = sum(p.numel() for p in graft.parameters())
+        number = int(self.table.seed_id.max()) + 1
+        alpha = float(graft.alpha)
+        seed = lifecycle.Germination(number, self._blueprint_names.index(name), style, alpha, 0, params)
+        self.table.clear(0, slot)
+        lifecycle.germinate(self.table, 0, slot, seed, self.rules)
+
+    def is_finite(self, slot: int) -> bool:
+        """Return whether every weight of the seed in ``slot`` is finite."""
+        return self.slots[slot].is_finite
+
+    def host_parameters(self) -> list[nn.Parameter]:
+        """Return the host's parameters, without those of seeds."""
+        return self._host_parameters
+
+    def seed_parameters(self, slot: int) -> list[nn.Parameter]:
+        """Return the parameters of the seed and gate in ``slot``."""
+        return self._seed_parameters[slot]
+
+    def drop_gradients(self) -> None:
+        for parameters in (self._host_parameters, *self._seed_parameters):
+            for parameter in parameters:
+                parameter.grad = None
+
+    def grown_params(self) -> int:
+        """Return the number of parameters of all seeds."""
+        return sum(p.numel() for slot in self.slots for p in slot.parameters())
+
+    def count_parameters(self) -> tuple[int, int]:
+        """Return the numbers of trainable parameters of the host and of its seeds."""
+        host = sum(p.numel() for p in self._host_parameters if p.requires_grad)
+        return host, sum(p.numel() for slot in self.slots for p in slot.parameters() if p.requires_grad)
+
+    # --- state --------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return weights, buffers, seeds, random streams of the slots, and the slot table."""
+        return {
+            "host": {name: value.clone() for name, value in self.host.state_dict().items()},
+            "slots": [
+                {"stochastic": slot.stochastic, "stream": slot.stream and slot.stream.get_state()}
+                for slot in self.slots
+            ],
+            "table": {name: torch.from_numpy(a.copy()) for name, a in self.table.arrays().items()},
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Return to a state of a network with the same host, whatever has grown since.
+
+        Seeds are built and checked before anything changes. Optimiser groups are the caller's to restore.
+
+        Raises:
+            HostError: The state belongs to another host or is not finite; the network is as it was.
+        """
+        tensors: dict[str, Tensor] = state["host"]
+        table = SlotTable(**{name: value.numpy() for name, value in state["table"].items()})
+        plain = {name: value for name, value in tensors.items() if RESERVED not in name.split(".")}
+        _check_fits({n: v for n, v in self.host.state_dict().items() if RESERVED not in n.split(".")}, plain)
+        if not all(bool(t.isfinite().all()) for t in tensors.values()):
+            raise HostError("a state with weights that are not finite cannot be returned to")
+        grafts = [self._rebuilt(slot, tensors) for slot in self.slots]
+        for slot in self.slots:
+            if slot.graft is not None:
+                slot.remove()
+        self.host.load_state_dict(plain)
+        for slot, graft, kept in zip(self.slots, grafts, state["slots"], strict=True):
+            if graft is not None:
+                slot.hold(graft)
+            slot.stochastic = kept["stochastic"]
+            if slot.stream is not None:
+                slot.stream.set_state(kept["stream"])
+        self._known = {i: slot.graft for i, slot in enumerate(self.slots) if slot.graft is not None}
+        self.table.assign(table)
+        self.sync()
+
+    def _rebuilt(self, slot: SeedSlot, tensors: dict[str, Tensor]) -> Graft | None:
+        prefix = f"{slot.site.path}.{RESERVED}.graft."
+        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        if not own:
+            return None
+        graft = slot.rebuilt(own["description"], own["alpha"])
+        graft.load_state_dict(own)
+        return graft
+
+    def layout(self) -> dict[str, Any]:
+        """Return slots and table in plain values, without weights."""
+        return {
+            "network": _class_name(self.host),
+            "sites": [[site.name, site.path, site.topology, site.width] for site in self.sites],
+            "blueprints": list(self._blueprint_names),
+            "table": {name: array[0].tolist() for name, array in self.table.arrays().items()},
+        }
+
+    def load_layout(self, state: dict[str, Any]) -> None:
+        """Build the seeds of a layout with arbitrary weights, in the order in which they were planted.
+
+        Raises:
+            HostError: The layout belongs to another network, or is none.
+        """
+        found = self.layout()
+        if not found.keys() <= set(state):
+            raise HostError("this is no state of a Growth; pass what its state_dict() returned")
+        if (state["network"], state["sites"]) != (found["network"], found["sites"]):
+            raise HostError(
+                f"the checkpoint is of a {state['network']} with slots {_listed(state['sites'])}; this is a"
+                f" {found['network']} with slots {_listed(found['sites'])}. Build the same network and pass the"
+                " same slots= before load_state_dict"
+            )
+        table = SlotTable.empty(1, len(self.slots))
+        for name, array in table.arrays().items():
+            array[0] = state["table"][name]
+        for index in sorted(range(len(self.slots)), key=lambda i: table.seed_id[0, i]):
+            slot = self.slots[index]
+            wanted = None
+            if table.occupied[0, index]:
+                blueprint = state["blueprints"][table.blueprint[0, index]]
+                wanted = description_of(blueprint, int(table.style[0, index]))
+            if slot.graft is not None and (
+                wanted is None or not torch.equal(slot.graft.description.cpu(), wanted)
+            ):
+                slot.remove()
+            if slot.graft is None and wanted is not None:
+                slot.rebuild(wanted, self._like(index))
+        self.follow_state()
+        self.table.assign(table)
+        self.sync()
+
+
+def blueprint_names(topologies: set[Topology]) -> tuple[str, ...]:
+    """Return the name of every blueprint index for slots of these topologies.
+
+    A single topology uses the registry's indices. With several, a name without an index of its own takes a free
+    one; names that find none are appended and cannot be chosen by a controller.
+    """
+    if len(topologies) == 1:
+        return names_for(next(iter(topologies)))
+    specs = [spec for topology in sorted(topologies) for spec in specs_for(topology)]
+    built_in = {spec.index for spec in specs if BLUEPRINT_IDS[spec.index] == spec.name}
+    names = list(BLUEPRINT_IDS)
+    free = [i for i in range(1, NUM_BLUEPRINTS) if i not in built_in]
+    for name in dict.fromkeys(spec.name for spec in specs if BLUEPRINT_IDS[spec.index] != spec.name):
+        if free:
+            names[free.pop(0)] = name
+        else:
+            names.append(name)
+    return tuple(names)
+
+
+def _check_fits(own: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    """Raise unless both name the same tensors of the same shapes."""
+    names = sorted(own.keys() ^ other.keys())
+    names += [name for name in own.keys() & other.keys() if own[name].shape != other[name].shape]
+    if names:
+        raise HostError(f"the state belongs to another host; different: {', '.join(names[:5])}")
+
+
+def _class_name(net: nn.Module) -> str:
+    return f"{type(net).__module__}.{type(net).__qualname__}"
+
+
+def _listed(sites: Sequence[Sequence[Any]]) -> str:
+    return ", ".join(f"{name} ({topology}, {width} wide)" for name, _, topology, width in sites)

@@ -1,0 +1,264 @@
+"""Parameter groups of seeds in the optimiser that trains the network.
+
+In a user's loop a seed's parameters are appended to the existing group that trains the layers next to it, so
+that learning rate, scheduler, gradient scaler, accumulation and clipping apply to them; another group would
+break or rescale common schedulers. In an environment, which sets all rates itself, each seed has a separate
+group with its own learning rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any, Final
+
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from esper.leyline.errors import HostError
+
+_SHARDED: Final = ("ZeroRedundancyOptimizer", "DeepSpeedZeroOptimizer", "_NamedOptimizer")
+_MATRICES_ONLY: Final = "muon"
+"""Part of the class name of optimisers that accept only matrices."""
+_RATES: Final = ("lr", "initial_lr")
+SEED_NAME: Final = "esper_slot"
+"""Path component that every parameter of a seed has."""
+
+Group = dict[str, Any]
+
+
+class OptimizerGroups:
+    """The optimisers of a network and the parameter groups of its seeds.
+
+    Args:
+        optimizer: One optimiser, a wrapper with ``.optimizer``, a list of them, or None.
+        net: Network that the optimisers train.
+        calls: Position of every submodule in the forward pass, by path; only for seeds that join the group
+            of a neighbouring layer.
+        separate: Give each seed a parameter group of its own.
+
+    Raises:
+        HostError: An optimiser cannot take new parameters, or trains no parameter of the network.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        net: nn.Module,
+        calls: Mapping[str, int] | None = None,
+        *,
+        separate: bool = False,
+    ) -> None:
+        several = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+        self.optimisers = [_unwrapped(each) for each in several if each is not None]
+        self.calls = dict(calls or {})
+        self._net = net
+        self._separate = separate
+        self._own: dict[int, Group] = {}
+        if self.optimisers:
+            _check_trainable(net, self.optimisers)
+
+    @property
+    def _groups(self) -> list[tuple[Optimizer, Group]]:
+        return [(optimiser, group) for optimiser in self.optimisers for group in optimiser.param_groups]
+
+    def own_group(self, slot: int) -> Group:
+        """Return the separate group of the seed in ``slot``."""
+        return self._own[slot]
+
+    def join(self, slot: int, path: str, new: Iterable[nn.Parameter]) -> None:
+        """Add the parameters ``new`` of the seed in ``slot``, whose submodule has the path ``path``.
+
+        A group that lists its parameters in the order of the network stays in that order, so that a state
+        saved now fits an optimiser that is made later from the grown network.
+        """
+        if not self.optimisers:
+            return
+        parameters = list(new)
+        if self._separate:
+            [optimiser] = self.optimisers
+            optimiser.add_param_group({"params": parameters})
+            self._own[slot] = optimiser.param_groups[-1]
+            return
+        held = {id(p) for _, group in self._groups for p in group["params"]}
+        near = self.near(path)
+        chosen = [(p, self._group_for(p, near)) for p in parameters if id(p) not in held]
+        place = {id(p): number for number, p in enumerate(self._net.parameters())}
+        for parameter, group in chosen:
+            places = [place.get(id(p), -1) for p in group["params"]]
+            later = [i for i, p in enumerate(places) if p > place[id(parameter)]]
+            in_order = places == sorted(places) and -1 not in places
+            group["params"].insert(later[0] if later and in_order else len(places), parameter)
+
+    def leave(self, slot: int, old: Iterable[nn.Parameter]) -> None:
+        """Remove the parameters ``old`` of the seed in ``slot``, and their optimiser state."""
+        gone = {id(parameter): parameter for parameter in old}
+        own = self._own.pop(slot, None)
+        for optimiser in self.optimisers:
+            optimiser.param_groups[:] = [group for group in optimiser.param_groups if group is not own]
+            for group in optimiser.param_groups:
+                group["params"][:] = [p for p in group["params"] if id(p) not in gone]
+            for parameter in gone.values():
+                optimiser.state.pop(parameter, None)
+
+    def copy_moments(self, old: Iterable[nn.Parameter], new: Iterable[nn.Parameter]) -> None:
+        """Copy the optimiser state of ``old`` to ``new``, pair by pair, where one optimiser holds both."""
+        for theirs, ours in zip(old, new, strict=True):
+            source, target = self._optimiser_of(theirs), self._optimiser_of(ours)
+            if source is not None and source is target and theirs in source.state:
+                source.state[ours] = clone_tree(source.state[theirs])
+
+    def state(self) -> dict[str, Any]:
+        """Return the optimisers' states and the order in which the seeds joined."""
+        return {
+            "order": list(self._own),
+            "optimisers": [deepcopy(optimiser.state_dict()) for optimiser in self.optimisers],
+        }
+
+    def load_state(
+        self, state: dict[str, Any], parameters_of: Callable[[int], Sequence[nn.Parameter]]
+    ) -> None:
+        """Return to ``state``; ``parameters_of`` gives the parameters of a slot's present seed."""
+        for slot, group in list(self._own.items()):
+            self.leave(slot, list(group["params"]))
+        if self._separate:
+            for slot in state["order"]:
+                self.join(slot, "", parameters_of(slot))
+        for optimiser, kept in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(deepcopy(kept))
+        for slot, group in zip(state["order"], self._seed_groups(), strict=True):
+            self._own[slot] = group  # load_state_dict makes new group objects
+
+    def _seed_groups(self) -> list[Group]:
+        count = len(self._own)
+        return self.optimisers[0].param_groups[-count:] if count else []
+
+    def _optimiser_of(self, parameter: nn.Parameter) -> Optimizer | None:
+        return next((o for o, group in self._groups if any(p is parameter for p in group["params"])), None)
+
+    def near(self, path: str) -> list[list[nn.Parameter]]:
+        """Return the host's parameters by distance: those at ``path``, then upstream, then downstream."""
+        own = host_parameters(self._net.get_submodule(path))
+        here = self.calls.get(path, -1)
+        before = [p for p, position in self.calls.items() if position < here]
+        after = [p for p, position in self.calls.items() if position > here]
+        layers = [own]
+        layers += [list(self._net.get_submodule(p).parameters(recurse=False)) for p in (*before[::-1], *after)]
+        layers.append(host_parameters(self._net))  # modules that the sample's forward did not call, last
+        return [layer for layer in layers if layer]
+
+    def _group_for(self, parameter: nn.Parameter, near: Sequence[Sequence[nn.Parameter]]) -> Group:
+        """Return the group of the nearest layer's parameters of the same kind (vector, matrix, kernel).
+
+        Weight decay is often disabled for vectors by a separate group, and some optimisers take only matrices.
+        """
+        group_of = {id(p): (o, group) for o, group in self._groups for p in group["params"]}
+        held = [[p for p in layer if id(p) in group_of] for layer in near]
+        held = [layer for layer in held if layer]
+        if not held and not any(p.requires_grad for layer in near for p in layer):
+            return self._groups[0][1]  # the host is frozen, and this optimiser was made for seeds alone
+        if not held:
+            raise HostError("no group of the optimiser holds a parameter of the network any more")
+        optimiser, owner = group_of[id(held[0][0])]
+        same = [p for p in held[0] if _kind(p) == _kind(parameter)]
+        if same:
+            return group_of[id(same[0])][1]
+        if any(_kind(p) == _kind(parameter) for p in owner["params"]):
+            return owner
+        for layer in held:
+            for other in layer:
+                if _kind(other) == _kind(parameter):
+                    return group_of[id(other)][1]
+        if _MATRICES_ONLY in type(optimiser).__name__.lower() and parameter.ndim != 2:
+            raise HostError(
+                f"{type(optimiser).__name__} steps on matrices only, and the seed has a parameter of shape"
+                f" {tuple(parameter.shape)}; pass Growth the optimiser of the other parameters as well,"
+                " optimizer=[muon, adamw], or choose a blueprint without biases (lora)"
+            )
+        return owner
+
+
+def host_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of ``module`` that belong to no seed."""
+    return [p for name, p in module.named_parameters() if SEED_NAME not in name.split(".")]
+
+
+def clone_tree(tree: Any) -> Any:
+    """Return a copy of nested dicts and lists that shares no tensor with the original."""
+    if isinstance(tree, Tensor):
+        return tree.clone()
+    if isinstance(tree, dict):
+        return {key: clone_tree(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [clone_tree(value) for value in tree]
+    return tree
+
+
+def _kind(parameter: nn.Parameter) -> int:
+    """0 for vectors, 1 for matrices, 2 for kernels."""
+    return min(max(parameter.ndim - 1, 0), 2)
+
+
+@contextmanager
+def held_rates(optimizer: Optimizer) -> Iterator[None]:
+    """Let a schedule inside start from the present learning rates, and restore them on exit."""
+    before = [{k: deepcopy(v) for k, v in group.items() if k in _RATES} for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["initial_lr"] = deepcopy(group["lr"])
+    try:
+        yield
+    finally:
+        for group, rates in zip(optimizer.param_groups, before, strict=True):
+            del group["initial_lr"]
+            group.update(rates)
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuse anything but a single optimiser."""
+    if not isinstance(optimizer, Optimizer):
+        found = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
+        raise HostError(
+            f"optimizer is {found}; pass one torch.optim.Optimizer, such as AdamW(net.parameters(), lr=1e-3)."
+            " Several work in a loop of your own, with Growth"
+        )
+
+
+def _unwrapped(optimizer: Any) -> Optimizer:
+    found = optimizer
+    while hasattr(found, "optimizer"):
+        found = found.optimizer
+    kinds = {kind.__name__ for kind in type(found).__mro__}
+    if not isinstance(found, Optimizer):
+        raise HostError(
+            f"optimizer is {type(optimizer).__name__}; pass a torch.optim.Optimizer, a wrapper that has one"
+            " as .optimizer, or a list of them"
+        )
+    if isinstance(found, LBFGS):
+        raise HostError(
+            "LBFGS keeps all parameters as one flat vector and cannot take in a seed; use AdamW or SGD"
+        )
+    if kinds & set(_SHARDED):
+        raise HostError(
+            f"{type(found).__name__} shards its state over processes and cannot take in a seed; use a plain"
+            " optimiser under DistributedDataParallel"
+        )
+    return found
+
+
+def _check_trainable(net: nn.Module, optimisers: Sequence[Optimizer]) -> None:
+    own = {id(p) for p in net.parameters()}
+    held = {id(p) for optimiser in optimisers for group in optimiser.param_groups for p in group["params"]}
+    if not any(p.requires_grad for p in net.parameters()):
+        if not held:
+            return
+        raise HostError(
+            f"no parameter of {type(net).__name__} requires a gradient, so nothing would train; leave at"
+            " least its last layer trainable, or, to train seeds alone, pass an optimiser with an empty"
+            " group: AdamW([{'params': []}], lr=1e-3)"
+        )
+    if not own & held:
+        raise HostError(
+            f"the optimiser holds none of the {len(own)} parameters of this {type(net).__name__}; pass the"
+            " one that trains it, made from net.parameters()"
+        )

@@ -1,0 +1,253 @@
+"""Rows of telemetry about one network that grows: decisions, stage moves, epochs, seeds, episodes, alerts."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from esper.leyline.events import (
+    AlertRow,
+    CounterfactualRow,
+    DecisionRow,
+    EpisodeRow,
+    EpochRow,
+    Row,
+    SeedRow,
+    StageMove,
+    TransitionRow,
+    known,
+)
+from esper.leyline.factored_actions import (
+    NUM_OPS,
+    OP_WAIT,
+    BoolArray,
+    FloatArray,
+    Head,
+    IntArray,
+    heads_read,
+)
+from esper.leyline.protocols import EventSink, PolicyOutput
+from esper.leyline.reports import freshness
+from esper.leyline.signals import EnvFacts
+from esper.leyline.slot_table import SlotTable
+from esper.kasmina.actions import Outcome
+from esper.kasmina.contributions import Contributions
+from esper.kasmina.recovery import Intervention
+
+PHASES: Final = ("act", "train", "measure", "rest")
+
+
+class RowKey(NamedTuple):
+    """First columns of every row of an episode."""
+
+    env: int
+    episode: int
+    attempt: int
+    iteration: int | None
+    epoch: int
+
+
+class Reward(NamedTuple):
+    """A reward and its terms, which sum to it."""
+
+    total: float
+    terms: Mapping[str, float]
+
+
+def _columns(row: type[Row], place: RowKey, source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of ``row`` that ``place`` and ``source`` have by name; non-finite values are unknown."""
+    known_here = {name: known(source[name]) for name in row.__struct_fields__ if name in source}
+    return known_here | place._asdict()
+
+
+class DecisionOutcome(NamedTuple):
+    """One decision and its outcome."""
+
+    place: RowKey
+    action: IntArray
+    """Canonical, ``[8]``."""
+    read: BoolArray
+    forced: bool
+    outcome: Outcome
+
+
+def decision_row(
+    decision: DecisionOutcome, policy: PolicyOutput | None = None, reward: Reward | None = None
+) -> DecisionRow:
+    """Return the row of a decision, with the policy's output and the reward where there are any."""
+    return DecisionRow(
+        **decision.place._asdict(),
+        action=decision.action.tolist(),
+        read=decision.read.tolist(),
+        forced=decision.forced,
+        succeeded=decision.outcome.succeeded,
+        refused_by=decision.outcome.refused_by,
+        failed_checks=list(decision.outcome.failed_checks),
+        **({} if policy is None else known(policy._asdict())),
+        reward=None if reward is None else known(reward.total),
+        reward_terms=None if reward is None else known(dict(reward.terms)),
+    )
+
+
+def transition_rows(place: RowKey, moves: Sequence[StageMove], score: float | None) -> Iterator[TransitionRow]:
+    """Yield one row per stage move; ``score`` is the last validation score."""
+    for move in moves:
+        yield TransitionRow(
+            **place._asdict(),
+            slot=move.slot,
+            seed=move.seed_id,
+            blueprint=move.blueprint,
+            from_stage=int(move.origin),
+            to_stage=int(move.target),
+            cause=move.cause,
+            reason=move.reason,
+            gate=move.verdict.gate if move.verdict else None,
+            passed=list(move.verdict.passed) if move.verdict else [],
+            score=score,
+            contribution=known(move.contribution),
+            age=move.age,
+        )
+
+
+def counterfactual_rows(
+    place: RowKey, result: Contributions, in_forward: BoolArray
+) -> Iterator[CounterfactualRow]:
+    """Yield one row per configuration, if any seed was switched; ``in_forward [slot]`` are all active seeds."""
+    if not result.slots:
+        return
+    for configuration, score, loss in zip(result.configurations, result.scores, result.losses, strict=True):
+        on = in_forward.copy()
+        on[list(result.slots)] = configuration
+        yield CounterfactualRow(**place._asdict(), on=on.tolist(), score=known(float(score)), loss=float(loss))
+
+
+def epoch_row(
+    place: RowKey,
+    facts: EnvFacts,
+    seconds: Mapping[str, float],
+    *,
+    twin_score: float | None,
+    learning_rate: float,
+    skipped_batches: int,
+    skipped_steps: int,
+) -> EpochRow:
+    """Return the row of an epoch; ``seconds`` are those of each phase of its step."""
+    spans = {phase: 1000 * span for phase, span in seconds.items()}
+    return EpochRow(
+        **_columns(EpochRow, place, asdict(facts)),
+        twin_score=twin_score,
+        learning_rate=learning_rate,
+        skipped_batches=skipped_batches,
+        skipped_steps=skipped_steps,
+        ms=sum(spans.values()),
+        phase_ms=spans,
+    )
+
+
+def seed_rows(place: RowKey, table: SlotTable) -> Iterator[SeedRow]:
+    """Yield one row per occupied slot of a table of one environment."""
+    for slot in np.flatnonzero(table.occupied[0]).tolist():
+        values = {name: column[0, slot].item() for name, column in table.arrays().items()}
+        yield SeedRow(
+            **_columns(SeedRow, place, values),
+            slot=slot,
+            seed=values["seed_id"],
+            freshness=freshness(values["epochs_since_measured"]),
+            params=values["seed_params"],
+        )
+
+
+def alert_row(place: RowKey, intervention: Intervention) -> AlertRow:
+    """Return the row of an intervention by the governor."""
+    return AlertRow(
+        **place._asdict(),
+        rule=intervention.alarm.kind,
+        event="raised",
+        severity="error",
+        scope=f"environment {place.env}",
+        value=known(intervention.alarm.loss),
+        limit=known(intervention.alarm.limit),
+        hint=f"the governor {intervention.answer}",
+    )
+
+
+def episode_row(place: RowKey, known_columns: Mapping[str, Any], reward: Reward | None = None) -> EpisodeRow:
+    """Return the row of an episode from its known columns; ``reward`` is its undiscounted return."""
+    return EpisodeRow(
+        **_columns(EpisodeRow, place, known_columns),
+        total_reward=None if reward is None else known(reward.total),
+        reward_terms=None if reward is None else known(dict(reward.terms)),
+    )
+
+
+class Recorder:
+    """Counts the decisions about one network and sends rows about it to a sink.
+
+    Args:
+        table: Slot table of the network, one row.
+        key: Returns the first columns of the next row.
+    """
+
+    def __init__(self, table: SlotTable, key: Callable[[], RowKey]) -> None:
+        self.sink: EventSink | None = None
+        self._table = table
+        self._key = key
+        self.op_counts = [0] * NUM_OPS
+        self.refused = 0
+        self._decision: DecisionOutcome | None = None
+
+    def emit(self, rows: Iterable[Row]) -> None:
+        """Send rows to the sink, if there is one."""
+        if self.sink is not None:
+            for row in rows:
+                self.sink.emit(row)
+
+    def decided(self, action: IntArray, alpha: FloatArray, legal: BoolArray, outcome: Outcome) -> None:
+        """Count a decision.
+
+        Args:
+            action: Canonical action ``[8]``.
+            alpha: Alpha ``[1]`` of its slot before the action.
+            legal: Actions ``[op, slot]`` that were possible.
+            outcome: Result of the action.
+        """
+        self.op_counts[int(action[Head.OP])] += 1
+        self.refused += not outcome.succeeded
+        read = heads_read(action[None], alpha)[0]
+        forced = not np.delete(legal.any(axis=1), OP_WAIT).any()
+        self._decision = DecisionOutcome(self._key(), action, read, forced, outcome)
+
+    def decision(self, policy: PolicyOutput | None = None, reward: Reward | None = None) -> None:
+        """Emit the row of the last decision."""
+        assert self._decision is not None
+        self.emit([decision_row(self._decision, policy, reward)])
+
+    def moves(self, moves: Sequence[StageMove], score: float | None) -> None:
+        """Emit one row per stage move."""
+        self.emit(transition_rows(self._key(), moves, score))
+
+    def interventions(self, interventions: Iterable[Intervention], score: float | None) -> None:
+        """Emit the stage moves and alerts of interventions by the governor."""
+        for each in interventions:
+            self.moves(each.moves, score)
+            self.emit([alert_row(self._key(), each)])
+
+    def epoch(
+        self, facts: EnvFacts, measured: Contributions, seconds: Mapping[str, float], **columns: Any
+    ) -> None:
+        """Emit the rows of an epoch: configurations, the epoch, and its seeds."""
+        key = self._key()
+        self.emit(counterfactual_rows(key, measured, self._table.in_forward[0]))
+        self.emit([epoch_row(key, facts, seconds, **columns), *seed_rows(key, self._table)])
+
+    def episode(self, known_columns: Mapping[str, Any], reward: Reward | None = None) -> None:
+        """Emit the row of the episode."""
+        counted = {"op_counts": list(self.op_counts), "refused": self.refused}
+        self.emit([episode_row(self._key(), {**counted, **known_columns}, reward)])
+
+    def state(self) -> dict[str, Any]:
+        return {"op_counts": list(self.op_counts), "refused": self.refused}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.op_counts, self.refused = list(state["op_counts"]), state["refused"]

@@ -1,0 +1,282 @@
+"""Recovery from a broken epoch: remove the seed that caused it, or return to the last good state.
+
+A rollback restores weights, optimisers and topology. Time and data continue, and random streams restart under the
+number of the rollback, so that the same failure is not repeated.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from esper.kasmina import actions, lifecycle
+from esper.kasmina.contributions import Contributions, evaluating
+from esper.kasmina.governor import Alarm, Governor
+from esper.kasmina.health import tensor_norms
+from esper.kasmina.network import MorphogeneticModel
+from esper.leyline.events import StageMove
+from esper.leyline.slot_table import SlotTable
+from esper.leyline.stages import Stage
+
+SNAPSHOT_EVERY: Final = 3
+"""Good epochs between snapshots; a fossilisation takes one too."""
+ROLLBACK_LIMIT: Final = 3
+"""Number of the rollback that ends an episode, unless given."""
+NOT_FINITE: Final = Alarm("non-finite", math.nan, math.inf)
+
+
+class Recoverable(Protocol):
+    """A network in training, as recovery needs it."""
+
+    @property
+    def model(self) -> MorphogeneticModel: ...
+
+    def weights(self) -> Any:
+        """Return weights, seeds, slot table and optimiser states."""
+
+    def load_weights(self, weights: Any) -> None:
+        """Return to a snapshot."""
+
+    def begin_streams(self, *purpose: str) -> None:
+        """Restart the random streams under another name."""
+
+    def follow_rollback(self, stayed: Sequence[int]) -> None:
+        """React to a rollback after which the seeds of the slots ``stayed`` are the same."""
+
+    def count(self, moves: Sequence[StageMove]) -> None:
+        """React to stage moves."""
+
+    def measure(self, *, contributions: bool) -> Contributions:
+        """Score the network and, on request, each seed's contribution."""
+
+
+class Intervention(NamedTuple):
+    """An alarm, the answer to it, and the stage moves that the answer caused."""
+
+    alarm: Alarm
+    answer: str
+    moves: list[StageMove]
+
+
+class Recovery:
+    """Checks the epochs of one training and undoes those that broke it.
+
+    Args:
+        trained: Network in training.
+        governor: Decides whether a loss is acceptable.
+        loss: Loss of a minibatch; only needed to find the cause of a non-finite minibatch.
+        limit: Number of the rollback after which recovery gives up.
+    """
+
+    def __init__(
+        self,
+        trained: Recoverable,
+        governor: Governor,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+        limit: int = ROLLBACK_LIMIT,
+    ) -> None:
+        self._trained = trained
+        self._loss = loss
+        self._limit = limit
+        self._governor = governor
+        self._interventions: list[Intervention] = []
+        self.rollbacks = 0
+        self.rolled_back = False
+        """Whether the epoch that was checked last ended in a rollback."""
+        self._fossilized = False
+        self._keep(0)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the limit of rollbacks is reached."""
+        return self.rollbacks >= self._limit
+
+    def note_fossil(self) -> None:
+        """Take a snapshot after the next good epoch, so that a new fossil survives a rollback."""
+        self._fossilized = True
+
+    def interventions(self) -> list[Intervention]:
+        """Return the interventions since the last call."""
+        made, self._interventions = self._interventions, []
+        return made
+
+    def check_epoch(self, measured: Contributions, epoch: int, *, broken: bool) -> bool:
+        """Check the losses of an epoch, and remove a seed or roll back if they raise an alarm.
+
+        Args:
+            measured: Validation of the network after the epoch.
+            epoch: Number of the epoch.
+            broken: The training met non-finite numbers for which no seed could be removed.
+
+        Returns:
+            Whether the network changed, so that it must be measured again.
+        """
+        self.rolled_back = False
+        alarm = NOT_FINITE if broken else self._governor.check(measured.loss)
+        if alarm is None:
+            due = self._fossilized or epoch - self._good_epoch >= SNAPSHOT_EVERY
+            if due and not self._governor.suspicious:
+                self._keep(epoch)
+            return False
+        guilty = None if broken else self._guilty(measured)
+        if guilty is None:
+            self._roll_back(alarm)
+        else:
+            self._prune(guilty, str(alarm), alarm)
+        self._governor.forgive()
+        return True
+
+    # --- snapshots ----------------------------------------------------------------------------
+
+    def _keep(self, epoch: int) -> None:
+        self._good_epoch, self._good = epoch, self._trained.weights()
+        self._fossilized = False
+
+    def _roll_back(self, alarm: Alarm) -> None:
+        trained, table = self._trained, self._trained.model.table
+        self.rollbacks += 1
+        self.rolled_back = True
+        before = table.copy()
+        trained.load_weights(self._good)
+        trained.begin_streams("rollback", str(self.rollbacks))
+        same = (before.seed_id == table.seed_id) & table.occupied
+        trained.follow_rollback(same[0].nonzero()[0].tolist())
+        answer = f"rolled back to epoch {self._good_epoch}"
+        self._interventions.append(Intervention(alarm, answer, _undone(before, table)))
+
+    def state(self) -> dict[str, Any]:
+        """Return counters, governor and the last snapshot."""
+        return {
+            "rollbacks": self.rollbacks,
+            "good_epoch": self._good_epoch,
+            "good": self._good,
+            "governor": self._governor.state(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.rollbacks, self._good_epoch, self._good = state["rollbacks"], state["good_epoch"], state["good"]
+        self._governor.load_state(state["governor"])
+        self.rolled_back = self._fossilized = False
+
+    # --- the guilty seed ----------------------------------------------------------------------
+
+    def _guilty(self, measured: Contributions) -> int | None:
+        """Return the live seed whose removal gives the lowest loss, if that loss raises no alarm."""
+        if not measured.slots and self._trained.model.blended:
+            measured = self._trained.measure(contributions=True)
+        live = [slot for slot in measured.slots if self._trained.model.table.live[0, slot]]
+        without = {slot: measured.loss_without(slot) for slot in live}
+        healthy = {s: loss for s, loss in without.items() if self._governor.trouble_with(loss) is None}
+        return min(healthy, key=lambda slot: healthy[slot]) if healthy else None
+
+    def remove_broken(self, slots: list[int]) -> None:
+        """Remove incubating seeds that are no longer finite; the host is not affected."""
+        for slot in slots:
+            self._prune(slot, "non-finite while incubating")
+
+    def remove_guilty(self, x: Tensor, y: Tensor) -> bool:
+        """Remove the live seeds that made a minibatch non-finite; return whether there was one."""
+        guilty = [slot for slot in self._trained.model.blended if self._explains(slot, x, y)]
+        for slot in guilty:
+            self._prune(slot, "non-finite while blended")
+        return bool(guilty)
+
+    def _explains(self, slot: int, x: Tensor, y: Tensor) -> bool:
+        """Return whether the live seed at ``slot`` is non-finite, or loss and gradient are finite without it."""
+        model = self._trained.model
+        if not self._trained.model.table.live[0, slot]:
+            return False
+        if not model.is_finite(slot):
+            return True
+        assert self._loss is not None
+        with evaluating(model), model.taking_part(model.without(slot)):
+            without = self._loss(x, y)
+            trained = [p for p in model.parameters() if p.requires_grad]
+            gradients = torch.autograd.grad(without, trained, materialize_grads=True)
+        return math.isfinite(without.item()) and bool(tensor_norms(list(gradients)).isfinite().all())
+
+    def _prune(self, slot: int, reason: str, alarm: Alarm = NOT_FINITE) -> None:
+        model = self._trained.model
+        moves = lifecycle.prune(model.table, 0, slot, model.rules, cause="governor", reason=reason)
+        actions.settle(model, moves)
+        self._trained.count(moves)
+        answer = f"pruned {model.slot_config.slot_ids[slot]}"
+        self._interventions.append(Intervention(alarm, answer, moves))
+
+
+def _undone(before: SlotTable, after: SlotTable) -> list[StageMove]:
+    """Return the stage moves that lead from the slots before a rollback to those after it."""
+    changed = (before.stage != after.stage) | (before.seed_id != after.seed_id)
+    return [
+        StageMove(
+            env=0,
+            slot=slot,
+            seed_id=int((after if after.occupied[0, slot] else before).seed_id[0, slot]),
+            blueprint=int((after if after.occupied[0, slot] else before).blueprint[0, slot]),
+            origin=Stage(int(before.stage[0, slot])),
+            target=Stage(int(after.stage[0, slot])),
+            cause="governor",
+            reason="rolled back",
+            verdict=None,
+            age=int(after.age[0, slot]),
+            contribution=float(after.contribution[0, slot]),
+        )
+        for slot in changed[0].nonzero()[0].tolist()
+    ]
+
+
+class UserTraining:
+    """A user's training as recovery needs it: snapshots of network, seeds, slot table and optimiser state.
+
+    Args:
+        model: Network that the user trains.
+        recorder: Receives the stage moves of seeds that recovery removes.
+        measure_again: Measures the contributions of all active seeds.
+    """
+
+    def __init__(
+        self, model: MorphogeneticModel, recorder: Recorder, measure_again: Callable[[], Contributions]
+    ) -> None:
+        self.model = model
+        self._recorder = recorder
+        self._measure_again = measure_again
+
+    def weights(self) -> dict[str, Any]:
+        """Return weights by name, the layout of seeds, and the optimiser state of every parameter by name."""
+        net, groups = self.model.host, self.model.groups
+        names = {p: name for name, p in net.named_parameters()}
+        return {
+            "net": {name: value.clone() for name, value in net.state_dict().items()},
+            "layout": self.model.layout(),
+            "moments": [
+                {names[p]: clone_tree(kept) for p, kept in optimiser.state.items() if p in names}
+                for optimiser in (groups.optimisers if groups else ())
+            ],
+        }
+
+    def load_weights(self, weights: dict[str, Any]) -> None:
+        """Return to a snapshot."""
+        net, groups = self.model.host, self.model.groups
+        self.model.load_layout(weights["layout"])
+        net.load_state_dict(weights["net"])
+        for optimiser, moments in zip(groups.optimisers if groups else (), weights["moments"], strict=True):
+            for name, parameter in net.named_parameters():
+                optimiser.state.pop(parameter, None)
+                if name in moments:
+                    optimiser.state[parameter] = clone_tree(moments[name])
+
+    def begin_streams(self, *purpose: str) -> None:
+        """Do nothing: the user's random generators have advanced, so the epoch is not repeated exactly."""
+
+    def follow_rollback(self, stayed: Sequence[int]) -> None:
+        """Do nothing: compute is not undone."""
+
+    def count(self, moves: Sequence[StageMove]) -> None:
+        """Record the stage moves of a seed that was removed."""
+        self._recorder.moves(moves, None)
+
+    def measure(self, *, contributions: bool) -> Contributions:
+        """Measure the contributions of all active seeds."""
+        return self._measure_again()

@@ -1,0 +1,335 @@
+"""Submodules of a network after which a seed can be planted: stated by a built-in host, or found.
+
+A site is a submodule that runs exactly once per forward and returns a tensor of features, alone or inside a
+tuple, a dict or a dataclass. A site named after a ``Sequential`` is attached to its last child, whose output
+is the same tensor, so that no container changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, fx, nn
+
+from esper.kasmina.blueprints import Topology
+from esper.kasmina.dry_run import Call, dry_forward, tensors_in
+from esper.leyline.errors import HostError, UnknownNameError
+
+MOST_AUTO_SITES: Final = 8
+"""Largest number of sites that ``slots="auto"`` returns, spread over the depth of the network."""
+GROWN: Final = "grown"
+"""Name of the child module that holds a seed after ``finish``."""
+_TOPOLOGY_OF_RANK: Final[Mapping[int, Topology]] = {4: "feature_map", 3: "tokens", 2: "features"}
+
+Holder = Literal["tensor", "tuple", "list", "namedtuple", "mapping", "dataclass"]
+"""Kind of object that a submodule returns its features in."""
+fx.wrap("replace")
+
+
+class Output(NamedTuple):
+    """Position of the features inside the return value of a submodule."""
+
+    holder: Holder
+    key: Any = None
+    """Index or name of the tensor; None if the return value is the tensor."""
+
+    def features(self, output: Any) -> Any:
+        """Return the tensor that a seed reads and changes."""
+        if self.holder == "tensor":
+            return output
+        return getattr(output, self.key) if self.holder in {"namedtuple", "dataclass"} else output[self.key]
+
+    def replaced(self, output: Any, features: Tensor) -> Any:
+        """Return ``output`` with other features, as an object of the same type; ``torch.fx`` can trace it."""
+        holder, key = self
+        if holder == "tensor":
+            return features
+        if holder == "tuple":
+            return output[:key] + (features,) + output[key + 1 :]  # noqa: RUF005  a proxy cannot be unpacked
+        if holder == "list":
+            return output[:key] + [features] + output[key + 1 :]  # noqa: RUF005
+        if holder == "namedtuple":
+            return output._replace(**{key: features})
+        if holder == "dataclass":
+            return replace(output, **{key: features})
+        return output | {key: features}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Site:
+    """One submodule after which a seed can be planted."""
+
+    name: str
+    """Name that the user gave or reads, such as ``layer2``."""
+    path: str
+    """Path of the submodule that carries the slot, such as ``layer2.1``."""
+    topology: Topology
+    width: int
+    shape: tuple[int, ...]
+    """Shape of the features as a seed receives them, batch included."""
+    output: Output = Output("tensor")
+    swap: tuple[int, int] | None = None
+    """Axes to transpose for features ``[tokens, batch, width]`` or ``[batch, width, tokens]``."""
+    block: str | None = None
+    """Path of the block that a ``stack`` seed copies: one tensor in, the same shape out. None if there is none."""
+    channels_last: bool = False
+    """Feature maps have the memory format ``torch.channels_last``, and so do the weights of seeds."""
+
+
+def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[Site]:
+    """The sites that ``slots`` names (``auto``, names, globs), in the order in which the forward meets them.
+
+    ``encoder:hidden`` grows the tensor named (or numbered) ``hidden`` in what ``encoder`` returns, rather
+    than the first one.
+    """
+    calls, result = dry_forward(net, sample)
+    by_path: dict[str, list[Call]] = {}
+    for each in calls:
+        by_path.setdefault(each.path, []).append(each)
+    if slots == "auto":
+        chosen = _auto(net, by_path, result)
+    else:
+        wanted = [slots] if isinstance(slots, str) or not isinstance(slots, Iterable) else list(slots)
+        if not all(isinstance(name, str) for name in wanted):
+            kind = type(net).__name__
+            raise HostError(f"slots is {slots!r}; name submodules of {kind} by text, as '0', or pass 'auto'")
+        chosen = [_site(net, name, key, by_path) for name, key in _named(net, wanted)]
+    for site in chosen:
+        same = [other.name for other in chosen if other.path == site.path]
+        if len(same) > 1:
+            raise HostError(
+                f"slots {' and '.join(same)} are one place, the output of '{site.path}'; name it once"
+            )
+    ends = {path: index for index, path in enumerate(by_path)}
+    return sorted(chosen, key=lambda site: ends[site.path])
+
+
+def call_order(net: nn.Module, sample: Any) -> dict[str, int]:
+    """Return the position of every submodule that runs, in the order in which their calls end."""
+    calls, _ = dry_forward(net, sample)
+    return {path: index for index, path in enumerate(dict.fromkeys(each.path for each in calls))}
+
+
+def check_modes(net: nn.Module, sites: Sequence[Site], sample: Any) -> None:
+    """Raise if the forward pass fails in training mode, or passes a site in another way than in evaluation."""
+    calls, _ = dry_forward(net, sample, training=True)
+    for site in sites:
+        outputs = [each.output for each in calls if each.path == site.path]
+        found = _locate(outputs[0], "") if len(outputs) == 1 else None
+        if len(outputs) != 1 or found is None or found.holder != site.output.holder:
+            how = f"returns {_described(outputs[0])}" if len(outputs) == 1 else f"runs {len(outputs)} times"
+            raise HostError(
+                f"submodule '{site.name}' {how} in training mode, and returns a {site.output.holder} in"
+                " evaluation mode, once per forward; name a submodule that is the same in both as the slot"
+            )
+
+
+def _named(net: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
+    names = [name for name, _ in net.named_modules(remove_duplicate=False) if name]
+    seen = set()
+    for pattern in patterns:
+        glob, _, key = pattern.partition(":")
+        hits = [name for name in names if _matches(name, glob)]
+        if not hits:
+            hint = "Patterns such as layer?.0 and 'auto' work too."
+            raise UnknownNameError(f"submodule of {type(net).__name__} for a slot", glob, names, hint)
+        for name in hits:
+            if name not in seen:
+                seen.add(name)
+                yield name, key
+    if not seen:
+        raise HostError(f"no slot was named; the submodules of {type(net).__name__} are {', '.join(names)}")
+
+
+def _matches(name: str, glob: str) -> bool:
+    """Whether a path is what a glob means, part by part: ``layers.*`` are children, not what they hold."""
+    parts, patterns = name.split("."), glob.split(".")
+    return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
+
+
+def _site(net: nn.Module, name: str, key: str, by_path: Mapping[str, list[Call]]) -> Site:
+    """The site that ``name`` means, or a sentence why it is none."""
+    module = net.get_submodule(name)
+    kind = type(module).__name__
+    path = next(path for path, other in net.named_modules() if other is module)
+    calls = by_path.get(path, [])
+    if len(calls) != 1:
+        raise HostError(
+            f"submodule '{name}' ({kind}) runs {len(calls)} times in one forward; a slot needs a submodule"
+            " that runs exactly once"
+        )
+    carrier = _carrier(net, path, by_path)
+    if carrier is None:
+        raise HostError(
+            f"submodule '{name}' ({kind}) is a container that hands on something else than its last child's"
+            " output; name one of its children"
+        )
+    found = by_path[carrier][0]
+    output = _locate(found.output, key)
+    features = None if output is None else output.features(found.output)
+    if output is None or not isinstance(features, Tensor) or features.ndim not in _TOPOLOGY_OF_RANK:
+        raise HostError(
+            f"submodule '{name}' ({kind}) returns {_described(found.output)}; a slot needs floats"
+            " [batch, channels, height, width], [batch, tokens, width] or [batch, width], alone or first (or"
+            " named, as in 'name:key') in a tuple, a dict or a dataclass"
+        )
+    topology = _TOPOLOGY_OF_RANK[features.ndim]
+    if topology == "feature_map" and _is_width_last(net.get_submodule(carrier)):
+        raise HostError(
+            f"submodule '{name}' ({kind}) returns {_described(found.output)} with its width last; seeds take"
+            " four axes as [batch, channels, height, width], so name a submodule that hands on that"
+        )
+    swap = _swap(net, carrier, by_path) if topology == "tokens" else None
+    shape = tuple(features.transpose(*swap).shape if swap else features.shape)
+    width = shape[1] if topology == "feature_map" else shape[-1]
+    is_block = output.holder == "tensor" and _is_block(net.get_submodule(carrier), found)
+    block = carrier if is_block else None
+    return Site(name, carrier, topology, width, shape, output, swap, block, _is_channels_last(features))
+
+
+def _is_channels_last(features: Tensor) -> bool:
+    if features.ndim != 4:
+        return False
+    return features.is_contiguous(memory_format=torch.channels_last) and not features.is_contiguous()
+
+
+def _carrier(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> str | None:
+    """``path``, or for a container the child whose output is its own; None where there is no such child."""
+    module = net.get_submodule(path)
+    if not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        return path
+    for name, child in reversed(list(module.named_children())):
+        below = next(p for p, other in net.named_modules() if other is child)
+        calls = by_path.get(below, [])
+        if len(calls) == 1 and calls[0].output is by_path[path][0].output and below == f"{path}.{name}":
+            return _carrier(net, below, by_path)
+    return None
+
+
+def _locate(output: Any, key: str) -> Output | None:
+    """Where the features are: at ``key``, or the first tensor of floats."""
+    if isinstance(output, Tensor):
+        return Output("tensor") if output.is_floating_point() and not key else None
+    holder: Holder
+    entries: list[tuple[Any, Any]]
+    if dataclasses.is_dataclass(output):
+        holder = "dataclass"
+        entries = [(field.name, getattr(output, field.name)) for field in dataclasses.fields(output)]
+    elif isinstance(output, tuple) and hasattr(output, "_fields"):
+        holder, entries = "namedtuple", list(zip(output._fields, output, strict=True))
+    elif isinstance(output, tuple | list):
+        holder, entries = "tuple" if isinstance(output, tuple) else "list", list(enumerate(output))
+    elif isinstance(output, dict):
+        holder, entries = "mapping", list(output.items())
+    else:
+        return None
+    wanted = [name for name, value in entries if (str(name) == key if key else _is_features(value))]
+    return Output(holder, wanted[0]) if wanted else None
+
+
+def _is_features(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim in _TOPOLOGY_OF_RANK
+
+
+def _described(output: Any) -> str:
+    if isinstance(output, Tensor):
+        return f"{output.dtype} of shape {tuple(output.shape)}"
+    return type(output).__name__
+
+
+_CHANNELS_FIRST: Final = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d)
+_CHANNELS_LAST: Final = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
+
+
+def _swap(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> tuple[int, int] | None:
+    """Axes to exchange, by the last layer before that says where channels are, and by ``batch_first``."""
+    until = list(by_path).index(path) + 1
+    for earlier in reversed(list(by_path)[:until]):
+        module = net.get_submodule(earlier)
+        if isinstance(module, _CHANNELS_FIRST):
+            return (1, 2)
+        if isinstance(module, _CHANNELS_LAST):
+            break
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        around = net.get_submodule(".".join(parts[:end])).modules()
+        said = [m.batch_first for m in around if isinstance(m, nn.RNNBase | nn.MultiheadAttention)]
+        if said:
+            return None if all(said) else (0, 1)
+    return None
+
+
+def _is_width_last(module: nn.Module) -> bool:
+    """Whether the layer itself says so. Subclasses may not: LayerNorms of images exchange axes within."""
+    is_last = type(module) in (nn.Linear, nn.Embedding)
+    return is_last or (type(module) is nn.LayerNorm and len(module.normalized_shape) == 1)
+
+
+def _is_block(module: nn.Module, found: Call) -> bool:
+    """Whether the module was called with one tensor and nothing else, and kept its shape.
+
+    An attention mask counts even where it is None: transformers leaves it out for batches without padding.
+    """
+    named = inspect.signature(module.forward).bind(*found.args, **found.kwargs).arguments
+    given = [value for value in named.values() if isinstance(value, Tensor) or value]
+    return (
+        any(True for _ in module.children())
+        and not any("attention_mask" in name for name in named)
+        and len(given) == 1
+        and isinstance(given[0], Tensor)
+        and given[0].shape == found.output.shape
+    )
+
+
+# --- which places to take where none is named ---------------------------------------------------------------
+
+
+def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> list[Site]:
+    """Outermost blocks that the network repeats, else its layers with weights; not the output itself."""
+    blocks = _repeated(net, by_path)
+    graphs = (path for path, module in net.named_modules() if isinstance(module, fx.GraphModule))
+    grown = tuple(f"{path}." for path in graphs if path.split(".")[-1].startswith(GROWN))
+    places = blocks or [
+        p
+        for p in by_path
+        if not p.startswith(grown)  # halves of a seed that an earlier growth has finished
+        and any(True for _ in net.get_submodule(p).parameters(recurse=False))
+    ]
+    ends = tensors_in(result)
+    found: list[Site] = []
+    for path in places:
+        try:
+            site = _site(net, path, "", by_path)
+        except HostError:
+            continue
+        output = by_path[site.path][0].output
+        if not any(tensor is end for tensor in tensors_in(output) for end in ends):
+            found.append(site)
+    if not found:
+        raise HostError(
+            f"slots='auto' finds no place in {type(net).__name__}: no layer runs exactly once and hands on"
+            " features; name submodules with slots=[…]"
+        )
+    # The last place of every stretch of equal length: depth is covered, and the last place is in.
+    count = min(len(found), MOST_AUTO_SITES)
+    return [found[round((i + 1) * len(found) / count) - 1] for i in range(count)]
+
+
+def _repeated(net: nn.Module, by_path: Mapping[str, list[Call]]) -> list[str]:
+    """Outermost modules with children whose class occurs more than once, in order of execution."""
+    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    inner = {p: m for p, m in net.named_modules() if p in by_path and not isinstance(m, containers)}
+    parents = {path: type(m) for path, m in inner.items() if any(True for _ in m.children())}
+    kinds = list(parents.values())
+    blocks = [path for path, kind in parents.items() if kinds.count(kind) > 1]
+    outermost = {p for p in blocks if not any(p.startswith(f"{other}.") for other in blocks if other != p)}
+    return [path for path in by_path if path in outermost]
+
+
+assert set(get_args(Topology)) == set(_TOPOLOGY_OF_RANK.values())

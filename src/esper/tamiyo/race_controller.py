@@ -1,0 +1,54 @@
+"""Controller that plants the winner of a race: the default of ``esper.grow``.
+
+A race trains candidate seeds for a few batches, and for comparison a copy of the network without them. Its result
+is an observation; this rule decides whether the winner is worth its compute.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from esper.leyline import ActionSpace, EpochFacts, RaceResult, SlotTable
+from esper.leyline.protocols import Decisions
+from esper.tamiyo.controllers import wait_everywhere
+from esper.tamiyo.saturation_controller import keep_or_remove, planting
+
+ERRORS: Final = 2.0
+"""Standard errors that the winner's lead must exceed."""
+PROMISE: Final = 0.01
+"""Share of the loss by which a doubling of the compute of a step must lower it."""
+LEAST_CHANGE: Final = 0.01
+"""Share of the loss below which a lead is not worth anything, whatever it costs."""
+
+
+class RaceController:
+    """Plants one seed at a time, the winner of a race, and keeps or removes it by its contribution."""
+
+    name = "race"
+
+    def __init__(self, space: ActionSpace) -> None:
+        self._space = space
+
+    def reset(self, episode: int) -> None:
+        """Do nothing: every decision depends on the last facts only."""
+
+    def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
+        decided = keep_or_remove(table, self._space)
+        [race] = facts.races
+        if decided is None and race is not None and is_worthwhile(race):
+            decided = planting(race.candidates[0].slot, race.candidates[0].blueprint)
+        return Decisions(wait_everywhere(1)) if decided is None else decided
+
+
+def is_worthwhile(race: RaceResult) -> bool:
+    """Return whether the winner's lead is clear and worth the compute that its seed adds.
+
+    All runners have seen the same batches. A seed that makes a step ``r`` times as expensive leaves ``1 / r`` of
+    the steps, so it must lower the loss as much as ``log2(r)`` doublings of the training would.
+    """
+    if not race.candidates:
+        return False
+    best = race.candidates[0]
+    price = PROMISE * math.log2(1 + best.cost)
+    return best.lead > ERRORS * best.error and best.lead > max(price, LEAST_CHANGE) * abs(race.loss)

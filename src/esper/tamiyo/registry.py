@@ -1,0 +1,127 @@
+"""Controllers by name: the one table for ``esper run``, studies and growth inside a user's training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from esper.leyline import ActionSpace, Controller, EsperError, UnknownNameError
+from esper.tamiyo.controllers import OffController, PeriodicController, RandomController
+from esper.tamiyo.counting import CountingController
+from esper.tamiyo.heuristic import HeuristicController, HeuristicSettings
+from esper.tamiyo.race_controller import RaceController
+from esper.tamiyo.saturation_controller import SaturationController
+from esper.tamiyo.schedule import Schedule, parse_plan
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """Settings of controllers; each controller reads only its own."""
+
+    rng_seed: int = 0
+    """Read by ``random``."""
+    rotation: tuple[str, ...] = ()
+    """Blueprints in the order of preference, read by ``heuristic``; empty for its default order."""
+    plan: str | None = None
+    """Plan such as ``conv_light@r0c0:4``, read by ``periodic``."""
+    checkpoint: Path | None = None
+    """Folder of a trained policy, read by ``ppo``."""
+    epochs: int | None = None
+    """Last epoch of the training, read by ``saturation``."""
+    device: str = "cpu"
+    """Torch device of the policy, read by ``ppo``."""
+
+
+def _periodic(space: ActionSpace, settings: ControllerSettings) -> Controller:
+    if settings.plan is None:
+        raise EsperError("the periodic controller needs a plan, such as conv_light@r0c0:4")
+    return PeriodicController(space, parse_plan(settings.plan, space))
+
+
+def _ppo(space: ActionSpace, settings: ControllerSettings) -> Controller:
+    from esper.tamiyo.policy.checkpoint import load_policy  # noqa: PLC0415  loads torch
+    from esper.tamiyo.policy.controller import PolicyController  # noqa: PLC0415
+
+    if settings.checkpoint is None:
+        raise EsperError("the ppo controller needs a trained policy; name its folder with --checkpoint")
+    return PolicyController(space, 1, load_policy(settings.checkpoint).to(settings.device))
+
+
+CONTROLLERS: Final[Mapping[str, Callable[[ActionSpace, ControllerSettings], Controller]]] = {
+    "heuristic": lambda space, settings: HeuristicController(
+        space, num_envs=1, settings=HeuristicSettings(rotation=settings.rotation)
+    ),
+    "counting": lambda space, settings: CountingController(space, num_envs=1),
+    "random": lambda space, settings: RandomController(space, settings.rng_seed, env_indices=(0,)),
+    "periodic": _periodic,
+    "off": lambda space, settings: OffController(space),
+    "saturation": lambda space, settings: SaturationController(space, settings.epochs),
+    "race": lambda space, settings: RaceController(space),
+    "ppo": _ppo,
+}
+"""Factories of controllers for one environment."""
+
+
+def make_controller(name: str, space: ActionSpace, settings: ControllerSettings | None = None) -> Controller:
+    """Return the controller of this name, for one environment.
+
+    Args:
+        name: A key of ``CONTROLLERS``.
+        space: The slots, blueprints and lifecycle rules that the controller decides on.
+        settings: The settings that the named controller reads; defaults where omitted.
+
+    Raises:
+        UnknownNameError: No controller has this name.
+        EsperError: A required setting is missing, or the plan or policy does not fit ``space``.
+    """
+    if name not in CONTROLLERS:
+        raise UnknownNameError("controller", name, CONTROLLERS)
+    return CONTROLLERS[name](space, settings or ControllerSettings())
+
+
+def controller_from(wanted: Any, space: ActionSpace, epochs: int | None = None) -> Controller | None:
+    """Return the controller that a user's argument describes.
+
+    Args:
+        wanted: A name of ``CONTROLLERS``, a plan such as ``conv_light@layer2:4``, the folder of a policy, a
+            controller, a function from an action space to one, or None.
+        space: Action space of the network.
+        epochs: Last epoch of the training, if known.
+
+    Raises:
+        EsperError: The argument is none of these, or a plan plants too early or too late.
+    """
+    if wanted is None or (isinstance(wanted, Controller) and not isinstance(wanted, type)):
+        return wanted
+    if isinstance(wanted, str) and wanted in CONTROLLERS:
+        return make_controller(wanted, space, ControllerSettings(epochs=epochs))
+    if isinstance(wanted, Path) or (isinstance(wanted, str) and Path(wanted).is_dir()):
+        return make_controller("ppo", space, ControllerSettings(checkpoint=Path(wanted)))
+    if isinstance(wanted, str) and ("@" in wanted or ":" in wanted):
+        return _planned(wanted, space, epochs)
+    if callable(wanted):
+        return controller_from(wanted(space), space, epochs)
+    found = f"'{wanted}'" if isinstance(wanted, str) else type(wanted).__name__
+    raise EsperError(
+        f"controller is {found}; pass 'auto', {', '.join(CONTROLLERS)}, a plan such as 'conv_light@layer2:4', the"
+        " folder of a trained policy, an object with reset and decide (or a function from an action space to"
+        " one), or None"
+    )
+
+
+def _planned(text: str, space: ActionSpace, epochs: int | None) -> Controller:
+    plan = parse_plan(text, space)
+    steps = [entry.step for entry in plan.entries] if isinstance(plan, Schedule) else []
+    if 0 in steps:
+        raise EsperError(
+            f"plan '{text}' plants at step 0, and the first decision comes at the end of epoch 1; write"
+            " 1, or germinate by hand before the loop"
+        )
+    if epochs is not None and max(steps, default=0) >= epochs:
+        raise EsperError(
+            f"plan '{text}' plants after epoch {max(steps)} of {epochs}, when no training is left for"
+            " the seed; plan an earlier epoch, or train for more"
+        )
+    return PeriodicController(space, plan)
