@@ -1,8 +1,8 @@
-"""Adapters for a frozen model: where to put them, how large, train only them, merge them.
+"""Train and merge an adapter for a frozen model, at the place and size that a diagnosis recommends.
 
     python examples/adapters.py
 
-A small character model learns Python's source. Then it is frozen, and adapted to English prose.
+A small character model is trained on Python source code, frozen, and adapted to English prose.
 """
 
 import inspect
@@ -42,7 +42,7 @@ class GPT(nn.Module):
 
 
 def batches(text: str, count: int) -> list[tuple[Tensor, Tensor]]:
-    """(characters, the next ones), 16 rows a batch."""
+    """Return batches of 16 rows: (characters, next characters)."""
     codes = torch.tensor([min(ord(c), 127) for c in text[: count * 16 * LENGTH + 1]])
     x, y = codes[:-1].view(-1, LENGTH), codes[1:].view(-1, LENGTH)
     order = torch.randperm(len(x))
@@ -76,7 +76,7 @@ def main() -> None:
     net.requires_grad_(False)
     print(f"pretrained and frozen: {evaluate(net, held_out):.3f} on prose")
 
-    # Where, and how large? Training longer changes nothing here: everything is frozen.
+    # Find place and size. The control, training longer, changes nothing: all parameters are frozen.
     report = esper.diagnose(
         net,
         prose,
@@ -89,7 +89,7 @@ def main() -> None:
     if report.place is None:
         return
 
-    # An optimiser with an empty group: the adapter joins it, and it alone is trained.
+    # The adapter joins the empty group, so the optimiser trains only the adapter.
     optimizer = torch.optim.AdamW([{"params": []}], lr=5e-3)
     growth = esper.Growth(net, optimizer, sample=prose[0][0], slots=[report.place], controller=None)
     print(growth.germinate(report.place, report.blueprint))
@@ -97,7 +97,7 @@ def main() -> None:
     adapted = evaluate(net, held_out)
     print(report.compare(net))
 
-    merged = growth.finish(merge=True)  # the adapter becomes part of the weight it stands behind
+    merged = growth.finish(merge=True)  # adds the adapter to the weight of its Linear
     assert merged.state_dict().keys() == GPT().state_dict().keys()
     print(
         f"adapted: {adapted:.3f}; merged: {evaluate(merged, held_out):.3f}, {type(merged).__name__} as it was"

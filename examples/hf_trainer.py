@@ -1,4 +1,4 @@
-"""A model of transformers under its own Trainer, grown by a callback.
+"""Grow a transformers model under `transformers.Trainer` with a callback.
 
 python examples/hf_trainer.py
 """
@@ -37,7 +37,8 @@ def main() -> None:
         disable_tqdm=True,
     )
 
-    # The plan is to show a seed. Left out, growth waits, since the loss still falls, and ends a little lower.
+    # A fixed plan, to show a seed. The default controller plants nothing here, since the loss still falls,
+    # and ends a little lower.
     plan = "mlp_small@transformer.h.0:2"
     growth = GrowthCallback(sample={"input_ids": rows[:2]}, slots="transformer.h.*", controller=plan)
     model = GPT2LMHeadModel(config)
@@ -48,7 +49,7 @@ def main() -> None:
     trainer.train()
     loss = trainer.evaluate()["eval_loss"]
 
-    warnings.simplefilter("ignore", GrowthWarning)  # it says why the last line is no save_pretrained
+    warnings.simplefilter("ignore", GrowthWarning)  # finish() warns that save_pretrained would lose the seeds
     model = growth.finish()
     print(f"{type(model).__name__}: {before:,} → {model.num_parameters():,} parameters, loss {loss:.3f}")
     torch.save(model, "gpt2.pt")

@@ -1,4 +1,4 @@
-"""Is my model too small, and where? A diagnosis, its advice followed, and what came of it.
+"""Find out whether a model is too small and where, grow it there, and compare the gain with the prediction.
 
 python examples/is_it_too_small.py
 """
@@ -13,7 +13,7 @@ from esper.tolaria.tasks.digits import load_digits
 
 
 class Net(nn.Module):
-    """Blind to shapes: its kernels are 1×1 until the pixels have been pooled away."""
+    """A CNN that cannot detect shapes, because its kernels are 1×1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def main() -> None:
     report = esper.diagnose(net, train_loader, val_loader, loss=F.cross_entropy, slots=["layer1", "layer2"])
     print(report)
     if report.verdict == "grow":
-        esper.add(net, report.place, report.blueprint)  # a plain Net still; the optimiser is made after this
+        esper.add(net, report.place, report.blueprint)  # create the optimiser after this call
         train(net, train_loader, epochs=8)
         print("\n" + str(report.compare(net)))
 

@@ -1,4 +1,4 @@
-"""A LightningModule under its own Trainer, grown by a callback.
+"""Grow a LightningModule under the Lightning `Trainer` with a callback.
 
 python examples/lightning_module.py
 """
@@ -26,7 +26,7 @@ class Classifier(LightningModule):
     def validation_step(self, batch: list[Tensor], _index: int) -> Tensor:
         logits = self.net(batch[0])
         self.log("right", (logits.argmax(1) == batch[1]).float().mean(), prog_bar=True)
-        return F.cross_entropy(logits, batch[1])  # growth decides by what is returned here
+        return F.cross_entropy(logits, batch[1])  # growth decides by this loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-2)

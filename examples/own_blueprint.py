@@ -1,10 +1,10 @@
-"""Blueprints of your own in a few lines; one is grown into the weak digits host and set against not growing.
+"""Register your own blueprints, plant one in the impaired digits host and compare it with no growth.
 
-    .venv/bin/python examples/own_blueprint.py
+    python examples/own_blueprint.py
 
 A blueprint takes the width of a slot and returns a module that keeps the shape of its input and
-gives exactly zero at birth. Whatever it is, germination checks both; ``check_blueprint`` also looks
-whether every weight of it learns, and on tokens whether none sees a later one.
+returns exactly zero at birth. Germination checks both; ``check_blueprint`` also checks that every
+weight learns and, on tokens, that no output depends on a later token.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from esper.study import run_cell
 
 @register_blueprint("cross", topology="feature_map")
 class Cross(Mirrored):
-    """A column and a row of five, one after the other: wide sight for few parameters.
+    """5×1 and 1×5 convolutions: a wide receptive field with few parameters.
 
-    Two branches of it that cancel at birth.
+    ``Mirrored`` adds a second branch that cancels the first at birth.
     """
 
     def __init__(self, width: int) -> None:
@@ -34,14 +34,14 @@ class Cross(Mirrored):
 
 @register_blueprint("remember", topology="tokens")
 class Remember(Mirrored):
-    """What the last three tokens had of each feature, then all features mixed: for text."""
+    """A causal depthwise convolution over three tokens, then a linear map of the features."""
 
     def __init__(self, width: int) -> None:
         super().__init__(Recent(width), nn.Linear(width, width))
 
 
 class Recent(nn.Conv1d):
-    """Features ``[batch, tokens, width]``, each over the last three tokens."""
+    """Causal depthwise convolution of ``[batch, tokens, width]`` over the last three tokens."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, width, 3, groups=width)

@@ -1,4 +1,4 @@
-"""A controller of your own: who plants what, where and when, in a loop of your own or in ``esper.grow``.
+"""Write your own controller, which decides what to plant, where and when, and use it in ``esper.grow``.
 
 python examples/own_controller.py
 """
@@ -15,7 +15,7 @@ from esper.tolaria.tasks.digits import load_digits
 
 
 class FromTheEnd:
-    """Every third epoch a light convolution into the last free slot; what does no good by then is removed."""
+    """Plant a light convolution in the last free slot every third epoch; prune seeds that do not help."""
 
     name = "from_the_end"
 
@@ -23,10 +23,10 @@ class FromTheEnd:
         self.space = space
 
     def reset(self, episode: int) -> None:
-        """Nothing is remembered: all that it goes by is in the facts and in the slots."""
+        """Do nothing: this controller has no state."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
-        """One decision after every epoch; arrays have a row per network, and here is one."""
+        """Return one action after every epoch. Arrays have one row per network, here one."""
         slots = report_slots(table, 0, self.space)
         for slot in slots:
             if slot.stage is Stage.HOLDING and slot.age >= 2:

@@ -1,4 +1,4 @@
-"""Your own loop: scheduler, clipping and metric are yours; three lines let the network grow in it.
+"""Grow a network in your own training loop, with your scheduler, clipping and metric: three added lines.
 
 python examples/own_loop.py
 """
@@ -30,12 +30,12 @@ def main() -> None:
     )
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(batches))
-    sample, plan = digits.train.x[:2], "conv_heavy@0:4"  # left out, the default decides when and what
+    sample, plan = digits.train.x[:2], "conv_heavy@0:4"  # without a plan the default controller decides
     growth = esper.Growth(net, optimizer, sample=sample, controller=plan, higher_is_better=False)  # 1
 
     @torch.no_grad()
     def evaluate() -> list[float]:
-        """Losses, one per batch, so that contributions have error bars."""
+        """Return one loss per batch, so that contributions have a standard error."""
         net.eval()
         x, y = digits.validation.x.split(60), digits.validation.y.split(60)
         return [F.cross_entropy(net(a), b).item() for a, b in zip(x, y, strict=True)]
@@ -44,7 +44,7 @@ def main() -> None:
         net.train()
         for x, y in batches:
             F.cross_entropy(net(x), y).backward()
-            nn.utils.clip_grad_norm_(net.parameters(), 1.0)  # a seed's parameters are among them
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)  # includes the parameters of seeds
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
@@ -57,7 +57,7 @@ def main() -> None:
 
     finished = growth.finish()  # 3
     assert finished is net
-    assert len(finished) == 8  # the same object, its layers where they were
+    assert len(finished) == 8  # the same object with the same layers
     torch.save(finished, "net.pt")  # holds torch modules only
 
 

@@ -1,9 +1,9 @@
-"""Your model first: a small residual network of your own is trained, grows on the way, and comes back plain.
+"""Train a small residual network, let it grow during training, and get a plain module back.
 
     python examples/quickstart.py
 
-Its author gave the blocks 1×1 kernels: they mix channels, and never look at a neighbour. A tenth into the
-training a race tries a 3×3 seed behind each stage, beside the network that trains on, and the winner stays.
+The blocks have 1×1 kernels, which mix channels but not neighbouring pixels. After a tenth of the training a
+race compares a 3×3 seed behind each stage with the network trained alone, and plants the winner.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Nothing in it knows esper."""
+    """A plain PyTorch module that does not depend on Esper."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class ResNet(nn.Module):
 
 
 def train(rng_seed: int = 0, **how: Any) -> tuple[Grown, float]:
-    """The network, and its validation accuracy; without growth with ``controller=None``."""
+    """Return the network and its validation accuracy; ``controller=None`` trains without growth."""
     torch.set_num_threads(1)
     torch.manual_seed(rng_seed)
     digits = load_digits(torch.Generator().manual_seed(rng_seed))
@@ -61,7 +61,7 @@ def main() -> None:
     grown, accuracy = train(epochs=40)
     print(f"\n{grown.summary()}\nvalidation accuracy {accuracy:.1%}")
 
-    net = grown.net  # a ResNet still, of torch modules only
+    net = grown.net  # still a ResNet, made of torch modules only
     grown.save("grown.pt")
     x = torch.randn(3, 1, 8, 8)
     assert torch.equal(esper.load("grown.pt", base=ResNet()).eval()(x), net(x))
