@@ -20,18 +20,18 @@ from typing import NamedTuple
 
 import torch
 
-from esper.build import describe_run
 from esper.karn.run import read_rows
 from esper.leyline.cache import CACHE_VARIABLE
 from esper.leyline.events import UpdateRow
 from esper.leyline.run_files import TELEMETRY, lines_path
 from esper.nissa.writer import RunWriter
+from esper.run.factories import describe_run
+from esper.run.policy_training import task_of
+from esper.run.row_sink import Telemetry
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import SHARD_ENVS, Trainer
-from esper.telemetry import Telemetry
 from esper.tolaria.env import MorphEnv
-from esper.training import task_of
 
 ENVS, STEPS, ITERATIONS = 16, 10, 4
 RUN = f"train --task digits_impaired --envs {ENVS} --steps {STEPS} --iterations {ITERATIONS}"

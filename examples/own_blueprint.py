@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper import check_blueprint, register_blueprint
-from esper.config import run_config
 from esper.kasmina import Mirrored
+from esper.run.run_config import run_config
 from esper.study import run_cell
 
 

@@ -9,10 +9,10 @@ import re
 import tempfile
 from pathlib import Path
 
-from esper.config import run_config
 from esper.karn.figures import FIGURES
 from esper.karn.run import open_run
-from esper.runner import run_arm
+from esper.run.arm import run_arm
+from esper.run.run_config import run_config
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "lanes.svg"
 MARGIN = 16

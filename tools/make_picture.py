@@ -16,10 +16,10 @@ import torch
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from esper.config import run_config
 from esper.karn.run import open_run
 from esper.karn.screen import screen
-from esper.runner import run_arm
+from esper.run.arm import run_arm
+from esper.run.run_config import run_config
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "run.svg"
 WIDTH = 80

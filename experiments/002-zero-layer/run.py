@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from esper import register_blueprint
-from esper.config import run_config
 from esper.karn.statistics import estimate, paired_difference
 from esper.kasmina.blueprints import unregister_blueprint
 from esper.kasmina.blueprints.conv import HEAVY_MIN_HIDDEN
+from esper.run.run_config import run_config
 from esper.study import Cell, run_cell
 from esper.tolaria.seeding import TEST_SEEDS
 

@@ -14,8 +14,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from esper.config import TrainingConfig
 from esper.karn.statistics import estimate, paired_difference
+from esper.run.run_config import TrainingConfig
 from esper.study import Cell, run_study
 from esper.tolaria.seeding import TRAINING_SEEDS
 

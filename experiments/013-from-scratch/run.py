@@ -14,10 +14,10 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from esper.build import one_thread
 from esper.karn.statistics import estimate, paired_difference
 from esper.kasmina import lifecycle
 from esper.leyline import CANONICAL_ACTION, BlueprintAction, Stage, Style
+from esper.run.factories import one_thread
 from esper.study import Cell, run_study
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import TEST_SEEDS

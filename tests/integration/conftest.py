@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.training import train
+from esper.run.policy_training import train
 from tests.integration.training import Refused, StoppedError, after_iterations, prepare, sentence_of, tiny
 
 

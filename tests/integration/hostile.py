@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_origin
 
 from pydantic import BaseModel
 
-from esper.config import RunConfig, TrainingConfig
+from esper.run.run_config import RunConfig, TrainingConfig
 from esper.scripts.eval_command import EvaluationConfig
 from esper.scripts.export_command import ExportConfig
 from esper.scripts.report_command import ReportConfig

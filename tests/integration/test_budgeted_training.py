@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from esper.config import TrainingConfig
+from esper.run.policy_training import train, trained_on
+from esper.run.run_config import TrainingConfig
 from esper.scripts.eval_command import eval_command
 from esper.scripts.train_command import evaluation_of
 from esper.tamiyo.policy.checkpoint import load_policy, read_training
 from esper.tolaria.tasks import TASKS
-from esper.training import train, trained_on
 from tests.tolaria.building import tiny_task
 
 

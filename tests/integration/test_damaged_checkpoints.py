@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from esper import training
 from esper.leyline.errors import EsperError
-from esper.run_state import STATE_FILES, config_of_run
+from esper.run import policy_training
+from esper.run.policy_training import task_of, train
+from esper.run.train_checkpoint import STATE_FILES, config_of_run
 from esper.scripts import cli
 from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.policy.checkpoint import save_tensors, seal
-from esper.training import task_of, train
 from tests.integration.training import Refused, assert_same_end, everything_in, tiny
 from tests.tolaria.building import bits
 
@@ -180,7 +180,7 @@ def test_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
 ) -> None:
     config = config_of_run(stopped)
     trainer = Trainer(task_of(config), config)
-    monkeypatch.setattr(training, "Trainer", lambda task, settings, journal: trainer)
+    monkeypatch.setattr(policy_training, "Trainer", lambda task, settings, journal: trainer)
     monkeypatch.setattr(Trainer, "__iter__", lambda trainer: iter(()))
     train(config, stopped, resume=True)
     good = state_of(trainer)

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel
 
-from esper.config import PRESETS, RunConfig
+from esper.run.run_config import PRESETS, RunConfig
 from esper.simic.config import TrainingConfig
 
 TRAINING = """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.config import TrainingConfig
 from esper.nissa.writer import RunWriter
+from esper.run.run_config import TrainingConfig
 from esper.scripts.flags import UsageError, parse_flags
 from esper.scripts.guard import USAGE_ERROR
 from tests.karn import fake_run

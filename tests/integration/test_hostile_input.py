@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from esper.run.policy_training import train
 from esper.scripts import cli
 from esper.scripts.guard import INTERNAL_ERROR, INTERRUPTED, USAGE_ERROR, exit_on_error
-from esper.training import train
 from tests.integration import hostile
 from tests.integration.training import tiny
 

@@ -18,10 +18,10 @@ from esper.karn.run import read_rows
 from esper.leyline.errors import EsperError
 from esper.leyline.events import EpochRow, Row
 from esper.nissa.journal import IterationJournal
+from esper.run.policy_training import train
 from esper.scripts import cli
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import exchange
-from esper.training import train
 from tests.integration.training import assert_same_end, forked, free_port, prepare, rows_without_times, tiny
 
 ROOT = Path(__file__).parents[2]

@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 from pydantic import BaseModel
 
-from esper.config import RunConfig, TrainingConfig, checked, run_config
 from esper.karn.run import read_rows
 from esper.leyline.events import EpisodeRow
+from esper.run.run_config import RunConfig, TrainingConfig, checked, run_config
 from esper.scripts import cli
 from esper.scripts.flags import parse_flags
 from esper.scripts.report_command import reproduction

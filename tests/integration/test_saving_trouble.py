@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from esper import run_state
 from esper.karn.run import read_rows
 from esper.leyline.events import UpdateRow
+from esper.run import train_checkpoint
+from esper.run.policy_training import train
 from esper.scripts import cli
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.training.vectorized import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy, seal
-from esper.training import train
 from tests.integration.training import (
     StoppedError,
     after_iterations,
@@ -58,7 +58,7 @@ def test_a_run_that_ends_in_the_iteration_after_a_checkpoint_leaves_that_one_alo
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "run_iteration", diverge)
-        patch.setattr(run_state, "seal", lambda state, names: (check_the_last(), seal(state, names)))
+        patch.setattr(train_checkpoint, "seal", lambda state, names: (check_the_last(), seal(state, names)))
         with pytest.raises(PolicyDivergedError):
             train(tiny(), out)
     assert (out / "checkpoints" / "latest").read_text() == "iteration-00002-again"

@@ -9,10 +9,10 @@ import pytest
 from esper.karn.run import read_rows
 from esper.leyline import STAGE_NAMES
 from esper.leyline.events import EpisodeRow, RunRow, TransitionRow
+from esper.run.policy_training import train
 from esper.scripts import cli, eval_command
 from esper.study import Cell, run_study
 from esper.tamiyo.policy.checkpoint import TrainedOn, load_policy, read_training, save_policy
-from esper.training import train
 from tests.integration.training import sentence_of, tiny
 
 pytestmark = pytest.mark.usefixtures("cache")

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 
-from esper.config import PRESETS, ConfigError, TrainingConfig, checked, training_config
 from esper.karn.run import read_rows
 from esper.leyline import LifecycleRules
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.events import TABLES, RunRow, UpdateRow
-from esper.run_state import config_of_run
+from esper.run.policy_training import train
+from esper.run.run_config import PRESETS, ConfigError, TrainingConfig, checked, training_config
+from esper.run.train_checkpoint import config_of_run
 from esper.simic.rewards.families import FamilyName
 from esper.tolaria.tasks import TASKS
-from esper.training import train
 from tests.integration.training import TIMES, after_iterations
 from tests.tolaria.building import tiny_task
 

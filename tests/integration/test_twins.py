@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from esper.leyline.errors import DivergedError
+from esper.run.policy_training import train
 from esper.tolaria import twin
 from esper.tolaria.twin import twin_scores
-from esper.training import train
 from tests.integration.training import full_disk, sentence_from, tiny
 from tests.tolaria.building import tiny_task
 

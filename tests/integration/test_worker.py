@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 import esper.scripts.worker
 from esper.leyline.errors import EsperError
-from esper.run_state import FinishedRunError, config_of_run
+from esper.run.train_checkpoint import FinishedRunError, config_of_run
 from esper.scripts.guard import USAGE_ERROR
 from esper.scripts.launching import LOST_OTHERS
 from esper.scripts.train_command import train_command

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from esper.config import checked
+from esper.run.run_config import checked
 from esper.study.config import StudyConfig
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.tasks import task_named

@@ -18,7 +18,7 @@ from esper.leyline.events import SCHEMA_VERSION, CounterfactualRow, EpisodeRow, 
 from esper.leyline.factored_actions import IntArray, heads_read
 from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import EventSink
-from esper.provenance import git_revision, hardware, versions
+from esper.run.provenance import git_revision, hardware, versions
 from esper.tolaria import recording
 from esper.tolaria.actuator import Outcome
 from esper.tolaria.recording import Decision, Place

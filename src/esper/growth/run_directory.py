@@ -20,7 +20,7 @@ from esper.leyline.events import RunRow
 from esper.leyline.protocols import EventSink
 from esper.leyline.run_files import RowMark
 from esper.nissa.writer import RunWriter
-from esper.telemetry import Telemetry
+from esper.run.row_sink import Telemetry
 
 CHECKPOINT: Final = "checkpoint.pt"
 

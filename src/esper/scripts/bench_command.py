@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 import esper
-from esper.config import Settings
 from esper.leyline.errors import EsperError, UnknownNameError
+from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
 DESCRIPTION = "Measure what Esper's parts cost, each against a reference in the same process, one thread."

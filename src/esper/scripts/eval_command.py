@@ -11,9 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from esper.build import build_task
-from esper.config import Settings, checked, run_config
 from esper.karn.statistics import estimate, paired_difference
+from esper.run.factories import build_task
+from esper.run.run_config import Settings, checked, run_config
 from esper.scripts.flags import parse_words, say_where
 from esper.simic.config import TrainingConfig
 from esper.simic.settings import MOST, MOST_SLOTS, Flops, Hardware, TaskName

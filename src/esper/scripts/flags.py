@@ -12,8 +12,8 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from esper.config import Config, ConfigError, Settings, checked
 from esper.leyline.errors import EsperError
+from esper.run.run_config import Config, ConfigError, Settings, checked
 from esper.simic.settings import Hardware
 
 

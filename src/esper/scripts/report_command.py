@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from esper.config import RunConfig, Settings
 from esper.karn.report import render_report
 from esper.karn.run import open_run
 from esper.leyline.errors import EsperError
 from esper.leyline.events import RunRow
+from esper.run.run_config import RunConfig, Settings
 from esper.scripts.flags import parse_words
 from esper.simic.config import TrainingConfig
 

@@ -7,15 +7,15 @@ from contextlib import nullcontext
 
 from rich.console import Console
 
-from esper.build import build_task
-from esper.config import RunConfig, checked
 from esper.karn import summary
 from esper.karn.episodes import SeedHistory, seed_histories
 from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run, open_run
 from esper.karn.terminal import TerminalView
 from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
-from esper.runner import check_names, free_directory, run_arm
+from esper.run.arm import check_names, free_directory, run_arm
+from esper.run.factories import build_task
+from esper.run.run_config import RunConfig, checked
 from esper.scripts.flags import parse_flags, say_where
 from esper.tamiyo.policy.checkpoint import read_training
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from pydantic import Field
 from rich.console import Console
 
-from esper.config import Settings
 from esper.karn import runs
 from esper.leyline.errors import EsperError
+from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
 WIDEST = 100_000

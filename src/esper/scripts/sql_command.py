@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from esper.config import Settings
 from esper.karn import notation
 from esper.karn.answer import Answer, answer
 from esper.karn.run import open_run
 from esper.leyline.errors import EsperError
+from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from esper.config import Settings
+from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
 DESCRIPTION = (

@@ -11,17 +11,17 @@ from typing import Any
 from pydantic import Field
 from rich.console import Console
 
-from esper.config import PRESETS, ConfigError, Settings, checked, read_settings, training_config
 from esper.karn.terminal import TerminalView
 from esper.leyline.errors import InterruptedRunError
-from esper.run_state import config_of_run
-from esper.runner import free_directory
+from esper.run.arm import free_directory
+from esper.run.policy_training import task_of, train, trained_on
+from esper.run.run_config import PRESETS, ConfigError, Settings, checked, read_settings, training_config
+from esper.run.train_checkpoint import config_of_run
 from esper.scripts.flags import parse_flags, say_where
 from esper.simic.agent.ppo import shards
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import SHARD_ENVS
 from esper.tamiyo.policy.checkpoint import TrainedOn
-from esper.training import task_of, train, trained_on
 
 DESCRIPTION = "Train a policy that decides what grows, and keep the best one."
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"

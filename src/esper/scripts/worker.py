@@ -16,17 +16,17 @@ from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from esper import provenance
 from esper.leyline.errors import EsperError
 from esper.leyline.run_files import TELEMETRY
-from esper.run_state import FinishedRunError
+from esper.run import provenance
+from esper.run.policy_training import task_of, train
+from esper.run.train_checkpoint import FinishedRunError
 from esper.scripts.guard import INTERRUPTED, USAGE_ERROR, exit_on_error
 from esper.scripts.launching import LOST_OTHERS, SENTENCES_VARIABLE
 from esper.scripts.train_command import check_processes, interrupted, print_best, train_and_show
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
 from esper.simic.training.meeting import MeetingError
-from esper.training import task_of, train
 
 ARRIVAL_VARIABLE = "ESPER_ARRIVAL_SECONDS"
 ARRIVAL_SECONDS = 300.0

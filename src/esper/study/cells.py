@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from esper.build import build_controller, build_task, build_vector, one_thread
-from esper.config import RunConfig, run_config
+from esper.run.factories import build_controller, build_task, build_vector, one_thread
+from esper.run.run_config import RunConfig, run_config
 from esper.simic.rewards.families import rent_potential
 from esper.study.processes import in_processes
 from esper.tolaria.devices import DEFAULT_DEVICE, device_of

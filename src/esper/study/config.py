@@ -9,11 +9,11 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from esper.build import CONTROLLERS, build_controller
-from esper.config import ConfigError, RunConfig, Settings, run_config
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.protocols import Controller
 from esper.leyline.rules import ActionSpace
+from esper.run.factories import CONTROLLERS, build_controller
+from esper.run.run_config import ConfigError, RunConfig, Settings, run_config
 from esper.simic.settings import MOST, MOST_SLOTS, Flops, TaskName
 from esper.tolaria.anytime import MARKS, branching_steps
 from esper.tolaria.env import MorphEnv

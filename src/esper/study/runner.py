@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from esper.config import checked, read_settings
 from esper.leyline.errors import InterruptedRunError
+from esper.run.run_config import checked, read_settings
 from esper.study.conduct import Conductor, Found
 from esper.study.config import StudyConfig, check_study, space_of
 from esper.study.journal import Journal, open_journal

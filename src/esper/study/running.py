@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from esper.build import one_thread
 from esper.leyline.errors import DivergedError, EsperError
 from esper.leyline.protocols import Controller
+from esper.run.factories import one_thread
 from esper.study.config import StudyConfig, controller_of, sizes_of, space_of
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tamiyo.policy.controller import PolicyController

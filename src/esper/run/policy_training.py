@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-from esper.build import describe_run, one_thread, preset_of
 from esper.karn.run import read_rows
 from esper.kasmina.native import kernels
 from esper.leyline.durable import SaveError, write_durably
@@ -16,7 +15,9 @@ from esper.leyline.lock import LOCK_FILE
 from esper.leyline.run_files import TELEMETRY
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
-from esper.run_state import CONFIG_FILE, load_latest, save_state
+from esper.run.factories import describe_run, one_thread, preset_of
+from esper.run.row_sink import Telemetry
+from esper.run.train_checkpoint import CONFIG_FILE, load_latest, save_state
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
@@ -24,7 +25,6 @@ from esper.simic.training.meeting import MeetingError
 from esper.simic.training.vectorized import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import TrainedOn, save_policy
 from esper.tamiyo.policy.observer import check_capacity
-from esper.telemetry import Telemetry
 from esper.tolaria.data import digest_of
 from esper.tolaria.devices import Compute, device_of
 from esper.tolaria.env import MorphEnv

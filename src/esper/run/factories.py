@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 
 import torch
 
-from esper import provenance
-from esper.config import RunConfig
 from esper.leyline import (
     HEAD_NAMES,
     OP_NAMES,
@@ -20,6 +18,8 @@ from esper.leyline import (
 )
 from esper.leyline.errors import EsperError
 from esper.leyline.events import SCHEMA_VERSION, RunRow
+from esper.run import provenance
+from esper.run.run_config import RunConfig
 from esper.simic.config import TrainingConfig
 from esper.tamiyo import (
     CountingController,

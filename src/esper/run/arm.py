@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from esper.build import build_controller, build_task, build_vector, describe_run, one_thread
-from esper.config import RunConfig
 from esper.karn.run import read_rows
 from esper.kasmina.export import save_committed
 from esper.leyline.errors import InterruptedRunError
 from esper.leyline.events import EpochRow
 from esper.nissa.writer import RunWriter
-from esper.telemetry import Telemetry
+from esper.run.factories import build_controller, build_task, build_vector, describe_run, one_thread
+from esper.run.row_sink import Telemetry
+from esper.run.run_config import RunConfig
 from esper.tolaria.episode import run_episode
 from esper.tolaria.twin import run_without_growth
 
