@@ -9,9 +9,10 @@ from esper.leyline.errors import InterruptedRunError
 from esper.leyline.events import EpochRow
 from esper.nissa.writer import RunWriter
 from esper.run.factories import build_controller, build_task, build_vector, describe_run, one_thread
-from esper.run.row_sink import Telemetry
+from esper.run.row_sink import RowSink
 from esper.run.run_config import RunConfig
 from esper.tolaria.episode import run_episode
+from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.twin import run_without_growth
 
 
@@ -33,6 +34,16 @@ def check_names(config: RunConfig) -> None:
         build_controller(name, config, vector.action_space)
 
 
+def run_one_episode(config: RunConfig, episode: int = 0) -> EpisodeReport:
+    """Run one episode of the configured controller without writing files, and return its report."""
+    with one_thread():
+        vector = build_vector(config, build_task(config))
+        vector.reset(episode)
+        controller = build_controller(config.controller, config, vector.action_space)
+        (report,) = run_episode(vector, controller, episode)
+    return report
+
+
 def run_arm(
     config: RunConfig, controller_name: str, directory: Path, refresh: Callable[[], None] = lambda: None
 ) -> Path:
@@ -47,7 +58,7 @@ def run_arm(
         env.reset(0)
         controller = build_controller(controller_name, config, vector.action_space)
         run = describe_run(config, controller_name, directory.name, env)
-        env.sink = Telemetry(run, writer)
+        env.sink = RowSink(run, writer)
         env.sink.emit(run)
 
         def flush() -> None:

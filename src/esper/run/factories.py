@@ -1,61 +1,22 @@
 """From configuration to objects: task, environment, controller, and the row that describes a run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import torch
 
-from esper.leyline import (
-    HEAD_NAMES,
-    OP_NAMES,
-    STAGE_NAMES,
-    ActionSpace,
-    Controller,
-    SlotConfig,
-    UnknownNameError,
-)
-from esper.leyline.errors import EsperError
+from esper.leyline import HEAD_NAMES, OP_NAMES, STAGE_NAMES, ActionSpace, Controller, SlotConfig
 from esper.leyline.events import SCHEMA_VERSION, RunRow
 from esper.run import provenance
 from esper.run.run_config import RunConfig
 from esper.simic.config import TrainingConfig
-from esper.tamiyo import (
-    CountingController,
-    HeuristicController,
-    HeuristicSettings,
-    OffController,
-    PeriodicController,
-    RandomController,
-    parse_plan,
-)
-from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
-from esper.tamiyo.policy.checkpoint import load_policy
-from esper.tamiyo.policy.controller import PolicyController
+from esper.tamiyo.registry import ControllerSettings, make_controller
 from esper.tolaria.devices import Device, device_of
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec, task_named
 from esper.tolaria.vector import SerialVector
-
-ControllerFactory = Callable[[ActionSpace, RunConfig], Controller]
-
-CONTROLLERS: dict[str, ControllerFactory] = {
-    "heuristic": lambda space, config: HeuristicController(
-        space, num_envs=1, settings=HeuristicSettings(rotation=config.rotation)
-    ),
-    "counting": lambda space, config: CountingController(space, num_envs=1),
-    "random": lambda space, config: RandomController(space, config.rng_seed, env_indices=(0,)),
-    "periodic": lambda space, config: PeriodicController(space, parse_plan(config.plan, space)),
-    "off": lambda space, config: OffController(space),
-    "ppo": lambda space, config: PolicyController(space, 1, _policy_of(config)),
-}
-
-
-def _policy_of(config: RunConfig) -> FactoredRecurrentActorCritic:
-    if config.checkpoint is None:
-        raise EsperError("the ppo controller needs a trained policy; name its folder with --checkpoint")
-    return load_policy(config.checkpoint).to(Device(config.policy_device).torch)
 
 
 @contextmanager
@@ -98,9 +59,15 @@ def build_vector(config: RunConfig, task: TaskSpec) -> SerialVector:
 
 
 def build_controller(name: str, config: RunConfig, space: ActionSpace) -> Controller:
-    if name not in CONTROLLERS:
-        raise UnknownNameError("controller", name, CONTROLLERS)
-    return CONTROLLERS[name](space, config)
+    """Return the controller of this name with the settings of the run."""
+    settings = ControllerSettings(
+        rng_seed=config.rng_seed,
+        rotation=config.rotation,
+        plan=config.plan,
+        checkpoint=config.checkpoint,
+        device=str(Device(config.policy_device).torch),
+    )
+    return make_controller(name, space, settings)
 
 
 def describe_run(config: RunConfig | TrainingConfig, controller: str, name: str, env: MorphEnv) -> RunRow:

@@ -16,7 +16,7 @@ from esper.leyline.run_files import TELEMETRY
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.run.factories import describe_run, one_thread, preset_of
-from esper.run.row_sink import Telemetry
+from esper.run.row_sink import RowSink
 from esper.run.train_checkpoint import CONFIG_FILE, load_latest, save_state
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.config import TrainingConfig
@@ -73,7 +73,7 @@ def train(
             _check_shared(directory)
             begun = _begun(directory) if resume else []
             run = begun[0] if begun else _begin(config, directory, trainer)
-            telemetry = Telemetry(run, writer)
+            telemetry = RowSink(run, writer)
             if begun:
                 telemetry.replay(directory)
             else:

@@ -33,7 +33,7 @@ REPLAYED_EPISODE: Final = (SeedRow, TransitionRow, ResourceRow)
 """Those that they remember within an episode, where a run is taken up in the middle of one."""
 
 
-class Telemetry:
+class RowSink:
     """The sink of a run: everything that is emitted is checked by the alert rules and written."""
 
     def __init__(self, run: RunRow, writer: RunWriter) -> None:

@@ -17,6 +17,7 @@ from esper.leyline.durable import write_durably
 from esper.leyline.errors import UNREADABLE, EsperError, RunDirectoryError
 from esper.leyline.events import RunRow, UpdateRow
 from esper.leyline.run_files import TELEMETRY, RowMark, check_layout, row_files
+from esper.run.resume_check import check_same_settings
 from esper.run.run_config import checked, read_settings
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import OPTIMISER_FILE, PROGRESS_FILE, Trainer
@@ -40,7 +41,7 @@ class FinishedRunError(EsperError):
     """A run of which nothing is left to do."""
 
 
-class Progress(msgspec.Struct):
+class TrainProgress(msgspec.Struct):
     """What is asked of a state's progress file."""
 
     iteration: Annotated[int, msgspec.Meta(ge=1)]
@@ -71,7 +72,9 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> Ro
 
     A run killed before its first state starts again from its own row, or from nothing.
     """
-    _check_config(config, directory)
+    for row in read_rows(directory, RunRow)[:1]:
+        before = checked(TrainingConfig, row.config).model_dump()
+        check_same_settings(directory / CONFIG_FILE, before, config.model_dump())
     state = _latest_state(directory / "checkpoints")
     if state is None:
         return RowMark(0, 0.0)
@@ -89,16 +92,6 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> Ro
     return progress.telemetry
 
 
-def _check_config(config: TrainingConfig, directory: Path) -> None:
-    """Refuse a run whose configuration is not the one it began with."""
-    for row in read_rows(directory, RunRow)[:1]:
-        began = checked(TrainingConfig, row.config).model_dump()
-        now = config.model_dump()
-        different = [f"{name} was {began[name]}, is {now[name]}" for name in now if began[name] != now[name]]
-        if different:
-            raise CheckpointError(f"'{directory / CONFIG_FILE}' was changed: {'; '.join(different)}")
-
-
 def _latest_state(folder: Path) -> Path | None:
     """The state that counts; if the pointer was never written, the newest that is complete."""
     pointer = folder / POINTER
@@ -111,9 +104,9 @@ def _latest_state(folder: Path) -> Path | None:
     return folder / name
 
 
-def _progress_of(state: Path) -> Progress:
+def _progress_of(state: Path) -> TrainProgress:
     try:
-        progress = msgspec.json.decode(read_bytes(state / PROGRESS_FILE), type=Progress)
+        progress = msgspec.json.decode(read_bytes(state / PROGRESS_FILE), type=TrainProgress)
     except UNREADABLE as error:
         file = state / PROGRESS_FILE
         raise CheckpointError(f"'{file}' is damaged or no checkpoint of this version: {error}") from None
