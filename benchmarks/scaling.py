@@ -27,7 +27,7 @@ from esper.leyline.run_files import TELEMETRY, lines_path
 from esper.nissa.writer import RunWriter
 from esper.run.factories import describe_run
 from esper.run.policy_training import task_of
-from esper.run.row_sink import Telemetry
+from esper.run.row_sink import RowSink
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import SHARD_ENVS, Trainer
@@ -125,7 +125,7 @@ def parts(folder: Path) -> dict[str, str]:
     run = describe_run(config, "ppo", "run", env)
     update = trainer.run_iteration().update
     with RunWriter(folder / "rows", detail=config.detail) as writer:
-        telemetry = Telemetry(run, writer)
+        telemetry = RowSink(run, writer)
 
         def write() -> None:
             with writer.iteration(0):

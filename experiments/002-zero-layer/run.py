@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 import torch
+from cells import Cell, run_cell
 from torch import Tensor, nn
 
 from esper import register_blueprint
@@ -18,7 +19,6 @@ from esper.karn.statistics import estimate, paired_difference
 from esper.kasmina.blueprints import unregister_blueprint
 from esper.kasmina.blueprints.conv import HEAVY_MIN_HIDDEN
 from esper.run.run_config import run_config
-from esper.study import Cell, run_cell
 from esper.tolaria.seeding import TEST_SEEDS
 
 RNG_SEEDS = TEST_SEEDS[:10]

@@ -11,7 +11,7 @@ from esper.leyline import STAGE_NAMES
 from esper.leyline.events import EpisodeRow, RunRow, TransitionRow
 from esper.run.policy_training import train
 from esper.scripts import cli, eval_command
-from esper.study import Cell, run_study
+from esper.scripts.eval_command import Reports, run_arms
 from esper.tamiyo.policy.checkpoint import TrainedOn, load_policy, read_training, save_policy
 from tests.integration.training import sentence_of, tiny
 
@@ -65,13 +65,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, object]]:
     """The settings of all runs that an evaluation asks for."""
     found: list[Mapping[str, object]] = []
 
-    def study(
+    def run(
         arms: Mapping[str, Mapping[str, object]], rng_seeds: Sequence[int], **more: object
-    ) -> dict[str, list[Cell]]:
+    ) -> dict[str, Reports]:
         found.extend(arms.values())
-        return run_study(arms, rng_seeds[:2], processes=1)  # others would not know the tiny task
+        return run_arms(arms, rng_seeds[:2], processes=1)  # the tiny task exists in this process only
 
-    monkeypatch.setattr(eval_command, "run_study", study)
+    monkeypatch.setattr(eval_command, "run_arms", run)
     return found
 
 

@@ -11,7 +11,7 @@ from esper.karn.run import read_rows
 from esper.karn.statistics import estimate
 from esper.leyline.events import EpisodeRow, RunRow, UpdateRow
 from esper.scripts import cli, train
-from esper.study import run_study
+from esper.scripts.eval_command import run_arms
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.seeding import TEST_SEEDS
 from tests.integration.training import Refused
@@ -66,8 +66,8 @@ def test_an_evaluation_shows_every_control_by_rng_seeds_bare_and_after_rent(
     assert {"ppo", "heuristic", "random", "off"} <= rows.keys()
 
     off = {"off": {"task": "tiny", "controller": "off", "steps": 6}}
-    cells = run_study(off, TEST_SEEDS[:2], episodes=2, processes=1)["off"]
-    scores = [cell.test_score for cell in cells]
+    reports = [report for own in run_arms(off, TEST_SEEDS[:2], episodes=2)["off"] for report in own]
+    scores = [report.test_score for report in reports]
     means = [(scores[0] + scores[1]) / 2, (scores[2] + scores[3]) / 2]
     assert str(estimate(means)) in rows["off"]
     assert str(estimate(scores)) not in rows["off"]
@@ -75,7 +75,7 @@ def test_an_evaluation_shows_every_control_by_rng_seeds_bare_and_after_rent(
     estimates = {arm: re.findall(r"-?[\d.]+ ±", rows[arm]) for arm in ("heuristic", "off")}
     assert estimates["off"][0] == estimates["off"][2], "off grows nothing"
     bare, _, after_rent, _ = (float(text.split()[0]) for text in estimates["heuristic"])
-    grown = int(rows["heuristic"].replace(",", "").split()[7]) - cells[0].host_params
+    grown = int(rows["heuristic"].replace(",", "").split()[7]) - reports[0].host_params
     assert grown > 0
     assert bare - after_rent == pytest.approx(100 * grown / 1000, abs=0.2)
 

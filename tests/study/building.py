@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from esper.run.run_config import checked
-from esper.study.config import StudyConfig
+from esper.study.study_config import StudyConfig
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.tasks import task_named
 from esper.tolaria.tasks.text import split_text

@@ -11,7 +11,7 @@ import pytest
 
 from esper.scripts import cli
 from esper.scripts.guard import INTERRUPTED
-from esper.study.journal import FOLDER, LINES_FILE
+from esper.study.study_journal import FOLDER, LINES_FILE
 from tests.integration.training import forked, sentence_of
 
 SMOKE = Path(__file__).parents[2] / "examples" / "smoke_study.toml"

@@ -3,7 +3,7 @@
 import pytest
 
 from esper.leyline.errors import EsperError
-from esper.study.config import check_study, sizes_of
+from esper.study.study_config import check_study, sizes_of
 from esper.tolaria.tasks import task_named
 from tests.study.building import TASK, study
 

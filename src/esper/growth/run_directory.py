@@ -20,7 +20,7 @@ from esper.leyline.events import RunRow
 from esper.leyline.protocols import EventSink
 from esper.leyline.run_files import RowMark
 from esper.nissa.writer import RunWriter
-from esper.run.row_sink import Telemetry
+from esper.run.row_sink import RowSink
 
 CHECKPOINT: Final = "checkpoint.pt"
 
@@ -52,7 +52,7 @@ class RunDirectory(AbstractContextManager["RunDirectory"]):
             _check_same(self.path, read_rows(self.path, RunRow)[0].config, run.config)
             mark = RowMark(*self.checkpoint["rows"])
         self._writer = self._opened.enter_context(closing(RunWriter(self.path, resume_from=mark)))
-        sink = Telemetry(run, self._writer)
+        sink = RowSink(run, self._writer)
         if self.checkpoint is None:
             with self.rows_of(0):
                 sink.emit(run)

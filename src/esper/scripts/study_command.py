@@ -28,9 +28,9 @@ class StudyFlags(Settings):
 def study_command(args: Sequence[str]) -> None:
     needed = "the file of a study as its first word, such as study.toml"
     words, flags = parse_words(StudyFlags, "esper study FILE", DESCRIPTION, args, needed=needed)
-    from esper.study.runner import conduct_study
+    from esper.study.study import run_study
 
     file = Path(words[0])
     out = flags.out or Path("runs") / file.stem
-    print(conduct_study(file, out, flags.processes, lambda text: print(text, file=sys.stderr, flush=True)))
+    print(run_study(file, out, flags.processes, lambda text: print(text, file=sys.stderr, flush=True)))
     print(f"study saved in {out} (table.md, study.html, answers.parquet)")

@@ -15,9 +15,9 @@ from esper.karn.resampling import FloatArray
 from esper.karn.study_page import render_study
 from esper.karn.study_tables import ArmNumbers, StudyNumbers, study_tables
 from esper.leyline.durable import partial_of, write_durably
-from esper.study.conduct import Found
-from esper.study.config import StudyConfig
-from esper.study.running import Answer
+from esper.study.one_run import MarkResult
+from esper.study.phases import TaskResults
+from esper.study.study_config import StudyConfig
 from esper.tolaria.meter import FlopLedger
 
 TABLE_FILE: Final = "table.md"
@@ -41,7 +41,7 @@ _COLUMNS: Final = {
 _PURPOSES: Final = tuple(field.name for field in fields(FlopLedger))
 
 
-def numbers_of(config: StudyConfig, task: str, found: Found) -> StudyNumbers:
+def numbers_of(config: StudyConfig, task: str, found: TaskResults) -> StudyNumbers:
     """The answers as arrays, and what was chosen in words; of budgets that differ by instance, their mean."""
     ends = [answers[-1] for arm in found.arms.values() for training in arm for answers in training]
     dues = [answer.due for answer in ends if answer is not None]
@@ -56,14 +56,14 @@ def numbers_of(config: StudyConfig, task: str, found: Found) -> StudyNumbers:
     )
 
 
-def _arm_numbers(name: str, found: Found) -> ArmNumbers:
+def _arm_numbers(name: str, found: TaskResults) -> ArmNumbers:
     answers = np.array(found.arms[name], dtype=object)
 
     def values(field: str) -> FloatArray:
         read = np.vectorize(lambda one: np.nan if one is None else getattr(one, field), otypes=[float])
         return np.asarray(read(answers))
 
-    ends: list[Answer] = [answer for answer in answers[..., -1].flat if answer is not None]
+    ends: list[MarkResult] = [answer for answer in answers[..., -1].flat if answer is not None]
     flops = {purpose: _mean([answer.flops[purpose] for answer in ends]) for purpose in _PURPOSES}
     return ArmNumbers(
         name=name,
@@ -80,7 +80,7 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else math.nan
 
 
-def _notes(name: str, found: Found) -> Iterator[str]:
+def _notes(name: str, found: TaskResults) -> Iterator[str]:
     """What was chosen for the arm, and which of its runs went wrong."""
     if found.factors[name]:
         yield f"rate × {' '.join(f'{factor:g}' for factor in found.factors[name])}"
@@ -95,7 +95,7 @@ def _notes(name: str, found: Found) -> Iterator[str]:
             yield f"{count} of {len(ends)} {what}"
 
 
-def write_results(out: Path, name: str, config: StudyConfig, found: Mapping[str, Found]) -> str:
+def write_results(out: Path, name: str, config: StudyConfig, found: Mapping[str, TaskResults]) -> str:
     """Write Parquet, Markdown and the page; returns the Markdown."""
     numbers = [numbers_of(config, task, own) for task, own in found.items()]
     tables = [table.markdown() for task in numbers for table in study_tables(task)]
@@ -106,7 +106,7 @@ def write_results(out: Path, name: str, config: StudyConfig, found: Mapping[str,
     return text
 
 
-def _write_rows(path: Path, config: StudyConfig, found: Mapping[str, Found]) -> None:
+def _write_rows(path: Path, config: StudyConfig, found: Mapping[str, TaskResults]) -> None:
     """One row per task, arm, training, rng seed and mark."""
     rows = [
         {"task": task, "arm": arm, "training": training, "rng_seed": rng_seed}

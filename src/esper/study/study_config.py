@@ -12,9 +12,9 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.protocols import Controller
 from esper.leyline.rules import ActionSpace
-from esper.run.factories import CONTROLLERS, build_controller
-from esper.run.run_config import ConfigError, RunConfig, Settings, run_config
+from esper.run.run_config import ConfigError, Settings
 from esper.simic.settings import MOST, MOST_SLOTS, Flops, TaskName
+from esper.tamiyo.registry import CONTROLLERS, ControllerSettings, make_controller
 from esper.tolaria.anytime import MARKS, branching_steps
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS
@@ -179,12 +179,11 @@ def sizes_of(task: TaskSpec) -> range:
     return range(0) if trunk is None or others else range(trunk, trunk + task.num_slots + 1)
 
 
-def controller_of(text: str, task: TaskSpec, space: ActionSpace, rng_seed: int) -> Controller:
-    """The controller that an arm's text names."""
+def controller_of(text: str, space: ActionSpace, rng_seed: int) -> Controller:
+    """Return the controller that the text of an arm names."""
     kind, _, argument = text.partition(":")
-    given = {"periodic": {"plan": argument}, "ppo": {"checkpoint": argument}}.get(kind, {})
-    config: RunConfig = run_config(task=task.name, controller=kind, rng_seed=rng_seed, **given)
-    return build_controller(kind, config, space)
+    settings = ControllerSettings(rng_seed=rng_seed, plan=argument, checkpoint=Path(argument))
+    return make_controller(kind, space, settings)
 
 
 def check_study(config: StudyConfig) -> None:
@@ -256,6 +255,6 @@ def _check_arm(config: StudyConfig, task: TaskSpec, space: ActionSpace, text: st
         if argument not in grown:
             raise UnknownNameError("grown arm", argument, grown)
     if kind in CONTROLLERS:
-        controller_of(text, task, space, 0)
+        controller_of(text, space, 0)
     if kind == "shuffled":
-        controller_of(f"ppo:{argument}", task, space, 0)
+        controller_of(f"ppo:{argument}", space, 0)

@@ -10,7 +10,7 @@ import msgspec
 from esper.leyline.errors import DivergedError, EsperError
 from esper.leyline.protocols import Controller
 from esper.run.factories import one_thread
-from esper.study.config import StudyConfig, controller_of, sizes_of, space_of
+from esper.study.study_config import StudyConfig, controller_of, sizes_of, space_of
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tamiyo.policy.controller import PolicyController
 from esper.tamiyo.schedule import Schedule, parse_plan
@@ -26,7 +26,7 @@ TOLERANCE = 0.01
 """Share of the compute by which arms may differ, where one minibatch is not more."""
 
 
-class Run(msgspec.Struct, frozen=True):
+class StudyRun(msgspec.Struct, frozen=True):
     """What is to be run. ``what`` is an arm's text, or ``whole:PLAN``, that network from scratch."""
 
     task: str
@@ -36,7 +36,7 @@ class Run(msgspec.Struct, frozen=True):
     rng_seed: int
 
 
-class Answer(msgspec.Struct, frozen=True):
+class MarkResult(msgspec.Struct, frozen=True):
     """The network that a run would have ended with at a mark."""
 
     mark: float
@@ -58,27 +58,27 @@ class Answer(msgspec.Struct, frozen=True):
         return FlopLedger(**self.flops).charged
 
 
-class Line(msgspec.Struct, frozen=True):
+class RunResult(msgspec.Struct, frozen=True):
     """A run that is done; it has no answers if its host diverged."""
 
-    run: Run
-    answers: list[Answer] | None
+    run: StudyRun
+    answers: list[MarkResult] | None
 
 
-def do_run(config: StudyConfig, run: Run) -> Line:
+def do_run(config: StudyConfig, run: StudyRun) -> RunResult:
     """Train, and check that every answer cost what its mark says."""
     task = config.task(run.task)
     with one_thread():
         try:
             answers = list(_answers(task, run, config))
         except DivergedError:
-            return Line(run, None)
+            return RunResult(run, None)
     for answer in answers:
         check_spent(run, answer)
-    return Line(run, answers)
+    return RunResult(run, answers)
 
 
-def check_spent(run: Run, answer: Answer) -> None:
+def check_spent(run: StudyRun, answer: MarkResult) -> None:
     """Refuse an answer that cost another amount than it may; one that rollbacks ended early may have."""
     most = max(TOLERANCE * answer.due, answer.minibatch)
     if not answer.cut_short and abs(answer.charged - answer.due) > most:
@@ -89,7 +89,7 @@ def check_spent(run: Run, answer: Answer) -> None:
         )
 
 
-def _answers(task: TaskSpec, run: Run, config: StudyConfig) -> Iterable[Answer]:
+def _answers(task: TaskSpec, run: StudyRun, config: StudyConfig) -> Iterable[MarkResult]:
     kind, _, argument = run.what.partition(":")
     rates = [_with_rate(task, factor) for factor in run.factors]
     if kind == "sweep":
@@ -102,7 +102,7 @@ def _answers(task: TaskSpec, run: Run, config: StudyConfig) -> Iterable[Answer]:
     elif kind == "shuffled":
         controller = _shuffled(rates[0], Path(argument), run.rng_seed, config.evaluation)
     else:
-        controller = controller_of(run.what, task, space_of(task, run.rng_seed), run.rng_seed)
+        controller = controller_of(run.what, space_of(task, run.rng_seed), run.rng_seed)
     return _run(rates[0], controller, run.rng_seed, config.marks, seeds)
 
 
@@ -112,7 +112,7 @@ def _run(
     rng_seed: int,
     marks: tuple[float, ...],
     seeds: str | None = None,
-) -> Iterator[Answer]:
+) -> Iterator[MarkResult]:
     def prepare(env: MorphEnv) -> None:
         if seeds is not None:
             plan = parse_plan(seeds, env.action_space)
@@ -122,11 +122,11 @@ def _run(
     return map(_answer, branches(task, controller, rng_seed=rng_seed, marks=marks, prepare=prepare))
 
 
-def _answer(branch: Branch) -> Answer:
+def _answer(branch: Branch) -> MarkResult:
     mark, env, report = branch
     if not math.isfinite(report.test_loss):
         raise DivergedError(f"the test loss is {report.test_loss}")
-    return Answer(
+    return MarkResult(
         mark=mark,
         val_loss=report.val_loss,
         test_loss=report.test_loss,
@@ -140,7 +140,7 @@ def _answer(branch: Branch) -> Answer:
     )
 
 
-def _sweep(rates: Sequence[TaskSpec], rng_seed: int, marks: tuple[float, ...]) -> Iterator[Answer]:
+def _sweep(rates: Sequence[TaskSpec], rng_seed: int, marks: tuple[float, ...]) -> Iterator[MarkResult]:
     """At every mark the best size by validation; each had an equal share of the compute so far."""
     sizes = sizes_of(rates[0])
     tried = [
@@ -154,7 +154,7 @@ def _sweep(rates: Sequence[TaskSpec], rng_seed: int, marks: tuple[float, ...]) -
     return map(best_of, zip(*tried, strict=True))
 
 
-def best_of(answers: Sequence[Answer]) -> Answer:
+def best_of(answers: Sequence[MarkResult]) -> MarkResult:
     """The best by validation, at the cost of all of them."""
     best = min(answers, key=lambda answer: answer.val_loss)
     spent = {name: sum(answer.flops[name] for answer in answers) for name in best.flops}

@@ -5,22 +5,22 @@ from pathlib import Path
 
 from esper.leyline.errors import InterruptedRunError
 from esper.run.run_config import checked, read_settings
-from esper.study.conduct import Conductor, Found
-from esper.study.config import StudyConfig, check_study, space_of
-from esper.study.journal import Journal, open_journal
-from esper.study.outcome import write_results
+from esper.study.one_run import RunResult, StudyRun, do_run
+from esper.study.phases import StudyPhases, TaskResults
 from esper.study.processes import in_processes
-from esper.study.running import Line, Run, do_run
+from esper.study.study_config import StudyConfig, check_study, space_of
+from esper.study.study_journal import StudyJournal, open_journal
+from esper.study.study_results import write_results
 
 
-def conduct_study(file: Path, out: Path, processes: int, say: Callable[[str], None]) -> str:
+def run_study(file: Path, out: Path, processes: int, say: Callable[[str], None]) -> str:
     """Do what of the study in ``file`` is not done in ``out``; returns its tables as Markdown."""
     config = checked(StudyConfig, read_settings(file))
     check_study(config)
     with open_journal(out, file, config) as journal:
         try:
             found = {
-                task: _conduct(config, task, journal, processes, say) for task in dict.fromkeys(config.tasks)
+                task: _run_task(config, task, journal, processes, say) for task in dict.fromkeys(config.tasks)
             }
         except KeyboardInterrupt:
             raise InterruptedRunError(
@@ -30,20 +30,20 @@ def conduct_study(file: Path, out: Path, processes: int, say: Callable[[str], No
         return write_results(out, file.stem, config, found)
 
 
-def _conduct(
-    config: StudyConfig, task: str, journal: Journal, processes: int, say: Callable[[str], None]
-) -> Found:
-    def run_all(runs: Sequence[Run]) -> list[Line]:
+def _run_task(
+    config: StudyConfig, task: str, journal: StudyJournal, processes: int, say: Callable[[str], None]
+) -> TaskResults:
+    def run_all(runs: Sequence[StudyRun]) -> list[RunResult]:
         missing = [(config, run) for run in dict.fromkeys(runs) if run not in journal.lines]
         for number, line in enumerate(in_processes(do_run, missing, processes), start=1):
             journal.add(line)
             say(f"{number}/{len(missing)} {_said(line)}")
         return [journal.lines[run] for run in runs]
 
-    return Conductor(config, task, space_of(config.task(task)), run_all).conduct()
+    return StudyPhases(config, task, space_of(config.task(task)), run_all).run()
 
 
-def _said(line: Line) -> str:
+def _said(line: RunResult) -> str:
     run = line.run
     factors = " ".join(f"{factor:g}" for factor in run.factors)
     end = "diverged" if line.answers is None else f"validation loss {line.answers[-1].val_loss:.3f}"

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from esper.leyline.errors import DivergedError, EsperError
-from esper.study.running import Answer, Line, Run, best_of, check_spent, do_run
+from esper.study.one_run import MarkResult, RunResult, StudyRun, best_of, check_spent, do_run
 from esper.tamiyo import PeriodicController, parse_plan
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.checkpoint import save_policy
@@ -22,14 +22,14 @@ WHOLE = "whole:stack/linear_add@r0c0:0,lora/linear_add@r0c1:1"
 DUE = {0.5: 0.75e9, 1.0: 1.5e9}
 
 
-def run(what: str, *, factors: tuple[float, ...] = (1.0,), rng_seed: int = 2_000_000) -> list[Answer]:
-    line = do_run(study(), Run(NAME, what, factors, rng_seed))
+def run(what: str, *, factors: tuple[float, ...] = (1.0,), rng_seed: int = 2_000_000) -> list[MarkResult]:
+    line = do_run(study(), StudyRun(NAME, what, factors, rng_seed))
     assert line.answers is not None
     return line.answers
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Answer]]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[MarkResult]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, NAME, TASK)
         policy = tmp_path_factory.mktemp("policy")
@@ -73,7 +73,7 @@ def test_a_grown_network_from_scratch_has_its_seeds_from_the_start(answers):
 
 def test_where_the_end_is_the_only_mark_a_run_is_an_ordinary_episode(answers):
     """In which the controller goes on to the end; this one does nothing in the last fifth."""
-    line = do_run(study(marks=[1.0]), Run(NAME, GROWN, (1.0,), 2_000_000))
+    line = do_run(study(marks=[1.0]), StudyRun(NAME, GROWN, (1.0,), 2_000_000))
     vector = SerialVector(TASK, rng_seed=2_000_000)
     vector.reset(0)
     plan = parse_plan(GROWN.removeprefix("periodic:"), vector.action_space)
@@ -127,19 +127,19 @@ def test_a_host_that_diverges_has_no_answers(monkeypatch):
         raise DivergedError("a loss that is not finite")
 
     monkeypatch.setitem(TASKS, NAME, replace(TASK, load=diverging))
-    asked = Run(NAME, "static:1", (1.0,), 0)
-    assert do_run(study(), asked) == Line(asked, None)
+    asked = StudyRun(NAME, "static:1", (1.0,), 0)
+    assert do_run(study(), asked) == RunResult(asked, None)
 
 
 def test_an_arm_that_spends_another_amount_is_refused_by_name(answers):
     """Half of the budget is 750 MFLOP; one minibatch of 16.3 MFLOP is forgiven, two are not."""
     first = answers["static:1"][0]
 
-    def spending(charged: int, *, cut_short: bool = False) -> Answer:
+    def spending(charged: int, *, cut_short: bool = False) -> MarkResult:
         flops = {**first.flops, "backward": charged - first.flops["forward"]}
         return msgspec.structs.replace(first, flops=flops, cut_short=cut_short)
 
-    asked = Run(NAME, "static:1", (1.0,), 0)
+    asked = StudyRun(NAME, "static:1", (1.0,), 0)
     check_spent(asked, spending(735_000_000))
     check_spent(asked, spending(500_000_000, cut_short=True))
     with pytest.raises(
@@ -150,4 +150,4 @@ def test_an_arm_that_spends_another_amount_is_refused_by_name(answers):
 
 def test_a_missing_policy_gets_a_sentence(tmp_path: Path):
     with pytest.raises(EsperError, match="holds no checkpoint"):
-        do_run(study(), Run(NAME, f"shuffled:{tmp_path}", (1.0,), 0))
+        do_run(study(), StudyRun(NAME, f"shuffled:{tmp_path}", (1.0,), 0))

@@ -11,21 +11,21 @@ from statistics import fmean
 
 from esper.kasmina.optim import DECAY_SHARE
 from esper.leyline.rules import ActionSpace
-from esper.study.config import Arm, StudyConfig, arms_of, sizes_of
-from esper.study.running import Answer, Line, Run
+from esper.study.one_run import MarkResult, RunResult, StudyRun
+from esper.study.study_config import Arm, StudyConfig, arms_of, sizes_of
 from esper.tamiyo.plan_search import GENERATIONS, propose
 
-RunAll = Callable[[Sequence[Run]], list[Line]]
+RunAll = Callable[[Sequence[StudyRun]], list[RunResult]]
 """Runs to their lines, in order; those that are done already are not done again."""
 STACK = "stack/"
 """How a seed that is a copy of a block begins in a plan."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TaskResults:
     """One task's results."""
 
-    arms: dict[str, list[list[list[Answer | None]]]]
+    arms: dict[str, list[list[list[MarkResult | None]]]]
     """By name ``[training][rng seed][mark]``; None: the host diverged."""
     factors: dict[str, tuple[float, ...]]
     """Learning rates that were chosen, by arm."""
@@ -37,7 +37,7 @@ class Found:
     """What was found for arms that search, by name."""
 
 
-class Conductor:
+class StudyPhases:
     """Asks for the runs of one task."""
 
     def __init__(self, config: StudyConfig, task: str, space: ActionSpace, run_all: RunAll) -> None:
@@ -47,7 +47,7 @@ class Conductor:
         self._factors: dict[str, float] = {}
         self._plan: str | None = None
 
-    def conduct(self) -> Found:
+    def run(self) -> TaskResults:
         """All phases."""
         members = {text for texts in self._config.arms.values() for text in texts}
         if "schedule" in members:
@@ -62,7 +62,7 @@ class Conductor:
         found = self._evaluate(arms)
         factors = {name: self._factors_of(self._what(texts[0])) for name, texts in arms.items()}
         plans = {name: self._plan for name, texts in arms.items() if self._plan and texts == ("schedule",)}
-        return Found(found, factors, reference, frozenset(static.values()), plans)
+        return TaskResults(found, factors, reference, frozenset(static.values()), plans)
 
     def _what(self, text: str) -> str:
         """What an arm's text asks to run; an arm in which nobody acts is a static size."""
@@ -97,7 +97,7 @@ class Conductor:
     def _validation_losses(self, trials: Sequence[tuple[str, float]]) -> dict[tuple[str, float], list[float]]:
         """Mean validation loss ``[mark]`` over the selection rng seeds; infinite if a host broke down."""
         rng_seeds = self._config.selection
-        runs = [Run(self._name, what, (f,), rng_seed) for what, f in trials for rng_seed in rng_seeds]
+        runs = [StudyRun(self._name, what, (f,), rng_seed) for what, f in trials for rng_seed in rng_seeds]
         lines = self._run_all(runs)
         found = {}
         for number, trial in enumerate(trials):
@@ -123,20 +123,22 @@ class Conductor:
 
     # --- evaluating ---------------------------------------------------------------------------
 
-    def _evaluate(self, arms: Mapping[str, tuple[str, ...]]) -> dict[str, list[list[list[Answer | None]]]]:
+    def _evaluate(
+        self, arms: Mapping[str, tuple[str, ...]]
+    ) -> dict[str, list[list[list[MarkResult | None]]]]:
         scratch = {
             name: Arm.of(texts[0]).argument for name, texts in arms.items() if _is_from_scratch(texts[0])
         }
         rng_seeds = self._config.evaluation
         asked = [
-            (name, Run(self._name, what, self._factors_of(what), rng_seed))
+            (name, StudyRun(self._name, what, self._factors_of(what), rng_seed))
             for name, texts in arms.items()
             if name not in scratch
             for what in map(self._what, texts)
             for rng_seed in rng_seeds
         ]
         lines = self._run_all([run for _, run in asked])
-        found: dict[str, list[list[list[Answer | None]]]] = {name: [] for name in arms}
+        found: dict[str, list[list[list[MarkResult | None]]]] = {name: [] for name in arms}
         for number, ((name, _), line) in enumerate(zip(asked, lines, strict=True)):
             if number % len(rng_seeds) == 0:
                 found[name].append([])
@@ -146,7 +148,7 @@ class Conductor:
             found[name] = [self._from_scratch(w, f) for w, f in zip(whats, found[grown], strict=True)]
         return found
 
-    def _from_scratch(self, what: str, grown: list[list[Answer | None]]) -> list[list[Answer | None]]:
+    def _from_scratch(self, what: str, grown: list[list[MarkResult | None]]) -> list[list[MarkResult | None]]:
         """``[rng seed][mark]``: what each network that was grown comes to if it is whole from the start."""
         runs = [
             [None if answer is None else self._whole(answer.seeds, what, rng_seed) for answer in answers]
@@ -159,14 +161,14 @@ class Conductor:
             for row in runs
         ]
 
-    def _whole(self, seeds: str, grown: str, rng_seed: int) -> Run:
+    def _whole(self, seeds: str, grown: str, rng_seed: int) -> StudyRun:
         """A static size where nothing but blocks was copied; else with the rate of what grew it."""
         names = seeds.split(",") if seeds else []
         if self._sizes and all(name.startswith(STACK) for name in names):
             what = f"static:{self._sizes[0] + len(names)}"
-            return Run(self._name, what, self._factors_of(what), rng_seed)
+            return StudyRun(self._name, what, self._factors_of(what), rng_seed)
         what = f"whole:{seeds}" if seeds else "off"
-        return Run(self._name, what, self._factors_of(grown), rng_seed)
+        return StudyRun(self._name, what, self._factors_of(grown), rng_seed)
 
     def _factors_of(self, what: str) -> tuple[float, ...]:
         kind, _, argument = what.partition(":")
@@ -176,11 +178,11 @@ class Conductor:
             return ()
         return (self._factors[f"ppo:{argument}" if kind == "shuffled" else what],)
 
-    def _answers(self, line: Line) -> list[Answer | None]:
+    def _answers(self, line: RunResult) -> list[MarkResult | None]:
         return [None] * len(self._config.marks) if line.answers is None else list(line.answers)
 
 
-def _val_loss(answer: Answer | None) -> float:
+def _val_loss(answer: MarkResult | None) -> float:
     return float("inf") if answer is None or answer.cut_short else answer.val_loss
 
 
