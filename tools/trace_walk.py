@@ -7,8 +7,8 @@ one CPU thread with rng seed 0, and plants ``mlp_small`` behind layer 1 after th
 ``sys.setprofile`` reports every call of a Python function. Functions of the ``esper`` package with a name
 count; lambdas and comprehensions do not, and neither do imports: the call runs once before it is measured.
 
-To measure another checkout, set PYTHONPATH to its ``src`` folder. Revision c0fdec3 has 41 files, 244 functions
-and 4,212 changes of file; a review with another call of ``grow`` counted 40, 230 and 4,617 there.
+To measure another checkout, set PYTHONPATH to its ``src`` folder. Revision c0fdec3 has 41 files, 244
+functions and 4,212 changes of file; a review with another call of ``grow`` counted 40, 230 and 4,617 there.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from esper.scripts import bench_command, cli
 
 CHECKOUT = Path(__file__).parents[2]
 SUITE = """
-from benchmarks.measuring import figure
+from benchmarks.timing import figure
 
 def bench_quick():
     figure("quick", 1.5, "s", at_most=2.0)
@@ -30,7 +30,7 @@ def checkout(tmp_path: Path) -> Path:
     """A source checkout with two benchmarks, of which the second misses its limit."""
     folder = tmp_path / "benchmarks"
     folder.mkdir()
-    shutil.copy(CHECKOUT / "benchmarks" / "measuring.py", folder)
+    shutil.copy(CHECKOUT / "benchmarks" / "timing.py", folder)
     (folder / "bench_mine.py").write_text(SUITE, encoding="utf-8")
     return tmp_path
 

@@ -33,8 +33,8 @@ def bench_command(args: Sequence[str]) -> None:
     words, config = parse_words(BenchConfig, "esper bench [NAME …]", DESCRIPTION, args, count=len(args))
     files = _files(words)
     failed = _run(files, quiet=config.as_json)
-    measuring: Any = import_module(f"{_SUITE}.measuring")
-    figures = [figure._asdict() for figure in measuring.FIGURES]
+    timing: Any = import_module(f"{_SUITE}.timing")
+    figures = [figure._asdict() for figure in timing.FIGURES]
     if config.as_json:
         print(json.dumps(figures, indent=1))
     else:
