@@ -1,6 +1,6 @@
 """Esper: neural networks that grow while they train.
 
-Names below are loaded on first use, so that the parts without torch stay quick to import.
+Public names are imported on first use, so that packages without torch import quickly.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import esper.scripts.worker
 from esper.leyline.errors import EsperError
 from esper.run.train_checkpoint import FinishedRunError, config_of_run
 from esper.scripts.guard import USAGE_ERROR
-from esper.scripts.launching import LOST_OTHERS
+from esper.scripts.launcher import LOST_OTHERS
 from esper.scripts.train_command import train_command
 from esper.simic.training import meeting
 from tests.integration.training import Refused, forked, free_port, sentence_from, tiny

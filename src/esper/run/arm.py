@@ -1,4 +1,4 @@
-"""Runs one controller over its episodes and leaves a run directory behind."""
+"""Run of one controller over its episodes, written to a run directory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ from esper.tolaria.twin import run_without_growth
 
 
 def free_directory(name: str, base: Path = Path("runs")) -> Path:
-    """``base / name``, or that with the first number at which nothing exists yet."""
+    """Return ``base / name``, with the first free number appended if that path exists."""
     candidate, number = base / name, 1
     while candidate.exists():
         number += 1
@@ -26,7 +26,7 @@ def free_directory(name: str, base: Path = Path("runs")) -> Path:
 
 
 def check_names(config: RunConfig) -> None:
-    """Find unknown names, and plans that do not fit, before anything is run or written."""
+    """Raise on unknown names and unfit plans before anything is run or written."""
     task = build_task(config)
     vector = build_vector(config, task)
     vector.reset(0)
@@ -47,9 +47,19 @@ def run_one_episode(config: RunConfig, episode: int = 0) -> EpisodeReport:
 def run_arm(
     config: RunConfig, controller_name: str, directory: Path, refresh: Callable[[], None] = lambda: None
 ) -> Path:
-    """Run all episodes of one controller; telemetry and networks are written to ``directory``.
+    """Run all episodes of one controller and write telemetry and networks to a run directory.
 
-    ``refresh`` is called whenever rows were written.
+    Args:
+        config: Configuration of the run; its ``controller`` is ignored.
+        controller_name: Name of the controller.
+        directory: Run directory, which must be new.
+        refresh: Called whenever rows were written.
+
+    Returns:
+        The run directory.
+
+    Raises:
+        InterruptedRunError: Ctrl-C was pressed; the message names the epochs that were written.
     """
     task = build_task(config)
     with one_thread(), RunWriter(directory, detail=config.detail) as writer:

@@ -1,4 +1,4 @@
-"""From configuration to objects: task, environment, controller, and the row that describes a run."""
+"""Construction of task, environment, controller and run row from a configuration."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from esper.tolaria.vector import SerialVector
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread: faster on small networks, and sums of another order change results."""
+    """Run torch on one thread: faster for small networks, and the order of sums decides the last bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -31,7 +31,7 @@ def one_thread() -> Iterator[None]:
 
 
 def build_task(config: RunConfig) -> TaskSpec:
-    """The preset with the run's own horizon, slots and lifecycle rules."""
+    """Return the task preset with the horizon, slots and lifecycle rules of the run."""
     task = preset_of(config, config.slot_count)
     rules = replace(task.rules, incubation=config.incubation)
     if config.incubation_epochs is not None:
@@ -40,7 +40,7 @@ def build_task(config: RunConfig) -> TaskSpec:
 
 
 def preset_of(config: RunConfig | TrainingConfig, slots: int | None) -> TaskSpec:
-    """A task by name, with what runs and trainings can say of it."""
+    """Return a task by name with the settings that runs and trainings share."""
     task = task_named(config.task)
     if slots is not None:
         task = task.with_slots(slots)
@@ -50,7 +50,7 @@ def preset_of(config: RunConfig | TrainingConfig, slots: int | None) -> TaskSpec
 
 
 def build_vector(config: RunConfig, task: TaskSpec) -> SerialVector:
-    """One environment, ready for its first episode; all its slots may grow, or those named."""
+    """Return one environment before its first episode; all slots are enabled unless the run names some."""
     slots = SlotConfig.of_count(task.num_slots)
     named = config.slots if config.slots and config.slot_count is None else slots.slot_ids
     return SerialVector(
@@ -71,7 +71,14 @@ def build_controller(name: str, config: RunConfig, space: ActionSpace) -> Contro
 
 
 def describe_run(config: RunConfig | TrainingConfig, controller: str, name: str, env: MorphEnv) -> RunRow:
-    """The run's own row: what, where, and the names behind every index. Needs an environment after reset."""
+    """Return the row that describes a run: configuration, provenance, and the names behind all indices.
+
+    Args:
+        config: Configuration of the run or training.
+        controller: Name of the controller.
+        name: Name of the run.
+        env: An environment of the run, after ``reset``.
+    """
     space = env.action_space
     host_params, _ = env.model.count_parameters()
     return RunRow(

@@ -1,4 +1,4 @@
-"""Runs a training: from a configuration to a directory with telemetry, checkpoints and the best policy."""
+"""Training of a policy, written to a run directory: telemetry, checkpoints and the best policy."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ from esper.tolaria.tasks import TaskSpec
 
 
 def task_of(config: TrainingConfig) -> TaskSpec:
-    """The preset with the training's own horizon, slots and lifecycle rules."""
+    """Return the task preset with the horizon, slots and lifecycle rules of the training."""
     task = preset_of(config, config.slots)
     check_capacity(task.num_slots, config.capacity or task.num_slots)
     varied = config.vary_slots or task.instances.vary_slots
@@ -40,7 +40,7 @@ def task_of(config: TrainingConfig) -> TaskSpec:
 
 
 def trained_on(config: TrainingConfig) -> TrainedOn:
-    """What a policy says of its training."""
+    """Return the description of the training that is saved with its policy."""
     task = task_of(config)
     length = (task.num_slots, task.horizon, config.rent)
     return TrainedOn(config.task, *length, config.auto_forward, config.budget)
@@ -53,20 +53,29 @@ def train(
     resume: bool = False,
     refresh: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train to the last iteration; every process of the run calls this, the first one writes and shows.
+    """Train to the last iteration; every process of a distributed run calls this, and rank 0 writes.
 
-    ``refresh`` is called whenever rows were written.
+    Args:
+        config: Configuration of the training.
+        directory: Run directory; new, or that of the run to resume.
+        resume: Continue from the latest checkpoint in ``directory``.
+        refresh: Called whenever rows were written.
+
+    Raises:
+        CheckpointError: The run cannot be resumed.
+        FinishedRunError: The run to resume is complete.
+        PolicyDivergedError: The policy diverged; a checkpoint was saved before.
     """
     with one_thread():
         journal = IterationJournal(directory, config.detail)
         trainer = Trainer(task_of(config), config, journal)
         mark = load_latest(trainer, config, directory) if resume else None
-        _refuse(exchange.unlike_first(trainer.iteration), directory)  # all have read it before one writes
+        _refuse(exchange.unlike_first(trainer.iteration), directory)  # before rank 0 writes
         if exchange.rank() != 0:
             journal.begin(exchange.from_first(0.0))
             _check_shared(directory)
             for _ in _iterations(trainer):
-                pass  # the first process records and saves
+                pass  # rank 0 records and saves
             return
         with RunWriter(directory, resume_from=mark, detail=config.detail) as writer:
             journal.begin(exchange.from_first(writer.began))
@@ -105,10 +114,10 @@ def train(
 
 
 def _begun(directory: Path) -> list[RunRow]:
-    """The row of a run that is resumed; says if it will not go on bit for bit."""
+    """Return the run row of a resumed run; warn if other kernels make the result differ in the last bits."""
     found = read_rows(directory, RunRow)
     before, here = (found[0].hardware.get("kernels") if found else None), kernels().description
-    if before not in (None, here):  # a run from before there was a choice does not name its kernels
+    if before not in (None, here):  # older runs do not name their kernels
         sys.stderr.write(
             f"esper: the run began with kernels that were {before}, here they are {here}: what follows is"
             " right, but not bit for bit what it would have been\n"
@@ -117,7 +126,7 @@ def _begun(directory: Path) -> list[RunRow]:
 
 
 def _iterations(trainer: Trainer) -> Iterator[Iteration]:
-    """Run the iterations that are left; all processes must come to the same policy by themselves."""
+    """Run the remaining iterations; raise if the policies of two ranks differ after one of them."""
     for iteration in trainer:
         if exchange.world_size() > 1:
             unlike = exchange.unlike_first(digest_of(*trainer.policy.state_dict().values()))
@@ -130,7 +139,7 @@ def _iterations(trainer: Trainer) -> Iterator[Iteration]:
 
 
 def _check_shared(directory: Path) -> None:
-    """Refuse a run directory that some process does not see; the first one holds its lock by now."""
+    """Refuse a run directory that a rank cannot see; rank 0 holds its lock."""
     if exchange.world_size() == 1:
         return
     lock, nonce = directory / TELEMETRY / LOCK_FILE, uuid4().hex
@@ -154,7 +163,7 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _attempt(save: Callable[[], None], trainer: Trainer, directory: Path) -> bool:
-    """Save if that is possible; a full disk ends no training but one of which nothing else is left to do."""
+    """Save and return whether that succeeded; a failed save is an error only at the end of the training."""
     try:
         save()
     except SaveError as error:

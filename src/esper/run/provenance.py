@@ -1,4 +1,4 @@
-"""Where a run comes from: revision, versions, machine."""
+"""Provenance of a run: git revision, versions of libraries, machine."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ LIBRARIES = ("torch", "numpy", "pydantic", "msgspec", "rich", "safetensors")
 
 
 def git_revision() -> str | None:
-    """The checkout's revision, with ``-dirty`` after uncommitted changes; ``None`` outside of one."""
+    """Return the git revision, with ``-dirty`` if there are uncommitted changes; None outside a checkout."""
     folder = Path(__file__).parent
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
@@ -26,12 +26,12 @@ def git_revision() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, Esper and the libraries it stands on."""
+    """Return the versions of Python, Esper and its numerical libraries."""
     return {"python": platform.python_version(), **{name: version(name) for name in ("esper", *LIBRARIES)}}
 
 
 def hardware() -> dict[str, Any]:
-    """The machine, in as far as it can change a number."""
+    """Return the properties of the machine that can change numerical results."""
     return {
         "machine": platform.machine(),
         "system": platform.system(),

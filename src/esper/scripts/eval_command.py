@@ -1,4 +1,4 @@
-"""``esper eval CHECKPOINT``: a trained policy against every control, on rng seeds kept for that."""
+"""``esper eval CHECKPOINT``: comparison of a trained policy with every control on test rng seeds."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ Key = tuple[str, int, int]
 
 
 class EvaluationConfig(Settings, Hardware):
-    """What to evaluate on; what is not given is taken from the policy, then from here."""
+    """Settings of an evaluation; missing ones are those of the policy's training, then these defaults."""
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
     slots: int | None = Field(None, ge=1, le=MOST_SLOTS, description="Blocks and so slots of the host.")
@@ -84,7 +84,7 @@ def eval_command(args: Sequence[str]) -> None:
 
 
 def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConfig, dict[str, object]]:
-    """The configuration, and the settings of all runs; says on standard error what the training had else."""
+    """Return the configuration and the settings of all runs; print differences from the training."""
     policy, trained = load_policy(checkpoint), read_training(checkpoint)
     config = checked(EvaluationConfig, {**(asdict(trained) if trained else {}), **given})
     length = {"steps": config.steps} if config.budget is None else {"budget": config.budget}
@@ -164,6 +164,6 @@ def _after_rent(report: EpisodeReport, rent: float) -> float:
 
 
 def _mean_and_lead(scores: Mapping[str, Sequence[float]], arm: str) -> tuple[str, str]:
-    """The arm's mean, and by how much the policy is ahead of it."""
+    """Return the mean of the arm and the paired lead of the policy over it."""
     lead = "" if arm == "ppo" else str(paired_difference(scores["ppo"], scores[arm]))
     return str(estimate(scores[arm])), lead

@@ -1,4 +1,4 @@
-"""``esper serve DIR``: one page over all runs of a folder, live."""
+"""``esper serve DIR``: live web page over all runs of a folder."""
 
 import sys
 from collections.abc import Sequence

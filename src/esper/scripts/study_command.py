@@ -1,4 +1,4 @@
-"""``esper study FILE``: arms at equal compute, with tables and a page."""
+"""``esper study FILE``: comparison of arms at equal compute, with tables and a web page."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ DESCRIPTION = (
 
 
 class StudyFlags(Settings):
-    """Where and how a study is conducted; what it is stands in its file."""
+    """Flags of ``esper study``; the study itself is described in its file."""
 
     out: Path | None = Field(None, description="Folder of the study; else that of its name below runs/.")
     processes: int = Field(

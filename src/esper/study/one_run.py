@@ -1,4 +1,4 @@
-"""One run of a study: a network that is trained with the whole budget, and its answer at every mark."""
+"""One run of a study: a network trained with the whole budget, with a result at every mark."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,21 +23,24 @@ from esper.tolaria.vector import SerialVector
 from esper.tolaria.whole import plant_whole, seeds_of
 
 TOLERANCE = 0.01
-"""Share of the compute by which arms may differ, where one minibatch is not more."""
+"""Largest relative difference in compute between arms; one minibatch is always allowed."""
 
 
 class StudyRun(msgspec.Struct, frozen=True):
-    """What is to be run. ``what`` is an arm's text, or ``whole:PLAN``, that network from scratch."""
+    """Identity of a run.
+
+    ``what`` is the text of an arm, or ``whole:PLAN``: the network with all seeds of the plan from the start.
+    """
 
     task: str
     what: str
     factors: tuple[float, ...]
-    """Of the task's learning rate; one for every size of a sweep, else one."""
+    """Factors on the learning rate of the task: one per size in a sweep, otherwise one."""
     rng_seed: int
 
 
 class MarkResult(msgspec.Struct, frozen=True):
-    """The network that a run would have ended with at a mark."""
+    """Result of a run if its compute had ended at a mark."""
 
     mark: float
     val_loss: float
@@ -45,12 +48,12 @@ class MarkResult(msgspec.Struct, frozen=True):
     test_score: float
     params: int
     seeds: str
-    """What was grown, as a plan."""
+    """Grown seeds, as a plan."""
     flops: dict[str, int]
     due: int
-    """FLOPs that it may cost."""
+    """FLOPs that the result may cost: the mark's share of the budget."""
     minibatch: int
-    """FLOPs of the last one."""
+    """FLOPs of the last minibatch."""
     cut_short: bool
 
     @property
@@ -59,14 +62,18 @@ class MarkResult(msgspec.Struct, frozen=True):
 
 
 class RunResult(msgspec.Struct, frozen=True):
-    """A run that is done; it has no answers if its host diverged."""
+    """Finished run with one result per mark; ``answers`` is None if the host diverged."""
 
     run: StudyRun
     answers: list[MarkResult] | None
 
 
 def do_run(config: StudyConfig, run: StudyRun) -> RunResult:
-    """Train, and check that every answer cost what its mark says."""
+    """Run and check that the compute of every result is that of its mark.
+
+    Raises:
+        EsperError: A result has spent more or less than its mark allows.
+    """
     task = config.task(run.task)
     with one_thread():
         try:
@@ -79,7 +86,7 @@ def do_run(config: StudyConfig, run: StudyRun) -> RunResult:
 
 
 def check_spent(run: StudyRun, answer: MarkResult) -> None:
-    """Refuse an answer that cost another amount than it may; one that rollbacks ended early may have."""
+    """Raise if a result cost more or less than its mark allows; runs cut short by rollbacks are exempt."""
     most = max(TOLERANCE * answer.due, answer.minibatch)
     if not answer.cut_short and abs(answer.charged - answer.due) > most:
         raise EsperError(
@@ -141,7 +148,7 @@ def _answer(branch: Branch) -> MarkResult:
 
 
 def _sweep(rates: Sequence[TaskSpec], rng_seed: int, marks: tuple[float, ...]) -> Iterator[MarkResult]:
-    """At every mark the best size by validation; each had an equal share of the compute so far."""
+    """Yield the best size by validation loss at every mark; the sizes share the compute equally."""
     sizes = sizes_of(rates[0])
     tried = [
         list(
@@ -155,7 +162,7 @@ def _sweep(rates: Sequence[TaskSpec], rng_seed: int, marks: tuple[float, ...]) -
 
 
 def best_of(answers: Sequence[MarkResult]) -> MarkResult:
-    """The best by validation, at the cost of all of them."""
+    """Return the result with the least validation loss, charged with the compute of all of them."""
     best = min(answers, key=lambda answer: answer.val_loss)
     spent = {name: sum(answer.flops[name] for answer in answers) for name in best.flops}
     sums = {name: sum(getattr(answer, name) for answer in answers) for name in ("due", "minibatch")}
@@ -164,7 +171,7 @@ def best_of(answers: Sequence[MarkResult]) -> MarkResult:
 
 
 def _shuffled(task: TaskSpec, folder: Path, rng_seed: int, rng_seeds: range) -> Controller:
-    """The policy with what it would have seen with the next of the rng seeds."""
+    """Return the policy with the observations of another rng seed: a control for its use of them."""
     other = rng_seed + 1 if rng_seed + 1 in rng_seeds else rng_seeds[0]
     if other == rng_seed:
         other += 1

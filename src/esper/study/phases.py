@@ -1,8 +1,9 @@
-"""The phases of a study on one task: what to run next, given what is known.
+"""Phases of a study on one task.
 
-First choose, on selection rng seeds and by validation loss: the learning rate of every arm, the plan of
-``schedule``, and the static size that is best at each mark. Then run all arms with the reported rng seeds.
-Then what hangs on their results: networks as they were grown, from scratch.
+1. Selection, by validation loss on selection rng seeds: the plan of ``schedule``, the learning rate of every
+   arm, and the best static size at each mark.
+2. Evaluation of all arms with the reported rng seeds.
+3. Training of the grown networks from scratch, for ``static_final``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,29 +17,29 @@ from esper.study.study_config import Arm, StudyConfig, arms_of, sizes_of
 from esper.tamiyo.plan_search import GENERATIONS, propose
 
 RunAll = Callable[[Sequence[StudyRun]], list[RunResult]]
-"""Runs to their lines, in order; those that are done already are not done again."""
+"""Function from runs to their results, in order; finished runs are not repeated."""
 STACK = "stack/"
-"""How a seed that is a copy of a block begins in a plan."""
+"""Prefix, in a plan, of a seed that is a copy of a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResults:
-    """One task's results."""
+    """Results of a study on one task."""
 
     arms: dict[str, list[list[list[MarkResult | None]]]]
-    """By name ``[training][rng seed][mark]``; None: the host diverged."""
+    """Results by arm as ``[training][rng seed][mark]``; None if the host diverged."""
     factors: dict[str, tuple[float, ...]]
-    """Learning rates that were chosen, by arm."""
+    """Chosen factors on the learning rate, by arm."""
     reference: list[str]
-    """The static arm that was best at each mark on selection rng seeds; none if there is no static arm."""
+    """Best static arm at each mark on selection rng seeds; empty without static arms."""
     static: frozenset[str]
     """Names of the static arms."""
     plans: dict[str, str]
-    """What was found for arms that search, by name."""
+    """Plans found for the ``schedule`` arms, by arm."""
 
 
 class StudyPhases:
-    """Asks for the runs of one task."""
+    """Phases of a study on one task, executed in order."""
 
     def __init__(self, config: StudyConfig, task: str, space: ActionSpace, run_all: RunAll) -> None:
         self._config, self._name, self._space, self._run_all = config, task, space, run_all
@@ -48,7 +49,7 @@ class StudyPhases:
         self._plan: str | None = None
 
     def run(self) -> TaskResults:
-        """All phases."""
+        """Execute all phases and return their results."""
         members = {text for texts in self._config.arms.values() for text in texts}
         if "schedule" in members:
             self._plan = self._search_plan()
@@ -65,15 +66,15 @@ class StudyPhases:
         return TaskResults(found, factors, reference, frozenset(static.values()), plans)
 
     def _what(self, text: str) -> str:
-        """What an arm's text asks to run; an arm in which nobody acts is a static size."""
+        """Return the run text of an arm: ``off`` is a static size, ``schedule`` the plan that was found."""
         if text == "off" and self._sizes:
             return f"static:{self._sizes[0]}"
         return f"periodic:{self._plan}" if text == "schedule" else text
 
-    # --- choosing -----------------------------------------------------------------------------
+    # --- selection ----------------------------------------------------------------------------
 
     def _to_choose(self, arms: Iterable[tuple[str, ...]]) -> list[str]:
-        """What needs a learning rate of its own."""
+        """Return the run texts whose learning rate has to be chosen."""
         found: list[str] = []
         for text in (text for texts in arms for text in texts):
             kind, argument = Arm.of(text)
@@ -84,7 +85,7 @@ class StudyPhases:
         return list(dict.fromkeys(found))
 
     def _choose_factors(self, whats: Sequence[str]) -> dict[str, list[float]]:
-        """Choose the rate of each, and return its mean validation loss at every mark with that rate."""
+        """Choose a rate for each run text; return its mean validation loss at every mark with that rate."""
         factors = self._config.learning_rate_factors
         trials = [
             (what, factor) for what in whats for factor in factors if len(factors) > 1 or _is_static(what)
@@ -95,7 +96,7 @@ class StudyPhases:
         return {what: losses[what, f] for what, f in self._factors.items() if (what, f) in losses}
 
     def _validation_losses(self, trials: Sequence[tuple[str, float]]) -> dict[tuple[str, float], list[float]]:
-        """Mean validation loss ``[mark]`` over the selection rng seeds; infinite if a host broke down."""
+        """Return mean validation losses ``[mark]`` over selection rng seeds; infinite if a host diverged."""
         rng_seeds = self._config.selection
         runs = [StudyRun(self._name, what, (f,), rng_seed) for what, f in trials for rng_seed in rng_seeds]
         lines = self._run_all(runs)
@@ -107,7 +108,7 @@ class StudyPhases:
         return found
 
     def _search_plan(self) -> str:
-        """The best of as many plans as the episodes allow, each tried with all selection rng seeds."""
+        """Return the best plan of a search limited by ``schedule_episodes``, on all selection rng seeds."""
         config = self._config
         factor = config.learning_rate_factors[len(config.learning_rate_factors) // 2]
         last = round((1.0 - DECAY_SHARE) * self._task.horizon)
@@ -121,7 +122,7 @@ class StudyPhases:
             left -= count
         return min(known, key=lambda plan: known[plan])
 
-    # --- evaluating ---------------------------------------------------------------------------
+    # --- evaluation ---------------------------------------------------------------------------
 
     def _evaluate(
         self, arms: Mapping[str, tuple[str, ...]]
@@ -149,7 +150,7 @@ class StudyPhases:
         return found
 
     def _from_scratch(self, what: str, grown: list[list[MarkResult | None]]) -> list[list[MarkResult | None]]:
-        """``[rng seed][mark]``: what each network that was grown comes to if it is whole from the start."""
+        """Return the results ``[rng seed][mark]`` of the grown networks if they are trained from scratch."""
         runs = [
             [None if answer is None else self._whole(answer.seeds, what, rng_seed) for answer in answers]
             for rng_seed, answers in zip(self._config.evaluation, grown, strict=True)
@@ -162,7 +163,7 @@ class StudyPhases:
         ]
 
     def _whole(self, seeds: str, grown: str, rng_seed: int) -> StudyRun:
-        """A static size where nothing but blocks was copied; else with the rate of what grew it."""
+        """Return the run of a grown network from scratch: a static size if all seeds are copies of blocks."""
         names = seeds.split(",") if seeds else []
         if self._sizes and all(name.startswith(STACK) for name in names):
             what = f"static:{self._sizes[0] + len(names)}"

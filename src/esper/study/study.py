@@ -1,4 +1,4 @@
-"""A study from its file to its tables, going on where it stopped."""
+"""Execution of a study from its file to its tables; finished runs are not repeated."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +14,18 @@ from esper.study.study_results import write_results
 
 
 def run_study(file: Path, out: Path, processes: int, say: Callable[[str], None]) -> str:
-    """Do what of the study in ``file`` is not done in ``out``; returns its tables as Markdown."""
+    """Run the study in ``file`` and return its tables as Markdown.
+
+    Args:
+        file: Study file (TOML or JSON).
+        out: Folder of journal and results; runs recorded there are not repeated.
+        processes: Processes that share the runs.
+        say: Called with a line of text for each finished run.
+
+    Raises:
+        ConfigError: The study file is invalid.
+        InterruptedRunError: Ctrl-C was pressed; finished runs are kept.
+    """
     config = checked(StudyConfig, read_settings(file))
     check_study(config)
     with open_journal(out, file, config) as journal:

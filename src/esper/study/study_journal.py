@@ -1,4 +1,4 @@
-"""What of a study is done: its identity, and one line per run, appended when the run is over."""
+"""Journal of a study: its identity, and one line per finished run."""
 
 import hashlib
 import json
@@ -23,13 +23,13 @@ LINES_FILE: Final = "runs.jsonl"
 
 
 class StudyJournal:
-    """The runs of one study that are done, by what they are."""
+    """Finished runs of one study with their results."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LINES_FILE
         self.lines: dict[StudyRun, RunResult] = {}
         content = self._path.read_bytes() if self._path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]  # a killed process may have left half a line
+        whole = content[: content.rfind(b"\n") + 1]  # a killed process may leave an incomplete line
         for number, text in enumerate(whole.splitlines(), start=1):
             try:
                 line = msgspec.json.decode(text, type=RunResult)
@@ -42,7 +42,7 @@ class StudyJournal:
             os.truncate(self._path, len(whole))
 
     def add(self, line: RunResult) -> None:
-        """Append a line and see it to the disk."""
+        """Append the result of a run and flush it to the disk."""
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
             file.flush()
@@ -52,7 +52,16 @@ class StudyJournal:
 
 @contextmanager
 def open_journal(out: Path, file: Path, config: StudyConfig) -> Iterator[StudyJournal]:
-    """The journal of this study in ``out``, new or as it was left; that of another study is refused."""
+    """Open the journal of a study in ``out``, or create it.
+
+    Args:
+        out: Folder of the study's results.
+        file: Study file, for error messages.
+        config: Content of the study file.
+
+    Raises:
+        EsperError: The folder belongs to another study, another process uses it, or a line is damaged.
+    """
     folder = out / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     lock = WriterLock(folder)
@@ -64,7 +73,7 @@ def open_journal(out: Path, file: Path, config: StudyConfig) -> Iterator[StudyJo
 
 
 def _check_identity(path: Path, out: Path, file: Path, config: StudyConfig) -> None:
-    """Whatever numbers depend on must be as it was when the first of them was made."""
+    """Refuse a journal made with other settings, data or policies, on which its results depend."""
     own: dict[str, Any] = config.model_dump(mode="json")
     own |= {f"data of {name}": config.task(name).digest() for name in config.tasks}
     own |= {

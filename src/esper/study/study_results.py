@@ -1,4 +1,4 @@
-"""What a study came to: numbers of its answers, and the files that show them."""
+"""Results of a study: arrays for the statistics, and the files with tables and charts."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ _PURPOSES: Final = tuple(field.name for field in fields(FlopLedger))
 
 
 def numbers_of(config: StudyConfig, task: str, found: TaskResults) -> StudyNumbers:
-    """The answers as arrays, and what was chosen in words; of budgets that differ by instance, their mean."""
+    """Return the results of one task as arrays; if the budget differs by instance, its mean is used."""
     ends = [answers[-1] for arm in found.arms.values() for training in arm for answers in training]
     dues = [answer.due for answer in ends if answer is not None]
     return StudyNumbers(
@@ -81,7 +81,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _notes(name: str, found: TaskResults) -> Iterator[str]:
-    """What was chosen for the arm, and which of its runs went wrong."""
+    """Yield the choices made for an arm (rate, plan), and the number of its failed runs."""
     if found.factors[name]:
         yield f"rate × {' '.join(f'{factor:g}' for factor in found.factors[name])}"
     if name in found.plans:
@@ -96,7 +96,14 @@ def _notes(name: str, found: TaskResults) -> Iterator[str]:
 
 
 def write_results(out: Path, name: str, config: StudyConfig, found: Mapping[str, TaskResults]) -> str:
-    """Write Parquet, Markdown and the page; returns the Markdown."""
+    """Write the results as Parquet, Markdown and HTML, and return the Markdown.
+
+    Args:
+        out: Folder for the files.
+        name: Title of the study.
+        config: Content of the study file.
+        found: Results by task.
+    """
     numbers = [numbers_of(config, task, own) for task, own in found.items()]
     tables = [table.markdown() for task in numbers for table in study_tables(task)]
     text = "\n\n".join([f"# {name}", *tables]) + "\n"
@@ -107,7 +114,7 @@ def write_results(out: Path, name: str, config: StudyConfig, found: Mapping[str,
 
 
 def _write_rows(path: Path, config: StudyConfig, found: Mapping[str, TaskResults]) -> None:
-    """One row per task, arm, training, rng seed and mark."""
+    """Write one row per task, arm, training, rng seed and mark."""
     rows = [
         {"task": task, "arm": arm, "training": training, "rng_seed": rng_seed}
         | {"mark": mark, "charged": None if answer is None else answer.charged}
