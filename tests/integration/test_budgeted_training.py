@@ -1,4 +1,4 @@
-"""A training with a budget of its own: its policy says so, and is evaluated on the same."""
+"""Training with a FLOP budget, and evaluation of its policy with the same budget."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_a_policy_is_evaluated_at_the_budget_of_its_training(
 ) -> None:
     config = TrainingConfig(
         task="tiny", budget="20M", context=True, envs=1, iterations=1, hidden_dim=8, evaluate_episodes=1
-    )  # type: ignore[arg-type]  # text, as on the command line
+    )  # type: ignore[arg-type]  # text, like on the command line
     train(config, tmp_path / "run")
     best = tmp_path / "run" / "best"
     told = read_training(best)
