@@ -29,7 +29,7 @@ WORDS += ["--envs", "2", "--iterations", "5", "--update-epochs", "3", "--evaluat
 WORDS += ["--evaluate-every", "2", "--checkpoint-every", "2"]
 """Settings with checkpoints and evaluations after iterations 2, 4 and 5; the best policy is that of 4."""
 STEPS_OF_TWO_ITERATIONS = 3 * STEPS
-"""Epochs of an iteration, with the evaluation that follows it."""
+"""Steps of two iterations and of the evaluation after them."""
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +73,18 @@ def on_call(
 
 
 def at_file(file: str, **how: Any) -> None:
-    """Moment: before a file is renamed to its final name."""
+    """Call ``act`` before (or after) a file is renamed to its final name."""
     on_call(os, "replace", counts=lambda partial, path: str(path).endswith(file), **how)
 
 
 def cut_in_half_and_die(partial: Path, path: Path) -> None:
-    """Moment: after half of the bytes of a file were written."""
+    """Truncate the file to half of its size and kill the process."""
     os.truncate(partial, partial.stat().st_size // 2)
     kill()
 
 
 def tear_lines_and_die(file: int, content: bytearray) -> None:
-    """Write half of the bytes."""
+    """Write half of the bytes and kill the process."""
     os.write(file, content[: len(content) // 2])
     kill()
 

@@ -51,7 +51,7 @@ class Run(NamedTuple):
     checkpoints: list[list[str]]
     """Names of the checkpoints after each iteration."""
     tables: list[str]
-    """Iterations that have rows."""
+    """Tables that have rows."""
     where: list[str]
     """Devices of the environments and of the policy."""
 

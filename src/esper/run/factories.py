@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import torch
 
-from esper.leyline import HEAD_NAMES, OP_NAMES, STAGE_NAMES, ActionSpace, Controller, SlotConfig
-from esper.leyline.events import SCHEMA_VERSION, RunRow
-from esper.run import provenance
+from esper.leyline import ActionSpace, Controller, SlotConfig
+from esper.leyline.events import RunRow
+from esper.run.provenance import run_row
 from esper.run.run_config import RunConfig
 from esper.simic.config import TrainingConfig
 from esper.tamiyo.registry import ControllerSettings, make_controller
@@ -79,27 +78,15 @@ def describe_run(config: RunConfig | TrainingConfig, controller: str, name: str,
         name: Name of the run.
         env: An environment of the run, after ``reset``.
     """
-    space = env.action_space
-    host_params, _ = env.model.count_parameters()
-    return RunRow(
-        schema_version=SCHEMA_VERSION,
+    return run_row(
+        env.action_space,
         name=name,
-        started=datetime.now(UTC).isoformat(timespec="seconds"),
         task=config.task,
         controller=controller,
         rng_seed=config.rng_seed,
         config=config.model_dump(mode="json"),
         data_hash=env.task.digest(),
-        git_revision=provenance.git_revision(),
-        versions=provenance.versions(),
-        hardware=provenance.hardware(),
-        host_params=host_params,
-        slots=list(space.slot_config.slot_ids),
-        ops=list(OP_NAMES),
-        heads=list(HEAD_NAMES),
-        blueprints=list(space.blueprint_names),
-        stages=list(STAGE_NAMES),
-        head_choices=[list(names) for names in space.choice_names],
+        host_params=env.model.count_parameters()[0],
         horizon=env.task.horizon,
         iterations=config.iterations if isinstance(config, TrainingConfig) else None,
         envs=config.environments,

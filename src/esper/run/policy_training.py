@@ -7,7 +7,6 @@ from pathlib import Path
 from uuid import uuid4
 
 from esper.karn.run import read_rows
-from esper.kasmina.native import kernels
 from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.errors import RunDirectoryError
 from esper.leyline.events import RunRow
@@ -80,7 +79,7 @@ def train(
         with RunWriter(directory, resume_from=mark, detail=config.detail) as writer:
             journal.begin(exchange.from_first(writer.began))
             _check_shared(directory)
-            begun = _begun(directory) if resume else []
+            begun = read_rows(directory, RunRow) if resume else []
             run = begun[0] if begun else _begin(config, directory, trainer)
             telemetry = RowSink(run, writer)
             if begun:
@@ -111,18 +110,6 @@ def train(
             except PolicyDivergedError:
                 _attempt(save_checkpoint, trainer, directory)
                 raise
-
-
-def _begun(directory: Path) -> list[RunRow]:
-    """Return the run row of a resumed run; warn if other kernels make the result differ in the last bits."""
-    found = read_rows(directory, RunRow)
-    before, here = (found[0].hardware.get("kernels") if found else None), kernels().description
-    if before not in (None, here):  # older runs do not name their kernels
-        sys.stderr.write(
-            f"esper: the run began with kernels that were {before}, here they are {here}: what follows is"
-            " right, but not bit for bit what it would have been\n"
-        )
-    return found
 
 
 def _iterations(trainer: Trainer) -> Iterator[Iteration]:

@@ -23,6 +23,10 @@ _READERS: Final = {"plan": "periodic", "rotation": "heuristic", "checkpoint": "p
 Names = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS)]
 
 
+def _is_number(slots: tuple[str, ...]) -> bool:
+    return len(slots) == 1 and slots[0].isdecimal()
+
+
 class ConfigError(EsperError):
     """One or more settings are invalid; the message lists all of them."""
 
@@ -62,15 +66,13 @@ class RunConfig(Settings, EpisodeSettings):
     @property
     def slot_count(self) -> int | None:
         """Number of slots if ``slots`` is a number, None if it lists ids."""
-        is_number = len(self.slots) == 1 and self.slots[0].isdecimal()
-        return int(self.slots[0]) if is_number else None
+        return int(self.slots[0]) if _is_number(self.slots) else None
 
     @field_validator("slots")
     @classmethod
     def _slots_can_be_built(cls, slots: tuple[str, ...]) -> tuple[str, ...]:
-        number = slots[0] if len(slots) == 1 and slots[0].isdecimal() else "1"
-        if len(number) > 4 or not 1 <= int(number) <= MOST_SLOTS:
-            raise ValueError(f"a host can have 1 to {MOST_SLOTS} slots; found {number[:20]}")
+        if _is_number(slots) and (len(slots[0]) > 4 or not 1 <= int(slots[0]) <= MOST_SLOTS):
+            raise ValueError(f"a host can have 1 to {MOST_SLOTS} slots; found {slots[0][:20]}")
         return slots
 
     @model_validator(mode="after")

@@ -34,8 +34,6 @@ DESCRIPTION = (
 CONTROLS = ("heuristic", "random", "off")
 Reports = list[list[EpisodeReport]]
 """Reports as ``[rng seed][episode]``."""
-Key = tuple[str, int, int]
-"""Arm, number of the rng seed, episode."""
 
 
 class EvaluationConfig(Settings, Hardware):
@@ -66,15 +64,8 @@ def eval_command(args: Sequence[str]) -> None:
     words, asked = parse_words(EvaluationConfig, "esper eval CHECKPOINT", DESCRIPTION, args, needed=needed)
     checkpoint = Path(words[0])
     config, shared = _resolve(checkpoint, asked.model_dump(exclude_unset=True))
-    arms: dict[str, dict[str, object]] = {
-        "ppo": {
-            **shared,
-            "controller": "ppo",
-            "checkpoint": checkpoint,
-            "policy_device": config.policy_device,
-        },
-        **{name: {**shared, "controller": name} for name in CONTROLS},
-    }
+    arms = {name: {**shared, "controller": name} for name in ("ppo", *CONTROLS)}
+    arms["ppo"] |= {"checkpoint": checkpoint, "policy_device": config.policy_device}
     rng_seeds = TEST_SEEDS[: config.episodes]
     say_where(config)
     results = run_arms(
@@ -123,21 +114,17 @@ def run_arms(
         The reports of each arm as ``[rng seed][episode]``.
     """
     jobs = [
-        (
-            (arm, number, episode),
-            run_config(**settings, rng_seed=rng_seed, devices=(device_of(number, devices).name,)),
-        )
+        (arm, run_config(**settings, rng_seed=rng_seed, episodes=episodes, devices=(device.name,)))
         for arm, settings in arms.items()
         for number, rng_seed in enumerate(rng_seeds)
-        for episode in range(episodes)
+        for device in [device_of(number, devices)]
     ]
-    found = dict(in_processes(_run_job, jobs, processes))
-    numbers = range(len(rng_seeds))
-    return {arm: [[found[arm, number, e] for e in range(episodes)] for number in numbers] for arm in arms}
+    found = dict(in_processes(_run_seed, jobs, processes))
+    return {arm: [found[arm, rng_seed] for rng_seed in rng_seeds] for arm in arms}
 
 
-def _run_job(key: Key, config: RunConfig) -> tuple[Key, EpisodeReport]:
-    return key, run_one_episode(config, episode=key[2])
+def _run_seed(arm: str, config: RunConfig) -> tuple[tuple[str, int], list[EpisodeReport]]:
+    return (arm, config.rng_seed), [run_one_episode(config, number) for number in range(config.episodes)]
 
 
 def comparison_table(results: Mapping[str, Reports], rent: float) -> Table:

@@ -91,11 +91,7 @@ def parse_flags(
 
 
 def say_where(config: Hardware) -> None:
-    """Print devices and convolution kernels to standard error if they are not the default."""
-    from esper.kasmina.native import kernels
-
-    if kernels().library is None:
-        print(f"esper: convolutions run on kernels that are {kernels().description}", file=sys.stderr)
+    """Print the devices of the environments, unless all of them run on the CPU."""
     if config.devices != Hardware().devices:
         from esper.tolaria.devices import describe_map
 

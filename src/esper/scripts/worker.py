@@ -143,7 +143,7 @@ def _common(config: TrainingConfig) -> dict[str, object]:
         **provenance.versions(),
         "git_revision": provenance.git_revision(),
         "data": task_of(config).digest(),
-        **{name: hardware[name] for name in ("machine", "system", "cpu_capability", "kernels")},
+        **{name: hardware[name] for name in ("machine", "system", "cpu_capability")},
     }
 
 

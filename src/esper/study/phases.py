@@ -8,6 +8,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
 
 from esper.kasmina.optim import DECAY_SHARE
@@ -18,6 +19,8 @@ from esper.tamiyo.plan_search import GENERATIONS, propose
 
 RunAll = Callable[[Sequence[StudyRun]], list[RunResult]]
 """Function from runs to their results, in order; finished runs are not repeated."""
+MarkResults = Sequence[MarkResult | None]
+"""Results ``[mark]`` of a run; None if the host diverged."""
 STACK = "stack/"
 """Prefix, in a plan, of a seed that is a copy of a block."""
 
@@ -26,7 +29,7 @@ STACK = "stack/"
 class TaskResults:
     """Results of a study on one task."""
 
-    arms: dict[str, list[list[list[MarkResult | None]]]]
+    arms: dict[str, list[list[MarkResults]]]
     """Results by arm as ``[training][rng seed][mark]``; None if the host diverged."""
     factors: dict[str, tuple[float, ...]]
     """Chosen factors on the learning rate, by arm."""
@@ -97,15 +100,25 @@ class StudyPhases:
 
     def _validation_losses(self, trials: Sequence[tuple[str, float]]) -> dict[tuple[str, float], list[float]]:
         """Return mean validation losses ``[mark]`` over selection rng seeds; infinite if a host diverged."""
-        rng_seeds = self._config.selection
-        runs = [StudyRun(self._name, what, (f,), rng_seed) for what, f in trials for rng_seed in rng_seeds]
-        lines = self._run_all(runs)
-        found = {}
-        for number, trial in enumerate(trials):
-            own = lines[number * len(rng_seeds) : (number + 1) * len(rng_seeds)]
-            rows = [[_val_loss(answer) for answer in self._answers(line)] for line in own]
-            found[trial] = [fmean(column) for column in zip(*rows, strict=True)]
-        return found
+        runs = {
+            (what, factor): [StudyRun(self._name, what, (factor,), seed) for seed in self._config.selection]
+            for what, factor in trials
+        }
+        results = self._results(chain.from_iterable(runs.values()))
+        return {
+            trial: [
+                fmean(map(_val_loss, column)) for column in zip(*(results[run] for run in own), strict=True)
+            ]
+            for trial, own in runs.items()
+        }
+
+    def _results(self, runs: Iterable[StudyRun]) -> dict[StudyRun, MarkResults]:
+        """Return the results of runs, which may occur more than once."""
+        wanted = list(dict.fromkeys(runs))
+        nothing: MarkResults = [None] * len(self._config.marks)
+        return {
+            run: result.answers or nothing for run, result in zip(wanted, self._run_all(wanted), strict=True)
+        }
 
     def _search_plan(self) -> str:
         """Return the best plan of a search limited by ``schedule_episodes``, on all selection rng seeds."""
@@ -124,43 +137,31 @@ class StudyPhases:
 
     # --- evaluation ---------------------------------------------------------------------------
 
-    def _evaluate(
-        self, arms: Mapping[str, tuple[str, ...]]
-    ) -> dict[str, list[list[list[MarkResult | None]]]]:
-        scratch = {
-            name: Arm.of(texts[0]).argument for name, texts in arms.items() if _is_from_scratch(texts[0])
-        }
-        rng_seeds = self._config.evaluation
-        asked = [
-            (name, StudyRun(self._name, what, self._factors_of(what), rng_seed))
+    def _evaluate(self, arms: Mapping[str, tuple[str, ...]]) -> dict[str, list[list[MarkResults]]]:
+        scratch = {name: Arm.of(texts[0]) for name, texts in arms.items() if _is_from_scratch(texts[0])}
+        runs = {
+            name: [
+                [StudyRun(self._name, what, self._factors_of(what), seed) for seed in self._config.evaluation]
+                for what in map(self._what, texts)
+            ]
             for name, texts in arms.items()
             if name not in scratch
-            for what in map(self._what, texts)
-            for rng_seed in rng_seeds
-        ]
-        lines = self._run_all([run for _, run in asked])
-        found: dict[str, list[list[list[MarkResult | None]]]] = {name: [] for name in arms}
-        for number, ((name, _), line) in enumerate(zip(asked, lines, strict=True)):
-            if number % len(rng_seeds) == 0:
-                found[name].append([])
-            found[name][-1].append(self._answers(line))
-        for name, grown in scratch.items():
-            whats = [self._what(text) for text in arms[grown]]
+        }
+        results = self._results(run for own in runs.values() for row in own for run in row)
+        found = {name: [[results[run] for run in row] for row in own] for name, own in runs.items()}
+        for name, (_, grown) in scratch.items():
+            whats = map(self._what, arms[grown])
             found[name] = [self._from_scratch(w, f) for w, f in zip(whats, found[grown], strict=True)]
-        return found
+        return {name: found[name] for name in arms}
 
-    def _from_scratch(self, what: str, grown: list[list[MarkResult | None]]) -> list[list[MarkResult | None]]:
+    def _from_scratch(self, what: str, grown: list[MarkResults]) -> list[MarkResults]:
         """Return the results ``[rng seed][mark]`` of the grown networks if they are trained from scratch."""
         runs = [
             [None if answer is None else self._whole(answer.seeds, what, rng_seed) for answer in answers]
             for rng_seed, answers in zip(self._config.evaluation, grown, strict=True)
         ]
-        wanted = list(dict.fromkeys(run for row in runs for run in row if run is not None))
-        lines = dict(zip(wanted, self._run_all(wanted), strict=True))
-        return [
-            [None if run is None else self._answers(lines[run])[mark] for mark, run in enumerate(row)]
-            for row in runs
-        ]
+        results = self._results(run for row in runs for run in row if run is not None)
+        return [[None if run is None else results[run][mark] for mark, run in enumerate(row)] for row in runs]
 
     def _whole(self, seeds: str, grown: str, rng_seed: int) -> StudyRun:
         """Return the run of a grown network from scratch: a static size if all seeds are copies of blocks."""
@@ -178,9 +179,6 @@ class StudyPhases:
         if kind == "static_final":
             return ()
         return (self._factors[f"ppo:{argument}" if kind == "shuffled" else what],)
-
-    def _answers(self, line: RunResult) -> list[MarkResult | None]:
-        return [None] * len(self._config.marks) if line.answers is None else list(line.answers)
 
 
 def _val_loss(answer: MarkResult | None) -> float:
