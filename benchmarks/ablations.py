@@ -1,8 +1,8 @@
-"""What each way of making an environment's step faster buys: the step without it, all taking turns.
+"""Ablation of the optimisations of an environment-step: CPU time of the step without each of them.
 
     python -m benchmarks.ablations [SEEDS]
 
-CPU milliseconds per environment-step with so many blended seeds, the least of some iterations.
+Prints CPU milliseconds per environment-step with SEEDS blended seeds, the minimum over the iterations.
 """
 
 import sys
@@ -14,10 +14,8 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.bench_environment_step import Recorded
-from benchmarks.measuring import cpu_times
-from esper.kasmina import native, slot
+from benchmarks.timing import cpu_times
 from esper.kasmina.hosts.cnn import GlobalHead
-from esper.kasmina.slot import SeedSlot
 from esper.tolaria import precision, switching
 from tests.tolaria.building import plant
 
@@ -28,14 +26,6 @@ def _mean(head: GlobalHead, h: torch.Tensor) -> torch.Tensor:
     return head.linear(h.mean(dim=(2, 3)))
 
 
-def _added(slot: SeedSlot, h: torch.Tensor, alpha: torch.Tensor, ambient: bool) -> torch.Tensor:
-    return torch.addcmul(h, alpha, slot._change(h, ambient))
-
-
-def _never(*_: object) -> bool:
-    return False
-
-
 def _step_each(optimisers: Sequence[torch.optim.Optimizer]) -> None:
     for optimiser in optimisers:
         optimiser.step()
@@ -43,8 +33,6 @@ def _step_each(optimisers: Sequence[torch.optim.Optimizer]) -> None:
 
 CHUNKS = [(switching, "FEATURES_AT_ONCE", 2**17)]
 WAYS: dict[str, list[tuple[Any, str, Any]]] = {
-    "kernels of our own": [(native, "takes", _never), (slot, "takes", _never)],
-    "a light seed by one kernel": [(SeedSlot, "_blended", _added)],
     "the head's gradient in the features' layout": [(GlobalHead, "forward", _mean)],
     "validation in larger chunks": CHUNKS,
     "host and seeds stepped together": [(precision, "step_together", _step_each)],

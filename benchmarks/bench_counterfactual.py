@@ -1,11 +1,11 @@
-"""What it costs to score every on/off choice of three seeds, in plain validation forwards."""
+"""Cost of scoring all on/off configurations of three seeds, in validation forward passes."""
 
 from collections import deque
 
 import pytest
 import torch
 
-from benchmarks.measuring import cpu_times, ratio
+from benchmarks.timing import cpu_times, ratio
 from esper.leyline import BlueprintAction
 from esper.tolaria.counterfactual import measure
 from esper.tolaria.objective import CLASSIFICATION

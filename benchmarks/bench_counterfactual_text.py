@@ -1,11 +1,11 @@
-"""What it costs to score every on/off choice of three seeds in the GPT of ``pycode``, in plain forwards."""
+"""Cost of scoring all on/off configurations of three seeds in the GPT of ``pycode``, in forward passes."""
 
 from collections import deque
 
 import pytest
 import torch
 
-from benchmarks.measuring import cpu_times, ratio
+from benchmarks.timing import cpu_times, ratio
 from esper.leyline import TRANSFORMER_BLUEPRINTS, BlueprintAction
 from esper.tolaria.counterfactual import measure
 from esper.tolaria.objective import NEXT_TOKEN
@@ -14,13 +14,13 @@ from esper.tolaria.tasks.text import PYCODE
 from tests.tolaria.building import every_choice, grown_model
 
 SLOTS = (0, 1, 2)
-SEEDS = sorted(TRANSFORMER_BLUEPRINTS - {BlueprintAction.FLEX_ATTENTION})  # which is ATTENTION on a CPU
+SEEDS = sorted(TRANSFORMER_BLUEPRINTS - {BlueprintAction.FLEX_ATTENTION})  # ATTENTION on a CPU
 LIMIT = 3.0
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def bench_all_configurations_of_three_seeds(seed: BlueprintAction) -> None:
-    """The lighter the seeds, the more weighs the output layer, which runs for all eight."""
+    """Measure the ratio for one blueprint; light seeds come out worst: the output layer runs eight times."""
     stream = torch.Generator().manual_seed(0)
     host = PYCODE.build_host(PYCODE.instances.draw(stream))
     model, _ = grown_model(dict.fromkeys(SLOTS, seed), host=host)

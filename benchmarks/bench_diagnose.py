@@ -1,4 +1,4 @@
-"""What a diagnosis costs, in steps of the training that it precedes."""
+"""Cost of ``esper.diagnose`` in training steps of the diagnosed network."""
 
 import time
 
@@ -7,19 +7,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.measuring import figure
+from benchmarks.timing import figure
 from esper.growth import diagnose
 from tests.growth.models import BasicBlock
 
 TRAINING_STEPS = 30 * 50_000 // 128
-"""30 epochs of a data set of CIFAR's size, in batches of 128."""
+"""Steps of 30 epochs over 50,000 images in batches of 128."""
 LIMIT = 0.1
-"""Share of that training."""
+"""Largest share of ``TRAINING_STEPS``."""
 BATCH = 128
 
 
 class ResNet(nn.Module):
-    """Three stages of two blocks, for small images."""
+    """ResNet with three stages of two blocks, for small images."""
 
     def __init__(self) -> None:
         super().__init__()

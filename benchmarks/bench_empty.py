@@ -1,4 +1,4 @@
-"""What slots cost while nothing is blended: empty, and with one seed incubating. Reported, not limited."""
+"""Cost of slots in a training step without blended seeds: empty slots, and one incubating seed. No limit."""
 
 import copy
 
@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from benchmarks.bench_step import CLIP, sgd, step_by_hand
-from benchmarks.measuring import cpu_times, ratio
+from benchmarks.timing import cpu_times, ratio
 from esper.leyline import BlueprintAction, Stage
 from esper.tolaria.minibatch import train_batch
 from esper.tolaria.objective import CLASSIFICATION

@@ -1,4 +1,4 @@
-"""What an environment costs: a step against the same in plain PyTorch, among few and many, and in bytes."""
+"""Cost of an environment: its step relative to plain PyTorch, its scaling with their number, its memory."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.measuring import GEMM_FLOPS, cpu_times, figure, gemm, gflops
 from benchmarks.reference.environment import Environment, Network, Recipe
+from benchmarks.timing import GEMM_FLOPS, cpu_times, figure, gemm, gflops
 from esper.kasmina.hosts import Host
 from esper.leyline import EpochFacts, LifecycleRules
 from esper.leyline.slot_table import IntArray
@@ -25,16 +25,19 @@ from tests.tolaria.building import WAIT, plant
 WIDTHS, SHAPE, CLASSES = (8, 16, 32), (3, 32, 32), 10
 BATCH, MINIBATCHES = 64, 4
 ENVS, ITERATIONS, STEPS = 4, 5, 3
-"""So many steps are measured at once: one of them takes a snapshot."""
+"""STEPS steps are measured together because one of them takes a snapshot."""
 FEW, MANY = 4, 64
 HORIZON = 400
 LIMITS = {0: 1.3, 2: 2.2}
-"""How many times as fast as the reference, by the number of blended seeds."""
+"""Least speed relative to the reference (``reference/environment.py``), by the number of blended seeds.
+
+The value for two seeds was set with convolutions in C on AVX-512 and has to be set again without them.
+"""
 
 
 @cache
 def pictures() -> tuple[torch.Tensor, torch.Tensor]:
-    """Noise with a trace of its class, and the classes."""
+    """Return images of noise plus a weak class pattern, and their labels."""
     stream = torch.Generator().manual_seed(0)
     count = 1024 + 2 * BATCH
     labels = torch.randint(CLASSES, (count,), generator=stream)
@@ -43,7 +46,7 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def load_pictures(generator: torch.Generator) -> Splits:
-    """1,024 pictures to train on, one minibatch to validate with."""
+    """Return splits with 1,024 training images and one validation minibatch."""
     return split_images(*pictures(), validation=BATCH, test=BATCH, generator=generator)
 
 
@@ -63,7 +66,7 @@ TASK: TaskSpec = replace(
 
 @dataclass
 class Recorded:
-    """Our environments and their references, each led through the same actions."""
+    """Environments of Esper and their references, stepped with the same actions."""
 
     vector: SerialVector
     references: list[Environment]
@@ -83,7 +86,7 @@ class Recorded:
         return self.vector.step(np.stack([action] * len(self.vector.envs)))
 
     def theirs(self) -> list[tuple[float, float]]:
-        """Training and validation loss of every reference."""
+        """Step all references and return their training and validation losses."""
         losses = []
         for env in self.references:
             if env.epoch in self.actions:
@@ -94,7 +97,7 @@ class Recorded:
 
 
 def reference_of(vector: SerialVector, index: int) -> Environment:
-    """A reference that begins with the weights, data and random streams of an environment."""
+    """Return a reference with the weights, data and random streams of an environment."""
     env = vector.envs[index]
     host, splits = env.model.host, env.host.splits
     assert isinstance(host, Host)
@@ -155,7 +158,7 @@ def bench_an_environment_costs_the_same_among_64_as_among_4() -> None:
 
 
 def bench_an_environment_holds_little_more_than_its_network() -> None:
-    """Between steps: tensors that come with more environments, by the bytes of their storages."""
+    """Measure the bytes of tensor storages that more environments add between steps."""
     plants = {slot: plant(slot) for slot in range(2)}
 
     def held(envs: int) -> tuple[int, Recorded]:
@@ -166,7 +169,7 @@ def bench_an_environment_holds_little_more_than_its_network() -> None:
         storages = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
             for tensor in gc.get_objects()
-            if issubclass(type(tensor), torch.Tensor)  # isinstance would wake up deprecated proxies
+            if issubclass(type(tensor), torch.Tensor)  # isinstance would trigger warnings of proxies
         }
         return sum(storages.values()), recorded
 

@@ -1,4 +1,4 @@
-"""Training in a user's loop: two live seeds against the finished network, empty slots against none."""
+"""Training step in a user's loop: live seeds relative to the finished network, empty slots to no slots."""
 
 import copy
 from collections.abc import Callable
@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measuring import cpu_times, ratio
+from benchmarks.timing import cpu_times, ratio
 from esper.growth import Growth
 from tests.growth.models import BasicBlock
 
 LIVE_LIMIT = 1.15
 EMPTY_LIMIT = 1.01
 LEAST_STEP_MS = 10.0
-"""Models of which these limits are promised."""
+"""Least duration of a step for which the limits hold."""
 ITERATIONS = 30
-"""Of so close a limit the least of many is told."""
+"""Many iterations, because a limit of 1 % needs a precise minimum."""
 
 
 class WideResNet(nn.Module):
@@ -32,7 +32,7 @@ class WideResNet(nn.Module):
 
 
 class Text(nn.Module):
-    """Torch's own encoder."""
+    """Token model around ``nn.TransformerEncoder``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[tupl
 
 
 def stepping(net: nn.Module, x: Tensor) -> Callable[[], None]:
-    """A user's minibatch."""
+    """Return a function that trains the network on one minibatch."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
     net.train()
 

@@ -1,11 +1,11 @@
-"""How much of a rollout is spent on anything but training and validating hosts."""
+"""Share of a rollout that is not training or validation of hosts."""
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.measuring import figure
 from benchmarks.rollout import NUM_ENVS, Rollout, Stopwatch
+from benchmarks.timing import figure
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training import growth
 from esper.tamiyo.policy.observer import Observer
@@ -19,7 +19,7 @@ HOST_WORK = ("training", "validation")
 def bench_all_but_training_and_validation_takes_at_most_15_percent_of_an_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One episode of 16 hosts under an untrained policy, every row written, twins known beforehand."""
+    """Run one episode of 16 hosts under an untrained policy with all rows written and twins cached."""
     rollout = Rollout.prepare(tmp_path / "run", monkeypatch)
     watch = Stopwatch()
     for name, owner, function in (

@@ -1,4 +1,4 @@
-"""What showing a run on the terminal costs whoever runs it, and how fresh a screen can be for that."""
+"""Cost of the terminal view for the process that runs the training, and its refresh interval."""
 
 import time
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.measuring import cpu_times, figure
+from benchmarks.timing import cpu_times, figure
 from esper.karn.run import open_run
 from esper.karn.screen import screen
 from esper.karn.terminal import SHARE_OF_DRAWING, SHARE_OF_TIME, TerminalView
@@ -18,7 +18,7 @@ from tests.karn import fake_run, fake_training
 EPISODES = 40
 SECONDS_PER_EPOCH = 0.015
 MOST_SHARE = 2 * SHARE_OF_TIME
-"""A look is made up for by the time after it, and the last one has none."""
+"""A refresh is compensated by the pause after it; the last refresh has no pause."""
 SECONDS_BETWEEN_SCREENS = 5.0
 
 

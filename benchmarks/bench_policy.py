@@ -1,10 +1,10 @@
-"""What a policy costs around its network: observation, masks, and the write into the rollout buffer."""
+"""Cost of a policy besides its network: observation, masks, and writing to the rollout buffer."""
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.measuring import cpu_times, figure
+from benchmarks.timing import cpu_times, figure
 from esper.leyline import NUM_HEADS, SlotTable, TrainingSignals
 from esper.leyline.stages import LIVE_STAGES
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
@@ -17,14 +17,14 @@ from tests.tamiyo.policy.observing import FLAGS, MEASUREMENTS
 
 SPACE = space_of(SMALL.num_slots)
 OBSERVATION_LIMIT = {4: 0.1, 16: 0.15}
-"""Milliseconds by number of environments."""
+"""Largest milliseconds per observation, by the number of environments."""
 MASKS_LIMIT = 0.15
 WRITE_LIMIT = 0.3
 REPEATS = 200
 
 
 def live_table(num_envs: int) -> SlotTable:
-    """A live and measured seed in every slot."""
+    """Return a table with a live, measured seed in every slot."""
     rng = np.random.default_rng(0)
     table = random_table(rng, num_envs, SMALL.num_slots)
     shape = table.stage.shape

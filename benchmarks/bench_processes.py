@@ -1,4 +1,4 @@
-"""What a second process is worth to ``esper train``."""
+"""Speed-up of ``esper train`` by a second process."""
 
 import os
 import subprocess
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.measuring import figure
+from benchmarks.timing import figure
 from esper.karn.run import read_rows
 from esper.leyline.cache import CACHE_VARIABLE
 from esper.leyline.events import UpdateRow
 
 ENVS, STEPS, ITERATIONS = 16, 15, 3
-"""With episodes of five steps one process waits for the other, whose eight cost a tenth more: 1.75 ×."""
+"""Episodes of five steps are too short: one process waits for the other, and the speed-up is 1.75."""
 RUN = f"train --task digits --envs {ENVS} --steps {STEPS} --iterations {ITERATIONS} --hidden-dim 64"
 EVALUATION = f"--evaluate-every {ITERATIONS} --evaluate-episodes 1 --checkpoint-every {ITERATIONS}"
 REPEATS = 2
@@ -21,7 +21,7 @@ LIMIT = 1.8
 
 
 def _seconds(processes: int, directory: Path, cache: Path) -> list[float]:
-    """Wall time of the iterations but the first, which still warms up, and the last, which evaluates."""
+    """Return the wall times of the iterations without the first (warm-up) and the last (evaluation)."""
     command = [sys.executable, "-c", "from esper.scripts.cli import main; main()", *RUN.split()]
     command += [*EVALUATION.split(), "--processes", str(processes), "--out", str(directory)]
     environment = {**os.environ, CACHE_VARIABLE: str(cache), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -33,10 +33,10 @@ def _seconds(processes: int, directory: Path, cache: Path) -> list[float]:
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two processes need two cores")
 def bench_two_processes_do_at_least_1_8_times_the_work_of_one(tmp_path: Path) -> None:
-    """Environment-steps per second by the wall clock: this one needs a quiet machine with two free cores.
+    """Compare environment-steps per wall-clock second; needs a machine with two idle cores.
 
-    Twins come from a cache that a run beforehand has filled, and iterations are timed by the run itself, so
-    starting up counts for neither. Both do the same iterations, of which each counts at its fastest.
+    A run before the measurement fills the cache of twins, and the run itself times its iterations, so that
+    start-up does not count. Each iteration counts at its fastest repetition.
     """
     cache = tmp_path / "cache"
     _seconds(2, tmp_path / "first", cache)

@@ -1,4 +1,4 @@
-"""What a question to a long run costs: a million decisions, asked by ``esper sql`` from a cold start."""
+"""Cost of ``esper sql`` on a run with a million decisions, process start included."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.measuring import figure
+from benchmarks.timing import figure
 from esper.karn.run import open_run
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
@@ -17,13 +17,13 @@ from tests.rows import change
 ROWS = 1_000_000
 ROWS_PER_FLUSH = 1_000
 SECONDS = 1.0
-"""Of processor time on one thread, imports included; an idle machine takes no longer."""
+"""Largest CPU seconds of the command on one thread, imports included."""
 ITERATIONS = 5
 
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One row, written a million times."""
+    """Write a run whose decision row is repeated a million times; return its directory."""
     directory = tmp_path_factory.mktemp("long") / "run"
     row = fake_run.policy_decision_row(0)
     with RunWriter(directory) as writer:
@@ -37,7 +37,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _seconds(run: Path, query: str) -> tuple[float, float]:
-    """Processor and wall seconds of the whole command, the least of some."""
+    """Return CPU and wall seconds of the whole command, each the minimum over the iterations."""
     costs = []
     for _ in range(ITERATIONS):
         began, before = time.perf_counter(), os.times()

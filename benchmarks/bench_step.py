@@ -1,4 +1,4 @@
-"""A training step of a grown network against the same network written by hand."""
+"""Training step of a grown network, relative to the same network written by hand."""
 
 import copy
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measuring import cpu_times, ratio
+from benchmarks.timing import cpu_times, ratio
 from esper.kasmina import MorphogeneticModel
 from esper.leyline import BlueprintAction, Stage
 from esper.tolaria.minibatch import train_batch
@@ -19,7 +19,7 @@ LIMIT = 1.25
 
 
 class HandWritten(nn.Module):
-    """Three blocks, a seed behind the first two, a head: nothing else."""
+    """The grown network without slots: three blocks, seeds behind the first two, a head."""
 
     def __init__(self, model: MorphogeneticModel) -> None:
         super().__init__()

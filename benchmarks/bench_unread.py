@@ -1,8 +1,8 @@
-"""An epoch that is read at its end against one in which every minibatch is looked at (ADR 0026)."""
+"""Cost of an epoch whose losses are read once at its end, relative to after every minibatch (ADR 0026)."""
 
 import pytest
 
-from benchmarks.measuring import cpu_times, figure
+from benchmarks.timing import cpu_times, figure
 from esper.leyline.slot_table import IntArray
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.host_training import train_together

@@ -1,11 +1,11 @@
-"""How much of the machine's arithmetic an update epoch makes use of."""
+"""Arithmetic rate of a PPO update epoch, relative to a matrix product."""
 
 from dataclasses import replace
 
 import torch
 from torch import nn
 
-from benchmarks.measuring import GEMM_FLOPS, cpu_times, figure, gemm, gflops
+from benchmarks.timing import GEMM_FLOPS, cpu_times, figure, gemm, gflops
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import PPOConfig
@@ -19,11 +19,10 @@ LIMIT = 0.4
 
 
 def epoch_flops(policy: FactoredRecurrentActorCritic) -> int:
-    """Of one update epoch, forward and backward, by formula; everything but matrix products is left out.
+    """Return the FLOPs of the matrix products in one update epoch, forward and backward.
 
-    An element of a weight matrix, the LSTM's included, costs one multiply-add per row forward and two
-    backward. For the linear layers that is what ``torch.utils.flop_counter`` counts; the fused LSTM of
-    the CPU it does not see.
+    An element of a weight matrix, also of the LSTM, costs one multiply-add per row forward and two backward.
+    ``torch.utils.flop_counter`` counts the same for linear layers; it does not see the fused LSTM of the CPU.
     """
     matrices = [
         parameter
@@ -36,7 +35,7 @@ def epoch_flops(policy: FactoredRecurrentActorCritic) -> int:
 
 
 def rollout(policy: FactoredRecurrentActorCritic, starts: torch.Tensor) -> TamiyoRolloutBuffer:
-    """Random decisions and rewards; an episode begins at each of ``starts [env, step]``."""
+    """Return a buffer of random decisions and rewards; ``starts [env, step]`` marks the start of episodes."""
     played = play(policy, starts)
     buffer = TamiyoRolloutBuffer(
         NUM_ENVS, NUM_STEPS, policy.shape.state_dim, policy.num_slots, policy.shape.hidden_dim
@@ -54,13 +53,13 @@ def rollout(policy: FactoredRecurrentActorCritic, starts: torch.Tensor) -> Tamiy
 
 
 def bench_an_update_epoch_reaches_two_fifths_of_the_rate_of_a_matrix_product() -> None:
-    """An update of one epoch: advantages, diagnostics and the optimiser are part of it."""
+    """Measure an update of one epoch, including advantages, diagnostics and the optimiser step."""
     policy = new_policy(SHAPE, 0)
     whole = torch.zeros(NUM_ENVS, NUM_STEPS, dtype=torch.bool)
     whole[:, 0] = True
     broken = whole.clone()
     broken[range(NUM_ENVS), 8 + 8 * torch.arange(NUM_ENVS)] = True
-    # At such a rate every update meets the same network, and none is ended early.
+    # This learning rate leaves the network unchanged, so no update stops early by its KL divergence.
     agent = PPOAgent(policy, PPOConfig(update_epochs=1, learning_rate=1e-30))
     rollouts = {"whole episodes": rollout(policy, whole), "a breakdown in each": rollout(policy, broken)}
 

@@ -1,12 +1,12 @@
-"""What telemetry costs the trainer: CPU time of one row, written, flushed and turned into Parquet."""
+"""CPU time of telemetry in the training process: writing, flushing and conversion to Parquet."""
 
 import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.measuring import figure
 from benchmarks.rollout import NUM_ENVS, Rollout, Stopwatch
+from benchmarks.timing import figure
 from esper.leyline.events import Row
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
@@ -16,7 +16,7 @@ SHARE_OF_A_STEP = 0.01
 EPISODES = 40
 ITERATIONS = 5
 DECISIONS = 100_000
-"""Five times so many lines are there that they become Parquet."""
+"""Enough lines for five conversions to Parquet."""
 DECISIONS_PER_FLUSH = 800
 
 
@@ -63,7 +63,7 @@ def bench_a_decision_costs_at_most_ten_microseconds_with_its_conversion_to_parqu
 def bench_the_writer_takes_at_most_one_percent_of_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An iteration of 16 hosts on digits under an untrained policy, every row in journal and file."""
+    """Run an iteration of 16 hosts on digits under an untrained policy; all rows go to journal and file."""
     rollout, watch = Rollout.prepare(tmp_path / "run", monkeypatch), Stopwatch()
     total = rollout.run(monkeypatch, watch)
     share = watch.seconds["writer"] / total

@@ -1,4 +1,4 @@
-"""Episodes of sixteen hosts on digits under an untrained policy, every row written: what a step costs."""
+"""Rollout of sixteen hosts on digits under an untrained policy, shared by several benchmarks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUM_ENVS = 16
 
 
 class Stopwatch:
-    """CPU seconds inside wrapped functions, none of which calls another."""
+    """CPU seconds spent in wrapped functions; wrapped functions must not call one another."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -42,7 +42,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One iteration of a training that has not begun; twins are known beforehand."""
+    """First iteration of a training, with cached twins."""
 
     directory: Path
     journal: IterationJournal
@@ -62,9 +62,9 @@ class Rollout:
         return cls(directory, journal, env, new_policy(shape, 0), task.horizon)
 
     def run(self, patch: pytest.MonkeyPatch, watch: Stopwatch) -> float:
-        """Collect the episodes and write their rows, in full; CPU seconds.
+        """Collect the episodes, write all rows, and return the CPU seconds of both.
 
-        ``watch`` is told of what the writing takes, to the journal and to the iteration's file.
+        ``watch`` gets the time of writing, to the journal and to the file of the iteration, as "writer".
         """
         patch.setattr(IterationJournal, "take", watch.wrap("writer", IterationJournal.take))
         with RunWriter(self.directory) as writer:

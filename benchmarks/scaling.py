@@ -1,8 +1,8 @@
-"""What an iteration costs in one, two and four processes, and what of it crosses the wire.
+"""Time and network traffic of an iteration in one, two and four processes.
 
 ``python -m benchmarks.scaling`` prints the tables of docs/scaling.md in two to five minutes. It runs in a
-network namespace of its own (``unshare``, Linux), so that every byte on its loopback is one of the run's;
-headers count, start-up does not.
+separate network namespace (``unshare``, Linux), so that all bytes on the loopback belong to the run. Headers
+count, start-up does not.
 """
 
 import fcntl
@@ -20,18 +20,18 @@ from typing import NamedTuple
 
 import torch
 
-from esper.build import describe_run
 from esper.karn.run import read_rows
 from esper.leyline.cache import CACHE_VARIABLE
 from esper.leyline.events import UpdateRow
 from esper.leyline.run_files import TELEMETRY, lines_path
 from esper.nissa.writer import RunWriter
+from esper.run.factories import describe_run
+from esper.run.policy_training import task_of
+from esper.run.row_sink import RowSink
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import SHARD_ENVS, Trainer
-from esper.telemetry import Telemetry
 from esper.tolaria.env import MorphEnv
-from esper.training import task_of
 
 ENVS, STEPS, ITERATIONS = 16, 10, 4
 RUN = f"train --task digits_impaired --envs {ENVS} --steps {STEPS} --iterations {ITERATIONS}"
@@ -40,32 +40,32 @@ INSIDE = "--inside"
 
 
 class Moment(NamedTuple):
-    """When an iteration was complete."""
+    """Counters at the end of an iteration."""
 
     wire_bytes: int
     cpu_seconds: float
 
 
 def raise_loopback() -> None:
-    """A new network namespace has a loopback that is down."""
+    """Bring up the loopback device, which is down in a new network namespace."""
     with socket.socket() as any_socket:
         up = struct.pack("16sH14s", b"lo", 0x1 | 0x40, b"")  # IFF_UP, IFF_RUNNING
         fcntl.ioctl(any_socket, 0x8914, up)  # SIOCSIFFLAGS
 
 
 def wire_bytes() -> int:
-    """Received on the loopback so far."""
+    """Return the bytes received on the loopback device so far."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:"))
 
 
 def cpu_seconds(root: int) -> float:
-    """Of a process and all its descendants that are alive."""
+    """Return the CPU seconds of a process and its living descendants."""
     parents, ticks = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         parents[int(folder.name)], ticks[int(folder.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
     family = {root}
@@ -75,7 +75,7 @@ def cpu_seconds(root: int) -> float:
 
 
 def measure(processes: int, out: Path, cache: Path) -> str:
-    """A line of the table, of the iterations but the first, which warms up, and the last, which evaluates."""
+    """Return a line of the table, without the first iteration (warm-up) and the last (evaluation)."""
     command = [sys.executable, "-c", "from esper.scripts.cli import main; main()", *RUN.split()]
     command += [*EVALUATION.split(), "--processes", str(processes), "--out", str(out)]
     environment = {**os.environ, CACHE_VARIABLE: str(cache), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -102,7 +102,7 @@ def measure(processes: int, out: Path, cache: Path) -> str:
 
 
 def cpu_ms(call: Callable[[], object], times: int = 5) -> float:
-    """The least of several calls."""
+    """Return the minimum CPU milliseconds over several calls."""
     spent = []
     for _ in range(times):
         began = time.process_time()
@@ -112,20 +112,20 @@ def cpu_ms(call: Callable[[], object], times: int = 5) -> float:
 
 
 def parts(folder: Path) -> dict[str, str]:
-    """What one environment-step adds to each thing that all processes, or the first, do for all of them."""
+    """Return the cost per environment-step of the work that is not shared among processes."""
     torch.set_num_threads(1)
     config = TrainingConfig(task="digits_impaired", envs=SHARD_ENVS, steps=STEPS, iterations=1)
     trainer = Trainer(task_of(config), config)
     shard = trainer._rollout(trainer._training[0])
     message = pickle.dumps(shard)
     rollout = TamiyoRolloutBuffer.join([shard.buffer] * (ENVS // SHARD_ENVS))
-    updating = cpu_ms(lambda: trainer.agent.update(rollout, 0.0), times=1)  # a second one would stop early
+    updating = cpu_ms(lambda: trainer.agent.update(rollout, 0.0), times=1)  # a second update would stop early
     env = MorphEnv(trainer.task, rng_seed=0)
     env.reset(0)
     run = describe_run(config, "ppo", "run", env)
     update = trainer.run_iteration().update
     with RunWriter(folder / "rows", detail=config.detail) as writer:
-        telemetry = Telemetry(run, writer)
+        telemetry = RowSink(run, writer)
 
         def write() -> None:
             with writer.iteration(0):

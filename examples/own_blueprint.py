@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper import check_blueprint, register_blueprint
-from esper.config import run_config
 from esper.kasmina import Mirrored
-from esper.study import run_cell
+from esper.run.arm import run_one_episode
+from esper.run.run_config import run_config
 
 
 @register_blueprint("cross", topology="feature_map")
@@ -59,10 +59,10 @@ def main() -> None:
         check_blueprint("cross", topology="feature_map", width=width)
     check_blueprint("remember", topology="tokens", width=32)
     common = {"task": "digits_impaired", "rng_seed": 0}
-    off = run_cell("off", run_config(controller="off", **common))
-    grown = run_cell("cross", run_config(controller="periodic", plan=PLAN, **common))
-    for cell in (off, grown):
-        print(f"{cell.arm:<6} test {cell.test_score:5.1f}  parameters {cell.params:>5,}")
+    off = run_one_episode(run_config(controller="off", **common))
+    grown = run_one_episode(run_config(controller="periodic", plan=PLAN, **common))
+    for arm, report in (("off", off), ("cross", grown)):
+        print(f"{arm:<6} test {report.test_score:5.1f}  parameters {report.params:>5,}")
 
 
 if __name__ == "__main__":

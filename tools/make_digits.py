@@ -44,7 +44,7 @@ def encode_member(array: NDArray[np.uint8]) -> bytes:
 
 
 def pack(members: dict[str, bytes]) -> bytes:
-    """Return an .npz archive that depends on nothing but its members."""
+    """Return an .npz archive whose bytes depend only on its members."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", compression=zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, payload in members.items():
@@ -62,7 +62,7 @@ def unpack(packed: bytes) -> dict[str, bytes]:
 
 
 def find_differences(members: dict[str, bytes]) -> list[str]:
-    """Return what is wrong with the committed archive and its attribution, a sentence each."""
+    """Return one sentence for each problem of the committed archive and its attribution."""
     if not ARCHIVE.exists():
         return [f"{ARCHIVE.name} is missing; run this script without --check"]
     committed = ARCHIVE.read_bytes()

@@ -1,18 +1,18 @@
-"""Make golden values for the mathematics of the learner, from libraries that nobody here wrote.
+"""Make golden values for the mathematics of PPO with other libraries.
 
     python tools/make_goldens.py            write tests/golden/*.json, one file per library
     python tools/make_goldens.py --check    compare them with what is installed; exit 1 on a difference
 
-Wants an environment of its own: stable-baselines3, sb3-contrib and torchrl bring dependencies that nothing
-else here needs. With the torch that is installed already:
+Run it in a separate environment: stable-baselines3, sb3-contrib and torchrl have dependencies that Esper
+does not need. To reuse an installed torch:
 
     pip install --no-deps stable-baselines3 sb3-contrib torchrl "tensordict>=0.14.3,<0.15"
     pip install --no-deps gymnasium farama-notifications cloudpickle pandas matplotlib python-dateutil six
     pip install --no-deps hoptorch pyvers orjson importlib_metadata zipp packaging numpy
 
-Inputs are drawn once and stored with the results, so a test needs neither the library nor the generator.
+Inputs are stored with the results, so a test needs neither the library nor the random generator.
 """
-# ruff: noqa: PLC0415  where only one of the libraries is installed, its tests run without the others
+# ruff: noqa: PLC0415  each library is imported only where it is used, so one of them is enough
 
 import argparse
 import json
@@ -36,16 +36,16 @@ Case = dict[str, Any]
 
 
 def _numbers(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> list[Any]:
-    """Normal numbers with three decimals, which float32 and JSON both keep."""
+    """Draw normal numbers rounded to three decimals, which float32 and JSON represent alike."""
     return np.round(scale * rng.normal(size=shape), 3).tolist()
 
 
 def episodes(rng_seed: int, gamma: float, lam: float, *, truncated: bool) -> Case:
-    """Rows ``[env, step]`` of several episodes; with ``truncated`` about half of the ends are cuts."""
+    """Draw rows ``[env, step]`` of several episodes; with ``truncated`` about half of them are truncated."""
     rng = np.random.default_rng(rng_seed)
     envs, steps = 4, 12
     ended = rng.random((envs, steps)) < 0.2
-    ended[0, -1], ended[1, -1] = True, False  # rollouts that end with an episode and within one
+    ended[0, -1], ended[1, -1] = True, False  # one rollout ends with an episode, one within an episode
     cut = ended & (rng.random((envs, steps)) < 0.5) & truncated
     values = np.array(_numbers(rng, envs, steps))
     reached = np.array(_numbers(rng, envs, steps))  # values of the states in which episodes end
@@ -62,7 +62,7 @@ def episodes(rng_seed: int, gamma: float, lam: float, *, truncated: bool) -> Cas
 
 
 def choices(rng_seed: int, size: int) -> Case:
-    """Logits ``[row, size]`` with masks that leave one, some or all values, and a legal value per row."""
+    """Draw logits ``[row, size]``, masks with one, some or all values legal, and a legal action per row."""
     rng = np.random.default_rng(rng_seed)
     rows = 10
     mask = rng.random((rows, size)) < 0.6
@@ -77,7 +77,7 @@ def choices(rng_seed: int, size: int) -> Case:
 
 
 def updates(rng_seed: int, clip: float, value_clip: float) -> Case:
-    """Old and new logits ``[row, 5]`` far enough apart that clipping binds on both sides."""
+    """Draw old and new logits ``[row, 5]`` so different that ratios are clipped on both sides."""
     rng = np.random.default_rng(rng_seed)
     rows, size = 24, 5
     return {
@@ -93,11 +93,11 @@ def updates(rng_seed: int, clip: float, value_clip: float) -> Case:
     }
 
 
-# --- what the libraries make of them ---------------------------------------------------------------
+# --- results of the libraries ----------------------------------------------------------------------
 
 
 def with_stable_baselines3() -> dict[str, list[Case]]:
-    """Advantages by ``RolloutBuffer``, which knows one kind of end: a cut pays its bootstrap as reward."""
+    """Compute advantages by ``RolloutBuffer``; truncated episodes add the bootstrap to the last reward."""
     from gymnasium import spaces
     from stable_baselines3.common.buffers import RolloutBuffer
 
@@ -132,7 +132,7 @@ def with_stable_baselines3() -> dict[str, list[Case]]:
 
 
 def with_sb3_contrib() -> dict[str, list[Case]]:
-    """Log-probabilities and raw entropies (in nats, not normalised) by ``MaskableCategorical``."""
+    """Compute log-probabilities and entropies (in nats, not normalised) by ``MaskableCategorical``."""
     from sb3_contrib.common.maskable.distributions import MaskableCategorical
 
     def evaluated(case: Case) -> Case:
@@ -148,7 +148,7 @@ def with_sb3_contrib() -> dict[str, list[Case]]:
 
 
 def with_torchrl() -> dict[str, list[Case]]:
-    """Advantages with terminations and cuts apart, and the clipped losses with their gradients."""
+    """Compute advantages with terminated and truncated episodes, and clipped losses with gradients."""
     from torchrl.objectives.value.functional import generalized_advantage_estimate
 
     def advantages(case: Case) -> list[Any]:
@@ -235,7 +235,7 @@ LIBRARIES: dict[str, Callable[[], dict[str, list[Case]]]] = {
 
 
 def generate(library: str) -> dict[str, Any]:
-    """The golden document of one library, made afresh by the version that is installed."""
+    """Return the golden document of one library, computed by the installed version."""
     return {
         "library": library,
         "version": version(library),
@@ -246,13 +246,13 @@ def generate(library: str) -> dict[str, Any]:
 
 
 def load(library: str) -> dict[str, Any]:
-    """The committed golden document of one library."""
+    """Return the committed golden document of one library."""
     document: dict[str, Any] = json.loads((FOLDER / f"{library}.json").read_text(encoding="utf-8"))
     return document
 
 
 def find_differences(found: Any, wanted: Any, at: str = "") -> list[str]:
-    """Where two documents differ by more than the tolerance, apart from versions."""
+    """Return the differences of two documents beyond the tolerance, without those of versions."""
     if isinstance(wanted, dict):
         names = sorted((set(found) | set(wanted)) - {"version", "torch"})
         pairs = [(found.get(name), wanted.get(name), f"{at}.{name}") for name in names]
@@ -267,7 +267,7 @@ def find_differences(found: Any, wanted: Any, at: str = "") -> list[str]:
 
 
 def _format(document: dict[str, Any]) -> str:
-    """JSON with one line per field of a case: readable in a diff, and not thousands of lines."""
+    """Return JSON with one line per field of a case, so that diffs are readable."""
     head = {name: value for name, value in document.items() if isinstance(value, str)}
     lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     for name, cases in document.items():

@@ -1,7 +1,7 @@
-"""Make docs/images/lanes.svg: what a report shows of one episode, from a real run.
+"""Make docs/images/lanes.svg: the chart of one episode in a report, from a real run.
 
 python tools/make_lanes.py                 run `esper run --task digits_impaired` and draw it
-python tools/make_lanes.py RUN_DIRECTORY   draw a run that is there already
+python tools/make_lanes.py RUN_DIRECTORY   draw an existing run
 """
 
 import argparse
@@ -9,17 +9,17 @@ import re
 import tempfile
 from pathlib import Path
 
-from esper.config import run_config
 from esper.karn.figures import FIGURES
 from esper.karn.run import open_run
-from esper.runner import run_arm
+from esper.run.arm import run_arm
+from esper.run.run_config import run_config
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "lanes.svg"
 MARGIN = 16
 
 
 def on_paper(svg: str) -> str:
-    """The drawing with a margin, and with paper behind it whatever the page around it looks like."""
+    """Return the SVG with a margin and a background, so that it is readable on any page."""
 
     def widened(box: re.Match[str]) -> str:
         width, height = (float(size) + 2 * MARGIN for size in box.groups())
@@ -29,7 +29,7 @@ def on_paper(svg: str) -> str:
 
 
 def main() -> None:
-    """Draw the given run, or a new one."""
+    """Draw the given run, or a new run."""
     parser = argparse.ArgumentParser(description="Draw the lanes of the documents.")
     parser.add_argument("run", nargs="?", type=Path, help="a run directory; a new run unless given")
     given = parser.parse_args().run

@@ -1,10 +1,9 @@
 """Make docs/images/run.svg: the last screen of a real run, as a terminal of 80 columns shows it.
 
     python tools/make_picture.py                 run `esper run --task digits_impaired` and draw it
-    python tools/make_picture.py RUN_DIRECTORY   draw a run that is there already
+    python tools/make_picture.py RUN_DIRECTORY   draw an existing run
 
-The screen is drawn by the function that ``esper watch`` draws with, from the rows that the run wrote. Only
-its times differ from one making to the next.
+``esper watch`` draws its screen with the same function. Only times differ between two runs of this tool.
 """
 
 import argparse
@@ -16,15 +15,15 @@ import torch
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from esper.config import run_config
 from esper.karn.run import open_run
 from esper.karn.screen import screen
-from esper.runner import run_arm
+from esper.run.arm import run_arm
+from esper.run.run_config import run_config
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "run.svg"
 WIDTH = 80
 
-# rich's own frame without its web font: nothing is fetched to show it.
+# The frame of rich without its web font, so that showing the picture fetches nothing.
 SVG_FORMAT = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
   <style>
@@ -57,7 +56,7 @@ SVG_FORMAT = """\
 
 
 def last_screen(directory: Path) -> str:
-    """The screen after the last row of a run, as SVG."""
+    """Return the screen after the last row of a run, as SVG."""
     run = open_run(directory)
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(screen(run, WIDTH))
@@ -66,14 +65,14 @@ def last_screen(directory: Path) -> str:
 
 
 def main() -> None:
-    """Draw the given run, or a new one."""
+    """Draw the given run, or a new run."""
     parser = argparse.ArgumentParser(description="Draw the picture of the README.")
     parser.add_argument("run", nargs="?", type=Path, help="a run directory; a new run unless given")
     given = parser.parse_args().run
     with tempfile.TemporaryDirectory() as scratch:
         directory = given or Path(scratch) / "run"
         if given is None:
-            torch.set_num_threads(1)  # as the command does: sums come in another order with more threads
+            torch.set_num_threads(1)  # like the command; more threads change the order of sums
             run_arm(run_config(task="digits_impaired"), "heuristic", directory)
         picture = last_screen(directory)
     PICTURE.parent.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""The engine's work written without the engine: what its speed is compared with."""
+"""Reference implementations in plain PyTorch, for comparisons of speed."""

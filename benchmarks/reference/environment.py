@@ -1,8 +1,8 @@
-"""One environment's step in plain PyTorch: what ``bench_environment_step`` compares ours with.
+"""Step of one environment in plain PyTorch, the reference of ``bench_environment_step``.
 
-NCHW throughout, one optimiser per slot, one whole forward for each on/off configuration of the seeds. What
-costs nothing to do well is done well: ``foreach`` optimisers, in-place activations, inference mode for
-validation. There are no rows, gates, streams or slot tables.
+Tensors are NCHW, each slot has an optimiser, and each on/off configuration of the seeds is one full forward
+pass. Optimisations without extra code are used: ``foreach`` optimisers, in-place activations, inference mode
+for validation. There are no rows, gates, streams or slot tables.
 """
 
 import copy
@@ -21,7 +21,7 @@ MOMENTUM = 0.9
 
 
 class Network(nn.Module):
-    """Blocks of convolution, GroupNorm and ReLU, pooled between; behind any a 3×3 convolution as a seed."""
+    """CNN of convolution, GroupNorm and ReLU blocks with pooling; a 3×3 seed can follow each block."""
 
     def __init__(self, widths: Sequence[int], channels: int, classes: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Network(nn.Module):
         self.seeds = nn.ModuleDict()
 
     def forward(self, x: Tensor, alphas: dict[int, float]) -> Tensor:
-        """Class scores with the seeds of the slots in ``alphas`` blended in."""
+        """Return logits with the seeds of the slots in ``alphas`` blended in."""
         h = x
         for index, block in enumerate(self.blocks):
             h = block(h)
@@ -46,7 +46,7 @@ class Network(nn.Module):
 
 
 class Recipe(NamedTuple):
-    """How a host is trained."""
+    """Hyper-parameters of a host's training."""
 
     rate: float
     clip: float
@@ -56,7 +56,7 @@ class Recipe(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What a step showed; contributions and Shapley values by slot."""
+    """Measurements of a step; contributions and Shapley values are by slot."""
 
     train_loss: float
     val_loss: float
@@ -65,7 +65,7 @@ class Measured(NamedTuple):
 
 
 class Environment:
-    """A host with seeds, its data and its optimisers."""
+    """Host with seeds, data and optimisers."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Environment:
         return torch.optim.SGD(parameters, lr=self.recipe.rate, momentum=MOMENTUM, foreach=True)
 
     def plant(self, slot: int) -> None:
-        """A 3×3 convolution that is zero at first."""
+        """Add a 3×3 convolution with zero weights behind the block."""
         width = self.network.blocks[slot][-2].num_channels
         seed = nn.Conv2d(width, width, 3, padding=1)
         for weight in seed.parameters():
@@ -153,7 +153,7 @@ class Environment:
 
     @torch.inference_mode()
     def _score(self, alphas: dict[int, float]) -> tuple[dict[tuple[int, ...], float], ...]:
-        """Loss and score in points by the slots that are switched on."""
+        """Return loss and accuracy in per cent of every configuration, by the slots that are on."""
         self.network.eval()
         x, y = self.validation
         losses, scores = {}, {}
@@ -172,7 +172,7 @@ class Environment:
 
 
 def shapley(slots: tuple[int, ...], scores: dict[tuple[int, ...], float]) -> dict[int, float]:
-    """The mean over all orders of what each slot adds to those before it."""
+    """Return Shapley values: the mean marginal score of each slot over all orders of the slots."""
     values = dict.fromkeys(slots, 0.0)
     orders = list(permutations(slots))
     for order in orders:

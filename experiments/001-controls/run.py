@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cells import Cell, run_cells
+
 from esper.karn.statistics import estimate, paired_difference
-from esper.study import Cell, run_study
 from esper.tolaria.seeding import TEST_SEEDS
 
 RNG_SEEDS = TEST_SEEDS[:10]
@@ -72,7 +73,7 @@ def table(results: Mapping[str, Sequence[Cell]]) -> str:
 
 def main() -> None:
     settings = {arm: {"task": "digits_impaired", "steps": 20, **own} for arm, own in ARMS.items()}
-    results = run_study(
+    results = run_cells(
         settings,
         RNG_SEEDS,
         on_cell=lambda cell: print(f"{cell.arm:<50} {cell.rng_seed} {cell.test_score:5.1f}", flush=True),

@@ -11,14 +11,14 @@ import json
 from pathlib import Path
 
 import torch
+from cells import Cell, run_cell
 from torch import Tensor, nn
 
 from esper import register_blueprint
-from esper.config import run_config
 from esper.karn.statistics import estimate, paired_difference
 from esper.kasmina.blueprints import unregister_blueprint
 from esper.kasmina.blueprints.conv import HEAVY_MIN_HIDDEN
-from esper.study import Cell, run_cell
+from esper.run.run_config import run_config
 from esper.tolaria.seeding import TEST_SEEDS
 
 RNG_SEEDS = TEST_SEEDS[:10]

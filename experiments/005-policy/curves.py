@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cells import Cell
+
 from esper.leyline import HEAD_NAMES
-from esper.study import Cell
 
 WIDTH, LEFT, RIGHT = 760, 52, 190
 COLOURS = ("#0072b2", "#d55e00", "#009e73")

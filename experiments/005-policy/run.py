@@ -22,14 +22,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cells import Cell, means_by_rng_seed, run_cells
 from curves import draw_curves
 
-from esper.config import training_config
 from esper.karn.run import read_rows
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline import HEAD_NAMES
 from esper.leyline.events import UpdateRow
-from esper.study import Cell, means_by_rng_seed, run_study
+from esper.run.run_config import training_config
 from esper.tolaria.seeding import TEST_SEEDS
 
 HERE = Path(__file__).parent
@@ -106,7 +106,7 @@ def judge(trainings: Trainings) -> dict[str, list[Cell]]:
             policy = folder(rng_seed) / "best"
             arms[f"policy, {arm_of(rng_seed)}"] = {"controller": "ppo", "checkpoint": policy}
     settings = {arm: {"task": TASK, **own} for arm, own in arms.items()}
-    return run_study(settings, UNSEEN, episodes=EPISODES_EACH)
+    return run_cells(settings, UNSEEN, episodes=EPISODES_EACH)
 
 
 def table(results: dict[str, list[Cell]]) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from esper.config import TrainingConfig
 from esper.leyline import Head, LifecycleOp
+from esper.run.policy_training import task_of
+from esper.run.run_config import TrainingConfig
 from esper.simic.training.vectorized import IterationSummary, Trainer
 from esper.tamiyo.policy.distributions import MaskedCategorical
-from esper.training import task_of
 
 HERE = Path(__file__).parent
 COUNTS = (1, 3, 8)

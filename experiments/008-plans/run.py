@@ -14,9 +14,10 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from esper.config import TrainingConfig
+from cells import Cell, run_cells
+
 from esper.karn.statistics import estimate, paired_difference
-from esper.study import Cell, run_study
+from esper.run.run_config import TrainingConfig
 from esper.tolaria.seeding import TRAINING_SEEDS
 
 HERE = Path(__file__).parent
@@ -121,7 +122,7 @@ def main() -> None:
     for cell in before:
         results.setdefault(cell["arm"], []).append(Cell(**cell))
     settings = {arm: {"task": "digits_impaired", **own} for arm, own in ARMS.items() if arm not in results}
-    results |= run_study(settings, RNG_SEEDS)
+    results |= run_cells(settings, RNG_SEEDS)
     results = {arm: results[arm] for arm in ARMS}
     cells = [cell.as_dict() for cells in results.values() for cell in cells]
     kept.write_text(json.dumps(cells) + "\n")

@@ -23,10 +23,10 @@ from typing import Any
 
 from esper.teaching import teach
 
-from esper.config import training_config
 from esper.karn.run import read_rows
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline.events import UpdateRow
+from esper.run.run_config import training_config
 from esper.simic.training.vectorized import IterationSummary
 
 HERE = Path(__file__).parent

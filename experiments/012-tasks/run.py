@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cells import Cell, run_cells
+
 from esper.karn.statistics import estimate, paired_difference
-from esper.study import Cell, run_study
 from esper.tolaria.seeding import TEST_SEEDS
 
 HERE = Path(__file__).parent
@@ -50,7 +51,7 @@ def main() -> None:
     kept = HERE / "results.json"
     results: dict[str, list[dict[str, Any]]] = json.loads(kept.read_text()) if kept.exists() else {}
     for task in sys.argv[1:] or PLANS:
-        found = run_study(arms_of(task), RNG_SEEDS)
+        found = run_cells(arms_of(task), RNG_SEEDS)
         results[task] = [cell.as_dict() for cells in found.values() for cell in cells]
         print("\n".join(rows(task, found)), flush=True)
     kept.write_text(json.dumps(results, indent=1) + "\n")

@@ -15,13 +15,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from cells import Cell
 from run import HERE, NETWORKS, RNG_SEEDS, TASK, plan, plant
 
-from esper.build import one_thread
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline import CANONICAL_ACTION, BlueprintAction
 from esper.leyline.signals import EpochFacts
-from esper.study import Cell
+from esper.run.factories import one_thread
 from esper.tamiyo import PeriodicController, parse_plan
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import task_named

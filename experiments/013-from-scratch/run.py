@@ -14,11 +14,12 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from esper.build import one_thread
+from cells import Cell, run_cells
+
 from esper.karn.statistics import estimate, paired_difference
 from esper.kasmina import lifecycle
 from esper.leyline import CANONICAL_ACTION, BlueprintAction, Stage, Style
-from esper.study import Cell, run_study
+from esper.run.factories import one_thread
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import TEST_SEEDS
 from esper.tolaria.tasks import task_named
@@ -81,7 +82,7 @@ def main() -> None:
     arms: dict[str, dict[str, object]] = {"heuristic": {"task": TASK, "controller": "heuristic"}}
     for name, seeds in NETWORKS.items():
         arms[f"{name}; grown"] = {"task": TASK, "controller": "periodic", "plan": plan(seeds)}
-    results = run_study(arms, RNG_SEEDS)
+    results = run_cells(arms, RNG_SEEDS)
     with one_thread():
         for name, seeds in NETWORKS.items():
             arm = f"{name}; from scratch"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from run import COMPARISONS
 
-from esper.build import one_thread
+from esper.run.factories import one_thread
 from esper.tamiyo import CountingController
 from esper.tolaria.anytime import MARKS, run_anytime
 from esper.tolaria.env import MorphEnv

@@ -22,11 +22,11 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from esper.build import one_thread
 from esper.karn.statistics import estimate, paired_difference
 from esper.kasmina.hosts.transformer import Block
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.signals import EpochFacts
+from esper.run.factories import one_thread
 from esper.tamiyo import PeriodicController, parse_plan
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import TEST_SEEDS

@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from esper.build import one_thread
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline.signals import EpochFacts
+from esper.run.factories import one_thread
 from esper.tamiyo import PeriodicController, parse_plan
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS

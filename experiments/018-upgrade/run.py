@@ -21,10 +21,10 @@ from typing import Any
 
 from torch import Tensor
 
-from esper.build import one_thread
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline import OP_GERMINATE, Controller, Head
 from esper.leyline.signals import EpochFacts
+from esper.run.factories import one_thread
 from esper.tamiyo import CountingController, PeriodicController, parse_plan
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import TEST_SEEDS

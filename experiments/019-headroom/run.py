@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 
-from esper.build import one_thread
+from esper.run.factories import one_thread
 from esper.tamiyo import OffController, PeriodicController, parse_plan
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.episode import run_episode

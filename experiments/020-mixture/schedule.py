@@ -18,7 +18,7 @@ from statistics import fmean, stdev
 
 from arms import EpisodeTree, planned
 
-from esper.build import one_thread
+from esper.run.factories import one_thread
 from esper.tolaria.seeding import SELECTION_SEEDS
 
 HERE = Path(__file__).parent

@@ -21,8 +21,8 @@ from run import BATCH, CASES, HERE, accuracy, data, read
 from torch import Tensor, nn
 
 import esper
-from esper.build import one_thread
 from esper.karn.statistics import estimate, paired_difference
+from esper.run.factories import one_thread
 from esper.tolaria.flops import flop_counter
 from esper.tolaria.seeding import TEST_SEEDS
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.build import one_thread
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline import EpochFacts
 from esper.leyline.events import EpochRow, Row
+from esper.run.factories import one_thread
 from esper.tamiyo import PeriodicController, parse_plan
 from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute
 from esper.tolaria.env import MorphEnv

@@ -1,6 +1,6 @@
 """Esper: neural networks that grow while they train.
 
-Names below are loaded on first use, so that the parts without torch stay quick to import.
+Public names are imported on first use, so that packages without torch import quickly.
 """
 
 from __future__ import annotations
@@ -9,34 +9,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.growth import Growth, add, diagnose, load
-    from esper.growth.grow import grow
+    from esper.growth import Growth, diagnose, grow, load, plant
     from esper.karn.run import open_run
-    from esper.kasmina import MorphogeneticModel, check_blueprint, harvest, load_committed, register_blueprint
+    from esper.kasmina import MorphogeneticModel, check_blueprint, harvest, register_blueprint
 
 __version__ = "0.1.0"
 __all__ = [
     "Growth",
     "MorphogeneticModel",
     "__version__",
-    "add",
     "check_blueprint",
     "diagnose",
     "grow",
     "harvest",
     "load",
-    "load_committed",
     "open_run",
+    "plant",
     "register_blueprint",
 ]
 
 
 _HOMES = {
     "Growth": "esper.growth",
-    "add": "esper.growth",
     "diagnose": "esper.growth",
     "grow": "esper.growth",
-    "load": "esper.growth",
+    "load": "esper.kasmina.checkpoint",
+    "plant": "esper.growth",
     "open_run": "esper.karn.run",
 }
 

@@ -20,14 +20,14 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from esper.config import checked
 from esper.leyline import CANONICAL_ACTION, HEADS_OF_OP, NUM_BLUEPRINTS, Head, SlotConfig, head_sizes
+from esper.run.policy_training import task_of
+from esper.run.run_config import checked
 from esper.simic.config import TrainingConfig
 from esper.simic.training.growth import GrowthEnv
 from esper.tamiyo.policy.feature_table import BOUND
 from esper.tamiyo.policy.features import get_feature_size
 from esper.tamiyo.policy.observer import Observation
-from esper.training import task_of
 
 ENV_ID: Final = "esper/Morph-v0"
 Features = NDArray[np.float32]

@@ -1,4 +1,4 @@
-"""Retired words stay out of code, flags, columns, screens and documents; the glossary has better ones."""
+"""Check that retired terms occur in no code, flag, column, screen or document."""
 
 import re
 import subprocess
@@ -17,12 +17,12 @@ RETIRED = {
     r"paid|unpaid|bookkeeper|books|standings?": "reward terms, reward log, reward inputs",
     r"siblings?": "(removed)",
 }
-"""What may not be a word or a part of an identifier, and what to say instead."""
+"""Retired words and parts of identifiers, as patterns, with their replacements."""
 SUCCESSORS = tuple(RETIRED.values())
 ALLOWED = re.compile(
     r"stroke-line(?:cap|join)[=:] ?\\?\"?round|Math\.round|\.round\(|[\"/]decider[\"`]|outlives|adr/[\w-]+"
 )
-"""Names that are not ours, and the stream of the random controller, whose draws hang on its first name."""
+"""Names of other projects, and the stream name of the random controller, which fixes its draws."""
 SUFFIXES = (".py", ".md", ".js", ".html", ".css", ".j2", ".toml")
 EXEMPT = re.compile(r"^(?:docs/adr/|CHANGELOG|experiments/|tests/contracts/test_words|src/.*/vendor/|\.)")
 WORDS = re.compile(
@@ -32,7 +32,7 @@ WORDS = re.compile(
 
 
 def tracked_files() -> list[str]:
-    """The files of the working tree that git knows, or would."""
+    """Return the text files of the working tree that git does not ignore."""
     command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
@@ -42,8 +42,8 @@ def tracked_files() -> list[str]:
 
 
 def retired_words(text: str) -> list[str]:
-    """Each retired word in ``text`` with its line, and what to say instead."""
-    # A camel-cased part of a name is a word too.
+    """Return each retired word in ``text`` with its line and its replacement."""
+    # Parts of camel-case names count as words.
     spread = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "\u200b", ALLOWED.sub("", text))
     return [
         f"{spread.count(chr(10), 0, match.start()) + 1}: {match[0]!r}; say {SUCCESSORS[match.lastindex - 1]}"
@@ -56,18 +56,18 @@ def retired_words(text: str) -> list[str]:
     "text",
     ["one life", "two lives", "LifeReport", "evaluate_lives", "round 3", "--decider", "a Thought", "judged"],
 )
-def test_a_retired_word_is_found(text: str) -> None:
+def test_retired_words_are_found_in_any_spelling(text: str) -> None:
     assert len(retired_words(text)) == 1
 
 
 @pytest.mark.parametrize(
     "text", ["lifecycle", "LifecycleOp", "round(x)", "a live seed", "forward pass", "around"]
 )
-def test_other_words_are_not(text: str) -> None:
+def test_words_that_contain_a_retired_word_are_allowed(text: str) -> None:
     assert retired_words(text) == []
 
 
-def test_retired_words_stay_out() -> None:
+def test_no_file_of_the_repository_contains_a_retired_word() -> None:
     found = [
         f"{name}:{place}" for name in tracked_files() for place in retired_words((ROOT / name).read_text())
     ]

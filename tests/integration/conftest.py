@@ -1,4 +1,4 @@
-"""What several files start from: the tiny task, and training runs of it that are made once per file."""
+"""Fixtures: the tiny task, and training runs on it that are made once per file."""
 
 import shutil
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from esper.training import train
+from esper.run.policy_training import train
 from tests.integration.training import Refused, StoppedError, after_iterations, prepare, sentence_of, tiny
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """This process prepared for runs of the tiny task; twins are kept here for all tests of a file."""
+    """Register the tiny task and return the cache of twins, which all tests of a file share."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         prepare(folder, patch)
@@ -33,7 +33,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 
 @pytest.fixture(scope="module")
 def stopped_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with the checkpoint of its second iteration and the rows of its third."""
+    """Return a stopped run with the checkpoint of iteration 2 and the rows of iteration 3."""
     out = tmp_path_factory.mktemp("stopped") / "run"
 
     def stop(iteration: int) -> None:
@@ -47,6 +47,6 @@ def stopped_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stopped(stopped_run: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged or resumed."""
+    """Return a copy of the stopped run, to be damaged or resumed."""
     shutil.copytree(stopped_run, tmp_path / "run")
     return tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Invocations that nobody means: hostile values for every flag, and damage to run directories."""
+"""Generators of invalid command lines and of damaged run directories."""
 
 import random
 import re
@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_origin
 
 from pydantic import BaseModel
 
-from esper.config import RunConfig, TrainingConfig
+from esper.run.run_config import RunConfig, TrainingConfig
 from esper.scripts.eval_command import EvaluationConfig
 from esper.scripts.export_command import ExportConfig
 from esper.scripts.report_command import ReportConfig
@@ -23,14 +23,14 @@ from esper.scripts.watch_command import WatchConfig
 DIGITS = "9" * 5_000
 DEEP = "[" * 1_000 + "]" * 1_000
 NO_TEXT = ("a\udc80", "a\0b")
-"""What undecodable bytes of the command line become, and what no file name can hold."""
+"""Words with an undecodable byte and with a zero byte."""
 NO_PATHS = ("x" * 5_000, "/dev/null/x", "/proc/self/nowhere/x", "nowhere/[/b]")
-"""Too long, below a file, without permission, and with rich's markup in a name."""
+"""Unusable paths: too long, below a file, without permission, with markup of rich."""
 NO_NUMBERS = (DIGITS, "nan", "-inf", "1e999", "-1", "", "[/b]", "0x10", "1" * 400, DEEP)
 
 
 class Command(NamedTuple):
-    """A command with the words that it needs to be right but for one flag."""
+    """A command with valid words, to which one invalid flag is added."""
 
     config: type[BaseModel]
     words: tuple[str, ...] = ()
@@ -59,11 +59,11 @@ READERS = (
     ("train", "--resume", "{run}"),
     ("eval", "{run}/best", "--episodes", "1"),
 )
-"""Commands that read a run; the last is wrong by itself, so that a policy that survived starts no study."""
+"""Commands that read a run; the last is always invalid, so that an intact policy starts no evaluation."""
 
 
 def refused(rng: random.Random, runs: Path) -> list[str]:
-    """One command that has to be refused, at random."""
+    """Return a random command line that must be refused."""
     name = rng.choice(sorted(COMMANDS))
     command = COMMANDS[name]
     words = [name, *(word.format(runs=runs) for word in command.words)]
@@ -71,19 +71,19 @@ def refused(rng: random.Random, runs: Path) -> list[str]:
     flags |= {flag: TrainFlags.model_fields[flag].annotation for flag in command.extra}
     flag = rng.choice(sorted(flags))
     how = rng.random()
-    if how < 0.1:  # a flag like no other, or one that ends too early
+    if how < 0.1:  # an unknown flag, or an incomplete one
         odd = ("--" + "y" * rng.randrange(1, 9), f"--{flag}-", "-q", "--=", f"--{DIGITS}")
         return [*words, rng.choice(odd)]
     if how < 0.2:
         return [*words, f"--{flag.replace('_', '-')}", rng.choice(NO_TEXT)]
-    if how < 0.3 and name not in ("run", "train"):  # the first word
+    if how < 0.3 and name not in ("run", "train"):  # the positional word
         return [name, rng.choice(NO_PATHS), *words[2:]]
     spelled = flag.removeprefix("as_").replace("_", "-")
     return [*words, f"--{spelled}", *_no_value(rng, flag, flags[flag])]
 
 
 def _no_value(rng: random.Random, flag: str, kind: Any) -> list[str]:
-    """Words after a flag of the given type that make it wrong."""
+    """Return an invalid value for a flag of the given type."""
     text = str(kind)
     if kind is bool:
         return [rng.choice(("maybe", "[/b]", DIGITS))]
@@ -100,7 +100,7 @@ def _no_value(rng: random.Random, flag: str, kind: Any) -> list[str]:
 
 
 def damaged(rng: random.Random, run: Path, folder: Path) -> Path:
-    """A copy of a run in which one file is not what was written."""
+    """Return a copy of a run in which one file is damaged at random."""
     copy = folder / "run"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(run, copy)
@@ -138,7 +138,7 @@ STRANGE = (DIGITS.encode(), b"1e308", b"-1", b"null", b'"[/b]"', b'"\xff\xfe"', 
 
 
 def exchange(rng: random.Random, path: Path, value: bytes | None = None) -> None:
-    """Put a strange value in the place of one that a key of the file's JSON has."""
+    """Replace the value of a random key of a JSON file by an unusual value."""
     content = path.read_bytes()
     values = list(re.finditer(rb'(?<=":)\s*(-?[\d.e+-]+|"[^"]*"|null|true|false)', content))
     if not values:
@@ -149,6 +149,6 @@ def exchange(rng: random.Random, path: Path, value: bytes | None = None) -> None
 
 
 def readings(rng: random.Random, run: Path) -> Iterator[list[str]]:
-    """Two commands that read the run."""
+    """Yield two random commands that read the run."""
     for words in rng.sample(READERS, 2):
         yield [word.format(run=run) for word in words]

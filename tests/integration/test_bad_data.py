@@ -1,6 +1,6 @@
-"""Data and blueprints that cannot be used, as the command line answers them: one sentence, exit code 2.
+"""Unusable data and blueprints end a command with one sentence and exit code 2.
 
-What each reader refuses is tested with the readers; here it is what the tasks ask of the data beyond that.
+The readers have tests of their own; these tests are about the requirements of tasks.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ Files = dict[str, bytes]
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of one's own data sets; the machine's are out of sight."""
+    """Return an empty folder as the only folder of data sets."""
     folder = tmp_path / "data"
     folder.mkdir()
     monkeypatch.setenv("ESPER_DATA", str(folder))
@@ -26,13 +26,13 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def idx(side: int = 28) -> Files:
-    """Small files of Fashion-MNIST."""
+    """Write small files in the format of Fashion-MNIST."""
     arrays = mnist_like(train=8, test=8, height=side, width=side)
     return {f"fashion-mnist/{name}": idx_bytes(values) for name, values in arrays.items()}
 
 
 def folders() -> Files:
-    """One image for each class of both splits of CIFAR-10."""
+    """Write files of CIFAR-10 with one image per class in both splits."""
     image = image_bytes(random_bytes(32, 32, 3), "PNG")
     return {f"cifar-10/{split}/{name}/1": image for split in ("train", "test") for name in "abcdefghij"}
 
@@ -56,7 +56,7 @@ def folders() -> Files:
         ("text", {"text.txt": b"a" * 30000}, "answers to train on are 97, so there is nothing to learn"),
     ],
 )
-def test_files_that_cannot_be_used_get_a_sentence(
+def test_unusable_data_files_end_a_run_with_one_sentence(
     task: str, files: Files, sentence: str, data: Path, tmp_path: Path, refused: Refused
 ) -> None:
     write_files(data, files)
@@ -68,14 +68,14 @@ def test_files_that_cannot_be_used_get_a_sentence(
     ("command", "task", "name"),
     [("run", "fashion14", "fashion-mnist"), ("train", "cifar", "cifar-10"), ("run", "text", "text.txt")],
 )
-def test_a_missing_data_set_gets_a_sentence(
+def test_a_missing_data_set_ends_a_run_with_one_sentence(
     command: str, task: str, name: str, data: Path, tmp_path: Path, refused: Refused
 ) -> None:
     said = refused(command, "--task", task, "--out", tmp_path / "run")
     assert f"the data set {name} is missing; looked at '{data}/{name}', " in said
 
 
-def test_a_blueprint_that_cannot_be_planted_ends_a_run_with_a_sentence(
+def test_a_blueprint_that_cannot_be_planted_ends_a_run_with_one_sentence(
     tmp_path: Path, refused: Refused
 ) -> None:
     words = ("run", "--rotation", "odd", "--steps", "9", "--json", "--out", tmp_path / "run")

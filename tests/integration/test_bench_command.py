@@ -1,4 +1,4 @@
-"""The bench command as a user meets it: figures, a limit that is not held, answers to mistakes."""
+"""``esper bench``: figures, missed limits, invalid names."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from esper.scripts import bench_command, cli
 
 CHECKOUT = Path(__file__).parents[2]
 SUITE = """
-from benchmarks.measuring import figure
+from benchmarks.timing import figure
 
 def bench_quick():
     figure("quick", 1.5, "s", at_most=2.0)
@@ -27,16 +27,16 @@ RUN = (
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A source checkout with two benchmarks, of which the second misses its limit."""
+    """Return a source checkout with two benchmarks; the second misses its limit."""
     folder = tmp_path / "benchmarks"
     folder.mkdir()
-    shutil.copy(CHECKOUT / "benchmarks" / "measuring.py", folder)
+    shutil.copy(CHECKOUT / "benchmarks" / "timing.py", folder)
     (folder / "bench_mine.py").write_text(SUITE, encoding="utf-8")
     return tmp_path
 
 
 @pytest.mark.parametrize("shown", ["--json", "--no-json"])
-def test_figures_are_shown_and_a_missed_limit_is_a_failure(checkout: Path, shown: str) -> None:
+def test_figures_are_printed_and_a_missed_limit_exits_with_1(checkout: Path, shown: str) -> None:
     command = [sys.executable, "-c", f"{RUN} cli.main(['bench', 'mine', '{shown}'])"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
@@ -51,7 +51,9 @@ def test_figures_are_shown_and_a_missed_limit_is_a_failure(checkout: Path, shown
         assert "NOT HELD" in done.stdout.splitlines()[-2], "the table ends with the second figure"
 
 
-def test_an_unknown_benchmark_is_named_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_benchmark_is_refused_with_a_list_of_benchmarks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         cli.main(["bench", "writr"])
     assert (
@@ -59,7 +61,7 @@ def test_an_unknown_benchmark_is_named_with_those_there_are(capsys: pytest.Captu
     )
 
 
-def test_an_installed_package_says_that_it_has_no_benchmarks(
+def test_bench_is_refused_without_a_source_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench_command, "ROOT", tmp_path)

@@ -1,15 +1,15 @@
-"""A training with a budget of its own: its policy says so, and is evaluated on the same."""
+"""Training with a FLOP budget, and evaluation of its policy with the same budget."""
 
 from pathlib import Path
 
 import pytest
 
-from esper.config import TrainingConfig
+from esper.run.policy_training import train, trained_on
+from esper.run.run_config import TrainingConfig
 from esper.scripts.eval_command import eval_command
 from esper.scripts.train_command import evaluation_of
 from esper.tamiyo.policy.checkpoint import load_policy, read_training
 from esper.tolaria.tasks import TASKS
-from esper.training import train, trained_on
 from tests.tolaria.building import tiny_task
 
 
@@ -25,7 +25,7 @@ def test_a_policy_is_evaluated_at_the_budget_of_its_training(
 ) -> None:
     config = TrainingConfig(
         task="tiny", budget="20M", context=True, envs=1, iterations=1, hidden_dim=8, evaluate_episodes=1
-    )  # type: ignore[arg-type]  # text, as on the command line
+    )  # type: ignore[arg-type]  # text, like on the command line
     train(config, tmp_path / "run")
     best = tmp_path / "run" / "best"
     told = read_training(best)

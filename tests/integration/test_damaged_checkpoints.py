@@ -1,4 +1,4 @@
-"""Runs that were damaged or tampered with: a resume refuses them, and executes nothing in them."""
+"""Damaged or manipulated runs: a resume refuses them and executes no code from them."""
 
 import json
 import pickle
@@ -10,34 +10,34 @@ from typing import Any
 import pytest
 import torch
 
-from esper import training
 from esper.leyline.errors import EsperError
-from esper.run_state import STATE_FILES, config_of_run
+from esper.run import policy_training
+from esper.run.policy_training import task_of, train
+from esper.run.train_checkpoint import STATE_FILES, config_of_run
 from esper.scripts import cli
 from esper.simic.training.vectorized import Trainer
 from esper.tamiyo.policy.checkpoint import save_tensors, seal
-from esper.training import task_of, train
 from tests.integration.training import Refused, assert_same_end, everything_in, tiny
 from tests.tolaria.building import bits
 
 pytestmark = pytest.mark.usefixtures("cache")
 DAMAGED = 80
-"""Times that a file of a checkpoint is cut off or has a bit flipped."""
+"""Number of trials in which a checkpoint file is truncated or has a bit flipped."""
 
 
 def refusal_to_resume(refused: Refused, run: Path) -> str:
-    """The sentence of a refused resume, which leaves every file as it was."""
+    """Return the sentence of a refused resume; check that no file was changed."""
     before = everything_in(run)
     said = refused("train", "--resume", run)
     assert everything_in(run) == before
     return said
 
 
-# --- files that do not belong together ------------------------------------------------------------
+# --- files of different runs ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("with_checkpoint", [True, False])
-def test_an_edited_configuration_is_refused_by_what_was_edited(
+def test_resume_with_an_edited_configuration_is_refused_with_the_edited_keys(
     with_checkpoint: bool, stopped: Path, refused: Refused
 ) -> None:
     if not with_checkpoint:
@@ -48,7 +48,9 @@ def test_an_edited_configuration_is_refused_by_what_was_edited(
         assert f"{name} was {config[name]}, is {value}" in refusal_to_resume(refused, stopped)
 
 
-def test_a_foreign_directory_is_refused(stopped: Path, tmp_path: Path, refused: Refused) -> None:
+def test_resume_of_a_directory_that_is_no_run_is_refused(
+    stopped: Path, tmp_path: Path, refused: Refused
+) -> None:
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     assert "is no training run" in refusal_to_resume(refused, foreign)
@@ -58,15 +60,19 @@ def test_a_foreign_directory_is_refused(stopped: Path, tmp_path: Path, refused: 
     assert "is not valid JSON" in refusal_to_resume(refused, foreign)
 
 
-def test_the_checkpoint_of_another_run_is_refused(stopped: Path, tmp_path: Path, refused: Refused) -> None:
+def test_resume_from_the_checkpoint_of_another_run_is_refused(
+    stopped: Path, tmp_path: Path, refused: Refused
+) -> None:
     train(tiny(rng_seed=1), tmp_path / "other")
     shutil.rmtree(stopped / "checkpoints")
     shutil.copytree(tmp_path / "other" / "checkpoints", stopped / "checkpoints")
     assert "belongs to another run; different: rng_seed" in refusal_to_resume(refused, stopped)
 
 
-def test_a_run_of_the_version_before_is_refused_by_its_number(tmp_path: Path, refused: Refused) -> None:
-    """Its settings have other names too, which are not what is wrong with it."""
+def test_resume_of_a_run_with_an_older_schema_is_refused_with_its_version(
+    tmp_path: Path, refused: Refused
+) -> None:
+    """The error names the version, not the settings that were renamed since."""
     shutil.copytree(Path(__file__).parents[1] / "old_run", tmp_path / "run")
     said = refusal_to_resume(refused, tmp_path / "run")
     assert "was written with version 2 of the tables; this version of esper reads 4: use the version" in said
@@ -79,18 +85,20 @@ def test_a_run_of_the_version_before_is_refused_by_its_number(tmp_path: Path, re
     "name",
     ["../../outside", "/etc", "iteration-00002/../../../outside", "iteration-2", "", "iteration-00002\0"],
 )
-def test_a_pointer_out_of_the_run_is_refused(name: str, stopped: Path, refused: Refused) -> None:
+def test_a_checkpoint_pointer_outside_the_run_is_refused(name: str, stopped: Path, refused: Refused) -> None:
     shutil.copytree(stopped / "checkpoints" / "iteration-00002", stopped.parent / "outside")
     (stopped / "checkpoints" / "latest").write_text(name)
     said = refusal_to_resume(refused, stopped)
     assert f"latest' must name a state such as iteration-00005; found {name!r}" in said
 
 
-def test_a_pointer_to_nothing_and_a_lost_pointer(undisturbed: Path, stopped: Path, refused: Refused) -> None:
+def test_a_dangling_pointer_is_refused_and_without_pointer_the_newest_checkpoint_counts(
+    undisturbed: Path, stopped: Path, refused: Refused
+) -> None:
     (stopped / "checkpoints" / "latest").write_text("iteration-00009")
     assert "iteration-00009' holds no checkpoint" in refusal_to_resume(refused, stopped)
     (stopped / "checkpoints" / "latest").unlink()
-    cli.main(["train", "--resume", str(stopped)])  # from the newest state that is complete
+    cli.main(["train", "--resume", str(stopped)])  # from the newest complete checkpoint
     assert_same_end(undisturbed, stopped)
 
 
@@ -98,7 +106,7 @@ def test_a_pointer_to_nothing_and_a_lost_pointer(undisturbed: Path, stopped: Pat
 
 
 class Explosive:
-    """Leaves a mark when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -109,7 +117,7 @@ class Explosive:
 
 @pytest.mark.parametrize("file", STATE_FILES)
 @pytest.mark.parametrize("sealed", [True, False])
-def test_a_pickle_in_place_of_a_file_is_not_executed(
+def test_a_pickle_in_place_of_a_checkpoint_file_is_not_executed(
     file: str, sealed: bool, stopped: Path, tmp_path: Path, refused: Refused
 ) -> None:
     state, mark = stopped / "checkpoints" / "iteration-00002", tmp_path / "executed"
@@ -122,7 +130,7 @@ def test_a_pickle_in_place_of_a_file_is_not_executed(
     assert mark.exists(), "the pickle would have left a mark"
 
 
-def test_a_trained_policy_that_is_a_pickle_is_not_executed(
+def test_a_pickle_in_place_of_a_policy_is_not_executed(
     undisturbed: Path, tmp_path: Path, refused: Refused
 ) -> None:
     best = tmp_path / "best"
@@ -153,7 +161,7 @@ def test_a_trained_policy_that_is_a_pickle_is_not_executed(
         ({"iteration": ...}, "missing required field `iteration`"),
     ],
 )
-def test_progress_that_makes_no_sense_is_refused_even_under_a_good_seal(
+def test_invalid_progress_with_a_valid_seal_is_refused(
     changes: dict[str, Any], fragment: str, stopped: Path, refused: Refused
 ) -> None:
     state = stopped / "checkpoints" / "iteration-00002"
@@ -165,9 +173,7 @@ def test_progress_that_makes_no_sense_is_refused_even_under_a_good_seal(
     assert fragment in refusal_to_resume(refused, stopped)
 
 
-def test_an_optimiser_of_something_else_is_refused_even_under_a_good_seal(
-    stopped: Path, refused: Refused
-) -> None:
+def test_a_foreign_optimiser_state_with_a_valid_seal_is_refused(stopped: Path, refused: Refused) -> None:
     state = stopped / "checkpoints" / "iteration-00002"
     (state / "optimiser.safetensors").write_bytes(save_tensors({"heads.exp_avg": torch.zeros(3)}))
     assert "optimiser.safetensors' is not as it was written" in refusal_to_resume(refused, stopped)
@@ -175,12 +181,12 @@ def test_an_optimiser_of_something_else_is_refused_even_under_a_good_seal(
     assert "does not fit its run" in refusal_to_resume(refused, stopped)
 
 
-def test_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
+def test_damaged_checkpoints_load_bit_for_bit_or_are_refused(
     stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of_run(stopped)
     trainer = Trainer(task_of(config), config)
-    monkeypatch.setattr(training, "Trainer", lambda task, settings, journal: trainer)
+    monkeypatch.setattr(policy_training, "Trainer", lambda task, settings, journal: trainer)
     monkeypatch.setattr(Trainer, "__iter__", lambda trainer: iter(()))
     train(config, stopped, resume=True)
     good = state_of(trainer)
@@ -204,7 +210,7 @@ def test_damaged_checkpoints_load_bit_for_bit_or_not_at_all(
 
 
 def damaged(content: bytes, rng: random.Random, *, truncate: bool) -> bytes:
-    """Cut off anywhere, or with a single bit flipped."""
+    """Truncate a file at a random position, or flip a single bit."""
     if truncate:
         return content[: rng.randrange(len(content))]
     place = rng.randrange(len(content))

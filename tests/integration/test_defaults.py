@@ -1,8 +1,8 @@
-"""The defaults of every setting, spelled out: a change of one is a decision and belongs in the CHANGELOG."""
+"""Defaults of all settings; a changed default belongs in the CHANGELOG."""
 
 from pydantic import BaseModel
 
-from esper.config import PRESETS, RunConfig
+from esper.run.run_config import PRESETS, RunConfig
 from esper.simic.config import TrainingConfig
 
 TRAINING = """
@@ -36,12 +36,12 @@ def shown(config: BaseModel) -> set[str]:
     return {f"{name}={value!r}" for name, value in config.model_dump().items()}
 
 
-def test_the_defaults() -> None:
+def test_defaults_of_all_settings_are_the_listed_ones() -> None:
     assert shown(TrainingConfig()) == set(TRAINING.split())
     assert shown(RunConfig()) == set(RUN.split())
 
 
-def test_the_presets() -> None:
+def test_presets_are_the_listed_ones() -> None:
     found = {preset: {f"{name}={value!r}" for name, value in own.items()} for preset, own in PRESETS.items()}
     named = {preset: {word.replace("_'", " '") for word in own.split()} for preset, own in NAMED.items()}
     assert found == named

@@ -1,4 +1,4 @@
-"""The documents keep their word: commands and code run, links lead somewhere, numbers are measured ones."""
+"""Documents: commands and code run, links have targets, quoted numbers are those of the experiments."""
 
 import os
 import re
@@ -18,15 +18,15 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SECONDS = 1200
-"""For one document or example, to catch hangs; on an idle machine the longest takes half a minute."""
+"""Timeout for one document or example; the longest takes half a minute on an idle machine."""
 
 OTHERS = r"(lightning|transformers)\b"
-"""What these packages warn of is theirs."""
+"""Packages whose warnings are ignored."""
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _NOT_HERE = re.compile(r"^(make\b|\. \.venv/bin/activate)")
-"""What sets up an environment: these tests run in one."""
+"""Commands that set up an environment; they are skipped."""
 
 
 def name(document: Path) -> str:
@@ -38,13 +38,13 @@ def blocks(document: Path, language: str) -> list[str]:
 
 
 def logical_lines(block: str) -> list[str]:
-    """The commands of a block, continued lines joined."""
+    """Return the commands of a block with continued lines joined."""
     lines = block.replace("\\\n", " ").splitlines()
     return [line for line in lines if line.strip() and not line.startswith("#") and not _NOT_HERE.match(line)]
 
 
 def run_command(command: str) -> None:
-    """One command of a document, in this process."""
+    """Run one command of a document in this process."""
     words, out = shlex.split(command), None
     if ">" in words:
         words, out = words[: words.index(">")], words[words.index(">") + 1]
@@ -58,7 +58,7 @@ def run_command(command: str) -> None:
 
 
 def run_here(folder: Path, commands: list[str], program: Path | None) -> None:
-    """What the other process does: commands in their order, then a program, with warnings as errors."""
+    """Run commands and then a program in the child process, with warnings as errors."""
     os.chdir(folder)
     said = os.open("said", os.O_WRONLY | os.O_CREAT)
     for number in (1, 2):
@@ -72,7 +72,7 @@ def run_here(folder: Path, commands: list[str], program: Path | None) -> None:
 
 
 def run(folder: Path, commands: list[str], program: Path | None) -> None:
-    """Run all of it in a process of its own; a failure shows what was said."""
+    """Run commands and a program in a child process; a failure shows its output."""
     child = forked(run_here, folder, commands, program)
     child.join(SECONDS)
     assert child.exitcode == 0, (folder / "said").read_text()
@@ -81,8 +81,8 @@ def run(folder: Path, commands: list[str], program: Path | None) -> None:
 @pytest.mark.parametrize(
     "document", [d for d in DOCUMENTS if blocks(d, "sh") or blocks(d, "python")], ids=name
 )
-def test_every_block_of_a_document_runs(document: Path, tmp_path: Path) -> None:
-    """The commands in their order, then the code as one script, all in one directory."""
+def test_all_code_blocks_of_a_document_run(document: Path, tmp_path: Path) -> None:
+    """Run the commands in order, then the code as one script, in one directory."""
     program = tmp_path / "blocks.py"
     program.write_text("\n".join(blocks(document, "python")), encoding="utf-8")
     run(tmp_path, [line for block in blocks(document, "sh") for line in logical_lines(block)], program)
@@ -94,13 +94,13 @@ def test_every_example_runs(example: Path, tmp_path: Path) -> None:
 
 
 def anchors(document: Path) -> set[str]:
-    """What a heading can be linked to by, as GitHub spells it."""
+    """Return the anchor of a heading by the rules of GitHub."""
     headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name)
-def test_every_link_leads_somewhere(document: Path) -> None:
+def test_all_links_of_the_documents_have_a_target(document: Path) -> None:
     for link in _LINK.findall(_BLOCK.sub("", document.read_text(encoding="utf-8"))):
         if "://" in link:
             continue
@@ -111,7 +111,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 
 def table_rows(text: str) -> list[dict[str, str]]:
-    """Every table row, its cells by heading."""
+    """Return all table rows as cells by heading."""
     rows: list[dict[str, str]] = []
     headings: list[str] = []
     for line in text.splitlines():
@@ -141,7 +141,9 @@ def table_rows(text: str) -> list[dict[str, str]]:
         ("docs/growing.md", "010-batchnorm", 3),
     ],
 )
-def test_a_quoted_table_is_the_experiments_own(document: str, experiment: str, count: int) -> None:
+def test_tables_quoted_in_documents_equal_those_of_the_experiments(
+    document: str, experiment: str, count: int
+) -> None:
     measured = table_rows((ROOT / "experiments" / experiment / "table.md").read_text(encoding="utf-8"))
     quoted = [
         row

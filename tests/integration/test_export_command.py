@@ -1,4 +1,4 @@
-"""``esper export`` on runs that are complete, being written, or left by a writer that was killed."""
+"""``esper export`` on finished, running and killed runs."""
 
 import signal
 import struct
@@ -22,11 +22,11 @@ from tests.nissa.event_files import points_expected, points_in
 
 ITERATIONS = 4
 SECONDS = 600.0
-"""Patience for what takes a moment on an idle machine."""
+"""Timeout in seconds; on an idle machine a fraction of it is needed."""
 
 
 def rows_of(number: int) -> list[Row]:
-    """What a training writes at the end of an iteration."""
+    """Write the rows of one iteration, like a training."""
     unknown = {"mean_return": None, "evaluation_score": 40.5} if number == 2 else {}
     return [fake_run.episode_row(number - 1), replace(fake_run.update_row(number), **unknown)]
 
@@ -41,27 +41,27 @@ def write(directory: Path, iterations: int = ITERATIONS) -> Path:
 
 
 def begin(writer: RunWriter) -> None:
-    """The run's own row and its first iteration."""
+    """Write the run row and the rows of the first iteration."""
     for row in [fake_run.run_row("mine", iterations=ITERATIONS), *rows_of(1)]:
         writer.emit(row)
     writer.flush()
 
 
 def all_points(directory: Path) -> list[tuple[Any, ...]]:
-    """What an export of a training's directory has to hold."""
+    """Return all points that an export of the run must contain."""
     (run,) = read_rows(directory, RunRow)
     return points_expected(run, [*read_rows(directory, UpdateRow), *read_rows(directory, EpisodeRow)])
 
 
 def command(*words: str | Path) -> list[str]:
-    """``esper`` in another process, from the sources under test."""
+    """Return a command line that runs ``esper`` from the sources under test."""
     return [sys.executable, "-c", "from esper.scripts.cli import main; main()", *map(str, words)]
 
 
-# --- once -------------------------------------------------------------------------------------------
+# --- without --follow -------------------------------------------------------------------------------
 
 
-def test_a_finished_run_is_exported_whole_and_once(
+def test_a_finished_run_is_exported_completely_and_a_second_export_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     run = write(tmp_path / "run")
@@ -77,7 +77,7 @@ def test_a_finished_run_is_exported_whole_and_once(
     assert points_in(out) == all_points(run)
 
 
-def test_a_stopped_run_is_exported_as_far_as_it_came(
+def test_a_stopped_run_is_exported_up_to_its_last_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write(tmp_path / "run", iterations=2)
@@ -96,14 +96,18 @@ def test_a_stopped_run_is_exported_as_far_as_it_came(
         (["RUN", "--project", "mine"], "project is read by trackio and wandb only"),
     ],
 )
-def test_a_mistake_is_a_sentence(words: list[str], sentence: str, tmp_path: Path, refused: Refused) -> None:
+def test_invalid_arguments_end_with_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, refused: Refused
+) -> None:
     run = write(tmp_path / "run")
     assert sentence in refused("export", *(run if word == "RUN" else word for word in words))
     assert not (run / "export").exists()
 
 
-def test_a_full_disk_is_a_sentence(tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opened as the event file, ``/dev/full`` refuses what is flushed to it."""
+def test_a_full_disk_ends_an_export_with_one_sentence(
+    tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Use ``/dev/full`` as the event file; flushing it fails."""
     run = write(tmp_path / "run")
     original = Path.open
 
@@ -115,11 +119,11 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path, refused: Refused, monkeypatch
     assert "the export cannot be written: No space left on device" in said
 
 
-# --- following --------------------------------------------------------------------------------------
+# --- with --follow ----------------------------------------------------------------------------------
 
 
 def exported_iterations(out: Path) -> set[int]:
-    """The iterations that somebody else would find exported now; a record may be half written."""
+    """Return the iterations exported so far; the last record may be incomplete."""
     try:
         return {point.step for point in points_in(out) if point.tag.startswith("update/")}
     except (AssertionError, OSError, ValueError, struct.error):
@@ -130,7 +134,7 @@ def exported_iterations(out: Path) -> set[int]:
     ("end", "iterations", "sentence"),
     [("finished", 4, "the run has finished"), ("killed", 3, "the run has stopped before its end")],
 )
-def test_a_run_is_followed_to_its_end(
+def test_follow_exports_new_iterations_until_the_run_ends(
     end: str,
     iterations: int,
     sentence: str,
@@ -138,7 +142,7 @@ def test_a_run_is_followed_to_its_end(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Between two looks another iteration is written; in the end the writer is done, or killed."""
+    """Write one iteration between two polls; finally the writer finishes or is killed."""
     run, out = tmp_path / "run", tmp_path / "out"
     writer = RunWriter(run)
     begin(writer)
@@ -153,8 +157,8 @@ def test_a_run_is_followed_to_its_end(
         elif end == "finished":
             writer.close()
         else:
-            writer.emit(fake_run.update_row(4))  # never reaches the disk
-            writer._lock.release()  # as the kernel does when the process dies
+            writer.emit(fake_run.update_row(4))  # the buffered row is lost
+            writer._lock.release()  # like the kernel when the process dies
 
     monkeypatch.setattr("time.sleep", go_on)
     cli.main(["export", str(run), "--out", str(out), "--follow"])
@@ -166,7 +170,7 @@ def test_a_run_is_followed_to_its_end(
 
 
 @pytest.mark.parametrize("end", ["written", "killed", "interrupted"])
-def test_a_run_that_has_not_written_its_own_row_yet_is_waited_for(
+def test_follow_waits_until_the_run_row_is_written(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
@@ -181,7 +185,7 @@ def test_a_run_that_has_not_written_its_own_row_yet_is_waited_for(
             raise KeyboardInterrupt
         if end == "written":
             begin(writer)
-        writer._lock.release()  # as the kernel does when the process dies
+        writer._lock.release()  # like the kernel when the process dies
 
     monkeypatch.setattr("time.sleep", go_on)
     words = ["export", str(run), "--out", str(out), "--follow"]
@@ -198,7 +202,7 @@ def test_a_run_that_has_not_written_its_own_row_yet_is_waited_for(
     assert looks == [export_command.POLL_SECONDS] * 3
 
 
-def test_an_interrupt_ends_following_quietly(tmp_path: Path) -> None:
+def test_ctrl_c_ends_follow_without_an_error(tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     with RunWriter(run) as writer:
         begin(writer)
@@ -227,8 +231,8 @@ def test_without_follow_a_running_run_is_exported_once(
     assert "the run goes on, and --follow would go on with it" in capsys.readouterr().out
 
 
-def test_a_run_that_went_back_to_a_checkpoint_is_not_followed_on(tmp_path: Path) -> None:
-    """Iteration 2 is written again and a third one too, between two looks."""
+def test_follow_stops_when_the_run_was_resumed_from_an_earlier_checkpoint(tmp_path: Path) -> None:
+    """Rewrite iteration 2 and write iteration 3 between two polls."""
     run = tmp_path / "run"
 
     def write(writer: RunWriter, number: int) -> None:
@@ -264,10 +268,10 @@ def test_a_run_that_went_back_to_a_checkpoint_is_not_followed_on(tmp_path: Path)
         ("wandb", "wandb/offline-run-*/run-*.wandb", "is not empty"),
     ],
 )
-def test_a_tracker_is_told_every_name_and_refuses_to_be_told_twice(
+def test_a_tracker_gets_every_metric_and_a_second_export_is_refused(
     tool: str, file: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In processes of their own: trackers keep threads and settings. What they are told: tests/nissa."""
+    """Run the trackers in child processes, because they keep threads and settings."""
     pytest.importorskip(tool, reason=f"{tool} is not installed; it is no part of esper[dev]")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     run, out = write(tmp_path / "run"), tmp_path / "out"

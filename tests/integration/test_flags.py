@@ -1,4 +1,4 @@
-"""Flags against a configuration file, and output that nobody reads to the end."""
+"""Flags over configuration files, and a standard output that is closed early."""
 
 import subprocess
 import sys
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.config import TrainingConfig
 from esper.nissa.writer import RunWriter
+from esper.run.run_config import TrainingConfig
 from esper.scripts.flags import UsageError, parse_flags
 from esper.scripts.guard import USAGE_ERROR
 from tests.karn import fake_run
@@ -24,7 +24,7 @@ from tests.karn import fake_run
         (["--hold-heads", "tempo", "style"], {"hold_heads": ("tempo", "style")}),
     ],
 )
-def test_what_is_spelled_out_is_given_even_where_it_is_the_default(args: list[str], given: dict) -> None:
+def test_a_flag_with_its_default_value_overrides_the_file(args: list[str], given: dict) -> None:
     found, _ = parse_flags(TrainingConfig, "esper train", "", args)
     assert found == given
 
@@ -38,13 +38,13 @@ def test_what_is_spelled_out_is_given_even_where_it_is_the_default(args: list[st
         (["more"], "unexpected word 'more'; esper train --help lists the flags"),
     ],
 )
-def test_a_flag_that_cannot_be_read_gets_one_sentence(args: list[str], sentence: str) -> None:
+def test_an_invalid_flag_ends_with_one_sentence(args: list[str], sentence: str) -> None:
     with pytest.raises(UsageError) as refusal:
         parse_flags(TrainingConfig, "esper train", "", args)
     assert str(refusal.value) == sentence
 
 
-def test_a_reader_that_leaves_early_gets_no_traceback(tmp_path: Path) -> None:
+def test_a_closed_standard_output_causes_no_traceback(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run") as writer:
         writer.emit(fake_run.run_row())
     script = "from esper.scripts.cli import main; main()"

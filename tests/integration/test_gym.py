@@ -1,4 +1,4 @@
-"""The Gymnasium environment, by Gymnasium's own checker and under an agent of others."""
+"""Gymnasium environment: checker of Gymnasium, and training by an agent of sb3-contrib."""
 
 import numpy as np
 import pytest
@@ -21,16 +21,16 @@ def env():
 
 
 def masked(env, head: int) -> np.ndarray:
-    """The part of the mask that is about one head."""
+    """Return the part of the mask for one head."""
     sizes = env.action_space.nvec
     return np.split(env.unwrapped.action_masks(), np.cumsum(sizes)[:-1])[head]
 
 
-def test_gymnasiums_checker_has_nothing_to_say(env):
+def test_the_checker_of_gymnasium_reports_no_problem(env):
     check_env(env.unwrapped)
 
 
-def test_an_episode_ends_at_its_horizon_with_its_report_and_is_that_of_its_rng_seed(env):
+def test_an_episode_ends_with_a_report_and_is_repeated_by_its_rng_seed(env):
     courses = []
     for _ in range(2):
         env.reset(seed=7)
@@ -45,19 +45,19 @@ def test_an_episode_ends_at_its_horizon_with_its_report_and_is_that_of_its_rng_s
     assert all(np.array_equal(a, b) for (a, *_), (b, *_) in zip(*courses, strict=True))
 
 
-def test_masks_open_what_is_legal_and_hold_heads_that_no_legal_op_reads_at_their_default(env):
+def test_masks_allow_legal_actions_and_fix_heads_that_no_legal_op_reads(env):
     env.reset(seed=0)
 
-    # All slots are empty: waiting and germinating, and the heads that the latter reads.
+    # All slots are empty: WAIT and GERMINATE are legal, and the heads that GERMINATE reads are free.
     assert np.flatnonzero(masked(env, Head.OP)).tolist() == [OP_WAIT, OP_GERMINATE]
     assert masked(env, Head.SLOT).all()
     for head in range(Head.BLUEPRINT, len(CANONICAL_ACTION)):
         choices = np.flatnonzero(masked(env, head)).tolist()
         assert (choices == [CANONICAL_ACTION[head]]) == (not HEADS_OF_OP[OP_GERMINATE, head]), head
-    assert not masked(env, Head.BLUEPRINT)[0]  # none is no blueprint
+    assert not masked(env, Head.BLUEPRINT)[0]  # "none" is not a blueprint
 
 
-def test_maskable_ppo_trains_on_it_as_it_is(env):
+def test_maskable_ppo_of_sb3_contrib_trains_on_the_environment(env):
     agent = sb3_contrib.MaskablePPO("MlpPolicy", env, n_steps=6, batch_size=6, n_epochs=1, seed=0)
     before = [parameter.detach().clone() for parameter in agent.policy.parameters()]
     agent.learn(6)
@@ -69,6 +69,6 @@ def test_maskable_ppo_trains_on_it_as_it_is(env):
     assert env.action_space.contains(action)
 
 
-def test_unknown_settings_are_refused_with_a_sentence():
+def test_unknown_settings_of_the_environment_are_refused():
     with pytest.raises(EsperError, match="did you mean steps"):
         gymnasium.make(esper.gym.ENV_ID, stepz=3)

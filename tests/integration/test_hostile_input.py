@@ -1,4 +1,4 @@
-"""Hostile input ends in one sentence and a non-zero exit code, never in a traceback."""
+"""Invalid input ends with one sentence and a non-zero exit code, never with a traceback."""
 
 import random
 import re
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from esper.run.policy_training import train
 from esper.scripts import cli
 from esper.scripts.guard import INTERNAL_ERROR, INTERRUPTED, USAGE_ERROR, exit_on_error
-from esper.training import train
 from tests.integration import hostile
 from tests.integration.training import tiny
 
 REFUSED, DAMAGED = 450, 25
-"""Random invocations: so many commands that are wrong, and two commands for each of so many damaged runs."""
+"""Numbers of random invalid commands and of damaged runs."""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def runs(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ending(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Calls a command and returns its exit code and what it said; what it writes goes to a new folder."""
+    """Return a function that runs a command in a new folder and returns its exit code and output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
@@ -60,16 +60,16 @@ KINDS = [
     ),
     *(["serve", "{runs}", "--host", host] for host in ("é" * 80, "x" * 300, "[/b]", "")),
 ]
-"""Paths that cannot be used, numbers and hosts that are none."""
+"""Invalid paths, numbers and host names."""
 
 
 @pytest.mark.parametrize("words", KINDS, ids=lambda words: " ".join(words)[:40])
-def test_every_kind_of_hostile_input(words: list[str], ending, runs: Path) -> None:
+def test_every_kind_of_hostile_input_ends_with_one_sentence(words: list[str], ending, runs: Path) -> None:
     code, said = ending(*(str(runs) if word == "{runs}" else word for word in words))
     assert code == USAGE_ERROR, said
 
 
-def test_markup_in_a_name_is_text(ending, runs: Path, tmp_path: Path) -> None:
+def test_markup_in_a_name_is_printed_as_text(ending, runs: Path, tmp_path: Path) -> None:
     out = "[/b] [bold]"
     code, said = ending("run", "--task", "tiny", "--steps", "1", "--out", out)
     assert (code, "run saved in [/b] [bold]" in said) == (0, True)
@@ -92,7 +92,7 @@ def test_markup_in_a_name_is_text(ending, runs: Path, tmp_path: Path) -> None:
         ("markup.json", '{"[/b]": 1}'),
     ],
 )
-def test_a_configuration_that_is_none(name: str, content: str, ending, tmp_path: Path) -> None:
+def test_a_file_that_is_no_configuration_is_refused(name: str, content: str, ending, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
     assert ending("train", "--config", name)[0] == USAGE_ERROR
 
@@ -101,7 +101,9 @@ def test_a_configuration_that_is_none(name: str, content: str, ending, tmp_path:
 @pytest.mark.parametrize(
     "words", [(), ("run", "--task"), ("sql", "{runs}/grown"), ("serve", "{runs}", "--host")]
 )
-def test_bytes_that_are_no_text(words: tuple[str, ...], word: str, ending, runs: Path) -> None:
+def test_undecodable_bytes_on_the_command_line_are_refused(
+    words: tuple[str, ...], word: str, ending, runs: Path
+) -> None:
     code, said = ending(*(w.format(runs=runs) for w in words), word)
     assert code == USAGE_ERROR
     assert "is not valid UTF-8" in said
@@ -111,7 +113,9 @@ def test_bytes_that_are_no_text(words: tuple[str, ...], word: str, ending, runs:
     ("column", "value"),
     [("t", "1e308"), ("started", '"never"'), ("name", '"[/b]"'), ("horizon", hostile.DEEP)],
 )
-def test_a_strange_row_of_a_run(column: str, value: str, ending, runs: Path, tmp_path: Path) -> None:
+def test_a_row_with_unusual_values_is_shown_or_refused(
+    column: str, value: str, ending, runs: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs / "grown", run)
     rows = run / "telemetry" / "rows-00000.jsonl"
@@ -123,16 +127,16 @@ def test_a_strange_row_of_a_run(column: str, value: str, ending, runs: Path, tmp
         assert ending(*(word.format(run=run) for word in words))[0] in (0, USAGE_ERROR), words
 
 
-def test_times_with_a_zone_can_be_asked_for(ending, runs: Path) -> None:
+def test_sql_prints_times_with_a_time_zone(ending, runs: Path) -> None:
     query = "select timestamptz '2020-01-01 00:00:00+00' as x, [timestamptz '2020-01-01 00:00:00+00'] as y"
     code, said = ending("sql", str(runs / "grown"), query, "--csv")
     assert (code, said.count("2020-01-01 00:00:00+00:00")) == (0, 2)
 
 
-# --- at random ------------------------------------------------------------------------------------
+# --- random input ---------------------------------------------------------------------------------
 
 
-def test_random_commands_that_are_wrong(ending, runs: Path) -> None:
+def test_random_invalid_commands_end_with_one_sentence(ending, runs: Path) -> None:
     rng = random.Random(13)
     for _ in range(REFUSED):
         words = hostile.refused(rng, runs)
@@ -140,7 +144,7 @@ def test_random_commands_that_are_wrong(ending, runs: Path) -> None:
         assert code == USAGE_ERROR, (words, said)
 
 
-def test_random_damage_to_runs(ending, runs: Path, tmp_path: Path) -> None:
+def test_commands_on_randomly_damaged_runs_end_with_one_sentence(ending, runs: Path, tmp_path: Path) -> None:
     rng = random.Random(13)
     for _ in range(DAMAGED):
         run = hostile.damaged(rng, runs / rng.choice(("grown", "trained")), tmp_path / "damaged")
@@ -149,10 +153,10 @@ def test_random_damage_to_runs(ending, runs: Path, tmp_path: Path) -> None:
             assert code in (0, USAGE_ERROR), (words, said)
 
 
-# --- what is left ---------------------------------------------------------------------------------
+# --- other errors ---------------------------------------------------------------------------------
 
 
-def test_an_error_that_nobody_foresaw_leaves_its_traceback_in_a_file(
+def test_an_unexpected_error_writes_its_traceback_to_a_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -174,12 +178,12 @@ def test_an_error_that_nobody_foresaw_leaves_its_traceback_in_a_file(
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        # What is on disk is known to the commands that write, and said by them.
+        # Commands that write files handle Ctrl-C themselves and name the files.
         (KeyboardInterrupt(), INTERRUPTED, "esper: interrupted before the command was done\n"),
         (SystemExit(3), 3, ""),
     ],
 )
-def test_what_is_no_error_is_not_swallowed(
+def test_an_exit_or_interrupt_of_a_command_keeps_its_exit_code(
     error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop() -> None:

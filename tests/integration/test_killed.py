@@ -1,4 +1,4 @@
-"""Training runs killed with SIGKILL at chosen moments: resumed, they end as if nothing had happened."""
+"""Trainings killed by SIGKILL at chosen moments, and resumed to the same result."""
 
 import itertools
 import os
@@ -27,9 +27,9 @@ from tests.integration.training import STEPS, TIMES, assert_same_end, forked, pr
 WORDS = ["train", "--task", "tiny", "--reward-family", "loss", "--hidden-dim", "16", "--rng-seed", "4"]
 WORDS += ["--envs", "2", "--iterations", "5", "--update-epochs", "3", "--evaluate-episodes", "1"]
 WORDS += ["--evaluate-every", "2", "--checkpoint-every", "2"]
-"""A checkpoint and an evaluation after the iterations 2, 4 and 5; the policy of iteration 4 is the best."""
+"""Settings with checkpoints and evaluations after iterations 2, 4 and 5; the best policy is that of 4."""
 STEPS_OF_TWO_ITERATIONS = 3 * STEPS
-"""With the evaluation that follows them."""
+"""Steps of two iterations and of the evaluation after them."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-# --- moments --------------------------------------------------------------------------------------
+# --- moments of the kill --------------------------------------------------------------------------
 
 
 def kill(*_: object) -> NoReturn:
@@ -56,7 +56,7 @@ def on_call(
     after: bool = False,
     counts: Callable[..., bool] = lambda *args: True,
 ) -> None:
-    """Let ``act`` happen before (or after) call ``number`` of those that count."""
+    """Call ``act`` before (or after) matching call ``number`` of a function."""
     original = getattr(owner, name)
     calls = itertools.count(1)
 
@@ -73,18 +73,18 @@ def on_call(
 
 
 def at_file(file: str, **how: Any) -> None:
-    """When a file, named with its folder, is about to be renamed into its place."""
+    """Call ``act`` before (or after) a file is renamed to its final name."""
     on_call(os, "replace", counts=lambda partial, path: str(path).endswith(file), **how)
 
 
 def cut_in_half_and_die(partial: Path, path: Path) -> None:
-    """As if the process had been killed half way through the bytes."""
+    """Truncate the file to half of its size and kill the process."""
     os.truncate(partial, partial.stat().st_size // 2)
     kill()
 
 
 def tear_lines_and_die(file: int, content: bytearray) -> None:
-    """Half of the bytes reach the file."""
+    """Write half of the bytes and kill the process."""
     os.write(file, content[: len(content) // 2])
     kill()
 
@@ -141,7 +141,7 @@ FINISHED: dict[str, tuple[int, int]] = {
     HALF_AN_EPOCH: (2, 1),
     "while lines that became Parquet are removed": (2, 0),
 }
-"""At these moments: the iterations that are complete, and the epochs of the next one."""
+"""Finished iterations, and finished epochs of the next one, by the moment of the kill."""
 
 MOMENTS_OF_RESUMING: dict[str, Callable[[], None]] = {
     "while rows without a checkpoint are removed": lambda: on_call(writer_module, "remove", 2, after=True),
@@ -150,7 +150,7 @@ MOMENTS_OF_RESUMING: dict[str, Callable[[], None]] = {
 
 
 def run_to_be_killed(cache: Path, moment: str, words: list[str]) -> None:
-    """What the child does; moments travel by name."""
+    """Run the command in the child process, which is killed at the named moment."""
     prepare(cache)
     writer_module.LINES_BYTES = 2_000  # type: ignore[misc]  # every checkpoint converts
     (MOMENTS | MOMENTS_OF_RESUMING)[moment]()
@@ -158,23 +158,23 @@ def run_to_be_killed(cache: Path, moment: str, words: list[str]) -> None:
 
 
 def die(cache: Path, moment: str, words: list[str]) -> None:
-    """Run the command in a process that is killed at ``moment``."""
+    """Start a process that runs the command and is killed at ``moment``; wait for its end."""
     child = forked(run_to_be_killed, cache, moment, words)
     child.join(timeout=600)
     assert child.exitcode == -signal.SIGKILL, f"the moment never came: exit code {child.exitcode}"
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_killed_at_any_moment_resumes_to_the_same_end(
+def test_a_run_killed_at_any_moment_resumes_to_the_same_result(
     moment: str, undisturbed: Path, cache: Path, tmp_path: Path
 ) -> None:
-    """And before it is resumed, every row of an epoch that was over reads back once."""
+    """Before the resume, every row of a finished epoch can be read exactly once."""
     out = tmp_path / "run"
     die(cache, moment, [*WORDS, "--out", str(out)])
     if moment in FINISHED:
         check_rows(out, undisturbed, *FINISHED[moment], exact=moment != HALF_AN_EPOCH)
     if (out / "best" / "policy.json").exists():
-        load_policy(out / "best")  # whole, if not the newest
+        load_policy(out / "best")  # complete, though perhaps not the newest
     cli.main(["train", "--resume", str(out)])
     assert_same_end(undisturbed, out)
 
@@ -194,9 +194,9 @@ def check_rows(out: Path, undisturbed: Path, iterations: int, epochs: int, *, ex
 
 
 def is_over(row: dict[str, Any], finished: int, kind: type[EnvRow]) -> bool:
-    """Whether a row surely belongs to the first ``finished`` epochs.
+    """Return whether a row certainly belongs to the first ``finished`` epochs.
 
-    Decisions, and the moves that come of them, are counted by the epochs before.
+    Decisions and the resulting transitions are numbered by the epoch before them.
     """
     return bool(
         row["epoch"] < finished or finished == STEPS or (row["epoch"] == finished and kind is EpochRow)
@@ -204,7 +204,7 @@ def is_over(row: dict[str, Any], finished: int, kind: type[EnvRow]) -> bool:
 
 
 def rows_of_episodes(run: Run, kind: type[EnvRow]) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    """The rows of every episode in the order in which they are read, without times."""
+    """Return the rows of every episode in reading order, without times."""
     episodes: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for row in run.rows(kind):
         columns = msgspec.to_builtins(row)
@@ -220,7 +220,7 @@ def killed_before(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.mark.parametrize("moment", MOMENTS_OF_RESUMING)
-def test_a_run_killed_while_it_resumes_resumes_to_the_same_end(
+def test_a_run_killed_during_a_resume_resumes_to_the_same_result(
     moment: str, undisturbed: Path, killed_before: Path, cache: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""A training run in several processes: the same run bit for bit, and a sentence when they fall apart."""
+"""Training in several processes: results equal bit for bit, and errors when processes are lost."""
 
 import os
 import shlex
@@ -18,10 +18,10 @@ from esper.karn.run import read_rows
 from esper.leyline.errors import EsperError
 from esper.leyline.events import EpochRow, Row
 from esper.nissa.journal import IterationJournal
+from esper.run.policy_training import train
 from esper.scripts import cli
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import exchange
-from esper.training import train
 from tests.integration.training import assert_same_end, forked, free_port, prepare, rows_without_times, tiny
 
 ROOT = Path(__file__).parents[2]
@@ -29,11 +29,11 @@ WORDS = shlex.split(
     "train --task tiny --reward-family loss --hidden-dim 16 --envs 6 --iterations 3 --update-epochs 2"
     " --evaluate-episodes 5 --evaluate-every 2 --checkpoint-every 1"
 )
-"""Three shards of two environments, and three of episodes to evaluate with."""
+"""Settings with three shards of environments and three shards of evaluation episodes."""
 SECONDS = 600.0
-"""To catch hangs; on an idle machine nothing here takes a tenth of it."""
+"""Timeout in seconds; on an idle machine no test takes a tenth of it."""
 MISHAPS = "ESPER_TEST_MISHAPS"
-"""Folder with a file RANK-ITERATION for each process that is to be killed, once, within an iteration."""
+"""Folder with a file RANK-ITERATION for each process to be killed once within that iteration."""
 
 IN_EVERY_WORKER = """
 import os
@@ -44,7 +44,7 @@ if "RANK" in os.environ:
 
 
 def prepare_worker() -> None:
-    """What happens in every process that torchrun starts, before anything else."""
+    """Set-up code of every process that torchrun starts."""
     prepare(Path(os.environ["ESPER_CACHE"]))
     if MISHAPS in os.environ:
         be_killed(Path(os.environ[MISHAPS]))
@@ -60,7 +60,7 @@ def be_killed(mishaps: Path) -> None:
             own.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         if any(mishaps.glob(f"*-{iteration}")):
-            time.sleep(0.5)  # so that a shard is left for the one that is to be killed
+            time.sleep(0.5)  # leaves a shard for the process to be killed
 
     IterationJournal.take = fatal  # type: ignore[method-assign]
 
@@ -75,7 +75,7 @@ def mishaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """This process and all that it starts know the tiny task and share their twins."""
+    """Register the tiny task in this process and its child processes, with one cache of twins."""
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "sitecustomize.py").write_text(IN_EVERY_WORKER)
     path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -87,18 +87,18 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run by one process."""
+    """Return a run made by one process."""
     out = tmp_path_factory.mktemp("alone") / "run"
     cli.main([*WORDS, "--out", str(out)])
     return out
 
 
-def test_processes_give_the_same_run_bit_for_bit(alone: Path, tmp_path: Path) -> None:
+def test_several_processes_give_the_same_run_bit_for_bit(alone: Path, tmp_path: Path) -> None:
     cli.main([*WORDS, "--processes", "2", "--out", str(tmp_path / "run")])
     assert_same_end(alone, tmp_path / "run")
 
 
-def test_a_run_that_loses_a_process_says_so_and_is_resumed_by_one(
+def test_a_run_that_loses_a_process_ends_with_a_sentence_and_resumes_in_one_process(
     alone: Path,
     tmp_path: Path,
     mishaps: Path,
@@ -124,7 +124,7 @@ def test_a_run_that_loses_a_process_says_so_and_is_resumed_by_one(
     assert_same_end(alone, out)
 
 
-# --- two machines: two torchruns that meet over the loopback ------------------------------------------
+# --- two machines: two torchruns over the loopback ----------------------------------------------------
 
 
 def start_machine(log: Path, port: int, *words: str, wait: int = 600) -> subprocess.Popen[bytes]:
@@ -137,7 +137,7 @@ def start_machine(log: Path, port: int, *words: str, wait: int = 600) -> subproc
         )
 
 
-def test_a_rendezvous_that_never_fills_ends_in_a_sentence(tmp_path: Path) -> None:
+def test_a_rendezvous_that_never_fills_ends_with_one_sentence(tmp_path: Path) -> None:
     log, out = tmp_path / "said.log", tmp_path / "run"
 
     code = start_machine(log, free_port(), *WORDS[1:], "--out", str(out), wait=2).wait(SECONDS)
@@ -147,10 +147,10 @@ def test_a_rendezvous_that_never_fills_ends_in_a_sentence(tmp_path: Path) -> Non
     assert "Traceback" not in log.read_text()
 
 
-def test_machines_start_again_what_was_killed_and_come_to_the_bit_equal_end(
+def test_killed_ranks_are_restarted_and_the_result_is_bit_equal(
     alone: Path, tmp_path: Path, mishaps: Path
 ) -> None:
-    """Rank 1 before the first checkpoint, so that the run begins anew; then rank 0, which writes."""
+    """Kill rank 1 before the first checkpoint, so that the run restarts; then kill rank 0, which writes."""
     out, port = tmp_path / "run", free_port()
     (mishaps / "1-1").touch()
     (mishaps / "0-3").touch()
@@ -166,11 +166,11 @@ def test_machines_start_again_what_was_killed_and_come_to_the_bit_equal_end(
     assert said.count(f"best policy in {out / 'best'}") == 1
 
 
-# --- what processes find out about each other while they train ---------------------------------------
+# --- differences between ranks -----------------------------------------------------------------------
 
 
 def take_part(rank: int, folder: Path, out: Path, drifts: bool) -> None:
-    """A process of two; what it says is left in a file."""
+    """Run one of two processes and write its error message to a file."""
     prepare(folder / "cache")
     if drifts:
         update = PPOAgent.update
@@ -191,7 +191,7 @@ def take_part(rank: int, folder: Path, out: Path, drifts: bool) -> None:
 
 @pytest.fixture
 def said_by_two(tmp_path: Path) -> Callable[[Path, Path, bool], list[str]]:
-    """Run two processes with a run directory each, of which the second may drift: their sentences."""
+    """Run two processes with separate run directories and return their error messages."""
 
     def said(one: Path, other: Path, drifts: bool) -> list[str]:
         parts = [forked(take_part, 0, tmp_path, one, False), forked(take_part, 1, tmp_path, other, drifts)]
@@ -202,7 +202,7 @@ def said_by_two(tmp_path: Path) -> Callable[[Path, Path, bool], list[str]]:
     return said
 
 
-def test_a_rank_with_another_run_directory_is_found_out(
+def test_a_rank_with_another_run_directory_is_refused(
     said_by_two: Callable[[Path, Path, bool], list[str]], tmp_path: Path
 ) -> None:
     own, other = tmp_path / "run", tmp_path / "elsewhere"
@@ -211,7 +211,7 @@ def test_a_rank_with_another_run_directory_is_found_out(
         assert sentence == f"{expected} machines share"
 
 
-def test_ranks_that_come_to_different_policies_stop(
+def test_ranks_with_different_policies_stop_with_an_error(
     said_by_two: Callable[[Path, Path, bool], list[str]], tmp_path: Path
 ) -> None:
     sentences = said_by_two(tmp_path / "run", tmp_path / "run", True)

@@ -1,4 +1,4 @@
-"""The report command as a user meets it: what it writes, its answers to mistakes, how to do it again."""
+"""``esper report``: its file, the command that repeats a run, and invalid arguments."""
 
 import shlex
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 from pydantic import BaseModel
 
-from esper.config import RunConfig, TrainingConfig, checked, run_config
 from esper.karn.run import read_rows
 from esper.leyline.events import EpisodeRow
+from esper.run.run_config import RunConfig, TrainingConfig, checked, run_config
 from esper.scripts import cli
 from esper.scripts.flags import parse_flags
 from esper.scripts.report_command import reproduction
@@ -20,7 +20,7 @@ from tests.karn.page import Node, read_page
 
 @pytest.fixture(scope="module")
 def arms(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of the heuristic beside its control, three epochs each."""
+    """Return the folder of a heuristic run and an off run of three epochs each."""
     out = tmp_path_factory.mktemp("runs") / "run"
     cli.main(["run", "--task", "tiny", "--steps", "3", "--against", "off", "--out", str(out)])
     return out
@@ -30,7 +30,7 @@ def shown(path: Path) -> Node:
     return read_page(path.read_text(encoding="utf-8"))
 
 
-def test_a_report_is_written_into_the_run_s_directory(arms: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_is_written_to_the_run_directory(arms: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["report", str(arms / "heuristic")])
     written = arms / "heuristic" / "report.html"
     assert capsys.readouterr().out == f"report saved in {written}\n"
@@ -38,7 +38,7 @@ def test_a_report_is_written_into_the_run_s_directory(arms: Path, capsys: pytest
     assert f"It reached {episode.val_score:.1f} on validation" in shown(written).text
 
 
-def test_the_command_that_is_shown_does_the_same_again(arms: Path, tmp_path: Path) -> None:
+def test_the_command_in_a_report_repeats_the_run(arms: Path, tmp_path: Path) -> None:
     words = ["report", str(arms / "off"), "--against", str(arms / "heuristic")]
     cli.main([*words, "--out", str(tmp_path / "report.html")])
     assert "Against heuristic, in one episode begun alike: " in shown(tmp_path / "report.html").text
@@ -51,7 +51,7 @@ def test_the_command_that_is_shown_does_the_same_again(arms: Path, tmp_path: Pat
 
 
 def reproduced(config: BaseModel, **changes: object) -> tuple[str, list[str]]:
-    """The command and the flags that a report gives for a run of these settings."""
+    """Return the command and the parsed flags that a report prints for these settings."""
     row = replace(fake_run.run_row(**changes), config=config.model_dump(mode="json"))
     name, kind, *flags = shlex.split(reproduction(row) or "")
     assert name == "esper"
@@ -66,7 +66,7 @@ def reproduced(config: BaseModel, **changes: object) -> tuple[str, list[str]]:
         {"controller": "random", "against": ("off", "heuristic"), "rotation": ("norm",), "as_json": True},
     ],
 )
-def test_settings_of_a_run_survive_as_flags(settings: dict[str, object]) -> None:
+def test_the_command_in_a_report_has_the_settings_of_a_run(settings: dict[str, object]) -> None:
     config = run_config(**settings)
     kind, flags = reproduced(config)
     assert kind == "run"
@@ -82,7 +82,7 @@ def test_settings_of_a_run_survive_as_flags(settings: dict[str, object]) -> None
         {"learning_rate": 3e-4, "gamma": 0.99, "capacity": 5, "reward_family": "sparse", "iterations": 2},
     ],
 )
-def test_settings_of_a_training_survive_as_flags(settings: dict[str, object]) -> None:
+def test_the_command_in_a_report_has_the_settings_of_a_training(settings: dict[str, object]) -> None:
     config = checked(TrainingConfig, settings)
     kind, flags = reproduced(config, iterations=config.iterations)
     assert kind == "train"
@@ -90,16 +90,16 @@ def test_settings_of_a_training_survive_as_flags(settings: dict[str, object]) ->
     assert checked(TrainingConfig, given) == config
 
 
-def test_the_command_names_what_matters_even_where_it_is_the_default_and_is_unknown_for_other_runs() -> None:
+def test_the_command_has_task_controller_and_rng_seed_and_is_missing_for_runs_of_grow() -> None:
     row = replace(fake_run.run_row(), config=RunConfig().model_dump(mode="json"))
     assert reproduction(row) == "esper run --task digits_impaired --controller heuristic --rng-seed 0"
     assert reproduction(replace(row, config={"episodes": 1})) is None, "no command began it"
 
 
-# --- mistakes -------------------------------------------------------------------------------------
+# --- invalid arguments ----------------------------------------------------------------------------
 
 
-def test_what_is_not_a_run_is_refused(arms: Path, tmp_path: Path, refused: Refused) -> None:
+def test_a_report_of_a_folder_that_is_no_run_is_refused(arms: Path, tmp_path: Path, refused: Refused) -> None:
     assert "the directory of a run as its first word" in refused("report")
     assert "there is no run directory" in refused("report", tmp_path / "nothing")
     assert "is not a run's directory" in refused("report", tmp_path)
@@ -110,7 +110,7 @@ def test_what_is_not_a_run_is_refused(arms: Path, tmp_path: Path, refused: Refus
     assert "has not written its own row yet" in refused("report", tmp_path)
 
 
-def test_a_file_that_cannot_be_written_is_refused(arms: Path, tmp_path: Path, refused: Refused) -> None:
+def test_a_report_to_an_unwritable_file_is_refused(arms: Path, tmp_path: Path, refused: Refused) -> None:
     run = arms / "heuristic"
     said = refused("report", run, "--out", tmp_path / "missing" / "report.html")
     assert "cannot be written: No such file or directory; choose another file with --out" in said

@@ -1,4 +1,4 @@
-"""The run command as a user meets it: what it leaves behind, and what it says to a mistake."""
+"""``esper run``: its files and output, invalid settings, Ctrl-C."""
 
 import contextlib
 import fcntl
@@ -20,12 +20,12 @@ import torch
 from rich.cells import cell_len
 from rich.console import Console
 
-from esper.config import RunConfig
 from esper.karn.run import open_run, read_rows
 from esper.karn.screen import screen
 from esper.kasmina import load_committed
 from esper.leyline.events import DecisionRow, EpisodeRow, EpochRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
+from esper.run.run_config import RunConfig
 from esper.scripts import cli, train
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks import TASKS, task_named
@@ -35,12 +35,12 @@ from tests.tolaria.building import tiny_task
 STEPS = 8
 
 
-# --- what a run leaves behind ---------------------------------------------------------------------
+# --- files and output of a run --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A heuristic run of eight epochs beside its control: long enough to fossilize a seed."""
+    """Return the folder of a heuristic and an off run of eight epochs, enough to fossilize a seed."""
     out = tmp_path_factory.mktemp("runs") / "run"
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
@@ -49,7 +49,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_without_a_terminal_every_epoch_has_exactly_one_line(finished: Path) -> None:
+def test_without_a_terminal_every_epoch_is_one_line(finished: Path) -> None:
     said = (finished / "said").read_text()
     for arm in ("heuristic", "off"):
         (lines,) = (part.splitlines() for part in said.split("run ") if f"controller {arm}," in part)
@@ -60,7 +60,7 @@ def test_without_a_terminal_every_epoch_has_exactly_one_line(finished: Path) -> 
 
 
 def in_a_terminal(*words: str, width: int = 80, height: int = 24) -> str:
-    """What a pseudo-terminal of that size is sent by a command that ends well."""
+    """Return the output of a successful command on a pseudo-terminal of this size."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     process = forked(show_on, os.ttyname(child), words)
@@ -76,7 +76,7 @@ def in_a_terminal(*words: str, width: int = 80, height: int = 24) -> str:
 
 
 def show_on(terminal: str, words: tuple[str, ...]) -> None:
-    """What the other process does."""
+    """Run the command in the child process."""
     file = os.open(terminal, os.O_RDWR)
     for number in range(3):
         os.dup2(file, number)
@@ -86,9 +86,9 @@ def show_on(terminal: str, words: tuple[str, ...]) -> None:
     sys.stdout.flush()
 
 
-def test_on_a_terminal_no_line_is_too_wide_and_the_last_screen_is_the_answer(tmp_path: Path) -> None:
+def test_on_a_terminal_no_line_is_too_wide_and_the_last_screen_shows_the_result(tmp_path: Path) -> None:
     sent = in_a_terminal("run", "--steps", "4", "--out", str(tmp_path / "run"))
-    # A screen is drawn over the one before from the start of a line.
+    # Each screen overwrites the previous one from the start of a line.
     lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent))
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(screen(open_run(tmp_path / "run"), 80))
@@ -102,7 +102,7 @@ def test_on_a_terminal_no_line_is_too_wide_and_the_last_screen_is_the_answer(tmp
     assert sent.count("\x1b[?25l") == sent.count("\x1b[?25h") == 1, "the cursor comes back"
 
 
-def test_every_table_of_a_run_reads_back(finished: Path) -> None:
+def test_all_tables_of_a_run_can_be_read(finished: Path) -> None:
     run = finished / "heuristic"
     (row,) = read_rows(run, RunRow)
     assert (row.task, row.controller, row.rng_seed) == ("digits_impaired", "heuristic", 0)
@@ -115,13 +115,13 @@ def test_every_table_of_a_run_reads_back(finished: Path) -> None:
     assert {Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED} <= fates
 
 
-def test_the_twin_in_the_rows_is_the_off_run(finished: Path) -> None:
+def test_the_twin_scores_in_the_rows_equal_a_run_of_the_off_controller(finished: Path) -> None:
     twin = [row.twin_score for row in read_rows(finished / "heuristic", EpochRow)]
     off = [row.val_score for row in read_rows(finished / "off", EpochRow)]
     assert twin == off
 
 
-def test_the_saved_network_scores_what_the_run_reported(finished: Path) -> None:
+def test_the_saved_network_has_the_reported_score(finished: Path) -> None:
     network = load_committed(finished / "heuristic" / "model" / "episode-0").eval()
     task = task_named("digits_impaired")
     splits = task.load(EpisodeStreams(0, 0, 0).generator("split"))
@@ -132,7 +132,7 @@ def test_the_saved_network_scores_what_the_run_reported(finished: Path) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_episodes_are_different_and_json_prints_one_document_and_nothing_else(
+def test_episodes_differ_and_json_output_is_one_document(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", "--task", "tiny", "--episodes", "2", "--slots", "r0c0", "r0c2", "--steps", "6", "--json"]
@@ -146,7 +146,7 @@ def test_episodes_are_different_and_json_prints_one_document_and_nothing_else(
 
 
 @pytest.mark.usefixtures("cache")
-def test_the_module_form_reaches_the_same_run(tmp_path: Path) -> None:
+def test_python_m_esper_scripts_train_gives_the_same_run(tmp_path: Path) -> None:
     words = ["--task", "tiny", "--slots", "r0c0", "r0c1", "--max-epochs", "3", "--seed", "5"]
     train.main(["heuristic", *words, "--out", str(tmp_path / "module")])
     words = ["--task", "tiny", "--slots", "r0c0", "r0c1", "--steps", "3", "--rng-seed", "5"]
@@ -155,8 +155,8 @@ def test_the_module_form_reaches_the_same_run(tmp_path: Path) -> None:
     assert scores[0] == scores[1]
 
 
-def test_each_setting_changes_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every key of the configuration has an effect on the rows."""
+def test_each_setting_changes_the_rows_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change each key of the configuration and compare the rows."""
     monkeypatch.setitem(TASKS, "tiny", tiny_task())
     monkeypatch.setitem(TASKS, "other", tiny_task((4, 4, 4)))
     base = ["run", "--task", "tiny", "--json"]
@@ -191,7 +191,7 @@ def test_each_setting_changes_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
         assert rows(name, extra) != (periodic if name == "plan" else reference), name
 
 
-# --- bad input ------------------------------------------------------------------------------------
+# --- invalid settings -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_each_setting_changes_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
         (["rn"], ["unknown command 'rn'", "did you mean run"]),
     ],
 )
-def test_a_mistake_gets_a_sentence(
+def test_invalid_settings_end_with_one_sentence(
     words: list[str], fragments: list[str], tmp_path: Path, refused: Refused
 ) -> None:
     said = refused(*words, *(["--out", tmp_path / "run"] if words[0] == "run" else []))
@@ -226,7 +226,7 @@ def test_a_mistake_gets_a_sentence(
     assert not (tmp_path / "run").exists(), "nothing may be written for a command that cannot run"
 
 
-def test_a_run_directory_that_exists_or_cannot_be_is_named(tmp_path: Path, refused: Refused) -> None:
+def test_an_existing_or_unusable_run_directory_is_refused(tmp_path: Path, refused: Refused) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert "already holds notes.txt" in refused("run", "--out", tmp_path)
     assert "cannot be written" in refused("run", "--out", tmp_path / "notes.txt" / "run")
@@ -236,7 +236,7 @@ def test_a_run_directory_that_exists_or_cannot_be_is_named(tmp_path: Path, refus
 # --- Ctrl-C ---------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_finished_epochs(tmp_path: Path) -> None:
     out, said = tmp_path / "run", tmp_path / "said"
     process = forked(run_for_long, out, said)
     rows_file = out / "telemetry" / "rows-00000.jsonl"
@@ -259,7 +259,7 @@ def test_ctrl_c_keeps_what_was_finished(tmp_path: Path) -> None:
 
 
 def run_for_long(out: Path, said: Path) -> None:
-    """What the other process does."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    """Run the command in the child process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     cli.main(["run", "--controller", "off", "--steps", "2000", "--json", "--out", str(out)])

@@ -1,4 +1,4 @@
-"""Runs that end early, and disks that are full: what was saved is intact, and can be resumed."""
+"""Interrupted trainings and full disks: earlier checkpoints are intact and can be resumed."""
 
 import json
 import os
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from esper import run_state
 from esper.karn.run import read_rows
 from esper.leyline.events import UpdateRow
+from esper.run import train_checkpoint
+from esper.run.policy_training import train
 from esper.scripts import cli
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.training.vectorized import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy, seal
-from esper.training import train
 from tests.integration.training import (
     StoppedError,
     after_iterations,
@@ -29,7 +29,7 @@ from tests.integration.training import (
 pytestmark = pytest.mark.usefixtures("cache")
 
 
-def test_an_interrupted_run_says_how_to_go_on(
+def test_an_interrupted_training_prints_the_command_to_resume(
     stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(trainer: Trainer) -> None:
@@ -42,7 +42,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert f"esper train --resume {stopped}" in capsys.readouterr().err
 
 
-def test_a_run_that_ends_in_the_iteration_after_a_checkpoint_leaves_that_one_alone(
+def test_a_training_that_diverges_right_after_a_checkpoint_keeps_that_checkpoint(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, run_iteration, kept = tmp_path / "run", Trainer.run_iteration, {}
@@ -58,7 +58,7 @@ def test_a_run_that_ends_in_the_iteration_after_a_checkpoint_leaves_that_one_alo
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "run_iteration", diverge)
-        patch.setattr(run_state, "seal", lambda state, names: (check_the_last(), seal(state, names)))
+        patch.setattr(train_checkpoint, "seal", lambda state, names: (check_the_last(), seal(state, names)))
         with pytest.raises(PolicyDivergedError):
             train(tiny(), out)
     assert (out / "checkpoints" / "latest").read_text() == "iteration-00002-again"
@@ -66,17 +66,17 @@ def test_a_run_that_ends_in_the_iteration_after_a_checkpoint_leaves_that_one_alo
     assert_same_end(undisturbed, out)
 
 
-# --- a full disk ----------------------------------------------------------------------------------
+# --- full disk ------------------------------------------------------------------------------------
 
 
 def without_room(out: Path, file: str, after: int) -> AbstractContextManager[None]:
-    """Within the context ``file`` cannot be written, once, after the rows of iteration ``after``."""
+    """Make one write to ``file`` fail after the rows of iteration ``after``."""
 
     def fill_the_disk(iteration: int) -> None:
         if iteration == after:
             partial = out / f"{file}.partial"
             partial.parent.mkdir(exist_ok=True)
-            partial.symlink_to("/dev/full")  # takes no byte
+            partial.symlink_to("/dev/full")  # accepts no bytes
 
     return after_iterations(fill_the_disk)
 
@@ -112,7 +112,7 @@ def test_a_full_disk_does_not_end_a_training(
 
 
 @pytest.mark.parametrize("saved", SAVED)
-def test_a_training_whose_end_cannot_be_saved_can_be_resumed(
+def test_a_training_whose_last_checkpoint_cannot_be_saved_can_be_resumed(
     saved: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, file = tmp_path / "run", saved.format(3)
@@ -129,7 +129,7 @@ def test_a_training_whose_end_cannot_be_saved_can_be_resumed(
 
 
 @pytest.mark.parametrize("name", ["policy.json", "policy.safetensors"])
-def test_the_best_policy_is_the_best_that_was_saved(
+def test_the_best_return_is_that_of_the_last_policy_saved_as_best(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -145,7 +145,7 @@ def test_the_best_policy_is_the_best_that_was_saved(
     load_policy(out / "best")
 
 
-def test_a_disk_that_is_full_when_it_is_flushed_is_noticed(
+def test_a_full_disk_at_fsync_ends_a_training_with_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "fsync", full_disk)
@@ -154,7 +154,7 @@ def test_a_disk_that_is_full_when_it_is_flushed_is_noticed(
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_rows_that_cannot_be_written_do_not_end_a_training_which_can_be_resumed_without_them(
+def test_a_training_continues_and_can_be_resumed_when_rows_cannot_be_written(
     undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Hosts of any number of slots, policies and their capacity, and what a policy was trained on."""
+"""Number of slots of hosts, capacity of policies, and the recorded settings of a policy's training."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,17 @@ import pytest
 from esper.karn.run import read_rows
 from esper.leyline import STAGE_NAMES
 from esper.leyline.events import EpisodeRow, RunRow, TransitionRow
+from esper.run.policy_training import train
 from esper.scripts import cli, eval_command
-from esper.study import Cell, run_study
+from esper.scripts.eval_command import Reports, run_arms
 from esper.tamiyo.policy.checkpoint import TrainedOn, load_policy, read_training, save_policy
-from esper.training import train
 from tests.integration.training import sentence_of, tiny
 
 pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 4, 5, 8])
-def test_hosts_with_any_number_of_slots_are_trained(slots: int, tmp_path: Path) -> None:
+def test_a_policy_trains_on_hosts_with_any_number_of_slots(slots: int, tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(tiny(slots=slots, iterations=1), out)
     assert load_policy(out / "best").num_slots == slots
@@ -28,14 +28,14 @@ def test_hosts_with_any_number_of_slots_are_trained(slots: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("slots", [1, 5])
-def test_a_run_builds_a_host_with_as_many_slots_as_it_is_told(slots: int, tmp_path: Path) -> None:
+def test_a_number_for_slots_builds_a_host_with_that_many_slots(slots: int, tmp_path: Path) -> None:
     words = ["run", "--task", "tiny", "--controller", "random", "--slots", str(slots)]
     cli.main([*words, "--out", str(tmp_path / "run")])
     (row,) = read_rows(tmp_path / "run", RunRow)
     assert row.slots == [f"r0c{column}" for column in range(slots)]
 
 
-def test_a_policy_with_room_for_eight_slots_grows_a_host_with_three(tmp_path: Path) -> None:
+def test_a_policy_with_capacity_eight_grows_a_host_with_three_slots(tmp_path: Path) -> None:
     train(tiny(capacity=8, iterations=1), tmp_path / "run")
     best = str(tmp_path / "run" / "best")
     words = ["run", "--task", "tiny", "--controller", "ppo", "--checkpoint", best, "--steps", "4"]
@@ -45,7 +45,7 @@ def test_a_policy_with_room_for_eight_slots_grows_a_host_with_three(tmp_path: Pa
     assert len(read_rows(tmp_path / "grown", EpisodeRow)) == 1
 
 
-def test_a_policy_without_room_for_all_slots_is_refused(
+def test_a_policy_with_less_capacity_than_the_host_has_slots_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tiny(slots=2, iterations=1), tmp_path / "run")
@@ -57,25 +57,25 @@ def test_a_policy_without_room_for_all_slots_is_refused(
     assert refused in sentence_of(capsys, "eval", best, "--slots", "3")
 
 
-# --- a policy is evaluated on what it was trained on, or it is said ---------------------------------
+# --- evaluation on the settings of the training -----------------------------------------------------
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, object]]:
-    """The settings of all runs that an evaluation asks for."""
+    """Return the settings of all arms that ``esper eval`` runs."""
     found: list[Mapping[str, object]] = []
 
-    def study(
+    def run(
         arms: Mapping[str, Mapping[str, object]], rng_seeds: Sequence[int], **more: object
-    ) -> dict[str, list[Cell]]:
+    ) -> dict[str, Reports]:
         found.extend(arms.values())
-        return run_study(arms, rng_seeds[:2], processes=1)  # others would not know the tiny task
+        return run_arms(arms, rng_seeds[:2], processes=1)  # the tiny task exists in this process only
 
-    monkeypatch.setattr(eval_command, "run_study", study)
+    monkeypatch.setattr(eval_command, "run_arms", run)
     return found
 
 
-def test_the_evaluation_that_a_training_names_is_that_of_its_own_host(
+def test_the_evaluation_command_of_a_training_uses_its_settings(
     tmp_path: Path, asked: list[Mapping[str, object]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = "--task tiny --slots 5 --steps 3 --rent 0.5 --no-auto-forward"
@@ -91,7 +91,7 @@ def test_the_evaluation_that_a_training_names_is_that_of_its_own_host(
     assert len(asked) == 8
 
 
-def test_what_differs_from_the_training_is_said(
+def test_an_evaluation_prints_settings_that_differ_from_the_training(
     tmp_path: Path, asked: list[Mapping[str, object]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tiny(capacity=3, slots=2, iterations=1), tmp_path / "run")
@@ -112,7 +112,9 @@ def test_what_differs_from_the_training_is_said(
 @pytest.mark.parametrize(
     ("flag", "cause"), [("--no-auto-forward", "policy"), ("--auto-forward", "mechanical")]
 )
-def test_who_moves_a_seed_through_its_stages(flag: str, cause: str, tmp_path: Path) -> None:
+def test_seeds_change_stage_by_the_policy_without_auto_forward_and_mechanically_with_it(
+    flag: str, cause: str, tmp_path: Path
+) -> None:
     words = ["run", "--task", "tiny", "--steps", "9", flag]
     cli.main([*words, "--out", str(tmp_path / "run")])
     causes = {STAGE_NAMES[row.to_stage]: row.cause for row in read_rows(tmp_path / "run", TransitionRow)}

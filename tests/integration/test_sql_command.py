@@ -32,11 +32,11 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 @pytest.fixture
 def answer(run, capsys):
-    """What ``esper sql`` prints for a query on the run."""
+    """Return the output of ``esper sql`` for a query on the run."""
     return lambda *words: printed(capsys, "sql", str(run), *words)
 
 
-def test_an_answer_is_a_table(answer):
+def test_a_query_result_is_printed_as_a_table(answer):
     out = answer("SELECT op, count(*) AS n, avg(value) AS v FROM decisions GROUP BY op")
 
     lines = [line.split() for line in out.splitlines()]
@@ -44,7 +44,7 @@ def test_an_answer_is_a_table(answer):
     assert sorted(lines[2:]) == [["FOSSILIZE", "2", "–"], ["GERMINATE", "3", "–"], ["WAIT", "3", "–"]]
 
 
-def test_an_answer_that_is_too_wide_is_shown_row_by_row(answer, monkeypatch):
+def test_a_result_wider_than_the_console_is_printed_row_by_row(answer, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     out = answer("SELECT * FROM decision", "--limit", "2")
 
@@ -54,11 +54,11 @@ def test_an_answer_that_is_too_wide_is_shown_row_by_row(answer, monkeypatch):
     assert "read           [true, false, false, false, false, false, false, false]" in out
 
 
-def test_text_with_brackets_is_shown_as_it_is(answer):
+def test_text_with_brackets_is_not_read_as_markup(answer):
     assert "[bold]x[/bold]" in answer("SELECT '[bold]x[/bold]' AS \"a[b]\"")
 
 
-def test_machines_get_json(answer):
+def test_json_output_has_columns_types_and_rows(answer):
     out = answer("SELECT epoch, action FROM decision ORDER BY t", "--json", "--limit", "1")
 
     assert json.loads(out) == {
@@ -69,7 +69,7 @@ def test_machines_get_json(answer):
     }
 
 
-def test_machines_get_csv(answer):
+def test_csv_output_has_a_header_and_rows(answer):
     out = answer("SELECT epoch, value, 'a,b', on_ FROM (SELECT *, [1] AS on_ FROM decision)", "--csv")
 
     rows = list(csv.reader(io.StringIO(out)))
@@ -78,7 +78,7 @@ def test_machines_get_csv(answer):
     assert len(rows) == 9
 
 
-def test_people_get_a_hundred_rows_and_machines_all_unless_told_otherwise(run, answer, capsys):
+def test_a_table_has_100_rows_and_json_and_csv_have_all_unless_limited(run, answer, capsys):
     query = "SELECT * FROM range(150)"
     for flags, last in (((), "99"), (("--csv", "--limit", "2"), "1")):
         cli.main(["sql", str(run), query, *flags])
@@ -94,7 +94,7 @@ def test_people_get_a_hundred_rows_and_machines_all_unless_told_otherwise(run, a
 
 
 @pytest.mark.parametrize("form", [[], ["--json"], ["--csv"]])
-def test_an_answer_of_a_hundred_megabytes_is_refused(run, capsys, form):
+def test_a_result_of_a_hundred_megabytes_is_refused(run, capsys, form):
     query = "SELECT repeat('x', 1000000) FROM range(100)"
     assert sentence_of(capsys, "sql", str(run), query, *form) == (
         "esper: the answer is larger than 50 MB; add a LIMIT, name fewer columns, or aggregate with count,"
@@ -114,7 +114,7 @@ def test_an_answer_of_a_hundred_megabytes_is_refused(run, capsys, form):
         (["RUN", "SELECT 1", "--json", "--csv"], "--json and --csv are two ways to print one answer"),
     ],
 )
-def test_mistakes_end_with_a_sentence(run, capsys, words, sentence):
+def test_invalid_queries_end_with_one_sentence(run, capsys, words, sentence):
     assert sentence in sentence_of(capsys, "sql", *[str(run) if word == "RUN" else word for word in words])
 
 
@@ -124,7 +124,7 @@ def in_a_process(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_query_that_takes_too_long_ends_with_a_sentence(run):
+def test_a_query_that_takes_too_long_ends_with_one_sentence(run):
     code = "import sys; from esper.scripts import cli, sql_command as command\n"
     code += "command.SECONDS = 0.5; cli.main(sys.argv[1:])"
     query = "WITH RECURSIVE a AS (SELECT 1 AS x UNION ALL SELECT x + 1 FROM a) SELECT count(*) FROM a"
@@ -134,7 +134,7 @@ def test_a_query_that_takes_too_long_ends_with_a_sentence(run):
 
 
 @pytest.mark.parametrize("command", ["sql", "runs"])
-def test_reading_needs_no_torch(run, command):
+def test_sql_and_runs_do_not_import_torch(run, command):
     words = [str(run), "SELECT 1"] if command == "sql" else [str(run)]
     code = (
         "import sys; from esper.scripts import cli; cli.main(sys.argv[1:]); assert 'torch' not in sys.modules"
@@ -142,7 +142,7 @@ def test_reading_needs_no_torch(run, command):
     assert in_a_process(code, command, *words).returncode == 0
 
 
-def test_runs_are_listed_one_line_each_and_damaged_ones_hide_nobody(run, capsys, monkeypatch):
+def test_runs_are_listed_on_one_line_each_also_next_to_damaged_runs(run, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     damaged = run.parent / "damaged" / "telemetry"
     damaged.mkdir(parents=True)
@@ -158,13 +158,13 @@ def test_runs_are_listed_one_line_each_and_damaged_ones_hide_nobody(run, capsys,
     assert reason.startswith(f"damaged: {damaged / 'rows-00000.jsonl'}, line 1, is not a row of table 'run'")
 
 
-def test_runs_are_looked_for_in_runs_unless_told_otherwise(run, capsys, monkeypatch):
+def test_runs_are_listed_from_the_folder_runs_by_default(run, capsys, monkeypatch):
     monkeypatch.chdir(run.parents[1])
 
     (found,) = json.loads(printed(capsys, "runs", "--json"))
     assert (found["path"], found["state"], found["score"]) == ("runs/mine", "finished", 61.5)
 
 
-def test_a_folder_without_runs_says_so(tmp_path, capsys):
+def test_a_folder_without_runs_gives_a_message(tmp_path, capsys):
     assert printed(capsys, "runs", str(tmp_path)) == f"there are no runs in '{tmp_path}'\n"
     assert "there is no folder" in sentence_of(capsys, "runs", str(tmp_path / "nowhere"))

@@ -1,4 +1,4 @@
-"""Teaching a policy as a user meets it: what is left behind, evaluations, processes, mistakes."""
+"""``esper train`` and ``esper eval``: files, output, and invalid arguments."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from esper.karn.run import read_rows
 from esper.karn.statistics import estimate
 from esper.leyline.events import EpisodeRow, RunRow, UpdateRow
 from esper.scripts import cli, train
-from esper.study import run_study
+from esper.scripts.eval_command import run_arms
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.seeding import TEST_SEEDS
 from tests.integration.training import Refused
@@ -31,10 +31,10 @@ def taught(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-# --- what a run leaves behind ---------------------------------------------------------------------
+# --- files and output of a run --------------------------------------------------------------------
 
 
-def test_a_training_run_leaves_rows_a_best_policy_and_its_configuration(taught: Path) -> None:
+def test_a_training_writes_rows_the_best_policy_and_its_configuration(taught: Path) -> None:
     (run,) = read_rows(taught, RunRow)
     assert (run.controller, run.task) == ("ppo", "tiny")
     rows = read_rows(taught, UpdateRow)
@@ -46,7 +46,7 @@ def test_a_training_run_leaves_rows_a_best_policy_and_its_configuration(taught: 
     assert load_policy(taught / "best").num_slots == 3
 
 
-def test_a_trained_policy_decides_like_any_other_controller_and_says_where_it_is_a_stranger(
+def test_a_trained_policy_runs_as_a_controller_and_differences_from_its_training_are_printed(
     taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", "--task", "tiny", "--controller", "ppo", "--checkpoint", str(taught / "best")]
@@ -56,18 +56,18 @@ def test_a_trained_policy_decides_like_any_other_controller_and_says_where_it_is
         assert len(read_rows(tmp_path / steps, EpisodeRow)) == 1
 
 
-def test_an_evaluation_shows_every_control_by_rng_seeds_bare_and_after_rent(
+def test_an_evaluation_prints_all_controls_with_means_by_rng_seed_bare_and_after_rent(
     taught: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An rng seed counts once, with the mean of its episodes; rent is taken off for what was grown."""
+    """Scores are means over the episodes of an rng seed; rent is subtracted for grown parameters."""
     words = ["--episodes", "2", "--episodes-each", "2", "--steps", "6", "--processes", "1", "--rent", "1"]
     cli.main(["eval", str(taught / "best"), *words])
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert {"ppo", "heuristic", "random", "off"} <= rows.keys()
 
     off = {"off": {"task": "tiny", "controller": "off", "steps": 6}}
-    cells = run_study(off, TEST_SEEDS[:2], episodes=2, processes=1)["off"]
-    scores = [cell.test_score for cell in cells]
+    reports = [report for own in run_arms(off, TEST_SEEDS[:2], episodes=2)["off"] for report in own]
+    scores = [report.test_score for report in reports]
     means = [(scores[0] + scores[1]) / 2, (scores[2] + scores[3]) / 2]
     assert str(estimate(means)) in rows["off"]
     assert str(estimate(scores)) not in rows["off"]
@@ -75,7 +75,7 @@ def test_an_evaluation_shows_every_control_by_rng_seeds_bare_and_after_rent(
     estimates = {arm: re.findall(r"-?[\d.]+ ±", rows[arm]) for arm in ("heuristic", "off")}
     assert estimates["off"][0] == estimates["off"][2], "off grows nothing"
     bare, _, after_rent, _ = (float(text.split()[0]) for text in estimates["heuristic"])
-    grown = int(rows["heuristic"].replace(",", "").split()[7]) - cells[0].host_params
+    grown = int(rows["heuristic"].replace(",", "").split()[7]) - reports[0].host_params
     assert grown > 0
     assert bare - after_rent == pytest.approx(100 * grown / 1000, abs=0.2)
 
@@ -88,7 +88,7 @@ def test_an_evaluation_shows_every_control_by_rng_seeds_bare_and_after_rent(
         ("5", "2", (2, 3), "5 episodes are rounded up to 6: 3 iterations of 2 environments\n"),
     ],
 )
-def test_episodes_are_environments_times_iterations(
+def test_episodes_become_environments_times_iterations(
     episodes: str,
     envs: str,
     expected: tuple[int, int],
@@ -107,7 +107,7 @@ def test_episodes_are_environments_times_iterations(
     assert [row.iteration for row in read_rows(run, UpdateRow)] == list(range(1, expected[1] + 1))
 
 
-def test_a_file_gives_settings_and_flags_override_it(tmp_path: Path) -> None:
+def test_flags_override_the_settings_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text('task = "tiny"\nenvs = 4\niterations = 9\nhidden_dim = 16\nevaluate_episodes = 1\n')
     cli.main(["train", "--config", str(file), "--iterations", "1", "--out", str(tmp_path / "run")])
@@ -115,7 +115,7 @@ def test_a_file_gives_settings_and_flags_override_it(tmp_path: Path) -> None:
     assert (kept["envs"], kept["iterations"], kept["hidden_dim"]) == (4, 1, 16)
 
 
-# --- mistakes -------------------------------------------------------------------------------------
+# --- invalid arguments ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -134,13 +134,15 @@ def test_a_file_gives_settings_and_flags_override_it(tmp_path: Path) -> None:
         (["run", "--checkpoint", "x"], ["checkpoint is read by the ppo controller only"]),
     ],
 )
-def test_a_mistake_gets_a_sentence(words: list[str], fragments: list[str], refused: Refused) -> None:
+def test_invalid_settings_end_with_one_sentence(
+    words: list[str], fragments: list[str], refused: Refused
+) -> None:
     said = refused(*words)
     for fragment in fragments:
         assert fragment in said
 
 
-def test_an_unknown_key_of_a_file_is_named_with_its_neighbour(tmp_path: Path, refused: Refused) -> None:
+def test_an_unknown_key_of_a_file_is_refused_with_the_nearest_key(tmp_path: Path, refused: Refused) -> None:
     file = tmp_path / "bad.toml"
     file.write_text('learnig_rate = 1.0\nenvs = "many"\n')
     said = refused("train", "--config", file)
@@ -148,7 +150,7 @@ def test_an_unknown_key_of_a_file_is_named_with_its_neighbour(tmp_path: Path, re
     assert "envs" in said
 
 
-def test_a_finished_run_and_other_settings_are_refused(taught: Path, refused: Refused) -> None:
+def test_resume_of_a_finished_run_or_with_other_settings_is_refused(taught: Path, refused: Refused) -> None:
     assert "there is nothing to resume" in refused("train", "--resume", taught)
     said = refused("train", "--resume", taught, "--envs", "4")
     assert "a resumed run keeps its own settings" in said

@@ -1,4 +1,4 @@
-"""Every key of a training's configuration does something, and every mistake in it is named at once."""
+"""Training configuration: every key has an effect, and all invalid settings are reported at once."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 
-from esper.config import PRESETS, ConfigError, TrainingConfig, checked, training_config
 from esper.karn.run import read_rows
 from esper.leyline import LifecycleRules
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.events import TABLES, RunRow, UpdateRow
-from esper.run_state import config_of_run
+from esper.run.policy_training import train
+from esper.run.run_config import PRESETS, ConfigError, TrainingConfig, checked, training_config
+from esper.run.train_checkpoint import config_of_run
 from esper.simic.rewards.families import FamilyName
 from esper.tolaria.tasks import TASKS
-from esper.training import train
 from tests.integration.training import TIMES, after_iterations
 from tests.tolaria.building import tiny_task
 
@@ -36,7 +36,7 @@ BASE: Mapping[str, Any] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tasks that are over in a moment; twins are kept for all tests of this process."""
+    """Register tasks with short episodes; all tests of this process share a cache of twins."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ESPER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         patch.setitem(TASKS, "tiny", tiny_task(rules=AT_ONCE))
@@ -45,22 +45,22 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 class Run(NamedTuple):
-    """What a training run left behind, times aside."""
+    """Files and rows of a training, without times."""
 
     rows: list[dict[str, Any]]
     checkpoints: list[list[str]]
-    """Those on disk when each iteration was over."""
+    """Names of the checkpoints after each iteration."""
     tables: list[str]
-    """Those that have rows."""
+    """Tables that have rows."""
     where: list[str]
-    """The devices of the environments, and the policy's."""
+    """Devices of the environments and of the policy."""
 
     @property
     def columns(self) -> dict[str, list[Any]]:
         return {name: [row[name] for row in self.rows] for name in self.rows[0]}
 
     def differences(self, other: Run) -> set[str]:
-        """Names of the columns that are not the same, and of what else is not."""
+        """Return the names of columns and attributes that differ."""
         found = {name for name, values in self.columns.items() if values != other.columns[name]}
         return found | {
             name for name in ("checkpoints", "tables", "where") if getattr(self, name) != getattr(other, name)
@@ -91,7 +91,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run(tmp_path_factory.mktemp("base") / "run", BASE)
 
 
-# --- every key does something ----------------------------------------------------------------------
+# --- effect of every key ---------------------------------------------------------------------------
 
 NAN, INF = float("nan"), float("inf")
 SETTINGS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
@@ -135,7 +135,7 @@ SETTINGS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "policy_device": ("cpu:1", (3, None)),
     "amp": ("bfloat16", ("half", 16)),
 }
-"""For every key a value that a run with ``BASE`` must feel, and values that cannot be used."""
+"""For every key, a value that changes a run of ``BASE``, and invalid values."""
 ALTERNATIVES = {key: value for key, (value, _) in SETTINGS.items()}
 MISTAKES = {key: bad for key, (_, bad) in SETTINGS.items()}
 ALONE: Mapping[str, set[str]] = {
@@ -146,12 +146,12 @@ ALONE: Mapping[str, set[str]] = {
     "devices": {"where"},
     "policy_device": {"where"},
 }
-"""Keys that must leave the training itself alone, and all that they may change."""
+"""Keys that must not change the training, with all that they may change."""
 FIRST_ITERATION_SAME = ("iterations", "entropy_end")
-"""Keys that say nothing about the first iteration."""
+"""Keys without effect on the first iteration."""
 
 
-def test_every_key_is_tried() -> None:
+def test_every_key_of_the_configuration_has_a_test_value() -> None:
     assert set(SETTINGS) == set(TrainingConfig.model_fields)
 
 
@@ -160,7 +160,7 @@ def test_the_same_settings_give_the_same_run(base: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ALTERNATIVES)
-def test_flipping_a_key_changes_the_run(key: str, base: Run, tmp_path: Path) -> None:
+def test_changing_a_key_changes_the_run(key: str, base: Run, tmp_path: Path) -> None:
     settings = {**BASE, key: ALTERNATIVES[key]}
     if key == "budget":
         del settings["steps"]
@@ -177,12 +177,12 @@ def test_flipping_a_key_changes_the_run(key: str, base: Run, tmp_path: Path) -> 
     ("family", "gamma"),
     [("paired", 1.0), ("sparse", 1.0), ("log_loss", 1.0), ("contribution", 0.995), ("loss", 0.995)],
 )
-def test_the_discount_is_the_reward_family_s_unless_given(family: FamilyName, gamma: float) -> None:
+def test_the_default_discount_is_that_of_the_reward_family(family: FamilyName, gamma: float) -> None:
     assert TrainingConfig(reward_family=family).discount == gamma
     assert TrainingConfig(reward_family=family, gamma=0.9).discount == 0.9
 
 
-# --- every reward family trains --------------------------------------------------------------------
+# --- reward families -------------------------------------------------------------------------------
 
 TERMS: Mapping[FamilyName, set[str]] = {
     "paired": {"lead", "rent", "rollback"},
@@ -208,7 +208,7 @@ def test_a_policy_trains_under_every_reward_family(family: FamilyName, tmp_path:
         assert row["broken_episodes"] == 0
 
 
-# --- every mistake is named ------------------------------------------------------------------------
+# --- invalid settings ------------------------------------------------------------------------------
 
 MISSPELT = {"learnig_rate": "learning_rate", "reward-scale": "reward_scale", "clip_perhead": "clip_per_head"}
 
@@ -220,14 +220,14 @@ def said_about(settings: Mapping[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, bad in MISTAKES.items() for value in bad])
-def test_a_value_that_cannot_be_used_is_named_with_its_key(key: str, value: Any) -> None:
+def test_an_invalid_value_is_reported_with_its_key(key: str, value: Any) -> None:
     said = said_about({key: value})
     assert said.startswith((f"{key}: ", f"{key}.0: "))
     found = value[0] if key == "hold_heads" and isinstance(value, tuple) else value
     assert f"; found {found!r}" in said
 
 
-def test_all_mistakes_are_reported_at_once() -> None:
+def test_all_invalid_settings_are_reported_at_once() -> None:
     said = said_about({**{key: values[0] for key, values in MISTAKES.items()}, **dict.fromkeys(MISSPELT, 1)})
     sentences = said.split("; ")
     for key in MISTAKES:
@@ -236,12 +236,12 @@ def test_all_mistakes_are_reported_at_once() -> None:
         assert f"unknown key '{wrong}'; did you mean {right}?" in said
 
 
-def test_a_key_like_no_other_is_answered_with_all_there_are() -> None:
+def test_an_unknown_key_without_a_near_match_is_refused_with_all_keys() -> None:
     said = said_about({"qqqq": 1})
     assert said == f"unknown key 'qqqq'; known: {', '.join(TrainingConfig.model_fields)}"
 
 
-def test_allowed_names_are_listed_and_the_nearest_named() -> None:
+def test_an_unknown_name_is_refused_with_allowed_names_and_the_nearest() -> None:
     said = said_about({"reward_family": "pared", "critic": "q", "task": "digit", "envs": 0})
     assert "found 'pared' (did you mean paired?)" in said
     assert "'paired', 'contribution', 'loss', 'log_loss' or 'sparse'" in said
@@ -250,7 +250,7 @@ def test_allowed_names_are_listed_and_the_nearest_named() -> None:
     assert "envs: " in said
 
 
-def test_a_length_in_flops_and_one_in_steps_are_not_given_together() -> None:
+def test_budget_and_steps_together_are_refused() -> None:
     assert said_about({"budget": "2T", "steps": 20}) == (
         "budget and steps both say how long an episode is; leave one of them out"
     )
@@ -260,13 +260,13 @@ def test_a_length_in_flops_and_one_in_steps_are_not_given_together() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_is_overridden_by_the_file_and_the_file_by_flags(preset: str) -> None:
+def test_a_file_overrides_the_preset_and_flags_override_the_file(preset: str) -> None:
     assert training_config(preset, {}, {}).model_dump().items() >= PRESETS[preset].items()
     config = training_config(preset, {"envs": 12, "iterations": 4}, {"iterations": 5})
     assert (config.envs, config.iterations) == (12, 5)
 
 
-def test_a_preset_of_another_task_or_of_none_is_refused() -> None:
+def test_an_unknown_preset_or_one_of_another_task_is_refused() -> None:
     refusal = "preset 'quick' is of task digits_impaired and cannot train digits"
     with pytest.raises(ConfigError, match=refusal):
         training_config("quick", {}, {"task": "digits"})

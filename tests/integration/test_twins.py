@@ -1,4 +1,4 @@
-"""Do-nothing twins: kept in a cache that may be damaged or full, and named when they cannot be made."""
+"""Do-nothing twins: damaged and unwritable caches, and twins that diverge."""
 
 import hashlib
 import json
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from esper.leyline.errors import DivergedError
+from esper.run.policy_training import train
 from esper.tolaria import twin
 from esper.tolaria.twin import twin_scores
-from esper.training import train
 from tests.integration.training import full_disk, sentence_from, tiny
 from tests.tolaria.building import tiny_task
 
@@ -20,7 +20,7 @@ EPISODE = {"rng_seed": 7, "env": 5, "episode": 3}
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_twin_that_cannot_be_made_is_named_with_the_reason(
+def test_a_diverged_twin_ends_a_training_with_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def diverge(*args: object, **options: object) -> None:
@@ -48,7 +48,7 @@ def test_a_twin_that_cannot_be_made_is_named_with_the_reason(
     ],
     ids=["cut", "deep", "null", "no digest", "nan", "short", "none", "other numbers"],
 )
-def test_a_damaged_twin_in_the_cache_is_made_again(
+def test_a_damaged_twin_in_the_cache_is_recomputed(
     spoil: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
@@ -62,11 +62,11 @@ def test_a_damaged_twin_in_the_cache_is_made_again(
 
 
 def cached(scores: list[Any]) -> str:
-    """A cache file whose digest is right."""
+    """Return the content of a cache file with a valid digest."""
     return json.dumps({"scores": scores, "sha256": hashlib.sha256(json.dumps(scores).encode()).hexdigest()})
 
 
-def test_a_twin_in_the_cache_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_twin_in_the_cache_is_not_recomputed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
     task = tiny_task(horizon=2)
     scores = twin_scores(task, **EPISODE)
@@ -74,7 +74,7 @@ def test_a_twin_in_the_cache_is_not_made_again(tmp_path: Path, monkeypatch: pyte
     assert twin_scores(task, **EPISODE) == scores
 
 
-def test_a_cache_that_cannot_be_written_only_costs_time(
+def test_an_unwritable_cache_does_not_change_the_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = tiny_task(horizon=2)

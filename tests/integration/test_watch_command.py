@@ -1,4 +1,4 @@
-"""``esper watch`` as a user meets it: beside a living writer, after its death, and long after."""
+"""``esper watch`` on running, killed, finished and resumed runs."""
 
 import io
 from collections.abc import Callable
@@ -15,23 +15,23 @@ from esper.scripts.watch_command import WatchConfig, watch
 from tests.integration.training import Refused
 from tests.karn import fake_run, fake_training
 
-# --- beside a writer -------------------------------------------------------------------------------
+# --- running runs ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def beside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., list[str]]:
-    """Watches a run whose writer does one of the given deeds between two looks; returns what each showed."""
+    """Return a function that watches a run and calls one writer action per refresh; it returns the output."""
     writer, episode = RunWriter(tmp_path / "run"), fake_run.episode()
-    monkeypatch.setattr(watch_command, "SHARE_OF_TIME", 1e9)  # looks whenever it may
+    monkeypatch.setattr(watch_command, "SHARE_OF_TIME", 1e9)  # refreshes without delay
 
     def do(deed: str) -> None:
         if deed == "interrupt":
             raise KeyboardInterrupt
         if deed == "kill":
-            writer.emit(fake_run.epoch_row(8))  # never reaches the disk
-            writer._lock.release()  # as the kernel does when the process dies
+            writer.emit(fake_run.epoch_row(8))  # the buffered row is lost
+            writer._lock.release()  # like the kernel when the process dies
             return
         rows = [fake_run.run_row()] if deed == "run" else episode
         for row in rows:
@@ -58,7 +58,7 @@ def beside(
     return watched
 
 
-def test_a_run_is_followed_from_its_first_row_to_its_last(beside: Callable[..., list[str]]) -> None:
+def test_watch_shows_a_run_from_its_first_row_to_its_last(beside: Callable[..., list[str]]) -> None:
     before, begun, *epochs, rest = beside("run", "epoch", "epoch", "epoch", "end")
     assert before == ""
     assert begun.startswith("run demo: task digits_impaired")
@@ -76,18 +76,18 @@ def test_a_run_is_followed_from_its_first_row_to_its_last(beside: Callable[..., 
         (("kill",), "run has stopped before it recorded anything"),
     ],
 )
-def test_a_run_that_is_killed_has_stopped(
+def test_watch_reports_a_killed_run_as_stopped(
     deeds: tuple[str, ...], end: str, beside: Callable[..., list[str]]
 ) -> None:
     (last,) = beside(*deeds)[-1].splitlines()
     assert last.endswith(end)
 
 
-def test_ctrl_c_ends_watching_quietly(beside: Callable[..., list[str]]) -> None:
+def test_ctrl_c_ends_watch_without_an_error(beside: Callable[..., list[str]]) -> None:
     assert beside("run", "interrupt")[-1] == ""
 
 
-# --- runs that are over ---------------------------------------------------------------------------
+# --- finished runs --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -100,14 +100,14 @@ def training(tmp_path: Path) -> Path:
 
 
 def watched(run: Path, **settings: object) -> str:
-    """What a terminal of 80 columns and 24 lines was sent."""
+    """Return the output on a terminal of 80 columns and 24 lines."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
     watch(open_run(run), WatchConfig.model_validate(settings), console)
     return file.getvalue()
 
 
-def test_a_training_that_is_over_is_shown_at_once(training: Path) -> None:
+def test_watch_shows_a_finished_training_at_once(training: Path) -> None:
     last = watched(training).rsplit("digits_impaired · ppo", 1)[1]
 
     assert " · stopped · iteration 3/100 · " in last
@@ -116,7 +116,7 @@ def test_a_training_that_is_over_is_shown_at_once(training: Path) -> None:
     assert "slots   iteration 3, environment 1" in watched(training, env=1)
 
 
-def test_a_log_gets_one_line_per_iteration_at_once(
+def test_watch_without_a_terminal_prints_one_line_per_iteration(
     training: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cli.main(["watch", str(training)])
@@ -135,7 +135,7 @@ def test_a_log_gets_one_line_per_iteration_at_once(
         (["RUN", "--env", "4"], "environment 4 is not in this run; it has 4, numbered from 0"),
     ],
 )
-def test_a_mistake_is_answered_with_a_sentence(
+def test_invalid_arguments_end_with_one_sentence(
     words: list[str],
     sentence: str,
     training: Path,
@@ -148,14 +148,14 @@ def test_a_mistake_is_answered_with_a_sentence(
     assert sentence in refused("watch", *(training if word == "RUN" else word for word in words))
 
 
-# --- a run that is resumed between two looks -------------------------------------------------------
+# --- resumed runs ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_run_that_went_back_between_two_looks_is_shown_as_it_is(
+def test_watch_shows_the_new_rows_of_a_run_resumed_from_an_earlier_checkpoint(
     is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Iteration 2 is seen with an alert; then the run goes back to 1 and trains 2 and 3 anew."""
+    """Show iteration 2 with an alert; then resume the run from iteration 1 and write 2 and 3 again."""
     first = RunWriter(tmp_path / "teach")
     writers, file = [first], io.StringIO()
 

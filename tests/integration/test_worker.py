@@ -1,4 +1,4 @@
-"""One process of several, as torchrun starts it: what it says when the others are gone, or not its own."""
+"""Worker process of torchrun: lost processes, other settings, restarts."""
 
 import os
 import signal
@@ -20,9 +20,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 import esper.scripts.worker
 from esper.leyline.errors import EsperError
-from esper.run_state import FinishedRunError, config_of_run
+from esper.run.train_checkpoint import FinishedRunError, config_of_run
 from esper.scripts.guard import USAGE_ERROR
-from esper.scripts.launching import LOST_OTHERS
+from esper.scripts.launcher import LOST_OTHERS
 from esper.scripts.train_command import train_command
 from esper.simic.training import meeting
 from tests.integration.training import Refused, forked, free_port, sentence_from, tiny
@@ -40,13 +40,13 @@ WORDS = (
     "3",
 )
 SECONDS = 600.0
-"""To catch hangs; on an idle machine nothing here takes a tenth of it."""
+"""Timeout in seconds; on an idle machine no test takes a tenth of it."""
 pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The worker's module; what would end the process ends the test."""
+    """Return the worker module with ``os._exit`` replaced by ``SystemExit``."""
     monkeypatch.setattr(os, "_exit", sys.exit)
     return esper.scripts.worker
 
@@ -55,10 +55,10 @@ def fail(error: Exception, *args: object, **options: object) -> NoReturn:
     raise error
 
 
-def test_the_sentence_of_a_worker_is_the_one_shown(
+def test_the_error_message_of_a_worker_is_printed_by_the_command(
     worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    """The second of two fails by itself, and the first because the other is gone."""
+    """The second of two processes fails, and the first loses it."""
     failures = (worker.LostProcessError("another process is gone"), EsperError("no twin, for a test"))
     codes = []
 
@@ -80,7 +80,7 @@ def test_the_sentence_of_a_worker_is_the_one_shown(
 @pytest.mark.parametrize(
     "loss", [DistNetworkError("Failed to recv, got 0 bytes"), RuntimeError("[gloo] connection closed")]
 )
-def test_a_worker_whose_others_are_gone_says_how_to_go_on(
+def test_a_worker_that_lost_another_process_prints_how_to_resume(
     loss: RuntimeError, worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "_meet", lambda config: HashStore())
@@ -90,7 +90,7 @@ def test_a_worker_whose_others_are_gone_says_how_to_go_on(
 
 
 def wait_for_others(out: Path, said: Path) -> None:
-    """Wait as gloo does, where Python runs no handler of a signal."""
+    """Block like gloo, without running signal handlers of Python."""
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     esper.scripts.worker.speak_when_stopped(out)
     store = HashStore()
@@ -98,7 +98,7 @@ def wait_for_others(out: Path, said: Path) -> None:
     store.wait(["nothing"], timedelta(seconds=SECONDS))
 
 
-def test_a_worker_that_torchrun_stops_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_worker_stopped_by_torchrun_prints_how_to_resume(tmp_path: Path) -> None:
     child = forked(wait_for_others, tmp_path / "run", tmp_path / "said")
     child.join(SECONDS)
     assert child.exitcode == USAGE_ERROR
@@ -111,8 +111,10 @@ def test_a_worker_that_torchrun_stops_says_how_to_go_on(tmp_path: Path) -> None:
 def start(
     worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Refused:
-    """Starts the command here as torchrun would: as the first of two, the second of which nobody starts."""
-    monkeypatch.setattr(worker, "speak_when_stopped", lambda directory: None)  # signals here are pytest's
+    """Return a function that runs the command as rank 0 of two; rank 1 never starts."""
+    monkeypatch.setattr(
+        worker, "speak_when_stopped", lambda directory: None
+    )  # pytest handles signals in this process
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "2"}
 
     def refusal(*words: str, **settings: str) -> str:
@@ -128,7 +130,9 @@ def start(
 APART = "esper: the processes of the run did not come together: "
 
 
-def test_a_process_that_never_arrives_is_not_waited_for_for_ever(start: Refused, tmp_path: Path) -> None:
+def test_waiting_for_a_process_that_never_arrives_ends_with_one_sentence(
+    start: Refused, tmp_path: Path
+) -> None:
     began = time.monotonic()
     said = start()
     assert said.startswith(APART)
@@ -137,10 +141,10 @@ def test_a_process_that_never_arrives_is_not_waited_for_for_ever(start: Refused,
     assert not (tmp_path / "run").exists()
 
 
-def test_ranks_with_other_settings_or_versions_are_refused_by_name(
+def test_ranks_with_other_settings_or_versions_are_refused_with_the_differences(
     start: Refused, worker: ModuleType
 ) -> None:
-    """The other rank, a thread, was told another rng seed and has another version of torch."""
+    """Run the other rank as a thread with another rng seed and another version of torch."""
     of_torchrun = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
     port = of_torchrun.port
 
@@ -160,7 +164,7 @@ def test_ranks_with_other_settings_or_versions_are_refused_by_name(
     assert f"; torch is {torch.__version__} on rank 0 and 2.0.0 on rank 1 (" in said
 
 
-def test_a_busy_port_gets_a_sentence(start: Refused) -> None:
+def test_a_busy_port_ends_with_one_sentence(start: Refused) -> None:
     with socket.socket() as busy:
         busy.bind(("", 0))
         busy.listen()
@@ -168,7 +172,9 @@ def test_a_busy_port_gets_a_sentence(start: Refused) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"RANK": "first"}, {"MASTER_PORT": "harbour"}])
-def test_a_worker_without_its_place_gets_a_sentence(settings: dict[str, str], start: Refused) -> None:
+def test_a_worker_with_invalid_rendezvous_settings_ends_with_one_sentence(
+    settings: dict[str, str], start: Refused
+) -> None:
     assert start(**settings).startswith(APART)
 
 
@@ -179,22 +185,24 @@ def test_a_worker_without_its_place_gets_a_sentence(settings: dict[str, str], st
         (("--rent", "0.01"), "name the run directory with --out"),
     ],
 )
-def test_what_torchrun_needs_to_be_told_is_said(words: tuple[str, ...], said: str, start: Refused) -> None:
+def test_invalid_arguments_under_torchrun_are_refused(
+    words: tuple[str, ...], said: str, start: Refused
+) -> None:
     assert said in start(*words)
 
 
-# --- whose run it is that a directory holds ------------------------------------------------------------
+# --- restarts by torchrun ------------------------------------------------------------------------------
 
 
-def test_a_run_of_somebody_else_is_not_gone_on_with(worker: ModuleType, tmp_path: Path) -> None:
-    """torchrun starts processes again even if they were refused: what they found then is found once more."""
+def test_the_existing_run_of_another_command_is_not_resumed(worker: ModuleType, tmp_path: Path) -> None:
+    """torchrun also restarts processes that were refused; the directory is then still not theirs."""
     store = HashStore()
     (tmp_path / "telemetry").mkdir()
     assert [worker._begun_before(store, tmp_path, False) for _ in range(2)] == [False, False]
     assert [worker._begun_before(store, tmp_path, True) for _ in range(2)] == [False, True]
 
 
-def test_a_run_that_was_finished_before_a_rank_died_is_finished(
+def test_a_run_that_finished_before_a_rank_died_counts_as_finished(
     undisturbed: Path, worker: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = HashStore()

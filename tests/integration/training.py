@@ -1,4 +1,4 @@
-"""Short training runs for several test files: how they are prepared, compared and refused."""
+"""Helpers for short trainings: set-up, comparison of runs, and refused commands."""
 
 import errno
 import json
@@ -29,15 +29,15 @@ from esper.tolaria.tasks import TASKS
 from tests.tolaria.building import tiny_task
 
 STEPS = 2
-"""Of an episode of the tiny task."""
+"""Steps of an episode of the tiny task."""
 TIMES = {"t", "seconds", "ms", "phase_ms", "started", "git_revision"}
-"""What differs between two runs of the same thing."""
+"""Columns that differ between two equal runs."""
 
 
 def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
-    """A task of short episodes; of its policies each is better than the one before, but for the last.
+    """Register the tiny task, with evaluations that improve in every iteration but the last.
 
-    An alert in iteration 2 lets some iterations be written in full.
+    An alert in iteration 2 raises the level of detail.
     """
     patch = patch or pytest.MonkeyPatch()
     at_once = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
@@ -65,7 +65,7 @@ def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
 
 
 def tiny(**changes: Any) -> TrainingConfig:
-    """A training that is over in a moment; its task is known only where ``prepare`` was called."""
+    """Return the configuration of a short training; its task is registered by ``prepare``."""
     settings = {
         "task": "tiny",
         "reward_family": "loss",
@@ -82,12 +82,12 @@ def tiny(**changes: Any) -> TrainingConfig:
 
 
 class StoppedError(Exception):
-    """Ends a run in the middle."""
+    """Raised by tests to end a run early."""
 
 
 @contextmanager
 def after_iterations(act: Callable[[int], None]) -> Iterator[None]:
-    """Let ``act`` happen after the rows of each iteration were written."""
+    """Call ``act`` after the rows of each iteration were written."""
     iteration = RunWriter.iteration
 
     @contextmanager
@@ -107,9 +107,9 @@ def full_disk(*args: object) -> None:
 
 
 def forked(target: Callable[..., object], *args: object) -> BaseProcess:
-    """Start a process that has the modules of a training already: to import torch takes longer than to train.
+    """Start a process with torch and the modules of a training already imported.
 
-    The server that it is forked from is started once per process of pytest.
+    The fork server is started once per pytest process.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["esper.scripts.train_command", "torch._dynamo"])
@@ -124,11 +124,11 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-# --- what is left behind --------------------------------------------------------------------------
+# --- comparison of runs ---------------------------------------------------------------------------
 
 
 def assert_same_end(one: Path, other: Path) -> None:
-    """Bit for bit the same rows, weights, optimiser, progress and best policy, and nothing left over."""
+    """Assert that two runs have the same rows, checkpoints and best policy, bit for bit."""
     assert rows_without_times(one) == rows_without_times(other)
     assert files_below(one / "checkpoints") == files_below(other / "checkpoints")
     assert files_below(one / "best") == files_below(other / "best")
@@ -136,7 +136,7 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 
 def rows_without_times(run: Path) -> dict[str, list[dict[str, Any]]]:
-    """All tables but that of memory and writing times, and what was said of the machine."""
+    """Return the rows of all tables except ``resource``, without times and resource alerts."""
     opened = open_run(run)
     return {
         table: [
@@ -150,7 +150,7 @@ def rows_without_times(run: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def files_below(folder: Path) -> dict[str, object]:
-    """Contents by name; of progress all but how far rows were written, which names the time."""
+    """Return file contents by name; without the row mark in ``progress.json``, which has a time."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -170,11 +170,11 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 # --- refusals -------------------------------------------------------------------------------------
 
 Refused = Callable[..., str]
-"""The fixture ``refused``: runs a command that has to be refused, and returns the sentence that it says."""
+"""Fixture ``refused``: runs a command that must be refused and returns its error message."""
 
 
 def sentence_of(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:
-    """Run a command that has to be refused: the one sentence that it ends with."""
+    """Run a command that must be refused and return its one-sentence error message."""
     return sentence_from(capsys, lambda: cli.main([str(word) for word in words]))
 
 

@@ -21,10 +21,10 @@ from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import TABLES, AlertRow, EpisodeRow, Row, RunRow, UpdateRow
 from esper.nissa.rules import GOVERNOR_RULES
 from esper.nissa.watch import Watch
+from esper.run.policy_training import train
 from esper.simic.config import TrainingConfig
 from esper.simic.rewards import families
 from esper.simic.rewards.families import FAMILIES, Array, RewardInputs
-from esper.training import train
 
 FOLDER: Final = Path(__file__).parent / "recorded"
 

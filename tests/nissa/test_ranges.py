@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from esper.config import RunConfig
 from esper.karn.run import read_rows
 from esper.leyline.columns import COLUMNS, TABLE_OF
 from esper.leyline.events import TABLES, UNIT_RANGES, Row
-from esper.runner import run_arm
+from esper.run.arm import run_arm
+from esper.run.run_config import RunConfig
 from esper.tolaria.tasks import TASKS
 from tests.nissa import record
 from tests.tolaria.building import tiny_task

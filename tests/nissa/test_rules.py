@@ -24,17 +24,17 @@ from esper.leyline.stages import Stage
 from esper.nissa.conditions import RESULT_TERMS
 from esper.nissa.rules import GOVERNOR_RULES, MACHINE_RULES, RULES, alerts_markdown
 from esper.nissa.writer import RunWriter
+from esper.run.policy_training import train
+from esper.run.row_sink import RowSink
 from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import FAMILIES
 from esper.simic.training import vectorized
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.vectorized import Iteration, Trainer
 from esper.tamiyo.policy import action_masks
-from esper.telemetry import Telemetry
 from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.governor import AlarmKind, Governor
 from esper.tolaria.tasks import TASKS
-from esper.training import train
 from tests.karn import fake_run
 from tests.nissa import record
 from tests.nissa.record import replay
@@ -222,7 +222,7 @@ def test_a_disk_that_fills_up_is_noticed_with_the_next_resource_row(
     free, now = 1e9, 0.0
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     with RunWriter(tmp_path / "run", clock=lambda: now) as writer:
-        telemetry = Telemetry(fake_run.run_row(), writer)
+        telemetry = RowSink(fake_run.run_row(), writer)
         for free_mb in (501, 499, 400, 502):
             now, free = now + 20.0, free_mb * 1e6
             telemetry.emit(fake_run.epoch_row(1))

@@ -6,13 +6,13 @@ from threading import Barrier
 
 import pytest
 
-from esper.config import RunConfig
 from esper.karn.run import read_rows
 from esper.leyline.errors import RunDirectoryError
 from esper.leyline.events import RunRow
 from esper.nissa import writer as writer_module
 from esper.nissa.writer import RunWriter
-from esper.runner import run_arm
+from esper.run.arm import run_arm
+from esper.run.run_config import RunConfig
 from esper.tolaria.tasks import TASKS
 from tests.karn import fake_run
 from tests.tolaria.building import tiny_task

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.config import TrainingConfig
 from esper.karn.run import read_rows
 from esper.leyline import HEAD_NAMES, EpochFacts
 from esper.leyline.events import AlertRow, DecisionRow, SeedRow, UpdateRow
 from esper.leyline.limits import DETAIL_ITERATIONS
+from esper.run.policy_training import task_of, train
+from esper.run.run_config import TrainingConfig
 from esper.simic.agent.ppo import PolicyDivergedError, PPOAgent, UpdateMetrics
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.vectorized import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.tasks import TASKS
-from esper.training import task_of, train
 from tests.tolaria.building import bits, stir, tiny_task
 
 ENVS, STEPS = 3, 3

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from esper.config import TrainingConfig
 from esper.karn.run import open_run, read_rows
 from esper.leyline import HEAD_NAMES, OP_NAMES, Head
 from esper.leyline.events import (
@@ -22,9 +21,10 @@ from esper.leyline.events import (
     UpdateRow,
 )
 from esper.leyline.factored_actions import IntArray
+from esper.run.policy_training import train
+from esper.run.run_config import TrainingConfig
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TASKS
-from esper.training import train
 from tests.tolaria.building import tiny_task
 
 ENVS, STEPS, ITERATIONS = 4, 5, 2

@@ -1,10 +1,10 @@
-"""A scaling task that is over in a moment, and studies of it."""
+"""A small scaling task, and studies on it."""
 
 from dataclasses import replace
 from typing import Any
 
-from esper.config import checked
-from esper.study.config import StudyConfig
+from esper.run.run_config import checked
+from esper.study.study_config import StudyConfig
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.tasks import task_named
 from esper.tolaria.tasks.text import split_text
@@ -14,7 +14,7 @@ TEXT = b"".join(b"%d %d\n" % (n, n * n) for n in range(3500))
 
 
 def few(splits: Splits) -> Splits:
-    """The same with 16 windows to test on."""
+    """Return the splits with only 16 test windows."""
     splits.test.unlock()
     test = splits.test.read()
     return replace(splits, test=GuardedTest(Samples(test.x[:16], test.y[:16])))
@@ -30,11 +30,11 @@ TASK = replace(
     horizon=10,
     warmup=4,
 ).with_slots(2)
-"""A step is 150 MFLOP; a minibatch of one, two and three blocks costs 16.3, 29.4 and 42.5 MFLOP."""
+"""A step costs 150 MFLOP; a minibatch costs 16.3, 29.4 and 42.5 MFLOP with one, two and three blocks."""
 
 
 def study(**changes: Any) -> StudyConfig:
-    """A study of the tiny task."""
+    """Return the configuration of a study on the tiny task."""
     settings = {
         "tasks": [NAME],
         "arms": ["static"],

@@ -1,4 +1,4 @@
-"""The tiny task is known to the tests of this folder only."""
+"""Register the tiny task for the tests of this folder."""
 
 from collections.abc import Iterator
 

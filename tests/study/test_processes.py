@@ -1,4 +1,4 @@
-"""Jobs in several processes end with the one that asked for them."""
+"""Jobs in several processes end with the process that started them."""
 
 import multiprocessing
 import os
@@ -13,7 +13,7 @@ from tests.integration.training import forked
 
 @pytest.fixture(autouse=True)
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As spawn does it, with torch imported already."""
+    """Start methods like spawn, but with torch already imported."""
     context = multiprocessing.get_context("forkserver")
     monkeypatch.setattr(multiprocessing, "get_context", lambda how: context)
 
@@ -38,7 +38,7 @@ def gone(process: int, seconds: float = 60.0) -> bool:
     return not is_alive(process)
 
 
-def test_an_interrupt_ends_the_jobs_that_are_not_done():
+def test_an_interrupt_ends_unfinished_jobs():
     began = time.monotonic()
     jobs = in_processes(identity_after, [(0.0,), (600.0,), (600.0,)], 2)
     first = next(jobs)
@@ -48,7 +48,7 @@ def test_an_interrupt_ends_the_jobs_that_are_not_done():
     assert time.monotonic() - began < 300
 
 
-def test_a_process_that_is_killed_ends_them_with_a_sentence():
+def test_a_killed_worker_process_ends_the_jobs_with_one_sentence():
     with pytest.raises(EsperError, match="was killed, perhaps for want of memory; what was done is kept"):
         list(in_processes(os._exit, [(1,), (1,)], 2))
 
@@ -59,7 +59,7 @@ def ask_for_jobs(path: str) -> None:
             file.write(f"{found}\n")
 
 
-def test_the_processes_of_a_killed_parent_end(tmp_path):
+def test_worker_processes_end_when_their_parent_is_killed(tmp_path):
     path = tmp_path / "worker"
     parent = forked(ask_for_jobs, str(path))
     limit = time.monotonic() + 300

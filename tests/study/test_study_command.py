@@ -1,4 +1,4 @@
-"""``esper study`` as a user runs it: interrupted, killed, resumed, and refused."""
+"""``esper study``: interrupted, killed, resumed and refused studies."""
 
 import os
 import signal
@@ -11,24 +11,24 @@ import pytest
 
 from esper.scripts import cli
 from esper.scripts.guard import INTERRUPTED
-from esper.study.journal import FOLDER, LINES_FILE
+from esper.study.study_journal import FOLDER, LINES_FILE
 from tests.integration.training import forked, sentence_of
 
 SMOKE = Path(__file__).parents[2] / "examples" / "smoke_study.toml"
 RUNS = 10
-"""Two sizes to choose with; two sizes, a sweep and one that grows with two rng seeds each."""
+"""Runs of the study: two sizes for selection; two sizes, a sweep and a grown arm with two rng seeds."""
 SECONDS = 600
-"""To catch hangs; the whole study takes ten."""
+"""Timeout in seconds; the whole study takes ten."""
 
 
 def run_here(file: Path, out: Path, said: Path) -> None:
-    """What the other process does; one process of it all, which the signal finds at work."""
+    """Run the study in the child process, with all runs in that process."""
     sys.stderr = said.open("w")
     cli.main(["study", str(file), "--out", str(out), "--processes", "1"])
 
 
 def stopped(out: Path, lines: int, number: signal.Signals) -> tuple[int, str]:
-    """Send a signal once so many runs are done: the exit code, and what was said."""
+    """Send a signal after a number of finished runs; return the exit code and the output."""
     said = out.parent / "said"
     child = forked(run_here, SMOKE, out, said)
     journal, limit = out / FOLDER / LINES_FILE, time.monotonic() + SECONDS
@@ -48,7 +48,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_study_that_was_interrupted_and_killed_comes_to_the_same_table(undisturbed, tmp_path, capsys):
+def test_a_study_resumed_after_interrupt_and_kill_gives_the_same_table(undisturbed, tmp_path, capsys):
     out = tmp_path / "smoke"
     journal = out / FOLDER / LINES_FILE
     code, said = stopped(out, 2, signal.SIGINT)
@@ -57,7 +57,7 @@ def test_a_study_that_was_interrupted_and_killed_comes_to_the_same_table(undistu
     code, said = stopped(out, 6, signal.SIGKILL)
     assert code == -signal.SIGKILL
     done = journal.read_bytes()
-    journal.write_bytes(done + b'{"run":{"task":"pycode_sca')  # as if half a line had reached the disk
+    journal.write_bytes(done + b'{"run":{"task":"pycode_sca')  # an incomplete line
     cli.main(["study", str(SMOKE), "--out", str(out), "--processes", "1"])
     lines = journal.read_bytes()
     assert lines.startswith(done)
@@ -66,7 +66,7 @@ def test_a_study_that_was_interrupted_and_killed_comes_to_the_same_table(undistu
     assert (out / "study.html").read_bytes() == (undisturbed / "study.html").read_bytes()
 
 
-def test_a_finished_study_is_only_shown_again(undisturbed, capsys):
+def test_a_finished_study_is_printed_without_new_runs(undisturbed, capsys):
     began = time.process_time()
     cli.main(["study", str(SMOKE), "--out", str(undisturbed), "--processes", "1"])
     shown = capsys.readouterr()
@@ -75,19 +75,19 @@ def test_a_finished_study_is_only_shown_again(undisturbed, capsys):
     assert time.process_time() - began < 60
 
 
-def test_its_rows_are_the_answers_of_all_arms(undisturbed):
+def test_the_parquet_file_has_a_row_per_arm_rng_seed_and_mark(undisturbed):
     rows = polars.read_parquet(undisturbed / "answers.parquet")
-    # Five arms, of which static is two sizes, with two rng seeds at two marks.
+    # Five arms (static has two sizes) with two rng seeds at two marks.
     assert rows.height == 5 * 2 * 2
     assert rows["arm"].unique(maintain_order=True).to_list() == [
         "static:1", "static:2", "sweep", "grown", "grown, from scratch",
     ]  # fmt: skip
     due = {0.5: 2.5e9, 1.0: 5e9}
-    # 235 MFLOP are a minibatch of two blocks, and 365 MFLOP those of both sizes.
+    # 235 MFLOP is a minibatch of two blocks, 365 MFLOP the sum over both sizes.
     assert all(abs(charged - due[mark]) < 0.37e9 for mark, charged in rows.select("mark", "charged").rows())
 
 
-def test_another_study_in_the_same_folder_is_refused_by_what_differs(undisturbed, tmp_path, capsys):
+def test_another_study_in_the_same_folder_is_refused_with_the_differences(undisturbed, tmp_path, capsys):
     other = tmp_path / "other.toml"
     other.write_text(SMOKE.read_text().replace('"5G"', '"6G"').replace("rng_seeds = 2", "rng_seeds = 3", 1))
     sentence = sentence_of(capsys, "study", other, "--out", undisturbed)
@@ -95,13 +95,13 @@ def test_another_study_in_the_same_folder_is_refused_by_what_differs(undisturbed
     assert "differs in budget, rng_seeds; go on with the file as it was, or choose another --out" in sentence
 
 
-def test_a_comment_makes_no_other_study(undisturbed, tmp_path):
+def test_a_study_file_with_a_new_comment_is_the_same_study(undisturbed, tmp_path):
     other = tmp_path / "other.toml"
     other.write_text("# the same\n" + SMOKE.read_text())
     cli.main(["study", str(other), "--out", str(undisturbed), "--processes", "1"])
 
 
-def test_a_damaged_line_is_named(undisturbed, tmp_path, capsys):
+def test_a_damaged_line_of_the_journal_is_refused_with_its_number(undisturbed, tmp_path, capsys):
     journal = undisturbed / FOLDER / LINES_FILE
     whole = journal.read_bytes()
     first, _, rest = whole.partition(b"\n")

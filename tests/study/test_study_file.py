@@ -1,9 +1,9 @@
-"""What a study file may say, and what it is told where it may not."""
+"""Valid and invalid study files."""
 
 import pytest
 
 from esper.leyline.errors import EsperError
-from esper.study.config import check_study, sizes_of
+from esper.study.study_config import check_study, sizes_of
 from esper.tolaria.tasks import task_named
 from tests.study.building import TASK, study
 
@@ -14,7 +14,7 @@ def refused(**changes: object) -> str:
     return str(found.value)
 
 
-def test_the_sizes_are_those_that_growth_can_reach():
+def test_static_sizes_are_those_that_growth_can_reach():
     assert list(sizes_of(TASK)) == [1, 2, 3]
     assert list(sizes_of(TASK.with_slots(5).with_trunk(2))) == [2, 3, 4, 5, 6, 7]
     assert list(sizes_of(task_named("digits_impaired"))) == []
@@ -65,24 +65,24 @@ def test_the_sizes_are_those_that_growth_can_reach():
         ({"rng_seeds": 0}, "rng_seeds: input should be greater than or equal to 1; found 0"),
     ],
 )  # fmt: skip
-def test_bad_input_gets_a_sentence(changes, sentence):
+def test_invalid_study_files_are_refused_with_one_sentence(changes, sentence):
     assert sentence in refused(**changes)
 
 
-def test_all_that_is_wrong_is_said_at_once():
+def test_all_errors_of_a_study_file_are_reported_at_once():
     sentence = refused(arms=["static:9", "ppo:nowhere"], marks=[0.3, 1.0], control="x")
     for part in ("'static:9'", "'nowhere'", "an answer at 0.3", "control 'x'"):
         assert part in sentence
 
 
-def test_a_sound_file_is_not_refused():
+def test_valid_study_files_are_accepted():
     check_study(study(arms=["off", "static", "sweep", "random", "schedule", "counting", "heuristic"]))
     check_study(study(arms={"a": "periodic:stack@r0c0:1", "b": "static_final:a"}, control="b"))
     check_study(study(arms=["off", "static"], control="static:2"))
     check_study(study(tasks=["digits_impaired"], budget="1G", marks=[1.0], arms=["off", "heuristic"]))
 
 
-def test_without_selection_rng_seeds_the_reference_is_the_best_in_hindsight():
+def test_without_selection_rng_seeds_selection_uses_the_reported_rng_seeds():
     found = study(selection_rng_seeds=0, learning_rate_factors=[1.0])
     assert found.selection == found.evaluation
     assert study().selection != study().evaluation

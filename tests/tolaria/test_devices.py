@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper.config import ConfigError, RunConfig, checked
+from esper.run.run_config import ConfigError, RunConfig, checked
 from esper.scripts.eval_command import EvaluationConfig
 from esper.simic.config import TrainingConfig
 from esper.tolaria.batches import SharedBatchIterator

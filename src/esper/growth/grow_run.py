@@ -256,7 +256,8 @@ class GrowRun:
     def write_to(self, directory: GrowDirectory, settings: dict[str, Any], device: str) -> None:
         """Write rows and checkpoints to ``directory``, and continue from its checkpoint if it has one."""
         self._directory = directory
-        self._growth.recorder.sink = directory.begin(self._growth, settings, device)
+        name = "none" if self._growth.controller is None else self._growth.controller.name
+        self._growth.recorder.sink = directory.begin(self._growth.network, name, settings, device)
         if directory.checkpoint is not None:
             self._load(directory.checkpoint)
 

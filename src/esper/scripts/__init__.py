@@ -1,1 +1,1 @@
-"""Commands: parsing only, the work is done elsewhere."""
+"""Command-line interface: parsing of flags and printing of results."""

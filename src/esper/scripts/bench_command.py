@@ -1,4 +1,4 @@
-"""``esper bench [NAME …]``: the benchmarks of a source checkout, as ratios with their limits."""
+"""``esper bench [NAME …]``: benchmarks of a source checkout with their limits."""
 
 import json
 import sys
@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 import esper
-from esper.config import Settings
 from esper.leyline.errors import EsperError, UnknownNameError
+from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
 DESCRIPTION = "Measure what Esper's parts cost, each against a reference in the same process, one thread."
@@ -29,12 +29,12 @@ class BenchConfig(Settings):
 
 
 def bench_command(args: Sequence[str]) -> None:
-    """Words are benchmarks, such as environment_step; all of them unless some are named."""
+    """Run the named benchmarks, such as environment_step, or all of them."""
     words, config = parse_words(BenchConfig, "esper bench [NAME …]", DESCRIPTION, args, count=len(args))
     files = _files(words)
     failed = _run(files, quiet=config.as_json)
-    measuring: Any = import_module(f"{_SUITE}.measuring")
-    figures = [figure._asdict() for figure in measuring.FIGURES]
+    timing: Any = import_module(f"{_SUITE}.timing")
+    figures = [figure._asdict() for figure in timing.FIGURES]
     if config.as_json:
         print(json.dumps(figures, indent=1))
     else:
@@ -58,10 +58,10 @@ def _files(names: Sequence[str]) -> list[Path]:
 
 
 def _run(files: Sequence[Path], *, quiet: bool) -> bool:
-    """Run the files as pytest does; whether anything failed."""
+    """Run the files by pytest and return whether a benchmark failed."""
     import pytest
 
-    sys.path.insert(0, str(ROOT))  # the suite is no part of the package
+    sys.path.insert(0, str(ROOT))  # the benchmarks are not in the package
     options = ["python_files=bench_*.py", "python_functions=bench_*"]
     selected = [word for option in options for word in ("--override-ini", option)]
     plain = ["-p", "no:xdist", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]

@@ -1,4 +1,4 @@
-"""``esper COMMAND …``: which command, and its flags."""
+"""Entry point of ``esper COMMAND …``: calls the command with its flags."""
 
 import sys
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ COMMANDS = {
     "bench": "Measure what Esper's parts cost, each against a reference.",
     "export": "Write a run's numbers for TensorBoard, Trackio or Weights & Biases.",
 }
-"""What each command does; ``esper.scripts.NAME_command.NAME_command`` takes its words."""
+"""Summary of each command; ``esper.scripts.NAME_command.NAME_command`` runs it."""
 
 
 def main(args: Sequence[str] | None = None) -> None:

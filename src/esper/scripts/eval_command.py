@@ -1,9 +1,10 @@
-"""``esper eval CHECKPOINT``: a trained policy against every control, on rng seeds kept for that."""
+"""``esper eval CHECKPOINT``: comparison of a trained policy with every control on test rng seeds."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import Field
@@ -11,15 +12,19 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from esper.build import build_task
-from esper.config import Settings, checked, run_config
 from esper.karn.statistics import estimate, paired_difference
+from esper.run.arm import run_one_episode
+from esper.run.factories import build_task
+from esper.run.run_config import RunConfig, Settings, checked, run_config
 from esper.scripts.flags import parse_words, say_where
 from esper.simic.config import TrainingConfig
+from esper.simic.rewards.families import rent_potential
 from esper.simic.settings import MOST, MOST_SLOTS, Flops, Hardware, TaskName
-from esper.study import Cell, means_by_rng_seed, run_study
+from esper.study.processes import in_processes
 from esper.tamiyo.policy.checkpoint import load_policy, read_training
 from esper.tamiyo.policy.observer import check_capacity
+from esper.tolaria.devices import DEFAULT_DEVICE, device_of
+from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.seeding import TEST_SEEDS
 
 DESCRIPTION = (
@@ -27,10 +32,12 @@ DESCRIPTION = (
     " Task, slots, steps and rent are those of the policy's training unless given."
 )
 CONTROLS = ("heuristic", "random", "off")
+Reports = list[list[EpisodeReport]]
+"""Reports as ``[rng seed][episode]``."""
 
 
 class EvaluationConfig(Settings, Hardware):
-    """What to evaluate on; what is not given is taken from the policy, then from here."""
+    """Settings of an evaluation; missing ones are those of the policy's training, then these defaults."""
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
     slots: int | None = Field(None, ge=1, le=MOST_SLOTS, description="Blocks and so slots of the host.")
@@ -57,25 +64,18 @@ def eval_command(args: Sequence[str]) -> None:
     words, asked = parse_words(EvaluationConfig, "esper eval CHECKPOINT", DESCRIPTION, args, needed=needed)
     checkpoint = Path(words[0])
     config, shared = _resolve(checkpoint, asked.model_dump(exclude_unset=True))
-    arms: dict[str, dict[str, object]] = {
-        "ppo": {
-            **shared,
-            "controller": "ppo",
-            "checkpoint": checkpoint,
-            "policy_device": config.policy_device,
-        },
-        **{name: {**shared, "controller": name} for name in CONTROLS},
-    }
+    arms = {name: {**shared, "controller": name} for name in ("ppo", *CONTROLS)}
+    arms["ppo"] |= {"checkpoint": checkpoint, "policy_device": config.policy_device}
     rng_seeds = TEST_SEEDS[: config.episodes]
     say_where(config)
-    results = run_study(
+    results = run_arms(
         arms, rng_seeds, episodes=config.episodes_each, processes=config.processes, devices=config.devices
     )
     Console().print(comparison_table(results, config.rent))
 
 
 def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConfig, dict[str, object]]:
-    """The configuration, and the settings of all runs; says on standard error what the training had else."""
+    """Return the configuration and the settings of all runs; print differences from the training."""
     policy, trained = load_policy(checkpoint), read_training(checkpoint)
     config = checked(EvaluationConfig, {**(asdict(trained) if trained else {}), **given})
     length = {"steps": config.steps} if config.budget is None else {"budget": config.budget}
@@ -93,20 +93,64 @@ def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConf
     return config, shared
 
 
-def comparison_table(results: Mapping[str, Sequence[Cell]], rent: float) -> Table:
-    """Test scores, bare and after rent, with 95 % intervals and the policy's paired leads."""
+def run_arms(
+    arms: Mapping[str, Mapping[str, object]],
+    rng_seeds: Sequence[int],
+    *,
+    episodes: int = 1,
+    processes: int = 1,
+    devices: Sequence[str] = (DEFAULT_DEVICE.name,),
+) -> dict[str, Reports]:
+    """Run the same episodes in every arm.
+
+    Args:
+        arms: Settings of a ``RunConfig`` by the name of the arm.
+        rng_seeds: Rng seeds of the paired runs; seed ``i`` runs on device ``i`` modulo their number.
+        episodes: Episodes of each rng seed.
+        processes: Processes that share the episodes.
+        devices: Devices of the hosts.
+
+    Returns:
+        The reports of each arm as ``[rng seed][episode]``.
+    """
+    jobs = [
+        (arm, run_config(**settings, rng_seed=rng_seed, episodes=episodes, devices=(device.name,)))
+        for arm, settings in arms.items()
+        for number, rng_seed in enumerate(rng_seeds)
+        for device in [device_of(number, devices)]
+    ]
+    found = dict(in_processes(_run_seed, jobs, processes))
+    return {arm: [found[arm, rng_seed] for rng_seed in rng_seeds] for arm in arms}
+
+
+def _run_seed(arm: str, config: RunConfig) -> tuple[tuple[str, int], list[EpisodeReport]]:
+    return (arm, config.rng_seed), [run_one_episode(config, number) for number in range(config.episodes)]
+
+
+def comparison_table(results: Mapping[str, Reports], rent: float) -> Table:
+    """Return test scores, bare and after rent, with 95 % intervals and the paired leads of the policy."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("controller", "test score", "ppo ahead by", "params", "after rent", "ppo ahead by"):
         table.add_column(heading, justify="left" if heading == "controller" else "right")
-    bare = means_by_rng_seed(results, lambda cell: cell.test_score)
-    after_rent = means_by_rng_seed(results, lambda cell: cell.after_rent(rent))
-    for arm, cells in results.items():
-        params = sum(cell.params for cell in cells) / len(cells)
-        table.add_row(arm, *_mean_and_lead(bare, arm), f"{params:,.0f}", *_mean_and_lead(after_rent, arm))
+    bare = _means(results, lambda report: report.test_score)
+    after_rent = _means(results, lambda report: _after_rent(report, rent))
+    for arm, params in _means(results, lambda report: report.params).items():
+        scores = _mean_and_lead(bare, arm), _mean_and_lead(after_rent, arm)
+        table.add_row(arm, *scores[0], f"{fmean(params):,.0f}", *scores[1])
     return table
 
 
+def _means(results: Mapping[str, Reports], value: Callable[[EpisodeReport], float]) -> dict[str, list[float]]:
+    """Return one number per arm and rng seed: the mean over the episodes of that rng seed."""
+    return {arm: [fmean(map(value, episodes)) for episodes in own] for arm, own in results.items()}
+
+
+def _after_rent(report: EpisodeReport, rent: float) -> float:
+    """Return the test score minus ``rent`` per thousand grown parameters, in points of 100."""
+    return report.test_score + 100.0 * float(rent_potential(report.params - report.host_params, rent))
+
+
 def _mean_and_lead(scores: Mapping[str, Sequence[float]], arm: str) -> tuple[str, str]:
-    """The arm's mean, and by how much the policy is ahead of it."""
+    """Return the mean of the arm and the paired lead of the policy over it."""
     lead = "" if arm == "ppo" else str(paired_difference(scores["ppo"], scores[arm]))
     return str(estimate(scores[arm])), lead

@@ -1,6 +1,6 @@
-"""``esper export RUN``: a run's numbers in other tools, once or for as long as it goes on.
+"""``esper export RUN``: metrics of a run for other tools, once or until the run ends.
 
-It reads the run's directory as every view does; the training knows nothing of it.
+The command only reads the run directory; the training process is not involved.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from esper.config import Settings
 from esper.karn.run import Run, State, open_run
 from esper.leyline.events import Row, RunRow
 from esper.nissa.exporters.points import ExportError, exported_types, points_of
 from esper.nissa.exporters.tensorboard import TensorBoardExporter
 from esper.nissa.exporters.trackers import TrackerExporter, trackio_exporter, wandb_exporter
+from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
 DESCRIPTION = "Write a run's numbers for TensorBoard, Trackio or Weights & Biases."
@@ -72,13 +72,13 @@ def export_command(args: Sequence[str]) -> None:
 
 
 def wait_for_its_row(run: Run) -> None:
-    """Until the run has written its own row, or nobody is left who could."""
+    """Wait until the run row is written or the run has ended."""
     while run.state == "running" and not run.rows(RunRow):
         time.sleep(POLL_SECONDS)
 
 
 def make_exporter(run: Run, config: ExportConfig) -> TensorBoardExporter | TrackerExporter:
-    """The exporter that was asked for, with its place claimed."""
+    """Return the exporter for the chosen tool, with its output opened."""
     out = config.out or run.path / "export" / config.to
     match config.to:
         case "tensorboard":
@@ -90,10 +90,10 @@ def make_exporter(run: Run, config: ExportConfig) -> TensorBoardExporter | Track
 
 
 def looks(run: Run, *, follow: bool) -> Iterator[tuple[State, list[Row]]]:
-    """The state of a run and the rows that are new; one look, or one after the other until it has ended."""
+    """Yield the state of a run and its new rows, once or repeatedly until the run has ended."""
     last: dict[type[Row], Row] = {}
     while True:
-        state = run.state  # before the rows: when it has ended, they are all there
+        state = run.state  # read before the rows: after the end of the run all rows are there
         yield state, [row for row_type in exported_types(run.row) for row in new_rows(run, row_type, last)]
         if state != "running" or not follow:
             return
@@ -101,7 +101,7 @@ def looks(run: Run, *, follow: bool) -> Iterator[tuple[State, list[Row]]]:
 
 
 def new_rows(run: Run, row_type: type[Row], lasts: dict[type[Row], Row]) -> list[Row]:
-    """The rows of a table after its last one, which becomes the one of this look."""
+    """Return the rows of a table written since the last call, and update ``lasts``."""
     last = lasts.get(row_type)
     since = ("t >= ?", [last.t]) if last is not None else (None, [])
     rows = sorted(run.rows(row_type, *since), key=lambda row: row.t)

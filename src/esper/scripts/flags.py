@@ -1,4 +1,4 @@
-"""Flags made from the typed configuration; a flag that cannot be read is refused in one sentence."""
+"""Command-line flags, generated from the fields of a configuration class."""
 
 import argparse
 import difflib
@@ -12,19 +12,34 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from esper.config import Config, ConfigError, Settings, checked
 from esper.leyline.errors import EsperError
+from esper.run.run_config import Config, ConfigError, Settings, checked
 from esper.simic.settings import Hardware
 
 
 class UsageError(ConfigError):
-    """A word of the command line that cannot be read."""
+    """A word of the command line is not a valid flag or argument."""
 
 
 def parse_words(
     kind: type[Config], prog: str, description: str, args: Sequence[str], *, count: int = 1, needed: str = ""
 ) -> tuple[list[str], Config]:
-    """Read the first words, up to ``count``, and flags for ``kind``; ``needed`` refuses fewer words."""
+    """Parse positional words and flags of a command.
+
+    Args:
+        kind: Configuration class whose fields are the flags.
+        prog: Usage line of the command.
+        description: Text of ``--help``.
+        args: Words of the command line after the command.
+        count: Largest number of positional words.
+        needed: Description of the positional words if all are required, for the error message.
+
+    Returns:
+        The positional words and the configuration.
+
+    Raises:
+        EsperError: Required words are missing, or a flag or setting is invalid.
+    """
     words = list(takewhile(lambda word: not word.startswith("-"), args[:count]))
     given, _ = parse_flags(kind, prog, description, args[len(words) :])
     if needed and len(words) < count:
@@ -42,10 +57,25 @@ def parse_flags(
     without: Collection[str] = (),
     extra: type[BaseModel] = Settings,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings of ``kind`` and of ``extra`` that were given as flags; ``as_json`` has the flag --json.
+    """Parse flags into settings; ``as_json`` has the flag --json.
 
-    Only what was spelled out counts as given: the rest is the file's or the default's to say. A setting of
-    the wrong type is returned as it was written, for ``checked`` to refuse with whatever else is wrong.
+    Only flags that occur in ``args`` are returned, so that files and defaults can supply the rest. A value of
+    the wrong type is returned as text, so that ``checked`` can report all errors at once.
+
+    Args:
+        kind: Configuration class whose fields are flags.
+        prog: Name of the command, for usage and error messages.
+        description: Text of ``--help``.
+        args: Words of the command line after the command.
+        renamed: Other flag names, by field.
+        without: Fields without a flag.
+        extra: A second configuration class whose fields are flags.
+
+    Returns:
+        The given settings of ``kind`` and those of ``extra``.
+
+    Raises:
+        UsageError: A flag is unknown or a word is unexpected.
     """
     parser = _Parser(prog=prog, usage=f"{prog} [flags]", description=description, allow_abbrev=False)
     fields = kind.model_fields | extra.model_fields
@@ -82,7 +112,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add(parser: _Parser, name: str, flag: str, field: FieldInfo) -> None:
-    """One flag; what is not given does not appear among the parsed values."""
+    """Add one flag to the parser; flags that are not given are missing in the parsed values."""
     kind = field.annotation
     default = " ".join(field.default) if isinstance(field.default, tuple) else field.default
     shown = "" if default in (None, "") else f" (default: {default})"
@@ -98,7 +128,7 @@ def _add(parser: _Parser, name: str, flag: str, field: FieldInfo) -> None:
 
 
 def _hyphenated(word: str) -> str:
-    """``--rng_seed=1`` is ``--rng-seed=1``."""
+    """Return ``--rng-seed=1`` for ``--rng_seed=1``."""
     flag, equals, value = word.partition("=")
     return (flag.replace("_", "-") if flag.startswith("--") else flag) + equals + value
 
@@ -111,7 +141,7 @@ def _typed(kind: Any, written: Any) -> Any:
 
 
 def _is_a(wanted: type, kind: Any) -> bool:
-    """Whether ``kind`` is ``wanted``, or ``wanted[…]``, or one of these or ``None``."""
+    """Return whether a type annotation is ``wanted``, ``wanted[…]``, or a union with one of them."""
     choices = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     return any(choice is wanted or get_origin(choice) is wanted for choice in choices)
 

@@ -1,4 +1,4 @@
-"""How a command ends: every error is one sentence on standard error and a non-zero exit code."""
+"""Error handling of commands: one sentence on standard error and a non-zero exit code."""
 
 import contextlib
 import os
@@ -11,23 +11,23 @@ from esper.leyline.errors import EsperError, InterruptedRunError
 
 USAGE_ERROR = 2
 INTERNAL_ERROR = 70
-"""``EX_SOFTWARE`` of sysexits.h: a mistake of Esper's own."""
+"""``EX_SOFTWARE`` of sysexits.h: an error inside Esper."""
 INTERRUPTED = 130
 HEAD, TAIL = 600, 200
-"""Characters that are left of a sentence with a very long name in it."""
+"""Characters kept at the start and the end of a very long error message."""
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Refuse undecodable bytes and zero bytes, which no file name or setting can hold."""
+    """Refuse words with undecodable bytes or zero bytes."""
     for number, word in enumerate(words, start=1):
         if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
             raise EsperError(f"word {number} of the command line is not valid UTF-8: {word[:80]!a}")
 
 
 def exit_on_error(command: Callable[[], None]) -> None:
-    """Run ``command``; an error ends it with a sentence and a non-zero exit, never with a traceback.
+    """Run ``command``; after an error, print one sentence and exit with a non-zero code.
 
-    What is not the user's to solve leaves its traceback in a file, which the sentence names.
+    The traceback of an unexpected error is written to a file that the sentence names.
     """
     try:
         command()
@@ -35,7 +35,7 @@ def exit_on_error(command: Callable[[], None]) -> None:
         _end(str(error), INTERRUPTED)
     except EsperError as error:
         _end(str(error), USAGE_ERROR)
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of standard output closed it, like head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(USAGE_ERROR)
     except KeyboardInterrupt:
@@ -51,7 +51,7 @@ def exit_on_error(command: Callable[[], None]) -> None:
 def _end_internally(error: Exception) -> None:
     reason = str(error).partition("\n")[0]
     sentence = f"{type(error).__name__}{f': {reason}' if reason else ''}"
-    with contextlib.suppress(OSError):  # a full disk must not hide the sentence
+    with contextlib.suppress(OSError):  # a full disk must not hide the error
         number, path = tempfile.mkstemp(prefix="esper-", suffix=".log")
         with os.fdopen(number, "w", errors="backslashreplace") as file:
             traceback.print_exception(error, file=file)
@@ -60,7 +60,7 @@ def _end_internally(error: Exception) -> None:
 
 
 def _end(sentence: str, code: int) -> None:
-    """One line, whatever names are in it."""
+    """Print the sentence as one line, with control characters escaped, and exit."""
     if len(sentence) > HEAD + TAIL:
         sentence = f"{sentence[:HEAD]} … {sentence[-TAIL:]}"
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)

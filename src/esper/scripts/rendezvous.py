@@ -1,7 +1,7 @@
-"""Where machines meet, for ``torchrun --rdzv-backend=esper``: torch's c10d, and a sentence if nobody comes.
+"""Rendezvous backend of ``torchrun --rdzv-backend=esper``: c10d of torch with clear error messages.
 
-Torchrun finds it by the entry point ``torchrun.handlers``. It runs in torchrun itself, before any process of
-Esper's: one that never begins is told of here or nowhere.
+Torchrun finds it by the entry point ``torchrun.handlers`` and runs it before it starts any process of Esper,
+so only this module can report machines that never arrive.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ Create = Callable[[RendezvousParameters], RendezvousHandler]
 
 
 def handler() -> Create:
-    """What torchrun registers under the name of the entry point."""
+    """Return the factory that torchrun registers for the entry point."""
     return create
 
 
 def create(params: RendezvousParameters) -> RendezvousHandler:
-    """A meeting by c10d that ends in a sentence and exit code 1 where it cannot take place."""
+    """Return a c10d rendezvous handler that exits with a sentence and code 1 if the rendezvous fails."""
     try:
         backend, store = create_backend(params)
     except RendezvousConnectionError as error:

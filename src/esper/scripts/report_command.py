@@ -1,4 +1,4 @@
-"""``esper report RUN``: what a run came to, in one HTML file for anybody's browser."""
+"""``esper report RUN``: results of a run in one HTML file."""
 
 import shlex
 from collections.abc import Sequence
@@ -7,20 +7,20 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from esper.config import RunConfig, Settings
 from esper.karn.report import render_report
 from esper.karn.run import open_run
 from esper.leyline.errors import EsperError
 from esper.leyline.events import RunRow
+from esper.run.run_config import RunConfig, Settings
 from esper.scripts.flags import parse_words
 from esper.simic.config import TrainingConfig
 
 DESCRIPTION = "Show what a run came to, in one HTML file that needs nothing else."
 FILE_NAME = "report.html"
 _NO_SETTING = ("out", "as_json")
-"""Where and how a result is shown; it is the same without them, and a new run needs a new directory."""
+"""Settings of output, which do not change results; a new run needs a new directory."""
 _ALWAYS = ("task", "controller", "rng_seed")
-"""Said even where they are the default."""
+"""Settings that the command lists even if they have their default."""
 
 
 class ReportConfig(Settings):
@@ -43,7 +43,7 @@ def report_command(args: Sequence[str]) -> None:
 
 
 def reproduction(row: RunRow) -> str | None:
-    """The command that does the same again in a new directory; None if no command began this run."""
+    """Return the command that repeats a run in a new directory; None if it was not started by a command."""
     if "task" not in row.config:
         return None
     kind: type[BaseModel] = RunConfig if row.iterations is None else TrainingConfig
@@ -55,7 +55,7 @@ def reproduction(row: RunRow) -> str | None:
 
 
 def _default(kind: type[BaseModel], name: str) -> Any:
-    """As it would stand in a run's row."""
+    """Return the default of a setting in the form of a run row."""
     default = kind.model_fields[name].default if name in kind.model_fields else None
     return list(default) if isinstance(default, tuple) else default
 

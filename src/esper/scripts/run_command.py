@@ -1,4 +1,4 @@
-"""``esper run``: grow a network, watch it, and end in a table."""
+"""``esper run``: grow a network on a task, show its progress, and print a table of results."""
 
 import json
 import sys
@@ -7,15 +7,15 @@ from contextlib import nullcontext
 
 from rich.console import Console
 
-from esper.build import build_task
-from esper.config import RunConfig, checked
 from esper.karn import summary
 from esper.karn.episodes import SeedHistory, seed_histories
 from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run, open_run
 from esper.karn.terminal import TerminalView
 from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
-from esper.runner import check_names, free_directory, run_arm
+from esper.run.arm import check_names, free_directory, run_arm
+from esper.run.factories import build_task
+from esper.run.run_config import RunConfig, checked
 from esper.scripts.flags import parse_flags, say_where
 from esper.tamiyo.policy.checkpoint import read_training
 
@@ -29,14 +29,21 @@ def run_command(
     renamed: dict[str, str] | None = None,
     controller: str | None = None,
 ) -> None:
-    """Parse ``args`` and run; ``renamed`` gives settings other flags, ``controller`` takes its flag away."""
+    """Parse the flags and run.
+
+    Args:
+        args: Words of the command line after the command.
+        prog: Name of the command, for usage and error messages.
+        renamed: Other flag names, by setting.
+        controller: Fixed controller, which then has no flag.
+    """
     fixed = {} if controller is None else {"controller": controller}
     given, _ = parse_flags(RunConfig, prog, DESCRIPTION, args, renamed=renamed, without=fixed)
     run(checked(RunConfig, given | fixed))
 
 
 def run(config: RunConfig) -> None:
-    """Run the controller and its controls, then print what came of it."""
+    """Run the controller and its controls, then print the results."""
     check_names(config)
     say_where(config)
     _say_what_the_policy_was_not_trained_on(config)
@@ -67,7 +74,7 @@ def _say_what_the_policy_was_not_trained_on(config: RunConfig) -> None:
 
 
 def _episodes(run: Run) -> Iterator[tuple[RunRow, EpisodeRow, list[SeedHistory]]]:
-    """What the summary of each is made from."""
+    """Yield run row, episode row and seed histories of each episode."""
     for episode in run.rows(EpisodeRow):
         own = THIS_EPISODE, EpisodeKey.of(episode)
         seeds, moves = run.rows(SeedRow, *own), run.rows(TransitionRow, *own)

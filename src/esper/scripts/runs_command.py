@@ -1,4 +1,4 @@
-"""``esper runs [DIR]``: every run below a folder, with its state and its score."""
+"""``esper runs [DIR]``: list of all runs below a folder with their state and score."""
 
 import json
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from pathlib import Path
 from pydantic import Field
 from rich.console import Console
 
-from esper.config import Settings
 from esper.karn import runs
 from esper.leyline.errors import EsperError
+from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
 WIDEST = 100_000
-"""Columns, so that no line is cut."""
+"""Width of the console, so large that no line is cut."""
 DESCRIPTION = "List the runs below a folder, runs/ unless another one is named."
 
 
@@ -36,7 +36,7 @@ def runs_command(args: Sequence[str]) -> None:
 
 
 def _print_list(found: Sequence[runs.ListedRun]) -> None:
-    """One line per run, however long, and below them what is wrong with the damaged ones."""
+    """Print one line per run, then the problems of damaged runs."""
     console = Console(width=WIDEST)
     console.print(runs.table_of(found))
     for run in found:

@@ -1,4 +1,4 @@
-"""``esper serve DIR``: one page over all runs of a folder, live."""
+"""``esper serve DIR``: live web page over all runs of a folder."""
 
 import sys
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from esper.config import Settings
 from esper.leyline.errors import EsperError
+from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
 DESCRIPTION = "Show all runs below a folder on a page in your browser, live. Nothing leaves this machine."

@@ -1,4 +1,4 @@
-"""``esper sql RUN "select …"``: any question to a run's tables, answered as a table, JSON or CSV."""
+"""``esper sql RUN "select …"``: SQL query on the tables of a run, printed as a table, JSON or CSV."""
 
 import csv
 import json
@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from esper.config import Settings
 from esper.karn import notation
 from esper.karn.answer import Answer, answer
 from esper.karn.run import open_run
 from esper.leyline.errors import EsperError
+from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR
 
@@ -27,7 +27,7 @@ DESCRIPTION = "Ask a run's tables, which docs/metrics.md describes, and the view
 NUMBERS = ("BIGINT", "DOUBLE", "INTEGER", "HUGEINT", "FLOAT", "DECIMAL", "UBIGINT")
 SECONDS = 60.0
 MAX_LINES = 100
-"""Rows of a table for people, unless they ask for another number."""
+"""Default number of rows in a printed table."""
 
 
 class SqlConfig(Settings):
@@ -56,12 +56,12 @@ def sql_command(args: Sequence[str]) -> None:
         found = answer(open_run(run_dir).path, query, most)
     finally:
         timer.cancel()
-        timer.join()  # a thread that outlives the program leaves it with noise about what duckdb holds
+        timer.join()  # a living thread at exit makes duckdb print warnings
     _print_answer(found, config)
 
 
 def _give_up() -> None:
-    """End the process: some of what a database does cannot be interrupted."""
+    """End the process, because some database operations cannot be interrupted."""
     print(f"esper: the query took longer than {SECONDS:g} s; ask for less", file=sys.stderr)
     os._exit(USAGE_ERROR)
 
@@ -81,13 +81,13 @@ def _print_answer(found: Answer, config: SqlConfig) -> None:
 
 
 def _print_for_people(found: Answer, console: Console) -> None:
-    """A table if it fits, else one row below the other."""
+    """Print a table if it fits the console, otherwise one block per row."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name, kind in zip(found.columns, found.types, strict=True):
         table.add_column(Text(name), justify="right" if kind.startswith(NUMBERS) else "left")
     for row in found.rows:
         table.add_row(*(Text(notation.cell(value)) for value in row))
-    natural = Console(width=100_000).measure(table)  # where nothing is cut
+    natural = Console(width=100_000).measure(table)  # width without truncation
     if natural.maximum <= console.width:
         console.print(table)
         return

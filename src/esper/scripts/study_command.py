@@ -1,4 +1,4 @@
-"""``esper study FILE``: arms at equal compute, with tables and a page."""
+"""``esper study FILE``: comparison of arms at equal compute, with tables and a web page."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from esper.config import Settings
+from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
 DESCRIPTION = (
@@ -17,7 +17,7 @@ DESCRIPTION = (
 
 
 class StudyFlags(Settings):
-    """Where and how a study is conducted; what it is stands in its file."""
+    """Flags of ``esper study``; the study itself is described in its file."""
 
     out: Path | None = Field(None, description="Folder of the study; else that of its name below runs/.")
     processes: int = Field(
@@ -28,9 +28,9 @@ class StudyFlags(Settings):
 def study_command(args: Sequence[str]) -> None:
     needed = "the file of a study as its first word, such as study.toml"
     words, flags = parse_words(StudyFlags, "esper study FILE", DESCRIPTION, args, needed=needed)
-    from esper.study.runner import conduct_study
+    from esper.study.study import run_study
 
     file = Path(words[0])
     out = flags.out or Path("runs") / file.stem
-    print(conduct_study(file, out, flags.processes, lambda text: print(text, file=sys.stderr, flush=True)))
+    print(run_study(file, out, flags.processes, lambda text: print(text, file=sys.stderr, flush=True)))
     print(f"study saved in {out} (table.md, study.html, answers.parquet)")

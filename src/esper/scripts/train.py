@@ -1,6 +1,6 @@
-"""``python -m esper.scripts.train CONTROLLER …``: ``esper run`` or ``esper train``.
+"""``python -m esper.scripts.train CONTROLLER …``: ``esper run`` or ``esper train`` with other flag names.
 
-Flags are named as in the specification: ``--seed``, ``--max-epochs`` (steps of an episode), ``--episodes``.
+The flags are ``--seed``, ``--max-epochs`` (steps of an episode) and ``--episodes``.
 """
 
 import sys

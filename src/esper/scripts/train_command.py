@@ -1,4 +1,4 @@
-"""``esper train``: train a policy, alone or in several processes, from the start or from where it stopped."""
+"""``esper train``: train a policy in one or several processes, or resume a training."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from typing import Any
 from pydantic import Field
 from rich.console import Console
 
-from esper.config import PRESETS, ConfigError, Settings, checked, read_settings, training_config
 from esper.karn.terminal import TerminalView
 from esper.leyline.errors import InterruptedRunError
-from esper.run_state import config_of_run
-from esper.runner import free_directory
+from esper.run.arm import free_directory
+from esper.run.policy_training import task_of, train, trained_on
+from esper.run.run_config import PRESETS, ConfigError, Settings, checked, read_settings, training_config
+from esper.run.train_checkpoint import config_of_run
 from esper.scripts.flags import parse_flags, say_where
 from esper.simic.agent.ppo import shards
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import SHARD_ENVS
 from esper.tamiyo.policy.checkpoint import TrainedOn
-from esper.training import task_of, train, trained_on
 
 DESCRIPTION = "Train a policy that decides what grows, and keep the best one."
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
-"""Set where torchrun started this process, which is then one of several."""
+"""Environment variable that torchrun sets in the processes that it starts."""
 
 
 class TrainFlags(Settings):
-    """What is said of a training that is no part of its configuration."""
+    """Flags of ``esper train`` that are not part of the training configuration."""
 
     preset: str | None = Field(None, description=f"Settings by name: {', '.join(PRESETS)}; others override.")
     config: Path | None = Field(None, description="TOML or JSON file with settings; flags override it.")
@@ -60,7 +60,7 @@ def train_command(
         elif flags.processes == 1:
             train_and_show(config, directory, resume=resume)
         else:
-            from esper.scripts.launching import launch
+            from esper.scripts.launcher import launch
 
             launch(config, directory, flags.processes, resume=resume)
     except KeyboardInterrupt:
@@ -84,13 +84,13 @@ def check_processes(processes: int, config: TrainingConfig) -> None:
 
 
 def print_best(config: TrainingConfig, directory: Path) -> None:
-    """Say where the best policy is and what to do with it."""
+    """Print the folder of the best policy and the command that evaluates it."""
     best = directory / "best"
     print(f"best policy in {best}; compare it with: {evaluation_of(best, trained_on(config))}")
 
 
 def evaluation_of(policy: Path, trained: TrainedOn) -> str:
-    """The command that evaluates a policy on what it was trained on."""
+    """Return the command that evaluates a policy on the settings of its training."""
     words = ["esper", "eval", str(policy), "--task", trained.task, "--slots", str(trained.slots)]
     length = ["--steps", trained.steps] if trained.budget is None else ["--budget", trained.budget]
     words += [*map(str, length), "--rent", str(trained.rent)]
@@ -119,7 +119,7 @@ def _resolve(given: dict[str, Any], flags: TrainFlags) -> tuple[TrainingConfig, 
 
 
 def _of_episodes(config: TrainingConfig, episodes: int) -> TrainingConfig:
-    """As many iterations as it takes for ``episodes``, in no more environments than there are episodes."""
+    """Return the configuration with enough iterations for ``episodes``, and at most as many environments."""
     envs = max(1, min(config.envs, episodes))
     iterations = max(episodes, 0) // envs + (episodes % envs > 0)
     total = iterations * envs
@@ -130,6 +130,6 @@ def _of_episodes(config: TrainingConfig, episodes: int) -> TrainingConfig:
 
 
 def train_and_show(config: TrainingConfig, directory: Path, *, resume: bool) -> None:
-    """Train, shown on standard output; of one that is resumed, lines of what it does from here on."""
+    """Train and show the progress on standard output; a resumed training shows only new iterations."""
     with TerminalView(directory, Console(), skip_past=resume) as view:
         train(config, directory, resume=resume, refresh=view.refresh)

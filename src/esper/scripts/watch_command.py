@@ -1,4 +1,4 @@
-"""``esper watch RUN``: a run or a training on the terminal, from another process and only by reading."""
+"""``esper watch RUN``: terminal view of a run of another process; the command only reads."""
 
 import sys
 import time
@@ -8,19 +8,19 @@ from typing import Final
 from pydantic import Field
 from rich.console import Console
 
-from esper.config import Settings
 from esper.karn.questions.progress import progress
 from esper.karn.run import Run, open_run
 from esper.karn.terminal import TerminalView
 from esper.leyline.errors import EsperError
 from esper.leyline.events import RunRow
+from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR
 
 DESCRIPTION = "Show a run that is over, or follow one that goes on. Ctrl-C ends watching, never the run."
 POLL_SECONDS: Final = 0.25
 SHARE_OF_TIME: Final = 0.5
-"""Of its own time, that watching spends on looking at the files."""
+"""Largest share of wall time that the command spends on reading files."""
 
 
 class WatchConfig(Settings):
@@ -41,7 +41,7 @@ def watch_command(args: Sequence[str]) -> None:
 
 
 def watch(run: Run, config: WatchConfig, console: Console) -> None:
-    """Show what is recorded, then what comes, until the run is over."""
+    """Show recorded rows, then new ones until the run has ended."""
     if config.env is not None and run.rows(RunRow) and config.env >= run.row.envs:
         known = f"it has {run.row.envs}, numbered from 0"
         raise EsperError(f"environment {config.env} is not in this run; {known}")
@@ -51,13 +51,13 @@ def watch(run: Run, config: WatchConfig, console: Console) -> None:
             time.sleep(POLL_SECONDS)
             view.refresh()
     if view.error is not None:
-        sys.exit(USAGE_ERROR)  # the view has said why
+        sys.exit(USAGE_ERROR)  # the view has printed the error
     said = f"the run in {run.path} has {run.state} {_place(run)}"
     console.print(said, soft_wrap=True, highlight=False, markup=False)
 
 
 def _place(run: Run) -> str:
-    """How far it came."""
+    """Return the progress of the run as text."""
     if not run.rows(RunRow):
         return "before it recorded anything"
     found = progress(run)

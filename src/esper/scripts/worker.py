@@ -1,6 +1,6 @@
-"""One of several processes that share a training: what ``esper train`` is where torchrun started it.
+"""``esper train`` in a process started by torchrun: one of several that share a training.
 
-torchrun starts all processes again when one of them dies, and the training goes on from its last checkpoint.
+torchrun restarts all processes when one of them dies, and the training resumes from its last checkpoint.
 """
 
 import os
@@ -16,33 +16,33 @@ from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from esper import provenance
 from esper.leyline.errors import EsperError
 from esper.leyline.run_files import TELEMETRY
-from esper.run_state import FinishedRunError
+from esper.run import provenance
+from esper.run.policy_training import task_of, train
+from esper.run.train_checkpoint import FinishedRunError
 from esper.scripts.guard import INTERRUPTED, USAGE_ERROR, exit_on_error
-from esper.scripts.launching import LOST_OTHERS, SENTENCES_VARIABLE
+from esper.scripts.launcher import LOST_OTHERS, SENTENCES_VARIABLE
 from esper.scripts.train_command import check_processes, interrupted, print_best, train_and_show
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
 from esper.simic.training.meeting import MeetingError
-from esper.training import task_of, train
 
 ARRIVAL_VARIABLE = "ESPER_ARRIVAL_SECONDS"
 ARRIVAL_SECONDS = 300.0
-"""How long a process waits for the others at the start."""
+"""Seconds that a process waits for the others at the start."""
 BEGUN = "begun"
-"""Key of torchrun's store, which outlives the processes: one of them has begun the run."""
+"""Key in the store of torchrun, set once the run has begun; the store survives restarts of processes."""
 
 
 class LostProcessError(EsperError):
-    """A process of the run is gone."""
+    """Another process of the run has ended."""
 
 
 def work(config: TrainingConfig, directory: Path, *, resume: bool) -> NoReturn:
-    """Take part in a training and end the process, at once.
+    """Train as one of several processes, then end this process by ``os._exit``.
 
-    To tear down threads of gloo, which may wait for processes that are gone, can abort.
+    A regular exit joins threads of gloo, which can abort if they wait for processes that have ended.
     """
     if SENTENCES_VARIABLE not in os.environ:
         speak_when_stopped(directory)
@@ -61,9 +61,9 @@ def _end_with(command: Callable[[], None]) -> NoReturn:
 
 
 def speak_when_stopped(directory: Path) -> None:
-    """Say how to go on when torchrun ends this process, as it does when the machine of its store is gone.
+    """Print how to resume when torchrun stops this process, for example after the loss of its store.
 
-    Python runs no handler while the main thread waits for others in gloo, so another thread is told.
+    Python runs no signal handler while the main thread waits in gloo, so a second thread waits for SIGTERM.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -87,7 +87,7 @@ def _way_on(directory: Path) -> str:
 
 
 def _leave_sentence(config: TrainingConfig, directory: Path, resume: bool) -> None:
-    """Take part; the sentence of an error is left for ``esper train``, which shows one of all processes'."""
+    """Train; write the message of an error to a file, of which ``esper train`` prints one."""
     folder = os.environ.get(SENTENCES_VARIABLE)
     try:
         _take_part(config, directory, resume)
@@ -124,7 +124,7 @@ def _take_part(config: TrainingConfig, directory: Path, resume: bool) -> None:
 
 
 def _meet(config: TrainingConfig) -> Store:
-    """Find the other processes; the limit holds here only, since an iteration may well take longer."""
+    """Connect to the other processes; the time limit does not apply to iterations, which can take longer."""
     try:
         seconds = float(os.environ.get(ARRIVAL_VARIABLE, ARRIVAL_SECONDS))
         store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
@@ -136,7 +136,7 @@ def _meet(config: TrainingConfig) -> Store:
 
 
 def _common(config: TrainingConfig) -> dict[str, object]:
-    """What all processes must have, or each would compute a policy of its own."""
+    """Return the settings and versions that must agree, or the policies of the processes would differ."""
     hardware = provenance.hardware()
     return {
         **config.model_dump(mode="json"),
@@ -148,10 +148,10 @@ def _common(config: TrainingConfig) -> dict[str, object]:
 
 
 def _begun_before(store: Store, directory: Path, resume: bool) -> bool:
-    """Whether processes of this torchrun, now gone, had begun the run; from now on they have.
+    """Return whether an earlier start of processes by this torchrun began the run; record that it has begun.
 
-    A directory that held something before counts as theirs only if it was to be resumed: torchrun starts
-    processes again that were refused, too.
+    A non-empty directory counts as begun only if it is to be resumed, because torchrun also restarts
+    processes that were refused.
     """
     if store.check([BEGUN]):
         return True

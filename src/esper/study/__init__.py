@@ -1,10 +1,5 @@
-"""Comparisons: arms × rng seeds under equal conditions, in parallel.
+"""Comparisons of arms over paired rng seeds at equal compute: ``esper study FILE``.
 
-``run_study`` is for scripts: arms in, cells out. ``esper study FILE`` conducts a whole comparison at equal
-compute: ``config`` reads the file, ``conduct`` asks for runs in phases, ``running`` does one of them,
-``journal`` keeps what is done, ``outcome`` makes tables of it.
+``study_config`` reads the file, ``phases`` lists the runs of each phase, ``one_run`` runs one of them,
+``study_journal`` records finished runs, ``study_results`` writes the tables.
 """
-
-from esper.study.cells import Cell, means_by_rng_seed, run_cell, run_study
-
-__all__ = ["Cell", "means_by_rng_seed", "run_cell", "run_study"]

@@ -1,4 +1,4 @@
-"""Independent jobs in several processes; what is ready comes first."""
+"""Independent jobs in several processes."""
 
 import multiprocessing
 import os
@@ -15,7 +15,16 @@ T = TypeVar("T")
 
 
 def in_processes(function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], processes: int) -> Iterator[T]:
-    """``function(*job)`` of every job as it is ready; a single process is this one."""
+    """Yield ``function(*job)`` for every job in the order of completion.
+
+    Args:
+        function: Importable function; each call gets the items of one job.
+        jobs: Arguments of the calls.
+        processes: Number of processes; 1 runs all jobs in the calling process.
+
+    Raises:
+        EsperError: A worker process was killed.
+    """
     if processes == 1:
         for job in jobs:
             yield function(*job)
@@ -34,13 +43,13 @@ def in_processes(function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], pr
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - before:
-            child.terminate()  # else the command would wait until the jobs in progress are done
+            child.terminate()  # otherwise the command waits for the jobs in progress
         raise
     pool.shutdown()
 
 
 def _follow_parent() -> None:
-    """Leave Ctrl-C to the parent, and end when it does: a killed parent cannot say so."""
+    """Ignore Ctrl-C, which the parent handles, and exit when the parent ends, even if it was killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -1,8 +1,8 @@
-"""The state of a training on disk: saved so that a process killed at any moment leaves one to go on from.
+"""Checkpoints of a training: a process killed at any moment leaves a complete one.
 
-``DIR/checkpoints/iteration-N`` are whole states and ``DIR/checkpoints/latest`` names the one that counts;
-it is replaced after a state is complete. A state is sealed with digests of its files, and one that
-differs is refused.
+``DIR/checkpoints/iteration-N`` are checkpoints, and ``DIR/checkpoints/latest`` names the current one; it is
+replaced after the new checkpoint is complete. A seal holds the digests of a checkpoint's files; a checkpoint
+that does not match its seal is refused.
 """
 
 import re
@@ -12,12 +12,13 @@ from typing import Annotated, Final
 
 import msgspec
 
-from esper.config import checked, read_settings
 from esper.karn.run import read_rows
 from esper.leyline.durable import write_durably
 from esper.leyline.errors import UNREADABLE, EsperError, RunDirectoryError
 from esper.leyline.events import RunRow, UpdateRow
 from esper.leyline.run_files import TELEMETRY, RowMark, check_layout, row_files
+from esper.run.resume_check import check_same_settings
+from esper.run.run_config import checked, read_settings
 from esper.simic.config import TrainingConfig
 from esper.simic.training.vectorized import OPTIMISER_FILE, PROGRESS_FILE, Trainer
 from esper.tamiyo.policy.checkpoint import (
@@ -37,11 +38,11 @@ STATE_FILES: Final = (POLICY_FILE, SHAPE_FILE, OPTIMISER_FILE, PROGRESS_FILE)
 
 
 class FinishedRunError(EsperError):
-    """A run of which nothing is left to do."""
+    """A run to resume has finished all its iterations."""
 
 
-class Progress(msgspec.Struct):
-    """What is asked of a state's progress file."""
+class TrainProgress(msgspec.Struct):
+    """Schema of the progress file of a checkpoint."""
 
     iteration: Annotated[int, msgspec.Meta(ge=1)]
     best_return: float | None
@@ -53,11 +54,11 @@ class Progress(msgspec.Struct):
 
 
 def save_state(trainer: Trainer, directory: Path, mark: RowMark) -> None:
-    """A whole new state beside the old one, then the pointer, then the old one goes."""
+    """Write a new checkpoint, then replace the pointer, then remove the old checkpoint."""
     folder = directory / "checkpoints"
     name = f"iteration-{trainer.iteration:05d}"
     if (folder / POINTER).exists() and (folder / POINTER).read_text() == name:
-        name += "-again"  # of a run that ends within the iteration after a checkpoint
+        name += "-again"  # the run ended within the iteration after a checkpoint
     trainer.save(folder / name, {"telemetry": mark})
     seal(folder / name, STATE_FILES)
     write_durably(folder / POINTER, name.encode())
@@ -67,11 +68,22 @@ def save_state(trainer: Trainer, directory: Path, mark: RowMark) -> None:
 
 
 def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> RowMark:
-    """Load the state that counts and return how far its rows were written.
+    """Load the current checkpoint into ``trainer`` and return the mark of the last row written before it.
 
-    A run killed before its first state starts again from its own row, or from nothing.
+    A run killed before its first checkpoint starts from the beginning.
+
+    Args:
+        trainer: New trainer of the same configuration.
+        config: Configuration to resume with.
+        directory: Run directory.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or does not match the configuration or the rows.
+        FinishedRunError: No iterations are left.
     """
-    _check_config(config, directory)
+    for row in read_rows(directory, RunRow)[:1]:
+        before = checked(TrainingConfig, row.config).model_dump()
+        check_same_settings(directory / CONFIG_FILE, before, config.model_dump())
     state = _latest_state(directory / "checkpoints")
     if state is None:
         return RowMark(0, 0.0)
@@ -89,18 +101,8 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> Ro
     return progress.telemetry
 
 
-def _check_config(config: TrainingConfig, directory: Path) -> None:
-    """Refuse a run whose configuration is not the one it began with."""
-    for row in read_rows(directory, RunRow)[:1]:
-        began = checked(TrainingConfig, row.config).model_dump()
-        now = config.model_dump()
-        different = [f"{name} was {began[name]}, is {now[name]}" for name in now if began[name] != now[name]]
-        if different:
-            raise CheckpointError(f"'{directory / CONFIG_FILE}' was changed: {'; '.join(different)}")
-
-
 def _latest_state(folder: Path) -> Path | None:
-    """The state that counts; if the pointer was never written, the newest that is complete."""
+    """Return the current checkpoint; without a pointer, the newest complete one; None if there is none."""
     pointer = folder / POINTER
     if not pointer.exists():
         complete = [seal.parent for seal in folder.glob(f"iteration-*/{SEAL_FILE}")]
@@ -111,9 +113,9 @@ def _latest_state(folder: Path) -> Path | None:
     return folder / name
 
 
-def _progress_of(state: Path) -> Progress:
+def _progress_of(state: Path) -> TrainProgress:
     try:
-        progress = msgspec.json.decode(read_bytes(state / PROGRESS_FILE), type=Progress)
+        progress = msgspec.json.decode(read_bytes(state / PROGRESS_FILE), type=TrainProgress)
     except UNREADABLE as error:
         file = state / PROGRESS_FILE
         raise CheckpointError(f"'{file}' is damaged or no checkpoint of this version: {error}") from None
@@ -123,7 +125,7 @@ def _progress_of(state: Path) -> Progress:
 
 
 def _check_telemetry(mark: RowMark, directory: Path) -> None:
-    """Refuse to continue rows of which some are gone, or cannot be removed."""
+    """Refuse to resume if rows before the checkpoint are missing, or rows after it cannot be removed."""
     found = row_files(directory / TELEMETRY)
     iterations = [row.iteration for row in read_rows(directory, UpdateRow)]
     if found.last < mark.iteration or (mark.iteration > 0 and mark.iteration not in iterations):
@@ -137,7 +139,7 @@ def _check_telemetry(mark: RowMark, directory: Path) -> None:
 
 
 def config_of_run(directory: Path) -> TrainingConfig:
-    """The configuration of a training run, as it was written at its start."""
+    """Return the configuration of a training run, from the file written at its start."""
     if not (directory / CONFIG_FILE).exists():
         raise RunDirectoryError(f"'{directory}' is no training run: it has no {CONFIG_FILE}")
     check_layout(directory / TELEMETRY)

@@ -1,4 +1,4 @@
-"""One run of every arm: what it answers, and that all of them cost the same."""
+"""Runs of every kind of arm: results and equal compute."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from esper.leyline.errors import DivergedError, EsperError
-from esper.study.running import Answer, Line, Run, best_of, check_spent, do_run
+from esper.study.one_run import MarkResult, RunResult, StudyRun, best_of, check_spent, do_run
 from esper.tamiyo import PeriodicController, parse_plan
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.checkpoint import save_policy
@@ -22,14 +22,14 @@ WHOLE = "whole:stack/linear_add@r0c0:0,lora/linear_add@r0c1:1"
 DUE = {0.5: 0.75e9, 1.0: 1.5e9}
 
 
-def run(what: str, *, factors: tuple[float, ...] = (1.0,), rng_seed: int = 2_000_000) -> list[Answer]:
-    line = do_run(study(), Run(NAME, what, factors, rng_seed))
+def run(what: str, *, factors: tuple[float, ...] = (1.0,), rng_seed: int = 2_000_000) -> list[MarkResult]:
+    line = do_run(study(), StudyRun(NAME, what, factors, rng_seed))
     assert line.answers is not None
     return line.answers
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Answer]]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[MarkResult]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, NAME, TASK)
         policy = tmp_path_factory.mktemp("policy")
@@ -40,8 +40,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Answer]]
         return found
 
 
-def test_every_arm_spends_the_same_within_one_per_cent_or_one_minibatch(answers):
-    """Of a sweep: within one minibatch of each size."""
+def test_every_arm_spends_the_same_compute_within_one_per_cent_or_one_minibatch(answers):
+    """A sweep may differ by one minibatch of each size."""
     for what, found in answers.items():
         assert [answer.mark for answer in found] == [0.5, 1.0]
         for answer in found:
@@ -49,31 +49,31 @@ def test_every_arm_spends_the_same_within_one_per_cent_or_one_minibatch(answers)
             assert DUE[answer.mark] - most <= answer.charged <= DUE[answer.mark] + most, what
 
 
-def test_a_minibatch_is_that_of_the_network_as_it_ended(answers):
-    # 16.3 MFLOP for one block, 13.1 more for each further one; a sweep has one minibatch of each size.
+def test_the_recorded_minibatch_cost_is_that_of_the_final_network(answers):
+    # 16.3 MFLOP for one block and 13.1 for each further block; a sweep has one minibatch of each size.
     costs = {what: found[-1].minibatch / 1e6 for what, found in answers.items()}
     assert costs["static:1"] == pytest.approx(16.3, abs=0.1)
     assert costs["static:3"] == pytest.approx(42.5, abs=0.1)
     assert costs["sweep"] == pytest.approx(16.3 + 29.4 + 42.5, abs=0.2)
 
 
-def test_what_growth_costs_beyond_training_is_charged(answers):
+def test_counterfactuals_of_grown_networks_are_charged(answers):
     assert answers[GROWN][-1].flops["counterfactual"] > 0
     assert answers["static:3"][-1].flops["counterfactual"] == 0
     assert answers["static:3"][-1].flops["validation"] > 0
     assert answers[WHOLE][-1].flops["counterfactual"] == 0
 
 
-def test_a_grown_network_from_scratch_has_its_seeds_from_the_start(answers):
+def test_a_grown_network_trained_from_scratch_has_its_seeds_from_the_start(answers):
     (_, grown), (first, whole) = answers[GROWN], answers[WHOLE]
     assert grown.seeds == whole.seeds == first.seeds == WHOLE.removeprefix("whole:")
     assert grown.params == whole.params == first.params
     assert whole.test_loss != grown.test_loss
 
 
-def test_where_the_end_is_the_only_mark_a_run_is_an_ordinary_episode(answers):
-    """In which the controller goes on to the end; this one does nothing in the last fifth."""
-    line = do_run(study(marks=[1.0]), Run(NAME, GROWN, (1.0,), 2_000_000))
+def test_a_run_with_a_single_mark_equals_an_ordinary_episode(answers):
+    """The plan germinates nothing in the last fifth, where growth stops before a mark."""
+    line = do_run(study(marks=[1.0]), StudyRun(NAME, GROWN, (1.0,), 2_000_000))
     vector = SerialVector(TASK, rng_seed=2_000_000)
     vector.reset(0)
     plan = parse_plan(GROWN.removeprefix("periodic:"), vector.action_space)
@@ -83,7 +83,7 @@ def test_where_the_end_is_the_only_mark_a_run_is_an_ordinary_episode(answers):
     assert answer.flops == report.flops
 
 
-def test_a_sweep_answers_with_its_best_size_by_validation_each_with_its_share(answers):
+def test_a_sweep_returns_its_best_size_by_validation_loss_and_shares_the_budget(answers):
     shares = {0.5: 0.25e9, 1.0: 0.5e9}
     tried = []
     for size in (1, 2, 3):
@@ -96,7 +96,7 @@ def test_a_sweep_answers_with_its_best_size_by_validation_each_with_its_share(an
         assert found.charged == sum(own[mark].charged for own in tried) <= 3 * shares[found.mark]
 
 
-def test_the_best_of_several_is_so_by_validation_and_costs_what_all_of_them_did(answers):
+def test_best_of_chooses_by_validation_loss_and_sums_the_costs(answers):
     first = answers["static:1"][0]
     one, other = (
         msgspec.structs.replace(
@@ -109,12 +109,12 @@ def test_the_best_of_several_is_so_by_validation_and_costs_what_all_of_them_did(
     assert (found.flops, found.due, found.minibatch, found.cut_short) == ({"forward": 7}, 70, 7, True)
 
 
-def test_the_same_run_comes_to_the_same_and_a_rate_of_its_own_to_something_else(answers):
+def test_a_repeated_run_gives_the_same_result_and_another_rate_another(answers):
     assert run("static:1") == answers["static:1"]
     assert run("static:1", factors=(0.5,))[-1].test_loss != answers["static:1"][-1].test_loss
 
 
-def test_a_host_that_breaks_down_answers_with_its_last_good_network(monkeypatch):
+def test_a_run_cut_short_by_rollbacks_returns_its_last_good_network(monkeypatch):
     first, last = run("static:1", factors=(1e30,))
     assert first.cut_short
     assert last.cut_short
@@ -122,24 +122,24 @@ def test_a_host_that_breaks_down_answers_with_its_last_good_network(monkeypatch)
     assert last.charged < 0.75e9
 
 
-def test_a_host_that_diverges_has_no_answers(monkeypatch):
+def test_a_run_whose_host_diverges_has_no_results(monkeypatch):
     def diverging(generator):
         raise DivergedError("a loss that is not finite")
 
     monkeypatch.setitem(TASKS, NAME, replace(TASK, load=diverging))
-    asked = Run(NAME, "static:1", (1.0,), 0)
-    assert do_run(study(), asked) == Line(asked, None)
+    asked = StudyRun(NAME, "static:1", (1.0,), 0)
+    assert do_run(study(), asked) == RunResult(asked, None)
 
 
-def test_an_arm_that_spends_another_amount_is_refused_by_name(answers):
-    """Half of the budget is 750 MFLOP; one minibatch of 16.3 MFLOP is forgiven, two are not."""
+def test_an_arm_that_spends_another_amount_is_refused(answers):
+    """Half of the budget is 750 MFLOP; a difference of one minibatch of 16.3 MFLOP is allowed, of two not."""
     first = answers["static:1"][0]
 
-    def spending(charged: int, *, cut_short: bool = False) -> Answer:
+    def spending(charged: int, *, cut_short: bool = False) -> MarkResult:
         flops = {**first.flops, "backward": charged - first.flops["forward"]}
         return msgspec.structs.replace(first, flops=flops, cut_short=cut_short)
 
-    asked = Run(NAME, "static:1", (1.0,), 0)
+    asked = StudyRun(NAME, "static:1", (1.0,), 0)
     check_spent(asked, spending(735_000_000))
     check_spent(asked, spending(500_000_000, cut_short=True))
     with pytest.raises(
@@ -148,6 +148,6 @@ def test_an_arm_that_spends_another_amount_is_refused_by_name(answers):
         check_spent(asked, spending(718_000_000))
 
 
-def test_a_missing_policy_gets_a_sentence(tmp_path: Path):
+def test_a_missing_policy_is_refused(tmp_path: Path):
     with pytest.raises(EsperError, match="holds no checkpoint"):
-        do_run(study(), Run(NAME, f"shuffled:{tmp_path}", (1.0,), 0))
+        do_run(study(), StudyRun(NAME, f"shuffled:{tmp_path}", (1.0,), 0))

@@ -1,4 +1,4 @@
-"""What a run or a training is told: flags, files and presets, checked with all errors named at once."""
+"""Configuration of runs and trainings from flags, files and presets; all errors are reported at once."""
 
 from __future__ import annotations
 
@@ -18,22 +18,26 @@ from esper.simic.config import TrainingConfig
 from esper.simic.settings import MOST, MOST_SLOTS, EpisodeSettings
 
 _READERS: Final = {"plan": "periodic", "rotation": "heuristic", "checkpoint": "ppo", "policy_device": "ppo"}
-"""Settings that one controller reads."""
+"""Settings that only one controller reads, with the name of that controller."""
 Names = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS)]
 
 
+def _is_number(slots: tuple[str, ...]) -> bool:
+    return len(slots) == 1 and slots[0].isdecimal()
+
+
 class ConfigError(EsperError):
-    """One or more settings that cannot be used, all of them named."""
+    """One or more settings are invalid; the message lists all of them."""
 
 
 class Settings(BaseModel):
-    """What a command is told: every field is also a flag, and what is unknown is refused."""
+    """Base of the settings of a command: every field is a flag, and unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class RunConfig(Settings, EpisodeSettings):
-    """One network that grows, under one controller."""
+    """Settings of ``esper run``: episodes of one growing network under one controller."""
 
     controller: str = Field(
         "heuristic", description="Controller: heuristic, counting, random, periodic, off, ppo."
@@ -59,16 +63,14 @@ class RunConfig(Settings, EpisodeSettings):
 
     @property
     def slot_count(self) -> int | None:
-        """Slots of the host where a number was given for them instead of ids."""
-        is_number = len(self.slots) == 1 and self.slots[0].isdecimal()
-        return int(self.slots[0]) if is_number else None
+        """Number of slots if ``slots`` is a number, None if it lists ids."""
+        return int(self.slots[0]) if _is_number(self.slots) else None
 
     @field_validator("slots")
     @classmethod
     def _slots_can_be_built(cls, slots: tuple[str, ...]) -> tuple[str, ...]:
-        number = slots[0] if len(slots) == 1 and slots[0].isdecimal() else "1"
-        if len(number) > 4 or not 1 <= int(number) <= MOST_SLOTS:
-            raise ValueError(f"a host can have 1 to {MOST_SLOTS} slots; found {number[:20]}")
+        if _is_number(slots) and (len(slots[0]) > 4 or not 1 <= int(slots[0]) <= MOST_SLOTS):
+            raise ValueError(f"a host can have 1 to {MOST_SLOTS} slots; found {slots[0][:20]}")
         return slots
 
     @model_validator(mode="after")
@@ -108,17 +110,27 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     },
     "any_slots": {"task": "digits_impaired", "iterations": 80, "capacity": 8, "vary_slots": True},
 }
-"""Trainings by name; each is of one task."""
+"""Settings of trainings by the name of the preset; a preset trains on one task."""
 
 MOST_BYTES: Final = 100_000
-"""Size of a configuration file."""
+"""Largest size of a configuration file."""
 Config = TypeVar("Config", bound=BaseModel)
 
 
 def training_config(
     preset: str | None, from_file: Mapping[str, object], given: Mapping[str, object]
 ) -> TrainingConfig:
-    """A training from a preset, a file and flags, each overriding what comes before it."""
+    """Return the configuration of a training.
+
+    Args:
+        preset: Name in ``PRESETS``, or None.
+        from_file: Settings of a configuration file; they override the preset.
+        given: Settings given as flags; they override the file.
+
+    Raises:
+        UnknownNameError: There is no such preset.
+        ConfigError: A setting is invalid, or the task is not the task of the preset.
+    """
     named: Mapping[str, object] = {}
     if preset is not None:
         if preset not in PRESETS:
@@ -134,7 +146,7 @@ def training_config(
 
 
 def checked(kind: type[Config], settings: Mapping[str, object]) -> Config:
-    """A configuration with all settings checked at once; a single error lists everything that is wrong."""
+    """Return a configuration of this kind; a ``ConfigError`` lists all invalid settings."""
     try:
         return kind.model_validate(settings)
     except ValidationError as error:
@@ -144,12 +156,12 @@ def checked(kind: type[Config], settings: Mapping[str, object]) -> Config:
 
 
 def run_config(**settings: object) -> RunConfig:
-    """A ``RunConfig``, checked."""
+    """Return a validated ``RunConfig``."""
     return checked(RunConfig, settings)
 
 
 def read_settings(path: Path) -> dict[str, object]:
-    """The settings of a TOML or JSON file."""
+    """Return the settings of a TOML or JSON file."""
     readers = {".toml": tomllib.loads, ".json": json.loads}
     if path.suffix not in readers:
         raise ConfigError(f"'{path}' must end in {' or '.join(readers)}")
@@ -157,7 +169,7 @@ def read_settings(path: Path) -> dict[str, object]:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"'{path}' is larger than a configuration: {path.stat().st_size:,} bytes")
         content = readers[path.suffix](path.read_text())
-        json.dumps(content, default=str, ensure_ascii=False).encode()  # JSON can spell half a character
+        json.dumps(content, default=str, ensure_ascii=False).encode()  # refuses lone surrogates
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None
     except RecursionError:
@@ -170,10 +182,10 @@ def read_settings(path: Path) -> dict[str, object]:
 
 
 def _short(value: object) -> str:
-    """A value as it was written, cut off where it is long."""
+    """Return the ``repr`` of a value, cut off after 80 characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits, a list of lists of lists …
+    except (ValueError, RecursionError):  # very long numbers, deeply nested lists
         return f"a {type(value).__name__} that is too long to show"
     return text if len(text) <= 80 else f"{text[:80]}…"
 

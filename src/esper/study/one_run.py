@@ -1,4 +1,4 @@
-"""One run of a study: a network that is trained with the whole budget, and its answer at every mark."""
+"""One run of a study: a network trained with the whole budget, with a result at every mark."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from esper.build import one_thread
 from esper.leyline.errors import DivergedError, EsperError
 from esper.leyline.protocols import Controller
-from esper.study.config import StudyConfig, controller_of, sizes_of, space_of
+from esper.run.factories import one_thread
+from esper.study.study_config import StudyConfig, controller_of, sizes_of, space_of
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tamiyo.policy.controller import PolicyController
 from esper.tamiyo.schedule import Schedule, parse_plan
@@ -23,21 +23,24 @@ from esper.tolaria.vector import SerialVector
 from esper.tolaria.whole import plant_whole, seeds_of
 
 TOLERANCE = 0.01
-"""Share of the compute by which arms may differ, where one minibatch is not more."""
+"""Largest relative difference in compute between arms; one minibatch is always allowed."""
 
 
-class Run(msgspec.Struct, frozen=True):
-    """What is to be run. ``what`` is an arm's text, or ``whole:PLAN``, that network from scratch."""
+class StudyRun(msgspec.Struct, frozen=True):
+    """Identity of a run.
+
+    ``what`` is the text of an arm, or ``whole:PLAN``: the network with all seeds of the plan from the start.
+    """
 
     task: str
     what: str
     factors: tuple[float, ...]
-    """Of the task's learning rate; one for every size of a sweep, else one."""
+    """Factors on the learning rate of the task: one per size in a sweep, otherwise one."""
     rng_seed: int
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """The network that a run would have ended with at a mark."""
+class MarkResult(msgspec.Struct, frozen=True):
+    """Result of a run if its compute had ended at a mark."""
 
     mark: float
     val_loss: float
@@ -45,12 +48,12 @@ class Answer(msgspec.Struct, frozen=True):
     test_score: float
     params: int
     seeds: str
-    """What was grown, as a plan."""
+    """Grown seeds, as a plan."""
     flops: dict[str, int]
     due: int
-    """FLOPs that it may cost."""
+    """FLOPs that the result may cost: the mark's share of the budget."""
     minibatch: int
-    """FLOPs of the last one."""
+    """FLOPs of the last minibatch."""
     cut_short: bool
 
     @property
@@ -58,28 +61,32 @@ class Answer(msgspec.Struct, frozen=True):
         return FlopLedger(**self.flops).charged
 
 
-class Line(msgspec.Struct, frozen=True):
-    """A run that is done; it has no answers if its host diverged."""
+class RunResult(msgspec.Struct, frozen=True):
+    """Finished run with one result per mark; ``answers`` is None if the host diverged."""
 
-    run: Run
-    answers: list[Answer] | None
+    run: StudyRun
+    answers: list[MarkResult] | None
 
 
-def do_run(config: StudyConfig, run: Run) -> Line:
-    """Train, and check that every answer cost what its mark says."""
+def do_run(config: StudyConfig, run: StudyRun) -> RunResult:
+    """Run and check that the compute of every result is that of its mark.
+
+    Raises:
+        EsperError: A result has spent more or less than its mark allows.
+    """
     task = config.task(run.task)
     with one_thread():
         try:
             answers = list(_answers(task, run, config))
         except DivergedError:
-            return Line(run, None)
+            return RunResult(run, None)
     for answer in answers:
         check_spent(run, answer)
-    return Line(run, answers)
+    return RunResult(run, answers)
 
 
-def check_spent(run: Run, answer: Answer) -> None:
-    """Refuse an answer that cost another amount than it may; one that rollbacks ended early may have."""
+def check_spent(run: StudyRun, answer: MarkResult) -> None:
+    """Raise if a result cost more or less than its mark allows; runs cut short by rollbacks are exempt."""
     most = max(TOLERANCE * answer.due, answer.minibatch)
     if not answer.cut_short and abs(answer.charged - answer.due) > most:
         raise EsperError(
@@ -89,7 +96,7 @@ def check_spent(run: Run, answer: Answer) -> None:
         )
 
 
-def _answers(task: TaskSpec, run: Run, config: StudyConfig) -> Iterable[Answer]:
+def _answers(task: TaskSpec, run: StudyRun, config: StudyConfig) -> Iterable[MarkResult]:
     kind, _, argument = run.what.partition(":")
     rates = [_with_rate(task, factor) for factor in run.factors]
     if kind == "sweep":
@@ -102,7 +109,7 @@ def _answers(task: TaskSpec, run: Run, config: StudyConfig) -> Iterable[Answer]:
     elif kind == "shuffled":
         controller = _shuffled(rates[0], Path(argument), run.rng_seed, config.evaluation)
     else:
-        controller = controller_of(run.what, task, space_of(task, run.rng_seed), run.rng_seed)
+        controller = controller_of(run.what, space_of(task, run.rng_seed), run.rng_seed)
     return _run(rates[0], controller, run.rng_seed, config.marks, seeds)
 
 
@@ -112,7 +119,7 @@ def _run(
     rng_seed: int,
     marks: tuple[float, ...],
     seeds: str | None = None,
-) -> Iterator[Answer]:
+) -> Iterator[MarkResult]:
     def prepare(env: MorphEnv) -> None:
         if seeds is not None:
             plan = parse_plan(seeds, env.action_space)
@@ -122,11 +129,11 @@ def _run(
     return map(_answer, branches(task, controller, rng_seed=rng_seed, marks=marks, prepare=prepare))
 
 
-def _answer(branch: Branch) -> Answer:
+def _answer(branch: Branch) -> MarkResult:
     mark, env, report = branch
     if not math.isfinite(report.test_loss):
         raise DivergedError(f"the test loss is {report.test_loss}")
-    return Answer(
+    return MarkResult(
         mark=mark,
         val_loss=report.val_loss,
         test_loss=report.test_loss,
@@ -140,8 +147,8 @@ def _answer(branch: Branch) -> Answer:
     )
 
 
-def _sweep(rates: Sequence[TaskSpec], rng_seed: int, marks: tuple[float, ...]) -> Iterator[Answer]:
-    """At every mark the best size by validation; each had an equal share of the compute so far."""
+def _sweep(rates: Sequence[TaskSpec], rng_seed: int, marks: tuple[float, ...]) -> Iterator[MarkResult]:
+    """Yield the best size by validation loss at every mark; the sizes share the compute equally."""
     sizes = sizes_of(rates[0])
     tried = [
         list(
@@ -154,8 +161,8 @@ def _sweep(rates: Sequence[TaskSpec], rng_seed: int, marks: tuple[float, ...]) -
     return map(best_of, zip(*tried, strict=True))
 
 
-def best_of(answers: Sequence[Answer]) -> Answer:
-    """The best by validation, at the cost of all of them."""
+def best_of(answers: Sequence[MarkResult]) -> MarkResult:
+    """Return the result with the least validation loss, charged with the compute of all of them."""
     best = min(answers, key=lambda answer: answer.val_loss)
     spent = {name: sum(answer.flops[name] for answer in answers) for name in best.flops}
     sums = {name: sum(getattr(answer, name) for answer in answers) for name in ("due", "minibatch")}
@@ -164,7 +171,7 @@ def best_of(answers: Sequence[Answer]) -> Answer:
 
 
 def _shuffled(task: TaskSpec, folder: Path, rng_seed: int, rng_seeds: range) -> Controller:
-    """The policy with what it would have seen with the next of the rng seeds."""
+    """Return the policy with the observations of another rng seed: a control for its use of them."""
     other = rng_seed + 1 if rng_seed + 1 in rng_seeds else rng_seeds[0]
     if other == rng_seed:
         other += 1

@@ -1,4 +1,4 @@
-"""Hands a training to torchrun, and says in one sentence how that ended."""
+"""Start of a training in several processes by torchrun."""
 
 import logging
 import os
@@ -16,13 +16,24 @@ from esper.leyline.errors import EsperError
 from esper.simic.config import TrainingConfig
 
 SENTENCES_VARIABLE = "ESPER_SENTENCES"
-"""Folder in which each of several processes leaves why it ended."""
+"""Environment variable: folder in which each process writes its error message."""
 LOST_OTHERS = 3
-"""Exit code of a process that ended because another one had."""
+"""Exit code of a process that ended because another process was lost."""
 
 
 def launch(config: TrainingConfig, directory: Path, processes: int, *, resume: bool) -> None:
-    """Hand the run to torchrun, which starts this command once per process (``worker.py``)."""
+    """Start the training in several processes by torchrun (see ``worker.py``) and wait for its end.
+
+    Args:
+        config: Configuration of the training.
+        directory: Run directory.
+        processes: Number of processes.
+        resume: Continue from the latest checkpoint in ``directory``.
+
+    Raises:
+        EsperError: A process failed.
+        KeyboardInterrupt: A signal stopped the processes.
+    """
     with tempfile.TemporaryDirectory() as folder, _lent_to_torchrun():
         file, sentences = Path(folder) / "config.json", Path(folder) / "sentences"
         file.write_text(config.model_dump_json())
@@ -42,7 +53,7 @@ def launch(config: TrainingConfig, directory: Path, processes: int, *, resume: b
 
 @contextmanager
 def _lent_to_torchrun() -> Iterator[None]:
-    """Environment, log and signals for torchrun, which reports failures at length; put back afterwards."""
+    """Silence the log of torchrun; restore environment, log level and signal handlers afterwards."""
     environment, log = dict(os.environ), logging.root.manager.disable
     taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     handlers = {number: signal.getsignal(number) for number in taken}
@@ -59,7 +70,7 @@ def _lent_to_torchrun() -> Iterator[None]:
 
 
 def _end_of(error: ChildFailedError, processes: int) -> str:
-    """What became of the process that ended without a word."""
+    """Return a description of the process that ended without an error message."""
     rank, failure = min(error.failures.items(), key=lambda item: item[1].exitcode == LOST_OTHERS)
     if failure.exitcode < 0:
         return f"process {rank} of {processes} was ended by {failure.signal_name()}"

@@ -1,6 +1,6 @@
-"""Where the rows of a run go: past the alert rules, to the writer.
+"""Event sink of a run: rows are checked by the alert rules and then written.
 
-An alert raises the level of detail for a while, and leaves a file with what was known when it was raised.
+An alert raises the level of detail for some epochs or iterations and writes a diagnostics file.
 """
 
 from collections.abc import Sequence
@@ -28,13 +28,13 @@ from esper.nissa.watch import Watch
 from esper.nissa.writer import RunWriter
 
 REPLAYED: Final = (EpisodeRow, UpdateRow, ResourceRow)
-"""The rows that rules remember from one iteration to the next."""
+"""Rows whose effect on the alert rules lasts beyond an iteration."""
 REPLAYED_EPISODE: Final = (SeedRow, TransitionRow, ResourceRow)
-"""Those that they remember within an episode, where a run is taken up in the middle of one."""
+"""Rows whose effect on the alert rules lasts within an episode, for runs resumed in the middle of one."""
 
 
-class Telemetry:
-    """The sink of a run: everything that is emitted is checked by the alert rules and written."""
+class RowSink:
+    """Event sink of a run: checks every row by the alert rules, and writes rows and alerts."""
 
     def __init__(self, run: RunRow, writer: RunWriter) -> None:
         self._writer = writer
@@ -42,23 +42,23 @@ class Telemetry:
         self._watch = Watch(run)
         self._level: Detail = writer.detail
         self._left = 0
-        """How many more epochs or iterations are written in full."""
+        """Number of epochs or iterations still to be written in full detail."""
         writer.on_resources = self._check_resources
 
     def _check_resources(self, row: ResourceRow) -> None:
-        """Pass on what a resource row raises; the writer has taken the row itself."""
+        """Write the alerts raised by a resource row; the row itself is written by the writer."""
         for alert in self._watch.take(row):
             self._writer.emit(alert)
 
     def emit(self, row: Row) -> None:
-        """Take one row of an episode; what it raises follows it."""
+        """Write one row of an episode, then the alerts that it raises."""
         alerts = self._watch.take(row)
         self._pass_on([row], alerts, [row, *alerts], DETAIL_EPOCHS, last=isinstance(row, EpochRow))
 
     def emit_iteration(self, collected: Sequence[Row], update: UpdateRow) -> None:
-        """Take all rows of an iteration; an alert about the run lets all of them be written in full.
+        """Write all rows of an iteration, in full detail if an alert about the whole run was raised.
 
-        Not one about a single episode: a policy that explores plants many a seed that does not thrive.
+        Alerts about single episodes do not raise the detail: exploration produces many failing seeds.
         """
         rows = [*collected, update]
         alerts = [alert for row in rows for alert in self._watch.take(row)]
@@ -79,7 +79,7 @@ class Telemetry:
             self._left -= 1
 
     def _diagnose(self, raised: Sequence[AlertRow], row: Row) -> None:
-        """One file with the alerts and the row that raised them."""
+        """Write a diagnostics file with the alerts and the row that raised them."""
         first = raised[0]
         where = f"env{first.env}-episode{first.episode}-epoch{first.epoch}"
         name = where if first.iteration is None else f"iteration-{first.iteration:05d}"
@@ -87,7 +87,7 @@ class Telemetry:
         self._writer.keep(f"diagnostics/{name}.json", msgspec.json.format(msgspec.json.encode(content)))
 
     def replay(self, directory: Path) -> None:
-        """Take up a run where it was left: its rules and its level of detail as they were then."""
+        """Restore the state of the alert rules and the level of detail from the rows of a resumed run."""
         kinds = REPLAYED_EPISODE if self._run.iterations is None else REPLAYED
         rows = [row for kind in kinds for row in read_rows(directory, kind)]
         for row in sorted(rows, key=lambda row: row.t):
@@ -100,5 +100,5 @@ class Telemetry:
 
 
 def _raises_detail(alert: AlertRow) -> bool:
-    """What the machine does says nothing about the run, and must not change what is written of it."""
+    """Return whether the alert raises the level of detail; resource alerts do not."""
     return alert.event == "raised" and alert.rule not in MACHINE_RULES

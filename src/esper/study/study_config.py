@@ -1,4 +1,4 @@
-"""A study file: which arms, on which tasks, with which rng seeds and how much compute."""
+"""Study file: arms, tasks, rng seeds and compute of a comparison."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Annotated, Any, Final, NamedTuple
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from esper.build import CONTROLLERS, build_controller
-from esper.config import ConfigError, RunConfig, Settings, run_config
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.protocols import Controller
 from esper.leyline.rules import ActionSpace
+from esper.run.run_config import ConfigError, Settings
 from esper.simic.settings import MOST, MOST_SLOTS, Flops, TaskName
+from esper.tamiyo.registry import CONTROLLERS, ControllerSettings, make_controller
 from esper.tolaria.anytime import MARKS, branching_steps
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS
@@ -26,14 +26,14 @@ _ARGUMENTS: Final = {
     "shuffled": "the folder of a policy, such as shuffled:runs/mine/best",
     "static_final": "the name of another arm, such as static_final:counting",
 }
-"""What arms need behind their colon."""
+"""Arguments that kinds of arms need after the colon."""
 LONGEST_NAME: Final = 80
 _NOT_GROWN: Final = ("static", "static_final", "sweep")
 KINDS: Final = ("static", "static_final", "sweep", "schedule", "shuffled", *CONTROLLERS)
 
 
 class Arm(NamedTuple):
-    """What an arm does, and with what."""
+    """Kind and argument of an arm, such as ``ppo`` and the folder of a policy."""
 
     kind: str
     argument: str
@@ -51,7 +51,7 @@ class Arm(NamedTuple):
 
 
 def _named(given: object) -> object:
-    """Arms by name, each with its members: the trainings of a policy, else one."""
+    """Return the arms by name, each with its members: several trainings of a policy, or one text."""
     if isinstance(given, list | tuple):
         texts = [_text("", one) for one in given]
         if len(set(texts)) != len(texts):
@@ -87,7 +87,7 @@ def _text(name: str, one: object) -> str:
 
 
 class StudyConfig(Settings):
-    """What a study file says."""
+    """Content of a study file."""
 
     tasks: tuple[TaskName, ...] = Field(min_length=1, description="Task presets.")
     arms: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_named)] = Field(
@@ -139,29 +139,29 @@ class StudyConfig(Settings):
 
     @property
     def evaluation(self) -> range:
-        """Rng seeds for reported numbers."""
+        """Rng seeds of the reported runs."""
         return range(self.first_rng_seed, self.first_rng_seed + self.rng_seeds)
 
     @property
     def selection(self) -> range:
-        """Rng seeds for every choice; without any, the best size in hindsight is the reference."""
+        """Rng seeds of selection; without any, the reported rng seeds are used."""
         return SELECTION_SEEDS[: self.selection_rng_seeds] if self.selection_rng_seeds else self.evaluation
 
     def task(self, name: str) -> TaskSpec:
-        """The preset with the study's own slots, steps and budget."""
+        """Return the task preset with the slots, steps and budget of the study."""
         task = task_named(name)
         if self.slots is not None:
             task = task.with_slots(self.slots)
         return replace(task, horizon=self.steps or task.horizon, budget=self.budget or task.budget)
 
     def policies(self) -> list[Path]:
-        """Folders of the policies that take part."""
+        """Return the folders of all policies in the arms."""
         arms = [Arm.of(text) for members in self.arms.values() for text in members]
         return sorted({Path(arm.argument) for arm in arms if arm.kind in ("ppo", "shuffled")})
 
 
 def arms_of(config: StudyConfig, task: TaskSpec) -> dict[str, tuple[str, ...]]:
-    """The members of every arm, each static size being an arm of its own."""
+    """Return the members of every arm; ``static`` becomes one arm per size."""
     arms: dict[str, tuple[str, ...]] = {}
     for name, texts in config.arms.items():
         found = {name: texts}
@@ -174,21 +174,20 @@ def arms_of(config: StudyConfig, task: TaskSpec) -> dict[str, tuple[str, ...]]:
 
 
 def sizes_of(task: TaskSpec) -> range:
-    """The static sizes that growth could reach, in blocks; none where slots do not stand behind a trunk."""
+    """Return the static sizes that growth can reach, in blocks; empty for tasks without a trunk."""
     trunk, *others = task.instances.trunks
     return range(0) if trunk is None or others else range(trunk, trunk + task.num_slots + 1)
 
 
-def controller_of(text: str, task: TaskSpec, space: ActionSpace, rng_seed: int) -> Controller:
-    """The controller that an arm's text names."""
+def controller_of(text: str, space: ActionSpace, rng_seed: int) -> Controller:
+    """Return the controller that the text of an arm names."""
     kind, _, argument = text.partition(":")
-    given = {"periodic": {"plan": argument}, "ppo": {"checkpoint": argument}}.get(kind, {})
-    config: RunConfig = run_config(task=task.name, controller=kind, rng_seed=rng_seed, **given)
-    return build_controller(kind, config, space)
+    settings = ControllerSettings(rng_seed=rng_seed, plan=argument, checkpoint=Path(argument))
+    return make_controller(kind, space, settings)
 
 
 def check_study(config: StudyConfig) -> None:
-    """Find whatever tasks and arms have against each other, all of it at once, before anything is run."""
+    """Raise a ``ConfigError`` that lists all arms and tasks that do not fit together."""
     problems = [problem for name in config.tasks for problem in _problems(config, config.task(name))]
     if problems:
         raise ConfigError("; ".join(dict.fromkeys(problems)))
@@ -228,7 +227,7 @@ def _said(check: Any) -> Iterator[str]:
 
 
 def space_of(task: TaskSpec, rng_seed: int = SELECTION_SEEDS.start) -> ActionSpace:
-    """Of a new host, which refuses a budget that does not reach for a step."""
+    """Return the action space of a new host; raise if the budget is too small for a step."""
     env = MorphEnv(task, rng_seed=rng_seed)
     env.reset()
     return env.action_space
@@ -256,6 +255,6 @@ def _check_arm(config: StudyConfig, task: TaskSpec, space: ActionSpace, text: st
         if argument not in grown:
             raise UnknownNameError("grown arm", argument, grown)
     if kind in CONTROLLERS:
-        controller_of(text, task, space, 0)
+        controller_of(text, space, 0)
     if kind == "shuffled":
-        controller_of(f"ppo:{argument}", task, space, 0)
+        controller_of(f"ppo:{argument}", space, 0)

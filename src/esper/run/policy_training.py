@@ -1,4 +1,4 @@
-"""Runs a training: from a configuration to a directory with telemetry, checkpoints and the best policy."""
+"""Training of a policy, written to a run directory: telemetry, checkpoints and the best policy."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-from esper.build import describe_run, one_thread, preset_of
 from esper.karn.run import read_rows
 from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.errors import RunDirectoryError
@@ -15,7 +14,9 @@ from esper.leyline.lock import LOCK_FILE
 from esper.leyline.run_files import TELEMETRY
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
-from esper.run_state import CONFIG_FILE, load_latest, save_state
+from esper.run.factories import describe_run, one_thread, preset_of
+from esper.run.row_sink import RowSink
+from esper.run.train_checkpoint import CONFIG_FILE, load_latest, save_state
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
@@ -23,7 +24,6 @@ from esper.simic.training.meeting import MeetingError
 from esper.simic.training.vectorized import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import TrainedOn, save_policy
 from esper.tamiyo.policy.observer import check_capacity
-from esper.telemetry import Telemetry
 from esper.tolaria.data import digest_of
 from esper.tolaria.devices import Compute, device_of
 from esper.tolaria.env import MorphEnv
@@ -31,7 +31,7 @@ from esper.tolaria.tasks import TaskSpec
 
 
 def task_of(config: TrainingConfig) -> TaskSpec:
-    """The preset with the training's own horizon, slots and lifecycle rules."""
+    """Return the task preset with the horizon, slots and lifecycle rules of the training."""
     task = preset_of(config, config.slots)
     check_capacity(task.num_slots, config.capacity or task.num_slots)
     varied = config.vary_slots or task.instances.vary_slots
@@ -39,7 +39,7 @@ def task_of(config: TrainingConfig) -> TaskSpec:
 
 
 def trained_on(config: TrainingConfig) -> TrainedOn:
-    """What a policy says of its training."""
+    """Return the description of the training that is saved with its policy."""
     task = task_of(config)
     length = (task.num_slots, task.horizon, config.rent)
     return TrainedOn(config.task, *length, config.auto_forward, config.budget)
@@ -52,27 +52,36 @@ def train(
     resume: bool = False,
     refresh: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train to the last iteration; every process of the run calls this, the first one writes and shows.
+    """Train to the last iteration; every process of a distributed run calls this, and rank 0 writes.
 
-    ``refresh`` is called whenever rows were written.
+    Args:
+        config: Configuration of the training.
+        directory: Run directory; new, or that of the run to resume.
+        resume: Continue from the latest checkpoint in ``directory``.
+        refresh: Called whenever rows were written.
+
+    Raises:
+        CheckpointError: The run cannot be resumed.
+        FinishedRunError: The run to resume is complete.
+        PolicyDivergedError: The policy diverged; a checkpoint was saved before.
     """
     with one_thread():
         journal = IterationJournal(directory, config.detail)
         trainer = Trainer(task_of(config), config, journal)
         mark = load_latest(trainer, config, directory) if resume else None
-        _refuse(exchange.unlike_first(trainer.iteration), directory)  # all have read it before one writes
+        _refuse(exchange.unlike_first(trainer.iteration), directory)  # before rank 0 writes
         if exchange.rank() != 0:
             journal.begin(exchange.from_first(0.0))
             _check_shared(directory)
             for _ in _iterations(trainer):
-                pass  # the first process records and saves
+                pass  # rank 0 records and saves
             return
         with RunWriter(directory, resume_from=mark, detail=config.detail) as writer:
             journal.begin(exchange.from_first(writer.began))
             _check_shared(directory)
             begun = read_rows(directory, RunRow) if resume else []
             run = begun[0] if begun else _begin(config, directory, trainer)
-            telemetry = Telemetry(run, writer)
+            telemetry = RowSink(run, writer)
             if begun:
                 telemetry.replay(directory)
             else:
@@ -104,7 +113,7 @@ def train(
 
 
 def _iterations(trainer: Trainer) -> Iterator[Iteration]:
-    """Run the iterations that are left; all processes must come to the same policy by themselves."""
+    """Run the remaining iterations; raise if the policies of two ranks differ after one of them."""
     for iteration in trainer:
         if exchange.world_size() > 1:
             unlike = exchange.unlike_first(digest_of(*trainer.policy.state_dict().values()))
@@ -117,7 +126,7 @@ def _iterations(trainer: Trainer) -> Iterator[Iteration]:
 
 
 def _check_shared(directory: Path) -> None:
-    """Refuse a run directory that some process does not see; the first one holds its lock by now."""
+    """Refuse a run directory that a rank cannot see; rank 0 holds its lock."""
     if exchange.world_size() == 1:
         return
     lock, nonce = directory / TELEMETRY / LOCK_FILE, uuid4().hex
@@ -141,7 +150,7 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _attempt(save: Callable[[], None], trainer: Trainer, directory: Path) -> bool:
-    """Save if that is possible; a full disk ends no training but one of which nothing else is left to do."""
+    """Save and return whether that succeeded; a failed save is an error only at the end of the training."""
     try:
         save()
     except SaveError as error:

@@ -1,4 +1,4 @@
-"""What a study came to: numbers of its answers, and the files that show them."""
+"""Results of a study: arrays for the statistics, and the files with tables and charts."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +14,11 @@ import numpy as np
 from esper.karn.resampling import FloatArray
 from esper.karn.study_page import render_study
 from esper.karn.study_tables import ArmNumbers, StudyNumbers, study_tables
+from esper.kasmina.compute import ComputeLedger
 from esper.leyline.durable import partial_of, write_durably
-from esper.study.conduct import Found
-from esper.study.config import StudyConfig
-from esper.study.running import Answer
-from esper.kasmina.compute import FlopLedger
+from esper.study.one_run import MarkResult
+from esper.study.phases import TaskResults
+from esper.study.study_config import StudyConfig
 
 TABLE_FILE: Final = "table.md"
 PAGE_FILE: Final = "study.html"
@@ -38,11 +38,11 @@ _COLUMNS: Final = {
     "charged": "BIGINT",
     "cut_short": "BOOLEAN",
 }
-_PURPOSES: Final = tuple(field.name for field in fields(FlopLedger))
+_PURPOSES: Final = tuple(field.name for field in fields(ComputeLedger) if field.name != "seconds")
 
 
-def numbers_of(config: StudyConfig, task: str, found: Found) -> StudyNumbers:
-    """The answers as arrays, and what was chosen in words; of budgets that differ by instance, their mean."""
+def numbers_of(config: StudyConfig, task: str, found: TaskResults) -> StudyNumbers:
+    """Return the results of one task as arrays; if the budget differs by instance, its mean is used."""
     ends = [answers[-1] for arm in found.arms.values() for training in arm for answers in training]
     dues = [answer.due for answer in ends if answer is not None]
     return StudyNumbers(
@@ -56,14 +56,14 @@ def numbers_of(config: StudyConfig, task: str, found: Found) -> StudyNumbers:
     )
 
 
-def _arm_numbers(name: str, found: Found) -> ArmNumbers:
+def _arm_numbers(name: str, found: TaskResults) -> ArmNumbers:
     answers = np.array(found.arms[name], dtype=object)
 
     def values(field: str) -> FloatArray:
         read = np.vectorize(lambda one: np.nan if one is None else getattr(one, field), otypes=[float])
         return np.asarray(read(answers))
 
-    ends: list[Answer] = [answer for answer in answers[..., -1].flat if answer is not None]
+    ends: list[MarkResult] = [answer for answer in answers[..., -1].flat if answer is not None]
     flops = {purpose: _mean([answer.flops[purpose] for answer in ends]) for purpose in _PURPOSES}
     return ArmNumbers(
         name=name,
@@ -80,8 +80,8 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else math.nan
 
 
-def _notes(name: str, found: Found) -> Iterator[str]:
-    """What was chosen for the arm, and which of its runs went wrong."""
+def _notes(name: str, found: TaskResults) -> Iterator[str]:
+    """Yield the choices made for an arm (rate, plan), and the number of its failed runs."""
     if found.factors[name]:
         yield f"rate × {' '.join(f'{factor:g}' for factor in found.factors[name])}"
     if name in found.plans:
@@ -95,8 +95,15 @@ def _notes(name: str, found: Found) -> Iterator[str]:
             yield f"{count} of {len(ends)} {what}"
 
 
-def write_results(out: Path, name: str, config: StudyConfig, found: Mapping[str, Found]) -> str:
-    """Write Parquet, Markdown and the page; returns the Markdown."""
+def write_results(out: Path, name: str, config: StudyConfig, found: Mapping[str, TaskResults]) -> str:
+    """Write the results as Parquet, Markdown and HTML, and return the Markdown.
+
+    Args:
+        out: Folder for the files.
+        name: Title of the study.
+        config: Content of the study file.
+        found: Results by task.
+    """
     numbers = [numbers_of(config, task, own) for task, own in found.items()]
     tables = [table.markdown() for task in numbers for table in study_tables(task)]
     text = "\n\n".join([f"# {name}", *tables]) + "\n"
@@ -106,8 +113,8 @@ def write_results(out: Path, name: str, config: StudyConfig, found: Mapping[str,
     return text
 
 
-def _write_rows(path: Path, config: StudyConfig, found: Mapping[str, Found]) -> None:
-    """One row per task, arm, training, rng seed and mark."""
+def _write_rows(path: Path, config: StudyConfig, found: Mapping[str, TaskResults]) -> None:
+    """Write one row per task, arm, training, rng seed and mark."""
     rows = [
         {"task": task, "arm": arm, "training": training, "rng_seed": rng_seed}
         | {"mark": mark, "charged": None if answer is None else answer.charged}

@@ -1,13 +1,13 @@
-"""What a study asks to run, phase by phase, and what it chooses; losses are made up."""
+"""Phases of a study: requested runs and choices, with made-up losses."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from esper.study.conduct import Conductor, Found
-from esper.study.config import space_of
-from esper.study.running import Answer, Line, Run
+from esper.study.one_run import MarkResult, RunResult, StudyRun
+from esper.study.phases import StudyPhases, TaskResults
+from esper.study.study_config import space_of
 from tests.study.building import NAME, TASK, study
 
 FLOPS = {
@@ -18,31 +18,31 @@ FLOPS = {
     "counterfactual": 0,
     "pruned_seeds": 0,
 }
-Losses = Callable[[Run], Sequence[float] | None]
-"""Validation loss at the marks 0.5 and 1; None: the host diverged."""
+Losses = Callable[[StudyRun], Sequence[float] | None]
+"""Validation losses at the marks 0.5 and 1; None if the host diverged."""
 
 
 class Made:
-    """Answers without running anything: the test loss is the validation loss and 100."""
+    """Returns made-up results: the test loss is the validation loss plus 100."""
 
     def __init__(
         self,
         losses: Losses,
-        seeds: Callable[[Run], tuple[str, str]] = lambda run: ("", ""),
-        cut_short: Callable[[Run], bool] = lambda run: False,
+        seeds: Callable[[StudyRun], tuple[str, str]] = lambda run: ("", ""),
+        cut_short: Callable[[StudyRun], bool] = lambda run: False,
     ) -> None:
-        self.losses, self.seeds, self.cut_short, self.asked = losses, seeds, cut_short, list[Run]()
+        self.losses, self.seeds, self.cut_short, self.asked = losses, seeds, cut_short, list[StudyRun]()
 
-    def __call__(self, runs: Sequence[Run]) -> list[Line]:
+    def __call__(self, runs: Sequence[StudyRun]) -> list[RunResult]:
         self.asked += runs
-        return [Line(run, self._answers(run)) for run in runs]
+        return [RunResult(run, self._answers(run)) for run in runs]
 
-    def _answers(self, run: Run) -> list[Answer] | None:
+    def _answers(self, run: StudyRun) -> list[MarkResult] | None:
         losses = self.losses(run)
         if losses is None:
             return None
         return [
-            Answer(mark, loss, 100 + loss, 50.0, 7, seeds, FLOPS, 3, 1, self.cut_short(run))
+            MarkResult(mark, loss, 100 + loss, 50.0, 7, seeds, FLOPS, 3, 1, self.cut_short(run))
             for mark, loss, seeds in zip((0.5, 1.0), losses, self.seeds(run), strict=True)
         ]
 
@@ -52,23 +52,23 @@ def space() -> Any:
     return space_of(TASK)
 
 
-def conduct(space: Any, made: Made, **settings: Any) -> Found:
-    return Conductor(study(**settings), NAME, space, made).conduct()
+def phases(space: Any, made: Made, **settings: Any) -> TaskResults:
+    return StudyPhases(study(**settings), NAME, space, made).run()
 
 
-def test_each_size_gets_its_best_rate_and_each_mark_its_best_size_on_selection_rng_seeds(space):
-    # Size 1 is best with half of the rate, the others with twice; 1 is best at the first mark, 3 at the last.
+def test_rates_and_reference_sizes_are_chosen_on_selection_rng_seeds(space):
+    # Size 1 is best at half the rate, the others at twice; size 1 is best at the first mark, 3 at the last.
     best = {"static:1": 0.5, "static:2": 2.0, "static:3": 2.0}
     at_best = {"static:1": (3.0, 3.0), "static:2": (4.0, 2.5), "static:3": (5.0, 2.0)}
 
-    def losses(run: Run) -> Sequence[float]:
+    def losses(run: StudyRun) -> Sequence[float]:
         worse = 0.0 if run.factors == (best[run.what],) else 10.0
         if run.rng_seed >= 2_000_000:
-            worse = -run.rng_seed  # what is reported must not choose
+            worse = -run.rng_seed  # reported rng seeds must not affect the selection
         return [loss + worse for loss in at_best[run.what]]
 
     made = Made(losses)
-    found = conduct(space, made, learning_rate_factors=[0.5, 1.0, 2.0], selection_rng_seeds=2)
+    found = phases(space, made, learning_rate_factors=[0.5, 1.0, 2.0], selection_rng_seeds=2)
     assert found.reference == ["static:1", "static:3"]
     assert found.factors == {"static:1": (0.5,), "static:2": (2.0,), "static:3": (2.0,)}
     chosen, reported = made.asked[:18], made.asked[18:]
@@ -78,25 +78,25 @@ def test_each_size_gets_its_best_rate_and_each_mark_its_best_size_on_selection_r
     ]
 
 
-def test_a_rate_at_which_a_host_diverges_or_breaks_down_is_not_chosen(space):
+def test_a_rate_at_which_a_host_diverges_or_rolls_back_is_not_chosen(space):
     made = Made(lambda run: None if run.factors == (2.0,) else (1.0, 1.0))
     breaking = Made(lambda run: (1.0 / run.factors[0],) * 2, cut_short=lambda run: run.factors == (2.0,))
     for losses in (made, breaking):
-        found = conduct(space, losses, arms=["static:2"], learning_rate_factors=[2.0, 1.0])
+        found = phases(space, losses, arms=["static:2"], learning_rate_factors=[2.0, 1.0])
         assert found.factors == {"static:2": (1.0,)}
 
 
-def test_an_arm_that_diverges_in_the_end_is_unknown(space):
+def test_results_of_a_diverged_run_are_none(space):
     made = Made(lambda run: None if run.rng_seed == 2_000_001 else (1.0, 1.0))
-    found = conduct(space, made, arms=["static:2"])
+    found = phases(space, made, arms=["static:2"])
     ((first, second),) = found.arms["static:2"]
     assert [answer.test_loss for answer in first if answer] == [101.0, 101.0]
     assert second == [None, None]
 
 
-def test_doing_nothing_is_the_smallest_size_and_a_sweep_takes_the_rate_of_every_size(space):
+def test_off_runs_as_the_smallest_size_and_a_sweep_has_one_rate_per_size(space):
     made = Made(lambda run: (1.0, run.factors[0] * (1 if run.what == "static:2" else -1)))
-    found = conduct(space, made, arms=["off", "sweep"], learning_rate_factors=[1.0, 2.0], rng_seeds=1)
+    found = phases(space, made, arms=["off", "sweep"], learning_rate_factors=[1.0, 2.0], rng_seeds=1)
     assert [(run.what, run.factors) for run in made.asked[-2:]] == [
         ("static:1", (2.0,)), ("sweep", (2.0, 1.0, 2.0)),
     ]  # fmt: skip
@@ -104,39 +104,41 @@ def test_doing_nothing_is_the_smallest_size_and_a_sweep_takes_the_rate_of_every_
     assert found.reference == []
 
 
-def test_what_was_grown_is_trained_from_scratch_mark_by_mark(space):
-    """At half of the budget one block had been copied: two blocks. In the end there was a lora as well."""
+def test_grown_networks_are_trained_from_scratch_for_every_mark(space):
+    """At the first mark one block was copied, which gives two blocks; the last also has a LoRA seed."""
     stack, both = "stack/linear_add@r0c0:0", "stack/linear_add@r0c0:0,lora/linear_add@r0c1:1"
     values = {"static:2": (4.0, 4.5), f"whole:{both}": (5.0, 5.5)}
     made = Made(lambda run: values.get(run.what, (1.0, 1.0)), lambda run: (stack, both))
     arms = {"grown": "random", "scratch": "static_final:grown"}
-    found = conduct(space, made, arms=arms, rng_seeds=1)
+    found = phases(space, made, arms=arms, rng_seeds=1)
     [[[half, end]]] = found.arms["scratch"]
     assert (half.val_loss, end.val_loss) == (4.0, 5.5)
     assert {run.what for run in made.asked if run.rng_seed == 2_000_000} == {"random", *values}
 
 
-def test_an_arm_of_several_trainings_keeps_them_apart(space):
+def test_an_arm_of_several_trainings_has_one_list_of_results_per_training(space):
     made = Made(lambda run: (1.0, 1.0) if run.what.endswith("a") else (2.0, 2.0))
-    found = conduct(space, made, arms={"ppo": ["ppo:a", "ppo:b"], "shuffled": ["shuffled:a", "shuffled:b"]})
+    found = phases(space, made, arms={"ppo": ["ppo:a", "ppo:b"], "shuffled": ["shuffled:a", "shuffled:b"]})
     for name in ("ppo", "shuffled"):
         ends = [[answers[-1].val_loss for answers in training] for training in found.arms[name]]
         assert ends == [[1.0, 1.0], [2.0, 2.0]]
 
 
-def test_the_schedule_is_the_best_plan_of_as_many_episodes_as_were_allowed(space):
-    """The made-up loss is the step of the first seed, 100 less with two seeds: later plans go there."""
+def test_the_schedule_is_the_best_plan_found_within_the_allowed_episodes(space):
+    """The made-up loss is the step of the first seed, minus 100 with two seeds, so the search prefers two."""
 
-    def losses(run: Run) -> Sequence[float]:
+    def losses(run: StudyRun) -> Sequence[float]:
         entries = run.what.removeprefix("periodic:").split(",")
         loss = int(entries[0].rpartition(":")[2]) - 100.0 * (len(entries) == 2)
         return [loss, loss]
 
     made = Made(losses)
-    found = conduct(space, made, arms=["schedule"], schedule_episodes=40, selection_rng_seeds=2, rng_seeds=1)
+    found = phases(space, made, arms=["schedule"], schedule_episodes=40, selection_rng_seeds=2, rng_seeds=1)
     tried = list(dict.fromkeys(run.what for run in made.asked if run.rng_seed < 2_000_000))
     assert len(tried) == 20
-    assert found.plans["schedule"] == min(tried, key=lambda what: losses(Run("", what, (), 0))[0])[9:]
+    assert found.plans["schedule"] == min(tried, key=lambda what: losses(StudyRun("", what, (), 0))[0])[9:]
     assert made.asked[-1].what == f"periodic:{found.plans['schedule']}"
-    first, last = ([losses(Run("", what, (), 0))[0] for what in part] for part in (tried[:5], tried[-5:]))
+    first, last = (
+        [losses(StudyRun("", what, (), 0))[0] for what in part] for part in (tried[:5], tried[-5:])
+    )
     assert sum(last) < sum(first)

@@ -1,22 +1,23 @@
-"""Runs one controller over its episodes and leaves a run directory behind."""
+"""Run of one controller over its episodes, written to a run directory."""
 
 from collections.abc import Callable
 from pathlib import Path
 
-from esper.build import build_controller, build_task, build_vector, describe_run, one_thread
-from esper.config import RunConfig
 from esper.karn.run import read_rows
 from esper.kasmina.checkpoint import network_state, save
 from esper.leyline.errors import InterruptedRunError
 from esper.leyline.events import EpochRow
 from esper.nissa.writer import RunWriter
-from esper.telemetry import Telemetry
+from esper.run.factories import build_controller, build_task, build_vector, describe_run, one_thread
+from esper.run.row_sink import RowSink
+from esper.run.run_config import RunConfig
 from esper.tolaria.episode import run_episode
+from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.twin import run_without_growth
 
 
 def free_directory(name: str, base: Path = Path("runs")) -> Path:
-    """``base / name``, or that with the first number at which nothing exists yet."""
+    """Return ``base / name``, with the first free number appended if that path exists."""
     candidate, number = base / name, 1
     while candidate.exists():
         number += 1
@@ -25,7 +26,7 @@ def free_directory(name: str, base: Path = Path("runs")) -> Path:
 
 
 def check_names(config: RunConfig) -> None:
-    """Find unknown names, and plans that do not fit, before anything is run or written."""
+    """Raise on unknown names and unfit plans before anything is run or written."""
     task = build_task(config)
     vector = build_vector(config, task)
     vector.reset(0)
@@ -33,12 +34,32 @@ def check_names(config: RunConfig) -> None:
         build_controller(name, config, vector.action_space)
 
 
+def run_one_episode(config: RunConfig, episode: int = 0) -> EpisodeReport:
+    """Run one episode of the configured controller without writing files, and return its report."""
+    with one_thread():
+        vector = build_vector(config, build_task(config))
+        vector.reset(episode)
+        controller = build_controller(config.controller, config, vector.action_space)
+        (report,) = run_episode(vector, controller, episode)
+    return report
+
+
 def run_arm(
     config: RunConfig, controller_name: str, directory: Path, refresh: Callable[[], None] = lambda: None
 ) -> Path:
-    """Run all episodes of one controller; telemetry and networks are written to ``directory``.
+    """Run all episodes of one controller and write telemetry and networks to a run directory.
 
-    ``refresh`` is called whenever rows were written.
+    Args:
+        config: Configuration of the run; its ``controller`` is ignored.
+        controller_name: Name of the controller.
+        directory: Run directory, which must be new.
+        refresh: Called whenever rows were written.
+
+    Returns:
+        The run directory.
+
+    Raises:
+        InterruptedRunError: Ctrl-C was pressed; the message names the epochs that were written.
     """
     task = build_task(config)
     with one_thread(), RunWriter(directory, detail=config.detail) as writer:
@@ -47,7 +68,7 @@ def run_arm(
         env.reset(0)
         controller = build_controller(controller_name, config, vector.action_space)
         run = describe_run(config, controller_name, directory.name, env)
-        env.recorder.sink = sink = Telemetry(run, writer)
+        env.recorder.sink = sink = RowSink(run, writer)
         sink.emit(run)
 
         def flush() -> None:

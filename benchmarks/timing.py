@@ -1,6 +1,7 @@
-"""CPU time of alternatives in one process, taking turns, and the figures that come of it.
+"""CPU times of alternatives that run in turns in one process, and the figures computed from them.
 
-A figure is a number with a name: mostly a ratio, which a busy machine changes least. A limit can fail it.
+A figure is a named number, mostly a ratio of CPU times, which depends least on the load of the machine.
+A figure beyond its limit fails the benchmark.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ GEMM_FLOPS = 2 * GEMM_SIZE**3
 
 
 class Figure(NamedTuple):
-    """One result; ``holds`` is None where there is no limit."""
+    """One result of a benchmark; ``holds`` is None if it has no limit."""
 
     title: str
     value: float
@@ -28,7 +29,7 @@ class Figure(NamedTuple):
     holds: bool | None
     note: str
     load: float
-    """Of the machine, which says how far to trust it."""
+    """Load average of the machine during the measurement."""
 
     def __str__(self) -> str:
         bound = "" if self.limit is None else f" ({self.limit}{'' if self.holds else ': NOT HELD'})"
@@ -37,7 +38,7 @@ class Figure(NamedTuple):
 
 
 FIGURES: list[Figure] = []
-"""Of this process, in order."""
+"""Figures recorded in this process, in order."""
 
 
 def figure(
@@ -49,7 +50,19 @@ def figure(
     at_most: float | None = None,
     note: str = "",
 ) -> None:
-    """Record and print a result; beyond its limit it is an error."""
+    """Record and print a result.
+
+    Args:
+        title: Name of the figure.
+        value: The number.
+        unit: Unit of the number, as text.
+        at_least: Lower limit, if there is one.
+        at_most: Upper limit, if there is one.
+        note: Details for the reader, such as absolute times.
+
+    Raises:
+        AssertionError: The value is beyond its limit.
+    """
     limit, holds = None, None
     if at_least is not None:
         limit, holds = f"at least {at_least:g}", value >= at_least
@@ -63,9 +76,10 @@ def figure(
 def cpu_times(
     calls: Mapping[str, Callable[[], object]], *, repeats: int, iterations: int = ITERATIONS
 ) -> dict[str, float]:
-    """Milliseconds per call of each alternative, the least of ``iterations`` of ``repeats`` calls.
+    """Return CPU milliseconds per call of each alternative, the minimum over ``iterations``.
 
-    Every iteration runs all alternatives, so that whatever slows the machine down slows all of them.
+    Every iteration calls each alternative ``repeats`` times, so that other load on the machine slows all of
+    them.
     """
     best = dict.fromkeys(calls, float("inf"))
     for call in calls.values():
@@ -82,7 +96,7 @@ def cpu_times(
 def ratio(
     title: str, times: Mapping[str, float], over: str, under: str, *, at_most: float | None = None
 ) -> None:
-    """How many times as long ``over`` takes as ``under``."""
+    """Record the ratio of two times as a figure: ``over`` divided by ``under``."""
     note = f"{over} {times[over]:.2f} ms, {under} {times[under]:.2f} ms"
     figure(f"{title}: {over}", times[over] / times[under], f"× {under}", at_most=at_most, note=note)
 
@@ -93,7 +107,7 @@ def _matrices() -> tuple[torch.Tensor, ...]:
 
 
 def gemm() -> None:
-    """One matrix product that is large enough to run at the machine's rate."""
+    """Multiply two matrices that are large enough to reach the peak rate of one core."""
     left, right, product = _matrices()
     torch.mm(left, right, out=product)
 

@@ -1,4 +1,4 @@
-"""What of a study is done: its identity, and one line per run, appended when the run is over."""
+"""Journal of a study: its identity, and one line per finished run."""
 
 import hashlib
 import json
@@ -13,8 +13,8 @@ import msgspec
 from esper.leyline.durable import write_durably
 from esper.leyline.errors import UNREADABLE, EsperError
 from esper.leyline.lock import WriterLock
-from esper.study.config import StudyConfig
-from esper.study.running import Line, Run
+from esper.study.one_run import RunResult, StudyRun
+from esper.study.study_config import StudyConfig
 from esper.tamiyo.policy.checkpoint import POLICY_FILE, read_bytes, read_json
 
 FOLDER: Final = "journal"
@@ -22,17 +22,17 @@ IDENTITY_FILE: Final = "study.json"
 LINES_FILE: Final = "runs.jsonl"
 
 
-class Journal:
-    """The runs of one study that are done, by what they are."""
+class StudyJournal:
+    """Finished runs of one study with their results."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LINES_FILE
-        self.lines: dict[Run, Line] = {}
+        self.lines: dict[StudyRun, RunResult] = {}
         content = self._path.read_bytes() if self._path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]  # a killed process may have left half a line
+        whole = content[: content.rfind(b"\n") + 1]  # a killed process may leave an incomplete line
         for number, text in enumerate(whole.splitlines(), start=1):
             try:
-                line = msgspec.json.decode(text, type=Line)
+                line = msgspec.json.decode(text, type=RunResult)
             except UNREADABLE:
                 raise EsperError(
                     f"line {number} of '{self._path}' is damaged; remove it, and its run is done again"
@@ -41,8 +41,8 @@ class Journal:
         if len(whole) != len(content):
             os.truncate(self._path, len(whole))
 
-    def add(self, line: Line) -> None:
-        """Append a line and see it to the disk."""
+    def add(self, line: RunResult) -> None:
+        """Append the result of a run and flush it to the disk."""
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
             file.flush()
@@ -51,20 +51,29 @@ class Journal:
 
 
 @contextmanager
-def open_journal(out: Path, file: Path, config: StudyConfig) -> Iterator[Journal]:
-    """The journal of this study in ``out``, new or as it was left; that of another study is refused."""
+def open_journal(out: Path, file: Path, config: StudyConfig) -> Iterator[StudyJournal]:
+    """Open the journal of a study in ``out``, or create it.
+
+    Args:
+        out: Folder of the study's results.
+        file: Study file, for error messages.
+        config: Content of the study file.
+
+    Raises:
+        EsperError: The folder belongs to another study, another process uses it, or a line is damaged.
+    """
     folder = out / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     lock = WriterLock(folder)
     try:
         _check_identity(folder / IDENTITY_FILE, out, file, config)
-        yield Journal(folder)
+        yield StudyJournal(folder)
     finally:
         lock.release()
 
 
 def _check_identity(path: Path, out: Path, file: Path, config: StudyConfig) -> None:
-    """Whatever numbers depend on must be as it was when the first of them was made."""
+    """Refuse a journal made with other settings, data or policies, on which its results depend."""
     own: dict[str, Any] = config.model_dump(mode="json")
     own |= {f"data of {name}": config.task(name).digest() for name in config.tasks}
     own |= {

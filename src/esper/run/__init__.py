@@ -1,0 +1,1 @@
+"""Runs on disk: configuration, construction, execution, telemetry and checkpoints of runs and trainings."""

@@ -1,0 +1,37 @@
+from tools.sample_prose import sentences_of
+
+SOURCE = '''"""Reader of batches.
+
+    python example.py
+
+It caches them. ``next`` returns one.
+"""
+
+LIMIT = 3  # batches in memory
+"""Largest number of batches."""
+
+
+# A second process would need
+# a lock.
+def test_cache_is_cleared_at_the_end(path: str) -> None:
+    """Return nothing.
+
+    Args:
+        path: Folder of the cache,
+            created if missing.
+    """  # noqa: D100
+'''
+
+
+def test_sentences_are_split_and_code_and_directives_are_left_out() -> None:
+    assert sorted((place, text) for text, place in sentences_of(SOURCE, "file")) == [
+        ("file:1", "It caches them."),
+        ("file:1", "Reader of batches."),
+        ("file:1", "``next`` returns one."),
+        ("file:12", "A second process would need a lock."),
+        ("file:14", "test_cache_is_cleared_at_the_end"),
+        ("file:15", "Return nothing."),
+        ("file:15", "path: Folder of the cache, created if missing."),
+        ("file:8", "batches in memory"),
+        ("file:9", "Largest number of batches."),
+    ]
