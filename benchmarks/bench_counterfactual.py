@@ -4,12 +4,12 @@ from collections import deque
 
 import pytest
 import torch
+from esper.kasmina.contributions import measure
+from esper.kasmina.configurations import outputs_by_prefix
 
 from benchmarks.timing import cpu_times, ratio
 from esper.leyline import BlueprintAction
-from esper.tolaria.counterfactual import measure
 from esper.tolaria.objective import CLASSIFICATION
-from esper.tolaria.switching import outputs_by_prefix
 from tests.tolaria.building import cnn, digits, every_choice, grown_model
 
 SLOTS = (0, 1, 2)

@@ -4,12 +4,12 @@ from collections import deque
 
 import pytest
 import torch
+from esper.kasmina.contributions import measure
+from esper.kasmina.configurations import outputs_by_prefix
 
 from benchmarks.timing import cpu_times, ratio
 from esper.leyline import TRANSFORMER_BLUEPRINTS, BlueprintAction
-from esper.tolaria.counterfactual import measure
 from esper.tolaria.objective import NEXT_TOKEN
-from esper.tolaria.switching import outputs_by_prefix
 from esper.tolaria.tasks.text import PYCODE
 from tests.tolaria.building import every_choice, grown_model
 

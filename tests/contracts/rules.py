@@ -15,22 +15,22 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-from esper.kasmina import CNNHost, harvest, lifecycle, load_committed, save_committed
-from esper.kasmina.blueprints import Topology, specs_for
-from esper.kasmina.contract import (
+from esper.kasmina.blueprint_check import (
     RNG_SEEDS,
     dead_at_the_second_backward,
     dead_tensors,
     sees_later_tokens,
     tensor_norms,
 )
-from esper.kasmina.hosts import TransformerHost
 from esper.kasmina.optim import set_rate
+from esper.kasmina.actuator import settle
+from torch import Tensor, nn
+
+from esper.kasmina import CNNHost, harvest, lifecycle, load_committed, save_committed
+from esper.kasmina.blueprints import Topology, specs_for
+from esper.kasmina.hosts import TransformerHost
 from esper.leyline import STYLE_OPERATORS, Stage, Style
 from esper.leyline.rules import IncubationMode
-from esper.tolaria.actuator import settle
 from esper.tolaria.minibatch import Readings
 from tests.contracts.hosts import Kind
 from tests.contracts.matrix import (

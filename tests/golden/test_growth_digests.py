@@ -13,7 +13,10 @@ RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("growth_digests.j
 
 @pytest.mark.parametrize(("host", "way"), growth_digests.cases())
 def test_weights_after_three_epochs_equal_the_recorded_ones(host: str, way: str) -> None:
-    found, wanted = growth_digests.digest(growth_digests.grown(host, way)), RECORDED["digests"][f"{host}/{way}"]
+    found, wanted = (
+        growth_digests.digest(growth_digests.grown(host, way)),
+        RECORDED["digests"][f"{host}/{way}"],
+    )
     assert (found["tensors"], found["flops"]) == (wanted["tensors"], wanted["flops"])
     assert found["squares"] == pytest.approx(wanted["squares"], rel=1e-3)
     assert found["val_loss"] == pytest.approx(wanted["val_loss"], rel=1e-2)

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from esper.tamiyo.race_controller import SHARE, adopt, is_worthwhile
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.growth.asking import SHARE, adopt, is_worthwhile
 from esper.growth.grow import Grown
 from esper.growth.race import Limit, Paired, Runner
 

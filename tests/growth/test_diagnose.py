@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from esper.growth.diagnose import diagnose
+from esper.growth.diagnosis_report import Diagnosis, Row, decide
+from esper.growth.loaders import parts_of
 from torch import Tensor, nn
 
 import esper
-from esper.growth.diagnosing import diagnose
-from esper.growth.diagnosis import Diagnosis, Row, decide
 from esper.growth.race import Paired
-from esper.growth.user_batches import parts_of
 from esper.leyline.errors import EsperError
 from tests.growth.diagnosed import Net, features, loaders
 

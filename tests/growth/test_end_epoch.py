@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from esper.tamiyo.saturation_controller import SaturationController
 from torch import nn
 
 from esper.growth import Growth, GrowthWarning
-from esper.growth.deciding import SaturationController
 from esper.leyline import CANONICAL_ACTION, ActionSpace, EpochFacts, Head, LifecycleOp, SlotConfig, SlotTable
 from esper.leyline.protocols import Decisions
 from esper.tamiyo import HeuristicController, HeuristicSettings

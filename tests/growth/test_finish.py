@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from esper.kasmina.plain import plain_on_error
 from torch import Tensor, nn
 
 from esper.growth import Growth, GrowthWarning
-from esper.growth.finishing import plain_on_error
 from esper.kasmina import Mirrored, register_blueprint
 from esper.kasmina.blueprints import unregister_blueprint
 from esper.leyline.errors import BlueprintError, EsperError, HostError

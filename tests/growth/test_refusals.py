@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from esper.kasmina.slot import slots_of
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from esper.growth import Growth
-from esper.growth.slot import slots_of
 from esper.leyline.errors import EsperError
 from tests.growth.models import GPT, ResNet, mlp
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from esper.kasmina.network import shadow_size
 from torch import Tensor, nn
 
 from esper.kasmina import Host, MorphogeneticModel
-from esper.kasmina.model import shadow_size
 from esper.leyline import LifecycleRules, SlotConfig
 from esper.leyline.rules import IncubationMode
 from tests.contracts.hosts import TOKENS, VOCABULARY

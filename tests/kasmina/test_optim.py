@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from esper.kasmina.optim import OptimiserRecipe, cosine_rate, set_rate
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from esper.kasmina import CNNHost, MorphogeneticModel
-from esper.kasmina.optim import OptimiserRecipe, cosine_rate, set_rate
 from esper.leyline import LifecycleRules
 from tests.contracts.matrix import CLASSES, INPUT_SHAPE, SLOT, Trial, germinate, restart
 

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from esper.kasmina.blueprint_check import sees_later_tokens
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention as flex
 
 from esper.kasmina.blueprints import blueprint_named, tokens
-from esper.kasmina.contract import sees_later_tokens
 from tests.contracts.matrix import restart
 
 WIDTH = 8

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from esper.kasmina.governor import AlarmKind, Governor
 from numpy.typing import NDArray
 
 from esper.karn.run import read_rows
@@ -33,7 +34,6 @@ from esper.simic.training.growth import GrowthEnv
 from esper.simic.training.vectorized import Iteration, Trainer
 from esper.tamiyo.policy import action_masks
 from esper.tolaria.epoch import EpochTraining
-from esper.tolaria.governor import AlarmKind, Governor
 from esper.tolaria.tasks import TASKS
 from tests.karn import fake_run
 from tests.nissa import record

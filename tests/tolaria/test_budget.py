@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
-from esper.kasmina.model import MorphogeneticModel
+from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optim import wsd_factor
+from esper.kasmina.compute import FlopMeter
+
 from esper.leyline.errors import EsperError, HostError
 from esper.leyline.factored_actions import CANONICAL_ACTION, OP_GERMINATE, Head
 from esper.leyline.legality import legal_slots_by_op
@@ -15,7 +16,6 @@ from esper.leyline.protocols import Decisions
 from esper.leyline.stages import Stage
 from esper.tolaria.anytime import MARKS, run_anytime
 from esper.tolaria.env import MorphEnv
-from esper.tolaria.meter import FlopMeter
 from esper.tolaria.tasks import task_named
 from esper.tolaria.tasks.text import split_text
 from tests.study.building import few

@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
+from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, recalibrate
+from esper.kasmina.contributions import measure
 from torch import Tensor, nn
 
 from esper import MorphogeneticModel
 from esper.leyline import BlueprintAction, Stage, Style
 from esper.leyline.errors import EsperError
-from esper.tolaria.calibration import CALIBRATION_SAMPLES, recalibrate
-from esper.tolaria.counterfactual import measure
 from esper.tolaria.objective import CLASSIFICATION
 from tests.contracts.hosts import CLASSES, INPUT_SHAPE
 from tests.contracts.matrix import begin

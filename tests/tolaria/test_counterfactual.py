@@ -4,6 +4,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from esper.kasmina.contributions import attribute, measure
+from esper.kasmina.configurations import Answers, outputs_by_prefix
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -11,9 +13,7 @@ from esper.kasmina import MorphogeneticModel
 from esper.kasmina.hosts import TransformerHost
 from esper.leyline import BlueprintAction, Stage, Style
 from esper.tolaria import switching
-from esper.tolaria.counterfactual import attribute, measure
 from esper.tolaria.objective import CLASSIFICATION, NEXT_TOKEN
-from esper.tolaria.switching import Answers, outputs_by_prefix
 from tests.tolaria.building import boolean_rows, cnn, digits, every_choice, grown_model, practise
 
 SEEDS = (

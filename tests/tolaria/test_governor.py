@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-
-from esper.tolaria.governor import Alarm, Governor
+from esper.kasmina.governor import Alarm, Governor
 
 GUESS = math.log(10)
 

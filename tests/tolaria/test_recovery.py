@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from esper.kasmina.governor import Alarm
+from esper.kasmina.recovery import SNAPSHOT_EVERY
 
 from esper.leyline import LifecycleOp, Stage
 from esper.leyline.errors import HostError
 from esper.leyline.events import AlertRow, EpisodeRow, EpochRow, TransitionRow
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.epoch import EpochTraining
-from esper.tolaria.governor import Alarm
-from esper.tolaria.recovery import SNAPSHOT_EVERY
 from tests.tolaria.building import WAIT, action, bits, plant, run, stages_of, started, tiny_task
 
 

@@ -2,12 +2,12 @@ import math
 
 import numpy as np
 import pytest
+from esper.kasmina.contributions import attribute
+from esper.tolaria.slot_measurements import record_training, record_worth
 
 from esper.kasmina.health import GradientStatistics
 from esper.leyline import SlotTable
-from esper.tolaria.counterfactual import attribute
 from esper.tolaria.epoch import EpochTraining
-from esper.tolaria.slot_measurements import record_training, record_worth
 from tests.tolaria.building import every_choice
 
 

@@ -1,9 +1,8 @@
 """Diagnosis of a network: is it too small, and where?
 
 One backward pass scores every blueprint at every site; the best of them learn for a short while in the frozen
-network, and the best two of these for longer, together with it. A copy of the network trains without a seed for
-the same compute. Everything runs on copies; random states and loaders are restored.
-"""
+network, and the best two of these for longer, together with it. A copy of the network trains without a seed
+for the same compute. Everything runs on copies; random states and loaders are restored."""
 
 from __future__ import annotations
 
@@ -60,8 +59,8 @@ def diagnose(  # noqa: PLR0913  all but three by name
         slots: Names of submodules to try, globs, or ``"auto"``.
         blueprints: Names of blueprints to try; two per topology unless given.
         sample: Input that the network is called with, if a batch does not show it.
-        optimizer: Optimiser whose copy trains the control at its initial rate; Adam at the best of three rates
-            unless given.
+        optimizer: Optimiser whose copy trains the control at its initial rate; Adam at the best of three
+            rates unless given.
 
     Returns:
         A diagnosis with a verdict, a table, and ``plant`` to follow it up.

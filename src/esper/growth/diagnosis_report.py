@@ -63,7 +63,9 @@ class Realised(NamedTuple):
         return f"{self.blueprint} at {self.place}: predicted {predicted}, realised {realised}"
 
 
-def decide(loss: float, rows: Sequence[CandidateRow], control: Paired | None) -> tuple[Verdict, CandidateRow | None, str]:
+def decide(
+    loss: float, rows: Sequence[CandidateRow], control: Paired | None
+) -> tuple[Verdict, CandidateRow | None, str]:
     """Return the verdict, the recommended row, and the reason.
 
     The row is the best of those that ran longest. It must be better than the network as it is and than the
@@ -160,7 +162,9 @@ class Diagnosis:
 
         place, blueprint = place or self.place, blueprint or self.blueprint
         if place is None or blueprint is None:
-            raise HostError(f"the diagnosis is '{self.verdict}'; name place and blueprint of the seed to plant")
+            raise HostError(
+                f"the diagnosis is '{self.verdict}'; name place and blueprint of the seed to plant"
+            )
         return plant(net, place, blueprint, sample=self.sample)
 
     def json(self) -> str:

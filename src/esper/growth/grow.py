@@ -60,7 +60,8 @@ class Grown:
 
     def __repr__(self) -> str:
         last = self.epochs[-1]
-        return f"Grown({type(self.net).__name__}, {last.params:,} parameters, validation loss {last.val_loss:.4g})"
+        name = type(self.net).__name__
+        return f"Grown({name}, {last.params:,} parameters, validation loss {last.val_loss:.4g})"
 
     def summary(self) -> str:
         """Return losses, parameters, compute and the events of growth as text."""

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 MOMENTS: Final = (0.1, 0.3)
 """Shares of the training after which a race is due, at the next end of an epoch."""
 RACE_SHARE: Final = 0.1
-"""Largest share of the training's compute for all races; in a short training the first race may use all of it."""
+"""Largest share of the training's compute for all races; in a short training the first race may use all of
+it."""
 MOST_COST: Final = 4.0
 """Compute of a seed, relative to that of the network, above which it is not raced."""
 
@@ -127,9 +128,8 @@ class GrowRun:
                 losses.append(value)
                 self._steps += 1
                 share = size_of(batch) / self._sampled * self._growth.flops
-                ledger.forward += share
-                ledger.backward += 2 * share
-                ledger.incubation += 2 * share * len(self._growth.network.incubating)
+                incubating = len(self._growth.network.incubating)
+                ledger.charge(forward=share, backward=2 * share, incubation=2 * share * incubating)
                 self._schedule.step()
                 if self._budget is not None and ledger.charged >= self._budget:
                     break
@@ -166,11 +166,11 @@ class GrowRun:
         growth, self._evaluations = self._growth, 0
         forward = growth.flops / self._sampled
         events = growth.measure_epoch(self._evaluate, every_seed=is_last, broken=self._broken)
-        growth.ledger.validation += forward * self._val_samples
+        growth.ledger.charge(validation=forward * self._val_samples)
         if not is_last:
             calibrating = CALIBRATION_SAMPLES if batch_norms(growth.net) else 0
             samples = (self._evaluations - 1) * (self._val_samples + calibrating)
-            growth.ledger.counterfactual += forward * samples
+            growth.ledger.charge(counterfactual=forward * samples)
         return events
 
     @torch.no_grad()
@@ -187,7 +187,8 @@ class GrowRun:
     # --- race -----------------------------------------------------------------------------------------
 
     def _race_is_due(self) -> bool:
-        """Return whether a race comes after this epoch: at its moment, without a live seed, within its share."""
+        """Return whether a race comes after this epoch: at its moment, without a live seed, within its
+        share."""
         table, ledger = self._growth.network.table, self._growth.ledger
         progress = self._progress()
         due = sum(moment <= progress for moment in MOMENTS)
@@ -235,7 +236,7 @@ class GrowRun:
                 ]
             elif fits:
                 self._raced = len(MOMENTS)  # later there is not more compute left for a race
-            ledger.race += limit.spent
+            ledger.charge(race=limit.spent)
             self._race_note = TOO_SHORT if fits else NOTHING_FITS
             return RaceResult(tuple(found), race.probe.mean(race.base))
 
@@ -245,11 +246,13 @@ class GrowRun:
         best = race.candidates[0]
         name = self._growth.network.action_space.blueprint_names[best.blueprint]
         sentence = (
-            f"{name} in {self._growth.slots[best.slot]} won a race, {best.lead:+.2g} ± {best.error:.1g} ahead of"
-            " training on"
+            f"{name} in {self._growth.slots[best.slot]} won a race,"
+            f" {best.lead:+.2g} ± {best.error:.1g} ahead of training on"
         )
         planted = any(event.kind == "germinated" for event in decided)
-        return GrowthEvent(self._growth.epoch, "raced", sentence + ("" if planted else ": it was not planted"))
+        return GrowthEvent(
+            self._growth.epoch, "raced", sentence + ("" if planted else ": it was not planted")
+        )
 
     # --- record ---------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from torch import nn
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.loaders import check_calibration, check_settings
 from esper.growth.manual_growth import ManualGrowth
-from esper.kasmina.actions import Outcome, advance, apply_action, tick
+from esper.kasmina.actuator import Outcome, advance, apply_action, tick
 from esper.kasmina.batch_norm import batch_norms
 from esper.kasmina.compute import forward_flops
 from esper.kasmina.contributions import Contributions, Evaluate, MetricScorer, measure, record_contributions
@@ -64,10 +64,11 @@ class Growth(ManualGrowth):
     Args:
         net: Network that is trained, also inside ``torch.compile`` or ``DistributedDataParallel``.
         optimizer: Optimiser that trains it, or a list of them; without it, call ``bind`` later.
-        sample: Input that the network is called with: a tensor, a tuple of arguments, or a dict of named ones.
+        sample: Input that the network is called with: a tensor, a tuple of arguments, or a dict of named
+            ones.
         slots: Names of submodules, globs, or ``"auto"``.
-        controller: ``"auto"``, the name of a controller, a plan such as ``"conv_light@layer2:4"``, the folder of
-            a trained policy, an object with ``reset`` and ``decide``, or None to decide by hand.
+        controller: ``"auto"``, the name of a controller, a plan such as ``"conv_light@layer2:4"``, the folder
+            of a trained policy, an object with ``reset`` and ``decide``, or None to decide by hand.
         higher_is_better: Direction of the metric; False for a loss.
         epochs: Number of epochs, if known.
         calibrate: Training batches for the BatchNorm statistics of networks with a seed switched off.
@@ -80,8 +81,8 @@ class Growth(ManualGrowth):
             ``incubate`` for every batch.
 
     Raises:
-        HostError: No slot can be attached, the optimiser does not train the network, or a copy in ``follow`` is
-            not a copy of it. The network is left as it was.
+        HostError: No slot can be attached, the optimiser does not train the network, or a copy in ``follow``
+            is not a copy of it. The network is left as it was.
         EsperError: Another argument is not valid.
 
     Example:
@@ -119,7 +120,7 @@ class Growth(ManualGrowth):
             self._last = (OP_WAIT, True)
             self._log: list[dict[str, Any]] = []
             self._governor = Governor()
-            trained = UserTraining(self._network, self.recorder, self._measure_again)
+            trained = UserTraining(self._network, self._record_moves, self._measure_again)
             self._recovery = Recovery(trained, self._governor) if rollback else None
         except BaseException:  # Ctrl-C too leaves the network as it was
             self.detach()
@@ -132,7 +133,8 @@ class Growth(ManualGrowth):
 
         Args:
             evaluate: Takes nothing and returns the metric of ``net``: a number, or one per batch (then
-                contributions have standard errors). Called once, and once more for each seed that is measured.
+                contributions have standard errors). Called once, and once more for each seed that is
+                measured.
             every_seed: Measure permanent seeds too.
 
         Returns:
@@ -222,10 +224,7 @@ class Growth(ManualGrowth):
 
     def _scorer(self) -> MetricScorer:
         return MetricScorer(
-            self._network,
-            self._evaluate,
-            higher_is_better=self._higher_is_better,
-            calibrate=self._calibrate,
+            self._network, self._evaluate, higher_is_better=self._higher_is_better, calibrate=self._calibrate
         )
 
     def _measure(self, scorer: MetricScorer, *, every_seed: bool) -> list[GrowthEvent]:
@@ -266,6 +265,9 @@ class Growth(ManualGrowth):
         self._copies.sync()
         return events + self._measure(self._scorer(), every_seed=False)
 
+    def _record_moves(self, moves: Sequence[StageMove]) -> None:
+        self.recorder.moves(moves, None)
+
     def _measure_again(self) -> Contributions:
         self._measure(self._scorer(), every_seed=True)
         return self.measured
@@ -301,7 +303,8 @@ class Growth(ManualGrowth):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but weights, in plain values; save it with the states of network and optimiser."""
+        """Return everything but weights, in plain values; save it with the states of network and
+        optimiser."""
         return {
             **self._network.layout(),
             "epoch": self.epoch,

@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from esper.growth import torch_wrappers
-
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.slot import COPIES, SeedSlot
 from esper.leyline.errors import GrowthWarning
@@ -196,7 +195,8 @@ class SanityChecks:
         ]
 
     def check_score(self, values: list[float]) -> list[GrowthEvent]:
-        """Warn of a metric that is not finite, or that has not changed in epochs with a normal learning rate."""
+        """Warn of a metric that is not finite, or that has not changed in epochs with a normal learning
+        rate."""
         mean = float(np.mean(values))
         if not math.isfinite(mean):
             return [self._narrator.warning(f"evaluate returned {mean:g}; nothing is decided on it")]

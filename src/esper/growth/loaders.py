@@ -7,8 +7,8 @@ Two forms of a batch are known. A tuple or list ends in the target, and its loss
 from __future__ import annotations
 
 import contextlib
-import random
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from numbers import Integral, Real
@@ -161,7 +161,7 @@ def _described(batch: Any) -> str:
     return f"shapes {', '.join(shapes)}" if shapes else type(batch).__name__
 
 
-# --- settings --------------------------------------------------------------------------------------------------
+# --- settings -----------------------------------------------------------------------------------------------
 
 
 def check_length(epochs: Any, budget: Any) -> None:

@@ -14,7 +14,7 @@ from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
 from esper.growth.loaders import check_alpha
 from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, is_distributed, unwrapped
 from esper.kasmina import checkpoint, gates, lifecycle, plain
-from esper.kasmina.actions import settle
+from esper.kasmina.actuator import settle
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import ComputeLedger, forward_flops
 from esper.kasmina.health import statistics_of, tensor_norms

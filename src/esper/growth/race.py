@@ -1,4 +1,5 @@
-"""A race between candidate seeds and the network without them, in heats, within a limit of time or compute."""
+"""A race between candidate seeds and the network without them, in heats, within a limit of time or
+compute."""
 
 from __future__ import annotations
 

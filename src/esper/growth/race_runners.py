@@ -1,4 +1,5 @@
-"""Runners of a race: candidate seeds in a frozen network, and copies of the network that train without a seed.
+"""Runners of a race: candidate seeds in a frozen network, and copies of the network that train without a
+seed.
 
 All candidates share one frozen network. A control is a copy of the whole network that continues training. All
 runners are measured on the same parts of the validation data, so their differences are paired.
@@ -29,8 +30,8 @@ from esper.leyline.errors import HostError
 BETAS = (0.9, 0.99)
 """Betas of Adam; a race is short, so its second moments decay faster than by default."""
 WARM_UP = 0.2
-"""Share of a heat in which the learning rate rises; it falls to zero in the rest, so that weights settle before
-they are measured."""
+"""Share of a heat in which the learning rate rises; it falls to zero in the rest, so that weights settle
+before they are measured."""
 
 PEAK = "peak"
 """Key of a parameter group's highest learning rate."""
@@ -262,7 +263,8 @@ def heat(
     control_steps: float,
     out_of_time: Callable[[], bool],
 ) -> int:
-    """Train all runners on ``steps`` batches, controls on ``control_steps`` for each; return the steps made."""
+    """Train all runners on ``steps`` batches, controls on ``control_steps`` for each; return the steps
+    made."""
     owed = 0.0
     for step in range(steps):
         if out_of_time():

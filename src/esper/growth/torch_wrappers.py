@@ -157,9 +157,9 @@ def _guard_averages() -> None:
             grown = [slot.site.name for slot in slots_of(unwrapped(model)).values() if slot.graft is not None]
             if grown:
                 raise HostError(
-                    f"an AveragedModel of a {type(unwrapped(model)).__name__} does not follow its growth (seed"
-                    f" in {grown[0]}) and would average its parameters out of step with a seed's; name it:"
-                    " Growth(net, optimizer, follow=[averaged])"
+                    f"an AveragedModel of a {type(unwrapped(model)).__name__} does not follow its growth"
+                    f" (seed in {grown[0]}) and would average its parameters out of step with a seed's;"
+                    " name it: Growth(net, optimizer, follow=[averaged])"
                 )
         update(self, model)
 
@@ -172,10 +172,10 @@ def _guard_averages() -> None:
 class ProcessGroup:
     """Seeds under ``DistributedDataParallel``: equal weights at birth, mean gradients after every backward.
 
-    The wrapper holds only the parameters that it was built with. Gradients are averaged at the end of backward
-    and not in a step pre-hook, because clipping and a scaler's check for infinities come between the two. The
-    mean of a sum that contains earlier means is the mean of the sum, so accumulation needs nothing more.
-    """
+    The wrapper holds only the parameters that it was built with. Gradients are averaged at the end of
+    backward and not in a step pre-hook, because clipping and a scaler's check for infinities come between the
+    two. The mean of a sum that contains earlier means is the mean of the sum, so accumulation needs nothing
+    more."""
 
     def __init__(self, net: nn.Module, *, is_wrapped: bool) -> None:
         several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

@@ -1,8 +1,7 @@
 """Running statistics of batch normalisation, recomputed for the network that is to be scored.
 
-Running statistics belong to the network that was trained, with its seeds on. With a seed switched off they are
-wrong: the score falls for that reason alone, and the seed looks better than it is.
-"""
+Running statistics belong to the network that was trained, with its seeds on. With a seed switched off they
+are wrong: the score falls for that reason alone, and the seed looks better than it is."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -17,8 +17,8 @@ from esper.kasmina.blueprints import Topology, blueprint_named
 from esper.kasmina.hosts.base import Host
 from esper.kasmina.incubation import shadow_loss
 from esper.kasmina.network import MorphogeneticModel, slot_streams
-from esper.kasmina.slot import SeedSlot
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.slot import SeedSlot
 from esper.leyline.errors import BlueprintError
 from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS
 from esper.leyline.slot_config import SlotConfig
@@ -87,10 +87,12 @@ def dead_at_the_second_backward(model: MorphogeneticModel, x: Tensor, y: Tensor,
     """Tensors of the new seed in the first slot that are still dead once it has learned one step."""
     model.table.stage[0, 0], model.table.alpha[0, 0] = stage, 0.5
     model.sync()
-    slot = model.slot(0)
-    assert slot.optimiser is not None
+    slot, groups = model.slot(0), model.groups
+    assert groups is not None
     _backward(model, x, y, stage)
-    slot.optimiser.step()
+    for parameter in model.host_parameters():
+        parameter.grad = None
+    groups.optimisers[0].step()
     _backward(model, x, y, stage)
     return dead_tensors(slot, tensor_norms(slot))
 
@@ -99,7 +101,7 @@ def _backward(model: MorphogeneticModel, x: Tensor, y: Tensor, stage: Stage) -> 
     model.drop_gradients()
     value = _loss(model(x), y)
     if stage is Stage.TRAINING:
-        value = shadow_loss(model, 0, y, _loss)
+        value = shadow_loss(model, 0, x, y, _loss)
     value.backward()
 
 

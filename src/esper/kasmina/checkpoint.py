@@ -1,4 +1,5 @@
-"""Files with a growing network: weights, seeds and sites as plain tensors and values, without training data."""
+"""Files with a growing network: weights, seeds and sites as plain tensors and values, without training
+data."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Compute of a network that grows: FLOPs of its parts, and a ledger of FLOPs and seconds by purpose.
 
-FLOPs are multiplications and additions of convolutions and matrix products, counted by torch's counter while a
-part really runs. Normalisation, activations and pooling are not counted.
-"""
+FLOPs are multiplications and additions of convolutions and matrix products, counted by torch's counter while
+a part really runs. Normalisation, activations and pooling are not counted."""
 
 from __future__ import annotations
 
@@ -76,7 +75,8 @@ _counted: dict[tuple[str, tuple[int, ...], tuple[torch.Size, ...]], PartCost] = 
 
 
 def count_part(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> PartCost:
-    """Return the FLOPs of one part on a sample of ``shape``; parts with equal repr are counted once per process."""
+    """Return the FLOPs of one part on a sample of ``shape``; parts with equal repr are counted once per
+    process."""
     key = (f"{type(part).__module__}.{part!r}", shape, tuple(p.shape for p in part.parameters()))
     if key not in _counted:
         _counted[key] = _count(part, shape, dtype)
@@ -148,12 +148,17 @@ class ComputeLedger:
 
     @property
     def total(self) -> int:
-        parts = (self.forward, self.backward, self.incubation, self.validation, self.counterfactual, self.race)
-        return sum(parts)
+        training = self.forward + self.backward + self.incubation
+        return training + self.validation + self.counterfactual + self.race
 
     def flops(self) -> dict[str, int]:
         """Return the FLOPs by purpose."""
         return {name: round(value) for name, value in asdict(self).items() if name != "seconds"}
+
+    def charge(self, **flops: float) -> None:
+        """Add FLOPs to the named purposes."""
+        for purpose, amount in flops.items():
+            setattr(self, purpose, getattr(self, purpose) + round(amount))
 
     @contextmanager
     def timed(self, purpose: str) -> Iterator[None]:
@@ -220,11 +225,11 @@ class FlopMeter:
             self.germinated(slot)
         self._spent = dict(spent)
 
-    def state(self) -> dict[str, dict[Any, int]]:
+    def state(self) -> dict[str, dict[Any, Any]]:
         """Return the ledger and the compute of each seed."""
         return {"ledger": asdict(self.ledger), "spent": dict(self._spent)}
 
-    def load_state(self, state: dict[str, dict[Any, int]]) -> None:
+    def load_state(self, state: dict[str, dict[Any, Any]]) -> None:
         """Restore ``state``; the network has its seeds already."""
         self.ledger = ComputeLedger(**state["ledger"])
         self._restore_spent(state["spent"])
@@ -244,7 +249,8 @@ class FlopMeter:
         return batch * fmean(costs) / self.minibatch(batch) if costs else math.nan
 
     def _costs_of_seeds(self, slot: int) -> list[int]:
-        """Return forward and backward FLOPs of every blueprint that fits ``slot``, built once for counting."""
+        """Return forward and backward FLOPs of every blueprint that fits ``slot``, built once for
+        counting."""
         if slot not in self._candidates:
             space, place = self.model.action_space, self.model.slot(slot)
             self._candidates[slot] = costs = []

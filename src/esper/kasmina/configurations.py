@@ -78,7 +78,9 @@ def _branched(
     return {prefix: (on if prefix[-1] else off)[prefix[:-1]] for prefix in wanted}
 
 
-def _outputs(segment: Callable[[Tensor], Tensor], features: dict[Prefix, Tensor], share: slice) -> Iterator[ConfigurationOutput]:
+def _outputs(
+    segment: Callable[[Tensor], Tensor], features: dict[Prefix, Tensor], share: slice
+) -> Iterator[ConfigurationOutput]:
     """Run the last segment on the features of all configurations, in their order."""
     if _are_small(features):
         for row, output in enumerate(_through(segment, features).values()):
@@ -89,7 +91,9 @@ def _outputs(segment: Callable[[Tensor], Tensor], features: dict[Prefix, Tensor]
         at_once, first = max(1, at_once, ANSWERED_AT_ONCE // h[0].numel()), 0
         while first < len(h):
             output = segment(h[first : first + at_once])
-            yield ConfigurationOutput(row, slice(share.start + first, share.start + first + len(output)), output)
+            yield ConfigurationOutput(
+                row, slice(share.start + first, share.start + first + len(output)), output
+            )
             first += len(output)
             at_once = max(at_once, ANSWERED_AT_ONCE // output[0].numel())
 

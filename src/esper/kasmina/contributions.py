@@ -26,12 +26,7 @@ from esper.kasmina.batch_norm import (
     fresh_statistics,
     kept_statistics,
 )
-from esper.kasmina.configurations import (
-    ConfigurationOutput,
-    Prefix,
-    outputs_by_prefix,
-    outputs_by_replay,
-)
+from esper.kasmina.configurations import ConfigurationOutput, Prefix, outputs_by_prefix, outputs_by_replay
 from esper.kasmina.dry_run import call
 from esper.kasmina.network import MorphogeneticModel
 from esper.leyline.errors import EsperError, HostError
@@ -224,8 +219,8 @@ class MetricScorer:
         if len(lengths) > 1:
             raise EsperError(
                 f"evaluate returned {len(self.values)} values and, with a seed switched off,"
-                f" {next(n for n in map(len, rows) if n != len(self.values))}; it must go over the same batches"
-                " each time"
+                f" {next(n for n in map(len, rows) if n != len(self.values))};"
+                " it must go over the same batches each time"
             )
         scores = np.array(rows, dtype=np.float64)
         return scores, -scores

@@ -26,7 +26,8 @@ class Call(NamedTuple):
 
 
 def call(net: nn.Module, sample: Any) -> Any:
-    """Call ``net`` with a sample: a tensor, a tuple of arguments, or a dict of named ones (else one argument)."""
+    """Call ``net`` with a sample: a tensor, a tuple of arguments, or a dict of named ones (else one
+    argument)."""
     signature = inspect.signature(net.forward)
     if isinstance(sample, Mapping):
         try:

@@ -1,8 +1,7 @@
 """Detection of a training that breaks down, relative to the losses of this training so far.
 
-No loss is bad in absolute terms: a weak network may stay at the loss of a blind guess and be healthy. An alarm is
-a rise above the losses reached before, larger than their usual variation, that persists.
-"""
+No loss is bad in absolute terms: a weak network may stay at the loss of a blind guess and be healthy. An
+alarm is a rise above the losses reached before, larger than their usual variation, that persists."""
 
 import math
 import statistics
@@ -16,7 +15,8 @@ AlarmKind = Literal["non-finite", "collapse", "divergence"]
 WINDOW: Final = 5
 """Number of good epochs that define the usual variation."""
 LEARNED: Final = 0.25
-"""Share of the loss of a blind guess by which the best loss must lie below it before a collapse can be found."""
+"""Share of the loss of a blind guess by which the best loss must lie below it before a collapse can be
+found."""
 COLLAPSED: Final = 0.98
 """Share of the loss of a blind guess at which a network has collapsed."""
 USUAL_SPREADS: Final = 6.0
@@ -50,9 +50,9 @@ class Governor:
         """Start without history.
 
         Args:
-            guess_loss: Loss of a network that predicts the frequencies of the targets: the scale of the losses,
-                and the loss of a collapse. None for an unknown loss or metric, whose scale is the progress so
-                far.
+            guess_loss: Loss of a network that predicts the frequencies of the targets: the scale of the
+                losses, and the loss of a collapse. None for an unknown loss or metric, whose scale is the
+                progress so far.
         """
         self._guess_loss = guess_loss
         self._first = math.nan

@@ -1,10 +1,9 @@
 """Training of a seed before it changes the network's output, on a shadow branch.
 
 The seed is blended in at a sampled alpha while all other parameters are detached and all buffers are clones.
-It learns from the loss that it would cause; nothing of the network changes, and its random state neither where
-the slot has a random stream. A segmented host runs on from the features that the last training pass kept at the slot; any other network
-repeats its whole forward pass on a share of the batch.
-"""
+It learns from the loss that it would cause; nothing of the network changes, and its random state neither
+where the slot has a random stream. A segmented host runs on from the features that the last training pass
+kept at the slot; any other network repeats its whole forward pass on a share of the batch."""
 
 import math
 from collections.abc import Callable
@@ -44,7 +43,8 @@ def shadow_loss(
 
 
 def shadow_loss_of(model: MorphogeneticModel, slot: int, batch_loss: Callable[[], Tensor]) -> Tensor:
-    """Return the loss that ``batch_loss`` computes with the user's network, the seed at ``slot`` blended in."""
+    """Return the loss that ``batch_loss`` computes with the user's network, the seed at ``slot`` blended
+    in."""
     device = next(model.slots[slot].parameters()).device
     return _in_shadow(model, slot, device, True, lambda _: batch_loss())
 
@@ -61,11 +61,7 @@ class _Call(nn.Module):
 
 
 def _in_shadow(
-    model: MorphogeneticModel,
-    slot: int,
-    device: torch.device,
-    look: bool,
-    run: Callable[[nn.Module], Tensor],
+    model: MorphogeneticModel, slot: int, device: torch.device, look: bool, run: Callable[[nn.Module], Tensor]
 ) -> Tensor:
     own = model.slots[slot]
     if look and not own.is_finite:
@@ -77,7 +73,7 @@ def _in_shadow(
         alpha = alpha.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else alpha
         parts[slot] = Participation(alpha=alpha, ambient=True)
         with model.taking_part(parts):
-            return functional_call(_Call(model), _frozen_tensors(model, slot), (run,), tie_weights=False)  # type: ignore[no-any-return]
+            return functional_call(_Call(model), _frozen_tensors(model, slot), (run,), tie_weights=False)
 
 
 def _frozen_tensors(model: MorphogeneticModel, slot: int) -> dict[str, Tensor]:

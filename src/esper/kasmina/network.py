@@ -102,7 +102,7 @@ class MorphogeneticModel(nn.Module):
     def forward(self, x: Tensor, start: int | None = None) -> Tensor:
         """Return the output for ``x``, or for the features ``x`` at slot ``start`` of a segmented host."""
         if start is None:
-            return self.host(x)  # type: ignore[no-any-return]
+            return self.host(x)
         assert self.segments is not None, "only a segmented host can be entered at a slot"
         h = self.slots[start].blended(x)
         for segment in self.segments[start + 1 :]:
@@ -382,8 +382,8 @@ class MorphogeneticModel(nn.Module):
         if (state["network"], state["sites"]) != (found["network"], found["sites"]):
             raise HostError(
                 f"the checkpoint is of a {state['network']} with slots {_listed(state['sites'])}; this is a"
-                f" {found['network']} with slots {_listed(found['sites'])}. Build the same network and pass the"
-                " same slots= before load_state_dict"
+                f" {found['network']} with slots {_listed(found['sites'])}. Build the same network and pass"
+                " the same slots= before load_state_dict"
             )
         table = SlotTable.empty(1, len(self.slots))
         for name, array in table.arrays().items():
@@ -408,9 +408,8 @@ class MorphogeneticModel(nn.Module):
 def blueprint_names(topologies: set[Topology]) -> tuple[str, ...]:
     """Return the name of every blueprint index for slots of these topologies.
 
-    A single topology uses the registry's indices. With several, a name without an index of its own takes a free
-    one; names that find none are appended and cannot be chosen by a controller.
-    """
+    A single topology uses the registry's indices. With several, a name without an index of its own takes a
+    free one; names that find none are appended and cannot be chosen by a controller."""
     if len(topologies) == 1:
         return names_for(next(iter(topologies)))
     specs = [spec for topology in sorted(topologies) for spec in specs_for(topology)]

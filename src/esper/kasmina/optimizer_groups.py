@@ -144,15 +144,17 @@ class OptimizerGroups:
         before = [p for p, position in self.calls.items() if position < here]
         after = [p for p, position in self.calls.items() if position > here]
         layers = [own]
-        layers += [list(self._net.get_submodule(p).parameters(recurse=False)) for p in (*before[::-1], *after)]
+        layers += [
+            list(self._net.get_submodule(p).parameters(recurse=False)) for p in (*before[::-1], *after)
+        ]
         layers.append(host_parameters(self._net))  # modules that the sample's forward did not call, last
         return [layer for layer in layers if layer]
 
     def _group_for(self, parameter: nn.Parameter, near: Sequence[Sequence[nn.Parameter]]) -> Group:
         """Return the group of the nearest layer's parameters of the same kind (vector, matrix, kernel).
 
-        Weight decay is often disabled for vectors by a separate group, and some optimisers take only matrices.
-        """
+        Weight decay is often disabled for vectors by a separate group, and some optimisers take only
+        matrices."""
         group_of = {id(p): (o, group) for o, group in self._groups for p in group["params"]}
         held = [[p for p in layer if id(p) in group_of] for layer in near]
         held = [layer for layer in held if layer]

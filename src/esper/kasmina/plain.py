@@ -36,9 +36,7 @@ Outputs = dict[str, list[Tensor]]
 Leave = Callable[[Iterable[nn.Parameter]], None]
 
 
-def finish(
-    net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Leave = lambda _: None
-) -> bool:
+def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Leave = lambda _: None) -> bool:
     """Turn all slots of ``net`` into plain modules and compare the result with the network before.
 
     Args:
@@ -279,8 +277,8 @@ def _compare_seed(slot: SeedSlot) -> None:
                 found = graph.train(training)(None, None, h)
         if not torch.equal(found.nan_to_num(), wanted.nan_to_num()):
             raise HostError(
-                f"slot {slot.site.name}: the graph of its seed differs from the seed that was trained; nothing was"
-                " changed"
+                f"slot {slot.site.name}: the graph of its seed differs from the seed that was trained;"
+                " nothing was changed"
             )
     graft.train(mode)
 

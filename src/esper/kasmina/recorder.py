@@ -6,6 +6,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from esper.kasmina.actuator import Outcome
+from esper.kasmina.contributions import Contributions
+from esper.kasmina.recovery import Intervention
 from esper.leyline.events import (
     AlertRow,
     CounterfactualRow,
@@ -18,22 +21,11 @@ from esper.leyline.events import (
     TransitionRow,
     known,
 )
-from esper.leyline.factored_actions import (
-    NUM_OPS,
-    OP_WAIT,
-    BoolArray,
-    FloatArray,
-    Head,
-    IntArray,
-    heads_read,
-)
+from esper.leyline.factored_actions import NUM_OPS, OP_WAIT, BoolArray, FloatArray, Head, IntArray, heads_read
 from esper.leyline.protocols import EventSink, PolicyOutput
 from esper.leyline.reports import freshness
 from esper.leyline.signals import EnvFacts
 from esper.leyline.slot_table import SlotTable
-from esper.kasmina.actions import Outcome
-from esper.kasmina.contributions import Contributions
-from esper.kasmina.recovery import Intervention
 
 PHASES: Final = ("act", "train", "measure", "rest")
 
@@ -56,7 +48,8 @@ class Reward(NamedTuple):
 
 
 def _columns(row: type[Row], place: RowKey, source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of ``row`` that ``place`` and ``source`` have by name; non-finite values are unknown."""
+    """Return the columns of ``row`` that ``place`` and ``source`` have by name; non-finite values are
+    unknown."""
     known_here = {name: known(source[name]) for name in row.__struct_fields__ if name in source}
     return known_here | place._asdict()
 
@@ -90,7 +83,9 @@ def decision_row(
     )
 
 
-def transition_rows(place: RowKey, moves: Sequence[StageMove], score: float | None) -> Iterator[TransitionRow]:
+def transition_rows(
+    place: RowKey, moves: Sequence[StageMove], score: float | None
+) -> Iterator[TransitionRow]:
     """Yield one row per stage move; ``score`` is the last validation score."""
     for move in moves:
         yield TransitionRow(
@@ -113,13 +108,16 @@ def transition_rows(place: RowKey, moves: Sequence[StageMove], score: float | No
 def counterfactual_rows(
     place: RowKey, result: Contributions, in_forward: BoolArray
 ) -> Iterator[CounterfactualRow]:
-    """Yield one row per configuration, if any seed was switched; ``in_forward [slot]`` are all active seeds."""
+    """Yield one row per configuration, if any seed was switched; ``in_forward [slot]`` are all active
+    seeds."""
     if not result.slots:
         return
     for configuration, score, loss in zip(result.configurations, result.scores, result.losses, strict=True):
         on = in_forward.copy()
         on[list(result.slots)] = configuration
-        yield CounterfactualRow(**place._asdict(), on=on.tolist(), score=known(float(score)), loss=float(loss))
+        yield CounterfactualRow(
+            **place._asdict(), on=on.tolist(), score=known(float(score)), loss=float(loss)
+        )
 
 
 def epoch_row(

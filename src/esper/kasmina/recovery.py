@@ -1,8 +1,7 @@
 """Recovery from a broken epoch: remove the seed that caused it, or return to the last good state.
 
-A rollback restores weights, optimisers and topology. Time and data continue, and random streams restart under the
-number of the rollback, so that the same failure is not repeated.
-"""
+A rollback restores weights, optimisers and topology. Time and data continue, and random streams restart under
+the number of the rollback, so that the same failure is not repeated."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,11 +10,12 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from esper.kasmina import actions, lifecycle
+from esper.kasmina import actuator, lifecycle
 from esper.kasmina.contributions import Contributions, evaluating
 from esper.kasmina.governor import Alarm, Governor
 from esper.kasmina.health import tensor_norms
 from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.optimizer_groups import clone_tree
 from esper.leyline.events import StageMove
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
@@ -184,7 +184,8 @@ class Recovery:
         return bool(guilty)
 
     def _explains(self, slot: int, x: Tensor, y: Tensor) -> bool:
-        """Return whether the live seed at ``slot`` is non-finite, or loss and gradient are finite without it."""
+        """Return whether the live seed at ``slot`` is non-finite, or loss and gradient are finite without
+        it."""
         model = self._trained.model
         if not self._trained.model.table.live[0, slot]:
             return False
@@ -200,7 +201,7 @@ class Recovery:
     def _prune(self, slot: int, reason: str, alarm: Alarm = NOT_FINITE) -> None:
         model = self._trained.model
         moves = lifecycle.prune(model.table, 0, slot, model.rules, cause="governor", reason=reason)
-        actions.settle(model, moves)
+        actuator.settle(model, moves)
         self._trained.count(moves)
         answer = f"pruned {model.slot_config.slot_ids[slot]}"
         self._interventions.append(Intervention(alarm, answer, moves))
@@ -232,21 +233,24 @@ class UserTraining:
 
     Args:
         model: Network that the user trains.
-        recorder: Receives the stage moves of seeds that recovery removes.
+        record_moves: Called with the stage moves of a seed that recovery removes.
         measure_again: Measures the contributions of all active seeds.
     """
 
     def __init__(
-        self, model: MorphogeneticModel, recorder: Recorder, measure_again: Callable[[], Contributions]
+        self,
+        model: MorphogeneticModel,
+        record_moves: Callable[[Sequence[StageMove]], None],
+        measure_again: Callable[[], Contributions],
     ) -> None:
         self.model = model
-        self._recorder = recorder
+        self.count = record_moves
         self._measure_again = measure_again
 
     def weights(self) -> dict[str, Any]:
         """Return weights by name, the layout of seeds, and the optimiser state of every parameter by name."""
         net, groups = self.model.host, self.model.groups
-        names = {p: name for name, p in net.named_parameters()}
+        names: dict[Tensor, str] = {p: name for name, p in net.named_parameters()}
         return {
             "net": {name: value.clone() for name, value in net.state_dict().items()},
             "layout": self.model.layout(),
@@ -272,10 +276,6 @@ class UserTraining:
 
     def follow_rollback(self, stayed: Sequence[int]) -> None:
         """Do nothing: compute is not undone."""
-
-    def count(self, moves: Sequence[StageMove]) -> None:
-        """Record the stage moves of a seed that was removed."""
-        self._recorder.moves(moves, None)
 
     def measure(self, *, contributions: bool) -> Contributions:
         """Measure the contributions of all active seeds."""

@@ -61,6 +61,9 @@ class Output(NamedTuple):
         return output | {key: features}
 
 
+_WHOLE: Final = Output("tensor")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Site:
     """One submodule after which a seed can be planted."""
@@ -73,11 +76,12 @@ class Site:
     width: int
     shape: tuple[int, ...]
     """Shape of the features as a seed receives them, batch included."""
-    output: Output = Output("tensor")
+    output: Output = _WHOLE
     swap: tuple[int, int] | None = None
     """Axes to transpose for features ``[tokens, batch, width]`` or ``[batch, width, tokens]``."""
     block: str | None = None
-    """Path of the block that a ``stack`` seed copies: one tensor in, the same shape out. None if there is none."""
+    """Path of the block that a ``stack`` seed copies: one tensor in, the same shape out. None if there is
+    none."""
     channels_last: bool = False
     """Feature maps have the memory format ``torch.channels_last``, and so do the weights of seeds."""
 
@@ -117,7 +121,8 @@ def call_order(net: nn.Module, sample: Any) -> dict[str, int]:
 
 
 def check_modes(net: nn.Module, sites: Sequence[Site], sample: Any) -> None:
-    """Raise if the forward pass fails in training mode, or passes a site in another way than in evaluation."""
+    """Raise if the forward pass fails in training mode, or passes a site in another way than in
+    evaluation."""
     calls, _ = dry_forward(net, sample, training=True)
     for site in sites:
         outputs = [each.output for each in calls if each.path == site.path]

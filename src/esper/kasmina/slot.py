@@ -1,8 +1,8 @@
 """Slots: child modules of a network's submodules that hold one seed each and add it in a forward hook.
 
-As a child module the seed is part of ``parameters``, ``state_dict``, ``to``, ``train``, deepcopy and pickling.
-An empty slot has no tensors and no hook: it costs nothing, keeps every key of the state dict, and leaves
-torch's fused layers, which look for hooks, as they are.
+As a child module the seed is part of ``parameters``, ``state_dict``, ``to``, ``train``, deepcopy and
+pickling. An empty slot has no tensors and no hook: it costs nothing, keeps every key of the state dict, and
+leaves torch's fused layers, which look for hooks, as they are.
 
 Stage, age and alpha belong to the slot table; the slot keeps what torch needs.
 """
@@ -74,7 +74,8 @@ class Graft(nn.Module):
         self.gate = gate
         self.operator = operator
         self.swap = swap
-        # Only an affine GroupNorm needs the input's gradient (ADR 0006), which costs time on a frozen network.
+        # Only an affine GroupNorm needs the input's gradient (ADR 0006), which costs time on a frozen
+        # network.
         norms = any(isinstance(m, nn.GroupNorm) and m.affine for m in seed.modules())
         self.change = blend.change if norms else blend.pure_change
         # A 0-d buffer and not a float: torch.compile would recompile for every new float.
@@ -132,7 +133,8 @@ class SeedSlot(nn.Module):
 
     def take_part(self, participation: Participation) -> None:
         """Set the slot's part in the passes to come."""
-        # Not through nn.Module.__setattr__, which searches parameters and submodules: this runs per minibatch.
+        # Not through nn.Module.__setattr__, which searches parameters and submodules: this runs per
+        # minibatch.
         vars(self)["participation"] = participation
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -159,8 +161,8 @@ class SeedSlot(nn.Module):
         assert graft is not None, f"slot {self.site.name} is empty"
         if self.stochastic and self.training and self.stream is not None and not part.ambient:
             with self.stream:
-                return graft(h, part.alpha)  # type: ignore[no-any-return]
-        return graft(h, part.alpha)  # type: ignore[no-any-return]
+                return graft(h, part.alpha)
+        return graft(h, part.alpha)
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -180,12 +182,7 @@ class SeedSlot(nn.Module):
         return seed_checks.takes(spec, self.site.width, copyable=self.site.block is not None)
 
     def germinate(
-        self,
-        blueprint: str,
-        style: int = Style.LINEAR_ADD,
-        *,
-        like: Tensor,
-        block: nn.Module | None = None,
+        self, blueprint: str, style: int = Style.LINEAR_ADD, *, like: Tensor, block: nn.Module | None = None
     ) -> Graft:
         """Build a seed, check it and put it into the forward at full alpha.
 
@@ -304,7 +301,8 @@ class SeedSlot(nn.Module):
         return graft
 
     def sample_features(self, like: Tensor, *, as_they_are: bool) -> Tensor:
-        """Return made-up features of two samples; all values differ, as normalisation maps a constant to 0."""
+        """Return made-up features of two samples; all values differ, as normalisation maps a constant to
+        0."""
         shape = (2, *self.site.shape[1:])
         sample = torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape).to(like)
         return sample.transpose(*self.site.swap) if self.site.swap and as_they_are else sample

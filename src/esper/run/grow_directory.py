@@ -1,8 +1,7 @@
 """Directory of a training by ``esper.grow``: one file of rows per epoch, and a checkpoint.
 
-The checkpoint belongs to the last epoch that was written: a killed training continues after it, and rows written
-since are removed.
-"""
+The checkpoint belongs to the last epoch that was written: a killed training continues after it, and rows
+written since are removed."""
 
 from __future__ import annotations
 

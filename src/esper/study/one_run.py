@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from esper.kasmina.compute import ComputeLedger
 from esper.leyline.errors import DivergedError, EsperError
 from esper.leyline.protocols import Controller
 from esper.run.factories import one_thread
@@ -17,7 +18,6 @@ from esper.tamiyo.schedule import Schedule, parse_plan
 from esper.tolaria.anytime import Branch, branches
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.episode import run_episode
-from esper.kasmina.compute import FlopLedger
 from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector
 from esper.tolaria.whole import plant_whole, seeds_of
@@ -58,7 +58,9 @@ class MarkResult(msgspec.Struct, frozen=True):
 
     @property
     def charged(self) -> int:
-        return FlopLedger(**self.flops).charged
+        spent = ComputeLedger()
+        spent.charge(**self.flops)
+        return spent.charged
 
 
 class RunResult(msgspec.Struct, frozen=True):

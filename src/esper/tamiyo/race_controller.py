@@ -1,8 +1,7 @@
 """Controller that plants the winner of a race: the default of ``esper.grow``.
 
-A race trains candidate seeds for a few batches, and for comparison a copy of the network without them. Its result
-is an observation; this rule decides whether the winner is worth its compute.
-"""
+A race trains candidate seeds for a few batches, and for comparison a copy of the network without them. Its
+result is an observation; this rule decides whether the winner is worth its compute."""
 
 from __future__ import annotations
 
@@ -44,9 +43,8 @@ class RaceController:
 def is_worthwhile(race: RaceResult) -> bool:
     """Return whether the winner's lead is clear and worth the compute that its seed adds.
 
-    All runners have seen the same batches. A seed that makes a step ``r`` times as expensive leaves ``1 / r`` of
-    the steps, so it must lower the loss as much as ``log2(r)`` doublings of the training would.
-    """
+    All runners have seen the same batches. A seed that makes a step ``r`` times as expensive leaves ``1 / r``
+    of the steps, so it must lower the loss as much as ``log2(r)`` doublings of the training would."""
     if not race.candidates:
         return False
     best = race.candidates[0]

@@ -105,9 +105,9 @@ def controller_from(wanted: Any, space: ActionSpace, epochs: int | None = None) 
         return controller_from(wanted(space), space, epochs)
     found = f"'{wanted}'" if isinstance(wanted, str) else type(wanted).__name__
     raise EsperError(
-        f"controller is {found}; pass 'auto', {', '.join(CONTROLLERS)}, a plan such as 'conv_light@layer2:4', the"
-        " folder of a trained policy, an object with reset and decide (or a function from an action space to"
-        " one), or None"
+        f"controller is {found}; pass 'auto', {', '.join(CONTROLLERS)}, a plan such as"
+        " 'conv_light@layer2:4', the folder of a trained policy, an object with reset and decide (or a"
+        " function from an action space to one), or None"
     )
 
 

@@ -1,8 +1,7 @@
 """Controller that plants a seed when the metric saturates over the compute spent.
 
-The default in a user's training loop. It keeps seeds that help and removes the others. The rule uses differences
-and shares only, so it does not depend on the scale of the metric.
-"""
+The default in a user's training loop. It keeps seeds that help and removes the others. The rule uses
+differences and shares only, so it does not depend on the scale of the metric."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ class SaturationSettings:
     """Thresholds for planting, relative to the metric's progress so far."""
 
     promise: float = 0.3
-    """Plant when the next doubling of compute is expected to add less than this share of all progress so far. If
-    each doubling adds the same amount, that holds after ten times the compute of the first epoch."""
+    """Plant when the next doubling of compute is expected to add less than this share of all progress so far.
+    If each doubling adds the same amount, that holds after ten times the compute of the first epoch."""
     least_epochs: int = 5
     """Smallest number of epochs for fitting a slope, also after a seed was planted."""
     most_failures: int = 2
@@ -51,10 +50,7 @@ class SaturationController:
     name = "saturation"
 
     def __init__(
-        self,
-        space: ActionSpace,
-        epochs: int | None = None,
-        settings: SaturationSettings | None = None,
+        self, space: ActionSpace, epochs: int | None = None, settings: SaturationSettings | None = None
     ) -> None:
         self._space = space
         self._epochs = epochs
@@ -65,8 +61,8 @@ class SaturationController:
         self._rotation = sorted(
             default_rotation(space), key=lambda index: space.blueprint_names[index] not in favourites
         )
-        # In experiments/021-diagnose the best of three sites was the last one in all 6 networks with tokens, and
-        # the first one in 12 of 18 others.
+        # In experiments/021-diagnose the best of three sites was the last one in all 6 networks with tokens,
+        # and the first one in 12 of 18 others.
         self._downstream_first = has_tokens
         self.reset(0)
 
@@ -92,11 +88,11 @@ class SaturationController:
         return Decisions(wait_everywhere(1))
 
     def _confirmed(self, decided: Decisions) -> Decisions:
-        """Replace fossilizing by waiting or pruning until the network is better than it ever was without the seed.
+        """Replace fossilizing by waiting or pruning until the network is better than it ever was without the
+        seed.
 
-        A trained network depends on its seed, so switching the seed off overestimates its contribution. A seed
-        without such an improvement is removed when it counts as stuck.
-        """
+        A trained network depends on its seed, so switching the seed off overestimates its contribution. A
+        seed without such an improvement is removed when it counts as stuck."""
         planted, op = self._grown_at, decided.actions[0, Head.OP]
         since, before = self._scores[planted:], self._scores[:planted]
         if op != LifecycleOp.FOSSILIZE or not since or float(np.mean(since)) > max(before):

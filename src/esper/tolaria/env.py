@@ -1,8 +1,7 @@
 """One environment: episodes of one growing network, each from initial weights to the commit.
 
-``step`` is one decision: act, train, measure, check, advance, and commit at the horizon. The environment returns
-facts and the slot table; a controller interprets them.
-"""
+``step`` is one decision: act, train, measure, check, advance, and commit at the horizon. The environment
+returns facts and the slot table; a controller interprets them."""
 
 import copy
 import math
@@ -14,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from esper.kasmina import actions
+from esper.kasmina import actuator
 from esper.kasmina.contributions import Contributions, record_contributions
 from esper.kasmina.governor import Governor
 from esper.kasmina.network import MorphogeneticModel
@@ -144,7 +143,7 @@ class MorphEnv:
             self._record_interventions()
             measured = self._measure()
         times.append(time.perf_counter())
-        self._record_moves(actions.advance(self.model))
+        self._record_moves(actuator.advance(self.model))
         if self.ended:
             self._record_moves(self.host.commit())
             measured = self._measure()
@@ -162,7 +161,7 @@ class MorphEnv:
         if self.task.rules.enters_at_once:
             canonical[Head.TEMPO] = CANONICAL_ACTION[Head.TEMPO]
         legal = legal_slots_by_op(self.table, self.model.rules)[0]
-        outcome = actions.apply_action(self.model, canonical, self._next_seed_id, legal)
+        outcome = actuator.apply_action(self.model, canonical, self._next_seed_id, legal)
         op = int(canonical[Head.OP])
         self.recorder.decided(canonical, alpha, legal, outcome)
         self._record_moves(outcome.moves)

@@ -1,8 +1,7 @@
 """An epoch of minibatches: read at its end, or checked minibatch by minibatch.
 
-Normally nothing is read from the device before the end of an epoch. An epoch that turns out to be non-finite is
-undone and run again with checks.
-"""
+Normally nothing is read from the device before the end of an epoch. An epoch that turns out to be non-finite
+is undone and run again with checks."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -117,7 +116,8 @@ def train_looking(
     supervisor: Supervisor,
     before_batch: Callable[[int], bool],
 ) -> EpochTraining:
-    """Train on ``batches`` and check each; ``before_batch`` takes its number and returns whether it is the last."""
+    """Train on ``batches`` and check each; ``before_batch`` takes its number and returns whether it is the
+    last."""
     losses, scores, norms, skipped, broken = [], [], [], 0, False
     seeds: dict[int, GradientStatistics] = {}
     for number, (x, y) in enumerate(batches):

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
-from esper.kasmina import actions
+from esper.kasmina import actuator
 from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, batch_norms, recalibrate
 from esper.kasmina.compute import FlopMeter
 from esper.kasmina.contributions import Contributions, Scorer, measure, score_samples
@@ -146,7 +146,7 @@ class HostTraining:
             self._start()
             trained = self._train_looking(supervisor)
         del self._start
-        actions.tick(self.model)
+        actuator.tick(self.model)
         self.close_growth(self._epoch + 1)
         self.seconds += time.perf_counter() - began
         return trained
@@ -233,9 +233,7 @@ class HostTraining:
         if self.budget is not None and not (contributions and self._may_measure(watched)):
             watched = []
         score = self._scorer(validation)
-        result = measure(
-            watched, score, generator=self._sampling, only_contributions=self.budget is not None
-        )
+        result = measure(watched, score, generator=self._sampling, only_contributions=self.budget is not None)
         self.meter.validated(len(validation), result.slots, result.configurations)
         return result
 
@@ -265,7 +263,7 @@ class HostTraining:
 
     def commit(self) -> list[StageMove]:
         """Make the network final: keep what gate G5 lets pass, remove the rest, unlock the test split."""
-        moves = actions.commit(self.model)
+        moves = actuator.commit(self.model)
         inputs = self._calibration()
         if inputs is not None:
             recalibrate(self.model, inputs)

@@ -2,9 +2,8 @@
 
 The gradients of the host and of each seed are clipped separately; one optimiser steps all of them.
 
-A minibatch can be checked before any weight changes: one with a non-finite loss or gradient then changes nothing.
-Or it is run unchecked, and all results stay on their device.
-"""
+A minibatch can be checked before any weight changes: one with a non-finite loss or gradient then changes
+nothing. Or it is run unchecked, and all results stay on their device."""
 
 import math
 from collections.abc import Iterable

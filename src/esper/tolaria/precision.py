@@ -1,9 +1,8 @@
 """Precision in which hosts and seeds are trained: float32, or mixed.
 
-Weights, optimiser states and gradients are always float32, and networks are measured in float32. Float16 losses
-are scaled, so that their gradients do not vanish: one scale for the host and its blended seeds, whose gradients
-come from one loss, and one for every incubating seed.
-"""
+Weights, optimiser states and gradients are always float32, and networks are measured in float32. Float16
+losses are scaled, so that their gradients do not vanish: one scale for the host and its blended seeds, whose
+gradients come from one loss, and one for every incubating seed."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -54,7 +53,8 @@ class Precision:
         return nullcontext() if self._type is None else torch.autocast(self._device, self._type)
 
     def part(self, number: int, parameters: Sequence[nn.Parameter]) -> "ScaledPart":
-        """Return the parameters that learn from one loss: those of a slot's incubating seed, or of ``HOST``."""
+        """Return the parameters that learn from one loss: those of a slot's incubating seed, or of
+        ``HOST``."""
         return ScaledPart(self, parameters, self._scaler(number) if self.scales else None)
 
     def _scaler(self, part: int) -> GradScaler:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from esper.kasmina.recovery import ROLLBACK_LIMIT
 from esper.leyline.factored_actions import IntArray
 from esper.leyline.protocols import EventSink, PolicyOutput
 from esper.leyline.rules import ActionSpace
@@ -12,7 +13,6 @@ from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute, device_of
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.host_training import train_together
-from esper.kasmina.recovery import ROLLBACK_LIMIT
 from esper.tolaria.tasks.spec import TaskSpec
 
 

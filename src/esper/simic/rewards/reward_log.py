@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from esper.simic.rewards.families import Array, RewardTerms, total
 from esper.kasmina.recorder import Reward
+from esper.simic.rewards.families import Array, RewardTerms, total
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.kasmina import actuator
 from esper.leyline import (
     BLUEPRINT_IDS,
     ActionSpace,
@@ -30,7 +31,6 @@ from esper.leyline import (
 from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
 from esper.simic.training.sandbox import NUM_SLOTS, PARAMS, Actions, Oracle, Rewards
 from esper.tamiyo.policy.observer import Observation, Observer
-from esper.tolaria import actuator
 
 NOISE = 2.0
 """Standard deviation, in points, of everything that is measured."""
@@ -150,6 +150,8 @@ class LifecycleSandbox(Oracle):
             minibatches=self._everywhere(epoch),
             minibatches_left=self._everywhere(np.nan),
             candidate_cost=self._everywhere(np.nan),
+            cost=self._everywhere(np.nan),
+            races=(None,) * self.num_envs,
         )
 
     def _inputs(self) -> RewardInputs:
