@@ -127,6 +127,7 @@ def test_an_average_made_after_growth_follows_seeds_in_and_out() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     growth = Growth(net, optimizer, sample=X, slots=["1", "2"], controller=None)
     average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    growth.follow(average)
     average.update_parameters(net)
     growth.germinate("2", "mlp")
     growth.germinate("1", "lora")

@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from esper.growth.diagnose import diagnose
-from esper.growth.diagnosis_report import Diagnosis, Row, decide
+from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
 from esper.growth.loaders import parts_of
 from torch import Tensor, nn
 
 import esper
-from esper.growth.race import Paired
+from esper.growth.race_runners import Paired
 from esper.leyline.errors import EsperError
 from tests.growth.diagnosed import Net, features, loaders
 
@@ -173,8 +173,8 @@ def test_batches_that_are_dicts_go_to_the_loss_as_they_are() -> None:
 # --- the rule -----------------------------------------------------------------------------------------
 
 
-def row(change: tuple[float, float], beyond: tuple[float, float], steps: int = 100) -> Row:
-    return Row("here", "lora", 1000, 10, 0.0, Paired(*change), Paired(*beyond), steps)
+def row(change: tuple[float, float], beyond: tuple[float, float], steps: int = 100) -> CandidateRow:
+    return CandidateRow("here", "lora", 1000, 10, 0.0, Paired(*change), Paired(*beyond), steps)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def row(change: tuple[float, float], beyond: tuple[float, float], steps: int = 1
     ],
 )
 def test_the_verdict_weighs_a_change_against_its_error_and_the_control(
-    best: Row, control: tuple[float, float], verdict: str
+    best: CandidateRow, control: tuple[float, float], verdict: str
 ) -> None:
     assert decide(1.0, [best], Paired(*control))[0] == verdict
 
@@ -204,7 +204,7 @@ def test_who_ran_longer_counts_before_who_did_better_in_an_earlier_heat() -> Non
 
 
 def test_without_a_candidate_that_ran_it_is_unclear() -> None:
-    assert decide(1.0, [Row("here", "lora", 1, 1, 0.5)], None)[0] == "unclear"
+    assert decide(1.0, [CandidateRow("here", "lora", 1, 1, 0.5)], None)[0] == "unclear"
 
 
 @pytest.mark.parametrize("minutes", [0.0, 0.02])
@@ -259,7 +259,7 @@ def test_bad_input_gets_a_sentence(change: dict[str, Any], sentence: str) -> Non
 
 
 def shown() -> Diagnosis:
-    rows = [row((-0.301, 0.012), (-0.3, 0.01)), Row("<there>", "lora", 1000, 2000, 0.25)]
+    rows = [row((-0.301, 0.012), (-0.3, 0.01)), CandidateRow("<there>", "lora", 1000, 2000, 0.25)]
     return Diagnosis(
         "Net", "grow", "here", "lora", "why", 1.0, 0.9, rows, Paired(-0.001, math.nan), 120, 3.0, 1e9
     )
@@ -307,7 +307,7 @@ def test_a_place_is_grown_for_good_and_its_gain_stands_beside_the_prediction() -
     found = diagnose(net, train, val, loss=F.mse_loss, minutes=5, slots=["0", "1"], blueprints=["mlp_small"])
     x = torch.randn(3, 5)
     before, weights = net(x), sum(p.numel() for p in net.parameters())
-    assert esper.add(net, "0", "mlp_small") is net
+    assert found.plant(net, "0", "mlp_small") is net
     assert torch.equal(net(x), before)
     assert sum(p.numel() for p in net.parameters()) == weights + 1088
     assert not any(type(module).__module__.startswith("esper") for module in net.modules())
@@ -321,17 +321,15 @@ def test_a_place_is_grown_for_good_and_its_gain_stands_beside_the_prediction() -
     assert json.loads(found.json())["realised"][0]["place"] == "0"
 
 
-def test_a_network_that_was_not_diagnosed_is_grown_with_a_sample_or_not_at_all() -> None:
+def test_a_seed_that_cannot_be_planted_is_refused_and_leaves_the_network_as_it_was() -> None:
     net = Net()
-    with pytest.raises(EsperError, match="pass sample="):
-        esper.add(net, "second", "lora")
     keys = list(net.state_dict())
     with pytest.raises(EsperError, match="unknown blueprint"):
-        esper.add(net, "second", "conv_light", sample=torch.zeros(2, 5))
-    with pytest.raises(EsperError, match=r"place '\*' names \d submodules \(.*\); add\(\) plants behind one"):
-        esper.add(net, "*", "lora", sample=torch.zeros(2, 5))
+        esper.plant(net, "second", "conv_light", sample=torch.zeros(2, 5))
+    with pytest.raises(EsperError, match=r"place '\*' names \d submodules \(.*\); name one of them"):
+        esper.plant(net, "*", "lora", sample=torch.zeros(2, 5))
     with pytest.raises(EsperError, match="slots is 1; name submodules of Net by text"):
-        esper.add(net, 1, "lora", sample=torch.zeros(2, 5))
+        esper.plant(net, 1, "lora", sample=torch.zeros(2, 5))
     assert list(net.state_dict()) == keys
-    esper.add(net, "second", "lora", sample=torch.zeros(2, 5))
+    esper.plant(net, "second", "lora", sample=torch.zeros(2, 5))
     assert len(net.state_dict()) > len(keys)

@@ -226,8 +226,8 @@ def test_a_policy_works_as_it_is() -> None:
 def decisions(scores: list[float], **known: Any) -> list[int]:
     """Ops that the default controller chooses for these scores, in a network of one free slot."""
     growth = started(slots=["2"])[2]
-    controller = SaturationController(growth._body.action_space, lambda: 1.0, **known)
-    table = growth._body.table.copy()
+    controller = SaturationController(growth.network.action_space, **known)
+    table = growth.network.table.copy()
     ops = []
     for epoch, score in enumerate(scores, start=1):
         facts = growth._facts(score)

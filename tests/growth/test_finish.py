@@ -38,7 +38,7 @@ def test_a_linear_seed_behind_a_linear_layer_merges_into_its_weight() -> None:
     net, x = mlp(), torch.randn(4, 5)
     keys = list(net.state_dict())
     growth = planted(net, x, ("2", "lora"), alpha=0.5)
-    optimizer = growth._body.membership.optimisers[0]
+    optimizer = growth.network.groups.optimisers[0]
     net(x).sum().backward()
     optimizer.step()
     wanted = net(x)
@@ -95,7 +95,7 @@ def test_alpha_below_one_stays_in_the_finished_network() -> None:
 def test_a_finished_network_trains_on_with_the_same_optimiser_and_grows_again() -> None:
     net, x = mlp(), torch.randn(4, 5)
     growth = planted(net, x, ("1", "mlp"))
-    optimizer = growth._body.membership.optimisers[0]
+    optimizer = growth.network.groups.optimisers[0]
     growth.finish()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     net(x).square().sum().backward()

@@ -85,7 +85,7 @@ def test_a_budget_ends_within_one_minibatch():
         ({"budget": float("inf")}, "^budget is inf; it must be"),
         ({"epochs": 2, "controller": "mlp@0:2"}, "plants after epoch 2 of 2, when no training is left"),
         ({"epochs": 2, "controller": "mpl@0:1"}, "unknown blueprint 'mpl'; did you mean mlp"),
-        ({"epochs": 2, "controller": "atuo"}, "^controller is 'atuo'; pass 'auto', a plan such as"),
+        ({"epochs": 2, "controller": "atuo"}, "^controller is 'atuo'; pass 'auto', heuristic, counting,"),
         ({"epochs": 2, "optimizer": torch.optim.SGD}, "^optimizer is the class SGD; pass one torch.optim"),
         ({"epochs": 2, "slots": [0]}, r"^slots is \[0\]; name submodules of Sequential by text, as '0'"),
         ({"epochs": 2, "slots": None}, "^slots is None; name submodules"),

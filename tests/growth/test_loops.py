@@ -183,7 +183,7 @@ def test_a_seed_learns_as_a_layer_of_a_network_written_by_hand(name: str) -> Non
         position = torch.get_rng_state()
         growth.germinate("block", "drop")
         torch.set_rng_state(position)
-        seed = growth._body.graft(0).seed
+        seed = growth.network.slots[0].seed
         seed.load_state_dict(born[0].state_dict())
 
     train(loop, run, optimiser, grow)
@@ -195,5 +195,5 @@ def test_a_seed_learns_as_a_layer_of_a_network_written_by_hand(name: str) -> Non
     found = {k: v for k, v in net.state_dict().items() if "esper_slot" not in k}
     exact = {"rtol": 1e-4, "atol": 1e-5} if loop.compile or loop.clip else {"rtol": 0.0, "atol": 0.0}
     torch.testing.assert_close(found, wanted, **exact)
-    seed = growth._body.graft(0).seed
+    seed = growth.network.slots[0].seed
     torch.testing.assert_close(seed.state_dict(), reference.extra[0].state_dict(), **exact)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from esper.kasmina.sites import call, tensors_in
+from esper.kasmina.dry_run import call, tensors_in
 from torch import Tensor, nn
 
 import esper

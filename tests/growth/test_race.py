@@ -12,7 +12,7 @@ from esper.kasmina.slot import build_graft
 from esper.growth.loaders import endless
 from torch import nn
 
-from esper.growth.race import Limit, Probe, Runner, frozen, grafted, heat, share_of_rate
+from esper.growth.race_runners import Limit, Probe, Runner, frozen, grafted, heat, share_of_rate
 from esper.kasmina.blueprints import blueprint_named
 from esper.leyline.factored_actions import Style
 from tests.growth.diagnosed import Net, features, loaders

@@ -161,7 +161,7 @@ REFUSALS = {
         lambda: grow(AveragedModel(mlp())),
         "AveragedModel is an average of a network; pass the network",
     ),
-    "controller": (lambda: grow(mlp(), controller=3), "controller is int; pass 'auto', a plan such as"),
+    "controller": (lambda: grow(mlp(), controller=3), "controller is int; pass 'auto', heuristic, counting,"),
     "plan before the first epoch": (
         lambda: grow(mlp(), controller="mlp@2:0"),
         "plan 'mlp@2:0' plants at step 0, and the first decision comes at the end of epoch 1; write 1, or",
@@ -198,15 +198,33 @@ def test_two_growths_on_one_network_are_refused() -> None:
         grow(net)
 
 
-def test_an_average_made_before_growth_is_refused_and_one_of_another_network_is_not() -> None:
+@pytest.mark.parametrize("made", ["before", "after"])
+def test_an_average_that_is_not_followed_is_refused_once_the_network_has_a_seed(made: str) -> None:
     net = mlp()
-    average: nn.Module = AveragedModel(net)
-    with pytest.raises(EsperError, match="an AveragedModel of a Sequential was made before Growth"):
-        grow(net)
-    del average
-    average = AveragedModel(nn.Sequential(nn.Linear(2, 2)))
-    grow(net)
-    assert len(slots_of(average)) == 0
+    average = AveragedModel(net) if made == "before" else None
+    growth = grow(net)
+    average = average or AveragedModel(net)
+    average.update_parameters(net)
+    growth.germinate("0", "mlp")
+    with pytest.raises(EsperError, match=r"does not follow its growth \(seed in 0\) .* follow=\[averaged\]"):
+        average.update_parameters(net)
+
+
+def test_an_average_made_before_growth_follows_when_it_is_named() -> None:
+    net = mlp()
+    average = AveragedModel(net)
+    growth = grow(net, follow=[average])
+    growth.germinate("0", "mlp")
+    average.update_parameters(net)
+    assert len(list(average.module.parameters())) == len(list(net.parameters()))
+
+
+def test_a_followed_copy_of_another_network_is_refused_and_the_network_is_left_as_it_was() -> None:
+    net = mlp()
+    before = [name for name, _ in net.named_modules()]
+    with pytest.raises(EsperError, match="follow holds a AveragedModel that is no copy of this Sequential"):
+        grow(net, follow=[AveragedModel(nn.Sequential(nn.Linear(2, 2)))])
+    assert [name for name, _ in net.named_modules()] == before
 
 
 HAND = {

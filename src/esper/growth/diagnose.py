@@ -111,7 +111,7 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any) -> nn.Modu
     found = find_sites(own, place, sample)
     if len(found) != 1:
         names = ", ".join(site.name for site in found)
-        raise HostError(f"place {place!r} names {len(found)} submodules ({names}); one is planted behind")
+        raise HostError(f"place {place!r} names {len(found)} submodules ({names}); name one of them")
     check_modes(own, found, sample)
     network = MorphogeneticModel(own, sites=found, streams=lambda _: None)
     try:

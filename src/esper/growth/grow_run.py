@@ -146,7 +146,7 @@ class GrowRun:
         value = loss_of(net, batch, self._loss)
         found = float(value.detach())
         if not math.isfinite(found):
-            if self._growth.can_recover:
+            if self._growth.can_recover and len(self.epochs) > 1:  # there is a good epoch to return to
                 return found
             raise DataError(
                 f"the training loss is {found} in epoch {len(self.epochs)}; look for values in the"

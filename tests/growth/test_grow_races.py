@@ -1,17 +1,19 @@
 """The default of ``esper.grow``: races at two shares of the training, what they cost, and what they plant."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from esper.tamiyo.race_controller import SHARE, adopt, is_worthwhile
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growth.grow import Grown
-from esper.growth.race import Limit, Paired, Runner
+from esper.growth.grow_run import RACE_SHARE
+from esper.growth.race import adopt
+from esper.growth.race_runners import Limit, Runner
+from esper.leyline import RaceCandidate, RaceResult
+from esper.tamiyo.race_controller import is_worthwhile
 
 
 def loader(rng_seed: int, samples: int) -> DataLoader[Any]:
@@ -70,7 +72,7 @@ def test_a_network_that_is_too_small_is_grown_at_the_first_moment(too_small: Gro
 def test_a_sound_network_is_left_as_it_is_and_told_why(sound_pair: list[Grown]) -> None:
     asked, _ = sound_pair
     assert planted(asked) == []
-    assert "not enough to plant it" in asked.summary()
+    assert "it was not planted" in asked.summary()
 
 
 def test_training_goes_on_where_the_control_is_with_its_moments() -> None:
@@ -99,7 +101,7 @@ def test_a_control_that_diverged_is_left_behind() -> None:
 def test_races_are_charged_and_take_no_more_than_their_share(sound_pair: list[Grown]) -> None:
     asked, trained = (grown.epochs[-1].flops for grown in sound_pair)
     # In so short a training one race takes nearly all that races may.
-    assert 0.9 * SHARE * trained < asked - trained < SHARE * trained
+    assert 0.9 * RACE_SHARE * trained < asked - trained < RACE_SHARE * trained
 
 
 def test_a_budget_pays_for_the_races() -> None:
@@ -148,10 +150,8 @@ def test_a_training_with_races_goes_on_bit_for_bit(tmp_path: Any, too_small: Gro
 def test_a_lead_must_be_clear_and_worth_the_compute_of_the_seed(
     lead: float, error: float, cost: float, expected: bool
 ) -> None:
-    winner = SimpleNamespace(beyond=Paired(-lead, error), flops=1000 * cost)
-    probe = SimpleNamespace(mean=lambda losses: losses)
-    race: Any = SimpleNamespace(candidates=[winner], probe=probe, base=0.5, host_flops=1000.0)
-    assert is_worthwhile(race) is expected
+    winner = RaceCandidate(slot=0, blueprint=1, lead=lead, error=error, cost=cost)
+    assert is_worthwhile(RaceResult((winner,), loss=0.5)) is expected
 
 
 def test_a_limit_in_flops_knows_no_time() -> None:
