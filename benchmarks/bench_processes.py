@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.measuring import figure
+from esper.files.cache_folder import CACHE_VARIABLE
 from esper.karn.run import read_rows
-from esper.leyline.cache import CACHE_VARIABLE
-from esper.leyline.events import UpdateRow
+from esper.leyline.rows import UpdateRow
 
 ENVS, STEPS, ITERATIONS = 16, 15, 3
 """With episodes of five steps one process waits for the other, whose eight cost a tenth more: 1.75 ×."""

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.measuring import figure
 from benchmarks.rollout import NUM_ENVS, Rollout, Stopwatch
-from esper.leyline.events import Row
+from esper.leyline.rows import Row
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 

@@ -28,7 +28,7 @@ from esper.config import training_config
 from esper.karn.run import read_rows
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline import HEAD_NAMES
-from esper.leyline.events import UpdateRow
+from esper.leyline.rows import UpdateRow
 from esper.study import Cell, means_by_rng_seed, run_study
 from esper.tolaria.seeding import TEST_SEEDS
 

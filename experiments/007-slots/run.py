@@ -15,7 +15,7 @@ import torch
 
 from esper.config import TrainingConfig
 from esper.leyline import Head, LifecycleOp
-from esper.simic.training.vectorized import IterationSummary, Trainer
+from esper.simic.training.trainer import IterationSummary, Trainer
 from esper.tamiyo.policy.distributions import MaskedCategorical
 from esper.training import task_of
 

@@ -19,8 +19,8 @@ from esper.leyline import (
     UnknownNameError,
 )
 from esper.leyline.errors import EsperError
-from esper.leyline.events import SCHEMA_VERSION, RunRow
-from esper.simic.config import TrainingConfig
+from esper.leyline.rows import SCHEMA_VERSION, RunRow
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo import (
     CountingController,
     HeuristicController,

@@ -8,7 +8,7 @@ from esper.config import RunConfig
 from esper.karn.run import read_rows
 from esper.kasmina.export import save_committed
 from esper.leyline.errors import InterruptedRunError
-from esper.leyline.events import EpochRow
+from esper.leyline.rows import EpochRow
 from esper.nissa.writer import RunWriter
 from esper.telemetry import Telemetry
 from esper.tolaria.episode import run_episode

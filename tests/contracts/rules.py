@@ -29,7 +29,7 @@ from esper.kasmina.contract import (
 from esper.kasmina.hosts import TransformerHost
 from esper.kasmina.optim import set_rate
 from esper.leyline import STYLE_OPERATORS, Stage, Style
-from esper.leyline.rules import IncubationMode
+from esper.leyline.lifecycle_rules import IncubationMode
 from esper.tolaria.actuator import settle
 from esper.tolaria.minibatch import Readings
 from tests.contracts.hosts import Kind

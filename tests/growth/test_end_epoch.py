@@ -17,7 +17,7 @@ from esper.leyline.protocols import Decisions
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.controller import PolicyController
-from esper.tamiyo.policy.features import get_feature_size
+from esper.tamiyo.policy.observation_features import get_feature_size
 from tests.growth.models import ResNet, mlp
 
 X, Y = torch.randn(16, 5, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3

@@ -14,7 +14,7 @@ from esper import training
 from esper.leyline.errors import EsperError
 from esper.run_state import STATE_FILES, config_of_run
 from esper.scripts import cli
-from esper.simic.training.vectorized import Trainer
+from esper.simic.training.trainer import Trainer
 from esper.tamiyo.policy.checkpoint import save_tensors, seal
 from esper.training import task_of, train
 from tests.integration.training import Refused, assert_same_end, everything_in, tiny

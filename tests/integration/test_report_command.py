@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from esper.config import RunConfig, TrainingConfig, checked, run_config
 from esper.karn.run import read_rows
-from esper.leyline.events import EpisodeRow
+from esper.leyline.rows import EpisodeRow
 from esper.scripts import cli
 from esper.scripts.flags import parse_flags
 from esper.scripts.report_command import reproduction

@@ -24,7 +24,7 @@ from esper.config import RunConfig
 from esper.karn.run import open_run, read_rows
 from esper.karn.screen import screen
 from esper.kasmina import load_committed
-from esper.leyline.events import DecisionRow, EpisodeRow, EpochRow, RunRow, SeedRow, TransitionRow
+from esper.leyline.rows import DecisionRow, EpisodeRow, EpochRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
 from esper.scripts import cli, train
 from esper.tolaria.seeding import EpisodeStreams

@@ -9,10 +9,10 @@ import pytest
 
 from esper import run_state
 from esper.karn.run import read_rows
-from esper.leyline.events import UpdateRow
+from esper.leyline.rows import UpdateRow
 from esper.scripts import cli
 from esper.simic.agent.ppo import PolicyDivergedError
-from esper.simic.training.vectorized import Iteration, Trainer
+from esper.simic.training.trainer import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy, seal
 from esper.training import train
 from tests.integration.training import (

@@ -8,7 +8,7 @@ import pytest
 
 from esper.karn.run import read_rows
 from esper.leyline import STAGE_NAMES
-from esper.leyline.events import EpisodeRow, RunRow, TransitionRow
+from esper.leyline.rows import EpisodeRow, RunRow, TransitionRow
 from esper.scripts import cli, eval_command
 from esper.study import Cell, run_study
 from esper.tamiyo.policy.checkpoint import TrainedOn, load_policy, read_training, save_policy

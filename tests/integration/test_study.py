@@ -8,7 +8,7 @@ import pytest
 
 from esper.config import run_config
 from esper.karn.run import read_rows
-from esper.leyline.events import EpisodeRow
+from esper.leyline.rows import EpisodeRow
 from esper.runner import run_arm
 from esper.study import Cell, means_by_rng_seed, run_study
 from esper.tolaria.vector import SerialVector

@@ -9,7 +9,7 @@ import pytest
 
 from esper.karn.run import read_rows
 from esper.karn.statistics import estimate
-from esper.leyline.events import EpisodeRow, RunRow, UpdateRow
+from esper.leyline.rows import EpisodeRow, RunRow, UpdateRow
 from esper.scripts import cli, train
 from esper.study import run_study
 from esper.tamiyo.policy.checkpoint import load_policy

@@ -12,7 +12,7 @@ from esper.config import PRESETS, ConfigError, TrainingConfig, checked, training
 from esper.karn.run import read_rows
 from esper.leyline import LifecycleRules
 from esper.leyline.errors import UnknownNameError
-from esper.leyline.events import TABLES, RunRow, UpdateRow
+from esper.leyline.rows import TABLES, RunRow, UpdateRow
 from esper.run_state import config_of_run
 from esper.simic.rewards.families import FamilyName
 from esper.tolaria.tasks import TASKS

@@ -9,7 +9,7 @@ import pytest
 from esper.config import RunConfig
 from esper.karn.run import read_rows
 from esper.leyline.columns import COLUMNS, TABLE_OF
-from esper.leyline.events import TABLES, UNIT_RANGES, Row
+from esper.leyline.rows import TABLES, UNIT_RANGES, Row
 from esper.runner import run_arm
 from esper.tolaria.tasks import TASKS
 from tests.nissa import record

@@ -7,9 +7,9 @@ import numpy as np
 
 from esper.leyline import CANONICAL_ACTION, AlphaTarget, BlueprintAction, Head, LifecycleOp, Tempo
 from esper.leyline.factored_actions import IntArray
-from esper.simic.training.lifecycle_sandbox import Lifecycle, LifecycleSandbox, Scaffold
-from esper.simic.training.proving import OracleClass
-from esper.simic.training.sandbox import Bandit, Combination, Distractors, Memory, Rent, Sandbox, Schedule
+from esper.simic.oracles.lifecycle_envs import Lifecycle, LifecycleOracle, Scaffold
+from esper.simic.oracles.toy_envs import Bandit, Combination, Distractors, Memory, Rent, Timing, ToyOracle
+from esper.simic.oracles.trial import OracleClass
 
 Script = Callable[[Any, int], IntArray]
 """From the environments and the number of the step to actions ``[env, 8]``."""
@@ -40,7 +40,7 @@ def bandit(env: Bandit, step: int) -> IntArray:
     return plant(env.num_envs, 2, BlueprintAction.CONV_HEAVY)
 
 
-def schedule(env: Schedule, step: int) -> IntArray:
+def schedule(env: Timing, step: int) -> IntArray:
     if step == 0:
         return plant(env.num_envs, 0)
     return action(env.num_envs, LifecycleOp.FOSSILIZE if step == 4 else LifecycleOp.WAIT)
@@ -82,7 +82,7 @@ def scaffold(env: Scaffold, step: int) -> IntArray:
 
 SCRIPTS: dict[OracleClass, Script] = {
     Bandit: bandit,
-    Schedule: schedule,
+    Timing: schedule,
     Memory: memory,
     Combination: combination,
     Rent: rent,
@@ -92,7 +92,7 @@ SCRIPTS: dict[OracleClass, Script] = {
 }
 
 
-def follow(env: Sandbox | LifecycleSandbox, script: Script) -> np.ndarray:
+def follow(env: ToyOracle | LifecycleOracle, script: Script) -> np.ndarray:
     """Returns ``[env]`` of one episode; every action must be legal."""
     masks, returns = env.reset().masks, np.zeros(env.num_envs)
     for number in range(env.horizon):

@@ -14,12 +14,12 @@ from torch import Tensor
 from esper.config import TrainingConfig
 from esper.karn.run import read_rows
 from esper.leyline import HEAD_NAMES, EpochFacts
-from esper.leyline.events import AlertRow, DecisionRow, SeedRow, UpdateRow
-from esper.leyline.limits import DETAIL_ITERATIONS
+from esper.leyline.rows import AlertRow, DecisionRow, SeedRow, UpdateRow
+from esper.leyline.thresholds import DETAIL_ITERATIONS
 from esper.simic.agent.ppo import PolicyDivergedError, PPOAgent, UpdateMetrics
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.vectorized import Iteration, Trainer
+from esper.simic.training.policy_env import GrowthEnv
+from esper.simic.training.trainer import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.tasks import TASKS
 from esper.training import task_of, train

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from esper.leyline import LifecycleOp, LifecycleRules, Stage
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.config import TrainingConfig
+from esper.simic.oracles.trial import new_policy
 from esper.simic.rewards.families import FamilyName
-from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.proving import new_policy
-from esper.simic.training.rollout import ActionStreams, Step, collect, evaluate
-from esper.simic.training.vectorized import Trainer
+from esper.simic.training.policy_env import GrowthEnv, PolicyStep
+from esper.simic.training.rollout import ActionStreams, collect, evaluate
+from esper.simic.training.trainer import Trainer
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.observer import Observation
 from esper.tolaria.env import MorphEnv
@@ -71,7 +71,7 @@ def actions_at(step: int, script: Mapping[int, IntArray], num_envs: int) -> NDAr
 
 def play(
     env: GrowthEnv, script: Mapping[int, IntArray] = BUSY, before: Callable[[int], None] = lambda step: None
-) -> list[Step]:
+) -> list[PolicyStep]:
     """A whole rollout in which every environment follows ``script``."""
     env.reset()
     steps = []
@@ -94,7 +94,7 @@ def second_attempt(env: GrowthEnv) -> Observation:
         return env.reset()
 
 
-def column(steps: Sequence[Step], name: str, row: int) -> list[Any]:
+def column(steps: Sequence[PolicyStep], name: str, row: int) -> list[Any]:
     return [getattr(step, name)[row].item() for step in steps]
 
 
@@ -252,12 +252,12 @@ class Episodes(GrowthEnv):
     seen: Observation
     """What the last step led to."""
 
-    def step(self, actions: NDArray[np.int64], outputs: Any = None) -> Step:
+    def step(self, actions: NDArray[np.int64], outputs: Any = None) -> PolicyStep:
         step = super().step(actions, outputs)
         self.steps_taken += 1
         if self.steps_taken % self.horizon == 0 and self.steps_taken < self.episodes * self.horizon:
             over = np.ones_like(step.ended)
-            step = Step(self.reset(), step.reward, over, over)
+            step = PolicyStep(self.reset(), step.reward, over, over)
         self.seen = step.observation
         return step
 

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore
 
 from esper.simic.training import exchange
-from esper.simic.training.meeting import MeetingError, meet
+from esper.simic.training.handshake import HandshakeError, agree_on_group
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def store() -> HashStore:
 def arrive(store: HashStore) -> Arrive:
     """Lets one of three processes, here a thread, come to the meeting; what it is told is to come."""
     pool = ThreadPoolExecutor(4)
-    return lambda rank, seconds=60.0, **common: pool.submit(meet, store, rank, 3, common, seconds)
+    return lambda rank, seconds=60.0, **common: pool.submit(agree_on_group, store, rank, 3, common, seconds)
 
 
 def test_a_group_has_one_name_that_no_earlier_one_had(arrive: Arrive) -> None:
@@ -84,7 +84,7 @@ def test_differences_are_named_with_both_values_and_their_rank(arrive: Arrive) -
         arrive(2, envs=8, torch="2.13.0", slots=None),
     ]
     for future in told:
-        with pytest.raises(MeetingError) as refusal:
+        with pytest.raises(HandshakeError) as refusal:
             future.result()
         said = str(refusal.value)
         assert said.startswith("all ranks need the same settings and versions; torch is 2.13.0 on rank 0 and")
@@ -95,5 +95,5 @@ def test_differences_are_named_with_both_values_and_their_rank(arrive: Arrive) -
 
 def test_the_first_does_not_wait_for_ever_and_tells_those_who_came(arrive: Arrive) -> None:
     for future in (arrive(2), arrive(0, seconds=0.2)):
-        with pytest.raises(MeetingError, match=r"^rank 1 of 3 did not come within 0.2 s; start all again$"):
+        with pytest.raises(HandshakeError, match=r"^rank 1 of 3 did not come within 0.2 s; start all again$"):
             future.result()

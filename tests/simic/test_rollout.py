@@ -10,12 +10,12 @@ from torch import Tensor
 from esper.leyline import OP_GERMINATE, Head
 from esper.simic.advantages import gae
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.config import TrainingConfig
-from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.lifecycle_sandbox import Lifecycle
-from esper.simic.training.proving import new_policy, random_return
-from esper.simic.training.rollout import ActionStreams, Step, collect, evaluate
-from esper.simic.training.sandbox import Distractors, Memory, Rent, Sandbox
+from esper.simic.oracles.lifecycle_envs import Lifecycle
+from esper.simic.oracles.toy_envs import Distractors, Memory, Rent, ToyOracle
+from esper.simic.oracles.trial import new_policy, random_return
+from esper.simic.training.policy_env import GrowthEnv, PolicyStep
+from esper.simic.training.rollout import ActionStreams, collect, evaluate
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.observer import Observation
 from tests.simic.rolling import TINY, roll
@@ -55,7 +55,7 @@ class Remembering(GrowthEnv):
 
     seen: Observation
 
-    def step(self, actions: NDArray[np.int64], outputs: Any = None) -> Step:
+    def step(self, actions: NDArray[np.int64], outputs: Any = None) -> PolicyStep:
         step = super().step(actions, outputs)
         self.seen = step.observation
         return step
@@ -144,7 +144,7 @@ def test_an_evaluation_sums_the_rewards_of_one_episode() -> None:
     ],
 )
 def test_chance_is_uniform_over_legal_actions(
-    oracle: type[Sandbox], expected: float, deviation: float
+    oracle: type[ToyOracle], expected: float, deviation: float
 ) -> None:
     found = random_return(oracle, rng_seed=0, num_envs=900)
     assert found == pytest.approx(expected, abs=3 * deviation / 30)

@@ -3,7 +3,7 @@ import torch
 
 from esper.leyline import NUM_HEADS, NUM_OPS, head_sizes
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.tamiyo.networks.factored_lstm import Decision, Hidden
+from esper.tamiyo.networks.factored_lstm import Hidden, PolicyDecision
 
 WIDTH = sum(head_sizes(2))
 
@@ -12,10 +12,10 @@ def hidden_of(value: float) -> Hidden:
     return torch.full((1, 3, 5), value), torch.full((1, 3, 5), value + 0.5)
 
 
-def decision(number: int) -> Decision:
+def decision(number: int) -> PolicyDecision:
     """Environment e decides e + 10·number everywhere."""
     mark = torch.arange(3.0) + 10 * number
-    return Decision(
+    return PolicyDecision(
         actions=mark.long().unsqueeze(1).expand(3, NUM_HEADS),
         log_probs=-mark.unsqueeze(1).expand(3, NUM_HEADS),
         masks=(torch.arange(WIDTH) == number).expand(3, WIDTH),

@@ -11,7 +11,8 @@ import torch
 from esper.config import TrainingConfig
 from esper.karn.run import open_run, read_rows
 from esper.leyline import HEAD_NAMES, OP_NAMES, Head
-from esper.leyline.events import (
+from esper.leyline.factored_actions import IntArray
+from esper.leyline.rows import (
     TABLES,
     TABLES_OF_DETAIL,
     DecisionRow,
@@ -21,7 +22,6 @@ from esper.leyline.events import (
     RunRow,
     UpdateRow,
 )
-from esper.leyline.factored_actions import IntArray
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TASKS
 from esper.training import train

@@ -8,7 +8,7 @@ import torch
 
 from esper.leyline import LifecycleOp, Stage
 from esper.leyline.errors import HostError
-from esper.leyline.events import AlertRow, EpisodeRow, EpochRow, TransitionRow
+from esper.leyline.rows import AlertRow, EpisodeRow, EpochRow, TransitionRow
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.governor import Alarm

@@ -23,7 +23,7 @@ from esper.kasmina import birth
 from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_named, names_for, specs_for
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.factored_actions import BLUEPRINT_IDS, NUM_BLUEPRINTS
-from esper.leyline.rules import ActionSpace, LifecycleRules
+from esper.leyline.lifecycle_rules import ActionSpace, LifecycleRules
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_table import SlotTable
 

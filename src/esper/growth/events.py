@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from esper.growth.body import GrowingBody
 from esper.leyline.errors import GrowthWarning
-from esper.leyline.events import StageMove
+from esper.leyline.rows import StageMove
 from esper.leyline.stages import Stage
 
 EventKind = Literal["measured", "raced", "germinated", "alpha", "fossilized", "pruned", "refused", "warning"]

@@ -45,7 +45,7 @@ from esper.tolaria.calibration import CALIBRATION_SAMPLES, batch_norms
 
 if TYPE_CHECKING:
     from esper.growth.run_directory import RunDirectory
-    from esper.leyline.events import RunRow
+    from esper.leyline.rows import RunRow
 
 RATE: Final = 1e-3
 """Of the AdamW that trains where no optimiser is given."""

@@ -14,10 +14,10 @@ import numpy as np
 from esper.growth.body import GrowingBody
 from esper.growth.events import Narrator
 from esper.leyline import HEAD_NAMES, OP_NAMES, OP_WAIT, STAGE_NAMES, Controller, EnvFacts, Head, StageMove
-from esper.leyline.events import SCHEMA_VERSION, CounterfactualRow, EpisodeRow, Row, RunRow, known
 from esper.leyline.factored_actions import IntArray, heads_read
 from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import EventSink
+from esper.leyline.rows import SCHEMA_VERSION, CounterfactualRow, EpisodeRow, Row, RunRow, known
 from esper.provenance import git_revision, hardware, versions
 from esper.tolaria import recording
 from esper.tolaria.actuator import Outcome

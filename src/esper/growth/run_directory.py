@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import torch
 
+from esper.files.row_files import RowMark
 from esper.growth.saving import write
 from esper.karn.run import read_rows
 from esper.leyline.errors import EsperError, RunDirectoryError
-from esper.leyline.events import RunRow
 from esper.leyline.protocols import EventSink
-from esper.leyline.run_files import RowMark
+from esper.leyline.rows import RunRow
 from esper.nissa.writer import RunWriter
 from esper.telemetry import Telemetry
 

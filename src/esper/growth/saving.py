@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from esper.files.atomic_write import write_durably
 from esper.growth import finishing
 from esper.growth.growth import Growth
 from esper.growth.sites import Output, Site
 from esper.growth.slot import attach, detach
-from esper.leyline.durable import write_durably
 from esper.leyline.errors import EsperError, HostError
 
 

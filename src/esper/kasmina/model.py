@@ -18,11 +18,11 @@ from esper.kasmina.optim import OptimiserRecipe
 from esper.kasmina.slot import SeedSlot
 from esper.kasmina.streams import TorchStream
 from esper.leyline.errors import HostError
-from esper.leyline.rules import ActionSpace, LifecycleRules
+from esper.leyline.lifecycle_rules import ActionSpace, LifecycleRules
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
-from esper.leyline.streams import derive_seed
+from esper.leyline.stream_seeds import derive_seed
 
 Alphas = Sequence[Tensor | None]
 """One blend weight per slot; ``None`` lets the features pass."""

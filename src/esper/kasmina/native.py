@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from esper.leyline.cache import cache_folder
+from esper.files.cache_folder import cache_folder
 
 SOURCE, LAYOUT = (Path(__file__).with_name(name) for name in ("conv_block.c", "conv_layout.h"))
 FLAGS: Final = ("-O3", "-march=native", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math")

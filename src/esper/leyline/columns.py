@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from esper.leyline.events import TABLES, Column, Row
+from esper.leyline.rows import TABLES, Column, Row
 
 _FLAT_NAMES: Final[Mapping[object, tuple[str, str]]] = MappingProxyType(
     {

@@ -7,7 +7,7 @@ attempted; from there on only a gate may refuse it, by name.
 import numpy as np
 
 from esper.leyline.factored_actions import CANONICAL_ACTION, NUM_OPS, BoolArray, Head, LifecycleOp
-from esper.leyline.rules import LifecycleRules
+from esper.leyline.lifecycle_rules import LifecycleRules
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from esper.leyline.events import Row
 from esper.leyline.factored_actions import IntArray
+from esper.leyline.rows import Row
 from esper.leyline.signals import EpochFacts
 from esper.leyline.slot_table import SlotTable
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from esper.leyline.factored_actions import BLEND_IDS, DEFAULT_GAMMA, STYLE_OPERATORS, BlendOperator
-from esper.leyline.rules import ActionSpace
+from esper.leyline.lifecycle_rules import ActionSpace
 from esper.leyline.slot_table import NEVER, SlotTable
 from esper.leyline.stages import Stage
 

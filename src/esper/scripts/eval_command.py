@@ -15,8 +15,8 @@ from esper.build import build_task
 from esper.config import Settings, checked, run_config
 from esper.karn.statistics import estimate, paired_difference
 from esper.scripts.flags import parse_words, say_where
-from esper.simic.config import TrainingConfig
 from esper.simic.settings import MOST, MOST_SLOTS, Flops, Hardware, TaskName
+from esper.simic.training_config import TrainingConfig
 from esper.study import Cell, means_by_rng_seed, run_study
 from esper.tamiyo.policy.checkpoint import load_policy, read_training
 from esper.tamiyo.policy.observer import check_capacity

@@ -18,8 +18,8 @@ from esper.run_state import config_of_run
 from esper.runner import free_directory
 from esper.scripts.flags import parse_flags, say_where
 from esper.simic.agent.ppo import shards
-from esper.simic.config import TrainingConfig
-from esper.simic.training.vectorized import SHARD_ENVS
+from esper.simic.training.trainer import SHARD_ENVS
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy.checkpoint import TrainedOn
 from esper.training import task_of, train, trained_on
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline import HEAD_NAMES
-from esper.leyline.limits import RATIO_RANGE
+from esper.leyline.thresholds import RATIO_RANGE
 
 VARIANCE_FLOOR: Final = 1e-2
 """Returns that hardly vary cannot be explained better than noise: their variance counts as this."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from esper.kasmina.optim import DECAY_SHARE
-from esper.leyline.rules import ActionSpace
+from esper.leyline.lifecycle_rules import ActionSpace
 from esper.study.config import Arm, StudyConfig, arms_of, sizes_of
 from esper.study.running import Answer, Line, Run
 from esper.tamiyo.plan_search import GENERATIONS, propose

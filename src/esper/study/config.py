@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from esper.build import CONTROLLERS, build_controller
 from esper.config import ConfigError, RunConfig, Settings, run_config
 from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.lifecycle_rules import ActionSpace
 from esper.leyline.protocols import Controller
-from esper.leyline.rules import ActionSpace
 from esper.simic.settings import MOST, MOST_SLOTS, Flops, TaskName
 from esper.tolaria.anytime import MARKS, branching_steps
 from esper.tolaria.env import MorphEnv

@@ -11,10 +11,10 @@ import duckdb
 import msgspec
 import numpy as np
 
+from esper.files.atomic_write import partial_of, write_durably
 from esper.karn.resampling import FloatArray
 from esper.karn.study_page import render_study
 from esper.karn.study_tables import ArmNumbers, StudyNumbers, study_tables
-from esper.leyline.durable import partial_of, write_durably
 from esper.study.conduct import Found
 from esper.study.config import StudyConfig
 from esper.study.running import Answer

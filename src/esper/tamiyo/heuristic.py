@@ -24,8 +24,8 @@ from esper.leyline import (
     legal_slots_by_op,
 )
 from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
-from esper.leyline.limits import CONFIDENCE_Z
 from esper.leyline.protocols import Decisions
+from esper.leyline.thresholds import CONFIDENCE_Z
 from esper.tamiyo.controllers import ready_to_advance, wait_everywhere
 from esper.tamiyo.schedule import blueprint_index
 from esper.tamiyo.tracker import SignalTracker

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from esper.leyline import ActionSpace
-from esper.leyline.streams import derive_seed
+from esper.leyline.stream_seeds import derive_seed
 
 GENERATIONS: Final = 4
 PARENTS: Final = 3

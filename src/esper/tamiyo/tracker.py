@@ -8,8 +8,8 @@ import numpy as np
 
 from esper.leyline import OP_GERMINATE, EpochFacts, TrainingSignals
 from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
-from esper.leyline.limits import PLATEAU_GAIN, STABLE_EPOCHS, STABLE_LOSS_GAIN
 from esper.leyline.signals import HISTORY_LENGTH
+from esper.leyline.thresholds import PLATEAU_GAIN, STABLE_EPOCHS, STABLE_LOSS_GAIN
 
 
 class SignalTracker:

@@ -16,7 +16,6 @@ import numpy as np
 
 from esper.kasmina.model import MorphogeneticModel
 from esper.leyline.errors import DivergedError, EsperError
-from esper.leyline.events import Row, StageMove
 from esper.leyline.factored_actions import (
     CANONICAL_ACTION,
     NUM_OPS,
@@ -28,8 +27,9 @@ from esper.leyline.factored_actions import (
     heads_read,
 )
 from esper.leyline.legality import legal_slots_by_op
+from esper.leyline.lifecycle_rules import ActionSpace
 from esper.leyline.protocols import EventSink, PolicyOutput
-from esper.leyline.rules import ActionSpace
+from esper.leyline.rows import Row, StageMove
 from esper.leyline.signals import EnvFacts
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage

@@ -12,7 +12,7 @@ from torch import Tensor
 from esper.kasmina.model import MorphogeneticModel
 from esper.kasmina.optim import DECAY_SHARE, cosine_rate, set_rate, wsd_factor
 from esper.leyline.errors import HostError, SlotError
-from esper.leyline.events import StageMove
+from esper.leyline.rows import StageMove
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 from esper.tolaria import actuator

@@ -6,7 +6,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from esper.leyline.events import (
+from esper.leyline.factored_actions import BoolArray, IntArray
+from esper.leyline.protocols import PolicyOutput
+from esper.leyline.reports import freshness
+from esper.leyline.rows import (
     AlertRow,
     CounterfactualRow,
     DecisionRow,
@@ -18,9 +21,6 @@ from esper.leyline.events import (
     TransitionRow,
     known,
 )
-from esper.leyline.factored_actions import BoolArray, IntArray
-from esper.leyline.protocols import PolicyOutput
-from esper.leyline.reports import freshness
 from esper.leyline.signals import EnvFacts
 from esper.leyline.slot_table import SlotTable
 from esper.tolaria.actuator import Outcome

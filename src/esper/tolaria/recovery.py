@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import lifecycle
-from esper.leyline.events import StageMove
+from esper.leyline.rows import StageMove
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 from esper.tolaria import actuator

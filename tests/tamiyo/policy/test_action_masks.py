@@ -17,7 +17,7 @@ from esper.leyline import (
     head_sizes,
     legal_slots_by_op,
 )
-from esper.simic.training.proving import uniform_actions
+from esper.simic.oracles.trial import uniform_actions
 from esper.tamiyo.policy.action_masks import (
     ActionMasks,
     EmptyMaskError,

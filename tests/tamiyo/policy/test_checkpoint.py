@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.leyline.durable import SaveError, write_durably
+from esper.files.atomic_write import SaveError, write_durably
 from esper.leyline.errors import EsperError
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy import checkpoint

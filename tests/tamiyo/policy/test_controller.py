@@ -9,10 +9,10 @@ from torch import Tensor
 
 from esper.leyline import SlotTable
 from esper.leyline.factored_actions import IntArray
-from esper.tamiyo.networks.factored_lstm import Decision, FactoredRecurrentActorCritic, Hidden
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hidden, PolicyDecision
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.controller import PolicyController
-from esper.tamiyo.policy.features import batch_obs_to_features
+from esper.tamiyo.policy.observation_features import batch_obs_to_features
 from esper.tamiyo.tracker import SignalTracker
 from tests.leyline.building import assert_legal, facts_of, random_table, space_of
 from tests.tamiyo.policy.deciding import policy_of
@@ -75,7 +75,7 @@ def test_a_reset_forgets_everything(
 
     def watched(
         state: Tensor, blueprints: Tensor, hidden: Hidden, masks: ActionMasks, **how: Any
-    ) -> Decision:
+    ) -> PolicyDecision:
         shown.append(bits([state, blueprints, hidden]))
         return get_action(state, blueprints, hidden, masks, **how)
 

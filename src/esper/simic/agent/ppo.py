@@ -18,12 +18,12 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from esper.leyline import HEAD_NAMES, NUM_HEADS
 from esper.leyline.errors import EsperError
-from esper.leyline.events import known
+from esper.leyline.rows import known
 from esper.simic import diagnostics, losses
 from esper.simic.advantages import gae, normalise
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.config import PPOConfig
-from esper.tamiyo.networks.factored_lstm import Evaluation, FactoredRecurrentActorCritic
+from esper.simic.training_config import PPOConfig
+from esper.tamiyo.networks.factored_lstm import ActionEvaluation, FactoredRecurrentActorCritic
 
 KL_STOP: Final = 1.5
 """Update epochs stop when the KL divergence exceeds this many times its target."""
@@ -184,7 +184,7 @@ class PPOAgent:
             value_loss=value.item(),
             bonus=bonus.item(),
             log_ratio=policy.log_ratio.detach(),
-            evaluation=Evaluation(*(tensor.detach() for tensor in evaluation)),
+            evaluation=ActionEvaluation(*(tensor.detach() for tensor in evaluation)),
         )
 
     def _describe(
@@ -238,7 +238,7 @@ class ShardResult:
     value_loss: float
     bonus: float
     log_ratio: Tensor
-    evaluation: Evaluation
+    evaluation: ActionEvaluation
 
 
 def shards(num_envs: int, size: int) -> list[slice]:

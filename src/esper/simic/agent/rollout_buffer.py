@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.leyline import NUM_HEADS, head_sizes
-from esper.tamiyo.networks.factored_lstm import Decision, Hidden
+from esper.tamiyo.networks.factored_lstm import Hidden, PolicyDecision
 
 
 class Sequences(NamedTuple):
@@ -48,7 +48,7 @@ class TamiyoRolloutBuffer:
         self.hidden: Hidden = (torch.zeros(1, num_envs, hidden_dim), torch.zeros(1, num_envs, hidden_dim))
         self.length = 0
 
-    def add(self, state: Tensor, blueprint_indices: Tensor, decision: Decision, fresh: Tensor) -> None:
+    def add(self, state: Tensor, blueprint_indices: Tensor, decision: PolicyDecision, fresh: Tensor) -> None:
         """Write what was seen and decided at one step, all environments at once."""
         if self.length == self.num_steps:
             raise RuntimeError(f"the rollout buffer holds {self.num_steps} steps and is full")

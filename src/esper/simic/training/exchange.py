@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from esper.simic.training.meeting import meet
+from esper.simic.training.handshake import agree_on_group
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ _works = itertools.count()
 def join(store: Store, rank: int, world_size: int, common: Mapping[str, object], seconds: float) -> None:
     """Become one of several processes once all have met; ``store`` is where they count the shards taken."""
     global _store  # noqa: PLW0603 - one per process, as the process group is
-    _store = PrefixStore(meet(store, rank, world_size, common, seconds), store)
+    _store = PrefixStore(agree_on_group(store, rank, world_size, common, seconds), store)
     dist.init_process_group("gloo", store=_store, rank=rank, world_size=world_size)
 
 

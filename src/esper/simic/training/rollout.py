@@ -1,7 +1,6 @@
 """Collecting rollouts and evaluating policies, on anything that looks like an environment to a policy."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -9,44 +8,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.leyline import NUM_HEADS
-from esper.leyline.protocols import PolicyOutput
-from esper.leyline.streams import derive_seed
+from esper.leyline.stream_seeds import derive_seed
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.tamiyo.networks.factored_lstm import Decision, FactoredRecurrentActorCritic, Hidden
+from esper.simic.training.policy_env import PolicyEnv
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hidden, PolicyDecision
 from esper.tamiyo.policy.controller import decide, policy_outputs
 from esper.tamiyo.policy.observer import Observation
-
-
-class Step(NamedTuple):
-    """What a decision came to, arrays ``[env]``, and what is seen next.
-
-    Where an episode terminated, it is worth nothing beyond its end, and ``observation`` belongs to the
-    next one if the environment goes on. One that ended without terminating was cut off, which is
-    possible at the last step of a rollout; ``observation`` is still its own.
-    """
-
-    observation: Observation
-    reward: NDArray[np.float64]
-    ended: NDArray[np.bool_]
-    terminated: NDArray[np.bool_]
-
-
-class PolicyEnv(Protocol):
-    """Environments as a policy meets them."""
-
-    @property
-    def env_indices(self) -> Sequence[int]:
-        """Names of the environments within the run, for their random streams."""
-
-    @property
-    def horizon(self) -> int:
-        """Steps of one episode."""
-
-    def reset(self) -> Observation:
-        """Begin a new episode everywhere."""
-
-    def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> Step:
-        """Carry out ``actions [env, 8]``; ``outputs`` are recorded with them where decisions are recorded."""
 
 
 class ActionStreams:
@@ -94,7 +61,7 @@ def _sample(
     hidden: Hidden,
     fresh: Tensor,
     streams: ActionStreams,
-) -> Decision:
+) -> PolicyDecision:
     """One sampled decision everywhere; memory begins afresh where ``fresh [env]`` says so."""
     keep = (~fresh).float().view(1, -1, 1)
     return decide(policy, observation, (hidden[0] * keep, hidden[1] * keep), streams.draw())

@@ -63,7 +63,7 @@ class BlueprintEmbedding(nn.Module):
         return self.embedding(torch.where(indices < 0, self.null_index, indices))
 
 
-class Decision(NamedTuple):
+class PolicyDecision(NamedTuple):
     """One sampled (or argmax) decision per environment."""
 
     actions: Tensor
@@ -78,13 +78,13 @@ class Decision(NamedTuple):
     """``[env]``."""
     hidden: Hidden
 
-    def cpu(self) -> Decision:
+    def cpu(self) -> PolicyDecision:
         memory = (self.hidden[0].cpu(), self.hidden[1].cpu())
         names = ("actions", "log_probs", "masks", "op_probs", "value")
         return self._replace(hidden=memory, **{name: getattr(self, name).cpu() for name in names})
 
 
-class Evaluation(NamedTuple):
+class ActionEvaluation(NamedTuple):
     """Stored decisions under the present weights, every tensor ``[env, step, …]``."""
 
     log_probs: Tensor
@@ -272,7 +272,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         *,
         uniforms: Tensor | None = None,
         deterministic: bool = False,
-    ) -> Decision:
+    ) -> PolicyDecision:
         """One decision per environment from ``state [env, features]``.
 
         ``uniforms [env, 8]`` in [0, 1) are the random numbers, one per head; argmax needs none.
@@ -301,7 +301,7 @@ class FactoredRecurrentActorCritic(nn.Module):
             if head is Head.OP:
                 op_probs = distribution.probs
         value = self._value(encoded, actions[:, Head.OP])
-        return Decision(actions, log_probs, torch.cat(used, dim=-1), op_probs, value, hidden)
+        return PolicyDecision(actions, log_probs, torch.cat(used, dim=-1), op_probs, value, hidden)
 
     def evaluate_actions(
         self,
@@ -311,7 +311,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         masks: Tensor,
         hidden: Hidden,
         fresh: Tensor,
-    ) -> Evaluation:
+    ) -> ActionEvaluation:
         """Stored decisions ``[env, step, …]`` from their start state; ``fresh`` marks episode starts."""
         encoded, _ = self.encode(state, blueprint_indices, hidden, fresh)
         op, slot = actions[..., Head.OP], actions[..., Head.SLOT]
@@ -321,7 +321,7 @@ class FactoredRecurrentActorCritic(nn.Module):
             log_probs.append(distribution.log_prob(actions[..., head]))
             entropies.append(distribution.entropy())
             choices.append(distribution.has_choice)
-        return Evaluation(
+        return ActionEvaluation(
             torch.stack(log_probs, dim=-1),
             torch.stack(entropies, dim=-1),
             torch.stack(choices, dim=-1),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from esper.leyline import ActionSpace, EpochFacts, SlotTable
 from esper.leyline.protocols import Decisions, PolicyOutput
-from esper.tamiyo.networks.factored_lstm import Decision, FactoredRecurrentActorCritic, Hidden
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hidden, PolicyDecision
 from esper.tamiyo.policy.observer import Observation, Observer
 
 
@@ -55,7 +55,7 @@ class PolicyController:
 
 def decide(
     policy: FactoredRecurrentActorCritic, seen: Observation, hidden: Hidden, uniforms: Tensor | None = None
-) -> Decision:
+) -> PolicyDecision:
     """What the policy does about ``seen``: sampled by ``uniforms [env, 8]``, or argmax without them.
 
     Everything goes to the policy's device and comes back to the processor.
@@ -73,7 +73,7 @@ def decide(
     return decision.cpu()
 
 
-def policy_outputs(decision: Decision, sizes: Sequence[int]) -> list[PolicyOutput]:
+def policy_outputs(decision: PolicyDecision, sizes: Sequence[int]) -> list[PolicyOutput]:
     """A decision in plain numbers, one environment after the other; ``sizes`` are the heads' in its masks."""
     masked = torch.stack([~mask.all(dim=-1) for mask in decision.masks.split(list(sizes), dim=-1)], dim=-1)
     columns = (masked, decision.log_probs, decision.op_probs, decision.value)

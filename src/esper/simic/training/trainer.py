@@ -17,19 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.files.atomic_write import write_durably
 from esper.leyline import NUM_OPS, Head, SlotConfig
-from esper.leyline.durable import write_durably
-from esper.leyline.events import Row, UpdateRow, known
+from esper.leyline.rows import Row, UpdateRow, known
 from esper.simic.agent.ppo import PPOAgent, shards
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.config import TrainingConfig
 from esper.simic.rewards.reward_log import RewardLog
 from esper.simic.training import exchange
-from esper.simic.training.growth import GrowthEnv, Journal
+from esper.simic.training.policy_env import GrowthEnv, RowJournal
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy import checkpoint
-from esper.tamiyo.policy.features import get_feature_size
+from esper.tamiyo.policy.observation_features import get_feature_size
 from esper.tolaria.devices import Device
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.seeding import SELECTION_SEEDS
@@ -53,7 +53,7 @@ class ShardRollout(NamedTuple):
     rows: list[Row]
 
 
-class Evaluation(NamedTuple):
+class PolicyEvaluation(NamedTuple):
     """Argmax episodes on the selection rng seeds."""
 
     mean_return: float
@@ -73,7 +73,7 @@ class Iteration(NamedTuple):
 class Trainer:
     """A policy in training; every process of a run holds the same one."""
 
-    def __init__(self, task: TaskSpec, config: TrainingConfig, journal: Journal | None = None) -> None:
+    def __init__(self, task: TaskSpec, config: TrainingConfig, journal: RowJournal | None = None) -> None:
         self.task = task
         self.config = config
         capacity = config.capacity or task.num_slots
@@ -96,7 +96,7 @@ class Trainer:
         self._training = self._make_shards(config.rng_seed, config.envs, journal)
         self._selection = self._make_shards(SELECTION_SEEDS[config.rng_seed], config.evaluate_episodes)
 
-    def _make_shards(self, rng_seed: int, count: int, journal: Journal | None = None) -> list[GrowthEnv]:
+    def _make_shards(self, rng_seed: int, count: int, journal: RowJournal | None = None) -> list[GrowthEnv]:
         """All shards, since each may fall to any process; their hosts are built by the first reset."""
         return [
             GrowthEnv(
@@ -157,12 +157,12 @@ class Trainer:
         buffer = collect(env, self.policy, streams)
         return ShardRollout(buffer, env.reports, env.reward_log, env.rows)
 
-    def evaluate(self) -> Evaluation:
+    def evaluate(self) -> PolicyEvaluation:
         """Evaluate the policy on rng seeds kept for the selection of the best one."""
         results = _share_out(self._selection, self._evaluate_shard)
         returns = [value for returns, _ in results for value in returns]
         scores = [report.val_score for _, reports in results for report in reports]
-        return Evaluation(float(np.mean(returns)), _mean(scores))
+        return PolicyEvaluation(float(np.mean(returns)), _mean(scores))
 
     def _evaluate_shard(self, env: GrowthEnv) -> tuple[list[float], list[EpisodeReport]]:
         env.next_episode = 0

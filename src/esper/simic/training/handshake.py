@@ -15,11 +15,13 @@ POLL_SECONDS: Final = 0.02
 """Between two looks at who has come."""
 
 
-class MeetingError(EsperError):
+class HandshakeError(EsperError):
     """Processes that did not come together, or do not belong together."""
 
 
-def meet(store: Store, rank: int, world_size: int, common: Mapping[str, object], seconds: float) -> str:
+def agree_on_group(
+    store: Store, rank: int, world_size: int, common: Mapping[str, object], seconds: float
+) -> str:
     """The name of a group of processes that are all there and have the same ``common``, setting by setting.
 
     The first waits ``seconds`` for the others. torchrun keeps one store for all groups that it starts, so the
@@ -36,7 +38,7 @@ def _report(store: Store, rank: int, common: Mapping[str, object]) -> str:
     group = store.get(f"group/{nonce}").decode()
     store.set(f"{group}/common/{rank}", json.dumps([socket.gethostname(), common]))
     if refusal := store.get(f"{group}/refusal").decode():
-        raise MeetingError(refusal)
+        raise HandshakeError(refusal)
     return group
 
 
@@ -57,7 +59,7 @@ def _receive(store: Store, world_size: int, common: Mapping[str, object], second
     refusal = _refusal(shown, world_size, common, seconds)
     store.set(f"{group}/refusal", refusal)
     if refusal:
-        raise MeetingError(refusal)
+        raise HandshakeError(refusal)
     return group
 
 

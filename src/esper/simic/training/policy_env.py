@@ -1,18 +1,17 @@
 """Episodes of growing networks as a policy meets them: observation, masks and reward around a vector."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline import EpochFacts
-from esper.leyline.events import Row
 from esper.leyline.protocols import PolicyOutput
-from esper.simic.config import TrainingConfig
+from esper.leyline.rows import Row
 from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
 from esper.simic.rewards.reward_log import RewardLog
-from esper.simic.training.rollout import Step
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy.observer import Observation, Observer
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
@@ -20,7 +19,39 @@ from esper.tolaria.twin import twin_scores
 from esper.tolaria.vector import SerialVector
 
 
-class Journal(Protocol):
+class PolicyStep(NamedTuple):
+    """What a decision came to, arrays ``[env]``, and what is seen next.
+
+    Where an episode terminated, it is worth nothing beyond its end, and ``observation`` belongs to the
+    next one if the environment goes on. One that ended without terminating was cut off, which is
+    possible at the last step of a rollout; ``observation`` is still its own.
+    """
+
+    observation: Observation
+    reward: NDArray[np.float64]
+    ended: NDArray[np.bool_]
+    terminated: NDArray[np.bool_]
+
+
+class PolicyEnv(Protocol):
+    """Environments as a policy meets them."""
+
+    @property
+    def env_indices(self) -> Sequence[int]:
+        """Names of the environments within the run, for their random streams."""
+
+    @property
+    def horizon(self) -> int:
+        """Steps of one episode."""
+
+    def reset(self) -> Observation:
+        """Begin a new episode everywhere."""
+
+    def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> PolicyStep:
+        """Carry out ``actions [env, 8]``; ``outputs`` are recorded with them where decisions are recorded."""
+
+
+class RowJournal(Protocol):
     """Where each process puts the rows of its own environments, epoch by epoch, while an iteration runs."""
 
     def take(self, iteration: int, env: int, rows: Sequence[Row]) -> None:
@@ -57,7 +88,7 @@ class GrowthEnv:
         *,
         rng_seed: int,
         env_indices: Sequence[int],
-        journal: Journal | None = None,
+        journal: RowJournal | None = None,
     ) -> None:
         self._task = task
         self._config = config
@@ -110,7 +141,7 @@ class GrowthEnv:
         """Of the episodes since the last reset, one environment after the other."""
         return [row for sink in self._sinks for row in sink.rows]
 
-    def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> Step:
+    def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> PolicyStep:
         facts = self._vector.step(actions)
         rewards = self._rewards(facts)
         for row, env in enumerate(self._vector.envs):
@@ -127,7 +158,7 @@ class GrowthEnv:
             new = [row for sink in self._sinks for row in sink.take_new()]
             self._journal.take(self._episode + 1, self.env_indices[0], new)
         terminated = ended if self._config.horizon_terminates else broken
-        return Step(self._observe(self._vector.facts), rewards, ended, terminated)
+        return PolicyStep(self._observe(self._vector.facts), rewards, ended, terminated)
 
     def _rewards(self, facts: EpochFacts) -> NDArray[np.float64]:
         """The rewards ``[env]`` of the epoch that just ended, entered in the log."""

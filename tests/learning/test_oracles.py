@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from esper.simic.training.lifecycle_sandbox import Lifecycle, Scaffold
-from esper.simic.training.proving import SMALL, OracleClass, train_on
-from esper.simic.training.sandbox import Bandit, Combination, Distractors, Memory, Rent, Schedule
+from esper.simic.oracles.lifecycle_envs import Lifecycle, Scaffold
+from esper.simic.oracles.toy_envs import Bandit, Combination, Distractors, Memory, Rent, Timing
+from esper.simic.oracles.trial import SMALL, OracleClass, train_on
 
 RNG_SEEDS = range(3)
 
@@ -14,7 +14,7 @@ SLOW = pytest.mark.slow
 REQUIRED = [
     # oracle, iterations at most, share of the way from chance to the optimum
     (Bandit, 40, 0.95),
-    (Schedule, 60, 0.95),
+    (Timing, 60, 0.95),
     (Rent, 60, 0.95),
     (Distractors, 60, 0.95),
     (Combination, 100, 0.90),

@@ -6,11 +6,11 @@ import torch
 
 from esper.leyline import LifecycleOp, LifecycleRules
 from esper.leyline.factored_actions import IntArray
-from esper.simic.config import TrainingConfig
+from esper.simic.oracles.trial import new_policy
 from esper.simic.rewards.families import FamilyName
-from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.proving import new_policy
+from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.rollout import ActionStreams, collect
+from esper.simic.training_config import TrainingConfig
 from esper.tolaria.devices import Compute, Device
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
@@ -122,7 +122,7 @@ def test_twins_are_run_only_for_a_family_that_compares_with_them(
         asked.append((compute, episode))
         return [0.0] * (task.horizon + 1)
 
-    monkeypatch.setattr("esper.simic.training.growth.twin_scores", counted)
+    monkeypatch.setattr("esper.simic.training.policy_env.twin_scores", counted)
     config = TrainingConfig(reward_family=family, devices=("cpu:0", "cpu:1"))
     env = GrowthEnv(task, config, rng_seed=3, env_indices=(4, 7))
     env.next_episode = 5

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from esper.leyline import NUM_BLUEPRINTS, NUM_OPS, BlueprintAction, Head, LifecycleOp, Stage, derive_seed
 from esper.leyline.protocols import PolicyOutput
-from esper.simic.training.rollout import Step
+from esper.simic.training.policy_env import PolicyStep
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
+from esper.tamiyo.policy.observation_features import BASE_SIZE, SLOT_SIZE
 from esper.tamiyo.policy.observer import Observation
 
 Actions = NDArray[np.int64]
@@ -54,12 +54,12 @@ class Oracle(ABC):
         self.start()
         return self.observe()
 
-    def step(self, actions: Actions, outputs: Sequence[PolicyOutput] | None = None) -> Step:
+    def step(self, actions: Actions, outputs: Sequence[PolicyOutput] | None = None) -> PolicyStep:
         reward = self.rewards(actions)
         self.step_number += 1
         ended = np.full(self.num_envs, self.step_number == self.horizon)
         observation = self.reset() if ended.all() else self.observe()
-        return Step(observation, reward, ended, ended)
+        return PolicyStep(observation, reward, ended, ended)
 
     def start(self) -> None:  # noqa: B027  a hook that most worlds do not need
         """Begin a new episode."""
@@ -73,7 +73,7 @@ class Oracle(ABC):
         """Carry out the actions; their rewards ``[env]``."""
 
 
-class Sandbox(Oracle):
+class ToyOracle(Oracle):
     """Says outright what is seen and what is legal: there are no seeds."""
 
     must_act = False
@@ -118,7 +118,7 @@ def slot_column(slot: int, offset: int = 0) -> int:
 SLOT_COLUMNS = [slot_column(slot) for slot in range(NUM_SLOTS)]
 
 
-class Bandit(Sandbox):
+class Bandit(ToyOracle):
     """One blueprint in one slot pays 1 at every step, everything else nothing: 4 is best."""
 
     horizon = 4
@@ -132,7 +132,7 @@ class Bandit(Sandbox):
         return (right & (actions[:, Head.BLUEPRINT] == BlueprintAction.CONV_HEAVY)).astype(np.float64)
 
 
-class Schedule(Sandbox):
+class Timing(ToyOracle):
     """Germinate at once, wait three steps, fossilize: pays 1, less 0.3 for each step more or less of
     waiting and 0.05 for each step lost before."""
 
@@ -170,7 +170,7 @@ class Schedule(Sandbox):
         return reward
 
 
-class Memory(Sandbox):
+class Memory(ToyOracle):
     """The right slot is shown at step 0 only; it is asked for 50 steps later, and WAIT is all until then."""
 
     delay = 50
@@ -193,7 +193,7 @@ class Memory(Sandbox):
         return ((actions[:, Head.SLOT] == self.answer) & asked).astype(np.float64)
 
 
-class Combination(Sandbox):
+class Combination(ToyOracle):
     """The op is forced at random and not shown. Under GERMINATE the slot is forced as well and the
     blueprint must fit it; under any other op the slot must fit the op."""
 
@@ -223,7 +223,7 @@ class Combination(Sandbox):
         return right.astype(np.float64)
 
 
-class Rent(Sandbox):
+class Rent(ToyOracle):
     """Each of the first two seeds pays 1, any further one costs 2: 2 is best."""
 
     horizon = 6
@@ -245,7 +245,7 @@ class Rent(Sandbox):
         return reward
 
 
-class Distractors(Sandbox):
+class Distractors(ToyOracle):
     """Germinating into the slot that is shown pays 1; half of the legal ops do nothing: 8 is best."""
 
     horizon = 8

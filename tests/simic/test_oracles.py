@@ -4,11 +4,11 @@ import torch
 
 from esper.leyline import CANONICAL_ACTION, BlueprintAction, Head, LifecycleOp
 from esper.leyline.factored_actions import IntArray
-from esper.simic.training import lifecycle_sandbox
-from esper.simic.training.lifecycle_sandbox import Lifecycle, Scaffold
-from esper.simic.training.proving import OracleClass, uniform_actions
+from esper.simic.oracles import lifecycle_envs
+from esper.simic.oracles.lifecycle_envs import Lifecycle, Scaffold
+from esper.simic.oracles.toy_envs import Combination, Distractors, Memory, Timing, slot_column
+from esper.simic.oracles.trial import OracleClass, uniform_actions
 from esper.simic.training.rollout import ActionStreams
-from esper.simic.training.sandbox import Combination, Distractors, Memory, Schedule, slot_column
 from tests.simic.scripts import SCRIPTS, action, follow, plant
 
 ORACLES = list(SCRIPTS)
@@ -17,7 +17,7 @@ ORACLES = list(SCRIPTS)
 @pytest.fixture
 def silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measurements without noise."""
-    monkeypatch.setattr(lifecycle_sandbox, "NOISE", 0.0)
+    monkeypatch.setattr(lifecycle_envs, "NOISE", 0.0)
 
 
 @pytest.mark.usefixtures("silence")
@@ -85,12 +85,12 @@ def test_a_world_depends_on_its_own_environment_only(oracle: OracleClass) -> Non
     ],
 )
 def test_a_schedule_pays_for_the_right_age(germinate: int, fossilize: int, pay: float) -> None:
-    def script(env: Schedule, step: int) -> IntArray:
+    def script(env: Timing, step: int) -> IntArray:
         if step == germinate:
             return plant(env.num_envs, 0)
         return action(env.num_envs, LifecycleOp.FOSSILIZE if step == fossilize else LifecycleOp.WAIT)
 
-    assert follow(Schedule(0, [0]), script) == pytest.approx([pay])
+    assert follow(Timing(0, [0]), script) == pytest.approx([pay])
 
 
 def test_memory_shows_its_answer_once_and_asks_fifty_steps_later() -> None:

@@ -19,7 +19,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from esper.leyline.errors import EsperError
-from esper.leyline.events import SCHEMA_VERSION, TABLES
+from esper.leyline.rows import SCHEMA_VERSION, TABLES
 
 TELEMETRY: Final = "telemetry"
 UNFINISHED: Final = "unfinished-"

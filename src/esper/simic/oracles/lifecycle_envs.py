@@ -27,8 +27,8 @@ from esper.leyline import (
     canonicalise,
     legal_slots_by_op,
 )
+from esper.simic.oracles.toy_envs import NUM_SLOTS, PARAMS, Actions, Oracle, Rewards
 from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
-from esper.simic.training.sandbox import NUM_SLOTS, PARAMS, Actions, Oracle, Rewards
 from esper.tamiyo.policy.observer import Observation, Observer
 from esper.tolaria import actuator
 
@@ -49,7 +49,7 @@ SPACE = ActionSpace(
 
 
 @dataclass(slots=True)
-class PaperBody:
+class TableBody:
     """A body without modules: seeds exist in the slot table only."""
 
     table: SlotTable
@@ -69,7 +69,7 @@ class PaperBody:
         """Nothing mirrors the table."""
 
 
-class LifecycleSandbox(Oracle):
+class LifecycleOracle(Oracle):
     """Episodes of ``HORIZON`` epochs whose seeds are worth what ``gains`` says."""
 
     horizon = HORIZON
@@ -77,7 +77,7 @@ class LifecycleSandbox(Oracle):
     def __init__(self, rng_seed: int, env_indices: Sequence[int]) -> None:
         super().__init__(rng_seed, env_indices)
         self.table = SlotTable.empty(self.num_envs, NUM_SLOTS)
-        self._bodies = [PaperBody(self.table.row(env)) for env in range(self.num_envs)]
+        self._bodies = [TableBody(self.table.row(env)) for env in range(self.num_envs)]
         self._observer = Observer(self.num_envs, self.table.num_slots, self.table.num_slots)
         self._rewards = RewardFunction(FAMILIES["paired"], SCALE)
 
@@ -178,7 +178,7 @@ WORTH = {
 """Points of every blueprint by slot."""
 
 
-class Lifecycle(LifecycleSandbox):
+class Lifecycle(LifecycleOracle):
     """Every slot has a blueprint that is worth most after rent; a seed needs eight epochs to ripen."""
 
     style_factor = np.array([1.0, 0.7, 1.0, 0.85])
@@ -195,7 +195,7 @@ class Lifecycle(LifecycleSandbox):
         return value * ripeness * table.alpha * table.in_forward
 
 
-class Scaffold(LifecycleSandbox):
+class Scaffold(LifecycleOracle):
     """A seed in slot 2 is worth 30 points only if one in slot 0 took part in the forward pass while it
     was in TRAINING; the one in slot 0 costs 10 points as long as it is there."""
 

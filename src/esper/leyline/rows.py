@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from esper.leyline import limits
+from esper.leyline import thresholds
 from esper.leyline.stages import Stage
 
 Cause = Literal["policy", "mechanical", "governor", "user"]
@@ -167,7 +167,7 @@ class SeedRow(EnvRow, frozen=True, kw_only=True):
     freshness: Annotated[float, Column("fraction", "1 just measured, decaying; 0 never measured.")]
     gradient_norm: Annotated[float | None, Column("norm", "Gradient norm before clipping.")]
     gradient_health: Annotated[
-        float | None, Column("fraction", "1 is healthy, 0 is not.", low=limits.MIN_GRADIENT_HEALTH)
+        float | None, Column("fraction", "1 is healthy, 0 is not.", low=thresholds.MIN_GRADIENT_HEALTH)
     ]
     params: Annotated[int, Column("count", "Parameters of the seed.")]
 
@@ -276,24 +276,31 @@ class UpdateRow(Row, frozen=True, kw_only=True):
     entropy: Annotated[float | None, Column("bonus", "Weighted entropy of the heads that had a choice.")]
     head_entropy: Annotated[
         list[float | None],
-        Column("fraction", "Per head, 1: uniform; null: never read.", low=limits.HEAD_ENTROPY_COLLAPSED),
+        Column("fraction", "Per head, 1: uniform; null: never read.", low=thresholds.HEAD_ENTROPY_COLLAPSED),
     ]
     explained_variance: Annotated[float | None, Column("ratio", "Of the returns by the critic.", low=0.3)]
     value_nrmse: Annotated[
-        float | None, Column("ratio", "Critic's error over the spread of returns.", high=limits.VALUE_NRMSE)
+        float | None,
+        Column("ratio", "Critic's error over the spread of returns.", high=thresholds.VALUE_NRMSE),
     ]
     value_return_correlation: Annotated[float | None, Column("correlation", "Of values and returns.")]
     approx_kl: Annotated[
         float | None,
-        Column("nats", "KL from the rollout's policy.", high=limits.KL_HIGH * limits.DEFAULT_TARGET_KL),
+        Column(
+            "nats", "KL from the rollout's policy.", high=thresholds.KL_HIGH * thresholds.DEFAULT_TARGET_KL
+        ),
     ]
     clip_fraction: Annotated[
-        float, Column("fraction", "Rows with a choice whose ratio was clipped.", high=limits.CLIP_SHARE)
+        float, Column("fraction", "Rows with a choice whose ratio was clipped.", high=thresholds.CLIP_SHARE)
     ]
     ratio_mean: Annotated[float | None, Column("ratio", "New over old probability, mean.")]
     ratio_std: Annotated[float | None, Column("ratio", "New over old probability, standard deviation.")]
-    ratio_max: Annotated[float | None, Column("ratio", "New over old, largest.", high=limits.RATIO_RANGE[1])]
-    ratio_min: Annotated[float | None, Column("ratio", "New over old, smallest.", low=limits.RATIO_RANGE[0])]
+    ratio_max: Annotated[
+        float | None, Column("ratio", "New over old, largest.", high=thresholds.RATIO_RANGE[1])
+    ]
+    ratio_min: Annotated[
+        float | None, Column("ratio", "New over old, smallest.", low=thresholds.RATIO_RANGE[0])
+    ]
     first_ratio_error: Annotated[
         float | None, Column("ratio", "Largest distance from 1, first update epoch.", high=1e-4)
     ]
@@ -302,10 +309,13 @@ class UpdateRow(Row, frozen=True, kw_only=True):
         int | None, Column("update epoch", "Update epoch that the KL divergence stopped; null: none.")
     ]
     grad_norm: Annotated[
-        float, Column("norm", "Before clipping, last update epoch.", high=limits.POLICY_GRADIENT_EXPLODING)
+        float,
+        Column("norm", "Before clipping, last update epoch.", high=thresholds.POLICY_GRADIENT_EXPLODING),
     ]
     head_grad_norm: Annotated[list[float | None], Column("norm", "Per head, first update epoch.")]
-    forced_share: Annotated[float, Column("fraction", "Rows without any choice.", high=limits.FORCED_SHARE)]
+    forced_share: Annotated[
+        float, Column("fraction", "Rows without any choice.", high=thresholds.FORCED_SHARE)
+    ]
     skipped: Annotated[str | None, Column("text", "Why the update was left out; null: it was not.")]
     explosion: Annotated[dict[str, Any] | None, Column("map", "Decision whose ratio left its range.")]
     evaluation_return: Annotated[float | None, Column("reward", "Argmax episodes on selection rng seeds.")]
@@ -320,7 +330,7 @@ class ResourceRow(Row, frozen=True, kw_only=True):
     rss_mb: Annotated[float, Column("MB", "Largest resident memory so far.")]
     rows_written: Annotated[int, Column("count", "Rows written so far, all tables.")]
     writer_ms: Annotated[float, Column("ms", "Time spent in the writer so far.")]
-    disk_free_mb: Annotated[float, Column("MB", "Room left for the run.", low=limits.DISK_FREE_MB)]
+    disk_free_mb: Annotated[float, Column("MB", "Room left for the run.", low=thresholds.DISK_FREE_MB)]
 
 
 TABLES: dict[str, type[Row]] = {
