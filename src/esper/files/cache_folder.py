@@ -1,4 +1,4 @@
-"""Where things are kept that can be made again."""
+"""Location of the cache: files that can be recomputed, such as twin scores and compiled kernels."""
 
 import os
 import tempfile
@@ -8,9 +8,12 @@ CACHE_VARIABLE = "ESPER_CACHE"
 
 
 def cache_folder(name: str) -> Path:
-    """A folder for things of one kind; it may not exist yet."""
+    """Return the cache folder ``name``; it may not exist yet.
+
+    ``ESPER_CACHE`` names the parent folder; the default is ``~/.cache/esper``.
+    """
     base = os.environ.get(CACHE_VARIABLE)
     try:
         return Path(base or Path.home() / ".cache" / "esper") / name
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # the user has no home directory
         return Path(tempfile.gettempdir()) / "esper" / name

@@ -1,4 +1,4 @@
-"""Contracts: stages, slot table, actions, legality, signals, reports, events. No torch in here."""
+"""Contracts between packages: stages, slot table, actions, legality, signals, reports, rows. No torch."""
 # ruff: noqa: F403
 
 from esper.leyline.errors import *

@@ -1,4 +1,4 @@
-"""Readable views of single slots, derived from the slot table."""
+"""Reports of single slots with names in place of indices, derived from the slot table."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from esper.leyline.stages import Stage
 
 @dataclass(frozen=True, slots=True)
 class SeedStateReport:
-    """One slot as a person or a controller sees it; ``None`` means not known or no seed."""
+    """State of one slot; ``None`` means not measured, or no seed."""
 
     slot_id: str = ""
     stage: Stage = Stage.UNKNOWN
@@ -26,7 +26,7 @@ class SeedStateReport:
     alpha_mode: str | None = None
     """HOLD, UP or DOWN."""
     alpha_velocity: float | None = None
-    """Change of alpha over the epoch to come, if nobody intervenes."""
+    """Change of alpha per epoch until the end of its ramp."""
     epochs_to_target: int | None = None
     is_leaving: bool | None = None
     seed_param_count: int | None = None
@@ -57,18 +57,19 @@ def _known_flag(value: float) -> bool | None:
 
 
 def freshness(epochs_since: int) -> float:
-    """1 when just measured, decaying with age, 0 when never measured."""
+    """Return 1 right after a measurement, decaying with the epochs since then, 0 if never measured."""
     return 0.0 if epochs_since == NEVER else DEFAULT_GAMMA**epochs_since
 
 
 def alpha_mode(table: SlotTable, env: int, slot: int) -> str:
-    """Whether alpha rests, rises or falls."""
+    """Return HOLD, UP or DOWN for a constant, rising or falling alpha."""
     if not table.ramping[env, slot]:
         return "HOLD"
     return "UP" if table.alpha_target[env, slot] > table.alpha_from[env, slot] else "DOWN"
 
 
 def report_slot(table: SlotTable, env: int, slot: int, space: ActionSpace) -> SeedStateReport:
+    """Return the report of one slot; without a seed it has slot id, stage and epochs in stage alone."""
     at, slot_id = (env, slot), space.slot_config.slot_ids[slot]
     stage = Stage(int(table.stage[at]))
     if not table.occupied[at]:
@@ -113,5 +114,5 @@ def report_slot(table: SlotTable, env: int, slot: int, space: ActionSpace) -> Se
 
 
 def report_slots(table: SlotTable, env: int, space: ActionSpace) -> list[SeedStateReport]:
-    """The reports of all slots of one environment, upstream first."""
+    """Return the reports of all slots of one environment, upstream first."""
     return [report_slot(table, env, slot, space) for slot in range(table.num_slots)]

@@ -1,9 +1,8 @@
-"""What happens in a run, as flat typed rows: the one vocabulary between engine, telemetry and views.
+"""Row types of all telemetry tables: the interface between engine, telemetry and views.
 
-Rows are values: producers build one with all it says and hand it to the sink they were given; the writer
-adds the time, as it encodes the row, and nobody changes it. Lists are indexed by the names stored in the
-run's own row, so that more slots or heads never change a type. ``None`` means unknown and is never replaced
-by 0.
+Rows are immutable. A producer passes a row to its sink; the writer adds the time when it encodes the row.
+Names of slots, heads, ops and blueprints are stored once, in the run row; the other tables refer to them by
+index, so the number of slots or heads does not change a type. ``None`` means unknown, never 0.
 """
 
 import math
@@ -14,32 +13,35 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from esper.leyline import thresholds
+from esper.leyline import thresholds as limits
 from esper.leyline.stages import Stage
 
 Cause = Literal["policy", "mechanical", "governor", "user"]
 MetricColumn = Literal["val_score", "val_loss"]
 Severity = Literal["warning", "error"]
 Terms = dict[str, float | None]
-"""Of a reward, by name."""
+"""Reward terms by name."""
+
+OptFloat = float | None
+"""A number, or None if it is unknown."""
 
 UNIT_RANGES: Final = MappingProxyType({"fraction": (0.0, 1.0), "score": (0.0, 100.0)})
-"""What a value of this unit cannot leave. Differences of scores are points and may be anything."""
+"""Possible range of values by unit. Differences of scores have the unit points, which has no range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Meaning of a column: its unit, one sentence, and where its healthy values lie if anywhere."""
+    """Unit, meaning and healthy band of a column."""
 
     unit: str
     meaning: str
     low: float | None = None
     high: float | None = None
-    """Edges of the healthy band; None: open."""
+    """Limits of the healthy band, None where there is no limit."""
 
 
 class GateVerdict(NamedTuple):
-    """What a gate looked at: the checks that passed and those that failed."""
+    """Result of a gate: names of the checks that passed and of those that failed."""
 
     gate: str
     passed: tuple[str, ...]
@@ -51,7 +53,7 @@ class GateVerdict(NamedTuple):
 
 
 class StageMove(NamedTuple):
-    """One stage change, as the lifecycle reports it."""
+    """One stage change of one slot."""
 
     env: int
     slot: int
@@ -68,7 +70,7 @@ class StageMove(NamedTuple):
 
 
 def known(value: Any) -> Any:
-    """``value`` with ``None`` in the place of every number that is not finite, however deep."""
+    """Return ``value`` with every non-finite number, also in nested lists and dicts, replaced by ``None``."""
     if isinstance(value, dict):
         return {name: known(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -77,36 +79,32 @@ def known(value: Any) -> Any:
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Common to all tables."""
+    """Columns of all tables."""
 
     t: Annotated[float, Column("s", "Seconds since the run began, stamped by the writer.")] = 0.0
 
 
 class EnvRow(Row, frozen=True, kw_only=True):
-    """Common to what happens within an episode."""
+    """Columns of all tables about single episodes."""
 
     env: Annotated[int, Column("index", "Environment within the run.")]
     episode: Annotated[int, Column("index", "Episode within the environment.")]
-    attempt: Annotated[int, Column("index", "0, or how many breakdowns preceded it in this episode.")] = 0
-    iteration: Annotated[int | None, Column("iteration", "Of a training, from 1; null: of none.")] = None
+    attempt: Annotated[int, Column("index", "Earlier attempts at this episode that diverged.")] = 0
+    iteration: Annotated[int | None, Column("iteration", "Training iteration, from 1; null: none.")] = None
     epoch: Annotated[int, Column("epoch", "Host epochs finished so far; 0 is the untrained host.")]
 
 
 class RunRow(Row, frozen=True, kw_only=True):
-    """One per run: what was run, where, and the names that the other tables' indices refer to."""
+    """One per run: configuration, environment, and the names that indices in other tables refer to."""
 
     schema_version: Annotated[int, Column("version", "Raised when a column changes its meaning.")]
-    name: Annotated[str, Column("name", "Name of the run, its directory's unless told otherwise.")]
+    name: Annotated[str, Column("name", "Name of the run; default: name of its directory.")]
     started: Annotated[str, Column("UTC", "Wall-clock time at which the run began, ISO 8601.")]
     task: Annotated[str, Column("name", "Task preset, or the class of a user's own network.")]
     controller: Annotated[str, Column("name", "Controller.")]
-    rng_seed: Annotated[
-        int | None, Column("seed", "Root of every random stream; null: the user's own program seeds them.")
-    ]
+    rng_seed: Annotated[int | None, Column("seed", "Root of every random stream; null: user's own.")]
     config: Annotated[dict[str, Any], Column("map", "The whole configuration.")]
-    data_hash: Annotated[
-        str | None, Column("hash", "Of the task's data, before it is split; null: the user's own.")
-    ]
+    data_hash: Annotated[str | None, Column("hash", "Hash of the task's data; null: user's data.")]
     git_revision: Annotated[str | None, Column("hash", "Revision of the code, if it is a checkout.")]
     versions: Annotated[dict[str, str], Column("map", "Versions of Python and of the libraries used.")]
     hardware: Annotated[dict[str, Any], Column("map", "Machine, processor count, devices.")]
@@ -117,33 +115,29 @@ class RunRow(Row, frozen=True, kw_only=True):
     blueprints: Annotated[list[str], Column("names", "Blueprints in index order.")]
     stages: Annotated[list[str], Column("names", "Stages in index order.")]
     head_choices: Annotated[list[list[str]], Column("names", "Choices of each head in index order.")]
-    horizon: Annotated[int | None, Column("epoch", "Epochs of a whole episode; null: a budget ends it.")]
-    metric: Annotated[
-        MetricColumn, Column("name", "What is decided by: the column of that name, and its differences.")
-    ] = "val_score"
-    iterations: Annotated[int | None, Column("iteration", "Of a training; null: nothing is trained here.")]
-    envs: Annotated[int, Column("count", "Environments side by side.")]
+    horizon: Annotated[int | None, Column("epoch", "Epochs of an episode; null: a compute budget ends it.")]
+    metric: Annotated[MetricColumn, Column("name", "Column that is optimised.")] = "val_score"
+    iterations: Annotated[int | None, Column("iteration", "Iterations of a training; null: not a training.")]
+    envs: Annotated[int, Column("count", "Number of environments.")]
     devices: Annotated[list[str], Column("names", "Device of each environment, in their order.")] = []
 
 
 class EpochRow(EnvRow, frozen=True, kw_only=True):
     """One per environment and epoch."""
 
-    train_loss: Annotated[float | None, Column("nats", "Mean training loss over the epoch.")]
-    train_score: Annotated[float | None, Column("score", "Training score over the epoch, 0-100.")]
-    val_loss: Annotated[float | None, Column("nats", "Validation loss after the epoch.")]
-    val_score: Annotated[float | None, Column("score", "Validation score after the epoch, 0-100.")]
-    twin_score: Annotated[float | None, Column("score", "Validation score of the do-nothing twin.")]
+    train_loss: Annotated[OptFloat, Column("nats", "Mean training loss over the epoch.")]
+    train_score: Annotated[OptFloat, Column("score", "Training score over the epoch, 0-100.")]
+    val_loss: Annotated[OptFloat, Column("nats", "Validation loss after the epoch.")]
+    val_score: Annotated[OptFloat, Column("score", "Validation score after the epoch, 0-100.")]
+    twin_score: Annotated[OptFloat, Column("score", "Validation score of the do-nothing twin.")]
     params: Annotated[int, Column("count", "Parameters of host and seeds together.")]
     grown_params: Annotated[int, Column("count", "Parameters of the seeds.")]
-    host_gradient_norm: Annotated[float | None, Column("norm", "Mean norm before clipping, host only.")]
+    host_gradient_norm: Annotated[OptFloat, Column("norm", "Mean norm before clipping, host only.")]
     learning_rate: Annotated[float, Column("rate", "The host's learning rate at the end of the epoch.")]
     skipped_batches: Annotated[int, Column("count", "Minibatches left out as non-finite.")]
-    skipped_steps: Annotated[
-        int, Column("count", "Optimiser steps left out because a float16 gradient overflowed its scale.")
-    ] = 0
+    skipped_steps: Annotated[int, Column("count", "Optimiser steps skipped: float16 overflow.")] = 0
     ms: Annotated[float, Column("ms", "Time of the whole step.")]
-    phase_ms: Annotated[dict[str, float], Column("ms", "Of which act, train, measure and the rest.")]
+    phase_ms: Annotated[dict[str, float], Column("ms", "Time by phase: act, train, measure and the rest.")]
 
 
 class SeedRow(EnvRow, frozen=True, kw_only=True):
@@ -153,21 +147,17 @@ class SeedRow(EnvRow, frozen=True, kw_only=True):
     seed: Annotated[int, Column("index", "Serial number of the seed within its episode.")]
     blueprint: Annotated[int, Column("index", "Blueprint of the seed.")]
     style: Annotated[int, Column("index", "Blend style.")]
-    stage: Annotated[int, Column("index", "Stage after the epoch's mechanical moves.")]
+    stage: Annotated[int, Column("index", "Stage after the automatic stage moves of the epoch.")]
     age: Annotated[int, Column("epoch", "Epochs since germination.")]
-    alpha: Annotated[float, Column("fraction", "Blend weight for the epoch to come.")]
-    contribution: Annotated[
-        float | None, Column("points", "Score lost with this slot off, or loss gained by the run's metric.")
-    ]
-    contribution_error: Annotated[
-        float | None, Column("points", "Standard error, paired per sample, in a user's run per batch.")
-    ]
-    shapley: Annotated[float | None, Column("points", "Exact or sampled Shapley value.")]
-    interaction_sum: Annotated[float | None, Column("points", "Sum of pair interactions.")]
-    freshness: Annotated[float, Column("fraction", "1 just measured, decaying; 0 never measured.")]
-    gradient_norm: Annotated[float | None, Column("norm", "Gradient norm before clipping.")]
+    alpha: Annotated[float, Column("fraction", "Blend weight in the next epoch.")]
+    contribution: Annotated[OptFloat, Column("points", "Score lost, or loss added, with this slot off.")]
+    contribution_error: Annotated[OptFloat, Column("points", "Standard error of the contribution.")]
+    shapley: Annotated[OptFloat, Column("points", "Exact or sampled Shapley value.")]
+    interaction_sum: Annotated[OptFloat, Column("points", "Sum of pair interactions.")]
+    freshness: Annotated[float, Column("fraction", "1: just measured, then decaying; 0: never.")]
+    gradient_norm: Annotated[OptFloat, Column("norm", "Gradient norm before clipping.")]
     gradient_health: Annotated[
-        float | None, Column("fraction", "1 is healthy, 0 is not.", low=thresholds.MIN_GRADIENT_HEALTH)
+        OptFloat, Column("fraction", "1 is healthy, 0 is not.", low=limits.MIN_GRADIENT_HEALTH)
     ]
     params: Annotated[int, Column("count", "Parameters of the seed.")]
 
@@ -180,157 +170,152 @@ class TransitionRow(EnvRow, frozen=True, kw_only=True):
     blueprint: Annotated[int, Column("index", "Blueprint; -1 where the slot is empty.")]
     from_stage: Annotated[int, Column("index", "Stage before.")]
     to_stage: Annotated[int, Column("index", "Stage after.")]
-    cause: Annotated[Cause, Column("name", "Who caused it: policy, mechanical, governor or user.")]
-    reason: Annotated[str, Column("text", "Why, in a few words.")]
-    gate: Annotated[str | None, Column("name", "Gate that let it pass, if it has one.")]
+    cause: Annotated[Cause, Column("name", "Cause: policy, mechanical, governor or user.")]
+    reason: Annotated[str, Column("text", "Reason in a few words.")]
+    gate: Annotated[str | None, Column("name", "Gate that allowed the move; null: no gate.")]
     passed: Annotated[list[str], Column("names", "Checks of the gate that passed.")]
-    score: Annotated[float | None, Column("score", "Validation score last measured.")]
-    contribution: Annotated[float | None, Column("points", "Contribution last measured.")]
+    score: Annotated[OptFloat, Column("score", "Validation score last measured.")]
+    contribution: Annotated[OptFloat, Column("points", "Contribution last measured.")]
     age: Annotated[int, Column("epoch", "Epochs since germination.")]
 
 
 class DecisionRow(EnvRow, frozen=True, kw_only=True):
-    """One per environment and step: what was chosen before the epoch, and whether it came about.
+    """One per environment and step: the action chosen before the epoch and its result.
 
-    What only a policy knows is null for every other controller, and rewards are known in trainings.
+    Columns of a policy (``masked``, ``log_probs``, ``op_probs``, ``value``) are null for other controllers,
+    rewards are null outside of trainings.
     """
 
-    action: Annotated[list[int], Column("indices", "The eight heads, unread ones canonical.")]
-    read: Annotated[list[bool], Column("flags", "Which heads the op read.")]
+    action: Annotated[list[int], Column("indices", "Values of the eight heads, canonical where not read.")]
+    read: Annotated[list[bool], Column("flags", "Heads that the op reads.")]
     forced: Annotated[bool, Column("flag", "Nothing but WAIT was legal.")]
-    succeeded: Annotated[bool, Column("flag", "The action came about.")]
+    succeeded: Annotated[bool, Column("flag", "The action was carried out.")]
     refused_by: Annotated[str | None, Column("name", "Gate, or 'legality', that refused it.")]
     failed_checks: Annotated[list[str], Column("names", "Checks that failed.")]
-    masked: Annotated[list[bool] | None, Column("flags", "Per head, if a choice was masked off.")] = None
-    log_probs: Annotated[list[float | None] | None, Column("nats", "Per head, of what was chosen.")] = None
-    op_probs: Annotated[list[float | None] | None, Column("fraction", "Of every op, masked ones 0.")] = None
-    value: Annotated[float | None, Column("reward", "What the critic expected from here on.")] = None
-    reward: Annotated[float | None, Column("reward", "Reward of the decision.")] = None
-    reward_terms: Annotated[Terms | None, Column("reward", "The reward, term by term.")] = None
+    masked: Annotated[list[bool] | None, Column("flags", "Per head: some choices were masked.")] = None
+    log_probs: Annotated[
+        list[float | None] | None, Column("nats", "Log-probabilities of the chosen values.")
+    ] = None
+    op_probs: Annotated[list[float | None] | None, Column("fraction", "Probabilities of all ops.")] = None
+    value: Annotated[OptFloat, Column("reward", "Return predicted by the critic.")] = None
+    reward: Annotated[OptFloat, Column("reward", "Reward of the decision.")] = None
+    reward_terms: Annotated[Terms | None, Column("reward", "Reward by term.")] = None
 
 
 class CounterfactualRow(EnvRow, frozen=True, kw_only=True):
-    """One per on/off configuration that was scored."""
+    """One per on/off configuration of the slots that was evaluated."""
 
-    on: Annotated[list[bool], Column("flags", "Which slots were on, in slot order.")]
-    score: Annotated[float | None, Column("score", "Validation score of this configuration.")]
+    on: Annotated[list[bool], Column("flags", "Slots that were on, in slot order.")]
+    score: Annotated[OptFloat, Column("score", "Validation score of this configuration.")]
     loss: Annotated[float, Column("nats", "Validation loss of this configuration.")]
 
 
 class AlertRow(Row, frozen=True, kw_only=True):
-    """One per rule that was raised, or cleared again, and per intervention of the governor."""
+    """One per alert rule that was raised or cleared, and one per rollback by the governor."""
 
-    rule: Annotated[str, Column("name", "What is wrong, by the name of its rule.")]
+    rule: Annotated[str, Column("name", "Name of the alert rule.")]
     event: Annotated[Literal["raised", "cleared"], Column("name", "Raised or cleared.")]
     severity: Annotated[Severity, Column("name", "warning or error.")]
-    scope: Annotated[str, Column("text", "What it is about, such as a head, a slot or the whole run.")]
-    value: Annotated[float | None, Column("any", "What was found; null: it is not finite, or no number.")]
-    limit: Annotated[float | None, Column("any", "What it must not pass; null: it must be finite.")]
-    hint: Annotated[str, Column("text", "What to do, or what was done about it.")]
-    env: Annotated[int | None, Column("index", "Environment; null: not of one.")] = None
-    episode: Annotated[int | None, Column("index", "Episode; null: not of one.")] = None
-    attempt: Annotated[int | None, Column("index", "Attempt at the episode; null: not of one.")] = None
-    epoch: Annotated[int | None, Column("epoch", "Host epochs finished; null: not within an episode.")] = None
-    iteration: Annotated[int | None, Column("iteration", "Iteration of a training; null: not of one.")] = None
+    scope: Annotated[str, Column("text", "Subject of the alert: a head, a slot, the run ...")]
+    value: Annotated[OptFloat, Column("any", "Value found; null: not finite, or not a number.")]
+    limit: Annotated[OptFloat, Column("any", "Threshold of the value; null: the value must be finite.")]
+    hint: Annotated[str, Column("text", "What to do, or what the governor did.")]
+    env: Annotated[int | None, Column("index", "Environment; null: concerns none.")] = None
+    episode: Annotated[int | None, Column("index", "Episode; null: concerns none.")] = None
+    attempt: Annotated[int | None, Column("index", "Attempt at the episode; null: concerns none.")] = None
+    epoch: Annotated[int | None, Column("epoch", "Host epochs finished; null: outside an episode.")] = None
+    iteration: Annotated[int | None, Column("iteration", "Training iteration; null: outside a training.")] = (
+        None
+    )
 
 
 class EpisodeRow(EnvRow, frozen=True, kw_only=True):
-    """One per episode, written after the horizon's commit."""
+    """One per episode, written after the seeds were committed at its end."""
 
-    val_score: Annotated[float | None, Column("score", "Validation score of the committed network.")]
-    val_loss: Annotated[float | None, Column("nats", "Validation loss of the committed network.")] = None
-    test_score: Annotated[float | None, Column("score", "Test score of the committed network, read once.")]
-    twin_val_score: Annotated[float | None, Column("score", "The twin's final validation score.")]
-    best_val_score: Annotated[float | None, Column("score", "Best validation score on the way.")]
+    val_score: Annotated[OptFloat, Column("score", "Validation score of the committed network.")]
+    val_loss: Annotated[OptFloat, Column("nats", "Validation loss of the committed network.")] = None
+    test_score: Annotated[OptFloat, Column("score", "Test score of the committed network.")]
+    twin_val_score: Annotated[OptFloat, Column("score", "The twin's final validation score.")]
+    best_val_score: Annotated[OptFloat, Column("score", "Best validation score of the episode.")]
     host_params: Annotated[int, Column("count", "Parameters of the bare host.")]
     params: Annotated[int, Column("count", "Parameters of the committed network.")]
     host_flops_per_sample: Annotated[int, Column("FLOP", "One forward pass of the bare host.")]
     flops_per_sample: Annotated[int, Column("FLOP", "One forward pass of the committed network.")]
     flops: Annotated[dict[str, int], Column("FLOP", "Counted compute of the whole episode by purpose.")]
-    op_counts: Annotated[list[int], Column("count", "How often each op was chosen.")]
-    refused: Annotated[int, Column("count", "Actions that did not come about.")]
-    rollbacks: Annotated[int, Column("count", "Returns to an earlier state.")]
+    op_counts: Annotated[list[int], Column("count", "Number of decisions per op.")]
+    refused: Annotated[int, Column("count", "Actions that were refused.")]
+    rollbacks: Annotated[int, Column("count", "Rollbacks to an earlier state.")]
     ended_by: Annotated[str, Column("name", "Why the episode ended: horizon, budget, or governor.")]
     seconds: Annotated[float, Column("s", "Time of the whole episode.")]
-    total_reward: Annotated[float | None, Column("reward", "Undiscounted return; null: no rewards.")] = None
-    reward_terms: Annotated[Terms | None, Column("reward", "The return, term by term.")] = None
+    total_reward: Annotated[OptFloat, Column("reward", "Undiscounted return; null: no rewards.")] = None
+    reward_terms: Annotated[Terms | None, Column("reward", "Return by term.")] = None
 
 
 class UpdateRow(Row, frozen=True, kw_only=True):
-    """One per iteration of training: the episodes it collected and what the policy learned from them.
+    """One per training iteration: statistics of its episodes and metrics of the policy update.
 
-    A number that is not finite is null.
+    Non-finite numbers are null.
     """
 
     iteration: Annotated[int, Column("iteration", "Iterations finished, this one included.")]
-    mean_return: Annotated[float | None, Column("reward", "Mean undiscounted return of the environments.")]
-    reward_terms: Annotated[Terms, Column("reward", "Mean return, term by term.")]
-    reward_variance: Annotated[float | None, Column("reward²", "Of single rewards over all decisions.")]
-    reward_variance_unpaired: Annotated[float | None, Column("reward²", "Without the twin; null: no twin.")]
-    val_score: Annotated[float | None, Column("score", "Mean validation score of the committed networks.")]
-    params: Annotated[float | None, Column("count", "Mean parameters of the committed networks.")]
-    broken_episodes: Annotated[int, Column("count", "Episodes that a breakdown of their host ended.", high=0)]
+    mean_return: Annotated[OptFloat, Column("reward", "Mean undiscounted return of the environments.")]
+    reward_terms: Annotated[Terms, Column("reward", "Mean return by term.")]
+    reward_variance: Annotated[OptFloat, Column("reward²", "Variance of rewards over all decisions.")]
+    reward_variance_unpaired: Annotated[OptFloat, Column("reward²", "Variance without twin; null: no twin.")]
+    val_score: Annotated[OptFloat, Column("score", "Mean validation score of the committed networks.")]
+    params: Annotated[OptFloat, Column("count", "Mean parameters of the committed networks.")]
+    broken_episodes: Annotated[int, Column("count", "Episodes that ended because the host diverged.", high=0)]
     op_shares: Annotated[list[float], Column("fraction", "Share of each op among all decisions.")]
-    policy_loss: Annotated[float | None, Column("loss", "Clipped surrogate, last update epoch.")]
-    value_loss: Annotated[float | None, Column("loss", "Half the squared error, last update epoch.")]
-    entropy: Annotated[float | None, Column("bonus", "Weighted entropy of the heads that had a choice.")]
+    policy_loss: Annotated[OptFloat, Column("loss", "Clipped surrogate of the last update epoch.")]
+    value_loss: Annotated[OptFloat, Column("loss", "Half the squared error, last update epoch.")]
+    entropy: Annotated[OptFloat, Column("bonus", "Weighted entropy of the heads that had a choice.")]
     head_entropy: Annotated[
         list[float | None],
-        Column("fraction", "Per head, 1: uniform; null: never read.", low=thresholds.HEAD_ENTROPY_COLLAPSED),
+        Column("fraction", "Per head, 1: uniform; null: not read.", low=limits.HEAD_ENTROPY_COLLAPSED),
     ]
-    explained_variance: Annotated[float | None, Column("ratio", "Of the returns by the critic.", low=0.3)]
+    explained_variance: Annotated[OptFloat, Column("ratio", "Explained variance of the returns.", low=0.3)]
     value_nrmse: Annotated[
-        float | None,
-        Column("ratio", "Critic's error over the spread of returns.", high=thresholds.VALUE_NRMSE),
+        OptFloat, Column("ratio", "Critic's RMS error over the spread of returns.", high=limits.VALUE_NRMSE)
     ]
-    value_return_correlation: Annotated[float | None, Column("correlation", "Of values and returns.")]
+    value_return_correlation: Annotated[OptFloat, Column("correlation", "Correlation of values and returns.")]
     approx_kl: Annotated[
-        float | None,
-        Column(
-            "nats", "KL from the rollout's policy.", high=thresholds.KL_HIGH * thresholds.DEFAULT_TARGET_KL
-        ),
+        OptFloat,
+        Column("nats", "KL from the rollout's policy.", high=limits.KL_HIGH * limits.DEFAULT_TARGET_KL),
     ]
     clip_fraction: Annotated[
-        float, Column("fraction", "Rows with a choice whose ratio was clipped.", high=thresholds.CLIP_SHARE)
+        float, Column("fraction", "Rows with a choice whose ratio was clipped.", high=limits.CLIP_SHARE)
     ]
-    ratio_mean: Annotated[float | None, Column("ratio", "New over old probability, mean.")]
-    ratio_std: Annotated[float | None, Column("ratio", "New over old probability, standard deviation.")]
-    ratio_max: Annotated[
-        float | None, Column("ratio", "New over old, largest.", high=thresholds.RATIO_RANGE[1])
-    ]
-    ratio_min: Annotated[
-        float | None, Column("ratio", "New over old, smallest.", low=thresholds.RATIO_RANGE[0])
-    ]
+    ratio_mean: Annotated[OptFloat, Column("ratio", "New over old probability, mean.")]
+    ratio_std: Annotated[OptFloat, Column("ratio", "New over old probability, standard deviation.")]
+    ratio_max: Annotated[OptFloat, Column("ratio", "Largest probability ratio.", high=limits.RATIO_RANGE[1])]
+    ratio_min: Annotated[OptFloat, Column("ratio", "Smallest probability ratio.", low=limits.RATIO_RANGE[0])]
     first_ratio_error: Annotated[
-        float | None, Column("ratio", "Largest distance from 1, first update epoch.", high=1e-4)
+        OptFloat, Column("ratio", "Largest ratio error, first update epoch.", high=1e-4)
     ]
-    update_epochs: Annotated[int, Column("count", "Update epochs completed: steps of the optimiser.")]
+    update_epochs: Annotated[int, Column("count", "Update epochs completed (optimiser steps).")]
     early_stop_update_epoch: Annotated[
-        int | None, Column("update epoch", "Update epoch that the KL divergence stopped; null: none.")
+        int | None, Column("update epoch", "Update epoch stopped by the KL; null: none.")
     ]
     grad_norm: Annotated[
-        float,
-        Column("norm", "Before clipping, last update epoch.", high=thresholds.POLICY_GRADIENT_EXPLODING),
+        float, Column("norm", "Before clipping, last update epoch.", high=limits.POLICY_GRADIENT_EXPLODING)
     ]
-    head_grad_norm: Annotated[list[float | None], Column("norm", "Per head, first update epoch.")]
-    forced_share: Annotated[
-        float, Column("fraction", "Rows without any choice.", high=thresholds.FORCED_SHARE)
-    ]
-    skipped: Annotated[str | None, Column("text", "Why the update was left out; null: it was not.")]
-    explosion: Annotated[dict[str, Any] | None, Column("map", "Decision whose ratio left its range.")]
-    evaluation_return: Annotated[float | None, Column("reward", "Argmax episodes on selection rng seeds.")]
-    evaluation_score: Annotated[float | None, Column("score", "Their validation score.")]
+    head_grad_norm: Annotated[list[float | None], Column("norm", "Per head, in the first update epoch.")]
+    forced_share: Annotated[float, Column("fraction", "Rows without any choice.", high=limits.FORCED_SHARE)]
+    skipped: Annotated[str | None, Column("text", "Reason why the update was skipped; null: not skipped.")]
+    explosion: Annotated[dict[str, Any] | None, Column("map", "Decision with an extreme ratio.")]
+    evaluation_return: Annotated[OptFloat, Column("reward", "Mean return on selection rng seeds.")]
+    evaluation_score: Annotated[OptFloat, Column("score", "Mean validation score on selection rng seeds.")]
     seconds: Annotated[float, Column("s", "Time of the iteration.")]
-    phase_ms: Annotated[dict[str, float], Column("ms", "Of which rollout, update and evaluation.")]
+    phase_ms: Annotated[dict[str, float], Column("ms", "Time by phase: rollout, update, evaluation.")]
 
 
 class ResourceRow(Row, frozen=True, kw_only=True):
-    """About every ten seconds."""
+    """Resource use of the process, about every ten seconds."""
 
     rss_mb: Annotated[float, Column("MB", "Largest resident memory so far.")]
     rows_written: Annotated[int, Column("count", "Rows written so far, all tables.")]
     writer_ms: Annotated[float, Column("ms", "Time spent in the writer so far.")]
-    disk_free_mb: Annotated[float, Column("MB", "Room left for the run.", low=thresholds.DISK_FREE_MB)]
+    disk_free_mb: Annotated[float, Column("MB", "Free disk space.", low=limits.DISK_FREE_MB)]
 
 
 TABLES: dict[str, type[Row]] = {
@@ -345,7 +330,7 @@ TABLES: dict[str, type[Row]] = {
     "update": UpdateRow,
     "resource": ResourceRow,
 }
-"""Every table by name, which is also the file's. They are written in this order."""
+"""Row type by table name, in the order of writing."""
 SCHEMA_VERSION = 4
 
 Detail = Literal["summary", "standard", "full"]
@@ -354,4 +339,4 @@ _STANDARD: Final = _SUMMARY | {"epoch", "decision"}
 TABLES_OF_DETAIL: Final[Mapping[Detail, frozenset[str]]] = MappingProxyType(
     {"summary": _SUMMARY, "standard": _STANDARD, "full": _STANDARD | {"seed", "counterfactual"}}
 )
-"""The tables that a run writes at each level of detail."""
+"""Tables that a run writes, by level of detail."""

@@ -1,13 +1,12 @@
-"""Seeds of named random streams: the same names give the same stream, whatever else runs."""
+"""Seeds of named random streams."""
 
 import hashlib
 
 
 def derive_seed(rng_seed: int, *names: str | int) -> int:
-    """A 63-bit seed for the stream ``names`` of the run ``rng_seed``.
+    """Return a 63-bit seed, the first 8 bytes of SHA-256 of ``rng_seed/name/name...`` without one bit.
 
-    Streams of different names are independent; none depends on how many others there are or on
-    the order in which they were made.
+    A seed depends on its names alone, not on the number of other streams or the order of their creation.
     """
     text = "/".join([str(rng_seed), *(str(name) for name in names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

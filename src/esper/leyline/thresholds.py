@@ -1,72 +1,73 @@
-"""Numbers that separate healthy from unhealthy, each written once."""
+"""Thresholds of gates, trend detection and alerts."""
 
 from typing import Final
 
 GRADIENT_VANISHING: Final = 1e-7
-"""A parameter tensor whose gradient norm is below this has stopped learning."""
+"""Gradient norm of a parameter tensor below which it counts as vanishing."""
 GRADIENT_EXPLODING: Final = 10.0
-"""A parameter tensor whose gradient norm is above this is out of control."""
+"""Gradient norm of a parameter tensor above which it counts as exploding."""
 MIN_GRADIENT_HEALTH: Final = 0.7
-"""Health that a seed needs before it may touch the host (gate G2)."""
+"""Gradient health that a seed needs to enter BLENDING (gate G2)."""
 
 PLATEAU_GAIN: Final = 0.5
-"""Points of score per epoch below which an epoch counts towards a plateau."""
+"""Gain of an epoch, in points of score, below which it counts as part of a plateau."""
 STABLE_LOSS_GAIN: Final = (-0.05, 0.03)
-"""Relative loss gain per epoch of a host that has settled (open interval)."""
+"""Open interval of the relative loss gain per epoch in which a host counts as settled."""
 STABLE_EPOCHS: Final = 3
 """Consecutive settled epochs after which a host counts as stabilised for the rest of its episode."""
 
 RATIO_RANGE: Final = (0.1, 5.0)
-"""New over old probability of a decision; a ratio outside is an explosion and is traced to its row."""
+"""Range of new over old probability of a decision; ``RatioExplosionDiagnostic`` reports ratios outside."""
 HEAD_ENTROPY_COLLAPSED: Final = 0.1
-"""Entropy, 1 for uniform, below which a head that had a choice no longer explores."""
+"""Normalised entropy (1 is uniform) below which a head counts as collapsed."""
 POLICY_GRADIENT_EXPLODING: Final = 100.0
-"""Norm of the policy's gradient before clipping."""
+"""Norm of the policy's gradient before clipping above which it counts as exploding."""
 DETAIL_ITERATIONS: Final = 3
-"""Iterations that are written in full from an alert on, its own included."""
+"""Iterations written at full detail after an alert, the one of the alert included."""
 DETAIL_EPOCHS: Final = 5
-"""The same in epochs, for an episode that is not part of a training."""
+"""Epochs written at full detail after an alert outside of a training."""
 
 CONFIDENCE_Z: Final = 1.96
-"""Standard errors of a two-sided 95 % interval."""
+"""Half-width of a two-sided 95 % confidence interval, in standard errors."""
 
 DEFAULT_TARGET_KL: Final = 0.03
-"""Divergence per update that passes aim at unless a configuration says otherwise."""
+"""Default target of the KL divergence per policy update."""
 KL_HIGH: Final = 2.0
-"""Times its target; passes stop beyond 1.5 times, so one step overshot."""
+"""KL over its target that raises a warning. Update epochs stop beyond 1.5, so a single step overshot."""
 KL_RUNAWAY: Final = 5.0
-"""Times its target; a single step moved the policy far beyond what its rollout says anything about."""
+"""KL over its target that raises an error: the rollout no longer describes the policy."""
 RATIO_EXPLODED: Final = (1e-6, 10.0)
-"""Range that the ratio of no decision leaves in a healthy training.
+"""Range of new over old probability in healthy trainings.
 
-It is wider than what is traced: single decisions reach 5.9 there, and 0.001 where a policy that has made
-up its mind drops what it once tried.
+It is wider than ``RATIO_RANGE``: in recorded healthy trainings single decisions reach 5.9, and 0.001 when a
+policy abandons an action.
 """
 CLIP_SHARE: Final = 0.75
-"""Share of the rows with a choice; healthy trainings, whose ratio is that of eight heads, reach 0.7."""
+"""Largest healthy share of clipped rows; with the joint ratio of eight heads, good trainings reach 0.7."""
 VALUE_NRMSE: Final = 1.0
-"""Error of a critic that knows the mean return and nothing else; where a healthy one may begin."""
+"""Normalised error of a critic that predicts the mean return; healthy critics may start there."""
 GRADIENT_JUMP: Final = 100.0
-"""Times the mean of the earlier updates, for the policy's gradient before clipping."""
+"""Policy gradient norm before clipping, over the mean of earlier updates, that raises an alert."""
 HEAD_ENTROPY_OPEN: Final = 0.5
-"""Entropy above which a head explores; from here to collapsed takes a healthy head several updates."""
+"""Normalised entropy above which a head explores. A healthy head takes several updates from here to
+``HEAD_ENTROPY_COLLAPSED``."""
 OPENING_UPDATES: Final = 3
-"""First updates of a training; a policy has learned when it earns clearly more than the best of these."""
+"""Number of first updates whose best return is the baseline of ``LEARNED_GAIN``."""
 LEARNED_GAIN: Final = 0.01
-"""How much more, before reward_scale: what one point of score is worth."""
+"""Gain over the baseline return that counts as learning, before reward_scale; 0.01 is one point of score."""
 FORCED_SHARE: Final = 0.6
-"""Share of the decisions that are none; what is left is what a policy can learn from."""
+"""Largest healthy share of forced decisions; a policy learns nothing from these."""
 WAIT_SHARE: Final = 0.95
-"""Share of WAIT among all decisions; beyond, hardly anything is tried."""
+"""Largest healthy share of WAIT among all decisions; above, the policy hardly explores."""
 SHAPING_SHARE: Final = 0.5
-"""Share of shaping in the reward; beyond, a policy earns more for the way than for the goal."""
+"""Largest healthy share of shaping terms in the reward."""
 CORRELATED_EPISODES: Final = 20
-"""Episodes over which return and score are compared."""
+"""Number of episodes over which returns and gains are correlated."""
 RANK_CORRELATION: Final = -0.45
-"""Lowest rank correlation that 20 unrelated pairs show by chance in all but 2.5 % of the cases."""
+"""Rank correlation that 20 unrelated pairs fall below by chance in 2.5 % of the cases."""
 SLOWDOWN: Final = 0.7
-"""Share of the usual throughput."""
+"""Share of the usual throughput below which a run counts as slow."""
 USUAL_ITERATIONS: Final = 5
-"""Iterations after which it is known what throughput is usual."""
+"""Number of first iterations that define the usual throughput."""
 DISK_FREE_MB: Final = 500.0
-"""Room that a run needs to finish what it is writing."""
+"""Free disk space that a run needs to finish its files."""
