@@ -139,7 +139,7 @@ def split_lines(path: Path, content: bytes, into: dict[str, list[bytes]]) -> Non
 
 
 def check_layout(telemetry: Path) -> None:
-    """Raise an error for a run of another schema version, also one with the old layout of a folder per table."""
+    """Raise ``EsperError`` for a run of another schema version or with the old layout, a folder per table."""
     old, new = telemetry / "run" / "part-00000.jsonl", lines_path(telemetry, 0)
     if old.exists():
         raise old_run_error(telemetry.parent, _version(old))

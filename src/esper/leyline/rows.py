@@ -116,7 +116,9 @@ class RunRow(Row, frozen=True, kw_only=True):
     stages: Annotated[list[str], Column("names", "Stages in index order.")]
     head_choices: Annotated[list[list[str]], Column("names", "Choices of each head in index order.")]
     horizon: Annotated[int | None, Column("epoch", "Epochs of an episode; null: a compute budget ends it.")]
-    metric: Annotated[MetricColumn, Column("name", "Column that is optimised.")] = "val_score"
+    metric: Annotated[MetricColumn, Column("name", "Metric of decisions: val_score or val_loss.")] = (
+        "val_score"
+    )
     iterations: Annotated[int | None, Column("iteration", "Iterations of a training; null: not a training.")]
     envs: Annotated[int, Column("count", "Number of environments.")]
     devices: Annotated[list[str], Column("names", "Device of each environment, in their order.")] = []
