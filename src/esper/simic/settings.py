@@ -1,4 +1,4 @@
-"""What settings of runs, trainings and studies have in common: their types and ranges, and the hardware."""
+"""Settings that runs, trainings and studies share: field types, ranges, hardware and episodes."""
 
 import re
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 from esper.leyline.errors import EsperError
 
 MOST: Final = 1_000_000
-"""Largest count that a setting may ask for: beyond, memory ends before the run does."""
+"""Largest count that a setting accepts."""
 MOST_SLOTS: Final = 1_000
 
 
 @contextmanager
 def _collected() -> Iterator[None]:
-    """What is refused inside becomes an error that pydantic reports with whatever else is wrong."""
+    """Convert ``EsperError`` to ``ValueError``, so that pydantic reports it with all other errors."""
     try:
         yield
     except EsperError as error:
@@ -48,7 +48,7 @@ PREFIXES: Final = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 
 
 def _flops(given: object) -> object:
-    """A number of FLOPs, from text such as 0.5T or 3e9 or from a number."""
+    """Convert text such as 0.5T or 3e9, or a number, to a number of FLOPs."""
     found = re.fullmatch(r"(\d{1,19}(?:\.\d{1,9})?(?:e\d{1,2})?)([MGTP]?)", str(given))
     if found is None or isinstance(given, bool):
         raise ValueError("a budget is a number of FLOPs such as 0.5T, 200G or 3e9")
@@ -62,7 +62,7 @@ AmpName = Literal["off", "bfloat16", "float16"]
 
 
 class Hardware(BaseModel):
-    """Where hosts and policies run, and in what precision hosts and seeds are trained."""
+    """Devices of hosts and policy, and precision of training."""
 
     devices: DeviceNames = Field(
         ("cpu",), description="Devices of the hosts, dealt out in turn: cpu, cuda, or cuda:0 cuda:1 …"
@@ -82,12 +82,12 @@ class Hardware(BaseModel):
 
     @property
     def environments(self) -> int:
-        """How many hosts there are to run."""
+        """Number of hosts to train."""
         return 1
 
 
 class EpisodeSettings(Hardware):
-    """Which episodes a run or a training consists of."""
+    """Task and length of the episodes of a run or training."""
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
     steps: int | None = Field(None, ge=1, le=MOST, description="Host epochs per episode; else the preset's.")

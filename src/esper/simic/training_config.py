@@ -1,7 +1,6 @@
-"""Configuration of a training: each hyper-parameter, its default, its range and its meaning, once.
+"""Configuration of a training: default, range and description of each hyper-parameter.
 
-Every field is a flag of ``esper train`` and a key of a configuration file. The trainer and the agent are
-handed the configuration itself.
+Every field is a flag of ``esper train`` and a key of a configuration file.
 """
 
 from typing import Literal
@@ -52,12 +51,12 @@ class PPOConfig(BaseModel):
 
     @property
     def discount(self) -> float:
-        """The discount in force."""
+        """Discount factor of the update."""
         return 1.0 if self.gamma is None else self.gamma
 
 
 class TrainingConfig(PPOConfig, EpisodeSettings):
-    """A training of a policy: its environments, its network, its reward and its update."""
+    """Configuration of a policy training: environments, network, reward and update."""
 
     rng_seed: int = Field(0, ge=0, lt=1_000_000, description="Root of every random stream.")
     envs: int = Field(32, ge=1, le=MOST, description="Environments; each runs one episode per iteration.")

@@ -1,4 +1,4 @@
-"""Storage of one rollout: preallocated tensors ``[env, step, …]``, one write per step."""
+"""Rollout buffer: preallocated tensors ``[env, step, …]``, one write per step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from esper.tamiyo.networks.factored_lstm import Hidden, PolicyDecision
 
 
 class Sequences(NamedTuple):
-    """A rollout of whole environments, in the order in which ``evaluate_actions`` takes them."""
+    """Whole sequences of some environments, fields in the order of ``evaluate_actions``."""
 
     state: Tensor
     blueprint_indices: Tensor
@@ -25,7 +25,15 @@ class Sequences(NamedTuple):
 
 
 class TamiyoRolloutBuffer:
-    """Rows ``[env, step]`` from the LSTM state ``hidden`` on; a full buffer refuses another step."""
+    """Rollout ``[env, step]`` that starts at the LSTM state ``hidden``.
+
+    Args:
+        num_envs: Number of environments.
+        num_steps: Capacity in steps; ``add`` on a full buffer raises ``RuntimeError``.
+        state_dim: Length of an observation.
+        num_slots: Slots of the policy.
+        hidden_dim: Width of the LSTM.
+    """
 
     def __init__(
         self, num_envs: int, num_steps: int, state_dim: int, num_slots: int, hidden_dim: int
@@ -49,7 +57,7 @@ class TamiyoRolloutBuffer:
         self.length = 0
 
     def add(self, state: Tensor, blueprint_indices: Tensor, decision: PolicyDecision, fresh: Tensor) -> None:
-        """Write what was seen and decided at one step, all environments at once."""
+        """Store observation and decision of one step, for all environments."""
         if self.length == self.num_steps:
             raise RuntimeError(f"the rollout buffer holds {self.num_steps} steps and is full")
         step = self.length
@@ -63,14 +71,14 @@ class TamiyoRolloutBuffer:
         self.length += 1
 
     def add_outcome(self, reward: Tensor, ended: Tensor, terminated: Tensor) -> None:
-        """Write what the last decision came to."""
+        """Store reward and end of episode after the last decision."""
         step = self.length - 1
         self.rewards[:, step] = reward
         self.ended[:, step] = ended
         self.terminated[:, step] = terminated
 
     def add_next_value(self, value: Tensor) -> None:
-        """Write the value of the state that the last decision led to; it counts where nothing terminated."""
+        """Store the value of the state after the last decision; GAE ignores it for terminated episodes."""
         self.next_values[:, self.length - 1] = value
 
     def get_batched_sequences(self, envs: slice = slice(None)) -> Sequences:
@@ -93,7 +101,7 @@ class TamiyoRolloutBuffer:
 
     @classmethod
     def join(cls, parts: Sequence[TamiyoRolloutBuffer]) -> TamiyoRolloutBuffer:
-        """One rollout of the environments of all ``parts``, in their order."""
+        """Concatenate rollouts along the environments."""
         joined = copy.copy(parts[0])
         for name, value in vars(parts[0]).items():
             if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""How the processes of a training find each other, and make sure that they belong together."""
+"""Handshake of the processes of a training: all must be present and have the same settings and versions."""
 
 import json
 import socket
@@ -12,27 +12,36 @@ from torch.distributed.distributed_c10d import Store
 from esper.leyline.errors import EsperError
 
 POLL_SECONDS: Final = 0.02
-"""Between two looks at who has come."""
+"""Pause between two polls of the store."""
 
 
 class HandshakeError(EsperError):
-    """Processes that did not come together, or do not belong together."""
+    """Processes are missing, or have different settings or versions."""
 
 
 def agree_on_group(
     store: Store, rank: int, world_size: int, common: Mapping[str, object], seconds: float
 ) -> str:
-    """The name of a group of processes that are all there and have the same ``common``, setting by setting.
+    """Wait for all processes, compare their settings, and return the name of the group.
 
-    The first waits ``seconds`` for the others. torchrun keeps one store for all groups that it starts, so the
-    next group reads what a killed one left. Therefore every process leaves a nonce, and the first answers it
-    with the name of the new group, below which there is nothing old.
+    torchrun keeps one store for all groups that it starts, so keys of a killed group remain. Therefore every
+    process sets a nonce, and rank 0 answers it with a new group name; all other keys start with that name.
+
+    Args:
+        store: Store of torchrun.
+        rank: Rank of this process.
+        world_size: Number of processes.
+        common: Settings and versions that must be equal in all processes.
+        seconds: Time that rank 0 waits for the others.
+
+    Raises:
+        HandshakeError: A process is missing, or its settings differ.
     """
     return _receive(store, world_size, common, seconds) if rank == 0 else _report(store, rank, common)
 
 
 def _report(store: Store, rank: int, common: Mapping[str, object]) -> str:
-    """Be received by the first process."""
+    """Send settings to rank 0 and wait for its answer."""
     nonce = uuid4().hex
     store.set(f"nonce/{rank}", nonce)
     group = store.get(f"group/{nonce}").decode()
@@ -43,34 +52,36 @@ def _report(store: Store, rank: int, common: Mapping[str, object]) -> str:
 
 
 def _receive(store: Store, world_size: int, common: Mapping[str, object], seconds: float) -> str:
-    """Wait for all other processes and compare them with this one."""
+    """Wait for the settings of all other ranks and compare them with those of rank 0."""
     group, deadline = uuid4().hex, time.monotonic() + seconds
     answered: set[str] = set()
-    shown: dict[int, str] = {}
-    while len(shown) < world_size - 1 and time.monotonic() < deadline:
-        for rank in set(range(1, world_size)) - set(shown):
-            nonce = _left(store, f"nonce/{rank}")
+    received: dict[int, str] = {}
+    while len(received) < world_size - 1 and time.monotonic() < deadline:
+        for rank in set(range(1, world_size)) - set(received):
+            nonce = _value_of(store, f"nonce/{rank}")
             if nonce and nonce not in answered:
                 answered.add(nonce)
                 store.set(f"group/{nonce}", group)
-            if said := _left(store, f"{group}/common/{rank}"):
-                shown[rank] = said
+            if settings := _value_of(store, f"{group}/common/{rank}"):
+                received[rank] = settings
         time.sleep(POLL_SECONDS)
-    refusal = _refusal(shown, world_size, common, seconds)
+    refusal = _refusal(received, world_size, common, seconds)
     store.set(f"{group}/refusal", refusal)
     if refusal:
         raise HandshakeError(refusal)
     return group
 
 
-def _refusal(shown: Mapping[int, str], world_size: int, common: Mapping[str, object], seconds: float) -> str:
-    """What speaks against beginning; nothing if that is empty."""
-    if missing := [str(rank) for rank in range(1, world_size) if rank not in shown]:
+def _refusal(
+    received: Mapping[int, str], world_size: int, common: Mapping[str, object], seconds: float
+) -> str:
+    """Return the message about missing ranks or different settings; empty if there are none."""
+    if missing := [str(rank) for rank in range(1, world_size) if rank not in received]:
         return f"rank {', '.join(missing)} of {world_size} did not come within {seconds:g} s; start all again"
-    ours = json.loads(json.dumps(common))  # as it reaches the others
+    ours = json.loads(json.dumps(common))  # JSON changes types, as it did for the other ranks
     problems = []
-    for rank, said in sorted(shown.items()):
-        host, theirs = json.loads(said)
+    for rank, settings in sorted(received.items()):
+        host, theirs = json.loads(settings)
         problems += [
             f"{name} is {ours.get(name)} on rank 0 and {theirs.get(name)} on rank {rank} ({host})"
             for name in sorted({*ours, *theirs})
@@ -79,6 +90,6 @@ def _refusal(shown: Mapping[int, str], world_size: int, common: Mapping[str, obj
     return f"all ranks need the same settings and versions; {'; '.join(problems)}" if problems else ""
 
 
-def _left(store: Store, key: str) -> str:
-    """What stands under a key, or nothing, without waiting for it."""
+def _value_of(store: Store, key: str) -> str:
+    """Return the value of a key without waiting; empty if it is not set."""
     return store.get(key).decode() if store.check([key]) else ""

@@ -1,4 +1,4 @@
-"""Collecting rollouts and evaluating policies, on anything that looks like an environment to a policy."""
+"""Rollouts with sampled actions and evaluations with argmax actions, on any ``PolicyEnv``."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from esper.tamiyo.policy.observer import Observation
 
 
 class ActionStreams:
-    """Random numbers for sampled decisions, one stream per environment and episode."""
+    """Random numbers for sampled actions, one stream per environment and episode."""
 
     def __init__(self, rng_seed: int, env_indices: Sequence[int], episode: int = 0) -> None:
         self._generators = [
@@ -26,14 +26,17 @@ class ActionStreams:
         ]
 
     def draw(self) -> Tensor:
-        """Uniform numbers ``[env, 8]``."""
+        """Return uniform random numbers ``[env, 8]``, one per head."""
         return torch.stack([torch.rand(NUM_HEADS, generator=g) for g in self._generators])
 
 
 def collect(
     env: PolicyEnv, policy: FactoredRecurrentActorCritic, streams: ActionStreams, episodes: int = 1
 ) -> TamiyoRolloutBuffer:
-    """Sampled decisions over ``episodes`` horizons; what is cut off at the end is valued by the critic."""
+    """Collect a rollout of ``episodes`` horizons with sampled actions.
+
+    Episodes that are truncated at the end of the rollout bootstrap from the critic.
+    """
     shape, num_envs = policy.shape, len(env.env_indices)
     buffer = TamiyoRolloutBuffer(
         num_envs, episodes * env.horizon, shape.state_dim, shape.num_slots, shape.hidden_dim
@@ -62,13 +65,13 @@ def _sample(
     fresh: Tensor,
     streams: ActionStreams,
 ) -> PolicyDecision:
-    """One sampled decision everywhere; memory begins afresh where ``fresh [env]`` says so."""
+    """Sample one decision per environment, with the LSTM state reset where ``fresh [env]`` is true."""
     keep = (~fresh).float().view(1, -1, 1)
     return decide(policy, observation, (hidden[0] * keep, hidden[1] * keep), streams.draw())
 
 
 def evaluate(env: PolicyEnv, policy: FactoredRecurrentActorCritic) -> NDArray[np.float64]:
-    """Undiscounted returns ``[env]`` of one argmax episode each."""
+    """Return the undiscounted returns ``[env]`` of one argmax episode per environment."""
     observation, num_envs = env.reset(), len(env.env_indices)
     hidden = policy.get_initial_hidden(num_envs)
     returns = np.zeros(num_envs)

@@ -119,11 +119,11 @@ def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
 
 
 def _chrono_init(bias: Tensor, hidden: int) -> None:
-    """Chrono initialisation (Tallec & Ollivier 2018): forget biases b_f ~ log U(1, T_max − 1), input biases
-    −b_f.
+    """Set the gate biases by chrono initialisation (Tallec & Ollivier 2018).
 
-    Cells then start with memories of 1 to ``MEMORY_STEPS`` steps. With the customary forget bias of 1 a cell
-    keeps 1e-7 of its content after 50 steps, too little for a gradient (ADR 0013).
+    Forget biases b_f ~ log U(1, T_max − 1), input biases −b_f. Cells then start with memories of 1 to
+    ``MEMORY_STEPS`` steps. With the customary forget bias of 1 a cell keeps 1e-7 of its content after 50
+    steps, too little for a gradient (ADR 0013).
     """
     span = torch.empty(hidden).uniform_(1.0, MEMORY_STEPS - 1.0).log()
     bias[:hidden] = -span

@@ -71,7 +71,7 @@ class ActionMasks:
         return torch.where(is_read.unsqueeze(-1), free, canonical[head])
 
     def holding(self, heads: frozenset[int]) -> ActionMasks:
-        """Return masks with ``heads`` fixed at their canonical value, the blueprint at the first selectable."""
+        """Return masks that fix ``heads`` at their canonical value, the blueprint at the first selectable."""
         legal, blueprint = self.slot_by_op.clone(), self.blueprint.clone()
         if Head.OP in heads:
             legal[:, CANONICAL_ACTION[Head.OP] + 1 :] = False

@@ -85,8 +85,7 @@ def load_policy(directory: Path | str) -> FactoredRecurrentActorCritic:
     """Read a policy.
 
     Raises:
-        CheckpointError: The checkpoint is missing or damaged, or its feature names are not those of this
-        version.
+        CheckpointError: The checkpoint is missing or damaged, or has other feature names than this version.
     """
     directory = Path(directory)
     bound, weights = _read_policy(directory)
