@@ -1,4 +1,4 @@
-"""A trained policy as a controller does what the policy says, step by step."""
+"""``PolicyController`` takes the argmax actions of its policy."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ SPACE = space_of(SLOTS, auto_forward=False)
 
 @pytest.fixture
 def policy() -> FactoredRecurrentActorCritic:
-    """Small, and with a memory that shows in what it chooses."""
+    """Return a small policy whose choices depend on its LSTM state."""
     policy = policy_of(SLOTS)
     with torch.no_grad():
         for parameter in policy.lstm.parameters():
@@ -59,7 +59,7 @@ def decided_by_hand(policy: FactoredRecurrentActorCritic, seen: list[SlotTable])
     return chosen
 
 
-def test_decisions_are_the_policys_own_over_several_steps(policy: FactoredRecurrentActorCritic) -> None:
+def test_controller_actions_equal_argmax_actions_of_the_policy(policy: FactoredRecurrentActorCritic) -> None:
     for rng_seed in range(5):
         seen = tables(rng_seed)
         actions = decided(PolicyController(SPACE, ENVS, policy), seen)
@@ -68,7 +68,7 @@ def test_decisions_are_the_policys_own_over_several_steps(policy: FactoredRecurr
             assert_legal(action, table, SPACE)
 
 
-def test_a_reset_forgets_everything(
+def test_reset_clears_trends_and_lstm_state(
     policy: FactoredRecurrentActorCritic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     get_action, shown = policy.get_action, []
@@ -81,7 +81,7 @@ def test_a_reset_forgets_everything(
 
     monkeypatch.setattr(policy, "get_action", watched)
     controller = PolicyController(SPACE, ENVS, policy)
-    first = decided(controller, tables(), first=3)  # trends restart by themselves at epoch 0
+    first = decided(controller, tables(), first=3)  # not epoch 0, where trends restart without a reset
     shown_first = shown.copy()
     for rng_seed in range(1, 4):
         decided(controller, tables(rng_seed))
@@ -91,7 +91,9 @@ def test_a_reset_forgets_everything(
         assert shown == shown_first
 
 
-def test_deciding_changes_neither_the_policy_nor_random_numbers(policy: FactoredRecurrentActorCritic) -> None:
+def test_decide_changes_neither_weights_nor_the_global_generator(
+    policy: FactoredRecurrentActorCritic,
+) -> None:
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     torch.manual_seed(5)
     expected = torch.rand(3)
