@@ -13,7 +13,7 @@ from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.observation_features import batch_obs_to_features
 from esper.tamiyo.tracker import SignalTracker
 from tests.leyline.building import facts_of, random_table, space_of
-from tests.tamiyo.policy.observing import FLAGS, MEASUREMENTS
+from tests.tamiyo.policy.observations import FLAGS, MEASUREMENTS
 
 SPACE = space_of(SMALL.num_slots)
 OBSERVATION_LIMIT = {4: 0.1, 16: 0.15}

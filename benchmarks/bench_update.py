@@ -11,7 +11,7 @@ from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.oracles.trial import SMALL, new_policy
 from esper.simic.training_config import PPOConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
-from tests.tamiyo.policy.deciding import play
+from tests.tamiyo.policy.small_policies import play
 
 NUM_ENVS, NUM_STEPS = 16, 150
 SHAPE = replace(SMALL, feature_dim=256, hidden_dim=256)

@@ -47,7 +47,7 @@ from esper.tamiyo.policy.observation_features import batch_obs_to_features, get_
 from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.vector import SerialVector
 from tests.leyline.building import space_of
-from tests.tamiyo.policy.observing import signals_of
+from tests.tamiyo.policy.observations import signals_of
 from tests.tolaria.building import tiny_task
 
 SPACE = space_of(3)

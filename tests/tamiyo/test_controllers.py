@@ -15,7 +15,7 @@ from esper.tamiyo import (
     parse_plan,
 )
 from tests.leyline.building import TRANSFORMER, assert_legal, env_facts, facts_of, put, random_table, space_of
-from tests.tamiyo.policy.deciding import busy_table
+from tests.tamiyo.policy.small_policies import busy_table
 
 WAIT = [0, 0, 0, 0, 1, 2, 0, 0]
 

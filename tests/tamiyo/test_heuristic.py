@@ -4,7 +4,7 @@ from esper.leyline import EpochFacts, Head, LifecycleOp, SlotTable, Stage
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.heuristic import evaluate
 from tests.leyline.building import env_facts, facts_of, put, space_of
-from tests.tamiyo.deciding import HELD, Episode, decide, held
+from tests.tamiyo.heuristic_episodes import HELD, Episode, decide, held
 
 
 def test_seed_with_positive_lower_bound_is_fossilized() -> None:

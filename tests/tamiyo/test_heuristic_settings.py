@@ -9,7 +9,7 @@ from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.heuristic import default_rotation
 from tests.contracts.matrix import begin
 from tests.leyline.building import CNN, TRANSFORMER, assert_legal, facts_of, put, space_of
-from tests.tamiyo.deciding import Episode, decide, held
+from tests.tamiyo.heuristic_episodes import Episode, decide, held
 
 
 def test_setting_patience_delays_germination_until_a_plateau() -> None:

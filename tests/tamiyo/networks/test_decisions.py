@@ -17,7 +17,7 @@ from esper.leyline import (
 from esper.tamiyo.networks.factored_lstm import Critic, FactoredRecurrentActorCritic
 from esper.tamiyo.policy.action_masks import EmptyMaskError, compute_batch_masks
 from tests.leyline.building import space_of
-from tests.tamiyo.policy.deciding import busy_table, play, policy_of
+from tests.tamiyo.policy.small_policies import busy_table, play, policy_of
 
 VARIANTS = list(product(["state_value", "op_value"], [True, False]))
 

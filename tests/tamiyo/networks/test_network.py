@@ -10,7 +10,7 @@ from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.distributions import MASKED_LOG_PROB, AllMaskedError
 from esper.tamiyo.policy.observation_features import get_feature_size
 from tests.leyline.building import space_of
-from tests.tamiyo.policy.deciding import policy_of
+from tests.tamiyo.policy.small_policies import policy_of
 
 
 def full_size(**options: object) -> FactoredRecurrentActorCritic:

@@ -33,7 +33,7 @@ from tests.leyline.building import (
     random_table,
     space_of,
 )
-from tests.tamiyo.policy.deciding import busy_table
+from tests.tamiyo.policy.small_policies import busy_table
 
 
 def chosen(op: int, slot: int = 0, speed: int = AlphaSpeed.FAST) -> Tensor:

@@ -25,7 +25,7 @@ from esper.tamiyo.policy.checkpoint import (
     save_tensors,
     seal,
 )
-from tests.tamiyo.policy.deciding import policy_of
+from tests.tamiyo.policy.small_policies import policy_of
 from tests.tolaria.building import bits
 
 

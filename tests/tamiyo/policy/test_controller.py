@@ -15,7 +15,7 @@ from esper.tamiyo.policy.controller import PolicyController
 from esper.tamiyo.policy.observation_features import batch_obs_to_features
 from esper.tamiyo.tracker import SignalTracker
 from tests.leyline.building import assert_legal, facts_of, random_table, space_of
-from tests.tamiyo.policy.deciding import policy_of
+from tests.tamiyo.policy.small_policies import policy_of
 from tests.tolaria.building import bits
 
 ENVS, STEPS, SLOTS = 3, 6, 4

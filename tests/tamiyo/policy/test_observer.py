@@ -18,7 +18,7 @@ from esper.tamiyo.policy.observation_features import (
 from esper.tamiyo.policy.observer import CapacityError, Observer, check_capacity
 from esper.tamiyo.tracker import SignalTracker
 from tests.leyline.building import assert_legal, facts_of, random_table, space_of
-from tests.tamiyo.policy.deciding import policy_of
+from tests.tamiyo.policy.small_policies import policy_of
 
 ENVS = 5
 

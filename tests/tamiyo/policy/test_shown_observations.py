@@ -8,7 +8,7 @@ from esper.leyline.protocols import Controller, Decisions
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.controller import PolicyController
 from tests.leyline.building import assert_legal, facts_of, random_table, space_of
-from tests.tamiyo.policy.deciding import policy_of
+from tests.tamiyo.policy.small_policies import policy_of
 
 STEPS, SLOTS = 12, 4
 SPACE = space_of(SLOTS, auto_forward=False)

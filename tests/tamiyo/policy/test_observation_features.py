@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from esper.leyline import SlotConfig, SlotTable, Stage
 from esper.tamiyo.policy.observation_features import batch_obs_to_features, feature_names, get_feature_size
 from tests.leyline.building import put, random_table
-from tests.tamiyo.policy.observing import MEASUREMENTS, observe, signals_of, wild, wild_signals
+from tests.tamiyo.policy.observations import MEASUREMENTS, observe, signals_of, wild, wild_signals
 
 BASE_NAMES = [
     "progress", "loss", "loss_delta", "score", "score_delta", "plateau", "stabilised",
