@@ -120,17 +120,15 @@ class Head(IntEnum):
 
 
 NUM_OPS, NUM_BLUEPRINTS, NUM_STYLES, NUM_TEMPO = map(len, (LifecycleOp, BlueprintAction, Style, Tempo))
-NUM_ALPHA_TARGETS, NUM_ALPHA_SPEEDS, NUM_ALPHA_CURVES = map(len, (AlphaTarget, AlphaSpeed, AlphaCurve))
 NUM_HEADS: Final = len(Head)
+_CHOICES: Final = (BlueprintAction, Style, Tempo, AlphaTarget, AlphaSpeed, AlphaCurve)
+"""Enumerations of the heads after op and slot."""
 OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE = map(int, LifecycleOp)
 
 OP_NAMES: Final = tuple(op.name for op in LifecycleOp)
 HEAD_NAMES: Final = tuple(head.name.lower() for head in Head)
 BLUEPRINT_IDS: Final = tuple(blueprint.name.lower() for blueprint in BlueprintAction)
 BLEND_IDS: Final = tuple(style.name.lower() for style in Style)
-TEMPO_NAMES: Final = tuple(tempo.name for tempo in Tempo)
-ALPHA_SPEED_NAMES: Final = tuple(speed.name for speed in AlphaSpeed)
-ALPHA_CURVE_NAMES: Final = tuple(curve.name for curve in AlphaCurve)
 
 TEMPO_EPOCHS: Final = (3, 5, 8)
 ALPHA_TARGET_VALUES: Final = (0.5, 0.7, 1.0)
@@ -182,8 +180,7 @@ CANONICAL_ACTION.setflags(write=False)
 
 def head_sizes(num_slots: int) -> tuple[int, ...]:
     """Return the number of values of each head, in ``Head`` order."""
-    alpha = (NUM_ALPHA_TARGETS, NUM_ALPHA_SPEEDS, NUM_ALPHA_CURVES)
-    return (NUM_OPS, num_slots, NUM_BLUEPRINTS, NUM_STYLES, NUM_TEMPO, *alpha)
+    return (NUM_OPS, num_slots, *map(len, _CHOICES))
 
 
 def heads_read(actions: IntArray, alpha: FloatArray) -> BoolArray:
@@ -221,23 +218,25 @@ def check_actions(actions: IntArray, num_envs: int, num_slots: int) -> None:
 
 def _check_tables() -> None:
     """Compare the derived tables with literal values. Uses ``raise``, since ``python -O`` removes asserts."""
-    blueprints = (
-        "noop conv_light attention norm depthwise bottleneck conv_small conv_heavy"
-        " lora lora_large mlp_small mlp flex_attention"
+    names = (
+        "WAIT GERMINATE SET_ALPHA_TARGET PRUNE FOSSILIZE ADVANCE",
+        "NOOP CONV_LIGHT ATTENTION NORM DEPTHWISE BOTTLENECK CONV_SMALL CONV_HEAVY"
+        " LORA LORA_LARGE MLP_SMALL MLP FLEX_ATTENTION",
+        "LINEAR_ADD LINEAR_MULTIPLY SIGMOID_ADD GATED_GATE",
+        "FAST STANDARD SLOW",
+        "HALF SEVENTY FULL",
+        "INSTANT FAST MEDIUM SLOW",
+        "LINEAR COSINE SIGMOID_GENTLE SIGMOID SIGMOID_SHARP",
     )
+    kinds: tuple[type[IntEnum], ...] = (LifecycleOp, *_CHOICES)
     expected: Mapping[str, tuple[object, object]] = {
-        "ops": (" ".join(OP_NAMES), "WAIT GERMINATE SET_ALPHA_TARGET PRUNE FOSSILIZE ADVANCE"),
-        "blueprints": (" ".join(BLUEPRINT_IDS), blueprints),
-        "styles": (" ".join(BLEND_IDS), "linear_add linear_multiply sigmoid_add gated_gate"),
-        "tempo": (" ".join(TEMPO_NAMES), "FAST STANDARD SLOW"),
-        "speeds": (" ".join(ALPHA_SPEED_NAMES), "INSTANT FAST MEDIUM SLOW"),
-        "curves": (" ".join(ALPHA_CURVE_NAMES), "LINEAR COSINE SIGMOID_GENTLE SIGMOID SIGMOID_SHARP"),
+        **{kind.__name__: (" ".join(kind.__members__), row) for kind, row in zip(kinds, names, strict=True)},
         "sizes": (head_sizes(3), (6, 3, 13, 4, 3, 3, 4, 5)),
         "heads": (NUM_HEADS, 8),
         "values per style": ((len(STYLE_OPERATORS), len(STYLE_CURVES)), (4, 4)),
-        "op indices": (
-            (OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE),
-            (0, 1, 2, 3, 4, 5),
+        "ops": (
+            [OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE],
+            [*range(6)],
         ),
         "heads per op": (HEADS_OF_OP.sum(axis=1).tolist(), [1, 6, 5, 4, 2, 2]),
     }
@@ -264,7 +263,9 @@ class FactoredAction(NamedTuple):
     @classmethod
     def from_indices(cls, indices: Sequence[int] | IntArray) -> FactoredAction:
         """Return the action of eight indices in ``Head`` order."""
-        return cls._make(kind(int(index)) for kind, index in zip(_KINDS, indices, strict=True))
+        return cls._make(
+            kind(int(index)) for kind, index in zip((LifecycleOp, int, *_CHOICES), indices, strict=True)
+        )
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -305,9 +306,6 @@ class FactoredAction(NamedTuple):
     @property
     def operator(self) -> BlendOperator:
         return BlendOperator[self.style.name.rpartition("_")[2]]
-
-
-_KINDS: Final = (LifecycleOp, int, BlueprintAction, Style, Tempo, AlphaTarget, AlphaSpeed, AlphaCurve)
 
 
 def check_lookups() -> None:
