@@ -252,7 +252,7 @@ def test_allowed_names_are_listed_and_the_nearest_named() -> None:
 
 def test_a_length_in_flops_and_one_in_steps_are_not_given_together() -> None:
     assert said_about({"budget": "2T", "steps": 20}) == (
-        "budget and steps both say how long an episode is; leave one of them out"
+        "budget and steps both set the length of an episode; leave one of them out"
     )
 
 

@@ -44,7 +44,7 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def _rounded(values: Iterable[float]) -> list[float]:
-    """Round to six decimals: rounding errors would give equal episodes different ranks."""
+    """Return values to six decimals: rounding errors would give equal episodes different ranks."""
     return [round(value, 6) for value in values]
 
 

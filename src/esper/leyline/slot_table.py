@@ -96,7 +96,7 @@ class SlotTable:
             getattr(self, name)[...] = array
 
     def clear(self, env: int, slot: int) -> None:
-        """Reset all columns of one slot to those of an empty slot, except ``enabled``."""
+        """Reset all columns of one slot, except ``enabled``, to the values of an empty slot."""
         for name, array in self.arrays().items():
             if name != "enabled":
                 array[env, slot] = _BLANK[name]

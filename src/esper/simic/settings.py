@@ -99,5 +99,5 @@ class EpisodeSettings(Hardware):
     @model_validator(mode="after")
     def _has_one_length(self) -> Self:
         if self.budget is not None and self.steps is not None:
-            raise ValueError("budget and steps both say how long an episode is; leave one of them out")
+            raise ValueError("budget and steps both set the length of an episode; leave one of them out")
         return self

@@ -188,8 +188,8 @@ class Memory(ToyOracle):
         return {LifecycleOp.GERMINATE: self.step_number == self.delay}
 
     def rewards(self, actions: Actions) -> Rewards:
-        asked = self.step_number == self.delay
-        return ((actions[:, Head.SLOT] == self.answer) & asked).astype(np.float64)
+        is_last = self.step_number == self.delay
+        return ((actions[:, Head.SLOT] == self.answer) & is_last).astype(np.float64)
 
 
 class Combination(ToyOracle):

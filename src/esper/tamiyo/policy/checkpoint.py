@@ -47,11 +47,11 @@ class TrainedOn:
     auto_forward: bool
     budget: int | None = None
 
-    def differences(self, **asked: object) -> str:
-        """Return text with the settings in ``asked`` that differ from the training; empty if none does."""
+    def differences(self, **settings: object) -> str:
+        """Describe the ``settings`` that differ from those of the training; empty if none does."""
         trained = asdict(self)
-        names = [name for name, value in asked.items() if value != trained[name]]
-        return ", ".join(f"{name} {asked[name]} (trained on {trained[name]})" for name in names)
+        names = [name for name, value in settings.items() if value != trained[name]]
+        return ", ".join(f"{name} {settings[name]} (trained on {trained[name]})" for name in names)
 
 
 def save_policy(
@@ -183,9 +183,9 @@ def _check_features(names: tuple[str, ...], shape: PolicyShape, directory: Path)
         missing = [name for name in names if name not in ours]
         new = [name for name in ours if name not in names]
         raise CheckpointError(
-            f"the policy in '{directory}' was trained on other features: it knows"
-            f" {', '.join(missing[:5]) or 'none'} that are not there, and not"
-            f" {', '.join(new[:5]) or 'none'} that are; train it again"
+            f"the policy in '{directory}' was trained on other features, or on these in another order;"
+            f" only in the policy: {', '.join(missing[:5]) or 'none'};"
+            f" only in this version: {', '.join(new[:5]) or 'none'}; train it again"
         )
 
 
