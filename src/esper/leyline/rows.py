@@ -159,7 +159,7 @@ class SeedRow(EnvRow, frozen=True, kw_only=True):
     freshness: Annotated[float, Column("fraction", "1: just measured, then decaying; 0: never.")]
     gradient_norm: Annotated[OptFloat, Column("norm", "Gradient norm before clipping.")]
     gradient_health: Annotated[
-        OptFloat, Column("fraction", "1 is healthy, 0 is not.", low=limits.MIN_GRADIENT_HEALTH)
+        OptFloat, Column("fraction", "1 is healthy, 0 is not.", limits.MIN_GRADIENT_HEALTH)
     ]
     params: Annotated[int, Column("count", "Parameters of the seed.")]
 
@@ -195,10 +195,8 @@ class DecisionRow(EnvRow, frozen=True, kw_only=True):
     refused_by: Annotated[str | None, Column("name", "Gate, or 'legality', that refused it.")]
     failed_checks: Annotated[list[str], Column("names", "Checks that failed.")]
     masked: Annotated[list[bool] | None, Column("flags", "Per head: some choices were masked.")] = None
-    log_probs: Annotated[
-        list[float | None] | None, Column("nats", "Log-probabilities of the chosen values.")
-    ] = None
-    op_probs: Annotated[list[float | None] | None, Column("fraction", "Probabilities of all ops.")] = None
+    log_probs: Annotated[list[OptFloat] | None, Column("nats", "Log-probabilities of chosen values.")] = None
+    op_probs: Annotated[list[OptFloat] | None, Column("fraction", "Probabilities of all ops.")] = None
     value: Annotated[OptFloat, Column("reward", "Return predicted by the critic.")] = None
     reward: Annotated[OptFloat, Column("reward", "Reward of the decision.")] = None
     reward_terms: Annotated[Terms | None, Column("reward", "Reward by term.")] = None
@@ -272,21 +270,19 @@ class UpdateRow(Row, frozen=True, kw_only=True):
     value_loss: Annotated[OptFloat, Column("loss", "Half the squared error, last update epoch.")]
     entropy: Annotated[OptFloat, Column("bonus", "Weighted entropy of the heads that had a choice.")]
     head_entropy: Annotated[
-        list[float | None],
+        list[OptFloat],
         Column("fraction", "Per head, 1: uniform; null: not read.", low=limits.HEAD_ENTROPY_COLLAPSED),
     ]
     explained_variance: Annotated[OptFloat, Column("ratio", "Explained variance of the returns.", low=0.3)]
     value_nrmse: Annotated[
-        OptFloat, Column("ratio", "Critic's RMS error over the spread of returns.", high=limits.VALUE_NRMSE)
+        OptFloat, Column("ratio", "Normalised RMS error of values.", high=limits.VALUE_NRMSE)
     ]
     value_return_correlation: Annotated[OptFloat, Column("correlation", "Correlation of values and returns.")]
     approx_kl: Annotated[
         OptFloat,
         Column("nats", "KL from the rollout's policy.", high=limits.KL_HIGH * limits.DEFAULT_TARGET_KL),
     ]
-    clip_fraction: Annotated[
-        float, Column("fraction", "Rows with a choice whose ratio was clipped.", high=limits.CLIP_SHARE)
-    ]
+    clip_fraction: Annotated[float, Column("fraction", "Clipped rows with a choice.", high=limits.CLIP_SHARE)]
     ratio_mean: Annotated[OptFloat, Column("ratio", "New over old probability, mean.")]
     ratio_std: Annotated[OptFloat, Column("ratio", "New over old probability, standard deviation.")]
     ratio_max: Annotated[OptFloat, Column("ratio", "Largest probability ratio.", high=limits.RATIO_RANGE[1])]
@@ -295,13 +291,11 @@ class UpdateRow(Row, frozen=True, kw_only=True):
         OptFloat, Column("ratio", "Largest ratio error, first update epoch.", high=1e-4)
     ]
     update_epochs: Annotated[int, Column("count", "Update epochs completed (optimiser steps).")]
-    early_stop_update_epoch: Annotated[
-        int | None, Column("update epoch", "Update epoch stopped by the KL; null: none.")
-    ]
+    early_stop_update_epoch: Annotated[int | None, Column("update epoch", "Stopped by the KL; null: none.")]
     grad_norm: Annotated[
         float, Column("norm", "Before clipping, last update epoch.", high=limits.POLICY_GRADIENT_EXPLODING)
     ]
-    head_grad_norm: Annotated[list[float | None], Column("norm", "Per head, in the first update epoch.")]
+    head_grad_norm: Annotated[list[OptFloat], Column("norm", "Per head, in the first update epoch.")]
     forced_share: Annotated[float, Column("fraction", "Rows without any choice.", high=limits.FORCED_SHARE)]
     skipped: Annotated[str | None, Column("text", "Reason why the update was skipped; null: not skipped.")]
     explosion: Annotated[dict[str, Any] | None, Column("map", "Decision with an extreme ratio.")]

@@ -39,10 +39,6 @@ def _known_devices(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _known_device(name: str) -> str:
-    return _known_devices((name,))[0]
-
-
 TaskName = Annotated[str, AfterValidator(_known_task)]
 PREFIXES: Final = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 
@@ -56,7 +52,7 @@ def _flops(given: object) -> object:
 
 
 Flops = Annotated[int, BeforeValidator(_flops), Field(ge=1, le=10**18)]
-DeviceName = Annotated[str, AfterValidator(_known_device)]
+DeviceName = Annotated[str, AfterValidator(lambda name: _known_devices((name,))[0])]
 DeviceNames = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS), AfterValidator(_known_devices)]
 AmpName = Literal["off", "bfloat16", "float16"]
 

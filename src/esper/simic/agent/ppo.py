@@ -100,15 +100,8 @@ class PPOAgent:
         """
         config = self.config
         buffer = buffer.to(next(self.policy.parameters()).device)
-        advantages = gae(
-            buffer.rewards,
-            buffer.values,
-            buffer.next_values,
-            buffer.terminated,
-            buffer.ended,
-            gamma=config.discount,
-            lam=config.lam,
-        )
+        rows = (buffer.rewards, buffer.values, buffer.next_values, buffer.terminated, buffer.ended)
+        advantages = gae(*rows, gamma=config.discount, lam=config.lam)
         returns = advantages + buffer.values
         broken = diagnostics.first_non_finite(
             reward=buffer.rewards, value=buffer.values, next_value=buffer.next_values, target=returns

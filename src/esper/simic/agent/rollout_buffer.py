@@ -82,14 +82,9 @@ class TamiyoRolloutBuffer:
         self.next_values[:, self.length - 1] = value
 
     def get_batched_sequences(self, envs: slice = slice(None)) -> Sequences:
-        return Sequences(
-            self.state[envs],
-            self.blueprint_indices[envs],
-            self.actions[envs],
-            self.masks[envs],
-            (self.hidden[0][:, envs], self.hidden[1][:, envs]),
-            self.fresh[envs],
-        )
+        """Return the sequences of ``envs``, with the LSTM state at their start."""
+        steps = (rows[envs] for rows in (self.state, self.blueprint_indices, self.actions, self.masks))
+        return Sequences(*steps, (self.hidden[0][:, envs], self.hidden[1][:, envs]), self.fresh[envs])
 
     def to(self, device: torch.device) -> TamiyoRolloutBuffer:
         moved = copy.copy(self)
