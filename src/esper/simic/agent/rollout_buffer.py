@@ -83,8 +83,9 @@ class TamiyoRolloutBuffer:
 
     def get_batched_sequences(self, envs: slice = slice(None)) -> Sequences:
         """Return the sequences of ``envs``, with the LSTM state at their start."""
-        steps = (rows[envs] for rows in (self.state, self.blueprint_indices, self.actions, self.masks))
-        return Sequences(*steps, (self.hidden[0][:, envs], self.hidden[1][:, envs]), self.fresh[envs])
+        hidden = (self.hidden[0][:, envs], self.hidden[1][:, envs])
+        state, blueprints = self.state[envs], self.blueprint_indices[envs]
+        return Sequences(state, blueprints, self.actions[envs], self.masks[envs], hidden, self.fresh[envs])
 
     def to(self, device: torch.device) -> TamiyoRolloutBuffer:
         moved = copy.copy(self)
