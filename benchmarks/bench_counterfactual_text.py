@@ -4,10 +4,10 @@ from collections import deque
 
 import pytest
 import torch
-from esper.kasmina.contributions import measure
-from esper.kasmina.configurations import outputs_by_prefix
 
 from benchmarks.timing import cpu_times, ratio
+from esper.kasmina.configurations import outputs_by_prefix
+from esper.kasmina.contributions import measure
 from esper.leyline import TRANSFORMER_BLUEPRINTS, BlueprintAction
 from esper.tolaria.objective import NEXT_TOKEN
 from esper.tolaria.tasks.text import PYCODE

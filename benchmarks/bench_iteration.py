@@ -7,7 +7,7 @@ import pytest
 from benchmarks.rollout import NUM_ENVS, Rollout, Stopwatch
 from benchmarks.timing import figure
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.training import growth
+from esper.simic.training import policy_env
 from esper.tamiyo.policy.observer import Observer
 from esper.tolaria import host_training as engine
 from esper.tolaria.env import MorphEnv
@@ -29,7 +29,7 @@ def bench_all_but_training_and_validation_takes_at_most_15_percent_of_an_episode
         ("validation", engine, "measure"),
         ("policy", rollout.policy, "get_action"),
         ("observation and masks", Observer, "observe"),
-        ("rewards", growth.GrowthEnv, "_rewards"),
+        ("rewards", policy_env.GrowthEnv, "_rewards"),
         ("buffer", TamiyoRolloutBuffer, "add"),
         ("buffer", TamiyoRolloutBuffer, "add_next_value"),
         ("buffer", TamiyoRolloutBuffer, "add_outcome"),

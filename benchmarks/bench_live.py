@@ -11,7 +11,7 @@ from benchmarks.timing import cpu_times, figure
 from esper.karn.run import open_run
 from esper.karn.screen import screen
 from esper.karn.terminal import SHARE_OF_DRAWING, SHARE_OF_TIME, TerminalView
-from esper.leyline.events import EpochRow, Row
+from esper.leyline.rows import EpochRow, Row
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run, fake_training
 

@@ -8,12 +8,12 @@ from benchmarks.timing import cpu_times, figure
 from esper.leyline import NUM_HEADS, SlotTable, TrainingSignals
 from esper.leyline.stages import LIVE_STAGES
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.training.proving import SMALL, new_policy
+from esper.simic.oracles.trial import SMALL, new_policy
 from esper.tamiyo.policy.action_masks import compute_batch_masks
-from esper.tamiyo.policy.features import batch_obs_to_features
+from esper.tamiyo.policy.observation_features import batch_obs_to_features
 from esper.tamiyo.tracker import SignalTracker
 from tests.leyline.building import facts_of, random_table, space_of
-from tests.tamiyo.policy.observing import FLAGS, MEASUREMENTS
+from tests.tamiyo.policy.observations import FLAGS, MEASUREMENTS
 
 SPACE = space_of(SMALL.num_slots)
 OBSERVATION_LIMIT = {4: 0.1, 16: 0.15}

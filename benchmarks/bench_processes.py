@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.timing import figure
+from esper.files.cache_folder import CACHE_VARIABLE
 from esper.karn.run import read_rows
-from esper.leyline.cache import CACHE_VARIABLE
-from esper.leyline.events import UpdateRow
+from esper.leyline.rows import UpdateRow
 
 ENVS, STEPS, ITERATIONS = 16, 15, 3
 """Episodes of five steps are too short: one process waits for the other, and the speed-up is 1.75."""

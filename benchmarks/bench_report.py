@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.timing import figure
-from esper.leyline.events import EpochRow, Row
+from esper.leyline.rows import EpochRow, Row
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 

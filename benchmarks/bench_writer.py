@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.rollout import NUM_ENVS, Rollout, Stopwatch
 from benchmarks.timing import figure
-from esper.leyline.events import Row
+from esper.leyline.rows import Row
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 

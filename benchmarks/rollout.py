@@ -12,12 +12,12 @@ import pytest
 
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
-from esper.simic.config import TrainingConfig
-from esper.simic.training import growth
-from esper.simic.training.proving import new_policy
+from esper.simic.oracles.trial import new_policy
+from esper.simic.training import policy_env
 from esper.simic.training.rollout import ActionStreams, collect
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
-from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
+from esper.tamiyo.policy.observation_features import BASE_SIZE, SLOT_SIZE
 from esper.tolaria.tasks import task_named
 
 NUM_ENVS = 16
@@ -46,7 +46,7 @@ class Rollout:
 
     directory: Path
     journal: IterationJournal
-    env: growth.GrowthEnv
+    env: policy_env.GrowthEnv
     policy: FactoredRecurrentActorCritic
     horizon: int
 
@@ -55,10 +55,10 @@ class Rollout:
         task = task_named("digits")
         shape = PolicyShape(BASE_SIZE + SLOT_SIZE * task.num_slots, task.num_slots)
         journal = IterationJournal(directory, "full")
-        env = growth.GrowthEnv(
+        env = policy_env.GrowthEnv(
             task, TrainingConfig(), rng_seed=0, env_indices=range(NUM_ENVS), journal=journal
         )
-        patch.setattr(growth, "twin_scores", lambda *args, **kwargs: [90.0] * (task.horizon + 1))
+        patch.setattr(policy_env, "twin_scores", lambda *args, **kwargs: [90.0] * (task.horizon + 1))
         return cls(directory, journal, env, new_policy(shape, 0), task.horizon)
 
     def run(self, patch: pytest.MonkeyPatch, watch: Stopwatch) -> float:

@@ -20,17 +20,17 @@ from typing import NamedTuple
 
 import torch
 
+from esper.files.cache_folder import CACHE_VARIABLE
+from esper.files.row_files import TELEMETRY, lines_path
 from esper.karn.run import read_rows
-from esper.leyline.cache import CACHE_VARIABLE
-from esper.leyline.events import UpdateRow
-from esper.leyline.run_files import TELEMETRY, lines_path
+from esper.leyline.rows import UpdateRow
 from esper.nissa.writer import RunWriter
 from esper.run.factories import describe_run
 from esper.run.policy_training import task_of
 from esper.run.row_sink import RowSink
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.config import TrainingConfig
-from esper.simic.training.vectorized import SHARD_ENVS, Trainer
+from esper.simic.training.trainer import SHARD_ENVS, Trainer
+from esper.simic.training_config import TrainingConfig
 from esper.tolaria.env import MorphEnv
 
 ENVS, STEPS, ITERATIONS = 16, 10, 4

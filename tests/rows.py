@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from esper.leyline.events import Row
+from esper.leyline.rows import Row
 
 
 def change(row: Row, **columns: Any) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from esper.kasmina.actuator import apply_action
 
+from esper.kasmina.actuator import apply_action
 from esper.kasmina.blueprints import specs_for
 from esper.leyline import BLEND_IDS, CANONICAL_ACTION, NUM_STYLES, Head, LifecycleOp, Tempo
 from esper.tolaria.env import MorphEnv

@@ -28,7 +28,7 @@ from curves import draw_curves
 from esper.karn.run import read_rows
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline import HEAD_NAMES
-from esper.leyline.events import UpdateRow
+from esper.leyline.rows import UpdateRow
 from esper.run.run_config import training_config
 from esper.tolaria.seeding import TEST_SEEDS
 

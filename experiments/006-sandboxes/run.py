@@ -23,16 +23,16 @@ import torch
 from torch import Tensor
 
 from esper.leyline import HEAD_NAMES
-from esper.simic.training.lifecycle_sandbox import Lifecycle, Scaffold
-from esper.simic.training.proving import SMALL, OracleClass, train_on
-from esper.simic.training.sandbox import Bandit, Combination, Distractors, Memory, Rent, Schedule
+from esper.simic.oracles.lifecycle_envs import Lifecycle, Scaffold
+from esper.simic.oracles.toy_envs import Bandit, Combination, Distractors, Memory, Rent, Timing
+from esper.simic.oracles.trial import SMALL, OracleClass, train_on
 from esper.tamiyo.networks.factored_lstm import PolicyShape
 
 HERE = Path(__file__).parent
 RNG_SEEDS = range(3)
 ITERATIONS: dict[OracleClass, int] = {
     Bandit: 40,
-    Schedule: 60,
+    Timing: 60,
     Memory: 100,
     Combination: 100,
     Rent: 60,

@@ -16,7 +16,7 @@ import torch
 from esper.leyline import Head, LifecycleOp
 from esper.run.policy_training import task_of
 from esper.run.run_config import TrainingConfig
-from esper.simic.training.vectorized import IterationSummary, Trainer
+from esper.simic.training.trainer import IterationSummary, Trainer
 from esper.tamiyo.policy.distributions import MaskedCategorical
 
 HERE = Path(__file__).parent

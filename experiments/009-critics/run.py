@@ -25,9 +25,9 @@ from esper.teaching import teach
 
 from esper.karn.run import read_rows
 from esper.karn.statistics import estimate, paired_difference
-from esper.leyline.events import UpdateRow
+from esper.leyline.rows import UpdateRow
 from esper.run.run_config import training_config
-from esper.simic.training.vectorized import IterationSummary
+from esper.simic.training.trainer import IterationSummary
 
 HERE = Path(__file__).parent
 STUDY = HERE.parent / "005-policy" / "trainings.json"

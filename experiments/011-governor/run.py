@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from esper.leyline.events import AlertRow, Row
+from esper.leyline.rows import AlertRow, Row
 from esper.tamiyo import HeuristicController
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import TEST_SEEDS

@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from esper.growth.race import Course, Heat
 from pairs import FAMILIES, INTENTS, draw_pair
 from torch.utils.data import DataLoader, TensorDataset
 from truth import host_loss, host_of, kind_of, longer, measure, values
 
 from esper.growth import diagnosing
+from esper.growth.race import Course, Heat
 from esper.karn.statistics import estimate
 
 HERE = Path(__file__).parent

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from esper.kasmina.sites import Site, find_sites
-from esper.kasmina.slot import attach
-from esper.kasmina.compute import count_part, flop_counter
 from pairs import Data, Pair
 from torch import nn
+
+from esper.kasmina.compute import count_part, flop_counter
+from esper.kasmina.sites import Site, find_sites
+from esper.kasmina.slot import attach
 
 RNG_SEEDS = 3
 CONTROL_LENGTHS = (1.5, 3.0)

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from esper.kasmina.compute import flop_counter
 from run import BATCH, CASES, HERE, accuracy, data, read
 from torch import Tensor, nn
 
 import esper
 from esper.karn.statistics import estimate, paired_difference
+from esper.kasmina.compute import flop_counter
 from esper.run.factories import one_thread
 from esper.tolaria.seeding import TEST_SEEDS
 

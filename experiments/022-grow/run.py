@@ -31,12 +31,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from esper.kasmina.compute import flop_counter
 from hosts import MLP, ResNet
 from torch import Tensor, nn
 
 import esper
 from esper.karn.statistics import estimate, paired_difference
+from esper.kasmina.compute import flop_counter
 from esper.run.factories import one_thread
 from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS
 from esper.tolaria.tasks.images import fashion14

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline import EpochFacts
-from esper.leyline.events import EpochRow, Row
+from esper.leyline.rows import EpochRow, Row
 from esper.run.factories import one_thread
 from esper.tamiyo import PeriodicController, parse_plan
 from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute

@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from esper.kasmina.network import slot_streams
-from esper.kasmina.actuator import Outcome, apply_action
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina import Host, MorphogeneticModel, register_blueprint
+from esper.kasmina.actuator import Outcome, apply_action
 from esper.kasmina.blueprints import Topology, blueprint_named, unregister_blueprint
+from esper.kasmina.network import slot_streams
 from esper.leyline import BLEND_IDS, BlueprintAction, LifecycleRules, Stage
-from esper.leyline.rules import IncubationMode
+from esper.leyline.lifecycle_rules import IncubationMode
 from esper.tolaria.minibatch import Readings, train_batch
 from tests.contracts.hosts import CLASSES, HOSTS, INPUT_SHAPE, INPUTS, TOKENS, VOCABULARY, Kind
 from tests.tolaria.building import plant

@@ -15,6 +15,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from esper.kasmina.optim import set_rate
+from torch import Tensor, nn
+
+from esper.kasmina import CNNHost, harvest, lifecycle, load_committed, save_committed
+from esper.kasmina.actuator import settle
 from esper.kasmina.blueprint_check import (
     RNG_SEEDS,
     dead_at_the_second_backward,
@@ -22,15 +27,10 @@ from esper.kasmina.blueprint_check import (
     sees_later_tokens,
     tensor_norms,
 )
-from esper.kasmina.optim import set_rate
-from esper.kasmina.actuator import settle
-from torch import Tensor, nn
-
-from esper.kasmina import CNNHost, harvest, lifecycle, load_committed, save_committed
 from esper.kasmina.blueprints import Topology, specs_for
 from esper.kasmina.hosts import TransformerHost
 from esper.leyline import STYLE_OPERATORS, Stage, Style
-from esper.leyline.rules import IncubationMode
+from esper.leyline.lifecycle_rules import IncubationMode
 from esper.tolaria.minibatch import Readings
 from tests.contracts.hosts import Kind
 from tests.contracts.matrix import (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.karn.run import read_rows
-from esper.leyline.events import DecisionRow, EpisodeRow, EpochRow, RunRow, SeedRow, UpdateRow
+from esper.leyline.rows import DecisionRow, EpisodeRow, EpochRow, RunRow, SeedRow, UpdateRow
 from esper.scripts import cli
 from esper.tamiyo.policy.checkpoint import load_policy
 from tests.integration.training import TIMES, prepare

@@ -14,7 +14,7 @@ Case = dict[str, Any]
 
 
 def cases(kind: str, *libraries: str) -> list[Any]:
-    """Every golden case of a kind, with the name of where it comes from."""
+    """Return all golden cases of a kind, with the library that computed them as id."""
     found = [(f"{name}-{i}", case) for name in libraries for i, case in enumerate(load(name)[kind])]
     return [pytest.param(case, id=name) for name, case in found]
 
@@ -24,13 +24,13 @@ def close(found: Tensor, wanted: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("case", cases("gae", "stable_baselines3", "torchrl"))
-def test_advantages_are_theirs(case: Case) -> None:
+def test_gae_equals_the_reference_library(case: Case) -> None:
     names = ("rewards", "values", "next_values", "terminated", "ended")
     rows = [torch.tensor(case[name]) for name in names]
     close(gae(*rows, gamma=case["gamma"], lam=case["lam"]), case["advantages"])
 
 
-def test_the_golden_episodes_hold_terminations_and_cuts() -> None:
+def test_golden_episodes_contain_terminations_and_truncations() -> None:
     kinds = {
         (
             library,
@@ -47,19 +47,19 @@ def test_the_golden_episodes_hold_terminations_and_cuts() -> None:
 
 
 @pytest.mark.parametrize("case", cases("masked", "sb3_contrib"))
-def test_masked_probabilities_and_entropies_are_theirs(case: Case) -> None:
+def test_masked_probabilities_and_entropies_equal_the_reference_library(case: Case) -> None:
     mask = torch.tensor(case["mask"])
     ours = MaskedCategorical(torch.tensor(case["logits"]), mask)
     close(ours.probs, case["probs"])
     close(ours.log_prob(torch.tensor(case["actions"])), case["log_probs"])
     legal = mask.sum(dim=-1)
-    assert {1, len(case["mask"][0])} < set(legal.tolist()), "one choice, all choices and some"
+    assert {1, len(case["mask"][0])} < set(legal.tolist()), "cases with one, some and all choices"
     largest = torch.tensor([math.log(count) for count in legal.tolist()])
-    close(ours.entropy() * largest, case["entropies"])  # ours is a share of the largest possible one
+    close(ours.entropy() * largest, case["entropies"])  # ours is normalised by ln(legal)
 
 
 def log_probs_of(logits: list[Any], actions: list[int], requires_grad: bool = False) -> tuple[Tensor, Tensor]:
-    """The logits, and ``[1, row, 8]`` log-probabilities of a decision that one head alone makes."""
+    """Return logits, and log-probabilities ``[1, row, 8]`` of decisions of a single head."""
     leaf = torch.tensor(logits, requires_grad=requires_grad)
     chosen = MaskedCategorical(leaf, torch.ones(leaf.shape, dtype=torch.bool)).log_prob(torch.tensor(actions))
     return leaf, torch.nn.functional.pad(chosen.unsqueeze(-1), (0, 7)).unsqueeze(0)
@@ -67,7 +67,7 @@ def log_probs_of(logits: list[Any], actions: list[int], requires_grad: bool = Fa
 
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("case", cases("clipped", "torchrl"))
-def test_the_clipped_policy_loss_and_its_gradient_are_theirs(case: Case, per_head: bool) -> None:
+def test_clipped_policy_loss_and_gradient_equal_the_reference_library(case: Case, per_head: bool) -> None:
     logits, new = log_probs_of(case["logits"], case["actions"], requires_grad=True)
     _, old = log_probs_of(case["old_logits"], case["actions"])
     advantages = torch.tensor([case["advantages"]])
@@ -78,12 +78,12 @@ def test_the_clipped_policy_loss_and_its_gradient_are_theirs(case: Case, per_hea
     close(gradient, case["logits_gradient"])
     ratio = result.log_ratio.exp()
     good, bad = ratio[advantages > 0], ratio[advantages < 0]
-    assert (good > 1 + case["clip"]).any(), "the clip binds above"
-    assert (bad < 1 - case["clip"]).any(), "and below"
+    assert (good > 1 + case["clip"]).any(), "some ratios are clipped from above"
+    assert (bad < 1 - case["clip"]).any(), "some ratios are clipped from below"
 
 
 @pytest.mark.parametrize("case", cases("clipped", "torchrl"))
-def test_the_clipped_value_loss_and_its_gradient_are_theirs(case: Case) -> None:
+def test_clipped_value_loss_and_gradient_equal_the_reference_library(case: Case) -> None:
     values = torch.tensor([case["values"]], requires_grad=True)
     old, returns = torch.tensor([case["old_values"]]), torch.tensor([case["returns"]])
     loss = value_loss(values, old, returns, clip=case["value_clip"], rows=values.numel())
@@ -93,7 +93,7 @@ def test_the_clipped_value_loss_and_its_gradient_are_theirs(case: Case) -> None:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.filterwarnings("default")  # warnings of a library about itself are not ours to raise
-def test_the_library_still_says_what_is_written_down(library: str) -> None:
+@pytest.mark.filterwarnings("default")  # warnings of the library are not errors of this test
+def test_stored_goldens_equal_the_installed_reference_library(library: str) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed: see tools/make_goldens.py")
     assert find_differences(generate(library), load(library)) == []

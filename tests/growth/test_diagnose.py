@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from esper.growth.diagnose import diagnose
-from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
-from esper.growth.loaders import parts_of
 from torch import Tensor, nn
 
 import esper
+from esper.growth.diagnose import diagnose
+from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
+from esper.growth.loaders import parts_of
 from esper.growth.race_runners import Paired
 from esper.leyline.errors import EsperError
 from tests.growth.diagnosed import Net, features, loaders

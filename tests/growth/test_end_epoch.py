@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from esper.tamiyo.saturation_controller import SaturationController
 from torch import nn
 
 from esper.growth import Growth, GrowthWarning
@@ -17,7 +16,8 @@ from esper.leyline.protocols import Decisions
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.controller import PolicyController
-from esper.tamiyo.policy.features import get_feature_size
+from esper.tamiyo.policy.observation_features import get_feature_size
+from esper.tamiyo.saturation_controller import SaturationController
 from tests.growth.models import ResNet, mlp
 
 X, Y = torch.randn(16, 5, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from esper.kasmina.plain import plain_on_error
 from torch import Tensor, nn
 
 from esper.growth import Growth, GrowthWarning
 from esper.kasmina import Mirrored, register_blueprint
 from esper.kasmina.blueprints import unregister_blueprint
+from esper.kasmina.plain import plain_on_error
 from esper.leyline.errors import BlueprintError, EsperError, HostError
 from tests.growth.hf_models import bert, gpt2, tokens
 from tests.growth.models import GPT, ResNet, mlp

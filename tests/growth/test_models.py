@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from esper.kasmina.dry_run import call, tensors_in
 from torch import Tensor, nn
 
 import esper
 from esper.growth import GrowthWarning
+from esper.kasmina.dry_run import call, tensors_in
 from tests.growth.hf_models import HF_CASES
 from tests.growth.models import CASES, Case
 

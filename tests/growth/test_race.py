@@ -5,15 +5,15 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from esper.growth.diagnose import DIAGNOSIS
-from esper.growth.race import Race
-from esper.kasmina.sites import find_sites
-from esper.kasmina.slot import build_graft
-from esper.growth.loaders import endless
 from torch import nn
 
+from esper.growth.diagnose import DIAGNOSIS
+from esper.growth.loaders import endless
+from esper.growth.race import Race
 from esper.growth.race_runners import Limit, Probe, Runner, frozen, grafted, heat, share_of_rate
 from esper.kasmina.blueprints import blueprint_named
+from esper.kasmina.sites import find_sites
+from esper.kasmina.slot import build_graft
 from esper.leyline.factored_actions import Style
 from tests.growth.diagnosed import Net, features, loaders
 

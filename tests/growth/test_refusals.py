@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from esper.kasmina.slot import slots_of
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 

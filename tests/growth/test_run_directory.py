@@ -17,7 +17,7 @@ from esper.karn.report import render_report
 from esper.karn.runs import as_json, listed
 from esper.karn.screen import screen
 from esper.leyline.errors import EsperError
-from esper.leyline.events import CounterfactualRow, DecisionRow, EpisodeRow, EpochRow, SeedRow, TransitionRow
+from esper.leyline.rows import CounterfactualRow, DecisionRow, EpisodeRow, EpochRow, SeedRow, TransitionRow
 from tests.growth.test_grow import PLAN, grow, network
 from tests.integration.training import forked
 

@@ -15,7 +15,7 @@ from esper.run import policy_training
 from esper.run.policy_training import task_of, train
 from esper.run.train_checkpoint import STATE_FILES, config_of_run
 from esper.scripts import cli
-from esper.simic.training.vectorized import Trainer
+from esper.simic.training.trainer import Trainer
 from esper.tamiyo.policy.checkpoint import save_tensors, seal
 from tests.integration.training import Refused, assert_same_end, everything_in, tiny
 from tests.tolaria.building import bits

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from esper.karn.run import read_rows
-from esper.leyline.events import EpisodeRow
+from esper.leyline.rows import EpisodeRow
 from esper.run.arm import run_arm
 from esper.run.run_config import run_config
 from esper.scripts.eval_command import Reports, run_arms

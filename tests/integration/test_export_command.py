@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from esper.karn.run import read_rows
-from esper.leyline.events import EpisodeRow, Row, RunRow, UpdateRow
+from esper.leyline.rows import EpisodeRow, Row, RunRow, UpdateRow
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli, export_command
 from tests.integration.training import Refused, sentence_of

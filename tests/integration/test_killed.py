@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from esper.karn.run import Run, open_run
-from esper.leyline.events import DecisionRow, EnvRow, EpisodeRow, EpochRow, TransitionRow, UpdateRow
+from esper.leyline.rows import DecisionRow, EnvRow, EpisodeRow, EpochRow, TransitionRow, UpdateRow
 from esper.nissa import compaction, journal
 from esper.nissa import writer as writer_module
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.training import vectorized
-from esper.simic.training.growth import GrowthEnv
+from esper.simic.training import trainer
+from esper.simic.training.policy_env import GrowthEnv
 from esper.tamiyo.policy.checkpoint import load_policy
 from tests.integration.training import STEPS, TIMES, assert_same_end, forked, prepare
 
@@ -107,7 +107,7 @@ MOMENTS: dict[str, Callable[[], None]] = {
         PPOAgent, "_update_epoch", 3, counts=lambda agent, batch, number, metrics: number == 1
     ),
     "during an evaluation": lambda: on_call(
-        vectorized, "evaluate", 2, lambda *args: on_call(GrowthEnv, "step", 2)
+        trainer, "evaluate", 2, lambda *args: on_call(GrowthEnv, "step", 2)
     ),
     "after rows were written, before their checkpoint": lambda: on_call(RunWriter, "_commit", 5, after=True),
     "half way through the rows of an iteration": lambda: at_file("rows-00003.jsonl", act=cut_in_half_and_die),

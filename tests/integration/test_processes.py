@@ -16,7 +16,7 @@ from torch.distributed import FileStore
 
 from esper.karn.run import read_rows
 from esper.leyline.errors import EsperError
-from esper.leyline.events import EpochRow, Row
+from esper.leyline.rows import EpochRow, Row
 from esper.nissa.journal import IterationJournal
 from esper.run.policy_training import train
 from esper.scripts import cli

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel
 
 from esper.karn.run import read_rows
-from esper.leyline.events import EpisodeRow
+from esper.leyline.rows import EpisodeRow
 from esper.run.run_config import RunConfig, TrainingConfig, checked, run_config
 from esper.scripts import cli
 from esper.scripts.flags import parse_flags

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from esper.karn.run import read_rows
-from esper.leyline.events import UpdateRow
+from esper.leyline.rows import UpdateRow
 from esper.run import train_checkpoint
 from esper.run.policy_training import train
 from esper.scripts import cli
 from esper.simic.agent.ppo import PolicyDivergedError
-from esper.simic.training.vectorized import Iteration, Trainer
+from esper.simic.training.trainer import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy, seal
 from tests.integration.training import (
     StoppedError,

@@ -8,7 +8,7 @@ import pytest
 
 from esper.karn.run import read_rows
 from esper.leyline import STAGE_NAMES
-from esper.leyline.events import EpisodeRow, RunRow, TransitionRow
+from esper.leyline.rows import EpisodeRow, RunRow, TransitionRow
 from esper.run.policy_training import train
 from esper.scripts import cli, eval_command
 from esper.scripts.eval_command import Reports, run_arms

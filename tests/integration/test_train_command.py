@@ -9,7 +9,7 @@ import pytest
 
 from esper.karn.run import read_rows
 from esper.karn.statistics import estimate
-from esper.leyline.events import EpisodeRow, RunRow, UpdateRow
+from esper.leyline.rows import EpisodeRow, RunRow, UpdateRow
 from esper.scripts import cli, train
 from esper.scripts.eval_command import run_arms
 from esper.tamiyo.policy.checkpoint import load_policy

@@ -11,7 +11,7 @@ import pytest
 from esper.karn.run import read_rows
 from esper.leyline import LifecycleRules
 from esper.leyline.errors import UnknownNameError
-from esper.leyline.events import TABLES, RunRow, UpdateRow
+from esper.leyline.rows import TABLES, RunRow, UpdateRow
 from esper.run.policy_training import train
 from esper.run.run_config import PRESETS, ConfigError, TrainingConfig, checked, training_config
 from esper.run.train_checkpoint import config_of_run

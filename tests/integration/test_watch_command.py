@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from esper.karn.run import open_run
-from esper.leyline.events import EpochRow, Row
+from esper.leyline.rows import EpochRow, Row
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli, watch_command
 from esper.scripts.watch_command import WatchConfig, watch

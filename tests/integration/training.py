@@ -16,14 +16,14 @@ import pytest
 
 from esper.karn.run import open_run
 from esper.leyline import LifecycleRules
-from esper.leyline.events import TABLES, AlertRow, Row, UpdateRow
+from esper.leyline.rows import TABLES, AlertRow, Row, UpdateRow
 from esper.nissa.rules import MACHINE_RULES
 from esper.nissa.watch import Watch
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from esper.scripts.guard import USAGE_ERROR, exit_on_error
-from esper.simic.config import TrainingConfig
-from esper.simic.training.vectorized import Evaluation, Trainer
+from esper.simic.training.trainer import PolicyEvaluation, Trainer
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.tasks import TASKS
 from tests.tolaria.building import tiny_task
@@ -45,7 +45,7 @@ def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
     patch.setenv("ESPER_CACHE", str(cache))
     evaluate = Trainer.evaluate
 
-    def eventful(trainer: Trainer) -> Evaluation:
+    def eventful(trainer: Trainer) -> PolicyEvaluation:
         found = evaluate(trainer)
         if trainer.task.name != "tiny" or trainer.is_over:
             return found

@@ -3,7 +3,7 @@
 import pytest
 
 from esper.karn.run import Run, open_run
-from esper.leyline.events import Row
+from esper.leyline.rows import Row
 from tests.karn import made_run
 
 

@@ -16,7 +16,8 @@ from esper.leyline import (
     Stage,
     Style,
 )
-from esper.leyline.events import (
+from esper.leyline.lifecycle_rules import ActionSpace, LifecycleRules
+from esper.leyline.rows import (
     SCHEMA_VERSION,
     AlertRow,
     CounterfactualRow,
@@ -30,7 +31,6 @@ from esper.leyline.events import (
     TransitionRow,
     UpdateRow,
 )
-from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.slot_config import SlotConfig
 
 EPOCHS = 8

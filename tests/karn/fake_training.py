@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, Row, RunRow, UpdateRow
+from esper.leyline.rows import AlertRow, EnvRow, EpisodeRow, Row, RunRow, UpdateRow
 from tests.karn import fake_run
 
 ITERATIONS = 100

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from esper.leyline import HEAD_NAMES, OP_NAMES, LifecycleOp, Stage
-from esper.leyline.events import (
+from esper.leyline.rows import (
     AlertRow,
     CounterfactualRow,
     DecisionRow,

@@ -14,7 +14,7 @@ from starlette.types import Message, Scope
 from esper.karn.serve.app import create_app
 from esper.karn.serve.folder import RunFolder
 from esper.karn.serve.safety import Access
-from esper.leyline.events import Row
+from esper.leyline.rows import Row
 from tests.karn import fake_run, made_run
 from tests.karn.page import Node, read_page
 

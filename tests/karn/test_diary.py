@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from esper.karn.diary import diary, policy_output
 from esper.leyline import BlueprintAction, LifecycleOp, Stage
-from esper.leyline.events import DecisionRow, EpisodeRow, Row, SeedRow, TransitionRow
+from esper.leyline.rows import DecisionRow, EpisodeRow, Row, SeedRow, TransitionRow
 from tests.karn import fake_run
 
 EPISODE: dict[str, Any] = {"env": 3, "episode": 7}

@@ -17,7 +17,7 @@ from esper.karn.questions.lanes import lanes
 from esper.karn.questions.verdict import verdict_picture
 from esper.karn.run import Run, open_run
 from esper.leyline import Stage
-from esper.leyline.events import EpochRow, Row, RunRow, SeedRow, UpdateRow
+from esper.leyline.rows import EpochRow, Row, RunRow, SeedRow, UpdateRow
 from tests.karn import fake_run, made_run
 from tests.karn.made_run import alert_row
 from tests.rows import change

@@ -4,7 +4,7 @@ import pytest
 
 from esper.karn.run import read_rows
 from esper.leyline.errors import EsperError
-from esper.leyline.events import EpochRow, RunRow, SeedRow
+from esper.leyline.rows import EpochRow, RunRow, SeedRow
 from tests.karn import fake_run, made_run
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from esper.files.writer_lock import WriterLock
 from esper.karn.outcome import differences
 from esper.karn.questions.choices import choices
 from esper.karn.questions.episodes import (
@@ -28,8 +29,7 @@ from esper.karn.questions.times import times
 from esper.karn.questions.verdict import verdict
 from esper.karn.run import Run, open_run
 from esper.leyline import OP_NAMES
-from esper.leyline.events import CounterfactualRow, DecisionRow, EpisodeRow, EpochRow, Row, UpdateRow
-from esper.leyline.lock import WriterLock
+from esper.leyline.rows import CounterfactualRow, DecisionRow, EpisodeRow, EpochRow, Row, UpdateRow
 from tests.karn import made_run
 from tests.rows import change
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from esper.karn.questions.alerts import MOST_ENTRIES, Alerts, AlertSpan, alerts
 from esper.karn.run import open_run
-from esper.leyline.events import Row
+from esper.leyline.rows import Row
 from tests.karn import made_run
 from tests.karn.made_run import alert_row
 from tests.rows import change

@@ -9,7 +9,7 @@ from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.questions.lanes import MARKED, Lanes, lanes
 from esper.karn.run import open_run
 from esper.leyline import Stage
-from esper.leyline.events import EpochRow, Row, SeedRow, TransitionRow
+from esper.leyline.rows import EpochRow, Row, SeedRow, TransitionRow
 from tests.karn import made_run
 
 

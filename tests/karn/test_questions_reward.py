@@ -13,7 +13,7 @@ from esper.karn.questions.reward import reward
 from esper.karn.questions.worth import worth
 from esper.karn.run import Run
 from esper.leyline import BLUEPRINT_IDS, Stage
-from esper.leyline.events import EpisodeRow, Row, SeedRow, TransitionRow, UpdateRow
+from esper.leyline.rows import EpisodeRow, Row, SeedRow, TransitionRow, UpdateRow
 from tests.karn import made_run
 from tests.karn.test_questions import of_type, opened
 

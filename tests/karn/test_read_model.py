@@ -26,8 +26,8 @@ from esper.karn.run import Run, open_run
 from esper.karn.runs import listed, table_of
 from esper.karn.screen import screen
 from esper.karn.terminal import TerminalView
-from esper.leyline.events import EpisodeRow, Row, UpdateRow
-from esper.leyline.limits import CORRELATED_EPISODES
+from esper.leyline.rows import EpisodeRow, Row, UpdateRow
+from esper.leyline.thresholds import CORRELATED_EPISODES
 from esper.nissa.watch import Watch
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli

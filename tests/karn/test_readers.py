@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from esper.karn.run import open_run, read_rows
-from esper.leyline.events import DecisionRow
+from esper.leyline.rows import DecisionRow
 from esper.nissa import writer as writer_module
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run

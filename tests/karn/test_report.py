@@ -13,7 +13,7 @@ from esper.karn.outcome import compare
 from esper.karn.page.sections import command
 from esper.karn.report import render_report
 from esper.karn.run import Run, open_run
-from esper.leyline.events import EpisodeRow, Row, UpdateRow
+from esper.leyline.rows import EpisodeRow, Row, UpdateRow
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 from tests.karn.page import Node, read_page

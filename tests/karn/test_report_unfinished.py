@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from esper.files.row_files import TELEMETRY
+from esper.files.writer_lock import WriterLock
 from esper.karn.conclusion import conclude
 from esper.karn.report import render_report
-from esper.leyline.events import EpisodeRow, Row, UpdateRow
-from esper.leyline.lock import WriterLock
-from esper.leyline.run_files import TELEMETRY
+from esper.leyline.rows import EpisodeRow, Row, UpdateRow
 from tests.karn import fake_run, made_run
 from tests.karn.page import read_page
 from tests.karn.test_report import page_of, pairs, training, write

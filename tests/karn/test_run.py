@@ -9,14 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 import esper
+from esper.files.row_files import RowFiles, RowMark
 from esper.karn import tables
 from esper.karn.run import open_run, read_rows
 from esper.karn.runs import listed
 from esper.leyline import HEAD_NAMES
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError, UnknownNameError
-from esper.leyline.events import TABLES, DecisionRow, EpochRow, Row, RunRow
-from esper.leyline.run_files import RowFiles, RowMark
+from esper.leyline.rows import TABLES, DecisionRow, EpochRow, Row, RunRow
 from esper.nissa import compaction
 from esper.nissa import writer as writer_module
 from esper.nissa.writer import RunWriter

@@ -10,7 +10,7 @@ from esper.karn.figures import figure_named
 from esper.karn.page.sections import SHOWN
 from esper.karn.questions.episodes import EpisodeKey
 from esper.karn.run import open_run
-from esper.leyline.events import EpisodeRow, EpochRow, Row, UpdateRow
+from esper.leyline.rows import EpisodeRow, EpochRow, Row, UpdateRow
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run, made_run
 from tests.karn.serving import Client, damage, facts, lines_of, training, write_run

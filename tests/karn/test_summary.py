@@ -6,7 +6,7 @@ from rich.console import Console, RenderableType
 
 from esper.karn.episodes import SeedHistory, seed_histories
 from esper.karn.summary import as_json, comparison, episode_summary
-from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
+from esper.leyline.rows import EpisodeRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
 from tests.karn import fake_run
 

@@ -18,7 +18,7 @@ from esper.karn.palette import LOOKS, SEVERITIES
 from esper.karn.run import open_run
 from esper.karn.screen import screen
 from esper.karn.terminal import TerminalView
-from esper.leyline.events import AlertRow, EpochRow, Row
+from esper.leyline.rows import AlertRow, EpochRow, Row
 from esper.leyline.stages import Stage
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run, fake_training, made_run

@@ -1,9 +1,9 @@
 """Seeds taken through their episode by the path that an environment takes."""
 
-from esper.kasmina.actuator import Outcome, apply_action, settle
 from torch import Tensor
 
 from esper.kasmina import lifecycle
+from esper.kasmina.actuator import Outcome, apply_action, settle
 from esper.leyline import LifecycleOp, Stage
 from esper.tolaria.minibatch import Readings, train_batch
 from tests.contracts.matrix import CLIP, Trial, germinate, loss

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from esper.kasmina.export import harvest, load_committed, save_committed
-from esper.kasmina.network import MorphogeneticModel
 from torch import nn
 from torch.optim import AdamW
 
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.hosts import CNNHost, Host, ResidualHost, TransformerHost
+from esper.kasmina.network import MorphogeneticModel
 from esper.leyline.errors import BlueprintError
 from esper.leyline.factored_actions import Style
 from esper.leyline.stages import Stage

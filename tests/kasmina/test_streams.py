@@ -3,9 +3,9 @@ import pickle
 
 import pytest
 import torch
-from esper.kasmina.network import slot_streams
 
 from esper.kasmina import TorchStream
+from esper.kasmina.network import slot_streams
 from tests.contracts.matrix import restart
 
 

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from esper.kasmina.blueprint_check import sees_later_tokens
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention as flex
 
+from esper.kasmina.blueprint_check import sees_later_tokens
 from esper.kasmina.blueprints import blueprint_named, tokens
 from tests.contracts.matrix import restart
 

@@ -1,4 +1,4 @@
-"""Spaces, facts and slot tables for the tests of leyline and tamiyo."""
+"""Action spaces, facts and slot tables for tests."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ TRANSFORMER = tuple(sorted(int(b) for b in TRANSFORMER_BLUEPRINTS))
 
 
 def space_of(num_slots: int = 3, blueprints: tuple[int, ...] = CNN, **rules: Any) -> ActionSpace:
-    """An action space with small delays, unless told otherwise."""
+    """Return an action space with short delays; ``rules`` override them."""
     small = {"min_training_epochs": 2, "min_prune_age": 3, "embargo_epochs": 2}
     return ActionSpace(
         SlotConfig.of_count(num_slots), LifecycleRules(**{**small, **rules}), blueprints, BLUEPRINT_IDS
@@ -37,7 +37,7 @@ def space_of(num_slots: int = 3, blueprints: tuple[int, ...] = CNN, **rules: Any
 
 
 def env_facts(epoch: int = 0, loss: float = 2.0, score: float = 50.0, max_epochs: int = 20) -> EnvFacts:
-    """One environment's facts; what the tests do not look at is constant."""
+    """Return facts of one environment; all other fields are constant."""
     return EnvFacts(
         epoch=epoch,
         max_epochs=max_epochs,
@@ -60,19 +60,19 @@ def env_facts(epoch: int = 0, loss: float = 2.0, score: float = 50.0, max_epochs
 def facts_of(
     epoch: int = 0, loss: float = 2.0, score: float = 50.0, max_epochs: int = 20, num_envs: int = 1
 ) -> EpochFacts:
-    """The same facts in ``num_envs`` environments."""
+    """Return equal facts for ``num_envs`` environments."""
     return EpochFacts.stack([env_facts(epoch, loss, score, max_epochs)] * num_envs)
 
 
 def put(table: SlotTable, slot: int, stage: Stage, env: int = 0, **columns: Any) -> None:
-    """Set one slot's stage and the named columns."""
+    """Set stage and the named columns of one slot."""
     table.stage[env, slot] = stage
     for name, value in columns.items():
         getattr(table, name)[env, slot] = value
 
 
 def random_table(rng: np.random.Generator, num_envs: int, num_slots: int) -> SlotTable:
-    """Any mixture of stages, ages, ramps and measurements; disabled slots are empty."""
+    """Return a table with random stages, ages, ramps and measurements; disabled slots are empty."""
     shape = (num_envs, num_slots)
     table = SlotTable.empty(num_envs, num_slots)
     table.enabled[...] = rng.random(shape) < 0.8
@@ -93,7 +93,7 @@ def random_table(rng: np.random.Generator, num_envs: int, num_slots: int) -> Slo
 
 
 def assert_legal(actions: IntArray, table: SlotTable, space: ActionSpace) -> None:
-    """Every row is possible and selectable."""
+    """Assert that every action is legal and its blueprint selectable."""
     check_actions(actions, table.num_envs, table.num_slots)
     legal = legal_slots_by_op(table, space.rules)
     envs = np.arange(table.num_envs)
@@ -103,6 +103,6 @@ def assert_legal(actions: IntArray, table: SlotTable, space: ActionSpace) -> Non
 
 
 def assert_canonical(actions: IntArray, table: SlotTable) -> None:
-    """Heads that an op does not read have their one value."""
+    """Assert that heads that the op does not read have their canonical value."""
     alpha = table.alpha[np.arange(table.num_envs), actions[:, Head.SLOT]]
     np.testing.assert_array_equal(actions, canonicalise(actions, alpha))

@@ -36,7 +36,7 @@ WAIT, GERMINATE, SET_ALPHA, PRUNE, FOSSILIZE, ADVANCE = range(6)
 SIZES = (6, 3, 13, 4, 3, 3, 4, 5)
 
 
-def test_tables_literally() -> None:
+def test_action_tables_have_the_specified_values() -> None:
     assert (
         *("op", "slot", "blueprint", "style", "tempo"),
         *("alpha_target", "alpha_speed", "alpha_curve"),
@@ -48,7 +48,7 @@ def test_tables_literally() -> None:
     assert [curve.name for curve in STYLE_CURVES] == ["LINEAR", "LINEAR", "SIGMOID", "LINEAR"]
 
 
-def test_blueprints_of_each_kind_of_host() -> None:
+def test_blueprint_sets_of_cnn_and_transformer_hosts_are_as_specified() -> None:
     assert {BLUEPRINT_IDS[b] for b in CNN_BLUEPRINTS} == {
         *("norm", "attention", "conv_small", "depthwise", "bottleneck", "conv_light", "conv_heavy")
     }
@@ -57,8 +57,8 @@ def test_blueprints_of_each_kind_of_host() -> None:
     }
 
 
-def test_actions_with_names_agree_with_the_tables_over_every_index_tuple() -> None:
-    """Of a model with one slot; more of them change a single number."""
+def test_factored_action_agrees_with_the_lookup_tables_for_every_index_tuple() -> None:
+    """Uses a model with one slot, to keep the number of tuples small."""
     assert head_sizes(3) == SIZES
     assert FactoredAction.from_indices([1, 2, 1, 0, 0, 0, 0, 0]).slot == 2
     questions = [f"is_{name.lower()}" for name in OP_NAMES]
@@ -71,7 +71,7 @@ def test_actions_with_names_agree_with_the_tables_over_every_index_tuple() -> No
 
 
 @pytest.mark.parametrize("head", [0, 2, 3, 4, 5, 6, 7])
-def test_an_index_beyond_its_head_has_no_name(head: int) -> None:
+def test_from_indices_raises_for_an_index_out_of_range(head: int) -> None:
     indices = [0] * 8
     indices[head] = SIZES[head]
     with pytest.raises(ValueError, match=f"{SIZES[head]} is not a valid"):
@@ -96,7 +96,7 @@ CANONICAL = [0, 0, 0, 0, 1, 2, 0, 0]
         (ADVANCE, 1, 1.0, [ADVANCE, 2, 0, 0, 1, 2, 0, 0], "op slot"),
     ],
 )
-def test_unread_heads_become_canonical(
+def test_canonicalise_sets_heads_that_the_op_does_not_read(
     op: int, speed: int, alpha: float, expected: list[int], read: str
 ) -> None:
     action = np.array([[op, 2, 7, 3, 0, 1, speed, 4]])
@@ -107,7 +107,9 @@ def test_unread_heads_become_canonical(
 
 
 @given(st.tuples(*(st.integers(0, size - 1) for size in SIZES)), st.sampled_from([0.0, 0.3, 1.0]))
-def test_canonical_is_canonical_already(indices: tuple[int, ...], alpha: float) -> None:
+def test_canonicalise_is_idempotent_and_keeps_heads_that_are_read(
+    indices: tuple[int, ...], alpha: float
+) -> None:
     once = canonicalise(np.array([indices]), np.array([alpha]))
     twice = canonicalise(once, np.array([alpha]))
     np.testing.assert_array_equal(twice, once)
@@ -115,7 +117,7 @@ def test_canonical_is_canonical_already(indices: tuple[int, ...], alpha: float) 
     np.testing.assert_array_equal(once[read], np.array([indices])[read])
 
 
-def test_a_malformed_action_array_is_refused_with_its_place() -> None:
+def test_check_actions_names_environment_and_head_of_an_invalid_index() -> None:
     good = np.tile(CANONICAL_ACTION, (2, 1))
     check_actions(good, num_envs=2, num_slots=3)
     with pytest.raises(InvalidActionError, match=r"must have shape \(3, 8\); found \(2, 8\)"):
@@ -131,7 +133,7 @@ def test_a_malformed_action_array_is_refused_with_its_place() -> None:
         check_actions(bad, num_envs=2, num_slots=3)
 
 
-def test_a_decision_in_words_has_the_indices_of_its_names_and_defaults_elsewhere():
+def test_action_from_names_has_canonical_values_in_heads_not_named():
     space = ActionSpace(
         SlotConfig(("layer1", "layer2")), LifecycleRules(), (1, 2), ("noop", "conv_light", "norm")
     )

@@ -37,21 +37,23 @@ def table_of_all_stages(**columns: Any) -> SlotTable:
         (LifecycleOp.ADVANCE, MANUAL, [Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING]),
     ],
 )
-def test_each_op_needs_its_stages(op: int, rules: LifecycleRules, expected: list[int]) -> None:
+def test_each_op_is_legal_in_its_stages_only(op: int, rules: LifecycleRules, expected: list[int]) -> None:
     assert slots(table_of_all_stages(**SEEDED), op, rules) == expected
 
 
 @pytest.mark.parametrize(("max_seeds", "expected"), [(0, [2, 3]), (1, []), (2, []), (3, [2, 3])])
-def test_germinate_counts_seeds_and_needs_an_enabled_slot(max_seeds: int, expected: list[int]) -> None:
+def test_germinate_needs_an_enabled_dormant_slot_and_fewer_than_max_seeds(
+    max_seeds: int, expected: list[int]
+) -> None:
     table = SlotTable.empty(1, 6)
     put(table, 0, Stage.FOSSILIZED)
     put(table, 1, Stage.TRAINING)
-    put(table, 4, Stage.EMBARGOED)  # counts as nothing
+    put(table, 4, Stage.EMBARGOED)  # does not count as a seed
     table.enabled[0, 5] = False
     assert slots(table, LifecycleOp.GERMINATE, LifecycleRules(max_seeds=max_seeds)) == expected
 
 
-def test_the_limit_holds_per_environment() -> None:
+def test_max_seeds_is_counted_per_environment() -> None:
     table = SlotTable.empty(2, 2)
     put(table, 0, Stage.FOSSILIZED, env=1)
     legal = legal_slots_by_op(table, LifecycleRules(max_seeds=1))
@@ -59,14 +61,14 @@ def test_the_limit_holds_per_environment() -> None:
 
 
 @pytest.mark.parametrize(("age", "expected"), [(0, []), (4, []), (5, [0])])
-def test_prune_needs_age(age: int, expected: list[int]) -> None:
+def test_prune_is_legal_from_min_prune_age(age: int, expected: list[int]) -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.TRAINING, age=age)
     assert slots(table, LifecycleOp.PRUNE) == expected
     assert slots(table, LifecycleOp.PRUNE, LifecycleRules(min_prune_age=age)) == [0]
 
 
-def test_what_is_leaving_is_left_alone() -> None:
+def test_no_op_is_legal_on_a_seed_that_is_being_pruned() -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.BLENDING, leaving=True, **SEEDED)
     assert slots(table, LifecycleOp.PRUNE) == []
@@ -75,24 +77,24 @@ def test_what_is_leaving_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("stage", [Stage.BLENDING, Stage.HOLDING])
-def test_a_new_alpha_target_needs_alpha_at_rest(stage: Stage) -> None:
+def test_set_alpha_target_is_illegal_during_a_ramp(stage: Stage) -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, stage, ramp_epochs=3, ramp_elapsed=2, **SEEDED)
     assert slots(table, LifecycleOp.SET_ALPHA_TARGET) == []
-    assert slots(table, LifecycleOp.PRUNE) == [0], "a prune may interrupt a ramp"
+    assert slots(table, LifecycleOp.PRUNE) == [0], "a prune can interrupt a ramp"
     table.ramp_elapsed[0, 0] = 3
     assert slots(table, LifecycleOp.SET_ALPHA_TARGET) == [0]
 
 
-def test_fossilize_needs_a_measurement() -> None:
+def test_fossilize_needs_a_measured_contribution() -> None:
     table = SlotTable.empty(1, 2)
     put(table, 0, Stage.HOLDING)
     put(table, 1, Stage.HOLDING, contribution=-3.0)
-    assert slots(table, LifecycleOp.FOSSILIZE) == [1], "a bad contribution is the policy's business"
+    assert slots(table, LifecycleOp.FOSSILIZE) == [1], "a negative contribution is legal"
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 3, 4, 5, 8]), st.booleans(), st.integers(0, 3))
-def test_wait_is_always_legal_and_its_slot_row_never_empty(
+def test_wait_is_always_legal_and_ops_on_seeds_need_a_seed(
     rng_seed: int, num_slots: int, auto_forward: bool, max_seeds: int
 ) -> None:
     table = random_table(np.random.default_rng(rng_seed), 4, num_slots)
@@ -106,4 +108,4 @@ def test_wait_is_always_legal_and_its_slot_row_never_empty(
     acting = legal[
         :, [LifecycleOp.SET_ALPHA_TARGET, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE, LifecycleOp.ADVANCE]
     ]
-    assert not (acting & empty[:, None]).any(), "nothing acts on a slot without a seed"
+    assert not (acting & empty[:, None]).any(), "ops on seeds need a seed"

@@ -5,7 +5,7 @@ from esper.leyline.reports import freshness, report_slot, report_slots
 from tests.leyline.building import put, space_of
 
 
-def test_the_report_of_an_empty_slot_claims_nothing() -> None:
+def test_report_of_an_empty_slot_has_stage_and_epochs_only() -> None:
     table = SlotTable.empty(1, 2)
     put(table, 1, Stage.EMBARGOED, epochs_in_stage=2)
     assert report_slot(table, 0, 1, space_of(2)) == SeedStateReport(
@@ -13,7 +13,7 @@ def test_the_report_of_an_empty_slot_claims_nothing() -> None:
     )
 
 
-def test_the_report_of_a_seed_literally() -> None:
+def test_report_of_a_seed_has_the_expected_values() -> None:
     table = SlotTable.empty(1, 3)
     put(table, 0, Stage.FOSSILIZED, alpha=1.0, blueprint=3)
     put(table, 2, Stage.HOLDING, alpha=0.5, blueprint=3)
@@ -73,7 +73,7 @@ def test_the_report_of_a_seed_literally() -> None:
     )
 
 
-def test_an_unmeasured_seed_is_not_fresh_and_not_zero() -> None:
+def test_report_of_an_unmeasured_seed_has_none_and_freshness_0() -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.TRAINING, blueprint=len(BLUEPRINT_IDS) - 1)
     report = report_slot(table, 0, 0, space_of(1))
@@ -86,7 +86,7 @@ def test_an_unmeasured_seed_is_not_fresh_and_not_zero() -> None:
     assert freshness(0) == 1.0
 
 
-def test_an_incubating_seed_rests_although_its_ramp_is_laid_down() -> None:
+def test_report_of_a_seed_in_training_has_alpha_mode_hold() -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.TRAINING, blueprint=1, alpha_target=1.0, ramp_epochs=5)
     report = report_slot(table, 0, 0, space_of(1))

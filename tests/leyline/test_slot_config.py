@@ -6,7 +6,7 @@ from esper.leyline import EsperError, SlotConfig, UnknownNameError
 from esper.leyline.errors import SlotError
 
 
-def test_slots_are_counted_found_and_selected_in_the_order_given() -> None:
+def test_slot_config_keeps_the_given_order() -> None:
     assert SlotConfig.of_count(8).slot_ids[-1] == "r0c7"
     config = SlotConfig(("r1c0", "r0c12"))
     assert (config.index_of("r1c0"), config.index_of("r0c12")) == (0, 1)
@@ -24,20 +24,20 @@ def test_slots_are_counted_found_and_selected_in_the_order_given() -> None:
         (("r0c0", "r0c0"), "slot ids must be distinct; found r0c0, r0c0"),
     ],
 )
-def test_malformed_configurations(ids: tuple[str, ...], sentence: str) -> None:
+def test_invalid_slot_ids_raise_slot_error(ids: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(SlotError, match=f"^{re.escape(sentence)}$"):
         SlotConfig(ids)
 
 
 @pytest.mark.parametrize("lookup", [lambda c: c.index_of("r0c9"), lambda c: c.select(["r0c0", "r0c9"])])
-def test_an_unknown_slot_names_the_known_ones(lookup) -> None:  # type: ignore[no-untyped-def]
+def test_unknown_slot_error_lists_the_slots_of_the_model(lookup) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(
         SlotError, match=r"^slot 'r0c9' is not in this model; its slots are r0c0, r0c1, r0c2$"
     ):
         lookup(SlotConfig.default())
 
 
-def test_selecting_nothing_is_an_error() -> None:
+def test_select_without_slots_raises_slot_error() -> None:
     with pytest.raises(SlotError, match=r"^no slot was enabled; this model's slots are r0c0, r0c1, r0c2$"):
         SlotConfig.default().select([])
 
@@ -53,7 +53,7 @@ def test_selecting_nothing_is_an_error() -> None:
         ),
     ],
 )
-def test_an_unknown_name_comes_with_its_nearest(
+def test_unknown_name_error_suggests_close_matches(
     kind: str, found: str, allowed: list[str], hint: str, sentence: str
 ) -> None:
     error = UnknownNameError(kind, found, allowed, hint)

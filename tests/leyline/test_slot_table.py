@@ -5,7 +5,7 @@ from esper.leyline import SlotTable, Stage
 from tests.leyline.building import random_table
 
 
-def test_an_empty_table_is_dormant_enabled_and_unmeasured() -> None:
+def test_empty_table_is_dormant_enabled_and_unmeasured() -> None:
     table = SlotTable.empty(2, 3)
     assert (table.num_envs, table.num_slots) == (2, 3)
     assert (table.stage == Stage.DORMANT).all()
@@ -17,7 +17,7 @@ def test_an_empty_table_is_dormant_enabled_and_unmeasured() -> None:
     assert {str(array.dtype) for array in table.arrays().values()} == {"bool", "int64", "float64"}
 
 
-def test_a_row_shares_memory_both_ways() -> None:
+def test_row_shares_memory_with_the_table() -> None:
     table = SlotTable.empty(3, 2)
     row = table.row(1)
     row.stage[0, 1] = Stage.HOLDING
@@ -27,7 +27,7 @@ def test_a_row_shares_memory_both_ways() -> None:
     assert all(np.shares_memory(row.arrays()[name], array) for name, array in table.arrays().items())
 
 
-def test_a_copy_shares_nothing_and_assign_restores_in_place() -> None:
+def test_copy_shares_no_memory_and_assign_writes_in_place() -> None:
     table = random_table(np.random.default_rng(0), 2, 3)
     before, row = table.copy(), table.row(1)
     table.stage[...] = Stage.FOSSILIZED
@@ -36,10 +36,10 @@ def test_a_copy_shares_nothing_and_assign_restores_in_place() -> None:
     for name, array in table.arrays().items():
         np.testing.assert_array_equal(array, before.arrays()[name])
         assert not np.shares_memory(array, before.arrays()[name])
-    assert np.shares_memory(row.stage, table.stage), "rows handed out stay valid"
+    assert np.shares_memory(row.stage, table.stage), "earlier views stay valid"
 
 
-def test_clear_forgets_one_seed_and_keeps_the_slot_disabled() -> None:
+def test_clear_resets_one_slot_except_enabled() -> None:
     table = random_table(np.random.default_rng(1), 2, 3)
     before = table.copy()
     table.enabled[1, 2] = False
@@ -54,20 +54,20 @@ def test_clear_forgets_one_seed_and_keeps_the_slot_disabled() -> None:
     assert not table.enabled[1, 2]
 
 
-def test_alpha_ramps_until_its_epochs_are_over() -> None:
+def test_ramping_is_true_for_unfinished_ramps_in_the_forward_pass() -> None:
     table = SlotTable.empty(1, 4)
     table.stage[0] = [Stage.BLENDING, Stage.BLENDING, Stage.HOLDING, Stage.TRAINING]
     table.ramp_epochs[0] = [3, 3, 0, 3]
     table.ramp_elapsed[0] = [2, 3, 0, 0]
-    assert table.ramping.tolist() == [[True, False, False, False]], "an incubating seed only will ramp"
+    assert table.ramping.tolist() == [[True, False, False, False]], "a seed in TRAINING does not ramp yet"
 
 
-def test_contribution_velocity_is_an_average_of_changes() -> None:
+def test_contribution_velocity_is_a_moving_average_of_changes() -> None:
     table = SlotTable.empty(1, 2)
     table.record_contribution(0, 1, 2.0, 0.5)
     assert np.isnan(table.contribution_velocity[0, 1]), "one measurement has no change"
     table.record_contribution(0, 1, 5.0, 0.4)
-    assert table.contribution_velocity[0, 1] == 3.0  # the first change stands for itself
+    assert table.contribution_velocity[0, 1] == 3.0  # the first change has nothing to average with
     table.epochs_since_measured[0, 1] = 4
     table.record_contribution(0, 1, 4.0, 0.3)
     assert table.contribution_velocity[0, 1] == pytest.approx(1.8)  # 0.7·3 + 0.3·(4 − 5)
@@ -76,7 +76,7 @@ def test_contribution_velocity_is_an_average_of_changes() -> None:
     assert table.measured.tolist() == [[False, True]]
 
 
-def test_gradient_health_becomes_the_previous_one() -> None:
+def test_record_gradients_moves_the_last_health_to_previous_health() -> None:
     table = SlotTable.empty(1, 1)
     table.record_gradients(0, 0, norm=0.2, ratio=0.1, health=0.9, vanishing=False, exploding=True)
     assert np.isnan(table.previous_health[0, 0])

@@ -24,7 +24,7 @@ def test_stage_order_is_the_one_hot_order() -> None:
 
 
 @pytest.mark.parametrize("origin", Stage)
-def test_a_move_is_legal_exactly_if_the_table_has_it(origin: Stage) -> None:
+def test_legal_moves_are_those_of_the_table(origin: Stage) -> None:
     assert {target.name for target in Stage if is_legal_move(origin, target)} == MOVES[origin.name]
 
 
@@ -36,7 +36,7 @@ def test_a_move_is_legal_exactly_if_the_table_has_it(origin: Stage) -> None:
         (IS_OCCUPIED, {2, 3, 4, 5, 6}),  # live or FOSSILIZED
     ],
 )
-def test_derived_predicates(lookup: np.ndarray, stages: set[int]) -> None:
+def test_derived_stage_sets_have_the_specified_stages(lookup: np.ndarray, stages: set[int]) -> None:
     assert set(np.flatnonzero(lookup).tolist()) == stages
     assert lookup.shape == (10,)
     with pytest.raises(ValueError, match="read-only"):

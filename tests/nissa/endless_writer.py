@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
-from esper.leyline.durable import write_durably
-from esper.leyline.run_files import RowMark
+from esper.files.atomic_write import write_durably
+from esper.files.row_files import RowMark
 from esper.nissa import compaction
 from esper.nissa import writer as writer_module
 from esper.nissa.writer import RunWriter

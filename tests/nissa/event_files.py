@@ -10,7 +10,7 @@ import numpy as np
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 
-from esper.leyline.events import EpisodeRow, EpochRow, Row, RunRow
+from esper.leyline.rows import EpisodeRow, EpochRow, Row, RunRow
 
 
 class Point(NamedTuple):

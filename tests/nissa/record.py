@@ -18,13 +18,13 @@ import msgspec
 
 from esper.karn.run import read_rows
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.events import TABLES, AlertRow, EpisodeRow, Row, RunRow, UpdateRow
+from esper.leyline.rows import TABLES, AlertRow, EpisodeRow, Row, RunRow, UpdateRow
 from esper.nissa.rules import GOVERNOR_RULES
 from esper.nissa.watch import Watch
 from esper.run.policy_training import train
-from esper.simic.config import TrainingConfig
 from esper.simic.rewards import families
 from esper.simic.rewards.families import FAMILIES, Array, RewardInputs
+from esper.simic.training_config import TrainingConfig
 
 FOLDER: Final = Path(__file__).parent / "recorded"
 

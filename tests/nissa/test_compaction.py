@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from esper.karn.run import Run, read_rows
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError
-from esper.leyline.events import TABLES, AlertRow, DecisionRow, EpochRow, Row
+from esper.leyline.rows import TABLES, AlertRow, DecisionRow, EpochRow, Row
 from esper.nissa import compaction
 from esper.nissa import writer as writer_module
 from esper.nissa.writer import RunWriter

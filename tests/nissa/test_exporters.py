@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from esper.leyline.columns import COLUMNS, TABLE_OF
-from esper.leyline.events import EpisodeRow, EpochRow, Row, RunRow, UpdateRow
+from esper.leyline.rows import EpisodeRow, EpochRow, Row, RunRow, UpdateRow
 from esper.nissa.exporters.event_file import EventFile, scalar
 from esper.nissa.exporters.points import LIST_NAMES, STEP_COLUMNS, ExportError, exported_types, points_of
 from esper.nissa.exporters.tensorboard import TensorBoardExporter

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from esper.files.row_files import RowMark
 from esper.karn.run import Run, read_rows
 from esper.leyline.errors import EsperError, RunDirectoryError
-from esper.leyline.events import EpochRow, ResourceRow, RunRow, UpdateRow
-from esper.leyline.run_files import RowMark
+from esper.leyline.rows import EpochRow, ResourceRow, RunRow, UpdateRow
 from esper.nissa import journal
 from esper.nissa import writer as writer_module
 from esper.nissa.journal import IterationJournal

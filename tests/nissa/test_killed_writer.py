@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from esper.karn.run import read_rows
-from esper.leyline.events import DecisionRow
+from esper.leyline.rows import DecisionRow
 from tests.nissa.endless_writer import BATCH, MOMENTS, Writer
 
 

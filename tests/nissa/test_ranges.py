@@ -8,7 +8,7 @@ import pytest
 
 from esper.karn.run import read_rows
 from esper.leyline.columns import COLUMNS, TABLE_OF
-from esper.leyline.events import TABLES, UNIT_RANGES, Row
+from esper.leyline.rows import TABLES, UNIT_RANGES, Row
 from esper.run.arm import run_arm
 from esper.run.run_config import RunConfig
 from esper.tolaria.tasks import TASKS

@@ -13,25 +13,24 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from esper.kasmina.governor import AlarmKind, Governor
 from numpy.typing import NDArray
 
 from esper.karn.run import read_rows
-from esper.leyline import limits
-from esper.leyline.events import TABLES, AlertRow, EpisodeRow, Row, SeedRow, UpdateRow
+from esper.kasmina.governor import AlarmKind, Governor
+from esper.leyline import thresholds as limits
 from esper.leyline.factored_actions import OP_WAIT, BlueprintAction, BoolArray, LifecycleOp
 from esper.leyline.legality import legal_slots_by_op
+from esper.leyline.rows import TABLES, AlertRow, EpisodeRow, Row, SeedRow, UpdateRow
 from esper.leyline.stages import Stage
 from esper.nissa.conditions import RESULT_TERMS
 from esper.nissa.rules import GOVERNOR_RULES, MACHINE_RULES, RULES, alerts_markdown
 from esper.nissa.writer import RunWriter
 from esper.run.policy_training import train
 from esper.run.row_sink import RowSink
-from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import FAMILIES
-from esper.simic.training import vectorized
-from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.vectorized import Iteration, Trainer
+from esper.simic.training.policy_env import GrowthEnv
+from esper.simic.training.trainer import Iteration, Trainer
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy import action_masks
 from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.tasks import TASKS
@@ -208,7 +207,7 @@ def test_idleness_slowness_and_a_critic_that_learns_nothing_are_noticed_in_time(
 
     monkeypatch.setattr(action_masks, "legal_slots_by_op", only_wait)
     monkeypatch.setattr(GrowthEnv, "step", timed)
-    monkeypatch.setattr(vectorized, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: now))
     change_rewards(monkeypatch, lambda reward, iteration: reward + 1)
     rows = rows_of_training(tmp_path, value_coefficient=0.0, envs=1, steps=2, iterations=10)
     for rule in ("forced-share", "idle", "value-error"):

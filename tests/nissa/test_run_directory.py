@@ -8,7 +8,7 @@ import pytest
 
 from esper.karn.run import read_rows
 from esper.leyline.errors import RunDirectoryError
-from esper.leyline.events import RunRow
+from esper.leyline.rows import RunRow
 from esper.nissa import writer as writer_module
 from esper.nissa.writer import RunWriter
 from esper.run.arm import run_arm

@@ -4,7 +4,7 @@ from typing import Annotated
 import pytest
 
 from esper.leyline.columns import COLUMNS, columns_of
-from esper.leyline.events import TABLES, Column, Row
+from esper.leyline.rows import TABLES, Column, Row
 from esper.nissa.schema import band, metrics_markdown
 
 ROOT = Path(__file__).parents[2]

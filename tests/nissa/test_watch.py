@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from esper.leyline.events import AlertRow, EpisodeRow, Row, RunRow, SeedRow, UpdateRow
 from esper.leyline.factored_actions import HEAD_NAMES
+from esper.leyline.rows import AlertRow, EpisodeRow, Row, RunRow, SeedRow, UpdateRow
 from esper.leyline.stages import Stage
 from esper.nissa.rules import RULES
 from esper.nissa.watch import PASSED, Watch

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from esper.leyline.events import AlertRow, EpisodeRow, Row, SeedRow, UpdateRow
+from esper.leyline.rows import AlertRow, EpisodeRow, Row, SeedRow, UpdateRow
 from esper.leyline.stages import Stage
 from esper.nissa.watch import Watch
 from tests.karn import fake_run

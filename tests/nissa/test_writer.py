@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from esper.karn.run import read_rows
 from esper.leyline.errors import EsperError
-from esper.leyline.events import TABLES, EpochRow, ResourceRow, Row
+from esper.leyline.rows import TABLES, EpochRow, ResourceRow, Row
 from esper.nissa.encoding import RowError
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run

@@ -1,4 +1,4 @@
-"""Twins are kept for all tests of this process, and nowhere in a home directory."""
+"""Cache of twin scores in a temporary folder that all tests of this process share."""
 
 from collections.abc import Iterator
 

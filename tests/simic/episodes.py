@@ -1,4 +1,4 @@
-"""Whole episodes under a reward family, through the real loop, and what each reward term should be."""
+"""Whole episodes of ``GrowthEnv`` under a reward family, and the expected potentials."""
 
 import math
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline import EpochFacts, LifecycleOp, LifecycleRules, SlotTable, Stage
-from esper.simic.config import TrainingConfig
+from esper.simic.oracles.trial import uniform_actions
 from esper.simic.rewards.families import FamilyName
 from esper.simic.rewards.reward_log import RewardLog
-from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.proving import uniform_actions
+from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.rollout import ActionStreams
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy.observer import Observation
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
@@ -26,17 +26,17 @@ AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=
 
 
 class Episode(NamedTuple):
-    """Two environments from their beginning to their commit, every array ``[step, env]``."""
+    """Whole episodes of two environments, every array ``[step, env]``."""
 
     rewards: NDArray[np.float64]
     terms: dict[str, NDArray[np.float64]]
     log: RewardLog
     facts: list[EpochFacts]
-    """The untrained host's first."""
+    """Facts by epoch, from the untrained host on."""
     tables: list[SlotTable]
     reports: list[EpisodeReport]
     guess_losses: list[float]
-    """By environment, of a guess that knows how often each answer comes."""
+    """Loss of guessing by class frequency, per environment."""
 
 
 def task_with(rules: LifecycleRules = AT_ONCE, horizon: int = 8, **changes: Any) -> TaskSpec:
@@ -49,9 +49,10 @@ def growth(task: TaskSpec, family: FamilyName) -> GrowthEnv:
 
 
 def play(env: GrowthEnv, script: Sequence[IntArray] | None = None, rng_seed: int = 0) -> Episode:
-    """One episode: ``script`` in the first environment while the other waits, or anything legal in both.
+    """Run one episode: ``script`` in the first environment, WAIT in the second; random actions without a
+    script.
 
-    Without a script the first one never prunes, so that some of its seeds are there to be fossilised.
+    Random actions never prune in the first environment, so that some seeds can be fossilized.
     """
     facts: list[EpochFacts] = []
     tables: list[SlotTable] = []
@@ -82,7 +83,7 @@ def play(env: GrowthEnv, script: Sequence[IntArray] | None = None, rng_seed: int
 
 
 def guess_loss(answers: NDArray[np.int64]) -> float:
-    """−sum(p·ln p) over the shares p of the answers."""
+    """Return −Σ p·ln p over the class frequencies p."""
     _, counts = np.unique(answers, return_counts=True)
     return -sum(count / answers.size * math.log(count / answers.size) for count in counts)
 
@@ -98,13 +99,13 @@ def played(
 
 @cache
 def busy(family: FamilyName) -> Episode:
-    """An episode in which one seed becomes a fossil and two are pruned."""
+    """Return an episode in which one seed is fossilized and two are pruned."""
     return played(family, BUSY)
 
 
 @cache
 def idle(family: FamilyName) -> Episode:
-    """An episode in which nothing grows."""
+    """Return an episode without growth."""
     return played(family, [])
 
 
@@ -121,7 +122,7 @@ BUSY = [
 
 @cache
 def twin_scores_again(horizon: int, env: int) -> tuple[float, ...]:
-    """Of a twin that is run once more, whatever the cache on disk says."""
+    """Return the scores of a twin, computed without the cache."""
     return run_without_growth(task_with(horizon=horizon), rng_seed=3, env=env).val_scores
 
 
@@ -140,7 +141,7 @@ def points_contributed(episode: Episode, epoch: int) -> list[float]:
 
 
 def state_worth(family: FamilyName, episode: Episode, epoch: int) -> dict[str, list[float]]:
-    """What every potential of the family should be worth in points, from what was measured."""
+    """Return the expected value of every potential of the family, in points of score."""
     facts = episode.facts[epoch]
     rent = [-RENT * params / 10 for params in facts.grown_params]
     if family == "paired":

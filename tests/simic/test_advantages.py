@@ -20,26 +20,26 @@ def advantages(
     return gae(*rows, gamma=gamma, lam=lam)[0].tolist()
 
 
-def test_advantages_are_discounted_sums_of_temporal_differences() -> None:
+def test_gae_is_the_discounted_sum_of_td_errors() -> None:
     # d = 1 + 1/2 − 1, 2 + 1/2 − 1, 3 + 2/2 − 1 = 0.5, 1.5, 3; each adds a quarter of the next advantage.
     found = advantages([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 1.0, 2.0], NEVER, NEVER)
     assert found == pytest.approx([1.0625, 2.25, 3.0])
 
 
-def test_a_termination_is_worth_nothing_beyond_its_end() -> None:
+def test_terminated_episode_does_not_bootstrap() -> None:
     # d_1 = 2 − 1 = 1 without bootstrap, and A_1 = d_1; A_0 = 0.5 + 1/4.
     middle = [False, True, False]
     found = advantages([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 9.0, 2.0], middle, middle)
     assert found == pytest.approx([0.75, 1.0, 3.0])
 
 
-def test_a_truncation_bootstraps_from_the_state_it_cut_off() -> None:
-    # d_1 = 2 + 4/2 − 1 = 3, and A_1 = d_1: the next row is another episode's. A_0 = 0.5 + 3/4.
+def test_truncated_episode_bootstraps_from_its_last_state() -> None:
+    # d_1 = 2 + 4/2 − 1 = 3, and A_1 = d_1: the next row belongs to another episode. A_0 = 0.5 + 3/4.
     found = advantages([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 4.0, 2.0], NEVER, [False, True, False])
     assert found == pytest.approx([1.25, 3.0, 3.0])
 
 
-def test_undiscounted_with_lambda_one_the_return_is_the_sum_of_what_follows() -> None:
+def test_gamma_1_and_lambda_1_give_the_sum_of_future_rewards() -> None:
     end = [False, False, True]
     values = [0.3, -0.7, 0.2]
     found = advantages([1.0, 2.0, 4.0], values, [-0.7, 0.2, 9.0], end, end, gamma=1.0, lam=1.0)
@@ -52,7 +52,7 @@ def random_rows(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("terminates", [True, False])
-def test_nothing_leaks_across_the_end_of_an_episode(terminates: bool) -> None:
+def test_advantages_do_not_depend_on_the_next_episode(terminates: bool) -> None:
     rewards, values, next_values = random_rows(torch.Generator().manual_seed(0))
     ended = torch.zeros(3, 8, dtype=torch.bool)
     ended[0, 3] = ended[1, 5] = True
@@ -62,14 +62,14 @@ def test_nothing_leaks_across_the_end_of_an_episode(terminates: bool) -> None:
     values[0, 4:] += 10.0
     after = gae(rewards, values, next_values, terminated, ended, gamma=0.9, lam=0.9)
     assert torch.equal(before[0, :4], after[0, :4])
-    assert torch.equal(before[1:], after[1:]), "environments are apart"
+    assert torch.equal(before[1:], after[1:]), "environments are independent"
     rewards[1, 5] += 1.0
     final = gae(rewards, values, next_values, terminated, ended, gamma=0.9, lam=0.9)
-    assert (final[1, :6] > after[1, :6]).all(), "within an episode it counts for every step before"
+    assert (final[1, :6] > after[1, :6]).all(), "within an episode it changes all earlier steps"
 
 
-def test_normalised_advantages_have_mean_0_and_deviation_1_where_there_was_a_choice() -> None:
-    # The free rows hold 1, 3, 5: mean 3, variance 8/3. The forced rows neither count nor stay.
+def test_normalised_advantages_have_mean_0_and_std_1_over_free_rows() -> None:
+    # The free rows hold 1, 3, 5: mean 3, variance 8/3. Forced rows do not count and become 0.
     advantages = torch.tensor([[1.0, 100.0, 3.0], [5.0, -100.0, 7.0]])
     free = torch.tensor([[True, False, True], [True, False, False]])
     step = (3.0 / 8.0) ** 0.5 * 2.0
@@ -77,9 +77,9 @@ def test_normalised_advantages_have_mean_0_and_deviation_1_where_there_was_a_cho
     torch.testing.assert_close(normalise(advantages, free), expected)
 
 
-def test_equal_advantages_normalise_to_nothing() -> None:
+def test_equal_advantages_normalise_to_zero() -> None:
     assert normalise(torch.full((2, 2), 5.0), torch.ones(2, 2, dtype=torch.bool)).tolist() == [[0.0, 0.0]] * 2
 
 
-def test_without_a_choice_anywhere_there_is_no_advantage() -> None:
+def test_advantages_are_zero_if_no_row_is_free() -> None:
     assert normalise(torch.randn(2, 2), torch.zeros(2, 2, dtype=torch.bool)).tolist() == [[0.0, 0.0]] * 2

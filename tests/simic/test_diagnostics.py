@@ -11,7 +11,7 @@ from esper.simic.diagnostics import (
 )
 
 
-def test_explained_variance_literally() -> None:
+def test_explained_variance_has_the_expected_values() -> None:
     # Residuals 1, 2, 3, 4 with variance 1.25; returns 2, 4, 6, 8 with variance 5.
     values, returns = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[2.0, 4.0], [6.0, 8.0]])
     assert explained_variance(values, returns) == pytest.approx(0.75)
@@ -19,7 +19,7 @@ def test_explained_variance_literally() -> None:
     assert explained_variance(-values, returns) == pytest.approx(-1.25)  # residuals 3, 6, 9, 12
 
 
-def test_returns_that_hardly_vary_are_not_divided_by_nothing() -> None:
+def test_variance_of_nearly_constant_returns_is_floored() -> None:
     # Residual variance 0.05² = 0.0025 over the floor of 0.01.
     values, returns = torch.tensor([0.95, 1.05]), torch.tensor([1.0, 1.0])
     assert explained_variance(values, returns) == pytest.approx(0.75, abs=1e-4)
@@ -33,11 +33,11 @@ def test_correlation_ignores_scale_and_offset() -> None:
     assert correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 0.0, 1.0])) == pytest.approx(0.0)
 
 
-def test_the_correlation_with_a_constant_is_unknown() -> None:
+def test_correlation_with_a_constant_is_none() -> None:
     assert correlation(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 3.0])) is None
 
 
-def test_the_first_number_that_is_not_finite_is_found_by_name_and_place() -> None:
+def test_first_non_finite_names_tensor_environment_and_step() -> None:
     fine, broken = torch.zeros(2, 3), torch.zeros(2, 3)
     broken[1, 2] = math.inf
     assert first_non_finite(reward=fine, value=fine) is None
@@ -45,7 +45,7 @@ def test_the_first_number_that_is_not_finite_is_found_by_name_and_place() -> Non
 
 
 def diagnose(head: int, change: float) -> RatioExplosionDiagnostic | None:
-    """Environment 1, step 2: one head changed by ``change``, another by a little."""
+    """Return the diagnostic after changes of ``head`` and, slightly, of head 7, at environment 1, step 2."""
     before = torch.full((2, 3, 8), -1.0)
     after = before.clone()
     after[1, 2, head] += change
@@ -54,13 +54,13 @@ def diagnose(head: int, change: float) -> RatioExplosionDiagnostic | None:
     return RatioExplosionDiagnostic.of((after - before).sum(dim=-1), after, before, actions)
 
 
-def test_ratios_between_a_tenth_and_five_are_no_explosion() -> None:
+def test_ratios_between_0_1_and_5_are_not_reported() -> None:
     assert diagnose(2, math.log(4.9)) is None
     assert diagnose(2, math.log(0.11)) is None
 
 
 @pytest.mark.parametrize("change", [2.0, -3.0])
-def test_an_explosion_names_environment_step_head_and_action(change: float) -> None:
+def test_diagnostic_names_environment_step_head_and_action(change: float) -> None:
     found = diagnose(2, change)
     assert found is not None
     assert (found.env, found.step, found.head, found.action) == (1, 2, "blueprint", 42)  # 24 + 2·8 + 2
@@ -69,7 +69,7 @@ def test_an_explosion_names_environment_step_head_and_action(change: float) -> N
     assert found.new_log_prob == pytest.approx(change - 1.0)
 
 
-def test_the_worst_of_several_is_named_and_an_unknown_ratio_is_worst() -> None:
+def test_largest_log_ratio_is_reported_and_nan_counts_as_largest() -> None:
     log_ratio = torch.tensor([[1.0, 20.0, 0.01], [9.0, 1.0, 1.0]]).log()
     logs, actions = torch.zeros(2, 3, 8), torch.zeros(2, 3, 8, dtype=torch.int64)
     found = RatioExplosionDiagnostic.of(log_ratio, logs, logs, actions)

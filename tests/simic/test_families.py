@@ -1,4 +1,4 @@
-"""Reward families: in numbers worked out by hand, and through the real loop with networks that grow."""
+"""Reward families: values worked out by hand, and episodes of growing networks."""
 
 import math
 from dataclasses import replace
@@ -41,20 +41,20 @@ TABLE = SlotTable.empty(1, 3)
 
 
 def inputs(*, twin: float = 0.0, table: SlotTable = TABLE, price: float = 0.0, **facts: Any) -> RewardInputs:
-    """One environment, at a task whose blind guess loses 2.0."""
+    """Return inputs of one environment with a guess loss of 2.0."""
     stacked = EpochFacts.stack([replace(env_facts(), **facts)])
     return RewardInputs(stacked, table, np.array([twin]), guess_loss=2.0, rent=price)
 
 
 def rewarded(family: FamilyName, *steps: RewardInputs, scale: float = 1.0) -> list[dict[str, float]]:
-    """The reward terms of every step, as plain numbers."""
+    """Return the reward terms of every step as floats."""
     reward_function = RewardFunction(FAMILIES[family], scale)
     reward_function.begin(steps[0])
     ledgers = [reward_function.reward_terms(now) for now in steps[1:]]
     return [{name: float(value[0]) for name, value in ledger.items()} for ledger in ledgers]
 
 
-def test_paired_pays_the_change_of_the_lead_and_charges_rent() -> None:
+def test_paired_reward_is_the_change_of_lead_and_rent() -> None:
     found = rewarded(
         "paired",
         inputs(val_score=12.0, twin=10.0, price=0.02),
@@ -75,7 +75,7 @@ def measured(*slots: tuple[Stage, float]) -> SlotTable:
     return table
 
 
-def test_contribution_pays_the_change_of_what_blended_seeds_are_worth() -> None:
+def test_contribution_reward_is_the_change_of_contributions_in_the_forward_pass() -> None:
     found = rewarded(
         "contribution",
         inputs(price=0.1),
@@ -97,19 +97,19 @@ def test_contribution_pays_the_change_of_what_blended_seeds_are_worth() -> None:
     ]
 
 
-def test_loss_pays_improvement_in_blind_guesses() -> None:
+def test_loss_reward_is_the_loss_decrease_over_the_guess_loss() -> None:
     losses = (2.0, 1.5, 1.8)
     found = rewarded("loss", *(inputs(val_loss=loss) for loss in losses), scale=5.0)
     assert [ledger["loss"] for ledger in found] == pytest.approx([1.25, -0.75])
 
 
-def test_log_loss_pays_the_fall_of_the_logarithm_whatever_the_scale_of_the_loss() -> None:
+def test_log_loss_reward_does_not_depend_on_the_scale_of_the_loss() -> None:
     found = rewarded("log_loss", *(inputs(val_loss=loss) for loss in (2.0, 1.0, 0.1, 0.0)), scale=5.0)
     # 5 · ln 2, 5 · ln 10, and from 0.1 down to the least loss of 0.001: 5 · ln 100
     assert [ledger["log_loss"] for ledger in found] == pytest.approx([3.46574, 11.51293, 23.02585], abs=1e-5)
 
 
-def test_sparse_pays_nothing_before_the_end() -> None:
+def test_sparse_reward_is_zero_before_the_end() -> None:
     found = rewarded(
         "sparse",
         inputs(val_score=10.0, price=0.1),
@@ -125,21 +125,19 @@ def test_sparse_pays_nothing_before_the_end() -> None:
 
 @pytest.mark.parametrize("op", LifecycleOp)
 @pytest.mark.parametrize("succeeded", [True, False])
-def test_churn_is_due_for_a_prune_that_succeeded_and_for_nothing_else(
-    op: LifecycleOp, succeeded: bool
-) -> None:
+def test_churn_cost_applies_to_successful_prunes_only(op: LifecycleOp, succeeded: bool) -> None:
     [found] = rewarded("contribution", inputs(), inputs(last_op=op, last_success=succeeded))
     assert found["churn"] == (-0.01 if op is LifecycleOp.PRUNE and succeeded else 0.0)
 
 
 @pytest.mark.parametrize("family", [name for name in NAMES if name != "contribution"])
-def test_no_other_family_charges_for_a_prune(family: FamilyName) -> None:
+def test_only_the_contribution_family_has_a_churn_cost(family: FamilyName) -> None:
     assert rewarded(family, inputs(), inputs()) == rewarded(
         family, inputs(), inputs(last_op=LifecycleOp.PRUNE)
     )
 
 
-def test_an_episode_that_breaks_down_loses_what_it_had_gained_and_gets_the_penalty() -> None:
+def test_diverged_episode_loses_its_gains_and_gets_the_penalty() -> None:
     found = rewarded(
         "paired",
         inputs(val_score=10.0, twin=10.0, price=0.1),
@@ -153,7 +151,7 @@ def test_an_episode_that_breaks_down_loses_what_it_had_gained_and_gets_the_penal
     ]
 
 
-def test_a_sparse_episode_that_breaks_down_gets_no_score() -> None:
+def test_diverged_sparse_episode_gets_no_score() -> None:
     [found] = rewarded(
         "sparse", inputs(), inputs(val_score=90.0, grown_params=99, ended=True, rolled_back=True)
     )
@@ -161,12 +159,12 @@ def test_a_sparse_episode_that_breaks_down_gets_no_score() -> None:
 
 
 def two(first: float, second: float, **facts: Any) -> RewardInputs:
-    """Two environments that lead their twins by so many points."""
+    """Return inputs of two environments with the given leads over their twins, in points."""
     rows = [replace(env_facts(), val_score=score, **facts) for score in (first, second)]
     return RewardInputs(EpochFacts.stack(rows), SlotTable.empty(2, 3), np.zeros(2), 2.0, 0.0)
 
 
-def test_an_episode_that_begins_again_owes_nothing_and_its_neighbour_goes_on() -> None:
+def test_begin_again_resets_the_potentials_of_one_environment() -> None:
     reward_function = RewardFunction(FAMILIES["paired"], 1.0)
     reward_function.begin(two(10.0, 20.0))
     reward_function.reward_terms(two(40.0, 30.0))
@@ -174,7 +172,7 @@ def test_an_episode_that_begins_again_owes_nothing_and_its_neighbour_goes_on() -
     assert reward_function.reward_terms(two(41.0, 8.0))["lead"].tolist() == pytest.approx([0.01, 0.03])
 
 
-def test_a_second_breakdown_forfeits_what_the_second_episode_had_won() -> None:
+def test_second_divergence_costs_the_gains_of_the_second_attempt() -> None:
     reward_function = RewardFunction(FAMILIES["paired"], 1.0)
     reward_function.begin(two(10.0, 20.0))
     reward_function.begin_again(1, two(10.0, 5.0))
@@ -183,7 +181,7 @@ def test_a_second_breakdown_forfeits_what_the_second_episode_had_won() -> None:
     assert broken["lead"].tolist() == pytest.approx([0.0, -0.04])
 
 
-def test_families_discount_as_their_returns_are_meant() -> None:
+def test_default_discounts_of_families_are_as_specified() -> None:
     assert {name: family.gamma for name, family in FAMILIES.items()} == {
         "paired": 1.0,
         "contribution": 0.995,
@@ -202,19 +200,19 @@ def terms(*pairs: tuple[float, float]) -> RewardTerms:
     return {"lead": np.array(lead), "rent": np.array(rent)}
 
 
-def test_the_mean_terms_of_an_environment() -> None:
+def test_reward_log_gives_mean_terms_and_variance() -> None:
     reward_log = RewardLog([terms((1.0, -0.5), (3.0, 0.0)), terms((0.0, 0.5), (4.0, -1.0))])
     assert reward_log.mean_terms() == {"lead": 4.0, "rent": -0.5}
     # rewards 0.5, 3, 0.5, 3: half a range of 2.5 from their mean
     assert reward_log.variance() == pytest.approx(1.5625)
 
 
-def test_the_variance_without_a_twin_is_unknown_where_there_is_no_twin() -> None:
+def test_variance_unpaired_is_none_without_a_twin() -> None:
     assert RewardLog([terms((1.0, 0.0))]).variance_unpaired() is None
     assert RewardLog([terms((1.0, 0.0))], [np.array([1.0, 5.0])]).variance_unpaired() == 4.0
 
 
-def test_logs_of_shards_are_joined_side_by_side() -> None:
+def test_join_concatenates_logs_of_shards() -> None:
     one = RewardLog([terms((1.0, 0.0), (2.0, 0.0))], [np.array([1.0, 2.0])], broken_episodes=1)
     other = RewardLog([terms((3.0, -1.0))], [np.array([3.0])], broken_episodes=2)
     joined = RewardLog.join([one, other])
@@ -223,18 +221,18 @@ def test_logs_of_shards_are_joined_side_by_side() -> None:
     assert joined.broken_episodes == 3
 
 
-# --- through the real loop -------------------------------------------------------------------------
+# --- episodes of growing networks ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", NAMES)
-def test_every_potential_pays_its_own_change_at_every_step_of_a_busy_episode(family: FamilyName) -> None:
+def test_every_term_is_the_change_of_its_potential_at_every_step(family: FamilyName) -> None:
     episode = busy(family)
     stages = {int(stage) for table in episode.tables for stage in table.stage.flat}
     assert {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.RESETTING} <= stages
     assert sum(episode.terms.values()) == pytest.approx(episode.rewards, abs=1e-12)
     assert (episode.terms["rollback"] == 0.0).all()
     charged = [name for name, values in episode.terms.items() if (values != 0.0).any()]
-    assert set(charged) == set(episode.terms) - {"rollback"}, "every other term has something to say"
+    assert set(charged) == set(episode.terms) - {"rollback"}, "every other term occurs"
     worth = [state_worth(family, episode, epoch) for epoch in range(len(episode.facts))]
     for name in worth[0]:
         expected = SCALE * np.diff([now[name] for now in worth], axis=0) / 100
@@ -242,9 +240,7 @@ def test_every_potential_pays_its_own_change_at_every_step_of_a_busy_episode(fam
 
 
 @pytest.mark.parametrize(("rng_seed", "family"), list(zip((1, 2, 3, 6, 6), NAMES, strict=True)))
-def test_every_potential_telescopes_over_an_episode_of_any_legal_actions(
-    rng_seed: int, family: FamilyName
-) -> None:
+def test_potential_terms_telescope_over_random_episodes(rng_seed: int, family: FamilyName) -> None:
     episode = played(family, task=task_with(horizon=12), rng_seed=rng_seed)
     counts = np.sum([report.op_counts for report in episode.reports], axis=0)
     assert (counts[[LifecycleOp.GERMINATE, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE]] > 0).all()
@@ -254,7 +250,7 @@ def test_every_potential_telescopes_over_an_episode_of_any_legal_actions(
         assert episode.terms[name].sum(axis=0) == pytest.approx(expected, abs=1e-9), name
 
 
-def test_the_return_of_paired_is_the_final_paired_score_of_the_committed_network() -> None:
+def test_paired_return_is_the_final_lead_minus_rent() -> None:
     episode = busy("paired")
     for env, report in enumerate(episode.reports):
         lead = (report.val_score - twin_scores_again(8, env)[-1]) / 100
@@ -263,7 +259,7 @@ def test_the_return_of_paired_is_the_final_paired_score_of_the_committed_network
     assert episode.reports[0].params > episode.reports[0].host_params
 
 
-def test_sparse_pays_the_final_score_less_rent_and_at_the_last_step_only() -> None:
+def test_sparse_return_is_the_final_score_minus_rent_in_the_last_step() -> None:
     episode = busy("sparse")
     assert (episode.rewards[:-1] == 0.0).all()
     expected = [
@@ -272,24 +268,24 @@ def test_sparse_pays_the_final_score_less_rent_and_at_the_last_step_only() -> No
     assert episode.rewards[-1].tolist() == pytest.approx(expected)
 
 
-def test_the_return_of_loss_is_the_whole_improvement_of_the_loss() -> None:
+def test_loss_return_is_the_total_decrease_of_the_loss() -> None:
     episode = idle("loss")
     won = (episode.facts[0].val_loss - episode.facts[-1].val_loss) / episode.guess_losses
     assert episode.rewards.sum(axis=0) == pytest.approx(SCALE * won)
-    assert (won > 0.0).any(), "a host that is trained improves"
+    assert (won > 0.0).any(), "training improves the host"
 
 
-def test_contribution_never_pays_what_the_host_learns_by_itself() -> None:
+def test_contribution_reward_is_zero_without_growth() -> None:
     episode = idle("contribution")
     assert episode.rewards.tolist() == [[0.0, 0.0]] * 8
-    assert all(len(set(report.val_scores)) > 1 for report in episode.reports), "while the score changes"
+    assert all(len(set(report.val_scores)) > 1 for report in episode.reports), "the score changes"
 
 
 @pytest.mark.parametrize(
     ("family", "rules"), [*((family, INCUBATED) for family in NAMES), ("contribution", AT_ONCE)]
 )
-def test_planting_and_pruning_over_and_over_wins_nothing(family: FamilyName, rules: LifecycleRules) -> None:
-    """A seed that was blended has changed the host; only what it contributed is known to be gone."""
+def test_repeated_germinate_and_prune_earns_nothing(family: FamilyName, rules: LifecycleRules) -> None:
+    """A pruned seed may have changed the host; only its own contribution is surely lost."""
     cycle = [plant(1), action(LifecycleOp.PRUNE, 1), WAIT]
     replanted = played(family, [*cycle, *cycle], task_with(rules))
     assert replanted.reports[0].op_counts[LifecycleOp.PRUNE] == 2
@@ -297,14 +293,14 @@ def test_planting_and_pruning_over_and_over_wins_nothing(family: FamilyName, rul
     won = replanted.rewards[:, 0].sum()
     assert won <= idle(family).rewards[:, 0].sum() + 1e-12
     if family == "contribution":
-        assert won == pytest.approx(-2 * 0.01 * SCALE), "two removals, no more and no less"
+        assert won == pytest.approx(-2 * 0.01 * SCALE), "the cost of two removals"
 
 
-def test_only_paired_knows_its_variance_without_the_twin() -> None:
+def test_variance_unpaired_is_known_for_the_paired_family_only() -> None:
     assert [name for name in NAMES if busy(name).log.variance_unpaired() is not None] == ["paired"]
 
 
-def test_without_its_twin_paired_would_pay_the_host_s_own_drift() -> None:
+def test_paired_reward_without_twin_contains_the_hosts_own_progress() -> None:
     episode = idle("paired")
     assert (episode.rewards == 0.0).all()
     drift = np.diff([facts.val_score for facts in episode.facts], axis=0)
@@ -313,5 +309,5 @@ def test_without_its_twin_paired_would_pay_the_host_s_own_drift() -> None:
     assert (episode.log.variance(), episode.log.broken_episodes) == (0.0, 0)
 
 
-def test_the_reward_is_a_sum_of_terms() -> None:
+def test_reward_is_the_sum_of_its_terms() -> None:
     assert total(terms((1.0, -0.5), (3.0, 0.25))).tolist() == [0.5, 3.25]

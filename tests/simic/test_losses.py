@@ -15,7 +15,7 @@ from esper.simic.losses import (
 
 
 def log_probs_of(*ratios: float, head: int = 0) -> Tensor:
-    """``[1, step, 8]`` with the given ratio to an old log-probability of −1 in one head."""
+    """Return log-probabilities ``[1, step, 8]``: log(ratio) − 1 in one head, 0 in the others."""
     logs = torch.zeros(1, len(ratios), 8)
     logs[0, :, head] = torch.tensor(ratios).log() - 1.0
     return logs
@@ -31,14 +31,14 @@ def old(steps: int, *heads: int) -> Tensor:
     ("ratio", "advantage", "gain", "slope"),
     [
         (1.1, 1.0, 1.1, 1.1),
-        (1.5, 1.0, 1.2, 0.0),  # enough of a good thing
-        (1.5, -1.0, -1.5, -1.5),  # a bad action that became likelier is always pushed back
+        (1.5, 1.0, 1.2, 0.0),  # good action, clipped above
+        (1.5, -1.0, -1.5, -1.5),  # bad action that became likelier: never clipped
         (0.5, 1.0, 0.5, 0.5),
-        (0.5, -1.0, -0.8, 0.0),  # enough of a bad thing avoided
+        (0.5, -1.0, -0.8, 0.0),  # bad action, clipped below
         (0.9, -2.0, -1.8, -1.8),
     ],
 )
-def test_the_surrogate_is_clipped_where_that_is_worse(
+def test_surrogate_is_the_minimum_of_clipped_and_unclipped(
     ratio: float, advantage: float, gain: float, slope: float
 ) -> None:
     log_probs = log_probs_of(ratio).requires_grad_()
@@ -50,7 +50,7 @@ def test_the_surrogate_is_clipped_where_that_is_worse(
     assert log_probs.grad[0, 0, 0].item() == pytest.approx(-slope)
 
 
-def test_the_loss_is_a_sum_over_rows_divided_by_the_number_given() -> None:
+def test_policy_loss_is_divided_by_the_given_number_of_rows() -> None:
     # gains 1.2, −1.5, 0.5, −0.8: sum −0.6
     log_probs = log_probs_of(1.5, 1.5, 0.5, 0.5)
     advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
@@ -58,20 +58,20 @@ def test_the_loss_is_a_sum_over_rows_divided_by_the_number_given() -> None:
 
 
 def two_heads() -> Tensor:
-    """Head 0 became 1.5 times as likely, head 3 0.6 times: jointly 0.9 times."""
+    """Return log-probabilities with ratio 1.5 in head 0 and 0.6 in head 3, jointly 0.9."""
     logs = log_probs_of(1.5)
     logs[0, 0, 3] = math.log(0.6) - 1.0
     return logs
 
 
-def test_the_joint_ratio_is_the_product_over_heads() -> None:
+def test_joint_ratio_is_the_product_over_heads() -> None:
     result = policy_loss(two_heads(), old(1, 0, 3), torch.ones(1, 1), clip=0.2, rows=1)
     assert result.log_ratio.exp().item() == pytest.approx(0.9)
     assert result.loss.item() == pytest.approx(-0.9)
 
 
-def test_clipped_head_by_head_the_surrogates_of_the_heads_read_are_added() -> None:
-    # min(1.5, 1.2) + min(0.6, 0.8) = 1.8; the six heads that were not read add nothing.
+def test_per_head_clipping_adds_the_surrogates_of_heads_read() -> None:
+    # min(1.5, 1.2) + min(0.6, 0.8) = 1.8; the six heads that were not read add 0.
     result = policy_loss(two_heads(), old(1, 0, 3), torch.ones(1, 1), clip=0.2, rows=1, per_head=True)
     assert result.loss.item() == pytest.approx(-1.8)
     assert result.log_ratio.exp().item() == pytest.approx(0.9), (
@@ -83,25 +83,25 @@ def test_clipped_head_by_head_the_surrogates_of_the_heads_read_are_added() -> No
     ("value", "before", "target", "clip", "expected"),
     [
         (2.0, 1.0, 1.2, None, 0.32),  # 0.8² / 2
-        (2.0, 1.0, 1.2, 0.5, 0.32),  # clipped to 1.5: 0.3² is less, the worse counts
+        (2.0, 1.0, 1.2, 0.5, 0.32),  # clipped to 1.5: 0.3² is less, the larger error counts
         (1.0, 0.0, 1.0, 0.2, 0.32),  # clipped to 0.2: 0.8² is worse than 0
         (-1.0, 0.0, -1.0, 0.2, 0.32),
         (1.1, 1.0, 0.5, 0.2, 0.18),  # within the clip: 0.6² / 2
     ],
 )
-def test_the_value_loss_is_half_the_worse_squared_error(
+def test_value_loss_is_half_the_larger_squared_error(
     value: float, before: float, target: float, clip: float | None, expected: float
 ) -> None:
     tensors = (torch.tensor([[x]]) for x in (value, before, target))
     assert value_loss(*tensors, clip=clip, rows=1).item() == pytest.approx(expected)
 
 
-def test_the_value_loss_is_divided_by_the_number_of_rows_given() -> None:
+def test_value_loss_is_divided_by_the_given_number_of_rows() -> None:
     loss = value_loss(torch.ones(2, 2), torch.zeros(2, 2), torch.zeros(2, 2), clip=None, rows=8)
     assert loss.item() == pytest.approx(0.25)
 
 
-def test_entropy_is_weighted_by_head_and_counts_where_there_was_a_choice() -> None:
+def test_entropy_bonus_is_weighted_by_head_and_counts_rows_with_a_choice() -> None:
     assert HEAD_ENTROPY_WEIGHTS == (1.0, 1.0, 1.5, 1.2, 1.5, 1.2, 1.3, 1.3)
     entropies = torch.full((1, 2, 8), 0.5)
     choice = torch.zeros(1, 2, 8, dtype=torch.bool)
@@ -110,12 +110,12 @@ def test_entropy_is_weighted_by_head_and_counts_where_there_was_a_choice() -> No
     assert entropy_bonus(entropies, choice, rows=4).item() == pytest.approx(0.475)
 
 
-def test_only_an_open_head_below_the_floor_is_pulled_back() -> None:
+def test_closing_penalty_applies_to_kept_open_heads_below_the_floor() -> None:
     entropies = torch.full((1, 2, 8), 0.3, requires_grad=True)
     choice = torch.ones(1, 2, 8, dtype=torch.bool)
     choice[0, 1, 4] = False
     penalty = closing_penalty(entropies, choice, floor=0.5, rows=4)
-    # blueprint twice and tempo once lack 0.2 each
+    # the blueprint head twice and the tempo head once are 0.2 below the floor
     assert penalty.item() == pytest.approx(0.15)
     penalty.backward()
     assert entropies.grad is not None
@@ -123,7 +123,7 @@ def test_only_an_open_head_below_the_floor_is_pulled_back() -> None:
     assert closing_penalty(entropies, choice, floor=0.3, rows=4).item() == 0.0
 
 
-def test_without_a_floor_a_closed_head_is_left_alone_to_the_bit() -> None:
+def test_closing_penalty_without_a_floor_has_zero_gradient() -> None:
     entropies = torch.full((1, 1, 8), -1e-7, requires_grad=True)
     penalty = closing_penalty(entropies, torch.ones(1, 1, 8, dtype=torch.bool), floor=0.0, rows=1)
     penalty.backward()
@@ -135,5 +135,5 @@ def test_without_a_floor_a_closed_head_is_left_alone_to_the_bit() -> None:
 @pytest.mark.parametrize(
     ("ratio", "kl"), [(1.0, 0.0), (2.0, 1.0 - math.log(2.0)), (0.5, math.log(2.0) - 0.5)]
 )
-def test_the_divergence_estimate_is_never_negative(ratio: float, kl: float) -> None:
+def test_kl_estimate_is_never_negative(ratio: float, kl: float) -> None:
     assert approximate_kl(torch.tensor(math.log(ratio))).item() == pytest.approx(kl, abs=1e-7)

@@ -8,21 +8,21 @@ from esper.simic import losses
 from esper.simic.advantages import gae, normalise
 from esper.simic.agent.ppo import PolicyDivergedError, PPOAgent, has_choice, shards
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.training.lifecycle_sandbox import Lifecycle
+from esper.simic.oracles.lifecycle_envs import Lifecycle
+from esper.simic.oracles.toy_envs import Bandit, Memory, Rent
 from esper.simic.training.rollout import ActionStreams, collect
-from esper.simic.training.sandbox import Bandit, Memory, Rent
-from tests.simic.rolling import agent_of, gradients, roll, weights
+from tests.simic.rollouts import agent_of, gradients, roll, weights
 
 UNCLIPPED = {"update_epochs": 1, "max_grad_norm": 1e9}
 
 
-# --- what moves the policy -------------------------------------------------------------------------
+# --- gradient of the policy ----------------------------------------------------------------------------
 
 
-def test_an_update_of_forced_steps_alone_leaves_the_policy_bit_for_bit() -> None:
+def test_update_without_free_rows_does_not_change_the_policy() -> None:
     policy, buffer = roll(Memory)
     forced = TamiyoRolloutBuffer.join([buffer])
-    for name in ("masks", "log_probs", "actions"):  # step 0 of Memory, where WAIT is all there is
+    for name in ("masks", "log_probs", "actions"):  # step 0 of Memory, where only WAIT is legal
         getattr(forced, name)[...] = getattr(buffer, name)[:, :1]
     agent = agent_of(policy, value_coefficient=0.0)
     before = weights(agent)
@@ -33,10 +33,10 @@ def test_an_update_of_forced_steps_alone_leaves_the_policy_bit_for_bit() -> None
     assert metrics.head_entropy == [None] * 8
 
 
-def test_the_advantage_of_a_forced_step_moves_nothing() -> None:
+def test_advantages_of_forced_rows_do_not_change_the_policy_gradient() -> None:
     policy, buffer = roll(Memory)
     free = has_choice(buffer.masks, policy.sizes)
-    assert free.nonzero()[:, 1].unique().tolist() == [50], "only the last step asks"
+    assert free.nonzero()[:, 1].unique().tolist() == [50], "only the last step has a choice"
 
     def gradient(advantages: torch.Tensor) -> torch.Tensor:
         agent = agent_of(policy)
@@ -51,7 +51,7 @@ def test_the_advantage_of_a_forced_step_moves_nothing() -> None:
     assert gradient(advantages).abs().max() > 0.0
 
 
-def test_the_reported_policy_loss_is_about_free_steps_only() -> None:
+def test_reported_policy_loss_is_a_mean_over_free_rows() -> None:
     # In the first update epoch every ratio is 1 and the mean normalised advantage of the free rows is 0.
     policy, buffer = roll(Memory, num_envs=8)
     metrics = agent_of(policy, update_epochs=1).update(buffer, 0.0)
@@ -59,7 +59,7 @@ def test_the_reported_policy_loss_is_about_free_steps_only() -> None:
 
 
 @pytest.mark.parametrize(("critic", "conditioned"), [("state_value", True), ("op_value", False)])
-def test_every_head_that_was_read_gets_a_gradient(critic: str, conditioned: bool) -> None:
+def test_every_head_that_is_read_gets_a_gradient(critic: str, conditioned: bool) -> None:
     policy, buffer = roll(Lifecycle, num_envs=16, critic=critic, conditioned=conditioned)
     assert {1, 2, 3} <= set(buffer.actions[..., Head.OP].unique().tolist()), "ops that read all heads"
     agent = agent_of(policy)
@@ -92,7 +92,7 @@ def test_every_head_that_was_read_gets_a_gradient(critic: str, conditioned: bool
         {"envs_per_backward": 3},
     ],
 )
-def test_every_setting_changes_the_update(change: dict[str, float]) -> None:
+def test_every_hyper_parameter_changes_the_update(change: dict[str, float]) -> None:
     agent = agent_of(roll()[0], **change)
     agent.update(roll()[1], 0.5)
     assert not torch.equal(weights(agent), usual_weights())
@@ -100,7 +100,7 @@ def test_every_setting_changes_the_update(change: dict[str, float]) -> None:
 
 @cache
 def usual_weights() -> torch.Tensor:
-    """After an update half way through a training."""
+    """Return the weights after an update with the default settings, at half of a training."""
     policy, buffer = roll()
     agent = agent_of(policy)
     agent.update(buffer, 0.5)
@@ -108,7 +108,7 @@ def usual_weights() -> torch.Tensor:
 
 
 def blueprint_entropy_while_learning(floor: float, iterations: int) -> list[float]:
-    """Of the bandit, which pays for one blueprint alone and so gives every reason to close."""
+    """Return the blueprint entropy by iteration on the bandit, which pays for a single blueprint."""
     settings = {"entropy_start": 0.0, "entropy_end": 0.0, "learning_rate": 5e-3, "target_kl": 0.1}
     agent = agent_of(roll(Bandit)[0], entropy_floor=floor, **settings)
     env, streams = Bandit(3, range(16)), ActionStreams(3, range(16))
@@ -117,7 +117,7 @@ def blueprint_entropy_while_learning(floor: float, iterations: int) -> list[floa
     return [float(update.head_entropy[Head.BLUEPRINT] or 0.0) for update in metrics]
 
 
-def test_the_floor_keeps_a_head_open_until_the_last_fifth() -> None:
+def test_entropy_floor_keeps_a_head_open_in_the_first_80_percent() -> None:
     assert min(blueprint_entropy_while_learning(0.0, 8)) < 0.1
     kept = blueprint_entropy_while_learning(0.3, 15)
     assert min(kept[:12]) > 0.2
@@ -125,7 +125,7 @@ def test_the_floor_keeps_a_head_open_until_the_last_fifth() -> None:
 
 
 @pytest.mark.parametrize(("progress", "coefficient"), [(0.0, 0.02), (0.5, 0.011), (1.0, 0.002)])
-def test_the_entropy_coefficient_runs_straight_from_start_to_end(progress: float, coefficient: float) -> None:
+def test_entropy_coefficient_is_interpolated_linearly(progress: float, coefficient: float) -> None:
     policy, buffer = roll(Rent)
     sliding, fixed = agent_of(policy), agent_of(policy, entropy_start=coefficient, entropy_end=coefficient)
     for agent in (sliding, fixed):
@@ -133,10 +133,10 @@ def test_the_entropy_coefficient_runs_straight_from_start_to_end(progress: float
     torch.testing.assert_close(weights(sliding), weights(fixed), atol=1e-7, rtol=0.0)
 
 
-def test_the_policy_s_first_step_is_that_of_adam_with_an_epsilon_of_1e_minus_5() -> None:
-    """Adam moves a weight by lr · g / (|g| + eps) at first: tiny gradients move it less than large ones.
+def test_optimiser_is_adam_with_epsilon_1e_minus_5() -> None:
+    """The first step of Adam is lr · g / (|g| + eps): smaller for gradients of the size of eps.
 
-    An epsilon of 1e-8, torch's own, would let noise of 1e-6 move the weights at the full rate.
+    With torch's default epsilon of 1e-8, noise of 1e-6 would move the weights at the full rate.
     """
     agent = agent_of(roll(Rent)[0], learning_rate=0.01)
     before = weights(agent)
@@ -149,13 +149,13 @@ def test_the_policy_s_first_step_is_that_of_adam_with_an_epsilon_of_1e_minus_5()
 # --- shards ----------------------------------------------------------------------------------------
 
 
-def test_shards_are_neighbours_and_the_last_may_be_smaller() -> None:
+def test_shards_are_consecutive_and_the_last_may_be_smaller() -> None:
     assert [range(10)[shard] for shard in shards(10, 4)] == [range(4), range(4, 8), range(8, 10)]
     assert [range(3)[shard] for shard in shards(3, 8)] == [range(3)]
 
 
 @pytest.mark.parametrize("envs_per_backward", [1, 5, 99])
-def test_the_gradient_does_not_depend_on_the_shards(envs_per_backward: int) -> None:
+def test_gradient_does_not_depend_on_the_shard_size(envs_per_backward: int) -> None:
     policy, buffer = roll(Lifecycle, num_envs=10)
     whole, split = (agent_of(policy, **UNCLIPPED, envs_per_backward=size) for size in (10, envs_per_backward))
     metrics = [agent.update(buffer, 0.0) for agent in (whole, split)]
@@ -168,7 +168,7 @@ def test_the_gradient_does_not_depend_on_the_shards(envs_per_backward: int) -> N
 
 
 def shard_gradient(agent: PPOAgent, buffer: TamiyoRolloutBuffer, shard: slice) -> torch.Tensor:
-    """The gradient of one shard in the first update epoch, written out; its weight is the whole rollout's."""
+    """Return the first gradient of one shard, divided by the rows of the whole rollout."""
     b, config = buffer, agent.config
     advantages = gae(
         b.rewards, b.values, b.next_values, b.terminated, b.ended, gamma=config.discount, lam=config.lam
@@ -185,7 +185,7 @@ def shard_gradient(agent: PPOAgent, buffer: TamiyoRolloutBuffer, shard: slice) -
     return gradients(agent)
 
 
-def test_shards_computed_apart_and_added_in_order_give_the_same_bits() -> None:
+def test_gradients_of_shards_added_in_order_are_bit_identical() -> None:
     policy, buffer = roll(Lifecycle, num_envs=10)
     together = agent_of(policy, **UNCLIPPED, envs_per_backward=4)
     together.update(buffer, 0.0)
@@ -197,17 +197,17 @@ def test_shards_computed_apart_and_added_in_order_give_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize(("rate", "target"), [(0.1, 1e-6), (1e-3, 1e-3), (1e-3, 4e-3)])
-def test_too_large_a_change_is_noticed_before_another_step(rate: float, target: float) -> None:
+def test_update_stops_before_the_next_step_if_kl_exceeds_its_limit(rate: float, target: float) -> None:
     policy, buffer = roll(Lifecycle, num_envs=8)
     stopped = agent_of(policy, update_epochs=6, learning_rate=rate, target_kl=target)
     metrics = stopped.update(buffer, 0.0)
     stop = metrics.early_stop_update_epoch
     assert stop is not None
     assert (stop == 1) if rate == 0.1 else (1 < stop < 6)
-    assert metrics.approx_kl > 1.5 * target, "what is reported is what stopped it"
+    assert metrics.approx_kl > 1.5 * target, "the reported KL is the one that stopped the update"
     exact = agent_of(policy, update_epochs=stop, learning_rate=rate, target_kl=1e9)
     assert exact.update(buffer, 0.0).early_stop_update_epoch is None
-    assert torch.equal(weights(stopped), weights(exact)), "exactly that many steps were taken"
+    assert torch.equal(weights(stopped), weights(exact)), "exactly that number of steps was taken"
 
 
 def test_the_first_update_epoch_always_steps() -> None:
@@ -221,7 +221,9 @@ def test_the_first_update_epoch_always_steps() -> None:
 
 
 @pytest.mark.parametrize(("oracle", "critic"), [(Lifecycle, "op_value"), (Memory, "state_value")])
-def test_rollout_and_update_agree_over_episode_ends(oracle: type[Memory], critic: str) -> None:
+def test_first_update_epoch_reproduces_rollout_ratios_across_episode_ends(
+    oracle: type[Memory], critic: str
+) -> None:
     policy, buffer = roll(oracle, episodes=2, critic=critic)
     assert buffer.ended.sum().item() == 2 * 4
     metrics = agent_of(policy).update(buffer, 0.0)
@@ -229,7 +231,7 @@ def test_rollout_and_update_agree_over_episode_ends(oracle: type[Memory], critic
     assert metrics.skipped is None
 
 
-def test_numbers_of_an_update_are_consistent() -> None:
+def test_update_metrics_are_consistent() -> None:
     policy, buffer = roll(Lifecycle, num_envs=8)
     metrics = agent_of(policy).update(buffer, 0.0)
     assert metrics.ratio_min < 1.0 < metrics.ratio_max
@@ -244,7 +246,7 @@ def test_numbers_of_an_update_are_consistent() -> None:
     assert metrics.explosion is None
 
 
-def test_the_clip_fraction_counts_free_steps_beyond_the_clip() -> None:
+def test_clip_fraction_is_the_share_of_free_rows_beyond_the_clip() -> None:
     policy, buffer = roll(Memory, num_envs=4)
     buffer.log_probs[:3, 50, Head.SLOT] -= 0.5  # ratio e^0.5 = 1.65 in three of four free rows
     metrics = agent_of(policy, update_epochs=1).update(buffer, 0.0)
@@ -253,7 +255,7 @@ def test_the_clip_fraction_counts_free_steps_beyond_the_clip() -> None:
     assert metrics.first_ratio_error == pytest.approx(0.6487, abs=1e-3)
 
 
-def test_gradient_norms_are_those_before_clipping() -> None:
+def test_reported_gradient_norms_are_before_clipping() -> None:
     policy, buffer = roll(Lifecycle, num_envs=8)
     free, tight = (agent_of(policy, update_epochs=1, max_grad_norm=limit) for limit in (1e9, 1e-3))
     loose_metrics, tight_metrics = free.update(buffer, 0.0), tight.update(buffer, 0.0)
@@ -267,7 +269,7 @@ def test_gradient_norms_are_those_before_clipping() -> None:
 
 
 @pytest.mark.parametrize("change", [-4.0, 4.0])
-def test_a_ratio_that_explodes_names_its_row_and_head(change: float) -> None:
+def test_ratio_explosion_is_reported_with_row_and_head(change: float) -> None:
     policy, buffer = roll(Lifecycle, num_envs=6)
     chose = buffer.log_probs[..., Head.BLUEPRINT] < 0.0
     env, step = chose.nonzero()[-1].tolist()
@@ -281,7 +283,7 @@ def test_a_ratio_that_explodes_names_its_row_and_head(change: float) -> None:
     assert found.new_log_prob - found.old_log_prob == pytest.approx(-change, rel=1e-3)
 
 
-def test_an_explosion_that_ends_the_update_is_still_reported() -> None:
+def test_ratio_explosion_that_stops_the_update_is_reported() -> None:
     policy, buffer = roll(Lifecycle, num_envs=6)
     metrics = agent_of(policy, learning_rate=0.3).update(buffer, 0.0)
     assert metrics.early_stop_update_epoch == 1
@@ -290,18 +292,18 @@ def test_an_explosion_that_ends_the_update_is_still_reported() -> None:
     assert metrics.ratio_max > 5.0 or metrics.ratio_min < 0.1
 
 
-# --- what is not finite ----------------------------------------------------------------------------
+# --- non-finite numbers ------------------------------------------------------------------------------
 
 
 def broken(buffer: TamiyoRolloutBuffer) -> TamiyoRolloutBuffer:
-    """A copy with one reward that is not a number."""
+    """Return a copy with one NaN reward."""
     copy = TamiyoRolloutBuffer.join([buffer])
     copy.rewards[2, 3] = torch.nan
     return copy
 
 
 @pytest.mark.parametrize("name", ["rewards", "values", "next_values"])
-def test_a_broken_number_skips_the_update_and_says_where(name: str) -> None:
+def test_non_finite_input_skips_the_update_with_its_location(name: str) -> None:
     policy, buffer = roll(Rent)
     getattr(buffer, name)[1, 0] = torch.inf
     agent = agent_of(policy)
@@ -310,7 +312,7 @@ def test_a_broken_number_skips_the_update_and_says_where(name: str) -> None:
     assert agent.optimiser.state_dict()["state"] == {}
 
 
-def test_a_broken_log_probability_skips_the_update_epoch() -> None:
+def test_non_finite_log_probability_skips_the_update_epoch() -> None:
     policy, buffer = roll(Rent)
     buffer.log_probs[1, 2, 0] = torch.nan
     agent = agent_of(policy)
@@ -322,7 +324,7 @@ def test_a_broken_log_probability_skips_the_update_epoch() -> None:
     assert torch.equal(weights(agent), weights(agent_of(policy)))
 
 
-def test_three_broken_updates_in_a_row_end_the_run_with_the_policy_as_it_was() -> None:
+def test_three_skipped_updates_in_a_row_raise_and_keep_the_policy() -> None:
     policy, buffer = roll(Rent)
     agent = agent_of(policy)
     for _ in range(2):
@@ -332,7 +334,7 @@ def test_three_broken_updates_in_a_row_end_the_run_with_the_policy_as_it_was() -
     assert torch.equal(weights(agent), weights(agent_of(policy)))
 
 
-def test_a_good_update_in_between_forgives() -> None:
+def test_successful_update_resets_the_count_of_skipped_updates() -> None:
     policy, buffer = roll(Rent)
     agent = agent_of(policy)
     for _ in range(2):
@@ -343,7 +345,7 @@ def test_a_good_update_in_between_forgives() -> None:
     assert agent.skipped_in_a_row == 2
 
 
-def test_an_update_that_breaks_after_its_first_step_does_not_forgive() -> None:
+def test_update_that_breaks_after_its_first_step_counts_as_skipped() -> None:
     policy, buffer = roll(Rent)
     agent = agent_of(policy, learning_rate=1e30)
     for _ in range(2):

@@ -10,19 +10,19 @@ from torch import Tensor
 from esper.leyline import OP_GERMINATE, Head
 from esper.simic.advantages import gae
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.config import TrainingConfig
-from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.lifecycle_sandbox import Lifecycle
-from esper.simic.training.proving import new_policy, random_return
-from esper.simic.training.rollout import ActionStreams, Step, collect, evaluate
-from esper.simic.training.sandbox import Distractors, Memory, Rent, Sandbox
+from esper.simic.oracles.lifecycle_envs import Lifecycle
+from esper.simic.oracles.toy_envs import Distractors, Memory, Rent, ToyOracle
+from esper.simic.oracles.trial import new_policy, random_return
+from esper.simic.training.policy_env import GrowthEnv, PolicyStep
+from esper.simic.training.rollout import ActionStreams, collect, evaluate
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.observer import Observation
-from tests.simic.rolling import TINY, roll
+from tests.simic.rollouts import TINY, roll
 from tests.tolaria.building import tiny_task
 
 
-def test_every_environments_random_numbers_are_its_own() -> None:
+def test_random_numbers_of_an_environment_do_not_depend_on_the_others() -> None:
     alone, among = ActionStreams(5, [3]), ActionStreams(5, [0, 3, 7])
     first, second = among.draw(), among.draw()
     assert first.shape == (3, 8)
@@ -33,7 +33,7 @@ def test_every_environments_random_numbers_are_its_own() -> None:
     assert not torch.equal(ActionStreams(5, [3], episode=1).draw(), ActionStreams(5, [3]).draw())
 
 
-def test_a_rollout_is_whole_episodes_that_terminate_at_the_horizon() -> None:
+def test_rollout_consists_of_whole_episodes_that_terminate_at_the_horizon() -> None:
     _, buffer = roll(Rent, episodes=2)
     ends = [False] * 5 + [True]
     assert buffer.ended.tolist() == [ends * 2] * 4
@@ -43,7 +43,7 @@ def test_a_rollout_is_whole_episodes_that_terminate_at_the_horizon() -> None:
     assert buffer.length == 12
 
 
-def test_the_value_reached_by_a_step_is_the_value_seen_at_the_next() -> None:
+def test_next_value_is_the_value_of_the_next_step() -> None:
     _, buffer = roll(Rent, episodes=2)
     assert torch.equal(buffer.next_values[:, :-1], buffer.values[:, 1:])
     assert buffer.next_values[:, -1].tolist() == [0.0] * 4
@@ -51,11 +51,11 @@ def test_the_value_reached_by_a_step_is_the_value_seen_at_the_next() -> None:
 
 
 class Remembering(GrowthEnv):
-    """An environment that keeps what was seen last."""
+    """Environment that stores its last observation."""
 
     seen: Observation
 
-    def step(self, actions: NDArray[np.int64], outputs: Any = None) -> Step:
+    def step(self, actions: NDArray[np.int64], outputs: Any = None) -> PolicyStep:
         step = super().step(actions, outputs)
         self.seen = step.observation
         return step
@@ -64,7 +64,7 @@ class Remembering(GrowthEnv):
 def value_seen_at_the_end(
     policy: FactoredRecurrentActorCritic, buffer: TamiyoRolloutBuffer, env: Remembering
 ) -> Tensor:
-    """The critic's opinion of the last observation, with the memory of all steps before it."""
+    """Return the value of the last observation, with the LSTM state after all earlier steps."""
     streams = ActionStreams(0, env.env_indices)
     for _ in range(buffer.num_steps):
         streams.draw()
@@ -79,7 +79,7 @@ def value_seen_at_the_end(
 @pytest.mark.parametrize(
     ("terminates", "critic"), [(True, "state_value"), (False, "state_value"), (False, "op_value")]
 )
-def test_a_horizon_that_only_cuts_off_is_valued_by_the_critic_with_the_memory_of_the_episode(
+def test_truncated_horizon_bootstraps_with_the_lstm_state_of_the_episode(
     terminates: bool, critic: str
 ) -> None:
     config = TrainingConfig(horizon_terminates=terminates)
@@ -103,8 +103,8 @@ def test_a_horizon_that_only_cuts_off_is_valued_by_the_critic_with_the_memory_of
         assert found[row].tolist() == pytest.approx([first, middle, last], abs=1e-6)
 
 
-def test_rewards_and_actions_stand_in_the_same_row() -> None:
-    # Rent pays 1 for each of the first two seeds and takes 2 for the third.
+def test_reward_is_stored_in_the_row_of_its_action() -> None:
+    # Rent pays 1 for each of the first two seeds and costs 2 for the third.
     _, buffer = roll(Rent, num_envs=16)
     planted = buffer.actions[..., Head.OP] == OP_GERMINATE
     count = planted.long().cumsum(dim=1)
@@ -113,7 +113,7 @@ def test_rewards_and_actions_stand_in_the_same_row() -> None:
     assert count.max() == 3
 
 
-def test_rollouts_repeat_from_their_rng_seed() -> None:
+def test_rollouts_are_reproducible_from_the_rng_seed() -> None:
     policy = new_policy(TINY, 0)
     first, again, other = (
         collect(Lifecycle(seed, range(4)), policy, ActionStreams(seed, range(4))) for seed in (1, 1, 2)
@@ -124,14 +124,14 @@ def test_rollouts_repeat_from_their_rng_seed() -> None:
 
 
 class Counting(Rent):
-    """A reward for every step of the episode that is being evaluated."""
+    """Environment that pays its index as reward at every step."""
 
     def rewards(self, actions: np.ndarray) -> np.ndarray:
         super().rewards(actions)
         return np.arange(self.num_envs, dtype=np.float64)
 
 
-def test_an_evaluation_sums_the_rewards_of_one_episode() -> None:
+def test_evaluate_sums_the_rewards_of_one_episode() -> None:
     returns = evaluate(Counting(0, range(3)), new_policy(TINY, 0))
     assert returns.tolist() == [0.0, 6.0, 12.0]  # horizon 6
 
@@ -143,8 +143,8 @@ def test_an_evaluation_sums_the_rewards_of_one_episode() -> None:
         (Distractors, 8 / 4 / 3, 0.78),  # one op of four, one slot of three, eight times
     ],
 )
-def test_chance_is_uniform_over_legal_actions(
-    oracle: type[Sandbox], expected: float, deviation: float
+def test_random_return_equals_the_expected_return_of_uniform_actions(
+    oracle: type[ToyOracle], expected: float, deviation: float
 ) -> None:
     found = random_return(oracle, rng_seed=0, num_envs=900)
     assert found == pytest.approx(expected, abs=3 * deviation / 30)

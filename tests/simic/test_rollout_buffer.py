@@ -3,7 +3,7 @@ import torch
 
 from esper.leyline import NUM_HEADS, NUM_OPS, head_sizes
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.tamiyo.networks.factored_lstm import Decision, Hidden
+from esper.tamiyo.networks.factored_lstm import Hidden, PolicyDecision
 
 WIDTH = sum(head_sizes(2))
 
@@ -12,10 +12,10 @@ def hidden_of(value: float) -> Hidden:
     return torch.full((1, 3, 5), value), torch.full((1, 3, 5), value + 0.5)
 
 
-def decision(number: int) -> Decision:
-    """Environment e decides e + 10·number everywhere."""
+def decision(number: int) -> PolicyDecision:
+    """Return a decision whose tensors are derived from e + 10·number in environment e."""
     mark = torch.arange(3.0) + 10 * number
-    return Decision(
+    return PolicyDecision(
         actions=mark.long().unsqueeze(1).expand(3, NUM_HEADS),
         log_probs=-mark.unsqueeze(1).expand(3, NUM_HEADS),
         masks=(torch.arange(WIDTH) == number).expand(3, WIDTH),
@@ -40,10 +40,10 @@ def filled(steps: int = 4) -> TamiyoRolloutBuffer:
 
 
 ROWS = torch.tensor([[0.0, 10.0, 20.0, 30.0], [1.0, 11.0, 21.0, 31.0], [2.0, 12.0, 22.0, 32.0]])
-"""``[env, step]``: e + 10·step."""
+"""``[env, step]`` with values e + 10·step."""
 
 
-def test_rows_are_environments_and_columns_are_steps() -> None:
+def test_buffer_is_indexed_by_environment_and_step() -> None:
     buffer = filled()
     assert torch.equal(buffer.state, ROWS.unsqueeze(-1).expand(3, 4, 6))
     assert torch.equal(buffer.blueprint_indices, ROWS.long().unsqueeze(-1).expand(3, 4, 2))
@@ -61,12 +61,12 @@ def test_rows_are_environments_and_columns_are_steps() -> None:
     assert buffer.length == 4
 
 
-def test_a_full_buffer_refuses_another_step() -> None:
+def test_add_to_a_full_buffer_raises() -> None:
     with pytest.raises(RuntimeError, match="holds 4 steps and is full"):
         filled(5)
 
 
-def test_sequences_are_whole_environments_with_their_start_state() -> None:
+def test_sequences_have_whole_environments_and_their_start_state() -> None:
     buffer = filled()
     part = buffer.get_batched_sequences(slice(1, 3))
     assert torch.equal(part.state, buffer.state[1:])
@@ -78,7 +78,7 @@ def test_sequences_are_whole_environments_with_their_start_state() -> None:
     assert len(buffer.get_batched_sequences().state) == 3
 
 
-def test_joined_parts_are_their_environments_one_after_the_other() -> None:
+def test_join_concatenates_environments() -> None:
     first, second = filled(), filled()
     second.state += 0.25
     second.hidden[1].add_(0.25)

@@ -1,4 +1,4 @@
-"""The rows of episodes that a policy learned from."""
+"""Rows of the episodes of a training."""
 
 import math
 from pathlib import Path
@@ -10,7 +10,8 @@ import torch
 
 from esper.karn.run import open_run, read_rows
 from esper.leyline import HEAD_NAMES, OP_NAMES, Head
-from esper.leyline.events import (
+from esper.leyline.factored_actions import IntArray
+from esper.leyline.rows import (
     TABLES,
     TABLES_OF_DETAIL,
     DecisionRow,
@@ -20,7 +21,6 @@ from esper.leyline.events import (
     RunRow,
     UpdateRow,
 )
-from esper.leyline.factored_actions import IntArray
 from esper.run.policy_training import train
 from esper.run.run_config import TrainingConfig
 from esper.tolaria.env import MorphEnv
@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return trained(base / "run", detail="full")
 
 
-def test_every_episode_has_its_decisions_epochs_and_end(run: Path) -> None:
+def test_every_episode_has_decision_epoch_and_episode_rows(run: Path) -> None:
     episodes = [(env, number) for number in range(ITERATIONS) for env in range(ENVS)]
     assert [(row.env, row.episode) for row in read_rows(run, EpisodeRow)] == episodes
     for kind, first in ((DecisionRow, 0), (EpochRow, 1)):
@@ -60,7 +60,7 @@ def test_every_episode_has_its_decisions_epochs_and_end(run: Path) -> None:
 
 
 def assert_return_of_its_decisions(run: Path, episode: EpisodeRow) -> None:
-    """An episode's return and each of its terms are the sums over its own decisions."""
+    """Assert that the return of an episode and its terms are sums over its decisions."""
     own = "env = ? AND episode = ? AND attempt = ?"
     decisions = open_run(run).rows(DecisionRow, own, [episode.env, episode.episode, episode.attempt])
     assert episode.total_reward == pytest.approx(sum(row.reward or 0.0 for row in decisions), abs=1e-5)
@@ -70,7 +70,7 @@ def assert_return_of_its_decisions(run: Path, episode: EpisodeRow) -> None:
         assert amount == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_return_is_the_sum_of_its_rewards_and_a_reward_is_the_sum_of_its_terms(run: Path) -> None:
+def test_returns_are_sums_of_rewards_and_rewards_sums_of_terms(run: Path) -> None:
     for row in read_rows(run, DecisionRow):
         assert row.reward_terms is not None
         assert sum(row.reward_terms.values()) == pytest.approx(row.reward, abs=1e-5)  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def test_a_return_is_the_sum_of_its_rewards_and_a_reward_is_the_sum_of_its_terms
         assert update.mean_return == pytest.approx(np.mean(of_iteration), abs=1e-5)  # type: ignore[arg-type]
 
 
-def test_an_attempt_after_a_breakdown_has_the_return_of_its_own_decisions(
+def test_return_of_a_second_attempt_has_its_own_rewards_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin_step = MorphEnv.begin_step
@@ -102,7 +102,7 @@ def test_an_attempt_after_a_breakdown_has_the_return_of_its_own_decisions(
         assert_return_of_its_decisions(run, episode)
 
 
-def test_what_was_chosen_has_the_probability_that_is_written_beside_it(run: Path) -> None:
+def test_decision_row_has_the_log_probability_of_its_action(run: Path) -> None:
     rows = read_rows(run, DecisionRow)
     for row in rows:
         assert row.op_probs is not None
@@ -113,7 +113,7 @@ def test_what_was_chosen_has_the_probability_that_is_written_beside_it(run: Path
     assert any(row.masked is not None and not all(row.masked) for row in rows)
 
 
-def test_the_run_names_every_choice_of_every_head(run: Path) -> None:
+def test_run_row_names_every_choice_of_every_head(run: Path) -> None:
     [row] = read_rows(run, RunRow)
     assert row.heads == list(HEAD_NAMES)
     assert row.head_choices[Head.OP] == list(OP_NAMES)
@@ -124,7 +124,7 @@ def test_the_run_names_every_choice_of_every_head(run: Path) -> None:
 
 
 @pytest.mark.parametrize("detail", ["summary", "standard", "full"])
-def test_a_level_of_detail_writes_its_tables_and_no_others(detail: Detail, tmp_path: Path) -> None:
+def test_each_level_of_detail_writes_its_tables_only(detail: Detail, tmp_path: Path) -> None:
     directory = trained(tmp_path / "run", detail=detail, iterations=1)
     written = {table for table in TABLES if read_rows(directory, TABLES[table])}
     assert written <= TABLES_OF_DETAIL[detail]

@@ -1,13 +1,13 @@
 import pytest
 
-from esper.simic.config import TrainingConfig
-from esper.simic.training.growth import GrowthEnv
+from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.rollout import evaluate
-from esper.simic.training.vectorized import Trainer
+from esper.simic.training.trainer import Trainer
+from esper.simic.training_config import TrainingConfig
 from tests.simic.episodes import task_with
 
 
-def test_candidates_are_compared_on_rng_seeds_that_nothing_is_trained_on() -> None:
+def test_evaluation_uses_selection_rng_seeds_and_not_those_of_training() -> None:
     task = task_with(horizon=2)
     config = TrainingConfig(rng_seed=3, envs=2, evaluate_episodes=2, hidden_dim=16, reward_family="loss")
     trainer = Trainer(task, config)

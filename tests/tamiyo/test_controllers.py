@@ -15,17 +15,17 @@ from esper.tamiyo import (
     parse_plan,
 )
 from tests.leyline.building import TRANSFORMER, assert_legal, env_facts, facts_of, put, random_table, space_of
-from tests.tamiyo.policy.deciding import busy_table
+from tests.tamiyo.policy.small_policies import busy_table
 
 WAIT = [0, 0, 0, 0, 1, 2, 0, 0]
 
 
-def test_off_waits() -> None:
+def test_off_controller_waits() -> None:
     controller = OffController(space_of(4))
     assert controller.decide(facts_of(num_envs=2), busy_table(2)).actions.tolist() == [WAIT, WAIT]
 
 
-def test_random_takes_every_legal_op_about_equally_often() -> None:
+def test_random_controller_draws_legal_ops_uniformly() -> None:
     controller = RandomController(space_of(4, auto_forward=False), rng_seed=0, env_indices=range(600))
     table = busy_table(600)
     actions = controller.decide(facts_of(num_envs=600), table).actions
@@ -35,7 +35,7 @@ def test_random_takes_every_legal_op_about_equally_often() -> None:
     assert all(60 < count < 140 for count in ops.values())
 
 
-def test_random_covers_every_value_of_every_head_that_is_read() -> None:
+def test_random_controller_draws_every_value_of_heads_that_are_read() -> None:
     space = space_of(4, blueprints=TRANSFORMER)
     controller = RandomController(space, rng_seed=0, env_indices=range(2000))
     actions = controller.decide(facts_of(num_envs=2000), busy_table(2000)).actions
@@ -62,15 +62,15 @@ def play(controller: RandomController, num_envs: int, steps: int = 12) -> list[I
     return [controller.decide(facts_of(num_envs=num_envs), table).actions for _ in range(steps)]
 
 
-def test_the_draws_of_an_environment_do_not_depend_on_the_others() -> None:
+def test_random_actions_of_an_environment_do_not_depend_on_the_others() -> None:
     space = space_of(4)
     alone = np.array(play(RandomController(space, 5, [3]), 1))[:, 0]
     among = np.array(play(RandomController(space, 5, [0, 1, 2, 3, 4]), 5))
     np.testing.assert_array_equal(among[:, 3], alone)
-    assert not np.array_equal(among[:, 2], alone), "another environment draws from another stream"
+    assert not np.array_equal(among[:, 2], alone), "environments have different streams"
 
 
-def test_an_episode_is_a_stream_of_its_own_and_can_be_repeated() -> None:
+def test_random_actions_differ_by_episode_and_repeat_after_reset() -> None:
     controller = RandomController(space_of(4), 5, [0])
     first = np.array(play(controller, 1))
     controller.reset(1)
@@ -81,7 +81,7 @@ def test_an_episode_is_a_stream_of_its_own_and_can_be_repeated() -> None:
     assert not np.array_equal(np.array(play(RandomController(space_of(4), 6, [0]), 1)), first)
 
 
-def test_periodic_germinates_what_is_due() -> None:
+def test_periodic_controller_germinates_at_the_planned_step() -> None:
     space = space_of()
     controller = PeriodicController(space, parse_plan("conv_heavy/slow/half@r0c1:1", space))
     table = SlotTable.empty(1, 3)
@@ -89,10 +89,10 @@ def test_periodic_germinates_what_is_due() -> None:
     actions = [controller.decide(facts_of(epoch), table).actions.tolist()[0] for epoch in range(3)]
     assert actions == [WAIT, germinate, WAIT]
     put(table, 1, Stage.TRAINING)
-    assert controller.decide(facts_of(1), table).actions.tolist() == [WAIT], "the slot is taken"
+    assert controller.decide(facts_of(1), table).actions.tolist() == [WAIT], "the slot is occupied"
 
 
-def test_periodic_follows_each_environments_own_epoch() -> None:
+def test_periodic_controller_uses_the_epoch_of_each_environment() -> None:
     space = space_of()
     controller = PeriodicController(space, parse_plan("norm@r0c0:4", space))
     facts = EpochFacts.stack([env_facts(4), env_facts(0)])
@@ -102,7 +102,7 @@ def test_periodic_follows_each_environments_own_epoch() -> None:
     ]
 
 
-def test_periodic_fossilizes_between_germinations() -> None:
+def test_periodic_controller_fossilizes_between_germinations() -> None:
     space = space_of(4)
     controller = PeriodicController(space, parse_plan("every:2:norm", space))
     table = busy_table()
@@ -110,7 +110,7 @@ def test_periodic_fossilizes_between_germinations() -> None:
     assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [LifecycleOp.FOSSILIZE, 1]
 
 
-def test_periodic_moves_seeds_on_where_nothing_else_does() -> None:
+def test_periodic_controller_advances_seeds_without_auto_forward() -> None:
     space = space_of(auto_forward=False, min_training_epochs=2)
     controller = PeriodicController(space, parse_plan("norm@r0c0:0", space))
     table = SlotTable.empty(1, 3)
@@ -143,7 +143,7 @@ def everyone(num_slots: int, num_envs: int, **rules: object) -> list[Controller]
     ]
 
 
-def test_all_are_controllers_and_are_recorded_by_name() -> None:
+def test_all_controllers_satisfy_the_protocol_and_have_a_name() -> None:
     makers = everyone(3, 1)
     assert all(isinstance(maker, Controller) for maker in makers)
     assert [maker.name for maker in makers] == ["off", "random", *["periodic"] * 2, *["heuristic"] * 2]
@@ -157,7 +157,7 @@ def test_all_are_controllers_and_are_recorded_by_name() -> None:
     strict=st.booleans(),
 )
 @settings(max_examples=25)
-def test_nobody_ever_takes_an_illegal_action(
+def test_no_controller_takes_an_illegal_action_or_changes_the_table(
     rng_seed: int, num_slots: int, auto_forward: bool, max_seeds: int, strict: bool
 ) -> None:
     rules = {"auto_forward": auto_forward, "max_seeds": max_seeds, "strict_fossilize": strict}
@@ -170,4 +170,6 @@ def test_nobody_ever_takes_an_illegal_action(
             actions = maker.decide(facts_of(epoch, num_envs=4), table).actions
             assert_legal(actions, table, space_of(num_slots, **rules))
             for name, array in table.arrays().items():
-                np.testing.assert_array_equal(array, before.arrays()[name], err_msg="deciding only reads")
+                np.testing.assert_array_equal(
+                    array, before.arrays()[name], err_msg="decide must not change the table"
+                )

@@ -1,4 +1,4 @@
-"""The controller that grows when going on has become the worse buy."""
+"""Counting controller: germinates when longer training gains less than a larger network."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ SPACE = ActionSpace(SlotConfig.of_count(3), LifecycleRules(), (1,), NAMES)
 
 
 MINIBATCHES = 100
-"""Of a step."""
+"""Minibatches per step."""
 
 
 def facts(step: int, *losses: float, minibatches: int = MINIBATCHES) -> EpochFacts:
@@ -41,7 +41,7 @@ def facts(step: int, *losses: float, minibatches: int = MINIBATCHES) -> EpochFac
 
 
 def grown_at(loss_of: Callable[[int], float], steps: int = 60, **facts_of: int) -> list[tuple[int, int]]:
-    """Step and slot of every germination, when every one of them comes about."""
+    """Return step and slot of every germination; every germination succeeds."""
     controller, table = CountingController(SPACE, 1), SlotTable.empty(1, 3)
     found = []
     for step in range(steps):
@@ -55,49 +55,49 @@ def grown_at(loss_of: Callable[[int], float], steps: int = 60, **facts_of: int) 
 
 
 def falling(by: float, scale: float = 1.0) -> Callable[[int], float]:
-    """A loss of ``scale`` at step 16 that falls by so much of it with every doubling of the compute."""
+    """Return a loss of ``scale`` at step 16 that falls by ``by * scale`` per doubling of compute."""
     return lambda step: scale * (1.0 - by * math.log2(max(step, 1) / 16))
 
 
-def test_a_loss_that_falls_faster_than_growth_promises_is_left_alone():
-    # The fit is exact: at step 9, the first that may count, a doubling takes away 0.1 of
+def test_no_germination_while_the_loss_falls_faster_than_promised():
+    # The fit is exact: at step 9, the first with enough points, a doubling reduces the loss by 0.1 of
     # 1 + 0.1 · log2(16 / 9) = 1.083, which is 9.2 %, and later more; 0.09 of 1.075 is 8.4 %. Growth
     # promises 9 %.
     assert grown_at(falling(0.1)) == []
     assert grown_at(falling(0.09))[0] == (9, 0)
 
 
-def test_a_loss_at_rest_grows_as_soon_as_a_slope_is_known_upstream_first_and_no_faster_than_it_settles():
-    # 500 minibatches are 5 steps: from half of the way to now that is 4 … 9. Then 5 from 1.25 · 9 = 11 on:
-    # 16. Then half a doubling from 1.25 · 16 = 20 on: 28.3. Three slots.
+def test_constant_loss_germinates_upstream_first_after_each_settling_time():
+    # 500 minibatches are 5 steps: the last doubling has them at step 9 (4 … 9). Then 5 steps from 1.25 · 9 =
+    # 11: 16. Then half a doubling from 1.25 · 16 = 20: 28.3. There are three slots.
     assert grown_at(lambda step: 2.0) == [(9, 0), (16, 1), (29, 2)]
 
 
-def test_a_slope_that_may_be_steeper_by_its_error_is_not_acted_on():
-    # A loss at rest that alternates by 5 %: over 4 … 9 the slope is 3.8 % and its standard error 6.1 %, over
+def test_no_germination_while_the_slope_is_uncertain():
+    # A constant loss that alternates by 5 %: over 4 … 9 the slope is 3.8 % and its standard error 6.1 %, over
     # 5 … 10 they are −4.3 % and 6.9 %.
     assert grown_at(lambda step: 2.0 + 0.1 * (-1) ** step)[0] == (10, 0)
 
 
-def test_a_step_without_minibatches_makes_the_slope_unknown():
+def test_nan_loss_in_the_fit_prevents_germination():
     assert grown_at(lambda step: math.nan if step == 8 else 2.0)[0] == (18, 0)  # 17 // 2 is still 8
 
 
-def test_the_scale_of_the_loss_does_not_count():
+def test_germinations_do_not_depend_on_the_scale_of_the_loss():
     assert grown_at(falling(0.05, 100.0)) == grown_at(falling(0.05)) != []
 
 
-def test_an_early_plateau_is_too_short_to_be_the_end():
-    # Ten minibatches a step: 500 of them lie between half of the way and now from step 99 on, 49 … 99.
+def test_fit_needs_a_minimum_of_minibatches():
+    # Ten minibatches per step: the last doubling has 500 of them from step 99 on (49 … 99).
     assert grown_at(lambda step: 2.0, steps=110, minibatches=10) == [(99, 0)]
 
 
-def test_few_long_steps_are_not_enough_for_a_fit():
-    # A thousand minibatches a step, and yet five points: 3 … 7.
+def test_fit_needs_a_minimum_of_steps():
+    # 1,000 minibatches per step; five points are needed nevertheless: 3 … 7.
     assert grown_at(lambda step: 2.0, minibatches=1000)[0] == (7, 0)
 
 
-def test_environments_are_looked_at_apart_and_begin_anew():
+def test_environments_have_separate_curves_that_reset_clears():
     controller, table = CountingController(SPACE, 2), SlotTable.empty(2, 3)
     for _ in range(2):
         controller.reset(0)
@@ -109,7 +109,7 @@ def test_environments_are_looked_at_apart_and_begin_anew():
         assert ops[-1].tolist() == [OP_GERMINATE, OP_WAIT]
 
 
-def test_where_nothing_may_be_planted_it_waits():
+def test_controller_waits_without_a_legal_germination():
     controller, table = CountingController(SPACE, 1), SlotTable.empty(1, 3)
     table.enabled[:] = False
     for step in range(20):
@@ -117,7 +117,7 @@ def test_where_nothing_may_be_planted_it_waits():
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_tempo_is_held_where_seeds_enter_at_once(at_once):
+def test_tempo_head_is_fixed_if_seeds_enter_at_once(at_once):
     space = ActionSpace(SlotConfig.of_count(3), LifecycleRules(enters_at_once=at_once), (1,), NAMES)
     masks = compute_batch_masks(SlotTable.empty(1, 3), space)
     assert (int(Head.TEMPO) in masks.held) == at_once

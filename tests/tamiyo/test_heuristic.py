@@ -4,36 +4,38 @@ from esper.leyline import EpochFacts, Head, LifecycleOp, SlotTable, Stage
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.heuristic import evaluate
 from tests.leyline.building import env_facts, facts_of, put, space_of
-from tests.tamiyo.deciding import HELD, Episode, decide, held
+from tests.tamiyo.heuristic_episodes import HELD, Episode, decide, held
 
 
-def test_what_contributes_for_sure_is_fossilized() -> None:
+def test_seed_with_positive_lower_bound_is_fossilized() -> None:
     assert decide(held(2.0)) == [LifecycleOp.FOSSILIZE, 1, 0, 0, 1, 2, 0, 0]  # 2 − 1.96 > 0
     assert decide(held(1.9))[0] == LifecycleOp.WAIT  # 1.9 − 1.96 < 0
-    assert decide(held(float("nan"), float("nan")))[0] == LifecycleOp.WAIT, "unknown is no verdict"
+    assert decide(held(float("nan"), float("nan")))[0] == LifecycleOp.WAIT, (
+        "an unknown contribution does not decide"
+    )
 
 
-def test_what_hurts_for_sure_is_pruned() -> None:
+def test_seed_with_negative_upper_bound_is_pruned() -> None:
     assert decide(held(-2.0)) == [LifecycleOp.PRUNE, 1, 0, 0, 1, 2, 0, 0]  # −2 + 1.96 < 0
     assert decide(held(-1.9))[0] == LifecycleOp.WAIT
 
 
-def test_a_parked_seed_is_evaluated_and_a_moving_one_is_not() -> None:
+def test_contribution_counts_at_constant_alpha_and_not_during_a_ramp() -> None:
     table = held(-5.0)
     put(table, 1, Stage.BLENDING, alpha=0.5, ramp_epochs=3, ramp_elapsed=3, epochs_in_stage=4)
     assert decide(table)[:2] == [LifecycleOp.PRUNE, 1]
     table.epochs_in_stage[0, 1] = 3
-    assert decide(table)[0] == LifecycleOp.WAIT, "what was measured on the way up is no verdict on the top"
+    assert decide(table)[0] == LifecycleOp.WAIT, "a contribution measured during a ramp does not decide"
     put(table, 1, Stage.BLENDING, ramp_elapsed=2, epochs_in_stage=4)
     assert decide(table)[0] == LifecycleOp.WAIT
 
 
-def test_prune_asks_legality() -> None:
+def test_seed_below_min_prune_age_is_not_pruned() -> None:
     assert decide(held(-2.0, age=2))[0] == LifecycleOp.WAIT, "min_prune_age is 3"
     assert decide(held(-2.0, leaving=True))[0] == LifecycleOp.WAIT
 
 
-def test_the_best_is_fossilized_first_and_the_worst_pruned_first() -> None:
+def test_best_seed_is_fossilized_first_and_worst_pruned_first() -> None:
     table = SlotTable.empty(1, 4)
     for slot, contribution in enumerate([3.0, 8.0, -3.0, -8.0]):
         put(table, slot, Stage.HOLDING, contribution=contribution, contribution_error=0.1, **HELD)
@@ -44,14 +46,16 @@ def test_the_best_is_fossilized_first_and_the_worst_pruned_first() -> None:
     assert decide(table)[:2] == [LifecycleOp.PRUNE, 3]
 
 
-def test_under_strict_rules_only_what_the_gate_lets_pass_is_fossilized() -> None:
+def test_strict_rules_fossilize_only_seeds_that_pass_gate_g5() -> None:
     strict = space_of(strict_fossilize=True, min_contribution=1.0)
     assert decide(held(2.5), space=strict)[0] == LifecycleOp.WAIT  # lower bound 0.54 < 1
     assert decide(held(3.0), space=strict)[0] == LifecycleOp.FOSSILIZE  # 1.04
-    assert decide(held(2.5, epochs_in_stage=5), space=strict)[0] == LifecycleOp.PRUNE, "stuck before the gate"
+    assert decide(held(2.5, epochs_in_stage=5), space=strict)[0] == LifecycleOp.PRUNE, (
+        "stuck, since the gate refuses"
+    )
 
 
-def test_a_seed_is_planted_and_the_order_of_rules_is_kept() -> None:
+def test_germinate_comes_after_fossilize_and_prune() -> None:
     assert decide(SlotTable.empty(1, 3), epoch=0) == [LifecycleOp.GERMINATE, 1, 7, 0, 0, 2, 0, 0]
     assert decide(held(2.0), epoch=1)[0] == LifecycleOp.FOSSILIZE
     assert decide(held(-2.0), epoch=1)[0] == LifecycleOp.PRUNE
@@ -65,20 +69,20 @@ def test_a_seed_is_planted_and_the_order_of_rules_is_kept() -> None:
         (False, 13),  # GERMINATED lasts an epoch
     ],
 )
-def test_nothing_is_planted_that_could_not_be_evaluated(auto_forward: bool, last: int) -> None:
+def test_no_germination_when_too_few_epochs_are_left_to_evaluate_it(auto_forward: bool, last: int) -> None:
     space, table = space_of(auto_forward=auto_forward), SlotTable.empty(1, 3)
     assert decide(table, epoch=last, space=space)[0] == LifecycleOp.GERMINATE
     assert decide(table, epoch=last + 1, space=space)[0] == LifecycleOp.WAIT
 
 
-def test_without_auto_forward_the_heuristic_moves_seeds_on() -> None:
+def test_heuristic_advances_seeds_without_auto_forward() -> None:
     space, table = space_of(auto_forward=False), SlotTable.empty(1, 3)
     put(table, 2, Stage.GERMINATED)
     assert decide(table, epoch=1, space=space)[:2] == [LifecycleOp.ADVANCE, 2]
-    assert decide(table, epoch=1)[0] == LifecycleOp.GERMINATE, "with auto-forward there is nothing to do"
+    assert decide(table, epoch=1)[0] == LifecycleOp.GERMINATE, "with auto-forward ADVANCE is not needed"
 
 
-def test_penalties_add_up() -> None:
+def test_penalties_of_repeated_removals_add_up() -> None:
     episode = Episode(penalty_steps=2)
     put(episode.table, 1, Stage.TRAINING, blueprint=3)
     episode.plant(0)
@@ -87,7 +91,7 @@ def test_penalties_add_up() -> None:
     assert [episode.plant(epoch) for epoch in range(1, 6)] == [7, 7, 7, 7, 3]
 
 
-def test_a_seed_on_its_way_out_counts_once() -> None:
+def test_seed_with_a_prune_ramp_is_penalised_once() -> None:
     episode = Episode(penalty_steps=2)
     put(episode.table, 0, Stage.BLENDING, alpha=1.0, ramp_epochs=3)
     episode.plant(0)
@@ -97,7 +101,7 @@ def test_a_seed_on_its_way_out_counts_once() -> None:
     assert [episode.plant(2), episode.plant(3)] == [7, 3]
 
 
-def test_a_germination_that_does_not_come_about_is_not_tried_for_ever() -> None:
+def test_failed_germination_penalises_its_blueprint() -> None:
     episode = Episode()
     before = episode.table.copy()
     assert episode.plant(0) == 3
@@ -105,7 +109,7 @@ def test_a_germination_that_does_not_come_about_is_not_tried_for_ever() -> None:
     assert episode.plant(1) == 7
 
 
-def test_a_fossil_is_no_loss() -> None:
+def test_fossilized_seed_is_not_penalised() -> None:
     episode = Episode()
     episode.plant(0)
     episode.table.stage[0, 0] = Stage.FOSSILIZED
@@ -114,7 +118,7 @@ def test_a_fossil_is_no_loss() -> None:
 
 @pytest.mark.parametrize("restart", ["reset", "epoch 0"])
 @pytest.mark.parametrize("remembered", ["a loss", "a seed"])
-def test_a_new_episode_remembers_nothing(restart: str, remembered: str) -> None:
+def test_new_episode_starts_without_penalties(restart: str, remembered: str) -> None:
     episode = Episode()
     episode.plant(0)
     if remembered == "a loss":
@@ -127,7 +131,7 @@ def test_a_new_episode_remembers_nothing(restart: str, remembered: str) -> None:
     assert episode.plant(0 if restart == "epoch 0" else 1) == 3, "the first of the rotation"
 
 
-def test_reset_forgets_the_plateau() -> None:
+def test_reset_clears_the_plateau() -> None:
     controller = HeuristicController(space_of(), 1, HeuristicSettings(patience=1))
     table = SlotTable.empty(1, 3)
     ops = [controller.decide(facts_of(epoch), table).actions[0, Head.OP] for epoch in range(2)]
@@ -136,17 +140,17 @@ def test_reset_forgets_the_plateau() -> None:
     assert controller.decide(facts_of(2), table).actions[0, Head.OP] == LifecycleOp.WAIT
 
 
-def test_no_seed_is_both_kept_and_removed() -> None:
+def test_no_seed_is_both_fossilized_and_pruned() -> None:
     rules, settings = space_of().rules, HeuristicSettings()
     worthy, unwanted = evaluate(held(0.5, epochs_in_stage=9), rules, settings)
     assert (worthy[0, 1], unwanted[0, 1]) == (True, False)
     parked = held(5.0, epochs_in_stage=9)
     put(parked, 1, Stage.BLENDING, alpha=0.5, ramp_epochs=3, ramp_elapsed=3)
     worthy, unwanted = evaluate(parked, rules, settings)
-    assert (worthy[0, 1], unwanted[0, 1]) == (False, True), "the horizon keeps held seeds only"
+    assert (worthy[0, 1], unwanted[0, 1]) == (False, True), "at the horizon only seeds in HOLDING are kept"
 
 
-def test_environments_do_not_mix() -> None:
+def test_environments_are_independent() -> None:
     controller = HeuristicController(space_of(1), 2, HeuristicSettings(rotation=("norm", "conv_heavy")))
     table = SlotTable.empty(2, 1)
     put(table, 0, Stage.TRAINING, env=0, blueprint=3)

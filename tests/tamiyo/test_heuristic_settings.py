@@ -1,4 +1,4 @@
-"""Every setting of the heuristic matters: one test per field, named after it."""
+"""One test per field of ``HeuristicSettings``, named after the field."""
 
 from dataclasses import fields, replace
 
@@ -9,10 +9,10 @@ from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.heuristic import default_rotation
 from tests.contracts.matrix import begin
 from tests.leyline.building import CNN, TRANSFORMER, assert_legal, facts_of, put, space_of
-from tests.tamiyo.deciding import Episode, decide, held
+from tests.tamiyo.heuristic_episodes import Episode, decide, held
 
 
-def test_setting_patience() -> None:
+def test_setting_patience_delays_germination_until_a_plateau() -> None:
     controller = HeuristicController(space_of(), 1, HeuristicSettings(patience=2))
     table = SlotTable.empty(1, 3)
     scores = [50.0, 60.0, 60.1, 60.2, 70.0]  # plateau: 0, 0, 1, 2, 0
@@ -26,7 +26,7 @@ def test_setting_patience() -> None:
     ]
 
 
-def test_setting_rotation() -> None:
+def test_setting_rotation_gives_the_order_of_blueprints() -> None:
     assert decide(SlotTable.empty(1, 3), epoch=0, rotation=("norm", "conv_heavy"))[Head.BLUEPRINT] == 3
     with pytest.raises(EsperError, match="unknown blueprint 'mlp'"):
         decide(SlotTable.empty(1, 3), rotation=("mlp",))
@@ -41,20 +41,20 @@ def test_the_default_rotation_is_strongest_first() -> None:
     transformer = space_of(blueprints=TRANSFORMER)
     names = [cnn.blueprint_names[index] for index in default_rotation(transformer)]
     assert names == ["mlp", "attention", "mlp_small", "lora_large", "flex_attention", "lora", "norm"]
-    assert default_rotation(space_of(blueprints=(3, 4, 11))) == (4, 3, 11), "the unranked come last"
+    assert default_rotation(space_of(blueprints=(3, 4, 11))) == (4, 3, 11), (
+        "blueprints without a rank come last"
+    )
 
 
-def test_a_users_blueprint_does_not_change_the_order_of_the_others() -> None:
-    # On tokens the first free index is 1, which is conv_light's on feature maps.
+def test_user_blueprint_does_not_change_the_order_of_built_in_ones() -> None:
+    # On token hosts the first free index is 1, which is conv_light on image hosts.
     names = ("noop", "mine", *BLUEPRINT_IDS[2:])
     space = replace(space_of(blueprints=(1, *TRANSFORMER)), blueprint_names=names)
     assert default_rotation(space) == (11, 2, 10, 9, 12, 8, 3, 1)
 
 
 @pytest.mark.parametrize("blueprints", [CNN, TRANSFORMER], ids=["feature_map", "tokens"])
-def test_where_every_seed_dies_each_blueprint_is_tried_before_any_comes_again(
-    blueprints: tuple[int, ...],
-) -> None:
+def test_every_blueprint_is_tried_once_before_a_failed_one_is_repeated(blueprints: tuple[int, ...]) -> None:
     space = space_of(1, blueprints)
     heuristic = HeuristicController(space, 1)
     table = SlotTable.empty(1, 1)  # and stays so: no seed survives its first epoch
@@ -66,23 +66,23 @@ def test_where_every_seed_dies_each_blueprint_is_tried_before_any_comes_again(
     assert tried == [*default_rotation(space), tried[0]]
 
 
-def test_what_does_not_fit_the_host_has_no_turn() -> None:
+def test_blueprints_that_do_not_fit_the_host_are_not_in_the_rotation() -> None:
     space = begin("tokens", 6).model.action_space
     names = [space.blueprint_names[index] for index in default_rotation(space)]
     assert names[:5] == ["mlp", "mlp_small", "lora_large", "lora", "norm"]
-    assert not {"attention", "flex_attention"} & set(names), "six is no multiple of four heads"
+    assert not {"attention", "flex_attention"} & set(names), "width 6 is not divisible by four heads"
     assert set(default_rotation(space)) == set(space.blueprints)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, [3, 3, 3, 3]), (2, [7, 7, 3, 3]), (3, [7, 7, 7, 3])])
-def test_setting_penalty_steps(steps: int, expected: list[int]) -> None:
+def test_setting_penalty_steps_postpones_a_pruned_blueprint(steps: int, expected: list[int]) -> None:
     episode = Episode(penalty_steps=steps)
     episode.plant(0)
     episode.lose(0)
     assert [episode.plant(epoch) for epoch in range(1, 5)] == expected
 
 
-def test_the_middle_is_planted_first() -> None:
+def test_middle_slots_are_germinated_first() -> None:
     table = SlotTable.empty(1, 5)
     planted = []
     for _ in range(5):
@@ -91,13 +91,13 @@ def test_the_middle_is_planted_first() -> None:
     assert planted == [2, 1, 3, 0, 4]
 
 
-def test_the_middle_is_that_of_the_enabled_slots() -> None:
+def test_the_middle_is_computed_from_enabled_slots() -> None:
     table = SlotTable.empty(1, 8)
     table.enabled[0, 3:] = False
     assert decide(table, epoch=0)[Head.SLOT] == 1
 
 
-def test_bad_news_waits_for_an_epoch_at_rest_and_good_news_does_not() -> None:
+def test_prune_needs_an_epoch_at_constant_alpha_and_fossilize_does_not() -> None:
     assert decide(held(-5.0, epochs_in_stage=0))[0] == LifecycleOp.WAIT
     assert decide(held(-5.0, epochs_in_stage=1))[0] == LifecycleOp.PRUNE
     assert decide(held(5.0, epochs_in_stage=0))[0] == LifecycleOp.FOSSILIZE
@@ -107,12 +107,14 @@ def test_bad_news_waits_for_an_epoch_at_rest_and_good_news_does_not() -> None:
     ("contribution", "op"),
     [(0.5, LifecycleOp.FOSSILIZE), (0.0, LifecycleOp.PRUNE), (-0.5, LifecycleOp.PRUNE)],
 )
-def test_setting_stuck_epochs_ends_an_open_verdict(contribution: float, op: int) -> None:
+def test_setting_stuck_epochs_decides_by_sign_of_the_contribution_afterwards(
+    contribution: float, op: int
+) -> None:
     assert decide(held(contribution, epochs_in_stage=3), stuck_epochs=4)[0] == LifecycleOp.WAIT
     assert decide(held(contribution, epochs_in_stage=4), stuck_epochs=4)[0] == op
 
 
-def test_setting_stuck_epochs_is_counted_from_the_end_of_a_stage() -> None:
+def test_setting_stuck_epochs_counts_from_the_regular_end_of_a_stage() -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.TRAINING, age=9, epochs_in_stage=5)  # incubation 2
     assert decide(table, stuck_epochs=3)[0] == LifecycleOp.PRUNE
@@ -122,10 +124,10 @@ def test_setting_stuck_epochs_is_counted_from_the_end_of_a_stage() -> None:
     assert decide(table, stuck_epochs=3)[0] == LifecycleOp.WAIT
 
 
-def test_a_held_seed_that_was_never_measured_is_not_stuck() -> None:
+def test_unmeasured_seed_in_holding_is_not_pruned_as_stuck() -> None:
     assert decide(held(float("nan"), float("nan"), epochs_in_stage=15))[0] == LifecycleOp.WAIT
 
 
-def test_every_setting_has_its_test() -> None:
+def test_every_heuristic_setting_has_a_test() -> None:
     tests = " ".join(name for name in globals() if name.startswith("test_setting"))
     assert [field.name for field in fields(HeuristicSettings) if field.name not in tests] == []

@@ -1,4 +1,4 @@
-"""Plans that a search proposes: new, readable, in time, and near the best that is known."""
+"""Proposals of the plan search: new, valid, and mutations of the best plans."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def entries(plan: str) -> list[tuple[int, int]]:
     return [(entry.step, entry.slot) for entry in parsed.entries]
 
 
-def test_first_plans_are_drawn_over_seeds_steps_and_blueprints():
+def test_first_plans_vary_in_number_steps_and_blueprints():
     plans = propose({}, 60, SPACE, LAST)
     assert len(set(plans)) == 60
     assert {len(entries(plan)) for plan in plans} == {1, 2, 3}
@@ -24,20 +24,20 @@ def test_first_plans_are_drawn_over_seeds_steps_and_blueprints():
     for plan in plans:
         steps, slots = zip(*entries(plan), strict=True)
         assert list(slots) == list(range(len(slots))), "upstream first"
-        assert list(steps) == sorted(set(steps)), "one a step"
+        assert list(steps) == sorted(set(steps)), "one germination per step"
         assert 0 <= steps[0] < LAST
     firsts = [entries(plan)[0][0] for plan in plans]
-    # Even on a logarithmic scale: half of all steps lie below √41 - 1 = 5.4, and first ones lower still.
+    # Uniform on a logarithmic scale: half of all steps are below √41 - 1 = 5.4, more of the first ones.
     assert sum(first <= 5 for first in firsts) > 30
 
 
-def test_the_same_knowledge_gets_the_same_proposals_and_never_what_is_known():
+def test_proposals_are_deterministic_and_exclude_known_plans():
     known = dict.fromkeys(propose({}, 5, SPACE, LAST), 1.0)
     assert propose(known, 8, SPACE, LAST) == propose(known, 8, SPACE, LAST)
     assert not set(propose(known, 8, SPACE, LAST)) & set(known)
 
 
-def test_later_plans_are_one_change_away_from_the_best():
+def test_later_plans_are_mutations_of_the_best_plans():
     best = "stack@r0c0:10,stack@r0c1:20"
     known = {
         best: 1.0,
@@ -53,7 +53,7 @@ def test_later_plans_are_one_change_away_from_the_best():
 
 
 @pytest.mark.parametrize("count", [1, 7])
-def test_no_more_than_there_are(count):
+def test_propose_returns_fewer_plans_if_no_more_exist(count):
     """One slot, one blueprint and one step: one plan."""
     space = ActionSpace(SlotConfig.of_count(1), LifecycleRules(), (1,), ("none", "stack"))
     assert propose({}, count, space, 1) == ["stack@r0c0:0"]

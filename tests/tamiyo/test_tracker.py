@@ -10,14 +10,14 @@ from tests.leyline.building import env_facts, facts_of
 
 
 def follow(losses: Sequence[float], scores: Sequence[float] | None = None) -> list[TrainingSignals]:
-    """The signals of one environment over successive epochs."""
+    """Return the signals of one environment over successive epochs."""
     tracker = SignalTracker(1)
     scores = scores or [50.0] * len(losses)
     epochs = zip(losses, scores, strict=True)
     return [tracker.update(facts_of(epoch, loss, score)) for epoch, (loss, score) in enumerate(epochs)]
 
 
-def test_the_untrained_host_has_no_trend() -> None:
+def test_first_update_has_zero_deltas_and_constant_histories() -> None:
     (signals,) = follow([2.5], [11.0])
     assert signals.loss_delta.tolist() == [0.0]
     assert signals.score_delta.tolist() == [0.0]
@@ -35,14 +35,14 @@ def test_improvement_is_positive_in_both_deltas() -> None:
     assert [s.score_delta[0] for s in signals] == [0.0, 20.0, -5.0]
 
 
-def test_histories_are_oldest_first_and_short_ones_repeat_their_oldest() -> None:
+def test_histories_are_oldest_first_and_padded_with_the_first_value() -> None:
     signals = follow([6.0, 5.0, 4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     assert signals[2].loss_history.tolist() == [[6.0, 6.0, 6.0, 5.0, 4.0]]
     assert signals[5].loss_history.tolist() == [[5.0, 4.0, 3.0, 2.0, 1.0]]
     assert signals[5].score_history.tolist() == [[2.0, 3.0, 4.0, 5.0, 6.0]]
 
 
-def test_signals_handed_out_do_not_change_later() -> None:
+def test_returned_signals_do_not_change_with_later_updates() -> None:
     tracker = SignalTracker(1)
     first = tracker.update(facts_of(0, 2.0, 50.0))
     for epoch in range(1, 8):
@@ -51,13 +51,13 @@ def test_signals_handed_out_do_not_change_later() -> None:
     assert (first.plateau_epochs[0], first.stabilised[0], first.best_score[0]) == (0, False, 50.0)
 
 
-def test_the_plateau_counts_gains_below_half_a_point_in_a_row() -> None:
+def test_plateau_counts_consecutive_gains_below_half_a_point() -> None:
     # gains: +0.25, −1, +0.5 (no plateau: 0.5 is a gain), +0.25
     signals = follow([1.0] * 5, [50.0, 50.25, 49.25, 49.75, 50.0])
     assert [s.plateau_epochs[0] for s in signals] == [0, 1, 2, 0, 1]
 
 
-def test_three_settled_epochs_latch_for_good() -> None:
+def test_stabilised_stays_true_after_three_settled_epochs() -> None:
     # relative gains: 50 % | 2 %, 0, −4 % → latched | 50 % stays latched
     losses = [200.0, 100.0, 98.0, 98.0, 101.92, 50.96]
     assert [bool(s.stabilised[0]) for s in follow(losses)] == [False, False, False, False, True, True]
@@ -72,22 +72,22 @@ def test_three_settled_epochs_latch_for_good() -> None:
         (105.0, False),  # exactly −5 %
     ],
 )
-def test_settled_is_strictly_inside_its_bounds(third: float, stable: bool) -> None:
+def test_settled_interval_is_open(third: float, stable: bool) -> None:
     assert bool(follow([100.0, 100.0, 100.0, third])[-1].stabilised[0]) is stable
 
 
-def test_an_unsettled_epoch_starts_the_count_again() -> None:
+def test_unsettled_epoch_resets_the_settled_count() -> None:
     signals = follow([100.0, 100.0, 100.0, 90.0, 90.0, 90.0, 90.0])
     assert [bool(s.stabilised[0]) for s in signals] == [False] * 6 + [True]
 
 
-def test_records_keep_the_best() -> None:
+def test_best_loss_and_score_are_kept() -> None:
     signals = follow([2.0, 1.0, 3.0], [10.0, 40.0, 20.0])
     assert [s.best_loss[0] for s in signals] == [2.0, 1.0, 1.0]
     assert [s.best_score[0] for s in signals] == [10.0, 40.0, 40.0]
 
 
-def test_a_diverged_epoch_is_no_gain_no_record_and_no_warning() -> None:
+def test_non_finite_loss_extends_the_plateau_and_is_never_best() -> None:
     inf, nan = float("inf"), float("nan")
     signals = follow([2.0, inf, inf, nan, 1.0], [10.0, 5.0, nan, 6.0, 20.0])
     assert np.isnan(signals[2].loss_delta[0])
@@ -97,7 +97,7 @@ def test_a_diverged_epoch_is_no_gain_no_record_and_no_warning() -> None:
     assert not any(s.stabilised[0] for s in signals)
 
 
-def test_the_last_seed_is_compared_with_the_trend_before_it() -> None:
+def test_gain_ratio_compares_the_loss_with_the_trend_before_germination() -> None:
     tracker = SignalTracker(1)
 
     def ratio(epoch: int, loss: float, op: int = 0) -> float:
@@ -105,14 +105,14 @@ def test_the_last_seed_is_compared_with_the_trend_before_it() -> None:
         return float(tracker.update(EpochFacts.stack([facts])).gain_ratio[0])
 
     assert all(np.isnan([ratio(0, 3.0), ratio(1, 2.8), ratio(2, 2.6)]))
-    # Planted at a loss of 2.6 that fell by 0.2 a step: 0.4 is twice that, 0.5 after two steps 1.25 times.
+    # Germinated at loss 2.6 with slope 0.2 per step: 0.4 is twice that, 0.5 in two steps 1.25 times.
     assert [ratio(3, 2.2, OP_GERMINATE), ratio(4, 2.1)] == pytest.approx([2.0, 1.25])
-    # The next one at 2.1, after (3.0 - 2.1) / 4 a step.
+    # The next germination at loss 2.1 has slope (3.0 - 2.1) / 4 per step.
     assert ratio(5, 2.325, OP_GERMINATE) == pytest.approx(-1.0)
-    assert np.isnan(ratio(0, 3.0)), "another episode"
+    assert np.isnan(ratio(0, 3.0)), "new episode"
 
 
-def test_one_environment_restarts_and_its_neighbour_does_not() -> None:
+def test_epoch_0_restarts_the_trends_of_one_environment_only() -> None:
     tracker = SignalTracker(2)
     for epoch in range(5):
         signals = tracker.update(facts_of(epoch, 2.0, 50.0, num_envs=2))
@@ -131,7 +131,7 @@ def test_one_environment_restarts_and_its_neighbour_does_not() -> None:
 
 
 @pytest.mark.parametrize("epoch", [0, 4])
-def test_reset_makes_the_next_update_the_first(epoch: int) -> None:
+def test_update_after_reset_is_a_first_update(epoch: int) -> None:
     tracker = SignalTracker(1)
     for before in range(5):
         tracker.update(facts_of(before, 2.0, 50.0))

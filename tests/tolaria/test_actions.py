@@ -5,7 +5,7 @@ import pytest
 
 from esper.leyline import LifecycleOp, Stage
 from esper.leyline.errors import InvalidActionError
-from esper.leyline.events import DecisionRow
+from esper.leyline.rows import DecisionRow
 from esper.leyline.slot_table import IntArray
 from tests.tolaria.building import WAIT, action, bits, plant, run, stages_of, started
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.leyline import BlueprintAction, LifecycleRules, Stage
-from esper.leyline.events import EpochRow, TransitionRow
+from esper.leyline.rows import EpochRow, TransitionRow
 from esper.tolaria.env import MorphEnv
 from tests.tolaria.building import WAIT, ListSink, bits, host_bits, plant, run, stages_of, started, tiny_task
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optim import wsd_factor
-from esper.kasmina.compute import FlopMeter
 
+from esper.kasmina.compute import FlopMeter
+from esper.kasmina.network import MorphogeneticModel
 from esper.leyline.errors import EsperError, HostError
 from esper.leyline.factored_actions import CANONICAL_ACTION, OP_GERMINATE, Head
 from esper.leyline.legality import legal_slots_by_op

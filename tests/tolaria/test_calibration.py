@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, recalibrate
-from esper.kasmina.contributions import measure
 from torch import Tensor, nn
 
 from esper import MorphogeneticModel
+from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, recalibrate
+from esper.kasmina.contributions import measure
 from esper.leyline import BlueprintAction, Stage, Style
 from esper.leyline.errors import EsperError
 from esper.tolaria.objective import CLASSIFICATION

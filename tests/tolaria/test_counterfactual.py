@@ -4,12 +4,12 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from esper.kasmina.contributions import attribute, measure
-from esper.kasmina.configurations import Answers, outputs_by_prefix
 from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.kasmina import MorphogeneticModel
+from esper.kasmina.configurations import Answers, outputs_by_prefix
+from esper.kasmina.contributions import attribute, measure
 from esper.kasmina.hosts import TransformerHost
 from esper.leyline import BlueprintAction, Stage, Style
 from esper.tolaria import switching

@@ -2,12 +2,11 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from esper.kasmina.contributions import measure
-from esper.kasmina.compute import PartCost, count_part, flop_counter
-from esper.kasmina.compute import FlopMeter
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.blueprints import blueprint_at
+from esper.kasmina.compute import FlopMeter, PartCost, count_part, flop_counter
+from esper.kasmina.contributions import measure
 from esper.leyline import BlueprintAction, LifecycleOp, LifecycleRules, Stage, Style
 from esper.tolaria.minibatch import train_batch
 from esper.tolaria.objective import CLASSIFICATION

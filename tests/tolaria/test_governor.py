@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
+
 from esper.kasmina.governor import Alarm, Governor
 
 GUESS = math.log(10)

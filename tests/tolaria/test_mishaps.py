@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from esper.leyline.events import AlertRow
+from esper.leyline.rows import AlertRow
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import task_named
 from tests.tolaria.building import plant, run, started

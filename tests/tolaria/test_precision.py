@@ -8,7 +8,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from esper.leyline import BlueprintAction, Stage
-from esper.leyline.events import EpochRow, TransitionRow
+from esper.leyline.rows import EpochRow, TransitionRow
 from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute, Device
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.precision import HOST

@@ -23,7 +23,7 @@ from esper.leyline import (
     is_legal_move,
     legal_slots_by_op,
 )
-from esper.leyline.events import DecisionRow, TransitionRow
+from esper.leyline.rows import DecisionRow, TransitionRow
 from esper.leyline.slot_table import NEVER, IntArray
 from esper.leyline.stages import IN_FORWARD
 from esper.tolaria.env import MorphEnv

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+
 from esper.kasmina.governor import Alarm
 from esper.kasmina.recovery import SNAPSHOT_EVERY
-
 from esper.leyline import LifecycleOp, Stage
 from esper.leyline.errors import HostError
-from esper.leyline.events import AlertRow, EpisodeRow, EpochRow, TransitionRow
+from esper.leyline.rows import AlertRow, EpisodeRow, EpochRow, TransitionRow
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.epoch import EpochTraining
 from tests.tolaria.building import WAIT, action, bits, plant, run, stages_of, started, tiny_task

@@ -1,7 +1,7 @@
 from dataclasses import fields
 
 from esper.leyline import SeedStateReport, report_slots
-from esper.leyline.events import AlertRow
+from esper.leyline.rows import AlertRow
 from esper.tamiyo import HeuristicController
 from esper.tolaria.episode import run_episode
 from esper.tolaria.tasks import task_named

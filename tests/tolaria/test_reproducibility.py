@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from esper.leyline import EpochFacts, Row
-from esper.leyline.events import EnvRow
+from esper.leyline.rows import EnvRow
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector

@@ -1,7 +1,7 @@
 """The rows that an episode emits."""
 
 from esper.leyline import NUM_OPS, Stage, is_legal_move
-from esper.leyline.events import (
+from esper.leyline.rows import (
     CounterfactualRow,
     DecisionRow,
     EnvRow,

@@ -2,9 +2,9 @@ import math
 
 import numpy as np
 import pytest
-from esper.kasmina.contributions import attribute
 from esper.tolaria.slot_measurements import record_training, record_worth
 
+from esper.kasmina.contributions import attribute
 from esper.kasmina.health import GradientStatistics
 from esper.leyline import SlotTable
 from esper.tolaria.epoch import EpochTraining

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from esper.leyline import AlphaSpeed, AlphaTarget, LifecycleOp, LifecycleRules, Stage
-from esper.leyline.events import CounterfactualRow, DecisionRow
+from esper.leyline.rows import CounterfactualRow, DecisionRow
 from esper.tolaria.env import MorphEnv
 from tests.tolaria.building import SMALL_RULES, WAIT, action, plant, run, stages_of, started, tiny_task
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.leyline import BlueprintAction, LifecycleRules
-from esper.leyline.events import EpochRow, TransitionRow
+from esper.leyline.rows import EpochRow, TransitionRow
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.host_training import train_together
 from esper.tolaria.tasks import TaskSpec

@@ -17,7 +17,7 @@ from esper.growth import torch_wrappers
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.slot import COPIES, SeedSlot
 from esper.leyline.errors import GrowthWarning
-from esper.leyline.events import StageMove
+from esper.leyline.rows import StageMove
 from esper.leyline.stages import Stage
 
 EventKind = Literal[

@@ -11,9 +11,9 @@ from typing import Any, Final
 import duckdb
 import msgspec
 
+from esper.files.row_files import TELEMETRY
 from esper.karn.line_copies import sentence_of
 from esper.karn.tables import QueryError, Tables, check_statement
-from esper.leyline.run_files import TELEMETRY
 
 FETCHED: Final = 100
 """Rows taken from the database at once."""

@@ -10,7 +10,7 @@ from esper.karn.questions.episodes import is_training, unfinished_episode
 from esper.karn.questions.progress import progress
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate
-from esper.leyline.events import UpdateRow
+from esper.leyline.rows import UpdateRow
 
 
 @dataclass(frozen=True, slots=True)

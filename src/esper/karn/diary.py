@@ -12,9 +12,9 @@ from esper.karn.episodes import SeedHistory, seed_histories
 from esper.karn.metric import Metric, metric_of
 from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run
-from esper.leyline import events
-from esper.leyline.events import AlertRow, DecisionRow, EpisodeRow, Row, RunRow
+from esper.leyline import rows as events
 from esper.leyline.factored_actions import Head, LifecycleOp
+from esper.leyline.rows import AlertRow, DecisionRow, EpisodeRow, Row, RunRow
 from esper.leyline.stages import Stage
 
 R = TypeVar("R", bound=Row)

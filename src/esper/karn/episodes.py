@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Final, TypeVar
 
 from esper.karn.palette import LOOKS
-from esper.leyline.events import RunRow, SeedRow, TransitionRow
 from esper.leyline.factored_actions import BLEND_IDS
+from esper.leyline.rows import RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
 
 S = TypeVar("S", TransitionRow, SeedRow)

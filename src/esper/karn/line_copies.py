@@ -8,10 +8,10 @@ from pathlib import Path
 import duckdb
 import msgspec
 
+from esper.files.row_files import split_lines
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import UNREADABLE, EsperError
-from esper.leyline.events import TABLES
-from esper.leyline.run_files import split_lines
+from esper.leyline.rows import TABLES
 
 Stamp = tuple[int, int, int]
 """What changes with a file's content: its inode, its bytes, the time of its last change."""

@@ -15,7 +15,7 @@ from esper.karn.questions.episodes import EpisodeKey, is_training
 from esper.karn.questions.growth import growth
 from esper.karn.run import Run
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, EpochRow, Row, RunRow, TransitionRow, UpdateRow
+from esper.leyline.rows import AlertRow, EnvRow, EpisodeRow, EpochRow, Row, RunRow, TransitionRow, UpdateRow
 from esper.leyline.stages import Stage
 
 TOLD: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)

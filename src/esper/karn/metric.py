@@ -6,7 +6,7 @@ from typing import Final
 
 from esper.karn import notation
 from esper.karn.statistics import Estimate
-from esper.leyline.events import MetricColumn, RunRow
+from esper.leyline.rows import MetricColumn, RunRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from esper.karn.questions.episodes import LAST_ITERATION, LASTED, EpisodeKey, fi
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
 from esper.karn.summary import charged_flops
-from esper.leyline.events import EpisodeRow, RunRow, UpdateRow
+from esper.leyline.rows import EpisodeRow, RunRow, UpdateRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from typing import Literal, TypeVar
 import duckdb
 import msgspec
 
+from esper.files.row_files import TELEMETRY
+from esper.files.writer_lock import is_being_written
 from esper.karn.line_copies import sentence_of
 from esper.karn.tables import QueryError, Tables, check_statement, views_named_in
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import UNREADABLE, EsperError, UnknownNameError
-from esper.leyline.events import Row, RunRow
-from esper.leyline.lock import is_being_written
-from esper.leyline.run_files import TELEMETRY
+from esper.leyline.rows import Row, RunRow
 
 R = TypeVar("R", bound=Row)
 State = Literal["running", "finished", "stopped"]

@@ -10,14 +10,14 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from esper.files.row_files import TELEMETRY
 from esper.karn import notation
 from esper.karn.metric import SCORE
 from esper.karn.questions.overview import Overview, overview
 from esper.karn.questions.progress import done_text
 from esper.karn.run import State, open_run
 from esper.leyline.errors import EsperError
-from esper.leyline.events import RunRow
-from esper.leyline.run_files import TELEMETRY
+from esper.leyline.rows import RunRow
 
 TIMES: Final = ("seconds_left", "steps_per_second")
 NUMBERS: Final = ("rng seed", "score", "twin", "params", "done")

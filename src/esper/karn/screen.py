@@ -26,7 +26,7 @@ from esper.karn.questions.lanes import Lane, Lanes, lanes
 from esper.karn.questions.overview import Overview, overview
 from esper.karn.questions.progress import Progress, done_text
 from esper.karn.run import Run
-from esper.leyline.events import RunRow
+from esper.leyline.rows import RunRow
 from esper.leyline.stages import Stage
 
 MOST_ALERTS: Final = 4

@@ -13,7 +13,7 @@ from esper.karn import notation
 from esper.karn.episodes import HORIZON, SeedHistory
 from esper.karn.metric import SCORE
 from esper.karn.palette import LOOKS
-from esper.leyline.events import EpisodeRow, RunRow
+from esper.leyline.rows import EpisodeRow, RunRow
 
 _NOT_ADDED: Final = {"pruned_seeds": "of which pruned seeds", "validation": "validation, not charged"}
 """What no sum includes: the first is counted under the others as well, the second is an instrument."""

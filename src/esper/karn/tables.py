@@ -13,13 +13,13 @@ from typing import Final
 
 import duckdb
 
+from esper.files.row_files import check_layout, old_run_error, row_files
+from esper.files.writer_lock import is_being_written
 from esper.karn.line_copies import LineCopies, quoted, sentence_of
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError, UnknownNameError
-from esper.leyline.events import SCHEMA_VERSION, TABLES
 from esper.leyline.factored_actions import HEAD_NAMES
-from esper.leyline.lock import is_being_written
-from esper.leyline.run_files import check_layout, old_run_error, row_files
+from esper.leyline.rows import SCHEMA_VERSION, TABLES
 
 DECISIONS: Final = "decisions"
 """The table of decisions with names in the place of indices."""

@@ -18,13 +18,13 @@ from rich.live import Live
 from rich.segment import SegmentLines
 from rich.text import Text
 
+from esper.files.row_files import TELEMETRY
 from esper.karn.lines import Stamp, first_lines, line_of, log, stamps
 from esper.karn.questions.progress import progress
 from esper.karn.run import Run, open_run
 from esper.karn.screen import screen
 from esper.leyline.errors import EsperError
-from esper.leyline.events import RunRow, UpdateRow
-from esper.leyline.run_files import TELEMETRY
+from esper.leyline.rows import RunRow, UpdateRow
 
 DRAWS_PER_SECOND: Final = 2
 SHARE_OF_TIME: Final = 0.02

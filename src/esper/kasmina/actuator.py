@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from esper.kasmina import gates, lifecycle
-from esper.leyline.events import GateVerdict, StageMove
 from esper.leyline.factored_actions import (
     ALPHA_SPEED_EPOCHS,
     ALPHA_TARGET_VALUES,
@@ -19,7 +18,8 @@ from esper.leyline.factored_actions import (
     LifecycleOp,
 )
 from esper.leyline.legality import legal_slots_by_op
-from esper.leyline.rules import ActionSpace, LifecycleRules
+from esper.leyline.lifecycle_rules import ActionSpace, LifecycleRules
+from esper.leyline.rows import GateVerdict, StageMove
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 

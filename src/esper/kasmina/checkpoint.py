@@ -12,13 +12,13 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from esper.files.atomic_write import write_durably
 from esper.kasmina.hosts import HOSTS
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.plain import finish
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Output, Site
 from esper.kasmina.slot import SeedSlot, attach, detach
-from esper.leyline.durable import write_durably
 from esper.leyline.errors import EsperError, HostError
 
 FORMAT: Final = 1

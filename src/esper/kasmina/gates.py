@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from esper.leyline.events import GateVerdict
-from esper.leyline.limits import CONFIDENCE_Z, MIN_GRADIENT_HEALTH
-from esper.leyline.rules import ActionSpace, LifecycleRules
+from esper.leyline.lifecycle_rules import ActionSpace, LifecycleRules
+from esper.leyline.rows import GateVerdict
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
+from esper.leyline.thresholds import CONFIDENCE_Z, MIN_GRADIENT_HEALTH
 
 
 def _verdict(gate: str, checks: Mapping[str, bool]) -> GateVerdict:

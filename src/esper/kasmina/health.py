@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper.leyline.limits import GRADIENT_EXPLODING, GRADIENT_VANISHING
+from esper.leyline.thresholds import GRADIENT_EXPLODING, GRADIENT_VANISHING
 
 
 class GradientStatistics(NamedTuple):

@@ -24,11 +24,11 @@ from esper.kasmina.sites import Site
 from esper.kasmina.slot import RESERVED, Graft, Participation, SeedSlot, attach, described, description_of
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.factored_actions import BLUEPRINT_IDS, NUM_BLUEPRINTS
-from esper.leyline.rules import ActionSpace, LifecycleRules
+from esper.leyline.lifecycle_rules import ActionSpace, LifecycleRules
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
-from esper.leyline.streams import derive_seed
+from esper.leyline.stream_seeds import derive_seed
 
 StreamFactory = Callable[[str], TorchStream | None]
 """Random stream of a slot, by slot id; None draws from torch's global generator."""

@@ -9,7 +9,10 @@ import numpy as np
 from esper.kasmina.actuator import Outcome
 from esper.kasmina.contributions import Contributions
 from esper.kasmina.recovery import Intervention
-from esper.leyline.events import (
+from esper.leyline.factored_actions import NUM_OPS, OP_WAIT, BoolArray, FloatArray, Head, IntArray, heads_read
+from esper.leyline.protocols import EventSink, PolicyOutput
+from esper.leyline.reports import freshness
+from esper.leyline.rows import (
     AlertRow,
     CounterfactualRow,
     DecisionRow,
@@ -21,9 +24,6 @@ from esper.leyline.events import (
     TransitionRow,
     known,
 )
-from esper.leyline.factored_actions import NUM_OPS, OP_WAIT, BoolArray, FloatArray, Head, IntArray, heads_read
-from esper.leyline.protocols import EventSink, PolicyOutput
-from esper.leyline.reports import freshness
 from esper.leyline.signals import EnvFacts
 from esper.leyline.slot_table import SlotTable
 

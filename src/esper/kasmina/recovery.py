@@ -16,7 +16,7 @@ from esper.kasmina.governor import Alarm, Governor
 from esper.kasmina.health import tensor_norms
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import clone_tree
-from esper.leyline.events import StageMove
+from esper.leyline.rows import StageMove
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 

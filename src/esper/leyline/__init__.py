@@ -1,15 +1,15 @@
-"""Contracts: stages, slot table, actions, legality, signals, reports, events. No torch in here."""
+"""Contracts between packages: stages, slot table, actions, legality, signals, reports, rows. No torch."""
 # ruff: noqa: F403
 
 from esper.leyline.errors import *
-from esper.leyline.events import *
 from esper.leyline.factored_actions import *
 from esper.leyline.legality import *
+from esper.leyline.lifecycle_rules import *
 from esper.leyline.protocols import *
 from esper.leyline.reports import *
-from esper.leyline.rules import *
+from esper.leyline.rows import *
 from esper.leyline.signals import *
 from esper.leyline.slot_config import *
 from esper.leyline.slot_table import *
 from esper.leyline.stages import *
-from esper.leyline.streams import *
+from esper.leyline.stream_seeds import *

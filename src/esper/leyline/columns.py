@@ -1,7 +1,7 @@
-"""The columns of every table, derived from the row types: what writers, SQL, axis labels and docs share.
+"""Column specifications of every table, derived from the row types.
 
-Nothing here is a second list to keep up to date: names and types are the Structs' own, units, meanings
-and bands stand beside them as ``Column``, and a column without one stops the import.
+Writers, SQL, axis labels and documentation share them. Names and types come from the Structs in ``rows.py``;
+unit, meaning and healthy band from the ``Column`` in the annotation, which every field must have.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from esper.leyline.events import TABLES, Column, Row
+from esper.leyline.rows import TABLES, Column, Row
 
 _FLAT_NAMES: Final[Mapping[object, tuple[str, str]]] = MappingProxyType(
     {
@@ -20,27 +20,27 @@ _FLAT_NAMES: Final[Mapping[object, tuple[str, str]]] = MappingProxyType(
         Any: ("anything", "JSON"),
     }
 )
-"""What each flat type is called in words and in SQL."""
+"""Name in documentation and type in SQL, by Python type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSpec(Column):
-    """One column as writers, queries, axis labels and documentation see it."""
+    """Specification of one column of a table."""
 
     name: str
     type_name: str
-    """The type in words: number, text, list of flags ..."""
+    """Type for documentation: number, text, list of flags ..."""
     sql_type: str
-    """The type in DuckDB, the same in every part of a table; entries of lists and maps may be null."""
+    """Type in DuckDB; entries of lists and maps may be null."""
     may_be_unknown: bool
-    """null is allowed, and means that nobody measured it."""
+    """null is allowed and means: not measured."""
     is_float: bool
     nests_floats: bool
-    """The value is a list or a map in which a float may stand."""
+    """The value is a list or map that may contain floats."""
 
 
 def columns_of(table: str, row_type: type[Row]) -> tuple[ColumnSpec, ...]:
-    """The columns of one row type, in the order in which they are written."""
+    """Return the columns of one row type, in the order of writing."""
     hints = get_type_hints(row_type, include_extras=True)
     return tuple(_column(table, name, hints[name]) for name in row_type.__struct_fields__)
 
@@ -63,7 +63,7 @@ def _column(table: str, name: str, hint: object) -> ColumnSpec:
 
 
 def _split_unknown(declared: Any) -> tuple[Any, bool]:
-    """The type without None, and whether None was part of it."""
+    """Return the declared type without None, and whether None was part of it."""
     if get_origin(declared) not in (Union, UnionType):
         return declared, False
     members = [member for member in get_args(declared) if member is not NoneType]
@@ -73,7 +73,7 @@ def _split_unknown(declared: Any) -> tuple[Any, bool]:
 
 
 def _described(declared: Any) -> tuple[str, str, bool]:
-    """A type in words and in SQL, and whether a float may stand in it; what is nested may be unknown."""
+    """Return name, SQL type and whether floats may occur; nested types may include None."""
     known, may_be_unknown = _split_unknown(declared)
     kind = get_origin(known)
     if kind in (list, dict):
@@ -96,6 +96,6 @@ def _described(declared: Any) -> tuple[str, str, bool]:
 COLUMNS: Final[Mapping[str, tuple[ColumnSpec, ...]]] = MappingProxyType(
     {table: columns_of(table, row_type) for table, row_type in TABLES.items()}
 )
-"""The columns of every table."""
+"""Columns by table."""
 TABLE_OF: Final[Mapping[type[Row], str]] = MappingProxyType({row: table for table, row in TABLES.items()})
-"""The table that a row belongs to, by its type."""
+"""Name of the table by row type."""

@@ -1,4 +1,4 @@
-"""Errors a user can act on: every message says what was found, what is allowed and what to do."""
+"""Errors that a user can act on: each message names the value found, the allowed ones and the remedy."""
 
 import difflib
 import inspect
@@ -9,15 +9,22 @@ from typing import Final
 import msgspec
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding a damaged row can raise: no JSON of its type, no text, nested too deeply."""
+"""Exceptions of decoding a damaged row: invalid JSON or type, invalid UTF-8, nesting too deep."""
 
 
 class EsperError(Exception):
-    """Base of all errors that are a user's to solve; shown as one sentence, without a traceback."""
+    """Base class of errors that the user can solve; the CLI prints the message without a traceback."""
 
 
 class UnknownNameError(EsperError):
-    """A name that is not among the allowed ones."""
+    """A name is not among the allowed ones; the message suggests close matches.
+
+    Args:
+        kind: Kind of name, for the message: "blueprint", "task" ...
+        found: Name that was given.
+        allowed: Names that are possible.
+        hint: Sentence added at the end.
+    """
 
     def __init__(self, kind: str, found: str, allowed: Iterable[str], hint: str = "") -> None:
         names = list(allowed)
@@ -32,43 +39,43 @@ class UnknownNameError(EsperError):
 
 
 class SlotError(EsperError):
-    """A slot that the model does not have, or that cannot be used as one."""
+    """A slot does not exist in the model, or a slot id is invalid."""
 
 
 class HostError(EsperError):
-    """A host that cannot be built, saved or grown, or a submodule that cannot carry a slot."""
+    """A host cannot be built, saved or grown, or a submodule cannot have a slot."""
 
 
 class BlueprintError(EsperError):
-    """A blueprint that cannot be registered, or does not fit the place it was germinated into."""
+    """A blueprint cannot be registered, or does not fit the slot it was germinated into."""
 
 
 class RunDirectoryError(EsperError):
-    """A run directory that exists already or cannot be written."""
+    """A run directory exists already or cannot be written."""
 
 
 class InterruptedRunError(EsperError):
-    """The user stopped a run; what was finished is on disk."""
+    """The user stopped a run; the rows and checkpoints completed so far are on disk."""
 
 
 class DataError(EsperError):
-    """A data set that is missing or malformed, or a split that was read out of turn."""
+    """A data set is missing or malformed, or the test split was read more than once."""
 
 
 class DivergedError(EsperError):
-    """The host itself became non-finite and no live seed can be blamed."""
+    """The host became non-finite without a live seed that could be the cause."""
 
 
 class InvalidActionError(EsperError):
-    """An action array that no controller may produce (wrong shape, index out of range)."""
+    """An action array has the wrong shape or an index out of range."""
 
 
 class GrowthWarning(UserWarning):
-    """Something that the user of a growing network should look at; training goes on."""
+    """Warning about a growing network; training continues."""
 
     @classmethod
     def issue(cls, sentence: str) -> None:
-        """Warn at the line outside of Esper that led here, however deep it is called."""
+        """Issue the warning with the location of the nearest caller outside of esper."""
         frame, level = inspect.currentframe(), 1
         while frame is not None and str(frame.f_globals.get("__name__")).startswith("esper."):
             frame, level = frame.f_back, level + 1

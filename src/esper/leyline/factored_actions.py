@@ -1,8 +1,8 @@
-"""The eight heads of an action, lookup tables for action arrays ``[env, 8]``, and one action with names.
+"""Eight-headed actions: enumerations, lookup tables for action arrays ``[env, 8]``, and ``FactoredAction``.
 
-The step loop works on integer arrays and the tables. Every table is derived from the enumerations and
-compared with literal expectations when the module is imported. ``FactoredAction`` is for edges, display and
-tests, as the specification asks; the step loop never builds one.
+The step loop uses integer arrays and the lookup tables. Every table is derived from the enumerations and
+compared with literal values at import. ``FactoredAction`` is for display and tests; the step loop never
+builds one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BoolArray = NDArray[np.bool_]
 
 
 class LifecycleOp(IntEnum):
-    """What to do in one step."""
+    """Lifecycle operation of one step."""
 
     WAIT = 0
     GERMINATE = 1
@@ -34,7 +34,7 @@ class LifecycleOp(IntEnum):
 
 
 class BlueprintAction(IntEnum):
-    """Which seed to germinate. NOOP keeps index 0 out of use: it is never selectable."""
+    """Blueprint of the seed to germinate. NOOP reserves index 0 and is never selectable."""
 
     NOOP = 0
     CONV_LIGHT = 1
@@ -52,7 +52,7 @@ class BlueprintAction(IntEnum):
 
 
 class Style(IntEnum):
-    """How a seed is joined to the host: operator and the curve of its first ramp."""
+    """Blend style of a seed: operator, and alpha curve of its first ramp."""
 
     LINEAR_ADD = 0
     LINEAR_MULTIPLY = 1
@@ -61,7 +61,7 @@ class Style(IntEnum):
 
 
 class Tempo(IntEnum):
-    """Length of the first ramp."""
+    """Length of a seed's first alpha ramp."""
 
     FAST = 0
     STANDARD = 1
@@ -69,7 +69,7 @@ class Tempo(IntEnum):
 
 
 class AlphaTarget(IntEnum):
-    """Where alpha goes."""
+    """Value of alpha at the end of a ramp."""
 
     HALF = 0
     SEVENTY = 1
@@ -77,7 +77,7 @@ class AlphaTarget(IntEnum):
 
 
 class AlphaSpeed(IntEnum):
-    """Length of a later ramp."""
+    """Length of a later alpha ramp."""
 
     INSTANT = 0
     FAST = 1
@@ -86,7 +86,7 @@ class AlphaSpeed(IntEnum):
 
 
 class AlphaCurve(IntEnum):
-    """Shape of a ramp."""
+    """Shape of an alpha ramp."""
 
     LINEAR = 0
     COSINE = 1
@@ -96,7 +96,10 @@ class AlphaCurve(IntEnum):
 
 
 class BlendOperator(IntEnum):
-    """ADD h + a·d, MULTIPLY h·(1 + a·tanh d), GATE h + a·g(h)·d."""
+    """How seed output d joins host features h at alpha a.
+
+    ADD h + a·d, MULTIPLY h·(1 + a·tanh d), GATE h + a·g(h)·d.
+    """
 
     ADD = 0
     MULTIPLY = 1
@@ -104,7 +107,7 @@ class BlendOperator(IntEnum):
 
 
 class Head(IntEnum):
-    """Column of each head in an action array."""
+    """Column index of each head in an action array."""
 
     OP = 0
     SLOT = 1
@@ -117,17 +120,15 @@ class Head(IntEnum):
 
 
 NUM_OPS, NUM_BLUEPRINTS, NUM_STYLES, NUM_TEMPO = map(len, (LifecycleOp, BlueprintAction, Style, Tempo))
-NUM_ALPHA_TARGETS, NUM_ALPHA_SPEEDS, NUM_ALPHA_CURVES = map(len, (AlphaTarget, AlphaSpeed, AlphaCurve))
 NUM_HEADS: Final = len(Head)
+_CHOICES: Final = (BlueprintAction, Style, Tempo, AlphaTarget, AlphaSpeed, AlphaCurve)
+"""Enumerations of the heads after op and slot."""
 OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE = map(int, LifecycleOp)
 
 OP_NAMES: Final = tuple(op.name for op in LifecycleOp)
 HEAD_NAMES: Final = tuple(head.name.lower() for head in Head)
 BLUEPRINT_IDS: Final = tuple(blueprint.name.lower() for blueprint in BlueprintAction)
 BLEND_IDS: Final = tuple(style.name.lower() for style in Style)
-TEMPO_NAMES: Final = tuple(tempo.name for tempo in Tempo)
-ALPHA_SPEED_NAMES: Final = tuple(speed.name for speed in AlphaSpeed)
-ALPHA_CURVE_NAMES: Final = tuple(curve.name for curve in AlphaCurve)
 
 TEMPO_EPOCHS: Final = (3, 5, 8)
 ALPHA_TARGET_VALUES: Final = (0.5, 0.7, 1.0)
@@ -153,7 +154,7 @@ DEFAULT_BLUEPRINT_EMBED_DIM: Final = 4
 DEFAULT_LSTM_HIDDEN_DIM: Final = 256
 DEFAULT_FEATURE_DIM: Final = 256
 DEFAULT_GAMMA: Final = 0.995
-"""Decay per epoch of a measurement's freshness, and the discount where nothing else is said."""
+"""Decay per epoch of a measurement's freshness, and default discount of reward families."""
 
 _READS: Final[Mapping[LifecycleOp, str]] = MappingProxyType(
     {
@@ -166,28 +167,27 @@ _READS: Final[Mapping[LifecycleOp, str]] = MappingProxyType(
     }
 )
 HEADS_OF_OP: Final = np.array([[name in read.split() for name in HEAD_NAMES] for read in _READS.values()])
-"""Which heads an op reads, ``[op, head]``: masks, credit, entropy and telemetry index this."""
+"""Heads that each op reads, bool ``[op, head]``, for masks, credit assignment, entropy and telemetry."""
 HEADS_OF_OP.setflags(write=False)
 
 _FULL_AT_ONCE: Final = (AlphaTarget.FULL, AlphaSpeed.INSTANT, AlphaCurve.LINEAR)
 CANONICAL_ACTION: Final = np.array(
     [OP_WAIT, 0, BlueprintAction.NOOP, Style.LINEAR_ADD, Tempo.STANDARD, *_FULL_AT_ONCE], dtype=np.int64
 )
-"""The value ``[head]`` that a head takes when the op does not read it."""
+"""Canonical value of every head ``[head]``, for heads that the op does not read."""
 CANONICAL_ACTION.setflags(write=False)
 
 
 def head_sizes(num_slots: int) -> tuple[int, ...]:
-    """Number of values of each head, in ``Head`` order."""
-    alpha = (NUM_ALPHA_TARGETS, NUM_ALPHA_SPEEDS, NUM_ALPHA_CURVES)
-    return (NUM_OPS, num_slots, NUM_BLUEPRINTS, NUM_STYLES, NUM_TEMPO, *alpha)
+    """Return the number of values of each head, in ``Head`` order."""
+    return (NUM_OPS, num_slots, *map(len, _CHOICES))
 
 
 def heads_read(actions: IntArray, alpha: FloatArray) -> BoolArray:
-    """Which heads matter for each action, ``[env, head]``.
+    """Return the heads that have an effect, bool ``[env, head]``.
 
-    ``alpha [env]`` is the alpha of the slot acted on: at 0 a removal has no ramp, so neither speed
-    nor curve is read; under INSTANT there is no curve.
+    ``alpha [env]`` is the alpha of the slot in the action. At alpha 0 a removal has no ramp, so speed and
+    curve are not read; at speed INSTANT the curve is not read.
     """
     read: BoolArray = HEADS_OF_OP[actions[:, Head.OP]]
     no_ramp = alpha == 0.0
@@ -198,12 +198,12 @@ def heads_read(actions: IntArray, alpha: FloatArray) -> BoolArray:
 
 
 def canonicalise(actions: IntArray, alpha: FloatArray) -> IntArray:
-    """``actions [env, head]`` with every unread head at its canonical value."""
+    """Return ``actions [env, head]`` with the canonical value in every head that is not read."""
     return np.where(heads_read(actions, alpha), actions, CANONICAL_ACTION)
 
 
 def check_actions(actions: IntArray, num_envs: int, num_slots: int) -> None:
-    """Refuse an action array of the wrong shape or with an index outside its head."""
+    """Raise ``InvalidActionError`` for a wrong shape or an index out of range."""
     if actions.shape != (num_envs, NUM_HEADS):
         raise InvalidActionError(f"actions must have shape ({num_envs}, {NUM_HEADS}); found {actions.shape}")
     sizes = np.array(head_sizes(num_slots))
@@ -217,24 +217,26 @@ def check_actions(actions: IntArray, num_envs: int, num_slots: int) -> None:
 
 
 def _check_tables() -> None:
-    """Compare the derived tables with literal expectations; ``raise`` survives ``python -O``."""
-    blueprints = (
-        "noop conv_light attention norm depthwise bottleneck conv_small conv_heavy"
-        " lora lora_large mlp_small mlp flex_attention"
+    """Compare the derived tables with literal values. Uses ``raise``, since ``python -O`` removes asserts."""
+    names = (
+        "WAIT GERMINATE SET_ALPHA_TARGET PRUNE FOSSILIZE ADVANCE",
+        "NOOP CONV_LIGHT ATTENTION NORM DEPTHWISE BOTTLENECK CONV_SMALL CONV_HEAVY"
+        " LORA LORA_LARGE MLP_SMALL MLP FLEX_ATTENTION",
+        "LINEAR_ADD LINEAR_MULTIPLY SIGMOID_ADD GATED_GATE",
+        "FAST STANDARD SLOW",
+        "HALF SEVENTY FULL",
+        "INSTANT FAST MEDIUM SLOW",
+        "LINEAR COSINE SIGMOID_GENTLE SIGMOID SIGMOID_SHARP",
     )
+    kinds: tuple[type[IntEnum], ...] = (LifecycleOp, *_CHOICES)
     expected: Mapping[str, tuple[object, object]] = {
-        "ops": (" ".join(OP_NAMES), "WAIT GERMINATE SET_ALPHA_TARGET PRUNE FOSSILIZE ADVANCE"),
-        "blueprints": (" ".join(BLUEPRINT_IDS), blueprints),
-        "styles": (" ".join(BLEND_IDS), "linear_add linear_multiply sigmoid_add gated_gate"),
-        "tempo": (" ".join(TEMPO_NAMES), "FAST STANDARD SLOW"),
-        "speeds": (" ".join(ALPHA_SPEED_NAMES), "INSTANT FAST MEDIUM SLOW"),
-        "curves": (" ".join(ALPHA_CURVE_NAMES), "LINEAR COSINE SIGMOID_GENTLE SIGMOID SIGMOID_SHARP"),
+        **{kind.__name__: (" ".join(kind.__members__), row) for kind, row in zip(kinds, names, strict=True)},
         "sizes": (head_sizes(3), (6, 3, 13, 4, 3, 3, 4, 5)),
         "heads": (NUM_HEADS, 8),
         "values per style": ((len(STYLE_OPERATORS), len(STYLE_CURVES)), (4, 4)),
-        "op indices": (
-            (OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE),
-            (0, 1, 2, 3, 4, 5),
+        "ops": (
+            [OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE],
+            [*range(6)],
         ),
         "heads per op": (HEADS_OF_OP.sum(axis=1).tolist(), [1, 6, 5, 4, 2, 2]),
     }
@@ -247,7 +249,7 @@ _check_tables()
 
 
 class FactoredAction(NamedTuple):
-    """One action with names, for people: display, edges and tests."""
+    """One action with named fields, for display and tests."""
 
     op: LifecycleOp
     slot: int
@@ -260,8 +262,10 @@ class FactoredAction(NamedTuple):
 
     @classmethod
     def from_indices(cls, indices: Sequence[int] | IntArray) -> FactoredAction:
-        """Build from eight indices in ``Head`` order."""
-        return cls._make(kind(int(index)) for kind, index in zip(_KINDS, indices, strict=True))
+        """Return the action of eight indices in ``Head`` order."""
+        return cls._make(
+            kind(int(index)) for kind, index in zip((LifecycleOp, int, *_CHOICES), indices, strict=True)
+        )
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -304,11 +308,8 @@ class FactoredAction(NamedTuple):
         return BlendOperator[self.style.name.rpartition("_")[2]]
 
 
-_KINDS: Final = (LifecycleOp, int, BlueprintAction, Style, Tempo, AlphaTarget, AlphaSpeed, AlphaCurve)
-
-
 def check_lookups() -> None:
-    """Compare the table look-ups of the step loop with ``FactoredAction``, over every value of every head."""
+    """Compare the lookup tables with ``FactoredAction``, for every value of every head."""
     for head, size in enumerate(head_sizes(num_slots=1)):
         for value in range(size):
             indices = CANONICAL_ACTION.copy()

@@ -1,21 +1,21 @@
-"""Which (op, slot) pairs are possible: the one function that masks, executor, rewards and heuristic call.
+"""Legal (op, slot) pairs, for action masks, actuator and controllers.
 
-Only the physically impossible is excluded, never a question of timing or taste. What is legal is
-attempted; from there on only a gate may refuse it, by name.
+Only impossible pairs are illegal; timing and quality are left to the controller. A legal action is attempted,
+and only a named gate can still refuse it.
 """
 
 import numpy as np
 
 from esper.leyline.factored_actions import CANONICAL_ACTION, NUM_OPS, BoolArray, Head, LifecycleOp
-from esper.leyline.rules import LifecycleRules
+from esper.leyline.lifecycle_rules import LifecycleRules
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 
 
 def legal_slots_by_op(table: SlotTable, rules: LifecycleRules) -> BoolArray:
-    """``[env, op, slot]``: true where the op is possible on that slot.
+    """Return a bool array ``[env, op, slot]``, true where the op is possible on that slot.
 
-    WAIT reads no slot, so its row holds the canonical slot alone and is always possible.
+    WAIT reads no slot, so it is legal for the canonical slot alone, in every environment.
     """
     stage = table.stage
     blending, holding = stage == Stage.BLENDING, stage == Stage.HOLDING

@@ -1,40 +1,40 @@
-"""The interfaces at which domains meet without importing each other."""
+"""Interfaces between packages that do not import each other: controllers and event sinks."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from esper.leyline.events import Row
 from esper.leyline.factored_actions import IntArray
+from esper.leyline.rows import Row
 from esper.leyline.signals import EpochFacts
 from esper.leyline.slot_table import SlotTable
 
 
 class PolicyOutput(NamedTuple):
-    """What a policy computed for one decision."""
+    """Probabilities and value that a policy computed for one decision."""
 
     masked: list[bool]
-    """Per head, whether some of its choices were masked off."""
+    """Whether some choices were masked, per head."""
     log_probs: list[float]
-    """Per head, of what it chose; 0 where it had no choice."""
+    """Log-probability of the chosen value, per head; 0 for heads without a choice."""
     op_probs: list[float]
-    """Of every op; masked ones are 0."""
+    """Probability of every op; 0 for masked ones."""
     value: float
 
 
 class EventSink(Protocol):
-    """Where rows go: a writer, a live view, a list in a test."""
+    """Receiver of rows: a writer, a live view, a list in a test."""
 
     def emit(self, row: Row) -> None:
-        """Take one row."""
+        """Receive one row."""
 
 
 class Decisions(NamedTuple):
-    """The decisions of one step."""
+    """Actions of all environments for one step."""
 
     actions: IntArray
     """``[env, 8]``."""
     outputs: Sequence[PolicyOutput] | None = None
-    """Of a policy, one per environment."""
+    """One per environment if the controller is a policy, else None."""
 
 
 @runtime_checkable
@@ -43,10 +43,10 @@ class Controller(Protocol):
 
     @property
     def name(self) -> str:
-        """Name under which the run is recorded."""
+        """Name of the controller in the run row."""
 
     def reset(self, episode: int) -> None:
-        """Forget everything: a new episode begins in every environment."""
+        """Clear all state: a new episode begins in every environment."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
-        """Decisions for the coming epoch, after the facts of the last one."""
+        """Return the actions before the next epoch, given facts and slot table after the last one."""

@@ -1,6 +1,7 @@
-"""Whether the reward follows its purpose: returns of episodes against what growth gained in them.
+"""Rank correlation between returns of episodes and their gain by growth.
 
-The alert ``pays-for-worse`` and the figure "Is the reward honest?" are both this function.
+The alert ``pays-for-worse`` and the figure "Is the reward honest?" use it: a negative correlation shows a
+reward that pays for worse networks.
 """
 
 import statistics
@@ -9,30 +10,33 @@ from typing import NamedTuple
 
 
 class Rewarded(NamedTuple):
-    """The end of one episode that was rewarded."""
+    """Return and final scores of one episode with rewards."""
 
     total_reward: float
     val_score: float
     twin_val_score: float | None
-    """None: no twin is known."""
+    """None if the episode has no twin."""
 
 
 def gains(episodes: Sequence[Rewarded]) -> list[float]:
-    """What growth is for: the lead over the twin if all twins are known, else the final score."""
+    """Return the lead over the twin of each episode; the final score if an episode has no twin."""
     if any(episode.twin_val_score is None for episode in episodes):
         return [episode.val_score for episode in episodes]
     return [episode.val_score - (episode.twin_val_score or 0.0) for episode in episodes]
 
 
 def reward_correlation(episodes: Sequence[Rewarded]) -> float | None:
-    """Spearman's rank correlation of returns and gains; None: too few episodes, or one does not vary."""
+    """Return Spearman's rank correlation of returns and gains.
+
+    None for fewer than three episodes, or if returns or gains are constant.
+    """
     if len(episodes) < 3:
         return None
     return rank_correlation(_rounded(one.total_reward for one in episodes), _rounded(gains(episodes)))
 
 
 def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Spearman's: the correlation of the ranks; None where one of them does not vary."""
+    """Return Spearman's rank correlation; None if one of the sequences is constant."""
     try:
         return statistics.correlation(_ranks(a), _ranks(b))
     except statistics.StatisticsError:
@@ -40,12 +44,12 @@ def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
 
 
 def _rounded(values: Iterable[float]) -> list[float]:
-    """Without rounding errors of floating point, which would rank episodes that are equal."""
+    """Return values to six decimals: rounding errors would give equal episodes different ranks."""
     return [round(value, 6) for value in values]
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Place of each in sorted order; equals share their mean place."""
+    """Return the rank of each value; equal values share their mean rank."""
     places: dict[float, list[int]] = {}
     for place, value in enumerate(sorted(values)):
         places.setdefault(value, []).append(place)

@@ -1,17 +1,18 @@
-"""Readable views of single slots, derived from the slot table."""
+"""Reports of single slots with names in place of indices, derived from the slot table."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from esper.leyline.factored_actions import BLEND_IDS, DEFAULT_GAMMA, STYLE_OPERATORS, BlendOperator
-from esper.leyline.rules import ActionSpace
+from esper.leyline.lifecycle_rules import ActionSpace
 from esper.leyline.slot_table import NEVER, SlotTable
 from esper.leyline.stages import Stage
 
 
 @dataclass(frozen=True, slots=True)
 class SeedStateReport:
-    """One slot as a person or a controller sees it; ``None`` means not known or no seed."""
+    """State of one slot; ``None`` means not measured, or no seed."""
 
     slot_id: str = ""
     stage: Stage = Stage.UNKNOWN
@@ -26,7 +27,7 @@ class SeedStateReport:
     alpha_mode: str | None = None
     """HOLD, UP or DOWN."""
     alpha_velocity: float | None = None
-    """Change of alpha over the epoch to come, if nobody intervenes."""
+    """Change of alpha per epoch until the end of its ramp."""
     epochs_to_target: int | None = None
     is_leaving: bool | None = None
     seed_param_count: int | None = None
@@ -48,70 +49,67 @@ class SeedStateReport:
     downstream_alpha: float | None = None
 
 
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
+_CONVERTED: Final = {"stage", "epochs_since_measured"}
+_SHARED: Final = (
+    {f.name for f in fields(SeedStateReport)} & {f.name for f in fields(SlotTable)}
+) - _CONVERTED
+"""Fields of a report that have the name of their column in the slot table."""
 
 
-def _known_flag(value: float) -> bool | None:
-    return None if math.isnan(value) else bool(value)
+def _known(value: Any) -> Any:
+    return None if math.isnan(value) else value
+
+
+def _flag(value: float | None) -> bool | None:
+    return None if value is None else bool(value)
 
 
 def freshness(epochs_since: int) -> float:
-    """1 when just measured, decaying with age, 0 when never measured."""
+    """Return 1 right after a measurement, decaying with the epochs since then, 0 if never measured."""
     return 0.0 if epochs_since == NEVER else DEFAULT_GAMMA**epochs_since
 
 
 def alpha_mode(table: SlotTable, env: int, slot: int) -> str:
-    """Whether alpha rests, rises or falls."""
+    """Return HOLD, UP or DOWN for a constant, rising or falling alpha."""
     if not table.ramping[env, slot]:
         return "HOLD"
     return "UP" if table.alpha_target[env, slot] > table.alpha_from[env, slot] else "DOWN"
 
 
 def report_slot(table: SlotTable, env: int, slot: int, space: ActionSpace) -> SeedStateReport:
-    at, slot_id = (env, slot), space.slot_config.slot_ids[slot]
-    stage = Stage(int(table.stage[at]))
-    if not table.occupied[at]:
-        return SeedStateReport(slot_id=slot_id, stage=stage, epochs_in_stage=int(table.epochs_in_stage[at]))
-    since = int(table.epochs_since_measured[at])
-    left = int(table.ramp_epochs[at] - table.ramp_elapsed[at]) if table.ramping[at] else 0
-    remaining = float(table.alpha_target[at] - table.alpha[at])
+    """Return the report of one slot; without a seed it has slot id, stage and epochs in stage alone."""
+    column = {name: _known(array[env, slot].item()) for name, array in table.arrays().items()}
+    slot_id, stage = space.slot_config.slot_ids[slot], Stage(column["stage"])
+    if not table.occupied[env, slot]:
+        return SeedStateReport(slot_id=slot_id, stage=stage, epochs_in_stage=column["epochs_in_stage"])
+    since = column["epochs_since_measured"]
+    left = column["ramp_epochs"] - column["ramp_elapsed"] if table.ramping[env, slot] else 0
     alpha = table.alpha[env] * table.in_forward[env]
     return SeedStateReport(
+        **{name: column[name] for name in _SHARED}
+        | {"epochs_since_measured": None if since == NEVER else since},
         slot_id=slot_id,
         stage=stage,
-        seed_id=int(table.seed_id[at]),
-        blueprint_id=space.blueprint_names[int(table.blueprint[at])],
-        style_id=BLEND_IDS[int(table.style[at])],
-        operator=STYLE_OPERATORS[int(table.style[at])],
-        age=int(table.age[at]),
-        epochs_in_stage=int(table.epochs_in_stage[at]),
-        alpha=float(table.alpha[at]),
-        alpha_target=float(table.alpha_target[at]),
+        blueprint_id=space.blueprint_names[column["blueprint"]],
+        style_id=BLEND_IDS[column["style"]],
+        operator=STYLE_OPERATORS[column["style"]],
         alpha_mode=alpha_mode(table, env, slot),
-        alpha_velocity=remaining / left if left else 0.0,
+        alpha_velocity=(column["alpha_target"] - column["alpha"]) / left if left else 0.0,
         epochs_to_target=left,
-        is_leaving=bool(table.leaving[at]),
-        seed_param_count=int(table.seed_params[at]),
-        counterfactual_contribution=_known(table.contribution[at]),
-        contribution_error=_known(table.contribution_error[at]),
-        contribution_velocity=_known(table.contribution_velocity[at]),
-        shapley_value=_known(table.shapley[at]),
-        interaction_sum=_known(table.interaction_sum[at]),
-        strongest_boost=_known(table.strongest_boost[at]),
-        epochs_since_measured=None if since == NEVER else since,
+        is_leaving=column["leaving"],
+        seed_param_count=column["seed_params"],
+        counterfactual_contribution=column["contribution"],
+        shapley_value=column["shapley"],
         freshness=freshness(since),
-        seed_gradient_norm=_known(table.gradient_norm[at]),
-        seed_gradient_norm_ratio=_known(table.gradient_norm_ratio[at]),
-        gradient_health=_known(table.gradient_health[at]),
-        previous_health=_known(table.previous_health[at]),
-        is_vanishing=_known_flag(table.vanishing[at]),
-        is_exploding=_known_flag(table.exploding[at]),
+        seed_gradient_norm=column["gradient_norm"],
+        seed_gradient_norm_ratio=column["gradient_norm_ratio"],
+        is_vanishing=_flag(column["vanishing"]),
+        is_exploding=_flag(column["exploding"]),
         upstream_alpha=float(alpha[:slot].sum()),
         downstream_alpha=float(alpha[slot + 1 :].sum()),
     )
 
 
 def report_slots(table: SlotTable, env: int, space: ActionSpace) -> list[SeedStateReport]:
-    """The reports of all slots of one environment, upstream first."""
+    """Return the reports of all slots of one environment, upstream first."""
     return [report_slot(table, env, slot, space) for slot in range(table.num_slots)]

@@ -1,6 +1,6 @@
-"""What an epoch measured (facts) and what those facts amount to (signals), as arrays ``[env]``.
+"""Facts (measurements of one epoch) and signals (facts with their trends), as arrays ``[env]``.
 
-The environment measures facts; ``tamiyo.tracker`` turns them into signals.
+The environment measures facts; ``tamiyo.tracker`` computes signals from them.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class RaceResult:
 
 @dataclass(frozen=True, slots=True)
 class EnvFacts:
-    """One environment's facts after one epoch; epoch 0 is the untrained host."""
+    """Measurements of one environment after one epoch; epoch 0 is the untrained host."""
 
     epoch: int
     max_epochs: int
     train_loss: float
-    """NaN at epoch 0: nothing was trained yet."""
+    """NaN at epoch 0, before any training."""
     train_score: float
     val_loss: float
     val_score: float
@@ -68,13 +68,13 @@ class EnvFacts:
     last_success: bool
     ended: bool
     rolled_back: bool
-    """The epoch broke the host down; the measurements are those of the state it returned to."""
+    """The host diverged in this epoch; the measurements are those of the restored state."""
     minibatches: int
-    """Trained since the episode began."""
+    """Training minibatches since the start of the episode."""
     minibatches_left: float = math.nan
-    """Of the network as it stands, for what is left of the budget; NaN where compute is free."""
+    """Minibatches that the rest of the budget pays for at the present network size; NaN without a budget."""
     candidate_cost: float = math.nan
-    """Compute of a seed that can be planted, on average, by that of the network; NaN likewise."""
+    """Mean compute of selectable seeds, divided by that of the network; NaN without a budget."""
     cost: float = math.nan
     """FLOPs of one forward pass of the present network, for a batch of fixed size; NaN where not counted."""
     race: RaceResult | None = None
@@ -83,7 +83,7 @@ class EnvFacts:
 
 @dataclass(frozen=True, slots=True)
 class EpochFacts:
-    """The facts of all environments, every array ``[env]``."""
+    """Facts of all environments, every array ``[env]``; fields as in ``EnvFacts``."""
 
     epoch: IntArray
     max_epochs: IntArray
@@ -107,7 +107,7 @@ class EpochFacts:
 
     @classmethod
     def stack(cls, rows: Sequence[EnvFacts]) -> EpochFacts:
-        """Put the facts of single environments side by side."""
+        """Return the facts of several environments as arrays."""
         names = [f.name for f in fields(cls) if f.name != "races"]
         columns = {name: np.array([getattr(row, name) for row in rows]) for name in names}
         return cls(**columns, races=tuple(row.race for row in rows))
@@ -115,11 +115,11 @@ class EpochFacts:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSignals:
-    """The facts and their trends, every array ``[env]`` or ``[env, 5]`` (histories, oldest first)."""
+    """Facts and their trends, every array ``[env]``, histories ``[env, 5]`` with the oldest value first."""
 
     facts: EpochFacts
     loss_delta: FloatArray
-    """Previous minus present validation loss: improvement is positive."""
+    """Previous minus present validation loss, positive for an improvement."""
     score_delta: FloatArray
     plateau_epochs: IntArray
     stabilised: BoolArray
@@ -128,5 +128,5 @@ class TrainingSignals:
     best_score: FloatArray
     best_loss: FloatArray
     gain_ratio: FloatArray
-    """Fall of the loss since the last seed's birth, by what the trend before it promised; NaN where no seed
-    was planted or nothing was promised."""
+    """Decrease of the loss since the last germination, divided by the decrease that the trend before it
+    predicts; NaN without a germination or without a falling trend."""

@@ -13,10 +13,10 @@ _SLOT_ID = re.compile(r"[^\s@:,]+")
 
 @dataclass(frozen=True, slots=True)
 class SlotConfig:
-    """The slots of a host in the order in which the forward pass meets them.
+    """Slot ids of a host in the order of the forward pass.
 
-    Ids are ``r{row}c{column}`` in built-in hosts, names of submodules in a network of one's own; the position
-    in ``slot_ids`` is the index used by every array.
+    Ids are ``r{row}c{column}`` in built-in hosts and names of submodules in a user's network. The position in
+    ``slot_ids`` is the slot index of every array.
     """
 
     slot_ids: tuple[str, ...]
@@ -34,12 +34,12 @@ class SlotConfig:
 
     @classmethod
     def default(cls) -> SlotConfig:
-        """Three slots in one row: r0c0, r0c1, r0c2."""
+        """Return three slots in one row: r0c0, r0c1, r0c2."""
         return cls.of_count(3)
 
     @classmethod
     def of_count(cls, count: int) -> SlotConfig:
-        """``count`` slots in one row."""
+        """Return ``count`` slots in one row."""
         return cls(tuple(f"r0c{column}" for column in range(count)))
 
     @property
@@ -55,7 +55,11 @@ class SlotConfig:
             ) from None
 
     def select(self, wanted: Iterable[str]) -> tuple[bool, ...]:
-        """Which slots are among ``wanted``, one flag per slot; an unknown id is an error."""
+        """Return one flag per slot, true for the ids in ``wanted``.
+
+        Raises:
+            SlotError: An id is unknown, or ``wanted`` is empty.
+        """
         chosen = {self.index_of(slot_id) for slot_id in wanted}
         if not chosen:
             raise SlotError(f"no slot was enabled; this model's slots are {', '.join(self.slot_ids)}")

@@ -1,8 +1,7 @@
-"""All slot state of all environments, as arrays ``[env, slot]``.
+"""State of all slots of all environments, as arrays ``[env, slot]``.
 
-One owner per counter: ``kasmina.lifecycle`` moves stages, ticks ages and ramps; the environment
-writes measurements through the ``record_*`` methods; everybody else reads. A measurement that was
-never made is NaN (or -1 for counts), never 0: unknown is a value of its own.
+``kasmina.lifecycle`` writes stages, ages and ramps; the environment writes measurements through the
+``record_*`` methods; all other code only reads. Missing measurements are NaN (-1 for counts), never 0.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
 from esper.leyline.stages import IN_FORWARD, IS_LIVE, IS_OCCUPIED, Stage
 
 NEVER: Final = -1
-"""Epochs since a measurement that was never made."""
+"""Value of ``epochs_since_measured`` before the first measurement."""
 NO_BLUEPRINT: Final = -1
 
 
 @dataclass(slots=True)
 class SlotTable:
-    """Struct of arrays, every one ``[env, slot]``."""
+    """Slot state as a struct of arrays, every array ``[env, slot]``."""
 
     enabled: BoolArray
     stage: IntArray
     seed_id: IntArray
-    """Serial number of the seed within its episode, -1 when empty; the next one is per environment."""
+    """Serial number of the seed within its episode, counted per environment; -1 for an empty slot."""
     blueprint: IntArray
     style: IntArray
     age: IntArray
@@ -43,11 +42,11 @@ class SlotTable:
     ramp_elapsed: IntArray
     ramp_curve: IntArray
     leaving: BoolArray
-    """A prune ramp is under way."""
+    """The seed is being pruned: its alpha ramps down to 0."""
 
     seed_params: IntArray
     contribution: FloatArray
-    """Points of score lost when this slot alone is off; NaN while unknown."""
+    """Points of score lost when this slot alone is off; NaN if not measured."""
     contribution_error: FloatArray
     contribution_velocity: FloatArray
     shapley: FloatArray
@@ -59,12 +58,12 @@ class SlotTable:
     gradient_health: FloatArray
     previous_health: FloatArray
     vanishing: FloatArray
-    """1.0, 0.0 or NaN while unknown; ``exploding`` likewise."""
+    """1.0 or 0.0, NaN if not measured; the same holds for ``exploding``."""
     exploding: FloatArray
 
     @classmethod
     def empty(cls, num_envs: int, num_slots: int) -> Self:
-        """A table of dormant, enabled slots."""
+        """Return a table of dormant, enabled slots."""
         arrays: dict[str, Any] = {}
         for field in fields(cls):
             blank = _BLANK[field.name]
@@ -81,34 +80,34 @@ class SlotTable:
         return int(self.stage.shape[1])
 
     def row(self, env: int) -> SlotTable:
-        """The table of one environment, sharing memory with this one."""
+        """Return the table of one environment as a view that shares memory with this one."""
         return SlotTable(**{name: array[env : env + 1] for name, array in self.arrays().items()})
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Every array by name."""
+        """Return every array by field name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def copy(self) -> SlotTable:
         return SlotTable(**{name: array.copy() for name, array in self.arrays().items()})
 
     def assign(self, other: SlotTable) -> None:
-        """Overwrite this table's memory with the contents of ``other``."""
+        """Copy the values of ``other`` into the arrays of this table."""
         for name, array in other.arrays().items():
             getattr(self, name)[...] = array
 
     def clear(self, env: int, slot: int) -> None:
-        """Forget the seed of one slot; whether the slot is enabled stays."""
+        """Reset all columns of one slot, except ``enabled``, to the values of an empty slot."""
         for name, array in self.arrays().items():
             if name != "enabled":
                 array[env, slot] = _BLANK[name]
 
     def plain(self) -> dict[str, Any]:
-        """The columns as lists."""
+        """Return every column as nested lists, for JSON."""
         return {name: array.tolist() for name, array in self.arrays().items()}
 
     @classmethod
     def from_plain(cls, columns: dict[str, Any]) -> SlotTable:
-        """The table of which ``plain`` gave the columns."""
+        """Return the table whose ``plain()`` is ``columns``."""
         table = cls.empty(len(columns["stage"]), len(columns["stage"][0]))
         for name, array in table.arrays().items():
             array[...] = columns[name]
@@ -128,16 +127,16 @@ class SlotTable:
 
     @property
     def ramping(self) -> BoolArray:
-        """Alpha is on its way to its target."""
+        """Slots whose alpha has not reached its target yet."""
         return self.in_forward & (self.ramp_elapsed < self.ramp_epochs)
 
     @property
     def measured(self) -> BoolArray:
-        """The contribution is known."""
+        """Slots with a measured contribution."""
         return ~np.isnan(self.contribution)
 
     def record_contribution(self, env: int, slot: int, value: float, error: float) -> None:
-        """Store a fresh contribution; its velocity is an EMA (0.7 old, 0.3 new) of the changes."""
+        """Store a measured contribution; its velocity is an EMA (0.7 old, 0.3 new) of the changes."""
         previous = self.contribution[env, slot]
         if not np.isnan(previous):
             old = self.contribution_velocity[env, slot]
@@ -158,7 +157,7 @@ class SlotTable:
         vanishing: bool,
         exploding: bool,
     ) -> None:
-        """Store this epoch's gradient statistics of a seed; the last health becomes the previous."""
+        """Store the gradient statistics of an epoch; the last health moves to ``previous_health``."""
         self.previous_health[env, slot] = self.gradient_health[env, slot]
         self.gradient_norm[env, slot] = norm
         self.gradient_norm_ratio[env, slot] = ratio
@@ -173,4 +172,4 @@ _BLANK: Final[Mapping[str, bool | int | float]] = (
     | {"enabled": True, "stage": int(Stage.DORMANT), "seed_id": -1, "blueprint": NO_BLUEPRINT}
     | {"alpha": 0.0, "alpha_from": 0.0, "alpha_target": 0.0, "epochs_since_measured": NEVER}
 )
-"""What every column of a slot without a seed holds."""
+"""Value of every column in a slot without a seed."""

@@ -1,8 +1,6 @@
-"""The ten stages of a slot and the one table of legal moves between them.
+"""Stages of a slot and the table of legal moves between them.
 
-Every predicate about stages (which are live, which take part in the forward pass, which are
-cooling down) is computed from ``LEGAL_MOVES``, so that a change of the lifecycle is a change of
-one table.
+All sets of stages (live, in the forward pass, cooling down) are derived from ``LEGAL_MOVES``.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +13,7 @@ from numpy.typing import NDArray
 
 
 class Stage(IntEnum):
-    """What a slot holds; the value is the index in the observation's one-hot block."""
+    """Stage of a slot; the value is its index in the observation's one-hot block."""
 
     UNKNOWN = 0
     DORMANT = 1
@@ -49,12 +47,12 @@ LEGAL_MOVES: Final[Mapping[Stage, frozenset[Stage]]] = MappingProxyType(
 
 
 def is_legal_move(origin: Stage, target: Stage) -> bool:
-    """Whether the lifecycle allows ``origin`` → ``target`` in one move."""
+    """Return whether the lifecycle allows ``origin`` → ``target`` in one move."""
     return target in LEGAL_MOVES[origin]
 
 
 def _reachable(start: Stage, *, without: Stage) -> frozenset[Stage]:
-    """Stages reachable from ``start`` (itself included) along legal moves that avoid ``without``."""
+    """Return the stages reachable from ``start``, itself included, along moves that avoid ``without``."""
     found = {start}
     frontier = [start]
     while frontier:
@@ -73,13 +71,13 @@ def _lookup(stages: Iterable[Stage]) -> NDArray[np.bool_]:
 
 
 LIVE_STAGES: Final = frozenset(s for s in Stage if Stage.PRUNED in LEGAL_MOVES[s])
-"""A seed is attached and could still be pruned."""
+"""Stages with an attached seed that can still be pruned."""
 FORWARD_STAGES: Final = _reachable(Stage.BLENDING, without=Stage.PRUNED)
-"""The seed changes the value of the forward pass."""
+"""Stages whose seed changes the output of the forward pass."""
 COOLING_STAGES: Final = _reachable(Stage.PRUNED, without=Stage.DORMANT)
-"""The slot is on its way back to empty."""
+"""Stages of a slot between the removal of a seed and DORMANT."""
 OCCUPIED_STAGES: Final = _reachable(Stage.GERMINATED, without=Stage.PRUNED)
-"""A seed module sits in the slot: live or fossilized."""
+"""Stages with an attached seed, live or fossilized."""
 
 IS_LIVE: Final = _lookup(LIVE_STAGES)
 IN_FORWARD: Final = _lookup(FORWARD_STAGES)

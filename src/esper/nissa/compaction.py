@@ -12,10 +12,10 @@ from pathlib import Path
 
 import duckdb
 
+from esper.files.atomic_write import name_folder, partial_of
+from esper.files.row_files import RowSpan, parquet_path, row_files, split_lines
 from esper.leyline.columns import COLUMNS
-from esper.leyline.durable import name_folder, partial_of
 from esper.leyline.errors import EsperError
-from esper.leyline.run_files import RowSpan, parquet_path, row_files, split_lines
 
 
 class CompactionError(Exception):

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from esper.leyline import limits
-from esper.leyline.events import EpisodeRow, ResourceRow, Row, RunRow, SeedRow, UpdateRow
+from esper.leyline import thresholds as limits
 from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.rank_correlation import Rewarded, reward_correlation
+from esper.leyline.rows import EpisodeRow, ResourceRow, Row, RunRow, SeedRow, UpdateRow
 from esper.leyline.stages import Stage
 
 RUN: Final = "run"

@@ -14,7 +14,7 @@ import msgspec
 
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError
-from esper.leyline.events import Row
+from esper.leyline.rows import Row
 
 
 class RowError(EsperError):

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from esper.files.row_files import TELEMETRY, unfinished_path
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.events import TABLES_OF_DETAIL, Detail, Row
-from esper.leyline.run_files import TELEMETRY, unfinished_path
+from esper.leyline.rows import TABLES_OF_DETAIL, Detail, Row
 from esper.nissa.encoding import RowEncoder
 
 

@@ -1,6 +1,6 @@
 """The alert rules, as one table: what is wrong, how sure that must be, and what to do about it.
 
-Every limit is one of ``leyline.limits``; ``nissa.watch`` evaluates the table, once for all readers.
+Every limit is one of ``leyline.thresholds``; ``nissa.watch`` evaluates the table, once for all readers.
 ``python -m esper.nissa.rules > docs/alerts.md`` writes the reference that users read.
 """
 
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, get_type_hints
 
-from esper.leyline import limits
+from esper.leyline import thresholds as limits
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.events import EpisodeRow, ResourceRow, Row, SeedRow, Severity, UpdateRow
+from esper.leyline.rows import EpisodeRow, ResourceRow, Row, SeedRow, Severity, UpdateRow
 from esper.nissa import conditions
 from esper.nissa.conditions import Look
 
@@ -204,7 +204,7 @@ _REFERENCE: Final = """\
 # What raises an alert
 
 Made by `python -m esper.nissa.rules > docs/alerts.md` from the table in
-`src/esper/nissa/rules.py`, whose limits stand in `src/esper/leyline/limits.py`; a test keeps the
+`src/esper/nissa/rules.py`, whose limits stand in `src/esper/leyline/thresholds.py`; a test keeps the
 two equal.
 
 An alert is one row of the table `alert` when its condition begins and one when it ends, for each

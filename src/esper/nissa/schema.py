@@ -5,13 +5,13 @@ import sys
 from typing import Final
 
 from esper.leyline.columns import COLUMNS, ColumnSpec
-from esper.leyline.events import SCHEMA_VERSION, TABLES, UNIT_RANGES
+from esper.leyline.rows import SCHEMA_VERSION, TABLES, UNIT_RANGES
 
 _HEADER: Final = """\
 # What a run records
 
 Made by `python -m esper.nissa.schema > docs/metrics.md` from the row types in
-`src/esper/leyline/events.py`; a test keeps the two equal.
+`src/esper/leyline/rows.py`; a test keeps the two equal.
 
 A run's directory holds its rows in `telemetry/`: `rows-00000.jsonl` and so on, one JSON object
 per line, which begins with the name of its table, and folders such as `rows-00000-00040` with one

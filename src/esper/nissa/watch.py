@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, Row, RunRow, SeedRow, TransitionRow, UpdateRow
+from esper.leyline.rows import AlertRow, EnvRow, EpisodeRow, Row, RunRow, SeedRow, TransitionRow, UpdateRow
 from esper.leyline.stages import OCCUPIED_STAGES
 from esper.nissa.conditions import Past, Reading
 from esper.nissa.rules import GOVERNOR_RULES, RULES, Rule

@@ -19,12 +19,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
+from esper.files.atomic_write import SaveError, write_durably
+from esper.files.row_files import TELEMETRY, RowMark, lines_path, parquet_path, row_files, unfinished_path
+from esper.files.writer_lock import WriterLock
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.errors import EsperError, RunDirectoryError
-from esper.leyline.events import TABLES, TABLES_OF_DETAIL, AlertRow, Detail, ResourceRow, Row
-from esper.leyline.lock import WriterLock
-from esper.leyline.run_files import TELEMETRY, RowMark, lines_path, parquet_path, row_files, unfinished_path
+from esper.leyline.rows import TABLES, TABLES_OF_DETAIL, AlertRow, Detail, ResourceRow, Row
 from esper.nissa.compaction import CompactionError, compact, remove
 from esper.nissa.encoding import RowEncoder, RowError
 from esper.nissa.journal import open_to_append, write_all
@@ -109,7 +109,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         now = self._clock()
         table = TABLE_OF.get(type(row))
         if table is None:
-            raise RowError(f"{type(row).__name__} belongs to no table of leyline.events.TABLES")
+            raise RowError(f"{type(row).__name__} belongs to no table of leyline.rows.TABLES")
         if table not in TABLES_OF_DETAIL[self.detail]:
             return
         self._buffer += self._encoders[table].line(row, now - self.began)

@@ -6,7 +6,7 @@ from pathlib import Path
 from esper.karn.run import read_rows
 from esper.kasmina.checkpoint import network_state, save
 from esper.leyline.errors import InterruptedRunError
-from esper.leyline.events import EpochRow
+from esper.leyline.rows import EpochRow
 from esper.nissa.writer import RunWriter
 from esper.run.factories import build_controller, build_task, build_vector, describe_run, one_thread
 from esper.run.row_sink import RowSink

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from esper.leyline import ActionSpace, Controller, SlotConfig
-from esper.leyline.events import RunRow
+from esper.leyline.rows import RunRow
 from esper.run.provenance import run_row
 from esper.run.run_config import RunConfig
-from esper.simic.config import TrainingConfig
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.registry import ControllerSettings, make_controller
 from esper.tolaria.devices import Device, device_of
 from esper.tolaria.env import MorphEnv

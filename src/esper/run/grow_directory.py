@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from esper.files.row_files import RowMark
 from esper.karn.run import read_rows
 from esper.kasmina.checkpoint import save
 from esper.leyline.errors import EsperError, RunDirectoryError
-from esper.leyline.events import RunRow
 from esper.leyline.protocols import EventSink
-from esper.leyline.run_files import RowMark
+from esper.leyline.rows import RunRow
 from esper.nissa.writer import RunWriter
 from esper.run.provenance import run_row
 from esper.run.resume_check import changed_settings

@@ -6,22 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
+from esper.files.atomic_write import SaveError, write_durably
+from esper.files.row_files import TELEMETRY
+from esper.files.writer_lock import LOCK_FILE
 from esper.karn.run import read_rows
-from esper.leyline.durable import SaveError, write_durably
 from esper.leyline.errors import RunDirectoryError
-from esper.leyline.events import RunRow
-from esper.leyline.lock import LOCK_FILE
-from esper.leyline.run_files import TELEMETRY
+from esper.leyline.rows import RunRow
 from esper.nissa.journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.run.factories import describe_run, one_thread, preset_of
 from esper.run.row_sink import RowSink
 from esper.run.train_checkpoint import CONFIG_FILE, load_latest, save_state
 from esper.simic.agent.ppo import PolicyDivergedError
-from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
-from esper.simic.training.meeting import MeetingError
-from esper.simic.training.vectorized import Iteration, Trainer
+from esper.simic.training.handshake import HandshakeError
+from esper.simic.training.trainer import Iteration, Trainer
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy.checkpoint import TrainedOn, save_policy
 from esper.tamiyo.policy.observer import check_capacity
 from esper.tolaria.data import digest_of
@@ -118,7 +118,7 @@ def _iterations(trainer: Trainer) -> Iterator[Iteration]:
         if exchange.world_size() > 1:
             unlike = exchange.unlike_first(digest_of(*trainer.policy.state_dict().values()))
             if unlike:
-                raise MeetingError(
+                raise HandshakeError(
                     f"after iteration {trainer.iteration} the policy of rank {_listed(unlike)} is not that of"
                     " rank 0, since their processors compute differently; use machines of one kind"
                 )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from esper.leyline import HEAD_NAMES, OP_NAMES, STAGE_NAMES, ActionSpace
-from esper.leyline.events import SCHEMA_VERSION, RunRow
+from esper.leyline.rows import SCHEMA_VERSION, RunRow
 
 LIBRARIES = ("torch", "numpy", "pydantic", "msgspec", "rich", "safetensors")
 

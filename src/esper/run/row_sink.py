@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from esper.karn.run import read_rows
-from esper.leyline.events import (
+from esper.leyline.rows import (
     AlertRow,
     Detail,
     EpisodeRow,
@@ -22,7 +22,7 @@ from esper.leyline.events import (
     TransitionRow,
     UpdateRow,
 )
-from esper.leyline.limits import DETAIL_EPOCHS, DETAIL_ITERATIONS
+from esper.leyline.thresholds import DETAIL_EPOCHS, DETAIL_ITERATIONS
 from esper.nissa.rules import MACHINE_RULES
 from esper.nissa.watch import Watch
 from esper.nissa.writer import RunWriter

@@ -12,15 +12,15 @@ from typing import Annotated, Final
 
 import msgspec
 
+from esper.files.atomic_write import write_durably
+from esper.files.row_files import TELEMETRY, RowMark, check_layout, row_files
 from esper.karn.run import read_rows
-from esper.leyline.durable import write_durably
 from esper.leyline.errors import UNREADABLE, EsperError, RunDirectoryError
-from esper.leyline.events import RunRow, UpdateRow
-from esper.leyline.run_files import TELEMETRY, RowMark, check_layout, row_files
+from esper.leyline.rows import RunRow, UpdateRow
 from esper.run.resume_check import check_same_settings
 from esper.run.run_config import checked, read_settings
-from esper.simic.config import TrainingConfig
-from esper.simic.training.vectorized import OPTIMISER_FILE, PROGRESS_FILE, Trainer
+from esper.simic.training.trainer import OPTIMISER_FILE, PROGRESS_FILE, Trainer
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy.checkpoint import (
     POLICY_FILE,
     SEAL_FILE,

@@ -15,7 +15,7 @@ from typing import Final, Literal
 from pydantic import Field, model_validator
 
 from esper.karn.run import Run, State, open_run
-from esper.leyline.events import Row, RunRow
+from esper.leyline.rows import Row, RunRow
 from esper.nissa.exporters.points import ExportError, exported_types, points_of
 from esper.nissa.exporters.tensorboard import TensorBoardExporter
 from esper.nissa.exporters.trackers import TrackerExporter, trackio_exporter, wandb_exporter

@@ -12,7 +12,7 @@ from esper.karn.questions.progress import progress
 from esper.karn.run import Run, open_run
 from esper.karn.terminal import TerminalView
 from esper.leyline.errors import EsperError
-from esper.leyline.events import RunRow
+from esper.leyline.rows import RunRow
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR

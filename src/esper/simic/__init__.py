@@ -1,1 +1,1 @@
-"""Selection pressure: rewards, PPO, the training loop."""
+"""Reinforcement learning of a policy: rewards, PPO, the training loop, oracle environments."""

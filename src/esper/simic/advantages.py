@@ -1,4 +1,4 @@
-"""Advantages as a pure function of tensors ``[env, step]``."""
+"""Advantage estimation, pure functions of tensors ``[env, step]``."""
 
 import torch
 from torch import Tensor
@@ -14,13 +14,13 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Tensor:
-    """Generalised advantage estimation (GAE, Schulman et al. 2016), all tensors ``[env, step]``.
+    """Return generalised advantage estimates (GAE, Schulman et al. 2016), all tensors ``[env, step]``.
 
     d_t = r_t + gamma · (1 − terminated_t) · v'_t − v_t
     A_t = d_t + gamma · lam · (1 − ended_t) · A_{t+1},  A_T = 0
 
-    ``next_values`` v'_t belong to the state that step t reached before any reset: an episode that was
-    only cut off bootstraps from it, a terminated one does not. ``ended`` is true for both.
+    ``next_values`` v'_t is the value of the state that step t reached, before any reset. A truncated episode
+    bootstraps from it, a terminated one does not; ``ended`` is true for both.
     """
     continues = (~ended).to(values.dtype)
     deltas = rewards + gamma * (~terminated).to(values.dtype) * next_values - values
@@ -33,9 +33,9 @@ def gae(
 
 
 def normalise(advantages: Tensor, free: Tensor, eps: float = 1e-8) -> Tensor:
-    """Mean 0, standard deviation 1 over the rows ``free [env, step]`` that had a choice, 0 elsewhere.
+    """Return (A − mean) / (std + eps) over the rows where ``free [env, step]`` is true, 0 elsewhere.
 
-    Forced rows carry no policy gradient, so they must not set its scale either, nor count in the loss.
+    ``free`` marks rows with a choice. Rows without one have no policy gradient and must not set its scale.
     """
     counted = advantages[free]
     if counted.numel() == 0:

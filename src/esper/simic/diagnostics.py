@@ -1,4 +1,4 @@
-"""Numbers about an update: fit of the critic, spread of the ratio, and who is to blame when it explodes."""
+"""Diagnostics of a policy update: fit of the critic, non-finite inputs, exploding probability ratios."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import torch
 from torch import Tensor
 
 from esper.leyline import HEAD_NAMES
-from esper.leyline.limits import RATIO_RANGE
+from esper.leyline.thresholds import RATIO_RANGE
 
 VARIANCE_FLOOR: Final = 1e-2
-"""Returns that hardly vary cannot be explained better than noise: their variance counts as this."""
+"""Lower bound of the variance of returns; without it nearly constant returns give meaningless fits."""
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """1 − var(returns − values) / max(var(returns), floor)."""
+    """Return 1 − var(returns − values) / max(var(returns), floor)."""
     residual = (returns - values).var(correction=0)
     return float(1 - residual / returns.var(correction=0).clamp_min(VARIANCE_FLOOR))
 
 
 def value_nrmse(values: Tensor, returns: Tensor) -> float:
-    """Error of the values over the spread of the returns, floored like the explained variance."""
+    """Return the normalised RMS error sqrt(mean((returns − values)²) / max(var(returns), floor))."""
     error = (returns - values).square().mean()
     return float((error / returns.var(correction=0).clamp_min(VARIANCE_FLOOR)).sqrt())
 
 
 def correlation(a: Tensor, b: Tensor) -> float | None:
-    """Pearson's correlation; ``None`` where one of them does not vary."""
+    """Return Pearson's correlation; ``None`` if one of the tensors is constant."""
     spread = a.std(correction=0) * b.std(correction=0)
     if spread < 1e-8:
         return None
@@ -37,7 +37,7 @@ def correlation(a: Tensor, b: Tensor) -> float | None:
 
 
 def first_non_finite(**rows: Tensor) -> str | None:
-    """Where the first number that is not finite stands, in words; every tensor is ``[env, step]``."""
+    """Describe the first non-finite number in the tensors ``[env, step]``; None if all are finite."""
     for name, values in rows.items():
         broken = ~torch.isfinite(values)
         if broken.any():
@@ -48,7 +48,7 @@ def first_non_finite(**rows: Tensor) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RatioExplosionDiagnostic:
-    """The row whose probability changed most, and the head that changed it."""
+    """Decision with the most extreme probability ratio, and the head with the largest change."""
 
     env: int
     step: int
@@ -62,9 +62,15 @@ class RatioExplosionDiagnostic:
     def of(
         cls, log_ratio: Tensor, log_probs: Tensor, old_log_probs: Tensor, actions: Tensor
     ) -> RatioExplosionDiagnostic | None:
-        """The worst row of ``log_ratio [env, step]`` if its ratio left the allowed range.
+        """Return the diagnostic of the largest |log ratio|, None if all ratios are in ``RATIO_RANGE``.
 
-        By logarithms: ratios overflow long before them, and then all look alike.
+        Logarithms are compared, since ratios overflow to inf.
+
+        Args:
+            log_ratio: ``[env, step]``, log of new over old probability of the whole action.
+            log_probs: ``[env, step, 8]``, new log-probabilities.
+            old_log_probs: ``[env, step, 8]``.
+            actions: ``[env, step, 8]``.
         """
         low, high = map(math.log, RATIO_RANGE)
         if bool(((log_ratio <= high) & (log_ratio >= low)).all()):

@@ -1,7 +1,7 @@
-"""The terms of the PPO objective, pure functions of tensors ``[env, step]``.
+"""Terms of the PPO objective, pure functions of tensors ``[env, step]``.
 
-Every sum is divided by ``rows``, a number of rows of the whole rollout, so that the gradients of
-shards add up to the gradient of the batch.
+Every sum is divided by ``rows``, a number of rows of the whole rollout, so the gradients of shards add up to
+the gradient of the batch.
 """
 
 from typing import Final, NamedTuple
@@ -12,17 +12,17 @@ from torch import Tensor
 from esper.leyline import Head
 
 HEAD_ENTROPY_WEIGHTS: Final = (1.0, 1.0, 1.5, 1.2, 1.5, 1.2, 1.3, 1.3)
-"""Per head, in ``Head`` order: heads that are read rarely need more push to stay open."""
+"""Weight of each head in ``Head`` order; heads that few ops read get a larger one."""
 KEPT_OPEN: Final = (Head.BLUEPRINT, Head.TEMPO)
-"""Heads that decide what grows and how, and are read only where a seed germinates."""
+"""Heads with an entropy floor. Only GERMINATE reads them, so they collapse before they are explored."""
 
 
 class PolicyLoss(NamedTuple):
-    """The clipped surrogate and what it was made of."""
+    """Clipped surrogate loss and the log ratios."""
 
     loss: Tensor
     log_ratio: Tensor
-    """``[env, step]``, of new over old probability of the whole action."""
+    """``[env, step]``, log of new over old probability of the whole action."""
 
 
 def policy_loss(
@@ -34,10 +34,17 @@ def policy_loss(
     rows: int,
     per_head: bool = False,
 ) -> PolicyLoss:
-    """PPO's clipped surrogate −min(r·A, clip(r, 1 ± clip)·A); r is the joint ratio of the heads read.
+    """Return the clipped surrogate loss −Σ min(r·A, clip(r, 1 ± clip)·A) / rows.
 
-    ``log_probs [env, step, 8]`` are 0 for heads that were not read. With ``per_head`` every head is
-    clipped by itself and the surrogates are added.
+    r = exp(Σ_h log p_h − log p_h,old) is the joint ratio over the heads h.
+
+    Args:
+        log_probs: ``[env, step, 8]``, 0 for heads that were not read.
+        old_log_probs: ``[env, step, 8]``.
+        advantages: A ``[env, step]``.
+        clip: Clipping range of the ratio.
+        rows: Divisor of the sum.
+        per_head: Clip the ratio of each head by itself and add the surrogates.
     """
     difference = log_probs - old_log_probs
     log_ratio = difference.sum(dim=-1)
@@ -56,7 +63,10 @@ def _surrogate(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None, rows: int
 ) -> Tensor:
-    """Half the squared error; with ``clip`` the worse of it and that of the clipped prediction."""
+    """Return ½ Σ (V − R)² / rows, all tensors ``[env, step]``.
+
+    With ``clip`` the error of a row is the larger one of V and V_old + clip(V − V_old, ± clip).
+    """
     error = (values - returns).square()
     if clip is not None:
         clipped = old_values + (values - old_values).clamp(-clip, clip)
@@ -65,17 +75,17 @@ def value_loss(
 
 
 def entropy_bonus(entropies: Tensor, has_choice: Tensor, *, rows: int) -> Tensor:
-    """Weighted entropies ``[env, step, 8]`` of the heads that had a choice."""
+    """Return Σ w_h·H_h / rows over entropies ``[env, step, 8]`` where ``has_choice`` is true."""
     weights = entropies.new_tensor(HEAD_ENTROPY_WEIGHTS)
     return (entropies * has_choice * weights).sum() / rows
 
 
 def closing_penalty(entropies: Tensor, has_choice: Tensor, *, floor: float, rows: int) -> Tensor:
-    """How far the entropies ``[env, step, 8]`` of the heads to keep open lie below ``floor``."""
+    """Return Σ max(floor − H_h, 0) / rows over entropies ``[env, step, 8]`` of the heads ``KEPT_OPEN``."""
     heads = list(KEPT_OPEN)
     return ((floor - entropies[..., heads].clamp(min=0)).relu() * has_choice[..., heads]).sum() / rows
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """The k3 estimate of KL(old ‖ new) per row: (r − 1) − ln r, never negative."""
+    """Return the k3 estimate of KL(old ‖ new) per row: (r − 1) − ln r ≥ 0."""
     return log_ratio.exp() - 1 - log_ratio

@@ -1,4 +1,4 @@
-"""What settings of runs, trainings and studies have in common: their types and ranges, and the hardware."""
+"""Settings that runs, trainings and studies share: field types, ranges, hardware and episodes."""
 
 import re
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_va
 from esper.leyline.errors import EsperError
 
 MOST: Final = 1_000_000
-"""Largest count that a setting may ask for: beyond, memory ends before the run does."""
+"""Largest count that a setting accepts."""
 MOST_SLOTS: Final = 1_000
 
 
 @contextmanager
 def _collected() -> Iterator[None]:
-    """What is refused inside becomes an error that pydantic reports with whatever else is wrong."""
+    """Convert ``EsperError`` to ``ValueError``, so that pydantic reports it with all other errors."""
     try:
         yield
     except EsperError as error:
@@ -39,16 +39,12 @@ def _known_devices(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _known_device(name: str) -> str:
-    return _known_devices((name,))[0]
-
-
 TaskName = Annotated[str, AfterValidator(_known_task)]
 PREFIXES: Final = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 
 
 def _flops(given: object) -> object:
-    """A number of FLOPs, from text such as 0.5T or 3e9 or from a number."""
+    """Convert text such as 0.5T or 3e9, or a number, to a number of FLOPs."""
     found = re.fullmatch(r"(\d{1,19}(?:\.\d{1,9})?(?:e\d{1,2})?)([MGTP]?)", str(given))
     if found is None or isinstance(given, bool):
         raise ValueError("a budget is a number of FLOPs such as 0.5T, 200G or 3e9")
@@ -56,13 +52,13 @@ def _flops(given: object) -> object:
 
 
 Flops = Annotated[int, BeforeValidator(_flops), Field(ge=1, le=10**18)]
-DeviceName = Annotated[str, AfterValidator(_known_device)]
+DeviceName = Annotated[str, AfterValidator(lambda name: _known_devices((name,))[0])]
 DeviceNames = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS), AfterValidator(_known_devices)]
 AmpName = Literal["off", "bfloat16", "float16"]
 
 
 class Hardware(BaseModel):
-    """Where hosts and policies run, and in what precision hosts and seeds are trained."""
+    """Devices of hosts and policy, and precision of training."""
 
     devices: DeviceNames = Field(
         ("cpu",), description="Devices of the hosts, dealt out in turn: cpu, cuda, or cuda:0 cuda:1 …"
@@ -82,12 +78,12 @@ class Hardware(BaseModel):
 
     @property
     def environments(self) -> int:
-        """How many hosts there are to run."""
+        """Number of hosts to train."""
         return 1
 
 
 class EpisodeSettings(Hardware):
-    """Which episodes a run or a training consists of."""
+    """Task and length of the episodes of a run or training."""
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
     steps: int | None = Field(None, ge=1, le=MOST, description="Host epochs per episode; else the preset's.")
@@ -99,5 +95,5 @@ class EpisodeSettings(Hardware):
     @model_validator(mode="after")
     def _has_one_length(self) -> Self:
         if self.budget is not None and self.steps is not None:
-            raise ValueError("budget and steps both say how long an episode is; leave one of them out")
+            raise ValueError("budget and steps both set the length of an episode; leave one of them out")
         return self

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from esper.leyline.durable import write_durably
+from esper.files.atomic_write import write_durably
+from esper.files.writer_lock import WriterLock
 from esper.leyline.errors import UNREADABLE, EsperError
-from esper.leyline.lock import WriterLock
 from esper.study.one_run import RunResult, StudyRun
 from esper.study.study_config import StudyConfig
 from esper.tamiyo.policy.checkpoint import POLICY_FILE, read_bytes, read_json

@@ -11,11 +11,11 @@ import duckdb
 import msgspec
 import numpy as np
 
+from esper.files.atomic_write import partial_of, write_durably
 from esper.karn.resampling import FloatArray
 from esper.karn.study_page import render_study
 from esper.karn.study_tables import ArmNumbers, StudyNumbers, study_tables
 from esper.kasmina.compute import ComputeLedger
-from esper.leyline.durable import partial_of, write_durably
 from esper.study.one_run import MarkResult
 from esper.study.phases import TaskResults
 from esper.study.study_config import StudyConfig

@@ -1,4 +1,4 @@
-"""Tamiyo decides: trends made of facts, and the controllers that act on them. No torch at this level."""
+"""Controllers and the trends they decide by. This level loads no torch; the policy network is below it."""
 
 from esper.tamiyo.controllers import OffController, PeriodicController, RandomController
 from esper.tamiyo.counting import CountingController

@@ -1,6 +1,6 @@
-"""Controllers that do not learn: nothing, chance, a fixed plan.
+"""Baseline controllers without learning: no growth, random actions, a fixed plan.
 
-They are the arms that a policy must beat, so they see the same facts and the same legality as it.
+They are the baselines of a policy and get the same facts and the same legal actions.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,15 @@ from esper.tamiyo.schedule import Plan
 
 
 def wait_everywhere(num_envs: int) -> IntArray:
-    """``[env, 8]``: WAIT in every environment."""
+    """Return actions ``[env, 8]`` with WAIT in every environment."""
     return np.tile(CANONICAL_ACTION, (num_envs, 1))
 
 
 def ready_to_advance(table: SlotTable, rules: LifecycleRules, legal: BoolArray) -> BoolArray:
-    """``[env, slot]``: the stage is over and nothing but ADVANCE moves it on (auto-forward is off)."""
+    """Return the slots, bool ``[env, slot]``, whose stage is complete and that wait for the op ADVANCE.
+
+    All false with auto-forward, where ADVANCE is never legal.
+    """
     incubated = (table.stage == Stage.TRAINING) & (table.epochs_in_stage >= rules.min_training_epochs)
     blended = (table.stage == Stage.BLENDING) & ~table.ramping & (table.alpha_target == 1.0)
     over: BoolArray = (table.stage == Stage.GERMINATED) | incubated | blended
@@ -40,7 +43,7 @@ def ready_to_advance(table: SlotTable, rules: LifecycleRules, legal: BoolArray) 
 
 
 class OffController:
-    """Never does anything."""
+    """Waits in every step: the host is trained without growth."""
 
     name = "off"
 
@@ -48,17 +51,17 @@ class OffController:
         self.space = space
 
     def reset(self, episode: int) -> None:
-        """Nothing to forget."""
+        """Do nothing: the controller has no state."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         return Decisions(wait_everywhere(table.num_envs))
 
 
 class RandomController:
-    """Uniform over legal ops, then over the legal slots of that op, then over each head it reads.
+    """Draws uniformly: a legal op, then a legal slot of that op, then each head that the op reads.
 
-    Row ``i`` of the table is environment ``env_indices[i]`` of the run and draws from that
-    environment's own stream: how many others there are changes nothing in it.
+    Row ``i`` of the slot table is environment ``env_indices[i]`` of the run. Each environment has its own
+    random stream, so its actions do not depend on the number of environments.
     """
 
     name = "random"
@@ -71,7 +74,7 @@ class RandomController:
         self.reset(0)
 
     def reset(self, episode: int) -> None:
-        """Begin the streams of ``episode``."""
+        """Create the random streams of ``episode``."""
         self._streams = [
             np.random.default_rng(derive_seed(self._rng_seed, "env", env, "episode", episode, "decider"))
             for env in self._env_indices
@@ -83,7 +86,7 @@ class RandomController:
         return Decisions(np.array(rows, dtype=np.int64))
 
     def _draw(self, rng: np.random.Generator, legal: BoolArray) -> IntArray:
-        """One action ``[8]`` from the legal pairs ``[op, slot]``."""
+        """Draw one action ``[8]`` from the legal pairs ``[op, slot]``."""
         action = CANONICAL_ACTION.copy()
         action[Head.OP] = op = rng.choice(np.flatnonzero(legal.any(axis=1)))
         action[Head.SLOT] = rng.choice(np.flatnonzero(legal[op]))
@@ -94,10 +97,10 @@ class RandomController:
 
 
 class PeriodicController:
-    """Follows a plan fixed in advance, the same in every environment.
+    """Follows a fixed plan of germinations, the same in every environment.
 
-    A germination due at this step comes first; otherwise a HOLDING seed is fossilized as soon as
-    that is legal, and without auto-forward the seed that is ready is moved on.
+    Order of preference per step: a germination that is due, fossilizing a seed where that is legal, advancing
+    a seed whose stage is complete (without auto-forward).
     """
 
     name = "periodic"
@@ -107,7 +110,7 @@ class PeriodicController:
         self._plan = plan
 
     def reset(self, episode: int) -> None:
-        """Nothing to forget: the plan follows each environment's own epoch."""
+        """Do nothing: the plan depends on the epoch of each environment alone."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         rules = self._space.rules

@@ -1,11 +1,11 @@
-"""The hand-written controller for tasks with a budget: grow when training on has become the worse buy.
+"""Rule-based controller for tasks with a compute budget: germinate when longer training gains too little.
 
-Compute can be doubled by training twice as long, or by training a network of twice the cost for as long. The
-first takes a share of the loss away that this run shows: the slope of its loss over log2(compute). The second
-is worth ``promise``, by power laws of the loss in size (Kaplan et al. 2020; compute is best shared out where
-both are equal, Hoffmann et al. 2022). A block multiplies the cost by less than two and gains in proportion:
-what it costs cancels. Both are relative, so they know neither the budget nor the scale of the loss, and
-nothing is planned ahead.
+Compute can be doubled by training twice as long, or by training a network of twice the cost. The relative
+loss reduction of the first is the slope of the loss over log2(compute), fitted to this run. That of the
+second is ``promise``, from power laws of the loss in model size (Kaplan et al. 2020; compute is allocated
+best where both are equal, Hoffmann et al. 2022). A block that multiplies the cost by less than two gains in
+proportion, so its cost cancels. Both reductions are relative: neither the budget nor the scale of the loss
+enters.
 """
 
 import math
@@ -22,22 +22,25 @@ from esper.tamiyo.trend import per_doubling
 
 @dataclass(frozen=True, slots=True)
 class CountingSettings:
-    """What the counting controller goes by."""
+    """Settings of the counting controller."""
 
     promise: float = 0.09
-    """Share of the loss that a network of twice the cost takes away."""
+    """Relative loss reduction expected of a network of twice the cost."""
     least_steps: int = 4
     least_minibatches: int = 500
-    """Between the ends of a fit: on less, an early plateau looks like the end."""
+    """Smallest number of minibatches in a fit; on fewer, an early plateau passes for saturation."""
     least_rise: float = math.sqrt(2.0)
-    """Of the compute over a fit, half a doubling: on less, noise that happens to rise looks like the end."""
+    """Smallest ratio of compute between end and start of a fit; on less, noise passes for saturation."""
     settling: float = 1.25
-    """A new seed disturbs the loss until the compute is so many times that of its birth."""
+    """Compute, relative to that at the last germination, from which the loss is used in a fit again."""
     blueprint: str = "stack"
 
 
 class CountingController:
-    """Plants copies upstream first, each when ``num_envs`` environments, one by one, gain too little."""
+    """Germinates one blueprint in the most upstream free slot when training gains less than ``promise``.
+
+    Each of the ``num_envs`` environments has its own loss curve.
+    """
 
     name = "counting"
 
@@ -48,7 +51,7 @@ class CountingController:
         self._curves = [_Curve() for _ in range(num_envs)]
 
     def reset(self, episode: int) -> None:
-        """Forget the losses; every environment begins anew."""
+        """Clear the loss curves of all environments."""
         self._curves = [_Curve() for _ in self._curves]
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
@@ -64,9 +67,9 @@ class CountingController:
 
 
 class _Curve:
-    """The training loss of one environment by step, every step of equal compute.
+    """Training loss of one environment by step; every step has the same compute.
 
-    Not the validation loss: its few samples are the same in every step, and gain more or less than all do.
+    The validation loss is not used: it has few samples, so its trend can differ from that of the true loss.
     """
 
     def __init__(self) -> None:
@@ -83,10 +86,10 @@ class _Curve:
         self._minibatches.append(minibatches)
 
     def gain(self, settings: CountingSettings) -> float:
-        """Share of the loss that a doubling of compute takes away, at most: the slope and one standard error.
+        """Return an upper estimate of the relative loss reduction per doubling of compute.
 
-        Fitted over the last doubling, or what of it came after the last growth had settled; infinite while
-        that is too little.
+        It is (−slope + standard error) / present loss, fitted to the last doubling of compute after the last
+        germination has settled. Infinite while there are too few points for a fit.
         """
         begin = max(round(settings.settling * self.grown_at), self.now // 2, 1)
         fitted = self._losses[begin:]

@@ -1,8 +1,7 @@
-"""The hand-written controller: plant on a plateau, keep what contributes, remove what hurts.
+"""Rule-based controller: germinate on a plateau, fossilize seeds that contribute, prune seeds that hurt.
 
-One action per environment and step, the first of these rules that finds a slot: fossilize, prune,
-advance (only without auto-forward), germinate; else wait. Every rule looks at all slots, and what is
-possible is leyline's to say.
+One action per environment and step. Rules in order: fossilize, prune, advance (only without auto-forward),
+germinate; the first one with a legal candidate slot is applied, else WAIT.
 """
 
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from esper.leyline import (
     legal_slots_by_op,
 )
 from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
-from esper.leyline.limits import CONFIDENCE_Z
 from esper.leyline.protocols import Decisions
+from esper.leyline.thresholds import CONFIDENCE_Z
 from esper.tamiyo.controllers import ready_to_advance, wait_everywhere
 from esper.tamiyo.schedule import blueprint_index
 from esper.tamiyo.tracker import SignalTracker
@@ -34,31 +33,32 @@ STRONGEST_FIRST: Final = (
     ["conv_heavy", "conv_light", "bottleneck", "depthwise", "norm", "conv_small", "attention"],
     ["mlp", "attention", "mlp_small", "lora_large", "flex_attention", "lora", "norm"],
 )
-"""Blueprints of images and of tokens."""
+"""Blueprints of image hosts and of token hosts, strongest first."""
 TEMPO: Final = Tempo.FAST
 EVALUATION_EPOCHS: Final = 1
-"""At a resting alpha, before a seed may be removed for its contribution."""
+"""Epochs at constant alpha before a seed can be pruned for its contribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeuristicSettings:
-    """What can be tuned; epochs are host epochs."""
+    """Settings of the heuristic controller; epochs are host epochs."""
 
     patience: int = 0
-    """Plateau epochs before a germination; 0 means whenever a slot is free."""
+    """Plateau epochs before a germination; 0 germinates whenever a slot is free."""
     rotation: tuple[str, ...] = ()
-    """Blueprints by name, the favourite first; empty means all of the host's, strongest first."""
+    """Names of blueprints, the preferred one first; empty means all of the host, strongest first."""
     penalty_steps: int = 10
-    """Steps for which a pruned blueprint stands behind the others; a second prune adds as many."""
+    """Steps for which a blueprint is chosen last after one of its seeds was removed; removals add up."""
     stuck_epochs: int = 5
-    """Epochs beyond its stage's own length after which a seed counts as stuck.
+    """Epochs after the regular end of its stage from which a seed counts as stuck and is pruned.
 
-    A held seed has no such length: after this many epochs its contribution decides without error bar.
+    HOLDING has no regular end: after this many epochs the sign of the contribution decides, without error
+    bar.
     """
 
 
 class HeuristicController:
-    """Applies the rules to ``num_envs`` environments; each has its own trends and penalties."""
+    """Applies the rules to ``num_envs`` environments, each with its own trends and penalties."""
 
     name = "heuristic"
 
@@ -73,7 +73,7 @@ class HeuristicController:
         self.reset(0)
 
     def reset(self, episode: int) -> None:
-        """Forget trends and penalties."""
+        """Clear trends and penalties."""
         self._tracker.reset()
         self._penalty: IntArray = np.zeros((self._shape[0], len(self._rotation)), dtype=np.int64)
         self._kept: BoolArray = np.zeros(self._shape, dtype=np.bool_)
@@ -81,7 +81,7 @@ class HeuristicController:
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         signals = self._tracker.update(facts)
-        self._note_losses(facts, table)
+        self._penalise_removals(facts, table)
         rules = self._space.rules
         legal = legal_slots_by_op(table, rules)
         worthy, unwanted = evaluate(table, rules, self._settings)
@@ -104,11 +104,11 @@ class HeuristicController:
         self._choose_seeds(actions)
         return Decisions(actions)
 
-    def _note_losses(self, facts: EpochFacts, table: SlotTable) -> None:
-        """Penalise the blueprints of seeds that went, or began to go, since the last step.
+    def _penalise_removals(self, facts: EpochFacts, table: SlotTable) -> None:
+        """Penalise the blueprints of seeds that were removed, or began their removal, since the last step.
 
-        The table is asked rather than the own prunes remembered: a seed that the governor removed has
-        failed as well, and a prune that was refused has not happened.
+        Removals are read from the slot table and not from past actions: the governor removes seeds too, and a
+        prune can be refused.
         """
         born = facts.epoch == 0
         self._penalty[born] = 0
@@ -121,9 +121,9 @@ class HeuristicController:
         self._kept, self._blueprint = kept, table.blueprint.copy()
 
     def _wants_seed(self, facts: EpochFacts, signals: TrainingSignals) -> BoolArray:
-        """``[env]``: progress has stalled, and a seed planted today could still be evaluated."""
+        """Return bool ``[env]``: on a plateau, with enough epochs left to evaluate a new seed."""
         rules = self._space.rules
-        # GERMINATED takes an epoch of its own where nothing moves by itself.
+        # Without auto-forward a seed spends one epoch in GERMINATED.
         waiting = 0 if rules.auto_forward else 1
         needed = waiting + rules.min_training_epochs + TEMPO_EPOCHS[TEMPO] + 1
         return (signals.plateau_epochs >= self._settings.patience) & (
@@ -131,12 +131,13 @@ class HeuristicController:
         )
 
     def _choose_seeds(self, actions: IntArray) -> None:
-        """Fill in what is germinated: least penalty first, then the place in the rotation."""
+        """Fill in blueprint and tempo: the blueprint with the least penalty, ties in order of rotation."""
         planting = actions[:, Head.OP] == LifecycleOp.GERMINATE
         actions[:, Head.BLUEPRINT] = self._rotation[self._penalty.argmin(axis=1)]
         actions[:, Head.TEMPO] = TEMPO
-        # A seed that does not fit, or dies in its first epoch, never shows up in the table: counting it
-        # as kept from here makes the next step see it as lost, so that it is not tried for ever.
+        # A seed that does not fit, or dies in its first epoch, never appears in the slot table. Marked as
+        # kept here, it counts as removed in the next step, so its blueprint is penalised and not retried
+        # forever.
         envs, slots = np.flatnonzero(planting), actions[planting, Head.SLOT]
         self._kept[envs, slots] = True
         self._blueprint[envs, slots] = actions[planting, Head.BLUEPRINT]
@@ -145,12 +146,13 @@ class HeuristicController:
 def evaluate(
     table: SlotTable, rules: LifecycleRules, settings: HeuristicSettings
 ) -> tuple[BoolArray, BoolArray]:
-    """``[env, slot]`` twice: seeds that are worth keeping, seeds that should go.
+    """Return two bool arrays ``[env, slot]``: seeds to fossilize and seeds to prune.
 
-    What was never measured is neither, unless it is stuck before anything could be measured.
+    A seed without a measured contribution is in neither, unless it is stuck before its first measurement.
     """
     blending, holding = table.stage == Stage.BLENDING, table.stage == Stage.HOLDING
-    # Counted from the end of a ramp: a contribution measured on the way up says little about the top.
+    # Epochs count from the end of a ramp: a contribution at partial alpha does not predict that at full
+    # alpha.
     beyond = table.epochs_in_stage - _stage_length(table, rules)
     overdue = beyond >= settings.stuck_epochs
     undecided = holding & overdue & table.measured
@@ -158,7 +160,7 @@ def evaluate(
 
     worthy = holding & (table.contribution - margin > 0.0)
     if rules.strict_fossilize:
-        # Gate G5 would refuse the others step after step, and nothing else would get a turn.
+        # Gate G5 would refuse the others at every step, and no other rule would be applied.
         lower = table.contribution - CONFIDENCE_Z * table.contribution_error
         worthy &= lower >= rules.min_contribution
 
@@ -171,21 +173,25 @@ def evaluate(
 
 
 def _stage_length(table: SlotTable, rules: LifecycleRules) -> IntArray:
-    """Epochs ``[env, slot]`` that a seed's stage takes when all goes well; 0 where it has no length."""
+    """Return the regular length of each slot's stage in epochs ``[env, slot]``; 0 for stages without one."""
     length = np.where(table.stage == Stage.TRAINING, rules.min_training_epochs, 0)
     return np.where(table.stage == Stage.BLENDING, table.ramp_epochs, length)
 
 
 def slot_ranks(enabled: BoolArray) -> FloatArray:
-    """Rank ``[env, slot]`` of every enabled slot, the lowest to be planted first: the middle ones."""
+    """Return the rank ``[env, slot]`` of every enabled slot: its distance from the middle one.
+
+    The controller germinates in the slot with the lowest rank.
+    """
     index: FloatArray = np.cumsum(enabled, axis=1, dtype=np.float64) - 1.0
     return np.abs(index - 0.5 * index[:, -1:])
 
 
 def default_rotation(space: ActionSpace) -> tuple[int, ...]:
-    """The selectable blueprints, strongest first; those nobody has ranked follow in index order.
+    """Return the selectable blueprints in order of ``STRONGEST_FIRST``, then the others by index.
 
-    Known by name: the index of a blueprint may be a user's own on the other kind of host.
+    Blueprints are matched by name: a user's blueprint may have the index of a built-in one for another kind
+    of host.
     """
     index_of = {space.blueprint_names[index]: index for index in space.blueprints}
     order = max(STRONGEST_FIRST, key=lambda names: len(index_of.keys() & set(names)))

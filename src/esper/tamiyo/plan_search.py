@@ -1,6 +1,6 @@
-"""Search for the best open-loop plan: random plans first, then changes of the best.
+"""Evolutionary search for the best open-loop plan: random plans first, then mutations of the best ones.
 
-What a plan is worth is for the caller to find out; each generation is proposed from all that is known.
+The caller evaluates the plans; ``propose`` returns the next generation, given all losses so far.
 """
 
 from collections.abc import Mapping
@@ -9,20 +9,24 @@ from typing import Final
 import numpy as np
 
 from esper.leyline import ActionSpace
-from esper.leyline.streams import derive_seed
+from esper.leyline.stream_seeds import derive_seed
 
 GENERATIONS: Final = 4
 PARENTS: Final = 3
-"""The best plans so far, whose changes the later generations try."""
+"""Number of best plans that are mutated."""
 
 Entries = tuple[tuple[int, str], ...]
 """(step, blueprint) in ascending order; slots are filled upstream first."""
 
 
 def propose(known: Mapping[str, float], count: int, space: ActionSpace, last: int) -> list[str]:
-    """``count`` plans that are not ``known`` (losses by plan), with germinations at steps below ``last``.
+    """Return up to ``count`` new plans as text, deterministic for the same arguments.
 
-    Fewer where no more can be found. The same ``known`` gets the same proposals.
+    Args:
+        known: Losses of the plans evaluated so far.
+        count: Number of plans; fewer are returned if the search finds no more new ones.
+        space: Action space of the host.
+        last: Upper bound, exclusive, of the germination steps.
     """
     rng = np.random.default_rng(derive_seed(len(known), "plans"))
     parents = sorted(known, key=lambda plan: known[plan])[:PARENTS]
@@ -38,13 +42,13 @@ def propose(known: Mapping[str, float], count: int, space: ActionSpace, last: in
 
 
 def _drawn(rng: np.random.Generator, space: ActionSpace, last: int) -> Entries:
-    """As many seeds of one blueprint as it happens, at steps that are even on a logarithmic scale."""
+    """Draw a random number of seeds of one blueprint, at steps uniform on a logarithmic scale."""
     blueprint, count = _blueprint(rng, space), rng.integers(1, space.slot_config.num_slots + 1)
     return _ordered([(_step(rng, last), blueprint) for _ in range(count)])
 
 
 def _changed(entries: Entries, rng: np.random.Generator, space: ActionSpace, last: int) -> Entries:
-    """One entry moved in time, exchanged, removed or added."""
+    """Mutate a plan: move one entry in time, change its blueprint, remove it, or add one."""
     changed = list(entries)
     at = int(rng.integers(len(changed)))
     step, blueprint = changed[at]
@@ -69,7 +73,7 @@ def _blueprint(rng: np.random.Generator, space: ActionSpace) -> str:
 
 
 def _ordered(entries: list[tuple[int, str]]) -> Entries:
-    """By step, one a step: what falls together is planted one after the other."""
+    """Sort entries by step; of several at one step all but the first move to later steps."""
     ordered: list[tuple[int, str]] = []
     for step, blueprint in sorted(entries):
         ordered.append((max(step, ordered[-1][0] + 1) if ordered else step, blueprint))

@@ -1,4 +1,4 @@
-"""Plans fixed in advance: which seed to germinate where and when, and their form as text.
+"""Plans of germinations for the periodic controller, and their text form.
 
 Text forms::
 
@@ -6,8 +6,8 @@ Text forms::
     every:3                                      every third step, all blueprints of the host in turn
     every:3:conv_heavy,norm/gated_gate           every third step, these in turn
 
-Options, in any order: a blend style, a tempo (fast, standard, slow), an alpha target (half, seventy,
-full). A step is a decision: step 0 comes before the first epoch.
+Options, in any order: a blend style, a tempo (fast, standard, slow), an alpha target (half, seventy, full).
+Step 0 is the decision before the first epoch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class SeedChoice(NamedTuple):
-    """What GERMINATE chooses besides the slot, in the order of the heads."""
+    """Values of the heads of GERMINATE after the slot, in ``Head`` order."""
 
     blueprint: int
     style: Style = Style.LINEAR_ADD
@@ -44,14 +44,19 @@ class ScheduleEntry(NamedTuple):
 
 
 class Plan(Protocol):
-    """Names the germination that is due, if any."""
+    """A plan of germinations."""
 
     def due(self, step: int, free: BoolArray) -> tuple[int, SeedChoice] | None:
-        """Slot and seed due at ``step``, where ``free [slot]`` says what can be germinated into."""
+        """Return slot and seed to germinate at ``step``, None if there is none.
+
+        Args:
+            step: Decisions made before in this episode.
+            free: Bool ``[slot]``, slots in which a germination is legal.
+        """
 
 
 class Schedule:
-    """Germinations at given steps; one whose slot is not free at its step is left out."""
+    """Germinations at given steps; a germination is skipped if its slot is not free at that step."""
 
     def __init__(self, entries: tuple[ScheduleEntry, ...]) -> None:
         self.entries = entries
@@ -69,10 +74,9 @@ class Schedule:
 
 
 class Rotation:
-    """One germination every ``period`` steps, seeds in turn, into the most upstream free slot.
+    """One germination every ``period`` steps, cycling through ``seeds``, into the most upstream free slot.
 
-    The turn follows the step alone: a turn that finds no free slot is lost, not postponed, so what
-    is planted when can be read off the plan.
+    The seed depends on the step alone: without a free slot the germination is skipped, not postponed.
     """
 
     def __init__(self, period: int, seeds: tuple[SeedChoice, ...]) -> None:
@@ -91,7 +95,7 @@ class Rotation:
 
 
 def blueprint_index(name: str, space: ActionSpace) -> int:
-    """The index of a selectable blueprint."""
+    """Return the index of a selectable blueprint; raises ``UnknownNameError`` for other names."""
     selectable = {space.blueprint_names[index]: index for index in space.blueprints}
     if name not in selectable:
         raise UnknownNameError("blueprint", name, selectable)
@@ -99,7 +103,7 @@ def blueprint_index(name: str, space: ActionSpace) -> int:
 
 
 def parse_plan(text: str, space: ActionSpace) -> Plan:
-    """The plan that ``text`` describes; the forms stand at the top of this module."""
+    """Return the plan that ``text`` describes; the docstring of this module lists the text forms."""
     if text.strip().startswith("every:"):
         return _parse_rotation(text.strip(), space)
     return Schedule(tuple(_parse_entry(part, space) for part in _parts(text)))
@@ -141,11 +145,11 @@ def _parse_seed(text: str, space: ActionSpace) -> SeedChoice:
 
 
 LONGEST_NUMBER: Final = 9
-"""Digits of a step; far beyond any horizon."""
+"""Largest number of digits of a step."""
 
 
 def _parse_number(text: str, what: str) -> int:
-    # isdecimal alone lets through digits of other scripts, which is harmless: int reads them too.
+    # isdecimal also accepts digits of other scripts, and so does int.
     if not text.isdecimal() or len(text) > LONGEST_NUMBER:
         raise EsperError(f"the {what} must be a whole number from 0; found '{text[:80]}'")
     return int(text)

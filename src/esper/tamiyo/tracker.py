@@ -1,22 +1,20 @@
-"""Trends over the facts of successive epochs: the first link in the line of a step.
+"""Trends over the facts of successive epochs, the first part of a controller's step.
 
-The environment measures, this file remembers. All state is ``[env]`` or ``[env, 5]``; what concerns
-single slots is not here but in the ``SlotTable``.
+All state is ``[env]`` or ``[env, 5]``; state of single slots is in the ``SlotTable``.
 """
 
 import numpy as np
 
 from esper.leyline import OP_GERMINATE, EpochFacts, TrainingSignals
 from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
-from esper.leyline.limits import PLATEAU_GAIN, STABLE_EPOCHS, STABLE_LOSS_GAIN
 from esper.leyline.signals import HISTORY_LENGTH
+from esper.leyline.thresholds import PLATEAU_GAIN, STABLE_EPOCHS, STABLE_LOSS_GAIN
 
 
 class SignalTracker:
-    """Makes ``TrainingSignals`` of ``EpochFacts``, one update per epoch, all environments at once.
+    """Computes ``TrainingSignals`` from ``EpochFacts``, one update per epoch, all environments at once.
 
-    An environment whose facts say epoch 0 begins a new episode: its trends restart, and those of its
-    neighbours do not.
+    At epoch 0 the trends of that environment restart; those of the other environments continue.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -24,7 +22,7 @@ class SignalTracker:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: whatever comes next is the first update of every environment."""
+        """Clear all state: the next update is the first one of every environment."""
         count = self._num_envs
         self._started: BoolArray = np.zeros(count, dtype=np.bool_)
         self._losses: FloatArray = np.zeros((count, HISTORY_LENGTH))
@@ -39,11 +37,11 @@ class SignalTracker:
         self._steps_since_birth: IntArray = np.zeros(count, dtype=np.int64)
 
     def update(self, facts: EpochFacts) -> TrainingSignals:
-        """Take in one epoch's facts; the arrays of the result are the caller's to keep."""
+        """Return the signals after one more epoch; later updates do not change the returned arrays."""
         loss, score = facts.val_loss, facts.val_score
         fresh = (facts.epoch == 0) | ~self._started
         self._started = np.ones(self._num_envs, dtype=np.bool_)
-        # A diverged host may report inf twice in a row: the difference is unknown, not a warning.
+        # A diverged host can have a loss of inf twice in a row; their difference is NaN.
         with np.errstate(invalid="ignore"):
             loss_delta = np.where(fresh, 0.0, self._losses[:, -1] - loss)
             score_delta = np.where(fresh, 0.0, score - self._scores[:, -1])
@@ -64,8 +62,8 @@ class SignalTracker:
         )
 
     def _count(self, fresh: BoolArray, loss_delta: FloatArray, score_delta: FloatArray) -> None:
-        """Plateau and stability counters; must run before the histories move on."""
-        # Unknown gain is no gain: a comparison with NaN is false and the plateau goes on.
+        """Update the plateau and stability counters; call it before ``_remember``."""
+        # An unknown gain (NaN) counts as part of the plateau, since its comparison is false.
         gained = fresh | (score_delta >= PLATEAU_GAIN)
         self._plateau = np.where(gained, 0, self._plateau + 1)
 
@@ -77,7 +75,7 @@ class SignalTracker:
         self._stabilised = (self._stabilised & ~fresh) | (self._settled >= STABLE_EPOCHS)
 
     def _follow_last_seed(self, fresh: BoolArray, facts: EpochFacts) -> None:
-        """What the loss was, and promised, when the last seed was planted; before the histories move on."""
+        """Store loss and slope before the last germination; call it before ``_remember``."""
         born = ~fresh & (facts.last_op == OP_GERMINATE) & facts.last_success
         before = loss_slope(self._losses, facts.epoch - 1)
         self._loss_at_birth = np.where(born, self._losses[:, -1], self._loss_at_birth)
@@ -91,7 +89,7 @@ class SignalTracker:
             return np.where(promised > 0.0, (self._loss_at_birth - loss) / promised, np.nan)
 
     def _remember(self, fresh: BoolArray, loss: FloatArray, score: FloatArray) -> None:
-        """Histories and records; every array is a new one, so signals handed out never change."""
+        """Update histories and best values in new arrays, since returned signals hold the old ones."""
         self._losses = _push(self._losses, loss, fresh)
         self._scores = _push(self._scores, score, fresh)
         self._best_loss = np.where(fresh, loss, np.fmin(self._best_loss, loss))
@@ -99,15 +97,15 @@ class SignalTracker:
 
 
 def _push(history: FloatArray, value: FloatArray, fresh: BoolArray) -> FloatArray:
-    """``history [env, 5]`` moved on by one value; a fresh one holds that value everywhere."""
+    """Append a value to ``history [env, 5]`` and drop the oldest; where ``fresh``, fill it with the value."""
     moved = np.concatenate([history[:, 1:], value[:, None]], axis=1)
     return np.where(fresh[:, None], value[:, None], moved)
 
 
 def loss_slope(history: FloatArray, epoch: IntArray) -> FloatArray:
-    """Mean fall of the loss per step over ``history [env, 5]``; NaN before the first step.
+    """Return the mean decrease of the loss per step over ``history [env, 5]``; NaN before the first step.
 
-    A history begins filled with its first value, so its oldest entry is the earliest loss there is.
+    A history starts filled with its first value, so its oldest entry is the first loss of a short episode.
     """
     steps = np.minimum(epoch, HISTORY_LENGTH - 1)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -1,4 +1,4 @@
-"""How fast something moves with the compute that is spent on it."""
+"""Linear trend of a metric over the logarithm of compute."""
 
 import math
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from numpy.typing import NDArray
 
 
 class Trend(NamedTuple):
-    """A straight line over the logarithm of compute."""
+    """Linear fit over log2(compute)."""
 
     slope: float
-    """Per doubling of the compute."""
+    """Change per doubling of compute."""
     now: float
-    """Where the line ends."""
+    """Value of the line at the last point."""
     error: float
-    """Standard error of the slope; not a number for fewer than four points."""
+    """Standard error of the slope; NaN for fewer than four points."""
 
 
 def per_doubling(compute: Sequence[float] | NDArray[np.float64], values: Sequence[float]) -> Trend:
-    """The line of least squares through values over log2 of the compute at which they were seen."""
+    """Return the least-squares line of ``values`` over log2(``compute``), both of equal length."""
     doublings = np.log2(np.asarray(compute) / compute[-1])
     if len(values) < 4:
         slope, now = np.polyfit(doublings, values, 1)

@@ -20,7 +20,6 @@ from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.recorder import PHASES, Recorder, Reward, RowKey
 from esper.kasmina.recovery import ROLLBACK_LIMIT, Recovery
 from esper.leyline.errors import DivergedError, EsperError
-from esper.leyline.events import StageMove
 from esper.leyline.factored_actions import (
     CANONICAL_ACTION,
     NUM_OPS,
@@ -31,8 +30,9 @@ from esper.leyline.factored_actions import (
     check_actions,
 )
 from esper.leyline.legality import legal_slots_by_op
+from esper.leyline.lifecycle_rules import ActionSpace
 from esper.leyline.protocols import EventSink, PolicyOutput
-from esper.leyline.rules import ActionSpace
+from esper.leyline.rows import StageMove
 from esper.leyline.signals import EnvFacts
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage

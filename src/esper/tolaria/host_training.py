@@ -16,7 +16,7 @@ from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.schedules import DECAY_SHARE, cosine_rate, wsd_factor
 from esper.leyline.errors import HostError, SlotError
-from esper.leyline.events import StageMove
+from esper.leyline.rows import StageMove
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 from esper.tolaria.batches import BatchCursor, SharedBatchIterator, shifted_and_flipped

@@ -6,7 +6,7 @@ from typing import Final
 from torch import Generator
 
 from esper.kasmina.random_streams import TorchStream
-from esper.leyline.streams import derive_seed
+from esper.leyline.stream_seeds import derive_seed
 from esper.tolaria.devices import DEFAULT_DEVICE, Device
 
 TRAINING_SEEDS: Final = range(1_000_000)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from esper.leyline.cache import cache_folder
-from esper.leyline.durable import SaveError, write_durably
+from esper.files.atomic_write import SaveError, write_durably
+from esper.files.cache_folder import cache_folder
 from esper.leyline.errors import DivergedError
 from esper.tolaria.devices import DEFAULT_COMPUTE, Compute, Device
 from esper.tolaria.env import MorphEnv

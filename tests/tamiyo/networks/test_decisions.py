@@ -17,13 +17,13 @@ from esper.leyline import (
 from esper.tamiyo.networks.factored_lstm import Critic, FactoredRecurrentActorCritic
 from esper.tamiyo.policy.action_masks import EmptyMaskError, compute_batch_masks
 from tests.leyline.building import space_of
-from tests.tamiyo.policy.deciding import busy_table, play, policy_of
+from tests.tamiyo.policy.small_policies import busy_table, play, policy_of
 
 VARIANTS = list(product(["state_value", "op_value"], [True, False]))
 
 
 def fresh_flags() -> Tensor:
-    """Environment 0 begins a second episode at step 4, 1 at step 6, 2 goes on throughout."""
+    """Return flags: environment 0 starts a second episode at step 4, environment 1 at step 6, 2 none."""
     fresh = torch.zeros(3, 9, dtype=torch.bool)
     fresh[:, 0] = True
     fresh[0, 4] = fresh[1, 6] = True
@@ -31,17 +31,19 @@ def fresh_flags() -> Tensor:
 
 
 @pytest.mark.parametrize(("critic", "conditioned"), VARIANTS)
-def test_stored_decisions_are_evaluated_as_they_were_made(critic: Critic, conditioned: bool) -> None:
+def test_evaluate_actions_reproduces_log_probs_and_values_of_the_rollout(
+    critic: Critic, conditioned: bool
+) -> None:
     policy = policy_of(critic=critic, conditioned=conditioned)
     played = play(policy, fresh_flags())
     evaluated = policy.evaluate_actions(*played.sequences)
     torch.testing.assert_close(evaluated.log_probs, played.log_probs, atol=1e-5, rtol=0.0)
     torch.testing.assert_close(evaluated.value, played.values, atol=1e-5, rtol=0.0)
-    assert (played.log_probs.sum(dim=-1) < -0.1).any(), "there was something to choose"
+    assert (played.log_probs.sum(dim=-1) < -0.1).any(), "some decisions had a choice"
     assert len(played.actions[..., Head.OP].unique()) >= 4
 
 
-def test_a_rollout_may_begin_in_the_middle_of_an_episode() -> None:
+def test_rollout_that_starts_within_an_episode_uses_its_start_state() -> None:
     policy = policy_of()
     going_on = fresh_flags()
     going_on[:, 0] = False
@@ -49,10 +51,12 @@ def test_a_rollout_may_begin_in_the_middle_of_an_episode() -> None:
     evaluated = policy.evaluate_actions(*played.sequences)
     torch.testing.assert_close(evaluated.log_probs, played.log_probs, atol=1e-5, rtol=0.0)
     forgotten = policy.evaluate_actions(*played.sequences[:4], policy.get_initial_hidden(3), going_on)
-    assert not torch.allclose(forgotten.log_probs, played.log_probs, atol=1e-5), "the start state counts"
+    assert not torch.allclose(forgotten.log_probs, played.log_probs, atol=1e-5), (
+        "the start state has an effect"
+    )
 
 
-def test_what_happened_before_an_episode_began_changes_nothing_in_it() -> None:
+def test_decisions_do_not_depend_on_the_previous_episode() -> None:
     policy = policy_of(critic="op_value")
     fresh = fresh_flags()
     played = play(policy, fresh)
@@ -63,10 +67,10 @@ def test_what_happened_before_an_episode_began_changes_nothing_in_it() -> None:
     assert torch.equal(before.log_probs[0, 4:], after.log_probs[0, 4:])
     assert torch.equal(before.value[0, 4:], after.value[0, 4:])
     assert not torch.equal(before.value[0, :4], after.value[0, :4])
-    assert torch.equal(before.value[1:], after.value[1:]), "neighbours are not disturbed"
+    assert torch.equal(before.value[1:], after.value[1:]), "other environments do not change"
 
 
-def test_within_an_episode_history_counts() -> None:
+def test_values_depend_on_earlier_steps_of_the_episode() -> None:
     policy = policy_of()
     played = play(policy, fresh_flags())
     before = policy.evaluate_actions(*played.sequences)
@@ -75,7 +79,7 @@ def test_within_an_episode_history_counts() -> None:
     assert (before.value[2, 1:] != after.value[2, 1:]).all()
 
 
-def test_every_value_of_the_stored_masks_belongs_to_its_head() -> None:
+def test_stored_masks_allow_the_chosen_values_and_give_has_choice() -> None:
     policy = policy_of()
     played = play(policy, fresh_flags())
     parts = played.masks.split(list(head_sizes(3)), dim=-1)
@@ -89,7 +93,7 @@ def test_every_value_of_the_stored_masks_belongs_to_its_head() -> None:
     assert (evaluated.entropies[choices] > 0.0).all()
 
 
-def test_heads_that_the_op_does_not_read_take_their_canonical_value() -> None:
+def test_sampled_actions_are_canonical_in_heads_that_the_op_does_not_read() -> None:
     played = play(policy_of(), fresh_flags())
     read = torch.from_numpy(HEADS_OF_OP.copy())[played.actions[..., Head.OP]]
     canonical = torch.from_numpy(CANONICAL_ACTION.copy()).expand_as(played.actions)
@@ -98,7 +102,10 @@ def test_heads_that_the_op_does_not_read_take_their_canonical_value() -> None:
 
 
 def all_open(policy: FactoredRecurrentActorCritic, op: LifecycleOp) -> tuple[Tensor, ...]:
-    """One step of four environments that take ``op``; exactly the heads it reads have a choice."""
+    """Return actions and masks of one step with ``op`` in four environments.
+
+    Only heads that the op reads have a choice.
+    """
     actions = torch.from_numpy(CANONICAL_ACTION.copy()).repeat(4, 1, 1)
     actions[..., Head.OP] = op
     masks = []
@@ -112,7 +119,7 @@ def all_open(policy: FactoredRecurrentActorCritic, op: LifecycleOp) -> tuple[Ten
 
 @pytest.mark.parametrize("conditioned", [True, False])
 @pytest.mark.parametrize("op", LifecycleOp)
-def test_exactly_the_heads_that_the_op_reads_get_a_gradient(op: LifecycleOp, conditioned: bool) -> None:
+def test_only_heads_that_the_op_reads_get_a_gradient(op: LifecycleOp, conditioned: bool) -> None:
     policy = policy_of(conditioned=conditioned)
     actions, masks = all_open(policy, op)
     state, blueprints = torch.randn(4, 1, 121), torch.full((4, 1, 3), -1)
@@ -130,7 +137,7 @@ def test_exactly_the_heads_that_the_op_reads_get_a_gradient(op: LifecycleOp, con
     assert all(p.grad is None or p.grad.abs().max() == 0.0 for p in policy.value_head.parameters())
 
 
-def test_the_value_reaches_its_head_and_the_trunk() -> None:
+def test_value_gradient_reaches_value_head_lstm_and_embeddings() -> None:
     policy = policy_of()
     played = play(policy, fresh_flags())
     policy.evaluate_actions(*played.sequences).value.sum().backward()
@@ -139,7 +146,7 @@ def test_the_value_reaches_its_head_and_the_trunk() -> None:
         assert all(g is not None and g.abs().max() > 0.0 for g in gradients)
 
 
-def test_argmax_decisions_take_the_likeliest_value_and_repeat() -> None:
+def test_deterministic_decisions_are_the_argmax_and_repeatable() -> None:
     policy = policy_of(4)
     masks = compute_batch_masks(busy_table(5), space_of(4))
     generator = torch.Generator().manual_seed(0)
@@ -155,10 +162,10 @@ def test_argmax_decisions_take_the_likeliest_value_and_repeat() -> None:
     assert torch.equal(first.actions[:, Head.OP], op_logits.argmax(dim=-1))
 
 
-def test_one_uniform_number_decides_one_head() -> None:
+def test_each_uniform_number_affects_one_head() -> None:
     policy = policy_of(4)
     masks = compute_batch_masks(SlotTable.empty(1, 4), space_of(4))
-    masks.slot_by_op[:, LifecycleOp.WAIT] = False  # GERMINATE is all that is left
+    masks.slot_by_op[:, LifecycleOp.WAIT] = False  # only GERMINATE remains legal
     state, blueprints = torch.zeros(1, 151), torch.full((1, 4), -1)
 
     def decide(uniforms: Tensor) -> Tensor:
@@ -176,7 +183,7 @@ def test_one_uniform_number_decides_one_head() -> None:
         assert moved == [head]
 
 
-def test_a_decision_without_a_legal_value_says_where() -> None:
+def test_get_action_names_head_and_environment_without_a_legal_value() -> None:
     policy = policy_of(2)
     masks = compute_batch_masks(SlotTable.empty(1, 2), space_of(2, blueprints=()))
     uniforms = torch.full((1, NUM_HEADS), 0.999)

@@ -8,9 +8,9 @@ from esper.leyline import HEAD_NAMES, NUM_HEADS, AlphaTarget, LifecycleOp, SlotC
 from esper.tamiyo.networks.factored_lstm import BlueprintEmbedding, Critic, FactoredRecurrentActorCritic
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.distributions import MASKED_LOG_PROB, AllMaskedError
-from esper.tamiyo.policy.features import get_feature_size
+from esper.tamiyo.policy.observation_features import get_feature_size
 from tests.leyline.building import space_of
-from tests.tamiyo.policy.deciding import policy_of
+from tests.tamiyo.policy.small_policies import policy_of
 
 
 def full_size(**options: object) -> FactoredRecurrentActorCritic:
@@ -32,7 +32,7 @@ def test_the_specified_network_has_929762_parameters() -> None:
     # norm 512 · op, slot, style, tempo, target, speed, curve: 7·(256·128 + 128) + 129·28 = 233,884
     # blueprint 256·256 + 256 + 256·128 + 128 + 129·13 = 100,365 · value 262·128 + 128 + 129 = 33,793
     assert count(full_size(critic="op_value", conditioned=False)) == 929_762
-    # Without the op in the value head 6·128 fewer; the slot head sees 6 columns more, the six heads after
+    # Without the op the value head has 6·128 fewer; the slot head has 6 more inputs, the six heads after
     # it 9: 128·6 + 5·128·9 + 256·9.
     policy = full_size()
     assert count(policy) == 929_762 - 768 + 768 + 5_760 + 2_304
@@ -40,7 +40,7 @@ def test_the_specified_network_has_929762_parameters() -> None:
 
 
 @pytest.mark.parametrize(("num_slots", "conditioned"), [(1, True), (3, False), (5, True), (8, True)])
-def test_forward_gives_the_logits_of_every_head_and_a_value(num_slots: int, conditioned: bool) -> None:
+def test_forward_returns_logits_of_every_head_and_a_value(num_slots: int, conditioned: bool) -> None:
     policy = policy_of(num_slots, conditioned=conditioned)
     state = torch.randn(4, 7, get_feature_size(SlotConfig.of_count(num_slots)))
     result = policy(state, torch.full((4, 7, num_slots), -1))
@@ -51,7 +51,7 @@ def test_forward_gives_the_logits_of_every_head_and_a_value(num_slots: int, cond
     assert (policy.num_slots, policy.sizes) == (num_slots, head_sizes(num_slots))
 
 
-def test_forget_gates_start_with_memories_of_one_to_sixty_steps_and_input_gates_match() -> None:
+def test_forget_biases_start_at_memories_of_1_to_63_steps_and_input_biases_are_their_negatives() -> None:
     lstm = full_size().lstm
     bias = lstm.bias_ih_l0.detach()
     closing, forget, rest = bias[:256], bias[256:512], bias[512:]
@@ -62,10 +62,10 @@ def test_forget_gates_start_with_memories_of_one_to_sixty_steps_and_input_gates_
     assert forget.min() >= 0.0
     assert forget.max() <= math.log(63.0)
     memories = forget.exp()
-    assert torch.histc(memories, 4, 1.0, 63.0).min() > 256 / 4 / 2, "spread evenly, not heaped up"
+    assert torch.histc(memories, 4, 1.0, 63.0).min() > 256 / 4 / 2, "memories are spread evenly"
 
 
-def test_recurrent_weights_start_orthogonal_and_embeddings_small() -> None:
+def test_initial_recurrent_weights_are_orthogonal_and_embeddings_small() -> None:
     policy = full_size()
     weight = policy.lstm.weight_hh_l0.detach()
     assert torch.allclose(weight.T @ weight, torch.eye(256), atol=1e-4)
@@ -74,7 +74,7 @@ def test_recurrent_weights_start_orthogonal_and_embeddings_small() -> None:
     assert 0.01 < policy.blueprints.embedding.weight.std() < 0.03
 
 
-def test_action_heads_start_almost_flat_and_the_value_head_does_not() -> None:
+def test_initial_gain_is_0_01_for_action_heads_and_1_for_the_value_head() -> None:
     policy = full_size()
     for name, head in policy.heads.items():
         weight = linear(head[-1]).weight.detach()
@@ -84,7 +84,7 @@ def test_action_heads_start_almost_flat_and_the_value_head_does_not() -> None:
     assert value.bias.item() == 0.0
 
 
-def test_waiting_and_full_alpha_have_a_head_start_and_pruning_a_handicap() -> None:
+def test_initial_biases_favour_wait_and_full_alpha_and_disfavour_prune() -> None:
     policy = full_size()
     biases = {name: linear(head[-1]).bias.detach() for name, head in policy.heads.items()}
     assert biases["op"].tolist() == [1.0, 0.0, 0.0, -2.0, 0.0, 0.0]
@@ -94,7 +94,7 @@ def test_waiting_and_full_alpha_have_a_head_start_and_pruning_a_handicap() -> No
     assert (LifecycleOp.WAIT, LifecycleOp.PRUNE, AlphaTarget.FULL) == (0, 3, 2)
 
 
-def test_an_empty_slot_reads_the_null_row_of_the_embedding() -> None:
+def test_empty_slot_has_the_null_row_of_the_embedding() -> None:
     embedding = BlueprintEmbedding()
     rows = embedding(torch.tensor([[-1, 7, 0]]))
     assert rows.shape == (1, 3, 4)
@@ -120,19 +120,19 @@ def changed(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
 LATER = set(HEAD_NAMES) - {"op", "slot"}
 
 
-def test_conditioned_heads_see_the_op_and_the_slot_chosen_before_them() -> None:
+def test_conditioned_heads_depend_on_op_and_slot() -> None:
     policy = policy_of(conditioned=True)
     assert changed(logits(policy, 1, 0), logits(policy, 2, 0)) == {"slot"} | LATER
     assert changed(logits(policy, 1, 0), logits(policy, 1, 2)) == LATER
 
 
 @pytest.mark.parametrize(("critic", "expected"), [("op_value", {"value"}), ("state_value", set())])
-def test_only_the_op_conditioned_critic_sees_the_op(critic: Critic, expected: set[str]) -> None:
+def test_value_depends_on_the_op_only_for_critic_op_value(critic: Critic, expected: set[str]) -> None:
     policy = policy_of(conditioned=False, critic=critic)
     assert changed(logits(policy, 1, 0), logits(policy, 2, 0)) == expected
 
 
-def test_forward_masks_all_eight_heads_and_draws_what_is_not_given() -> None:
+def test_forward_masks_all_heads_and_samples_op_and_slot_if_not_given() -> None:
     policy, rng = policy_of(), torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     masks = {
@@ -155,7 +155,7 @@ def test_forward_masks_all_eight_heads_and_draws_what_is_not_given() -> None:
     assert torch.equal(free["op"], drawn["op"])
 
 
-def test_forward_refuses_a_mask_that_allows_nothing_and_one_of_no_head() -> None:
+def test_forward_raises_for_an_empty_mask_and_an_unknown_mask_name() -> None:
     state, blueprints = torch.randn(1, 1, 121), torch.full((1, 1, 3), -1)
     with pytest.raises(AllMaskedError):
         policy_of()(state, blueprints, tempo_mask=torch.zeros(1, 1, 3, dtype=torch.bool))
@@ -163,7 +163,7 @@ def test_forward_refuses_a_mask_that_allows_nothing_and_one_of_no_head() -> None
         policy_of()(state, blueprints, temp_mask=torch.ones(1, 1, 3, dtype=torch.bool))
 
 
-def test_the_op_conditioned_critic_must_be_told_the_op() -> None:
+def test_get_value_raises_without_op_for_critic_op_value() -> None:
     policy = policy_of(critic="op_value")
     state, blueprints = torch.randn(2, 121), torch.full((2, 3), -1)
     hidden = policy.get_initial_hidden(2)
@@ -173,7 +173,7 @@ def test_the_op_conditioned_critic_must_be_told_the_op() -> None:
     assert (values[0] != values[1]).all()
 
 
-def test_a_policy_without_recurrence_forgets_everything() -> None:
+def test_policy_without_recurrence_ignores_earlier_steps() -> None:
     policy = policy_of(recurrent=False)
     state, blueprints = torch.randn(1, 6, 121), torch.full((1, 6, 3), -1)
     before, _ = policy.encode(state, blueprints, policy.get_initial_hidden(1))
@@ -183,7 +183,7 @@ def test_a_policy_without_recurrence_forgets_everything() -> None:
     assert not torch.equal(before[:, 4], after[:, 4])
 
 
-def test_a_sampled_decision_needs_its_random_numbers() -> None:
+def test_get_action_raises_without_uniforms_unless_deterministic() -> None:
     policy = policy_of()
     masks = compute_batch_masks(SlotTable.empty(1, 3), space_of())
     with pytest.raises(ValueError, match=f"uniforms .env, {NUM_HEADS}."):

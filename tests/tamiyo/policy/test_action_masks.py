@@ -17,7 +17,7 @@ from esper.leyline import (
     head_sizes,
     legal_slots_by_op,
 )
-from esper.simic.training.proving import uniform_actions
+from esper.simic.oracles.trial import uniform_actions
 from esper.tamiyo.policy.action_masks import (
     ActionMasks,
     EmptyMaskError,
@@ -33,18 +33,18 @@ from tests.leyline.building import (
     random_table,
     space_of,
 )
-from tests.tamiyo.policy.deciding import busy_table
+from tests.tamiyo.policy.small_policies import busy_table
 
 
 def chosen(op: int, slot: int = 0, speed: int = AlphaSpeed.FAST) -> Tensor:
-    """One row of choices, as far as the mask of a later head looks at them."""
+    """Return one action with the heads set that masks of later heads depend on."""
     row = torch.zeros(1, NUM_HEADS, dtype=torch.int64)
     row[0, Head.OP], row[0, Head.SLOT], row[0, Head.ALPHA_SPEED] = op, slot, speed
     return row
 
 
 def allowed(masks: ActionMasks, head: Head, choices: Tensor) -> list[int]:
-    """Legal values of one head in environment 0."""
+    """Return the legal values of one head in environment 0."""
     return torch.nonzero(masks.of_head(head, choices)[0]).flatten().tolist()
 
 
@@ -52,7 +52,7 @@ def busy_masks(**rules: bool) -> ActionMasks:
     return compute_batch_masks(busy_table(), space_of(4, **rules))
 
 
-def test_the_op_mask_is_what_is_legal_on_some_slot() -> None:
+def test_op_mask_has_ops_that_are_legal_on_some_slot() -> None:
     every_op = list(LifecycleOp)
     assert allowed(busy_masks(auto_forward=False), Head.OP, chosen(0)) == every_op
     every_op.remove(LifecycleOp.ADVANCE)
@@ -70,12 +70,12 @@ def test_the_op_mask_is_what_is_legal_on_some_slot() -> None:
         (LifecycleOp.ADVANCE, [2]),
     ],
 )
-def test_the_slot_mask_is_the_row_of_the_op(op: int, slots: list[int]) -> None:
+def test_slot_mask_has_the_legal_slots_of_the_op(op: int, slots: list[int]) -> None:
     assert allowed(busy_masks(auto_forward=False), Head.SLOT, chosen(op)) == slots
 
 
 VALUES = {
-    Head.BLUEPRINT: [1, 2, 3, 4, 5, 6, 7],  # what a CNN can germinate; never NOOP
+    Head.BLUEPRINT: [1, 2, 3, 4, 5, 6, 7],  # blueprints of a CNN; never NOOP
     Head.STYLE: [0, 1, 2, 3],
     Head.TEMPO: [0, 1, 2],
     Head.ALPHA_TARGET: [0, 1, 2],
@@ -94,13 +94,13 @@ CANONICAL = {
 
 @pytest.mark.parametrize("op", LifecycleOp)
 @pytest.mark.parametrize("head", VALUES)
-def test_a_head_is_free_where_the_op_reads_it_and_canonical_elsewhere(op: LifecycleOp, head: Head) -> None:
+def test_heads_are_free_if_the_op_reads_them_and_canonical_otherwise(op: LifecycleOp, head: Head) -> None:
     masks = busy_masks(auto_forward=False)
     expected = VALUES[head] if HEADS_OF_OP[op, head] else CANONICAL[head]
-    assert allowed(masks, head, chosen(op, slot=1)) == expected, "slot 1 is held at full alpha"
+    assert allowed(masks, head, chosen(op, slot=1)) == expected, "slot 1 is in HOLDING at full alpha"
 
 
-def test_removing_a_seed_at_alpha_zero_has_neither_speed_nor_curve() -> None:
+def test_prune_at_alpha_zero_has_canonical_speed_and_curve() -> None:
     masks = busy_masks()
     assert allowed(masks, Head.ALPHA_SPEED, chosen(LifecycleOp.PRUNE, slot=2)) == [0]
     assert allowed(masks, Head.ALPHA_CURVE, chosen(LifecycleOp.PRUNE, slot=2)) == [0]
@@ -108,19 +108,19 @@ def test_removing_a_seed_at_alpha_zero_has_neither_speed_nor_curve() -> None:
 
 
 @pytest.mark.parametrize("op", [LifecycleOp.PRUNE, LifecycleOp.SET_ALPHA_TARGET])
-def test_an_instant_move_has_no_curve(op: int) -> None:
+def test_instant_speed_has_canonical_curve(op: int) -> None:
     masks = busy_masks()
     assert allowed(masks, Head.ALPHA_CURVE, chosen(op, slot=1, speed=AlphaSpeed.INSTANT)) == [0]
     assert allowed(masks, Head.ALPHA_CURVE, chosen(op, slot=1, speed=AlphaSpeed.SLOW)) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("blueprints", [CNN, TRANSFORMER])
-def test_the_blueprint_row_is_what_the_host_can_carry(blueprints: tuple[int, ...]) -> None:
+def test_blueprint_mask_has_the_blueprints_of_the_host(blueprints: tuple[int, ...]) -> None:
     masks = compute_batch_masks(SlotTable.empty(1, 3), space_of(blueprints=blueprints))
     assert allowed(masks, Head.BLUEPRINT, chosen(LifecycleOp.GERMINATE)) == list(blueprints)
 
 
-def test_one_environment_is_a_batch_of_one() -> None:
+def test_masks_of_one_environment_are_a_batch_of_one() -> None:
     table = SlotTable.empty(3, 4)
     put(table, 1, Stage.HOLDING, env=1, age=9, alpha=1.0, contribution=1.0)
     masks = compute_action_masks(table, 1, space_of(4))
@@ -129,7 +129,7 @@ def test_one_environment_is_a_batch_of_one() -> None:
     assert masks.stages.tolist() == [[1, 5, 1, 1]]
 
 
-def test_masks_outlive_the_table_that_they_were_made_from() -> None:
+def test_masks_do_not_change_with_the_table() -> None:
     table = SlotTable.empty(1, 2)
     masks = compute_batch_masks(table, space_of(2))
     put(table, 0, Stage.TRAINING, alpha=0.5)
@@ -138,7 +138,7 @@ def test_masks_outlive_the_table_that_they_were_made_from() -> None:
     assert masks.stages.tolist() == [[1, 1]]
 
 
-def test_a_head_without_a_legal_value_is_refused_with_its_environment_and_stages() -> None:
+def test_empty_mask_error_names_environment_and_stages() -> None:
     table = SlotTable.empty(2, 2)
     put(table, 0, Stage.EMBARGOED, env=1)
     put(table, 1, Stage.TRAINING, env=1)
@@ -156,7 +156,7 @@ def test_a_head_without_a_legal_value_is_refused_with_its_environment_and_stages
     max_seeds=st.integers(0, 3),
 )
 @settings(max_examples=30)
-def test_whatever_is_chosen_under_the_masks_is_legal_and_canonical(
+def test_actions_sampled_under_the_masks_are_legal_and_canonical(
     rng_seed: int, num_slots: int, auto_forward: bool, max_seeds: int
 ) -> None:
     rng = np.random.default_rng(rng_seed)

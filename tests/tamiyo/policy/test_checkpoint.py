@@ -1,4 +1,4 @@
-"""A policy on disk: what comes back, what is refused, and that no moment leaves half of one behind."""
+"""Policy checkpoints: round trip, atomic replacement, and errors for damaged or unfit files."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from esper.leyline.durable import SaveError, write_durably
+from esper.files.atomic_write import SaveError, write_durably
 from esper.leyline.errors import EsperError
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy import checkpoint
@@ -25,7 +25,7 @@ from esper.tamiyo.policy.checkpoint import (
     save_tensors,
     seal,
 )
-from tests.tamiyo.policy.deciding import policy_of
+from tests.tamiyo.policy.small_policies import policy_of
 from tests.tolaria.building import bits
 
 
@@ -39,7 +39,7 @@ def weights(policy: FactoredRecurrentActorCritic) -> Any:
     return bits(policy.state_dict())
 
 
-# --- what comes back ------------------------------------------------------------------------------
+# --- round trip -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def weights(policy: FactoredRecurrentActorCritic) -> Any:
         {"critic": "op_value", "conditioned": False, "recurrent": False, "hold_heads": ("op",)},
     ],
 )
-def test_a_policy_comes_back_bit_for_bit(options: dict[str, Any], tmp_path: Path) -> None:
+def test_loaded_policy_equals_the_saved_one_bit_for_bit(options: dict[str, Any], tmp_path: Path) -> None:
     policy = policy_of(4, **options)
     save_policy(policy, tmp_path / "a" / "policy")
     loaded = load_policy(tmp_path / "a" / "policy")
@@ -58,7 +58,7 @@ def test_a_policy_comes_back_bit_for_bit(options: dict[str, Any], tmp_path: Path
     assert weights(loaded) == weights(policy)
 
 
-def test_loading_changes_no_random_number(saved: Path) -> None:
+def test_load_policy_does_not_change_the_global_generator(saved: Path) -> None:
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
@@ -66,15 +66,15 @@ def test_loading_changes_no_random_number(saved: Path) -> None:
     assert torch.equal(torch.rand(4), expected)
 
 
-# --- replacing one policy by another --------------------------------------------------------------
+# --- replacement ----------------------------------------------------------------------------------
 
 
 class KilledError(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the end of the process."""
 
 
 def stop_at_replacement(monkeypatch: pytest.MonkeyPatch, number: int, after: bool) -> None:
-    """End it all before or after the rename of file ``number``."""
+    """Raise ``KilledError`` before or after the rename of file ``number``."""
     replace, seen = os.replace, []
 
     def stopping(source: Path, target: Path) -> None:
@@ -89,7 +89,7 @@ def stop_at_replacement(monkeypatch: pytest.MonkeyPatch, number: int, after: boo
 
 
 @pytest.mark.parametrize(("number", "after"), [(1, True), (2, False), (2, True), (3, False), (3, True)])
-def test_a_policy_that_is_being_replaced_is_the_old_or_the_new_one(
+def test_policy_is_loadable_after_a_kill_at_any_point_of_its_replacement(
     number: int, after: bool, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = policy_of(3), policy_of(3, rng_seed=1)
@@ -104,8 +104,10 @@ def test_a_policy_that_is_being_replaced_is_the_old_or_the_new_one(
     assert not list(saved.glob("*.partial"))
 
 
-def test_a_reader_meets_a_writer(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy is replaced between the reading of its description and that of its weights."""
+def test_load_policy_retries_when_a_writer_replaces_the_policy(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replaces the policy after its description was read and before its weights are read."""
     new = policy_of(3, rng_seed=1)
     read = checkpoint.read_bytes
 
@@ -120,11 +122,11 @@ def test_a_reader_meets_a_writer(saved: Path, monkeypatch: pytest.MonkeyPatch) -
     assert weights(load_policy(saved)) == weights(new)
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("file", ["policy.json", "policy.safetensors"])
-def test_a_missing_file_is_named(file: str, saved: Path) -> None:
+def test_missing_file_is_named_in_the_error(file: str, saved: Path) -> None:
     (saved / file).unlink()
     with pytest.raises(CheckpointError, match=f"holds no checkpoint: {file} is missing"):
         load_policy(saved)
@@ -134,11 +136,14 @@ def test_a_missing_file_is_named(file: str, saved: Path) -> None:
     "spoil",
     [
         lambda d: d["shape"].pop("recurrent"),
+        lambda d: d["features"].__setitem__(5, "mood"),
         lambda d: d.pop("sha256"),
         lambda d: d["trained_on"].update(slots=3),
     ],
 )
-def test_an_edited_description_is_refused(spoil: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
+def test_edited_description_fails_the_digest_check(
+    spoil: Callable[[dict[str, Any]], object], tmp_path: Path
+) -> None:
     saved = tmp_path / "policy"
     save_policy(policy_of(3), saved, TrainedOn("tiny", 5, 20, 0.01, auto_forward=True))
     description = json.loads((saved / "policy.json").read_text())
@@ -148,7 +153,7 @@ def test_an_edited_description_is_refused(spoil: Callable[[dict[str, Any]], obje
         load_policy(saved)
 
 
-def test_sixty_damaged_policies_load_bit_for_bit_or_not_at_all(saved: Path) -> None:
+def test_damaged_policies_raise_or_load_unchanged(saved: Path) -> None:
     good = load_policy(saved)
     rng = random.Random(0)
     refused = 0
@@ -169,25 +174,38 @@ def test_sixty_damaged_policies_load_bit_for_bit_or_not_at_all(saved: Path) -> N
     assert refused > 45
 
 
-def test_other_features_are_refused_by_name(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_with_other_feature_names_is_refused_by_name(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = checkpoint.feature_names
 
     def newer(num_slots: int, context: bool) -> tuple[str, ...]:
         return tuple("mood" if name == "plateau" else name for name in names(num_slots, context))
 
     monkeypatch.setattr(checkpoint, "feature_names", newer)
-    with pytest.raises(CheckpointError, match=r"it knows plateau that are not there, and not mood that are"):
+    with pytest.raises(CheckpointError, match="only in the policy: plateau; only in this version: mood;"):
         load_policy(saved)
 
 
 def spoilt(saved: Path, spoil: Callable[[dict[str, Any]], object]) -> Path:
-    """The policy under a description that was changed by somebody who knows how to make digests."""
+    """Change the description and update its digest, so that only the content is wrong."""
     description = json.loads((saved / "policy.json").read_text())
     spoil(description)
     content = (saved / "policy.safetensors").read_bytes()
     description["sha256"] = [checkpoint._digest_of_policy(description, content)]
     (saved / "policy.json").write_text(json.dumps(description))
     return saved
+
+
+def test_policy_of_the_same_size_with_other_feature_names_is_refused_by_name(saved: Path) -> None:
+    renamed = spoilt(saved, lambda d: d["features"].__setitem__(d["features"].index("plateau"), "mood"))
+    with pytest.raises(CheckpointError, match="only in the policy: mood; only in this version: plateau;"):
+        load_policy(renamed)
+
+
+def test_policy_with_the_same_feature_names_in_another_order_is_refused(saved: Path) -> None:
+    with pytest.raises(CheckpointError, match="or on these in another order; only in the policy: none;"):
+        load_policy(spoilt(saved, lambda d: d["features"].reverse()))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +228,7 @@ def spoilt(saved: Path, spoil: Callable[[dict[str, Any]], object]) -> Path:
         (lambda d: d["shape"].update(hold_heads=["mood"]), "does not describe a policy"),
     ],
 )
-def test_a_description_that_makes_no_sense_is_refused(
+def test_invalid_description_is_refused_in_one_line(
     spoil: Callable[[dict[str, Any]], object], message: str, saved: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=message) as refusal:
@@ -228,7 +246,7 @@ def test_a_description_that_makes_no_sense_is_refused(
         (lambda t: t.clear(), "do not fit"),
     ],
 )
-def test_weights_of_another_shape_are_refused_by_the_first_that_differs(
+def test_first_tensor_that_does_not_fit_is_named(
     change: Callable[[dict[str, torch.Tensor]], object], message: str, saved: Path
 ) -> None:
     tensors = load_tensors(saved / "policy.safetensors")
@@ -239,18 +257,18 @@ def test_weights_of_another_shape_are_refused_by_the_first_that_differs(
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b'{"a": \xff}', b"[" * 100_000])
-def test_what_is_no_json_object_gets_a_sentence(content: bytes, tmp_path: Path) -> None:
+def test_invalid_json_raises_checkpoint_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"file\.json"):
         read_json(tmp_path / "file.json")
 
 
-def test_what_cannot_be_read_gets_a_sentence(tmp_path: Path) -> None:
+def test_unreadable_file_raises_checkpoint_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
         read_json(tmp_path)
 
 
-# --- seals and durable files ----------------------------------------------------------------------
+# --- seals and atomic writes ----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -261,7 +279,7 @@ def sealed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_seal_over_other_files_is_refused(sealed: Path) -> None:
+def test_seal_of_other_files_raises_checkpoint_error(sealed: Path) -> None:
     with pytest.raises(CheckpointError, match=r"seal\.json' is damaged: it must name one$"):
         check_seal(sealed, ["one"])
     (sealed / "seal.json").unlink()
@@ -269,7 +287,7 @@ def test_a_seal_over_other_files_is_refused(sealed: Path) -> None:
         check_seal(sealed, ["one", "two"])
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file_and_leaves_no_partial_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     write_durably(file, b"old")
     (tmp_path / "file.partial").symlink_to("/dev/full")

@@ -1,4 +1,4 @@
-"""A trained policy as a controller does what the policy says, step by step."""
+"""``PolicyController`` takes the argmax actions of its policy."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 from esper.leyline import SlotTable
 from esper.leyline.factored_actions import IntArray
-from esper.tamiyo.networks.factored_lstm import Decision, FactoredRecurrentActorCritic, Hidden
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hidden, PolicyDecision
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.controller import PolicyController
-from esper.tamiyo.policy.features import batch_obs_to_features
+from esper.tamiyo.policy.observation_features import batch_obs_to_features
 from esper.tamiyo.tracker import SignalTracker
 from tests.leyline.building import assert_legal, facts_of, random_table, space_of
-from tests.tamiyo.policy.deciding import policy_of
+from tests.tamiyo.policy.small_policies import policy_of
 from tests.tolaria.building import bits
 
 ENVS, STEPS, SLOTS = 3, 6, 4
@@ -24,7 +24,7 @@ SPACE = space_of(SLOTS, auto_forward=False)
 
 @pytest.fixture
 def policy() -> FactoredRecurrentActorCritic:
-    """Small, and with a memory that shows in what it chooses."""
+    """Return a small policy whose choices depend on its LSTM state."""
     policy = policy_of(SLOTS)
     with torch.no_grad():
         for parameter in policy.lstm.parameters():
@@ -59,7 +59,7 @@ def decided_by_hand(policy: FactoredRecurrentActorCritic, seen: list[SlotTable])
     return chosen
 
 
-def test_decisions_are_the_policys_own_over_several_steps(policy: FactoredRecurrentActorCritic) -> None:
+def test_controller_actions_equal_argmax_actions_of_the_policy(policy: FactoredRecurrentActorCritic) -> None:
     for rng_seed in range(5):
         seen = tables(rng_seed)
         actions = decided(PolicyController(SPACE, ENVS, policy), seen)
@@ -68,20 +68,20 @@ def test_decisions_are_the_policys_own_over_several_steps(policy: FactoredRecurr
             assert_legal(action, table, SPACE)
 
 
-def test_a_reset_forgets_everything(
+def test_reset_clears_trends_and_lstm_state(
     policy: FactoredRecurrentActorCritic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     get_action, shown = policy.get_action, []
 
     def watched(
         state: Tensor, blueprints: Tensor, hidden: Hidden, masks: ActionMasks, **how: Any
-    ) -> Decision:
+    ) -> PolicyDecision:
         shown.append(bits([state, blueprints, hidden]))
         return get_action(state, blueprints, hidden, masks, **how)
 
     monkeypatch.setattr(policy, "get_action", watched)
     controller = PolicyController(SPACE, ENVS, policy)
-    first = decided(controller, tables(), first=3)  # trends restart by themselves at epoch 0
+    first = decided(controller, tables(), first=3)  # not epoch 0, where trends restart without a reset
     shown_first = shown.copy()
     for rng_seed in range(1, 4):
         decided(controller, tables(rng_seed))
@@ -91,7 +91,9 @@ def test_a_reset_forgets_everything(
         assert shown == shown_first
 
 
-def test_deciding_changes_neither_the_policy_nor_random_numbers(policy: FactoredRecurrentActorCritic) -> None:
+def test_decide_changes_neither_weights_nor_the_global_generator(
+    policy: FactoredRecurrentActorCritic,
+) -> None:
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     torch.manual_seed(5)
     expected = torch.rand(3)

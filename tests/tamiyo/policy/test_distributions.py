@@ -12,7 +12,7 @@ MASK = torch.tensor([True, False, True, True])
 # Legal weights 1, 3, 6: probabilities 0.1, 0.3, 0.6.
 
 
-def test_probabilities_are_shared_among_the_legal_values() -> None:
+def test_probabilities_are_normalised_over_legal_values() -> None:
     distribution = MaskedCategorical(LOGITS, MASK)
     assert distribution.probs.tolist() == pytest.approx([0.1, 0.0, 0.3, 0.6])
     assert distribution.probs[1] == 0.0
@@ -20,18 +20,18 @@ def test_probabilities_are_shared_among_the_legal_values() -> None:
     assert distribution.mode.item() == 3
 
 
-def test_entropy_is_a_share_of_the_largest_for_the_mask() -> None:
+def test_entropy_is_normalised_by_the_number_of_legal_values() -> None:
     raw = -(0.1 * math.log(0.1) + 0.3 * math.log(0.3) + 0.6 * math.log(0.6))
     assert MaskedCategorical(LOGITS, MASK).entropy().item() == pytest.approx(raw / math.log(3))
 
 
 @pytest.mark.parametrize("legal", [2, 3, 4])
-def test_equal_chances_have_entropy_one(legal: int) -> None:
+def test_uniform_distribution_has_entropy_one(legal: int) -> None:
     mask = torch.arange(4) < legal
     assert MaskedCategorical(torch.full((4,), 7.0), mask).entropy().item() == pytest.approx(1.0)
 
 
-def test_a_single_choice_has_no_entropy_and_no_log_probability() -> None:
+def test_single_legal_value_has_zero_entropy_log_prob_and_gradient() -> None:
     logits = torch.tensor([5.0, -3.0, 0.5], requires_grad=True)
     distribution = MaskedCategorical(logits, torch.tensor([False, True, False]))
     log_prob, entropy = distribution.log_prob(torch.tensor(1)), distribution.entropy()
@@ -58,13 +58,13 @@ def test_sampling_inverts_the_cumulative_distribution(uniform: float, value: int
 
 @pytest.mark.parametrize("uniform", [0.0, 1.0 - 2.0**-24])
 @pytest.mark.parametrize("legal", range(4))
-def test_the_only_legal_value_is_drawn_wherever_it_stands(uniform: float, legal: int) -> None:
+def test_single_legal_value_is_always_sampled(uniform: float, legal: int) -> None:
     mask = torch.arange(4) == legal
     assert MaskedCategorical(LOGITS, mask).sample(torch.tensor(uniform)).item() == legal
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.1, 3.0, 40.0, 3e4]))
-def test_a_masked_value_is_never_drawn(rng_seed: int, spread: float) -> None:
+def test_masked_values_are_never_sampled(rng_seed: int, spread: float) -> None:
     generator = torch.Generator().manual_seed(rng_seed)
     logits = spread * torch.randn(64, 5, generator=generator)
     mask = torch.rand(64, 5, generator=generator) < 0.5
@@ -78,7 +78,7 @@ def test_a_masked_value_is_never_drawn(rng_seed: int, spread: float) -> None:
     assert (distribution.probs[~mask] == 0.0).all()
 
 
-def test_draws_follow_the_probabilities() -> None:
+def test_sample_frequencies_equal_the_probabilities() -> None:
     uniform = (torch.arange(1000) + 0.5) / 1000
     drawn = MaskedCategorical(LOGITS.expand(1000, 4), MASK.expand(1000, 4)).sample(uniform)
     assert torch.bincount(drawn, minlength=4).tolist() == [100, 0, 300, 600]
@@ -93,7 +93,7 @@ def test_logits_of_any_precision_are_evaluated_in_float32(dtype: torch.dtype) ->
     assert torch.isfinite(distribution.entropy())
 
 
-def test_gradients_are_finite_and_leave_masked_logits_alone() -> None:
+def test_gradients_are_finite_and_zero_for_masked_logits() -> None:
     logits = LOGITS.clone().requires_grad_()
     distribution = MaskedCategorical(logits, MASK)
     (distribution.log_prob(torch.tensor(0)) + distribution.entropy()).backward()
@@ -103,7 +103,7 @@ def test_gradients_are_finite_and_leave_masked_logits_alone() -> None:
     assert (logits.grad[MASK] != 0.0).all()
 
 
-def test_a_row_that_allows_nothing_is_refused_by_its_place() -> None:
+def test_all_masked_row_raises_with_its_index() -> None:
     mask = torch.ones(2, 3, 4, dtype=torch.bool)
     mask[1, 2] = False
     with pytest.raises(AllMaskedError, match=r"row \[1, 2\]"):

@@ -1,4 +1,4 @@
-"""What a policy is shown of a model with fewer slots than it has room for."""
+"""Observations of models with fewer slots than the capacity of the policy."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,16 @@ from hypothesis import strategies as st
 from esper.leyline import NUM_HEADS, Head, SlotTable
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.controller import decide
-from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE, batch_obs_to_features, feature_names
+from esper.tamiyo.policy.observation_features import (
+    BASE_SIZE,
+    SLOT_SIZE,
+    batch_obs_to_features,
+    feature_names,
+)
 from esper.tamiyo.policy.observer import CapacityError, Observer, check_capacity
 from esper.tamiyo.tracker import SignalTracker
 from tests.leyline.building import assert_legal, facts_of, random_table, space_of
-from tests.tamiyo.policy.deciding import policy_of
+from tests.tamiyo.policy.small_policies import policy_of
 
 ENVS = 5
 
@@ -22,7 +27,7 @@ def random_episodes(rng_seed: int, num_slots: int) -> SlotTable:
     return random_table(np.random.default_rng(rng_seed), ENVS, num_slots)
 
 
-def test_a_model_of_the_policys_own_size_is_shown_as_it_is() -> None:
+def test_observation_is_not_padded_if_the_model_has_the_policys_capacity() -> None:
     table, space = random_episodes(0, 3), space_of(3, auto_forward=False)
     facts = facts_of(4, num_envs=ENVS)
     seen = Observer(ENVS, 3, 3).observe(facts, table, space)
@@ -34,9 +39,7 @@ def test_a_model_of_the_policys_own_size_is_shown_as_it_is() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(0, 10_000), st.sampled_from([(1, 2), (1, 8), (3, 4), (3, 8), (5, 8)]))
-def test_absent_slots_read_as_empty_and_nothing_is_legal_in_them(
-    rng_seed: int, sizes: tuple[int, int]
-) -> None:
+def test_padded_slots_are_empty_and_have_no_legal_op(rng_seed: int, sizes: tuple[int, int]) -> None:
     slots, capacity = sizes
     table, space = random_episodes(rng_seed, slots), space_of(slots, auto_forward=False)
     facts = facts_of(4, num_envs=ENVS)
@@ -55,10 +58,10 @@ def test_absent_slots_read_as_empty_and_nothing_is_legal_in_them(
 
 
 SHARES = ("slot_use", "share_")
-"""Of all slots that the policy has room for."""
+"""Prefixes of features that are shares of all slots of the policy."""
 
 
-def test_shares_count_the_slots_that_the_policy_has_room_for() -> None:
+def test_slot_shares_are_relative_to_the_capacity() -> None:
     table, facts = random_episodes(1, 3), facts_of(4, num_envs=ENVS)
     column = feature_names(3).index("slot_use")
     shares = [
@@ -71,7 +74,7 @@ def test_shares_count_the_slots_that_the_policy_has_room_for() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(0, 10_000), st.sampled_from([1, 2, 3, 5]))
-def test_no_decision_names_an_absent_slot(rng_seed: int, slots: int) -> None:
+def test_decisions_never_choose_a_padded_slot(rng_seed: int, slots: int) -> None:
     table, space = random_episodes(rng_seed, slots), space_of(slots, auto_forward=False)
     policy = POLICY_FOR_EIGHT
     seen = Observer(ENVS, slots, 8).observe(facts_of(4, num_envs=ENVS), table, space)
@@ -85,7 +88,7 @@ def test_no_decision_names_an_absent_slot(rng_seed: int, slots: int) -> None:
 POLICY_FOR_EIGHT = policy_of(8)
 
 
-def test_a_wide_observation_holds_nothing_of_the_table_before() -> None:
+def test_padded_observation_does_not_depend_on_the_previous_table() -> None:
     space, observer = space_of(3, auto_forward=False), Observer(ENVS, 3, 8)
     for step in range(4):
         table, facts = random_episodes(step, 3), facts_of(step, num_envs=ENVS)
@@ -95,7 +98,7 @@ def test_a_wide_observation_holds_nothing_of_the_table_before() -> None:
         assert torch.equal(seen.masks.slot_by_op, fresh.masks.slot_by_op)
 
 
-def test_an_observation_is_not_overwritten_by_the_next() -> None:
+def test_observation_is_not_changed_by_the_next_one() -> None:
     space, observer = space_of(3, auto_forward=False), Observer(ENVS, 3, 8)
     first = observer.observe(facts_of(0, num_envs=ENVS), random_episodes(0, 3), space)
     kept = first.features.clone(), first.blueprint_indices.clone(), first.masks.slot_by_op.clone()
@@ -105,7 +108,7 @@ def test_an_observation_is_not_overwritten_by_the_next() -> None:
     assert torch.equal(first.masks.slot_by_op, kept[2])
 
 
-def test_after_a_reset_nothing_is_remembered() -> None:
+def test_reset_clears_the_trends_of_the_observer() -> None:
     table, space, observer = random_episodes(0, 3), space_of(3), Observer(ENVS, 3, 8)
     fresh = observer.observe(facts_of(3, loss=1.0, num_envs=ENVS), table, space).features
     observer.observe(facts_of(4, loss=9.0, num_envs=ENVS), table, space)
@@ -116,7 +119,7 @@ def test_after_a_reset_nothing_is_remembered() -> None:
     assert not torch.equal(later, fresh)
 
 
-def test_more_slots_than_there_is_room_for_are_refused() -> None:
+def test_more_slots_than_capacity_raise_capacity_error() -> None:
     sentence = (
         "a policy with room for 3 slots cannot serve a host with 4; train one with --capacity 4 or more"
     )

@@ -19,7 +19,7 @@ from esper.karn.metric import Metric
 from esper.karn.palette import LOOKS
 from esper.karn.questions.lanes import Lane, Lanes, Span
 from esper.karn.questions.places import Courses
-from esper.leyline.events import TransitionRow
+from esper.leyline.rows import TransitionRow
 from esper.leyline.stages import COOLING_STAGES, Stage
 
 _RIGHT: Final = svg.WIDTH - 124

@@ -26,7 +26,7 @@ from esper.karn.questions.overview import overview
 from esper.karn.questions.verdict import verdict_picture
 from esper.karn.run import Run
 from esper.leyline.errors import EsperError
-from esper.leyline.events import EpisodeRow, RunRow
+from esper.leyline.rows import EpisodeRow, RunRow
 
 MOST_DIARIES: Final = 10
 """Episodes of a run that a report tells; of a training it tells the best."""

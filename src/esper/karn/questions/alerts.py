@@ -17,7 +17,7 @@ from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import number
 from esper.karn.questions.places import Axis, AxisName, axis_of
 from esper.karn.run import Run
-from esper.leyline.events import Severity
+from esper.leyline.rows import Severity
 
 MOST_ENTRIES: Final = 100
 """Of the table; open ones and the latest first."""

@@ -4,7 +4,7 @@ from typing import Final, NamedTuple, Self
 
 from esper.karn.episodes import HORIZON
 from esper.karn.run import Run
-from esper.leyline.events import EnvRow, EpochRow
+from esper.leyline.rows import EnvRow, EpochRow
 
 THIS_EPISODE: Final = "env = ? AND episode = ? AND attempt = ?"
 """The rows of one episode, as SQL; its key has the parameters."""

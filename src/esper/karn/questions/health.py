@@ -18,7 +18,7 @@ from esper.karn.drawing.picture import Picture, course_table
 from esper.karn.questions.places import Courses, Values, courses
 from esper.karn.run import Run
 from esper.leyline.columns import COLUMNS, ColumnSpec
-from esper.leyline.limits import KL_HIGH
+from esper.leyline.thresholds import KL_HIGH
 
 BESIDE: Final = ("entropy", "value_loss")
 """Shown too although they have no band."""

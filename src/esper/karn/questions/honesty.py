@@ -15,8 +15,8 @@ from esper.karn.drawing import svg
 from esper.karn.drawing.axes import Scale, around, tick_texts, ticks, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
 from esper.karn.run import Run
-from esper.leyline.limits import CORRELATED_EPISODES
 from esper.leyline.rank_correlation import Rewarded, gains, reward_correlation
+from esper.leyline.thresholds import CORRELATED_EPISODES
 
 MOST_EPISODES: Final = 160
 """Shown one by one; of more episodes, those with similar returns are taken together."""

@@ -9,7 +9,7 @@ from esper.karn.metric import Metric, metric_of
 from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey, default_episode, episode_name, is_training
 from esper.karn.questions.places import Courses, Place, Values
 from esper.karn.run import Run
-from esper.leyline.events import EpochRow, SeedRow, TransitionRow
+from esper.leyline.rows import EpochRow, SeedRow, TransitionRow
 from esper.leyline.stages import FORWARD_STAGES, Stage
 
 MARKED: Final = (Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED)

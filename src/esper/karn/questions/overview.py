@@ -13,7 +13,7 @@ from esper.karn.questions.growth import growth
 from esper.karn.questions.places import Values
 from esper.karn.questions.progress import Progress, progress
 from esper.karn.run import Run
-from esper.leyline.events import RunRow, Severity
+from esper.leyline.rows import RunRow, Severity
 
 
 @dataclass(frozen=True, slots=True)

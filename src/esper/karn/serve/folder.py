@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from esper.files.row_files import TELEMETRY, UNFINISHED
+from esper.files.writer_lock import is_being_written
 from esper.karn.runs import find_runs
 from esper.leyline.errors import EsperError
-from esper.leyline.lock import is_being_written
-from esper.leyline.run_files import TELEMETRY, UNFINISHED
 
 SECONDS_BETWEEN_LOOKS: Final = 1.0
 SHARE_OF_LOOKING: Final = 0.1

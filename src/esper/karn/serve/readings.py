@@ -12,12 +12,12 @@ from typing import Final, TypeVar
 
 import duckdb
 
+from esper.files.row_files import TELEMETRY
+from esper.files.writer_lock import LOCK_FILE
 from esper.karn.line_copies import sentence_of
 from esper.karn.run import Run, open_run
 from esper.karn.serve.folder import FoundRun, RunFolder
 from esper.leyline.errors import EsperError
-from esper.leyline.lock import LOCK_FILE
-from esper.leyline.run_files import TELEMETRY
 
 T = TypeVar("T")
 OPEN_RUNS: Final = 8

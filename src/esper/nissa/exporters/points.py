@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeGuard
 
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import EsperError
-from esper.leyline.events import EpisodeRow, EpochRow, Row, RunRow, UpdateRow
+from esper.leyline.rows import EpisodeRow, EpochRow, Row, RunRow, UpdateRow
 
 STEP_COLUMNS: Final = {UpdateRow: "iteration", EpisodeRow: "episode", EpochRow: "epoch"}
 """The tables that can be exported, and the column that is the step axis of each."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from esper.leyline.events import RunRow
+from esper.leyline.rows import RunRow
 from esper.nissa.exporters.event_file import EventFile, scalar, text
 from esper.nissa.exporters.points import Points, claim_place, provenance, wall_time
 

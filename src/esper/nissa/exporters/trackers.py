@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.events import RunRow
+from esper.leyline.rows import RunRow
 from esper.nissa.exporters import points as export
 from esper.nissa.exporters.points import ExportError, Points, claim_place, provenance
 

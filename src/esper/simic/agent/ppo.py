@@ -1,8 +1,7 @@
-"""Proximal policy optimisation over whole recurrent sequences.
+"""Proximal policy optimisation (PPO) of a recurrent policy.
 
-A rollout is evaluated again from its stored start state, K times, against the log-probabilities
-with which it was made. Gradients are computed on fixed shards of environments and added in shard
-order, so that the number of processes that share them changes nothing.
+Each update epoch evaluates the whole rollout from its stored start state and takes one gradient step. The
+gradient is the sum over fixed shards of environments, in shard order.
 """
 
 from __future__ import annotations
@@ -18,30 +17,31 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from esper.leyline import HEAD_NAMES, NUM_HEADS
 from esper.leyline.errors import EsperError
-from esper.leyline.events import known
+from esper.leyline.rows import known
 from esper.simic import diagnostics, losses
 from esper.simic.advantages import gae, normalise
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.config import PPOConfig
-from esper.tamiyo.networks.factored_lstm import Evaluation, FactoredRecurrentActorCritic
+from esper.simic.training_config import PPOConfig
+from esper.tamiyo.networks.factored_lstm import ActionEvaluation, FactoredRecurrentActorCritic
 
 KL_STOP: Final = 1.5
 """Update epochs stop when the KL divergence exceeds this many times its target."""
 KEEP_OPEN_UNTIL: Final = 0.8
 """Fraction of a training with the entropy floor."""
 CLOSING_WEIGHT: Final = 2.0
-"""Weight of the penalty below the entropy floor. Advantages of several standard deviations pull at a head
-that has almost collapsed; a weight of 0.5 does not hold it on the bandit."""
+"""Weight of the penalty below the entropy floor. A weight of 0.5 does not prevent collapse on the bandit
+oracle, where advantages reach several standard deviations."""
 MAX_SKIPPED: Final = 3
+"""Number of skipped updates in a row after which a training stops."""
 
 
 class PolicyDivergedError(EsperError):
-    """Several updates in a row were not finite."""
+    """``MAX_SKIPPED`` updates in a row were not finite."""
 
 
 @dataclass(slots=True)
 class UpdateMetrics:
-    """What one update did: columns of ``UpdateRow``, which says what each means."""
+    """Metrics of one update; ``UpdateRow`` documents the columns of the same names."""
 
     policy_loss: float = 0.0
     value_loss: float = 0.0
@@ -66,17 +66,22 @@ class UpdateMetrics:
     explosion: diagnostics.RatioExplosionDiagnostic | None = None
 
     def columns(self) -> dict[str, Any]:
-        """The metrics by name in plain numbers, ``None`` for what is not finite."""
+        """Return the metrics by name, with ``None`` for non-finite numbers."""
         return known(asdict(self))
 
 
 class PPOAgent:
-    """A policy, its Adam optimiser, and proximal policy optimisation (Schulman et al. 2017) of it."""
+    """Policy with its Adam optimiser, updated by PPO (Schulman et al. 2017).
+
+    Args:
+        policy: Network to train.
+        config: Hyper-parameters.
+        envs_per_backward: Environments per backward pass; fewer take less memory.
+    """
 
     def __init__(
         self, policy: FactoredRecurrentActorCritic, config: PPOConfig, *, envs_per_backward: int = 8
     ) -> None:
-        """The gradients of ``envs_per_backward`` environments are computed together."""
         self.policy = policy
         self.config = config
         self._envs_per_backward = envs_per_backward
@@ -86,18 +91,17 @@ class PPOAgent:
         self.skipped_in_a_row = 0
 
     def update(self, buffer: TamiyoRolloutBuffer, progress: float) -> UpdateMetrics:
-        """Learn from one rollout; ``progress`` in [0, 1] is the share of training done."""
+        """Update the policy on one rollout; ``progress`` in [0, 1] is the share of the training done.
+
+        An update with non-finite numbers is skipped, with the reason in ``UpdateMetrics.skipped``.
+
+        Raises:
+            PolicyDivergedError: ``MAX_SKIPPED`` updates in a row were skipped.
+        """
         config = self.config
         buffer = buffer.to(next(self.policy.parameters()).device)
-        advantages = gae(
-            buffer.rewards,
-            buffer.values,
-            buffer.next_values,
-            buffer.terminated,
-            buffer.ended,
-            gamma=config.discount,
-            lam=config.lam,
-        )
+        rows = (buffer.rewards, buffer.values, buffer.next_values, buffer.terminated, buffer.ended)
+        advantages = gae(*rows, gamma=config.discount, lam=config.lam)
         returns = advantages + buffer.values
         broken = diagnostics.first_non_finite(
             reward=buffer.rewards, value=buffer.values, next_value=buffer.next_values, target=returns
@@ -127,12 +131,12 @@ class PPOAgent:
         return metrics
 
     def _update_epoch(self, batch: Batch, number: int, metrics: UpdateMetrics) -> bool:
-        """One gradient step on the whole rollout; false when it ended the update instead of stepping."""
+        """Take one gradient step on the whole rollout; return False if the update stops without a step."""
         self.optimiser.zero_grad()
         results = [self._shard(batch, shard) for shard in shards(len(batch.returns), self._envs_per_backward)]
         log_ratio = torch.cat([result.log_ratio for result in results])
         kl = float(losses.approximate_kl(log_ratio).sum()) / batch.free_rows
-        # Before anything can end the update: a ratio that explodes is what ends it.
+        # Metrics are stored before the update can stop, since they show the cause of a stop.
         self._describe(metrics, results, batch, log_ratio)
         metrics.approx_kl = kl
         if number == 0:
@@ -155,7 +159,7 @@ class PPOAgent:
         return True
 
     def _shard(self, batch: Batch, shard: slice) -> ShardResult:
-        """Add one shard's gradient to the parameters'."""
+        """Add the gradient of one shard to that of the parameters."""
         config, buffer = self.config, batch.buffer
         evaluation = self.policy.evaluate_actions(*buffer.get_batched_sequences(shard))
         policy = losses.policy_loss(
@@ -184,7 +188,7 @@ class PPOAgent:
             value_loss=value.item(),
             bonus=bonus.item(),
             log_ratio=policy.log_ratio.detach(),
-            evaluation=Evaluation(*(tensor.detach() for tensor in evaluation)),
+            evaluation=ActionEvaluation(*(tensor.detach() for tensor in evaluation)),
         )
 
     def _describe(
@@ -219,33 +223,36 @@ class PPOAgent:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One rollout, ready for its update epochs."""
+    """One rollout with advantages, returns and entropy coefficients."""
 
     buffer: TamiyoRolloutBuffer
     advantages: Tensor
     returns: Tensor
     free_rows: int
-    """Rows in which at least one head had a choice: policy and entropy terms are means over these."""
+    """Rows in which at least one head had a choice; policy and entropy terms are means over these rows."""
     entropy_weight: float
     entropy_floor: float
 
 
 @dataclass(frozen=True, slots=True)
 class ShardResult:
-    """What one shard contributed to an update epoch."""
+    """Losses and evaluation of one shard in an update epoch."""
 
     policy_loss: float
     value_loss: float
     bonus: float
     log_ratio: Tensor
-    evaluation: Evaluation
+    evaluation: ActionEvaluation
 
 
 def shards(num_envs: int, size: int) -> list[slice]:
-    """Fixed groups of neighbouring environments; the last may be smaller."""
+    """Return slices of ``size`` consecutive environments; the last may be smaller."""
     return [slice(start, start + size) for start in range(0, num_envs, size)]
 
 
 def has_choice(masks: Tensor, sizes: Sequence[int]) -> Tensor:
-    """``[env, step]``: at least one head of the row could have chosen otherwise."""
+    """Return the rows, bool ``[env, step]``, in which at least one head had more than one legal value.
+
+    ``masks`` are ``[env, step, sum of sizes]``, the masks of all heads concatenated.
+    """
     return torch.stack([mask.sum(dim=-1) > 1 for mask in masks.split(list(sizes), dim=-1)]).any(dim=0)

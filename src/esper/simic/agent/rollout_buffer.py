@@ -1,4 +1,4 @@
-"""Storage of one rollout: preallocated tensors ``[env, step, …]``, one write per step."""
+"""Rollout buffer: preallocated tensors ``[env, step, …]``, one write per step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from esper.leyline import NUM_HEADS, head_sizes
-from esper.tamiyo.networks.factored_lstm import Decision, Hidden
+from esper.tamiyo.networks.factored_lstm import Hidden, PolicyDecision
 
 
 class Sequences(NamedTuple):
-    """A rollout of whole environments, in the order in which ``evaluate_actions`` takes them."""
+    """Whole sequences of some environments, fields in the order of ``evaluate_actions``."""
 
     state: Tensor
     blueprint_indices: Tensor
@@ -25,7 +25,15 @@ class Sequences(NamedTuple):
 
 
 class TamiyoRolloutBuffer:
-    """Rows ``[env, step]`` from the LSTM state ``hidden`` on; a full buffer refuses another step."""
+    """Rollout ``[env, step]`` that starts at the LSTM state ``hidden``.
+
+    Args:
+        num_envs: Number of environments.
+        num_steps: Capacity in steps; ``add`` on a full buffer raises ``RuntimeError``.
+        state_dim: Length of an observation.
+        num_slots: Slots of the policy.
+        hidden_dim: Width of the LSTM.
+    """
 
     def __init__(
         self, num_envs: int, num_steps: int, state_dim: int, num_slots: int, hidden_dim: int
@@ -48,8 +56,8 @@ class TamiyoRolloutBuffer:
         self.hidden: Hidden = (torch.zeros(1, num_envs, hidden_dim), torch.zeros(1, num_envs, hidden_dim))
         self.length = 0
 
-    def add(self, state: Tensor, blueprint_indices: Tensor, decision: Decision, fresh: Tensor) -> None:
-        """Write what was seen and decided at one step, all environments at once."""
+    def add(self, state: Tensor, blueprint_indices: Tensor, decision: PolicyDecision, fresh: Tensor) -> None:
+        """Store observation and decision of one step, for all environments."""
         if self.length == self.num_steps:
             raise RuntimeError(f"the rollout buffer holds {self.num_steps} steps and is full")
         step = self.length
@@ -63,25 +71,21 @@ class TamiyoRolloutBuffer:
         self.length += 1
 
     def add_outcome(self, reward: Tensor, ended: Tensor, terminated: Tensor) -> None:
-        """Write what the last decision came to."""
+        """Store reward and end of episode after the last decision."""
         step = self.length - 1
         self.rewards[:, step] = reward
         self.ended[:, step] = ended
         self.terminated[:, step] = terminated
 
     def add_next_value(self, value: Tensor) -> None:
-        """Write the value of the state that the last decision led to; it counts where nothing terminated."""
+        """Store the value of the state after the last decision; GAE ignores it for terminated episodes."""
         self.next_values[:, self.length - 1] = value
 
     def get_batched_sequences(self, envs: slice = slice(None)) -> Sequences:
-        return Sequences(
-            self.state[envs],
-            self.blueprint_indices[envs],
-            self.actions[envs],
-            self.masks[envs],
-            (self.hidden[0][:, envs], self.hidden[1][:, envs]),
-            self.fresh[envs],
-        )
+        """Return the sequences of ``envs``, with the LSTM state at their start."""
+        hidden = (self.hidden[0][:, envs], self.hidden[1][:, envs])
+        state, blueprints = self.state[envs], self.blueprint_indices[envs]
+        return Sequences(state, blueprints, self.actions[envs], self.masks[envs], hidden, self.fresh[envs])
 
     def to(self, device: torch.device) -> TamiyoRolloutBuffer:
         moved = copy.copy(self)
@@ -93,7 +97,7 @@ class TamiyoRolloutBuffer:
 
     @classmethod
     def join(cls, parts: Sequence[TamiyoRolloutBuffer]) -> TamiyoRolloutBuffer:
-        """One rollout of the environments of all ``parts``, in their order."""
+        """Concatenate rollouts along the environments."""
         joined = copy.copy(parts[0])
         for name, value in vars(parts[0]).items():
             if isinstance(value, Tensor):

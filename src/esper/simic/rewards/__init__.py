@@ -1,1 +1,1 @@
-"""Rewards: few bounded terms, recorded by name, that sum to the reward."""
+"""Reward families: a reward is the sum of a few named terms."""

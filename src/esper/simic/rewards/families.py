@@ -1,9 +1,9 @@
-"""Reward families: which terms a reward consists of.
+"""Reward families: named potentials Φ_i and costs c_j whose terms sum to the reward.
 
-A family is a set of named potentials and a set of named costs. The terms of a step's reward are the change
-of every potential and the costs, all times one scale; the reward is their sum. This is potential-based
-shaping (Ng, Harada & Russell 1999) with potentials of the whole state and no discount: over an episode
-the terms telescope to the difference between its end and its beginning.
+r_t = scale · (Σ_i (Φ_i(s_t) − Φ_i(s_{t−1})) + Σ_j c_j(s_t))
+
+This is potential-based shaping (Ng, Harada & Russell 1999) without discount: over an episode the potential
+terms telescope to Φ(end) − Φ(start).
 """
 
 from collections.abc import Callable, Mapping
@@ -18,71 +18,71 @@ from esper.leyline import DEFAULT_GAMMA, EpochFacts, LifecycleOp, SlotTable
 FamilyName = Literal["paired", "contribution", "loss", "log_loss", "sparse"]
 Array = NDArray[np.float64]
 RewardTerms = dict[str, Array]
-"""The terms of one step by name, each ``[env]``; the reward is their sum."""
+"""Terms of one step by name, each ``[env]``; their sum is the reward."""
 
 LEAST_LOSS: Final = 1e-3
-"""What is below counts as this: no logarithm is without end."""
+"""Lower bound of the loss in ``log_loss``."""
 CHURN_COST: Final = 0.01
-"""Of removing a seed: what one point of score is worth."""
+"""Cost of removing a seed, equal to one point of score."""
 ROLLBACK_PENALTY: Final = 0.2
-"""Of an episode that broke down, besides all that it had gained: what twenty points of score are worth."""
+"""Penalty of an episode whose host diverged, equal to twenty points of score; its gains are lost as well."""
 
 
 class RewardInputs(NamedTuple):
-    """All that a reward may depend on after an epoch."""
+    """Inputs of a reward after an epoch."""
 
     facts: EpochFacts
     table: SlotTable
     twin_score: Array
-    """The do-nothing twin's at the same epoch; NaN for families that need none."""
+    """Validation score of the do-nothing twin at the same epoch; NaN for families without a twin."""
     guess_loss: Array | float
-    """Loss of a blind guess, by the data of each episode."""
+    """Loss of a uniform guess on the data of each episode."""
     rent: Array | float
-    """Price of a thousand grown parameters."""
+    """Cost of 1,000 grown parameters."""
 
 
 Term = Callable[[RewardInputs], Array]
 
-# --- terms, each [env]: potentials are what a state is worth, 1 for 100 points -------------------------
+# --- terms, each [env]; potentials are in units of 100 points of score ---------------------------------
 
 
 def lead(s: RewardInputs) -> Array:
-    """What growth has gained so far: the lead over the do-nothing twin."""
+    """Return (score − score of the do-nothing twin) / 100."""
     return (s.facts.val_score - s.twin_score) / 100.0
 
 
 def contribution(s: RewardInputs) -> Array:
-    """What was measured of the seeds that take part; what was never measured (NaN) does not count yet."""
+    """Return the sum of measured contributions of the seeds in the forward pass, divided by 100."""
     measured = s.table.in_forward & ~np.isnan(s.table.contribution)
     return np.where(measured, s.table.contribution, 0.0).sum(axis=1) / 100.0
 
 
 def loss(s: RewardInputs) -> Array:
-    """Falls with the loss, by 1 from a blind guess to none: improvement is positive."""
+    """Return −loss / guess loss: −1 for a uniform guess, 0 for no loss."""
     return -s.facts.val_loss / s.guess_loss
 
 
 def log_loss(s: RewardInputs) -> Array:
-    """Rises by 0.1 whenever the loss falls by a tenth, wherever it stands; a blind guess is worth 0.
+    """Return −ln(loss / guess loss): 0 for a uniform guess, about 0.1 more per tenth of the loss removed.
 
-    The lead over a twin in it is log(twin's loss / loss): the twin is a constant of the episode, so a
-    policy that learns from this learns the paired score without a twin being run.
+    The lead over a twin would be ln(twin's loss / loss), which differs by a constant of the episode. So this
+    potential has the same optimal policy as a paired one, without the cost of running a twin.
     """
     return -np.log(np.maximum(s.facts.val_loss, LEAST_LOSS) / s.guess_loss)
 
 
 def final_score(s: RewardInputs) -> Array:
-    """The score of a finished episode; an episode in progress is worth nothing yet."""
+    """Return score / 100 at the end of an episode, 0 before."""
     return np.where(s.facts.ended, s.facts.val_score / 100.0, 0.0)
 
 
 def rent(s: RewardInputs) -> Array:
-    """What the grown parameters cost, never positive."""
+    """Return the rent potential of the grown parameters, never positive."""
     return rent_potential(s.facts.grown_params.astype(np.float64), s.rent)
 
 
 def rent_potential(grown_params: Array | float, price: Array | float) -> Array:
-    """Minus ``price`` per thousand parameters."""
+    """Return −price · grown_params / 1000."""
     return -np.asarray(price) * grown_params / 1000.0
 
 
@@ -91,7 +91,7 @@ def final_rent(s: RewardInputs) -> Array:
 
 
 def churn(s: RewardInputs) -> Array:
-    """What a removal costs in the step that orders it."""
+    """Return −CHURN_COST in a step with a successful PRUNE, else 0."""
     return np.where((s.facts.last_op == LifecycleOp.PRUNE) & s.facts.last_success, -CHURN_COST, 0.0)
 
 
@@ -100,13 +100,13 @@ def churn(s: RewardInputs) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class RewardFamily:
-    """A definition of reward."""
+    """Definition of a reward by its potentials and costs."""
 
     potentials: Mapping[str, Term]
     costs: Mapping[str, Term] = field(default_factory=dict)
     needs_twin: bool = False
     gamma: float = DEFAULT_GAMMA
-    """Discount unless a configuration says otherwise."""
+    """Default discount."""
 
 
 FAMILIES: Final[Mapping[FamilyName, RewardFamily]] = {
@@ -119,26 +119,27 @@ FAMILIES: Final[Mapping[FamilyName, RewardFamily]] = {
 
 
 class RewardFunction:
-    """The rewards of a vector of episodes under one family."""
+    """Computes the rewards of a vector of episodes under one family."""
 
     def __init__(self, family: RewardFamily, scale: float) -> None:
         self._family = family
         self._scale = scale
 
     def begin(self, inputs: RewardInputs) -> None:
-        """Every episode is at its beginning: the untrained host."""
+        """Store the start potentials of all episodes; ``inputs`` are those of the untrained hosts."""
         self._at_birth = self._potentials(inputs)
         self._last = {name: value.copy() for name, value in self._at_birth.items()}
 
     def begin_again(self, env: int, inputs: RewardInputs) -> None:
-        """One episode is at its beginning; ``inputs`` holds all of them."""
+        """Store the start potentials of environment ``env`` for a new attempt; ``inputs`` are of all."""
         for name, value in self._potentials(inputs).items():
             self._at_birth[name][env] = self._last[name][env] = value[env]
 
     def reward_terms(self, inputs: RewardInputs) -> RewardTerms:
-        """The terms of the epoch that just ended.
+        """Return the reward terms of the last epoch.
 
-        An episode that broke down loses what it had gained, and gets the penalty in the same step.
+        Where the host diverged, the potentials fall back to their start values and the rollback penalty is
+        added.
         """
         broken = inputs.facts.rolled_back
         rewards: RewardTerms = {}
@@ -156,5 +157,5 @@ class RewardFunction:
 
 
 def total(rewards: RewardTerms) -> Array:
-    """The reward ``[env]``."""
+    """Return the reward ``[env]``, the sum of its terms."""
     return np.sum(list(rewards.values()), axis=0)

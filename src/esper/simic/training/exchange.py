@@ -1,7 +1,7 @@
-"""Bringing the shards of all processes together, in shard order.
+"""Exchange of shard results between the processes of a training, in shard order.
 
-Rollouts are small beside the training that makes them, so every process gets all of them and computes
-the same update: no gradient crosses between processes, and their number changes no bit of the run.
+Every process gets all rollouts, which are small, and computes the same update. No gradients are exchanged, so
+results are bit-identical for any number of processes.
 """
 
 import itertools
@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from esper.simic.training.meeting import meet
+from esper.simic.training.handshake import agree_on_group
 
 T = TypeVar("T")
 
@@ -20,38 +20,38 @@ _works = itertools.count()
 
 
 def join(store: Store, rank: int, world_size: int, common: Mapping[str, object], seconds: float) -> None:
-    """Become one of several processes once all have met; ``store`` is where they count the shards taken."""
-    global _store  # noqa: PLW0603 - one per process, as the process group is
-    _store = PrefixStore(meet(store, rank, world_size, common, seconds), store)
+    """Join the process group after the handshake; arguments as for ``agree_on_group``."""
+    global _store  # noqa: PLW0603 - one per process, like the process group
+    _store = PrefixStore(agree_on_group(store, rank, world_size, common, seconds), store)
     dist.init_process_group("gloo", store=_store, rank=rank, world_size=world_size)
 
 
 def rank() -> int:
-    """This process's number; 0 writes what there is one of."""
+    """Return the rank of this process, 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """How many processes share the run."""
+    """Return the number of processes, 1 without a process group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def claim(count: int) -> Iterator[int]:
-    """Shards for this process, of ``count`` in all; the next one whenever it asks for more.
+    """Yield the numbers of the shards for this process, of ``count`` in all.
 
-    Episodes differ in length, so whoever is done first takes the next shard: nobody waits for a process
-    that was given the longer ones. Who runs a shard changes nothing in it.
+    Shards are assigned dynamically, since episodes differ in length: a process that has finished a shard
+    takes the next one. The assignment does not affect the results.
     """
     if _store is None:
         yield from range(count)
         return
-    work = f"shards of work {next(_works)}"  # the same number everywhere, since all do the same works
+    work = f"shards of work {next(_works)}"  # all processes call claim equally often, so numbers agree
     while (shard := _store.add(work, 1) - 1) < count:
         yield shard
 
 
 def gather(own: Mapping[int, T]) -> list[T]:
-    """The results of all shards from all processes, in shard order."""
+    """Return the results of all shards from all processes, in shard order."""
     if world_size() == 1:
         return [own[shard] for shard in sorted(own)]
     everywhere: list[Mapping[int, T]] = [{} for _ in range(world_size())]
@@ -61,7 +61,7 @@ def gather(own: Mapping[int, T]) -> list[T]:
 
 
 def from_first(value: T) -> T:
-    """What process 0 has, in every process; the others wait for it."""
+    """Return the value of rank 0 in every process."""
     if world_size() == 1:
         return value
     shared = [value]
@@ -70,6 +70,6 @@ def from_first(value: T) -> T:
 
 
 def unlike_first(value: object) -> list[int]:
-    """The processes whose value is not that of process 0; all of them are told."""
+    """Return, in every process, the ranks whose value differs from that of rank 0."""
     values = gather({rank(): value})
     return [number for number, other in enumerate(values) if other != values[0]]

@@ -1,7 +1,6 @@
-"""Collecting rollouts and evaluating policies, on anything that looks like an environment to a policy."""
+"""Rollouts with sampled actions and evaluations with argmax actions, on any ``PolicyEnv``."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -9,48 +8,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.leyline import NUM_HEADS
-from esper.leyline.protocols import PolicyOutput
-from esper.leyline.streams import derive_seed
+from esper.leyline.stream_seeds import derive_seed
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.tamiyo.networks.factored_lstm import Decision, FactoredRecurrentActorCritic, Hidden
+from esper.simic.training.policy_env import PolicyEnv
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hidden, PolicyDecision
 from esper.tamiyo.policy.controller import decide, policy_outputs
 from esper.tamiyo.policy.observer import Observation
 
 
-class Step(NamedTuple):
-    """What a decision came to, arrays ``[env]``, and what is seen next.
-
-    Where an episode terminated, it is worth nothing beyond its end, and ``observation`` belongs to the
-    next one if the environment goes on. One that ended without terminating was cut off, which is
-    possible at the last step of a rollout; ``observation`` is still its own.
-    """
-
-    observation: Observation
-    reward: NDArray[np.float64]
-    ended: NDArray[np.bool_]
-    terminated: NDArray[np.bool_]
-
-
-class PolicyEnv(Protocol):
-    """Environments as a policy meets them."""
-
-    @property
-    def env_indices(self) -> Sequence[int]:
-        """Names of the environments within the run, for their random streams."""
-
-    @property
-    def horizon(self) -> int:
-        """Steps of one episode."""
-
-    def reset(self) -> Observation:
-        """Begin a new episode everywhere."""
-
-    def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> Step:
-        """Carry out ``actions [env, 8]``; ``outputs`` are recorded with them where decisions are recorded."""
-
-
 class ActionStreams:
-    """Random numbers for sampled decisions, one stream per environment and episode."""
+    """Random numbers for sampled actions, one stream per environment and episode."""
 
     def __init__(self, rng_seed: int, env_indices: Sequence[int], episode: int = 0) -> None:
         self._generators = [
@@ -59,14 +26,17 @@ class ActionStreams:
         ]
 
     def draw(self) -> Tensor:
-        """Uniform numbers ``[env, 8]``."""
+        """Return uniform random numbers ``[env, 8]``, one per head."""
         return torch.stack([torch.rand(NUM_HEADS, generator=g) for g in self._generators])
 
 
 def collect(
     env: PolicyEnv, policy: FactoredRecurrentActorCritic, streams: ActionStreams, episodes: int = 1
 ) -> TamiyoRolloutBuffer:
-    """Sampled decisions over ``episodes`` horizons; what is cut off at the end is valued by the critic."""
+    """Collect a rollout of ``episodes`` horizons with sampled actions.
+
+    Episodes that are truncated at the end of the rollout bootstrap from the critic.
+    """
     shape, num_envs = policy.shape, len(env.env_indices)
     buffer = TamiyoRolloutBuffer(
         num_envs, episodes * env.horizon, shape.state_dim, shape.num_slots, shape.hidden_dim
@@ -94,14 +64,14 @@ def _sample(
     hidden: Hidden,
     fresh: Tensor,
     streams: ActionStreams,
-) -> Decision:
-    """One sampled decision everywhere; memory begins afresh where ``fresh [env]`` says so."""
+) -> PolicyDecision:
+    """Sample one decision per environment, with the LSTM state reset where ``fresh [env]`` is true."""
     keep = (~fresh).float().view(1, -1, 1)
     return decide(policy, observation, (hidden[0] * keep, hidden[1] * keep), streams.draw())
 
 
 def evaluate(env: PolicyEnv, policy: FactoredRecurrentActorCritic) -> NDArray[np.float64]:
-    """Undiscounted returns ``[env]`` of one argmax episode each."""
+    """Return the undiscounted returns ``[env]`` of one argmax episode per environment."""
     observation, num_envs = env.reset(), len(env.env_indices)
     hidden = policy.get_initial_hidden(num_envs)
     returns = np.zeros(num_envs)

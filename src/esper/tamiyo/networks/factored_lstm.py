@@ -1,8 +1,8 @@
-"""The recurrent actor-critic with eight factored heads. Float32 always, never compiled (ADR 0023).
+"""Recurrent actor-critic with eight factored heads, in float32 and not compiled (ADR 0023).
 
-Op is sampled first, then the slot, then the rest: the policy is an autoregressive product of
-categorical distributions. With ``conditioned`` heads each sees what was sampled before it.
-Log-probabilities, entropies and the value of a decision all come from the one sample that is taken.
+The policy is an autoregressive product of categorical distributions: the op is sampled first, then the slot,
+then the other heads. ``conditioned`` heads get the sampled op and slot as one-hot inputs. Log-probabilities
+and value of a decision belong to the same sample.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Hidden = tuple[Tensor, Tensor]
 
 HEAD_HIDDEN: Final = 128
 MEMORY_STEPS: Final = 64
-"""T_max of the chrono initialisation: the longest memory, in steps, that a cell starts with."""
+"""T_max of the chrono initialisation: longest initial memory of a cell, in steps."""
 INITIAL_LOGITS: Final[Mapping[Head, Mapping[int, float]]] = {
     Head.OP: {LifecycleOp.WAIT: 1.0, LifecycleOp.PRUNE: -2.0},
     Head.ALPHA_TARGET: {AlphaTarget.FULL: 1.0},
 }
-"""Biases of last layers: of uniform choices two thirds of the seeds would stay below full alpha, and never
-reach HOLDING, and most would be pruned."""
+"""Initial biases of the last layers. With uniform choices two thirds of the seeds would stay below full alpha
+and never reach HOLDING, and most seeds would be pruned."""
 
 
 class BlueprintEmbedding(nn.Module):
-    """A vector per blueprint and one for the empty slot."""
+    """Embedding of the blueprint in each slot, with one more vector for the empty slot."""
 
     null_index: Tensor
 
@@ -59,11 +59,11 @@ class BlueprintEmbedding(nn.Module):
         self.register_buffer("null_index", torch.tensor(BLUEPRINT_NULL_INDEX))
 
     def forward(self, indices: Tensor) -> Tensor:
-        """``[..., slot]``, -1 = empty, to ``[..., slot, dim]``."""
+        """Map indices ``[..., slot]``, -1 for empty, to vectors ``[..., slot, dim]``."""
         return self.embedding(torch.where(indices < 0, self.null_index, indices))
 
 
-class Decision(NamedTuple):
+class PolicyDecision(NamedTuple):
     """One sampled (or argmax) decision per environment."""
 
     actions: Tensor
@@ -71,21 +71,21 @@ class Decision(NamedTuple):
     log_probs: Tensor
     """``[env, 8]``, 0 where a head had no choice."""
     masks: Tensor
-    """``[env, sum of head sizes]``: what each head chose from, heads side by side."""
+    """Legal values of all heads, concatenated: bool ``[env, sum of head sizes]``."""
     op_probs: Tensor
-    """``[env, op]``, 0 where an op was masked off."""
+    """``[env, op]``, 0 for masked ops."""
     value: Tensor
     """``[env]``."""
     hidden: Hidden
 
-    def cpu(self) -> Decision:
+    def cpu(self) -> PolicyDecision:
         memory = (self.hidden[0].cpu(), self.hidden[1].cpu())
         names = ("actions", "log_probs", "masks", "op_probs", "value")
         return self._replace(hidden=memory, **{name: getattr(self, name).cpu() for name in names})
 
 
-class Evaluation(NamedTuple):
-    """Stored decisions under the present weights, every tensor ``[env, step, …]``."""
+class ActionEvaluation(NamedTuple):
+    """Stored decisions evaluated with the present weights, every tensor ``[env, step, …]``."""
 
     log_probs: Tensor
     entropies: Tensor
@@ -96,7 +96,7 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyShape:
-    """Everything that determines the network's parameters."""
+    """Arguments that determine the shapes of all parameters."""
 
     state_dim: int
     num_slots: int
@@ -106,24 +106,24 @@ class PolicyShape:
     conditioned: bool = True
     recurrent: bool = True
     hold_heads: tuple[str, ...] = ()
-    """Heads that never choose, see ``ActionMasks.holding``."""
+    """Names of heads fixed at one value, see ``ActionMasks.holding``."""
     context: bool = False
     """Whether ``state_dim`` includes the context features."""
 
 
 def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
-    """Orthogonal initialisation (Saxe et al. 2014), with the gains customary in PPO."""
+    """Initialise orthogonally (Saxe et al. 2014), with the gains customary in PPO."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
 def _chrono_init(bias: Tensor, hidden: int) -> None:
-    """Chrono initialisation (Tallec & Ollivier 2018): forget biases log U(1, T_max - 1), input biases their
-    negatives.
+    """Set the gate biases by chrono initialisation (Tallec & Ollivier 2018).
 
-    Cells then remember for 1 to ``MEMORY_STEPS`` steps. With the customary forget bias of 1 a cell loses all
-    but 1e-7 of its content within 50 steps, and no gradient is left to learn from (ADR 0013).
+    Forget biases b_f ~ log U(1, T_max − 1), input biases −b_f. Cells then start with memories of 1 to
+    ``MEMORY_STEPS`` steps. With the customary forget bias of 1 a cell keeps 1e-7 of its content after 50
+    steps, too little for a gradient (ADR 0013).
     """
     span = torch.empty(hidden).uniform_(1.0, MEMORY_STEPS - 1.0).log()
     bias[:hidden] = -span
@@ -151,10 +151,15 @@ def _head(inputs: int, hidden: tuple[int, ...], outputs: int, last_gain: float) 
 
 
 class FactoredRecurrentActorCritic(nn.Module):
-    """Observation and blueprints → LSTM → eight heads and a value."""
+    """Policy network: observation and blueprint embeddings → LSTM → eight heads and a value.
+
+    Args:
+        state_dim: Length of an observation, see ``get_feature_size``.
+        num_slots: Slots of the observation, the capacity of the policy.
+        others: Further fields of ``PolicyShape``.
+    """
 
     def __init__(self, state_dim: int, num_slots: int, **others: Any) -> None:
-        """``others`` are the fields of ``PolicyShape``."""
         super().__init__()
         self.shape = shape = PolicyShape(state_dim, num_slots, **others)
         feature_dim, hidden_dim = shape.feature_dim, shape.hidden_dim
@@ -185,11 +190,11 @@ class FactoredRecurrentActorCritic(nn.Module):
         return made
 
     def _context(self, head: Head) -> tuple[int, ...]:
-        """Widths of what a conditioned head sees besides the features: one-hot op, then one-hot slot."""
+        """Return the widths of the one-hot inputs of a conditioned head: the op, then the slot."""
         return (NUM_OPS, self.num_slots)[:head] if self.shape.conditioned else ()
 
     def get_initial_hidden(self, batch: int) -> Hidden:
-        """The state at the start of an episode."""
+        """Return the LSTM state at the start of an episode, zeros ``[1, batch, hidden]``."""
         zeros = torch.zeros(1, batch, self.shape.hidden_dim, device=self.blueprints.null_index.device)
         return zeros, zeros.clone()
 
@@ -198,7 +203,17 @@ class FactoredRecurrentActorCritic(nn.Module):
     def encode(
         self, state: Tensor, blueprint_indices: Tensor, hidden: Hidden, fresh: Tensor | None = None
     ) -> tuple[Tensor, Hidden]:
-        """Features ``[batch, seq, hidden]``; ``fresh [batch, seq]`` marks steps that begin an episode."""
+        """Run embedding and LSTM over sequences, with a reset where an episode begins.
+
+        Args:
+            state: Observations ``[batch, seq, state_dim]``.
+            blueprint_indices: ``[batch, seq, slot]``, -1 for empty slots.
+            hidden: LSTM state before the first step.
+            fresh: Bool ``[batch, seq]``, steps that begin an episode; None if there are none.
+
+        Returns:
+            Features ``[batch, seq, hidden]`` and the LSTM state after the last step.
+        """
         blueprints = self.blueprints(blueprint_indices).flatten(start_dim=-2)
         x = self.features(torch.cat([state, blueprints], dim=-1))
         if not self.shape.recurrent:
@@ -216,7 +231,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         return self.norm(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]), hidden
 
     def head_logits(self, head: Head, encoded: Tensor, *chosen: Tensor) -> Tensor:
-        """Logits ``[..., values]`` of one head, given the op and the slot if they were chosen before it."""
+        """Return logits ``[..., values]`` of one head, given op and slot if they were chosen before it."""
         context = [F.one_hot(c, width).float() for c, width in zip(chosen, self._context(head), strict=False)]
         return self.heads[HEAD_NAMES[head]](torch.cat([encoded, *context], dim=-1))
 
@@ -225,7 +240,7 @@ class FactoredRecurrentActorCritic(nn.Module):
             encoded = torch.cat([encoded, F.one_hot(op, NUM_OPS).float()], dim=-1)
         return self.value_head(encoded).squeeze(-1)
 
-    # --- what callers use ---------------------------------------------------------------------
+    # --- decisions and values -----------------------------------------------------------------
 
     def forward(
         self,
@@ -236,15 +251,24 @@ class FactoredRecurrentActorCritic(nn.Module):
         slot: Tensor | None = None,
         **masks: Tensor,
     ) -> dict[str, Tensor | Hidden]:
-        """All logits ``[batch, seq, values]``, ``value [batch, seq]`` and ``hidden``.
+        """Return the logits of all heads, the value and the LSTM state, for inspection of a policy.
 
-        ``masks`` are bool tensors ``[batch, seq, values]`` by name: ``op_mask``, ``slot_mask``,
-        ``blueprint_mask``, ``style_mask``, ``tempo_mask``, ``alpha_target_mask``, ``alpha_speed_mask``,
-        ``alpha_curve_mask``; what they forbid has the logit ``MASKED_LOG_PROB``. Op and slot, where they
-        are not given, are drawn from torch's generator under their masks.
+        Rollout and update call ``get_action`` and ``evaluate_actions`` instead.
 
-        Asked for by the specification, as is ``get_value``: rollout and update call ``get_action`` and
-        ``evaluate_actions``.
+        Args:
+            state: Observations ``[batch, seq, state_dim]``.
+            blueprint_indices: ``[batch, seq, slot]``, -1 for empty slots.
+            hidden: LSTM state before the first step; zeros if not given.
+            op: Op ``[batch, seq]`` that the other heads are conditioned on; sampled with torch's global
+                generator if not given.
+            slot: Slot ``[batch, seq]``, likewise.
+            masks: Bool tensors ``[batch, seq, values]`` by name: ``op_mask``, ``slot_mask``,
+                ``blueprint_mask``, ``style_mask``, ``tempo_mask``, ``alpha_target_mask``,
+                ``alpha_speed_mask``, ``alpha_curve_mask``. Masked values get the logit ``MASKED_LOG_PROB``.
+
+        Returns:
+            ``{head}_logits [batch, seq, values]`` for every head, ``value [batch, seq]``, ``hidden``, ``op``
+            and ``slot``.
         """
         unknown = masks.keys() - {f"{name}_mask" for name in HEAD_NAMES}
         if unknown:
@@ -272,10 +296,16 @@ class FactoredRecurrentActorCritic(nn.Module):
         *,
         uniforms: Tensor | None = None,
         deterministic: bool = False,
-    ) -> Decision:
-        """One decision per environment from ``state [env, features]``.
+    ) -> PolicyDecision:
+        """Return one decision per environment.
 
-        ``uniforms [env, 8]`` in [0, 1) are the random numbers, one per head; argmax needs none.
+        Args:
+            state: Observations ``[env, state_dim]``.
+            blueprint_indices: ``[env, slot]``, -1 for empty slots.
+            hidden: LSTM state.
+            masks: Legal actions.
+            uniforms: Random numbers ``[env, 8]`` in [0, 1), one per head; needed unless ``deterministic``.
+            deterministic: Take the most probable value of each head.
         """
         if self._held:
             masks = masks.holding(self._held)
@@ -301,7 +331,7 @@ class FactoredRecurrentActorCritic(nn.Module):
             if head is Head.OP:
                 op_probs = distribution.probs
         value = self._value(encoded, actions[:, Head.OP])
-        return Decision(actions, log_probs, torch.cat(used, dim=-1), op_probs, value, hidden)
+        return PolicyDecision(actions, log_probs, torch.cat(used, dim=-1), op_probs, value, hidden)
 
     def evaluate_actions(
         self,
@@ -311,8 +341,17 @@ class FactoredRecurrentActorCritic(nn.Module):
         masks: Tensor,
         hidden: Hidden,
         fresh: Tensor,
-    ) -> Evaluation:
-        """Stored decisions ``[env, step, …]`` from their start state; ``fresh`` marks episode starts."""
+    ) -> ActionEvaluation:
+        """Evaluate stored decisions ``[env, step, …]`` with the present weights.
+
+        Args:
+            state: Observations ``[env, step, state_dim]``.
+            blueprint_indices: ``[env, step, slot]``, -1 for empty slots.
+            actions: ``[env, step, 8]``.
+            masks: Legal values of all heads, concatenated: ``[env, step, sum of head sizes]``.
+            hidden: LSTM state before the first step.
+            fresh: Bool ``[env, step]``, steps that begin an episode.
+        """
         encoded, _ = self.encode(state, blueprint_indices, hidden, fresh)
         op, slot = actions[..., Head.OP], actions[..., Head.SLOT]
         log_probs, entropies, choices = [], [], []
@@ -321,7 +360,7 @@ class FactoredRecurrentActorCritic(nn.Module):
             log_probs.append(distribution.log_prob(actions[..., head]))
             entropies.append(distribution.entropy())
             choices.append(distribution.has_choice)
-        return Evaluation(
+        return ActionEvaluation(
             torch.stack(log_probs, dim=-1),
             torch.stack(entropies, dim=-1),
             torch.stack(choices, dim=-1),
@@ -331,7 +370,7 @@ class FactoredRecurrentActorCritic(nn.Module):
     def get_value(
         self, state: Tensor, blueprint_indices: Tensor, hidden: Hidden, op: Tensor | None = None
     ) -> Tensor:
-        """The value ``[env]`` of a state; with an op-conditioned critic ``op [env]`` must be given."""
+        """Return the value ``[env]`` of a state; the critic ``op_value`` needs ``op [env]``."""
         encoded, _ = self.encode(state.unsqueeze(1), blueprint_indices.unsqueeze(1), hidden)
         if self.shape.critic == "op_value" and op is None:
             raise ValueError("an op-conditioned critic needs the op that will be taken")

@@ -1,1 +1,1 @@
-"""From slot table and signals to what the policy network reads, and from its logits to actions."""
+"""Inputs and outputs of the policy network: observations, masks, distributions, checkpoints."""

@@ -1,4 +1,4 @@
-"""Masks of the eight heads, derived from legality and from the table of heads that each op reads."""
+"""Masks of the eight heads, derived from the legal (op, slot) pairs and ``HEADS_OF_OP``."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from esper.leyline.factored_actions import BoolArray
 
 
 class EmptyMaskError(EsperError):
-    """A head without a single legal value."""
+    """A head has no legal value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionMasks:
-    """What is legal in every environment before anything is chosen, as tensors."""
+    """Legal actions of every environment, from which the mask of each head follows."""
 
     slot_by_op: Tensor
-    """``[env, op, slot]``, leyline's legality."""
+    """``[env, op, slot]``, see ``legal_slots_by_op``."""
     blueprint: Tensor
-    """``[env, blueprint]``, what can germinate on this host."""
+    """``[env, blueprint]``, selectable blueprints of the host."""
     alpha_is_zero: Tensor
-    """``[env, slot]``: a removal there needs no ramp."""
+    """``[env, slot]``, slots whose removal needs no ramp."""
     stages: Tensor
-    """``[env, slot]``, to say what was there when a mask turns out empty."""
+    """``[env, slot]``, for error messages."""
     held: frozenset[int] = frozenset()
-    """Heads that stay at their canonical value even where the op reads them."""
+    """Heads fixed at their canonical value even where the op reads them."""
 
     @property
     def op(self) -> Tensor:
-        """``[env, op]``."""
+        """Mask of the op head, ``[env, op]``."""
         return self.slot_by_op.any(dim=-1)
 
     def of_head(self, head: int, chosen: Tensor) -> Tensor:
-        """``[env, values]`` of one head, given the heads before it in ``chosen [env, 8]``.
+        """Return the mask ``[env, values]`` of one head, given the earlier heads in ``chosen [env, 8]``.
 
-        A head that is not read has its canonical value alone.
+        A head that the op does not read has its canonical value alone.
         """
         if head == Head.OP:
             return self.op
@@ -71,10 +71,7 @@ class ActionMasks:
         return torch.where(is_read.unsqueeze(-1), free, canonical[head])
 
     def holding(self, heads: frozenset[int]) -> ActionMasks:
-        """The same with some heads held at one value.
-
-        That is the canonical one; of blueprints, whose canonical value is none, the first there is.
-        """
+        """Return masks that fix ``heads`` at their canonical value, the blueprint at the first selectable."""
         legal, blueprint = self.slot_by_op.clone(), self.blueprint.clone()
         if Head.OP in heads:
             legal[:, CANONICAL_ACTION[Head.OP] + 1 :] = False
@@ -86,12 +83,12 @@ class ActionMasks:
         return replace(self, slot_by_op=legal, blueprint=blueprint, held=held)
 
     def to(self, device: torch.device) -> ActionMasks:
-        """The same on ``device``."""
+        """Return the masks on ``device``."""
         names = ("slot_by_op", "blueprint", "alpha_is_zero", "stages")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def check(self, head: int, mask: Tensor) -> None:
-        """Refuse a mask ``[env, values]`` that leaves an environment without a choice."""
+        """Raise ``EmptyMaskError`` if a row of ``mask [env, values]`` has no legal value."""
         legal = mask.any(dim=-1)
         if not legal.all():
             env = int((~legal).nonzero()[0, 0])
@@ -103,7 +100,7 @@ class ActionMasks:
 
 @cache
 def _tables(num_slots: int, device: torch.device) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Which heads each op reads, and a mask of the canonical value per head, once per device."""
+    """Return ``HEADS_OF_OP`` as a tensor, and per head the mask of its canonical value; cached per device."""
     read = torch.from_numpy(HEADS_OF_OP.copy()).to(device)
     canonical = tuple(
         torch.arange(size, device=device) == int(value)
@@ -120,7 +117,7 @@ def _blueprint_row(space: ActionSpace) -> BoolArray:
 
 
 def compute_batch_masks(table: SlotTable, space: ActionSpace) -> ActionMasks:
-    """The masks of all environments of ``table``."""
+    """Return the masks of all environments of ``table``."""
     masks = ActionMasks(
         slot_by_op=torch.from_numpy(legal_slots_by_op(table, space.rules)),
         blueprint=torch.from_numpy(_blueprint_row(space)).expand(table.num_envs, -1),
@@ -133,5 +130,5 @@ def compute_batch_masks(table: SlotTable, space: ActionSpace) -> ActionMasks:
 
 
 def compute_action_masks(table: SlotTable, env: int, space: ActionSpace) -> ActionMasks:
-    """The masks of one environment, as a batch of one."""
+    """Return the masks of one environment, as a batch of one."""
     return compute_batch_masks(table.row(env), space)

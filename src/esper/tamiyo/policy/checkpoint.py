@@ -1,7 +1,7 @@
-"""A trained policy on disk: weights as safetensors, the rest as JSON. Loading runs no code from the file.
+"""Policy checkpoints: weights as safetensors, description as JSON. Loading runs no code from the files.
 
-Neither format notices a flipped bit, so a policy's description holds a digest of itself and the
-weights, and a folder of several files can be sealed with a digest of each.
+The description holds a SHA-256 digest of itself and the weights, since neither format detects a flipped bit.
+A folder of several files can be sealed with a digest of each file.
 """
 
 import hashlib
@@ -17,10 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from esper.leyline.durable import write_durably
+from esper.files.atomic_write import write_durably
 from esper.leyline.errors import EsperError
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
-from esper.tamiyo.policy.features import feature_names
+from esper.tamiyo.policy.observation_features import feature_names
 
 POLICY_FILE = "policy.safetensors"
 SHAPE_FILE = "policy.json"
@@ -30,15 +30,15 @@ T = TypeVar("T")
 
 
 class CheckpointError(EsperError):
-    """A checkpoint that is missing, damaged, or of another kind than what is asked of it."""
+    """A checkpoint is missing, damaged, or does not fit the present run or version."""
 
 
-# --- a policy -------------------------------------------------------------------------------------
+# --- policies -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedOn:
-    """The episodes of a policy's training; whoever evaluates it takes the same, or says what differs."""
+    """Settings of the episodes that a policy was trained on; an evaluation reports differences from them."""
 
     task: str
     slots: int
@@ -47,20 +47,20 @@ class TrainedOn:
     auto_forward: bool
     budget: int | None = None
 
-    def differences(self, **asked: object) -> str:
-        """``asked``, in words, as far as it is not what the policy was trained on; empty if it is."""
+    def differences(self, **settings: object) -> str:
+        """Describe the ``settings`` that differ from those of the training; empty if none does."""
         trained = asdict(self)
-        names = [name for name, value in asked.items() if value != trained[name]]
-        return ", ".join(f"{name} {asked[name]} (trained on {trained[name]})" for name in names)
+        names = [name for name, value in settings.items() if value != trained[name]]
+        return ", ".join(f"{name} {settings[name]} (trained on {trained[name]})" for name in names)
 
 
 def save_policy(
     policy: FactoredRecurrentActorCritic, directory: Path, trained_on: TrainedOn | None = None
 ) -> None:
-    """Write the policy with what it is bound to: its shape, the names of its features, and its training.
+    """Write weights and description: shape, feature names and settings of the training.
 
-    A policy of the same shape that is there already is replaced in such a way that at every moment one
-    of the two is there whole: while the weights are exchanged, the description holds the digests of both.
+    An existing policy of the same shape is replaced atomically: while the weights file is replaced, the
+    description holds the digests of the old and of the new weights, so either one can be loaded.
     """
     bound = {
         "shape": asdict(policy.shape),
@@ -82,7 +82,11 @@ def save_policy(
 
 
 def load_policy(directory: Path | str) -> FactoredRecurrentActorCritic:
-    """Read a policy back; one that is damaged or whose features are not this version's is refused by name."""
+    """Read a policy.
+
+    Raises:
+        CheckpointError: The checkpoint is missing or damaged, or has other feature names than this version.
+    """
     directory = Path(directory)
     bound, weights = _read_policy(directory)
     shape = _described(bound.get("shape"), PolicyShape, directory)
@@ -94,10 +98,10 @@ def load_policy(directory: Path | str) -> FactoredRecurrentActorCritic:
 
 
 def read_training(directory: Path | str) -> TrainedOn | None:
-    """What the policy in ``directory`` was trained on; ``None`` if it does not say."""
+    """Return the training settings of the policy in ``directory``; ``None`` if an older version wrote it."""
     directory = Path(directory)
     bound, _ = _read_policy(directory)
-    if bound.get("trained_on") is None:  # a policy of an older version
+    if bound.get("trained_on") is None:
         return None
     return _described(bound["trained_on"], TrainedOn, directory)
 
@@ -110,12 +114,12 @@ def _described(value: object, kind: type[T], directory: Path) -> T:
 
 
 def _read_policy(directory: Path) -> tuple[dict[str, Any], bytes]:
-    """The description and the bytes of the weights, of one and the same policy."""
+    """Read description and weights, and check their digest."""
     bound = read_json(directory / SHAPE_FILE)
     weights = read_bytes(directory / POLICY_FILE)
     digests = bound.get("sha256")
     if not isinstance(digests, list) or _digest_of_policy(bound, weights) not in digests:
-        if read_json(directory / SHAPE_FILE) != bound:  # replaced by a training run just now
+        if read_json(directory / SHAPE_FILE) != bound:  # a training replaced the policy between the two reads
             return _read_policy(directory)
         raise CheckpointError(
             f"'{directory / POLICY_FILE}' and {SHAPE_FILE} are not as they were written: the digest differs"
@@ -132,7 +136,7 @@ def _digest_of_policy(bound: Mapping[str, Any], weights: bytes) -> str:
 
 
 def _digests_in(path: Path) -> list[str]:
-    """The digests in a policy's description; none where there is no description, or no good one."""
+    """Return the digests in a policy's description; none if the description is missing or damaged."""
     try:
         return msgspec.convert(read_json(path).get("sha256", []), list[str])
     except (CheckpointError, msgspec.ValidationError):
@@ -142,16 +146,16 @@ def _digests_in(path: Path) -> list[str]:
 def _build(
     shape: PolicyShape, tensors: Mapping[str, Tensor], directory: Path
 ) -> FactoredRecurrentActorCritic:
-    """The network that ``tensors`` are the weights of."""
+    """Build the network of ``shape``; raises ``CheckpointError`` if ``tensors`` do not fit it."""
     sizes = asdict(shape)
     largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
     for name, size in sizes.items():
-        if isinstance(size, int) and size > largest:  # before memory is taken for it
+        if isinstance(size, int) and size > largest:  # checked before memory of that size is allocated
             raise CheckpointError(
                 f"the weights in '{directory}' do not fit its own description: {name} is {size}"
             )
     try:
-        with torch.random.fork_rng(devices=[]):  # first weights are drawn, and forgotten
+        with torch.random.fork_rng(devices=[]):  # initial weights use the global generator
             policy = FactoredRecurrentActorCritic(**sizes)
     except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
@@ -179,9 +183,9 @@ def _check_features(names: tuple[str, ...], shape: PolicyShape, directory: Path)
         missing = [name for name in names if name not in ours]
         new = [name for name in ours if name not in names]
         raise CheckpointError(
-            f"the policy in '{directory}' was trained on other features: it knows"
-            f" {', '.join(missing[:5]) or 'none'} that are not there, and not"
-            f" {', '.join(new[:5]) or 'none'} that are; train it again"
+            f"the policy in '{directory}' was trained on other features, or on these in another order;"
+            f" only in the policy: {', '.join(missing[:5]) or 'none'};"
+            f" only in this version: {', '.join(new[:5]) or 'none'}; train it again"
         )
 
 
@@ -189,13 +193,13 @@ def _check_features(names: tuple[str, ...], shape: PolicyShape, directory: Path)
 
 
 def seal(directory: Path, names: Sequence[str]) -> None:
-    """Write down what the named files hold, after all of them."""
+    """Write the SHA-256 of each file. Call it last: the seal marks the checkpoint as complete."""
     digests = {name: _digest_of_file(directory / name) for name in names}
     write_durably(directory / SEAL_FILE, (json.dumps(digests, indent=1) + "\n").encode())
 
 
 def check_seal(directory: Path, names: Sequence[str]) -> None:
-    """Refuse a folder in which a named file is not what was sealed, by the file's name."""
+    """Raise ``CheckpointError`` with the name of the first file whose SHA-256 differs from the seal."""
     digests = read_json(directory / SEAL_FILE)
     if digests.keys() != set(names):
         raise CheckpointError(f"'{directory / SEAL_FILE}' is damaged: it must name {', '.join(names)}")
@@ -216,7 +220,7 @@ def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def load_tensors(path: Path, content: bytes | None = None) -> dict[str, Tensor]:
-    """Tensors of a safetensors file, read already if ``content`` is given; a damaged one gets a sentence."""
+    """Return the tensors of a safetensors file; ``content`` are its bytes if they were read already."""
     try:
         return load(read_bytes(path) if content is None else content)
     except (SafetensorError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -224,7 +228,7 @@ def load_tensors(path: Path, content: bytes | None = None) -> dict[str, Tensor]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; a damaged one gets a sentence."""
+    """Return the JSON object in a file; raises ``CheckpointError`` if it is missing or damaged."""
     try:
         content = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
@@ -235,7 +239,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's content; one that is missing or cannot be read gets a sentence."""
+    """Return the content of a file; raises ``CheckpointError`` if it is missing or unreadable."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A trained policy as a controller: argmax, one recurrent state per environment."""
+"""Controller that takes the argmax actions of a trained policy."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,21 @@ from torch import Tensor
 
 from esper.leyline import ActionSpace, EpochFacts, SlotTable
 from esper.leyline.protocols import Decisions, PolicyOutput
-from esper.tamiyo.networks.factored_lstm import Decision, FactoredRecurrentActorCritic, Hidden
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hidden, PolicyDecision
 from esper.tamiyo.policy.observer import Observation, Observer
 
 
 class PolicyController:
-    """Follows a trained policy."""
+    """Takes the most probable action of a trained policy, with one LSTM state per environment.
+
+    Args:
+        space: Action space of the hosts.
+        num_envs: Number of environments.
+        policy: Trained policy.
+        shown: Observations of another episode, shown to the policy in place of its own; legal actions are
+            still those of its own episode. An open-loop policy decides the same, one that reacts to
+            observations gets worse.
+    """
 
     name = "ppo"
 
@@ -24,10 +33,6 @@ class PolicyController:
         *,
         shown: Sequence[Observation] = (),
     ) -> None:
-        """``shown``, if any, is what the policy sees in place of its own episode, whose legal actions it has.
-
-        A policy with a plan of its own decides alike whatever it is shown; one that reacts gets worse.
-        """
         self._space = space
         self._shown = shown
         self._policy = policy.eval()
@@ -40,13 +45,14 @@ class PolicyController:
         self._observer.reset()
         self._hidden = self._policy.get_initial_hidden(self._num_envs)
         self.observations: list[Observation] = []
-        """Of this episode, step by step."""
+        """Observations of this episode by step."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         seen = self._observer.observe(facts, table, self._space)
         self.observations.append(seen)
         if self._shown:
-            other = self._shown[min(len(self.observations), len(self._shown)) - 1]  # it may have ended early
+            # The other episode may be shorter; its last observation is repeated.
+            other = self._shown[min(len(self.observations), len(self._shown)) - 1]
             seen = other._replace(masks=seen.masks)
         decision = decide(self._policy, seen, self._hidden)
         self._hidden = decision.hidden
@@ -55,10 +61,10 @@ class PolicyController:
 
 def decide(
     policy: FactoredRecurrentActorCritic, seen: Observation, hidden: Hidden, uniforms: Tensor | None = None
-) -> Decision:
-    """What the policy does about ``seen``: sampled by ``uniforms [env, 8]``, or argmax without them.
+) -> PolicyDecision:
+    """Return the decision of the policy, sampled with ``uniforms [env, 8]`` or argmax without them.
 
-    Everything goes to the policy's device and comes back to the processor.
+    Inputs are copied to the device of the policy, results to the CPU.
     """
     device = next(policy.parameters()).device
     seen, memory = seen.to(device), (hidden[0].to(device), hidden[1].to(device))
@@ -73,8 +79,8 @@ def decide(
     return decision.cpu()
 
 
-def policy_outputs(decision: Decision, sizes: Sequence[int]) -> list[PolicyOutput]:
-    """A decision in plain numbers, one environment after the other; ``sizes`` are the heads' in its masks."""
+def policy_outputs(decision: PolicyDecision, sizes: Sequence[int]) -> list[PolicyOutput]:
+    """Convert a decision to plain numbers, one item per environment; ``sizes`` are the sizes of the heads."""
     masked = torch.stack([~mask.all(dim=-1) for mask in decision.masks.split(list(sizes), dim=-1)], dim=-1)
     columns = (masked, decision.log_probs, decision.op_probs, decision.value)
     return [PolicyOutput(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]

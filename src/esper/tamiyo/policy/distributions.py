@@ -1,4 +1,4 @@
-"""A categorical distribution over the legal values of one head."""
+"""Categorical distribution over the legal values of one head."""
 
 from typing import Final
 
@@ -8,15 +8,15 @@ from torch import Tensor
 from esper.leyline.errors import EsperError
 
 MASKED_LOG_PROB: Final = -1e4
-"""Stands for minus infinity: finite, so that gradients are, and small enough for half precision."""
+"""Replaces minus infinity: finite, so gradients are finite, and within the range of half precision."""
 
 
 class AllMaskedError(EsperError):
-    """A row of a mask that allows nothing."""
+    """A mask has a row without a legal value."""
 
 
 def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """``logits [..., k]`` with ``MASKED_LOG_PROB`` where ``mask`` forbids a value."""
+    """Return ``logits [..., k]`` with ``MASKED_LOG_PROB`` where ``mask`` is false."""
     if mask is None:
         return logits
     _check(mask)
@@ -30,12 +30,12 @@ def _check(mask: Tensor) -> None:
 
 
 class MaskedCategorical:
-    """Probabilities over the values that ``mask [..., k]`` allows, from ``logits [..., k]``, in float32."""
+    """Softmax of ``logits [..., k]`` over the values where ``mask [..., k]`` is true, in float32."""
 
     def __init__(self, logits: Tensor, mask: Tensor) -> None:
         _check(mask)
         self.mask = mask
-        # A finite stand-in before the softmax would win against logits that lie even lower.
+        # A finite value in place of -inf could exceed legal logits that are very low.
         masked = torch.where(mask, logits.float(), -torch.inf)
         self.log_probs = masked.log_softmax(dim=-1).clamp_min(MASKED_LOG_PROB)
 
@@ -45,31 +45,31 @@ class MaskedCategorical:
 
     @property
     def mode(self) -> Tensor:
-        """The likeliest value, ``[...]``."""
+        """Most probable value, ``[...]``."""
         return self.log_probs.argmax(dim=-1)
 
     def sample(self, uniform: Tensor) -> Tensor:
-        """One value per row by inverting the distribution at ``uniform [...]`` in [0, 1).
+        """Return one value per row: the smallest k with cdf(k) > u, for u = ``uniform [...]`` in [0, 1).
 
-        The numbers come from outside, so that every environment can draw from its own stream.
-        A masked value adds nothing to the cumulative sum and is never met.
+        The caller passes the random numbers, so that every environment can have its own stream. Masked values
+        have probability 0 and are never returned.
         """
         cumulative = self.probs.double().cumsum(dim=-1)
         threshold = uniform.double().unsqueeze(-1) * cumulative[..., -1:]
         return (cumulative <= threshold).sum(dim=-1).clamp_max(self.mask.shape[-1] - 1)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probability of ``value [...]``; exactly 0 where there was one choice only."""
+        """Return the log-probability of ``value [...]``; exactly 0 where only one value is legal."""
         chosen = self.log_probs.gather(-1, value.unsqueeze(-1)).squeeze(-1)
         return torch.where(self.has_choice, chosen, torch.zeros_like(chosen))
 
     @property
     def has_choice(self) -> Tensor:
-        """``[...]``: more than one value was legal."""
+        """Rows ``[...]`` with more than one legal value."""
         return self.mask.sum(dim=-1) > 1
 
     def entropy(self) -> Tensor:
-        """Entropy over its largest possible value for this mask, in [0, 1]; 0 without a choice."""
+        """Return −Σ p ln p / ln n ``[...]`` for n legal values, in [0, 1]; 0 for n = 1."""
         choices = self.mask.sum(dim=-1)
         surprise = torch.where(self.mask, self.probs * self.log_probs, torch.zeros_like(self.log_probs))
         largest = choices.clamp_min(2).float().log()

@@ -1,7 +1,6 @@
-"""The observation as one declarative table: what each feature is, its scale, its range, its unknown value.
+"""Table of all observation features: source, scale, range and value if not measured.
 
-Every feature is a raw value times a scale, clipped to a range. What was not measured is NaN in the slot table
-and reads as the feature's ``unknown`` value.
+A feature is clip(raw value · scale, low, high); NaN, the value of a missing measurement, becomes ``unknown``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from esper.leyline.stages import IN_FORWARD, Stage
 from esper.tamiyo.tracker import loss_slope
 
 BOUND: Final = 2.0
-"""No feature ever leaves ±BOUND."""
+"""Largest absolute value of any feature."""
 _MAX_RAMP: Final = 8.0
 _LOG_LOSS: Final = math.log(11.0)
 _TINY: Final = 1e-6
@@ -31,17 +30,17 @@ Array = NDArray[Any]
 
 
 class Shared(NamedTuple):
-    """What several features of slots are made of, every array ``[env, slot]``."""
+    """Arrays ``[env, slot]`` that several slot features use."""
 
     active: Array
-    """1 where the slot is not empty, float32."""
+    """1 where the slot is not DORMANT, float32."""
     ramping: Array
     ramp_left: Array
     """Epochs until alpha has reached its target."""
     weights: Array
-    """Alphas of the seeds that take part in the forward pass, 0 elsewhere."""
+    """Alpha of seeds in the forward pass, 0 elsewhere."""
     weights_so_far: Array
-    """Their sum from the first slot to this one."""
+    """Sum of ``weights`` from the first slot to this one."""
 
     @classmethod
     def of(cls, table: SlotTable) -> Shared:
@@ -57,17 +56,17 @@ Source = Callable[[TrainingSignals, SlotTable, Shared], Array]
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Neighbouring columns of the observation that are made together."""
+    """One or more neighbouring columns of the observation with a common source."""
 
     names: str
     """One word per column."""
     source: Source
-    """Raw values, ``[env]`` for the base and ``[env, slot]`` for slots, plus ``[column]`` if several."""
+    """Raw values: ``[env]``, or ``[env, slot]`` for slot features, with one more axis for several columns."""
     scale: float = 1.0
     low: float = -BOUND
     high: float = BOUND
     unknown: float = 0.0
-    """What an unmeasured value reads as."""
+    """Value of the feature if the raw value is NaN."""
 
     @property
     def columns(self) -> list[str]:
@@ -87,7 +86,7 @@ def _parameter_use(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
 
 
 def _shares(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    """``[env, 4]``: shares of the slots that are not empty, and of three stages."""
+    """Return ``[env, 4]``: shares of the slots that are not empty, in TRAINING, BLENDING and HOLDING."""
     return np.add.reduce(_COUNTED.take(t.stage, axis=0), axis=1) / t.num_slots
 
 
@@ -98,7 +97,7 @@ _IN_FORWARD: Final = IN_FORWARD.astype(np.float64)
 _COUNTED: Final = np.stack(
     [_ACTIVE, *_STAGES[[Stage.TRAINING, Stage.BLENDING, Stage.HOLDING]]], axis=1, dtype=np.float64
 )
-"""``[stage, 4]``: what a slot in this stage counts for in ``_shares``."""
+"""``[stage, 4]``: counts of a slot in each stage for ``_shares``."""
 _OPERATORS: Final = np.array([0.5 * operator for operator in STYLE_OPERATORS], dtype=np.float32)
 
 BASE_FEATURES: Final = (
@@ -123,11 +122,11 @@ BASE_FEATURES: Final = (
     Feature("last_success", lambda s, t, x: s.facts.last_success),
     Feature(_numbered("last_op", NUM_OPS), lambda s, t, x: _OPS.take(s.facts.last_op, axis=0)),
 )
-"""The host as a whole."""
+"""Features of the host and the episode."""
 
 
 def _alpha_mode(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    """HOLD 0, UP 0.5, DOWN 1."""
+    """Return 0 for a constant alpha (HOLD), 0.5 for a rising (UP), 1 for a falling one (DOWN)."""
     return x.ramping * np.where(t.alpha_target > t.alpha_from, 0.5, 1.0)
 
 
@@ -167,17 +166,17 @@ SLOT_FEATURES: Final = (
     Feature("downstream_alpha", _downstream, 1 / 3, 0.0, 1.0),
     Feature("freshness", _freshness),
 )
-"""One slot; all of it reads zero while the slot is empty."""
+"""Features of one slot, all 0 while it is empty."""
 
 
 def _trend(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    """Share of the loss that the rest of the episode would take away, were the loss to fall as it does."""
+    """Return the relative loss reduction that the present slope predicts for the rest of the episode."""
     slope = loss_slope(s.loss_history, s.facts.epoch)
     return slope * (s.facts.max_epochs - s.facts.epoch) / np.maximum(s.facts.val_loss, _TINY)
 
 
 def _newborn_gradient(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    """Gradient norm of the youngest seed by the host's, a logarithm; NaN without a seed."""
+    """Return ln(gradient norm of the youngest seed / that of the host); NaN without a seed."""
     ages = np.where(t.occupied, t.age, np.iinfo(np.int64).max)
     youngest = ages.argmin(axis=1)
     rows = np.arange(t.num_envs)
@@ -195,5 +194,7 @@ CONTEXT_FEATURES: Final = (
     Feature("newborn_gradient", _newborn_gradient, 0.5),
     Feature("gain_ratio", lambda s, t, x: s.gain_ratio, 0.5),
 )
-"""The episode beside others: numbers without a unit that tell instances of different size and budget apart.
-The share of the budget that is left is ``progress``, which every policy has."""
+"""Optional dimensionless features that distinguish task instances of different size and budget.
+
+The used share of the budget is the base feature ``progress``.
+"""

@@ -1,7 +1,7 @@
-"""What a policy sees before a decision: facts and slot table in, tensors out.
+"""Observations of a policy: facts and slot table in, tensors out.
 
-A policy has room for a number of slots, its capacity. A model with fewer is shown to it with the
-missing ones as empty slots in which nothing is legal.
+The capacity of a policy is the number of slots in its observation. For a model with fewer slots the remaining
+ones are empty and have no legal op.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 from esper.leyline import ActionSpace, EpochFacts, SlotConfig, SlotTable
 from esper.leyline.errors import EsperError
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
-from esper.tamiyo.policy.features import batch_obs_to_features
+from esper.tamiyo.policy.observation_features import batch_obs_to_features
 from esper.tamiyo.tracker import SignalTracker
 
 
 class CapacityError(EsperError):
-    """A model with more slots than the policy has room for."""
+    """A model has more slots than the capacity of the policy."""
 
 
 def check_capacity(num_slots: int, capacity: int) -> None:
-    """Refuse a model that a policy cannot see all of."""
+    """Raise ``CapacityError`` if a model has more slots than the policy's capacity."""
     if num_slots > capacity:
         raise CapacityError(
             f"a policy with room for {capacity} slots cannot serve a host with {num_slots};"
@@ -32,12 +32,12 @@ def check_capacity(num_slots: int, capacity: int) -> None:
 
 
 class Observation(NamedTuple):
-    """All environments at once."""
+    """Observation of all environments."""
 
     features: Tensor
     """``[env, features]``."""
     blueprint_indices: Tensor
-    """``[env, slot]``, -1 = empty."""
+    """``[env, slot]``, -1 for empty slots."""
     masks: ActionMasks
 
     def to(self, device: torch.device) -> Observation:
@@ -45,10 +45,16 @@ class Observation(NamedTuple):
 
 
 class Observer:
-    """Follows a vector of episodes with ``num_slots`` slots each for a policy of the given capacity."""
+    """Computes the observations of a vector of episodes, with trends tracked over the epochs.
+
+    Args:
+        num_envs: Number of environments.
+        num_slots: Slots of the model.
+        capacity: Slots of the observation, at least ``num_slots``.
+        context: Append the context features.
+    """
 
     def __init__(self, num_envs: int, num_slots: int, capacity: int, *, context: bool = False) -> None:
-        """``context`` adds the features that tell instances apart."""
         check_capacity(num_slots, capacity)
         self._slots = SlotConfig.of_count(capacity)
         self._context = context
@@ -57,11 +63,11 @@ class Observer:
         self._wide.enabled[:] = False
 
     def reset(self) -> None:
-        """Whatever comes next is the beginning of every episode."""
+        """Clear the trends: the next observation is the first one of every episode."""
         self._tracker.reset()
 
     def observe(self, facts: EpochFacts, table: SlotTable, space: ActionSpace) -> Observation:
-        """What is to be seen after an epoch."""
+        """Return the observation after an epoch."""
         signals = self._tracker.update(facts)
         shown = self._widened(table)
         features, blueprints = batch_obs_to_features(signals, shown, self._slots, context=self._context)

@@ -1,6 +1,6 @@
-"""The observation: the table of features filled in for all environments at once.
+"""Observations of a policy, computed from the feature table for all environments at once.
 
-Sizes and names, and so what a checkpoint is bound to, are derived from the table.
+Sizes and names are derived from the table; a policy checkpoint stores the names.
 """
 
 from functools import cache
@@ -33,7 +33,7 @@ def _sources(context: bool) -> tuple[Source, ...]:
 
 @cache
 def _layout(num_slots: int, context: bool) -> tuple[tuple[str, ...], Array]:
-    """Names of the columns, and ``[4, column]``: scale, low, high and unknown value of their features."""
+    """Return column names, and ``[4, column]``: scale, low, high and unknown value of each column."""
     columns = [(name, feature) for feature in BASE_FEATURES for name in feature.columns]
     columns += [
         (f"slot{slot}.{name}", feature)
@@ -48,7 +48,7 @@ def _layout(num_slots: int, context: bool) -> tuple[tuple[str, ...], Array]:
 
 @cache
 def _places(num_envs: int, num_slots: int, context: bool) -> Array:
-    """``[env, column]``: where each number stands when the values of all sources are strung together."""
+    """Return ``[env, column]``: index of each number in the concatenated, flattened values of all sources."""
     end = BASE_SIZE + SLOT_SIZE * num_slots
     size = end + CONTEXT_SIZE * context
     base: Array = np.arange(num_envs * size).reshape(num_envs, size)
@@ -62,12 +62,12 @@ def _places(num_envs: int, num_slots: int, context: bool) -> Array:
 
 
 def get_feature_size(slot_config: SlotConfig, context: bool = False) -> int:
-    """Length of one observation."""
+    """Return the length of one observation."""
     return BASE_SIZE + SLOT_SIZE * slot_config.num_slots + CONTEXT_SIZE * context
 
 
 def feature_names(num_slots: int, context: bool = False) -> tuple[str, ...]:
-    """One name per column; a checkpoint is bound to them."""
+    """Return one name per column of an observation; a policy checkpoint stores them."""
     return _layout(num_slots, context)[0]
 
 
@@ -79,16 +79,25 @@ def batch_obs_to_features(
     *,
     context: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Observations ``[env, 31 + 30·slots]`` float32, and blueprint indices ``[env, slot]``, -1 = empty.
+    """Return the observations of all environments.
 
-    With ``context`` its features stand behind those of the slots.
+    Args:
+        signals: Facts and trends of the last epoch.
+        reports: Slot table.
+        slot_config: Slots of the observation.
+        device: Device of the result.
+        context: Append the context features.
+
+    Returns:
+        Features ``[env, 31 + 30·slots]`` float32 (6 more with ``context``), and blueprint indices
+        ``[env, slot]``, -1 for empty slots.
     """
     num_envs, num_slots = reports.num_envs, slot_config.num_slots
     scale, low, high, unknown = _layout(num_slots, context)[1]
     places = _places(num_envs, num_slots, context)
     strung: Array = np.empty(places.size, dtype=np.float32)
     shared = Shared.of(reports)
-    # What float32 cannot hold is infinite, and reads as the bound; inf - inf is unknown.
+    # Values beyond float32 become inf and are clipped; inf - inf is NaN and becomes the unknown value.
     with np.errstate(over="ignore", invalid="ignore"):
         values = [source(signals, reports, shared) for source in _sources(context)]
         np.concatenate(values, axis=None, out=strung)

@@ -1,4 +1,4 @@
-"""Signals and slot tables with known numbers, and observations by column name."""
+"""Signals with known values, and observations by column name."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 from esper.leyline import OP_PRUNE, SlotConfig, SlotTable, TrainingSignals
 from esper.leyline.slot_table import FloatArray
-from esper.tamiyo.policy.features import batch_obs_to_features, feature_names
+from esper.tamiyo.policy.observation_features import batch_obs_to_features, feature_names
 from tests.leyline.building import facts_of
 
 USUAL = {
@@ -31,14 +31,14 @@ USUAL = {
 
 
 def signals_of(num_envs: int = 1, **changes: Any) -> TrainingSignals:
-    """The same signals in every environment; each named value replaces the usual one everywhere."""
+    """Return equal signals for every environment; ``columns`` override the default values."""
     return arranged(
         {name: np.array([value] * num_envs) for name, value in (USUAL | changes).items()}, num_envs
     )
 
 
 def arranged(columns: dict[str, Any], num_envs: int) -> TrainingSignals:
-    """Signals of these columns; facts that are not among them are the usual ones."""
+    """Return signals with these columns; the other facts have default values."""
     facts = facts_of(epoch=5, loss=9.0, score=62.5, num_envs=num_envs)
     own = {name: columns.pop(name) for name in [*columns] if hasattr(facts, name)}
     return TrainingSignals(facts=replace(facts, **own), **columns)
@@ -47,7 +47,7 @@ def arranged(columns: dict[str, Any], num_envs: int) -> TrainingSignals:
 def observe(
     table: SlotTable, signals: TrainingSignals | None = None
 ) -> tuple[list[dict[str, float]], list[list[int]]]:
-    """Per environment the columns by name, and the blueprint indices."""
+    """Return the observation of each environment by column name, and the blueprint indices."""
     signals = signals or signals_of(table.num_envs)
     obs, blueprints = batch_obs_to_features(signals, table, SlotConfig.of_count(table.num_slots))
     names = feature_names(table.num_slots)
@@ -66,18 +66,18 @@ MEASUREMENTS = (
     "vanishing",
     "exploding",
 )
-"""Columns of the slot table that may hold anything a diverging seed produces."""
+"""Columns of the slot table that can have extreme values when a seed diverges."""
 FLAGS = ("vanishing", "exploding")
 EXTREMES = (np.nan, np.inf, -np.inf, 1e300, -1e300, 1e38, 0.0, -0.5, 0.7, 30.0)
 
 
 def wild(rng: np.random.Generator, *shape: int) -> FloatArray:
-    """Numbers from ``EXTREMES``."""
+    """Draw numbers from ``EXTREMES``."""
     return rng.choice(EXTREMES, shape)
 
 
 def wild_signals(rng: np.random.Generator, num_envs: int) -> TrainingSignals:
-    """Signals of hosts of which some have diverged."""
+    """Return signals with random extreme values."""
     floats = ("val_loss", "loss_delta", "val_score", "score_delta", "best_score", "best_loss")
     floats += ("train_loss", "minibatches_left", "candidate_cost", "gain_ratio")
     columns = {name: wild(rng, num_envs) for name in floats} | {

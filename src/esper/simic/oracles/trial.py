@@ -1,7 +1,6 @@
-"""Whole training runs on oracle environments, in seconds: does a learner find the known optimum?
+"""Training runs on oracle environments, which take seconds: test whether a learner finds the known optimum.
 
-Three sets of environments never meet: those that are trained on, those that say when to stop, and
-those whose return is reported.
+Training, early stopping and the reported return use three disjoint sets of environments.
 """
 
 from dataclasses import asdict, dataclass
@@ -11,20 +10,20 @@ import torch
 
 from esper.leyline import Head, SlotConfig, derive_seed
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.config import PPOConfig
+from esper.simic.oracles.toy_envs import NUM_SLOTS, Oracle
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
-from esper.simic.training.sandbox import NUM_SLOTS, Oracle
+from esper.simic.training_config import PPOConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.distributions import MaskedCategorical
-from esper.tamiyo.policy.features import get_feature_size
+from esper.tamiyo.policy.observation_features import get_feature_size
 
 OracleClass = type[Oracle]
 
 SMALL: Final = PolicyShape(
     get_feature_size(SlotConfig.of_count(NUM_SLOTS)), NUM_SLOTS, feature_dim=64, hidden_dim=64
 )
-"""A network that learns every oracle on one core in seconds."""
+"""Network shape that learns every oracle on one core in seconds."""
 TRAINED_ENVS: Final = 32
 EVALUATED_ENVS: Final = 64
 ARRIVED: Final = 0.97
@@ -33,25 +32,31 @@ ITERATIONS_BETWEEN_CHECKS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one training run came to; returns are means over episodes."""
+    """Result of one training run; returns are means over episodes."""
 
     evaluation: float
-    """Of argmax decisions in environments that the run has not met before."""
+    """Return of argmax actions in new environments."""
     chance: float
-    """Of uniform legal actions."""
+    """Return of uniform legal actions."""
     optimum: float
     iterations: int
 
     @property
     def share(self) -> float:
-        """How much of the way from chance to the optimum was covered; noise may carry it past 1."""
+        """(evaluation − chance) / (optimum − chance); noise can make it exceed 1."""
         return (self.evaluation - self.chance) / (self.optimum - self.chance)
 
 
 def train_on(oracle: OracleClass, rng_seed: int, iterations: int, *, shape: PolicyShape = SMALL) -> Trial:
-    """Train a new policy on ``oracle`` until ``iterations`` are over or it has arrived.
+    """Train a new policy on ``oracle`` and evaluate it.
 
-    It has when its share reaches ``ARRIVED`` in two checks in a row: once may be luck.
+    Training stops early when the share reaches ``ARRIVED`` in two checks in a row.
+
+    Args:
+        oracle: Class of the environment.
+        rng_seed: Root of all random streams.
+        iterations: Largest number of iterations.
+        shape: Shape of the network.
     """
     policy = new_policy(shape, rng_seed)
     agent = PPOAgent(policy, PPOConfig(), envs_per_backward=TRAINED_ENVS)
@@ -70,14 +75,14 @@ def train_on(oracle: OracleClass, rng_seed: int, iterations: int, *, shape: Poli
 
 
 def new_policy(shape: PolicyShape, rng_seed: int) -> FactoredRecurrentActorCritic:
-    """A network whose initial weights depend on ``rng_seed`` alone."""
+    """Return a network whose initial weights depend on ``rng_seed`` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(rng_seed, "policy"))
         return FactoredRecurrentActorCritic(**asdict(shape))
 
 
 def random_return(oracle: OracleClass, rng_seed: int, num_envs: int = 128) -> float:
-    """Mean return of one episode of uniform legal actions in each of ``num_envs`` environments."""
+    """Return the mean return of uniform legal actions, one episode in each of ``num_envs`` environments."""
     env = oracle(derive_seed(rng_seed, "chance"), range(num_envs))
     streams = ActionStreams(derive_seed(rng_seed, "chance"), range(num_envs))
     masks, total = env.reset().masks, 0.0
@@ -88,7 +93,7 @@ def random_return(oracle: OracleClass, rng_seed: int, num_envs: int = 128) -> fl
 
 
 def uniform_actions(masks: ActionMasks, uniforms: torch.Tensor) -> torch.Tensor:
-    """Actions ``[env, 8]``: each head uniform over what the heads before it leave legal."""
+    """Return actions ``[env, 8]``, each head uniform over its legal values given the heads before it."""
     actions = torch.zeros(uniforms.shape, dtype=torch.int64)
     for head in Head:
         mask = masks.of_head(head, actions)

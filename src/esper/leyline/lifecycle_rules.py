@@ -1,4 +1,4 @@
-"""The numbers that govern a slot's episode, chosen once per run."""
+"""Lifecycle rules of a run, and the action space that follows from rules, slots and blueprints."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -22,45 +22,53 @@ _NAMED_CHOICES: Final = (Tempo, AlphaTarget, AlphaSpeed, AlphaCurve)
 
 @dataclass(frozen=True, slots=True)
 class LifecycleRules:
-    """Gates, delays and limits of the lifecycle; ages and delays are in host epochs."""
+    """Delays and limits of the lifecycle; ages and delays are in host epochs."""
 
     min_training_epochs: int = 10
-    """Length of the incubation; 0 sends a seed straight into BLENDING."""
+    """Length of the TRAINING stage; 0 sends a seed directly into BLENDING."""
     enters_at_once: bool = False
-    """A seed's first ramp has no length, and the tempo head nothing to choose."""
+    """The first alpha ramp of a seed has length 0, so the tempo head has no effect."""
     min_prune_age: int = 5
     embargo_epochs: int = 5
     max_seeds: int = 0
-    """Live and fossilized seeds at one time; 0 means no limit."""
+    """Largest number of live and fossilized seeds at one time; 0 means no limit."""
     auto_forward: bool = True
-    """Stage moves happen by themselves when a stage is over; otherwise they are ADVANCE's job."""
+    """Seeds move to the next stage automatically; otherwise only by the op ADVANCE."""
     strict_fossilize: bool = False
-    """G5 asks for a lower confidence bound, not only for a measurement."""
+    """Gate G5 requires a lower confidence bound of the contribution, not only a measurement."""
     min_contribution: float = 0.0
-    """Points that the lower bound must reach under ``strict_fossilize``."""
+    """Smallest lower bound, in points of score, that passes under ``strict_fossilize``."""
     blueprints: tuple[str, ...] = ()
-    """What a controller may choose from, by name; all there are unless named."""
+    """Names of the selectable blueprints; empty means all of the host."""
     fossil_watch_epochs: int = 50
-    """A fossil older than this counts as host: it is no longer switched off to be measured."""
+    """Age from which the contribution of a fossilized seed is no longer measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionSpace:
-    """What a controller may choose from: slots, lifecycle rules, blueprints of this host."""
+    """Slots, lifecycle rules and blueprints of one host, from which a controller chooses."""
 
     slot_config: SlotConfig
     rules: LifecycleRules
     blueprints: tuple[int, ...]
     """Selectable blueprint indices, ascending."""
     blueprint_names: tuple[str, ...]
-    """Name of every blueprint index on this kind of host, also of those that are not selectable."""
+    """Name of every blueprint index on this kind of host, selectable or not."""
     unfit: frozenset[tuple[int, int]] = frozenset()
-    """(slot, blueprint) where the width of the slot rules a selectable blueprint out."""
+    """(slot, blueprint) pairs where a selectable blueprint does not fit the width of the slot."""
 
     def action(self, op: str, **choices: str) -> IntArray:
-        """One decision ``[1, 8]`` in words: ``space.action("germinate", slot="layer2", blueprint="norm")``.
+        """Return one action ``[1, 8]`` from names.
 
-        Heads by their names; what is not named stays at its default.
+        Args:
+            op: Op in any case, such as ``"germinate"``.
+            choices: Names of values by head; heads that are not named keep their canonical value.
+
+        Raises:
+            UnknownNameError: A head or a value does not exist, or a blueprint is not selectable.
+
+        Example:
+            ``space.action("germinate", slot="layer2", blueprint="norm")``
         """
         action = CANONICAL_ACTION.copy()
         for name, choice in {"op": op.upper(), **choices}.items():
@@ -76,7 +84,7 @@ class ActionSpace:
 
     @property
     def choice_names(self) -> tuple[tuple[str, ...], ...]:
-        """Per head, in the order of ``HEAD_NAMES``, the names of its choices in index order."""
+        """Names of the values of each head in index order, heads in the order of ``HEAD_NAMES``."""
         return (
             OP_NAMES,
             self.slot_config.slot_ids,

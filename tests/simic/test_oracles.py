@@ -4,25 +4,25 @@ import torch
 
 from esper.leyline import CANONICAL_ACTION, BlueprintAction, Head, LifecycleOp
 from esper.leyline.factored_actions import IntArray
-from esper.simic.training import lifecycle_sandbox
-from esper.simic.training.lifecycle_sandbox import Lifecycle, Scaffold
-from esper.simic.training.proving import OracleClass, uniform_actions
+from esper.simic.oracles import lifecycle_envs
+from esper.simic.oracles.lifecycle_envs import Lifecycle, Scaffold
+from esper.simic.oracles.toy_envs import Combination, Distractors, Memory, Timing, slot_column
+from esper.simic.oracles.trial import OracleClass, uniform_actions
 from esper.simic.training.rollout import ActionStreams
-from esper.simic.training.sandbox import Combination, Distractors, Memory, Schedule, slot_column
-from tests.simic.scripts import SCRIPTS, action, follow, plant
+from tests.simic.oracle_scripts import SCRIPTS, action, follow, plant
 
 ORACLES = list(SCRIPTS)
 
 
 @pytest.fixture
 def silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measurements without noise."""
-    monkeypatch.setattr(lifecycle_sandbox, "NOISE", 0.0)
+    """Set the measurement noise to 0."""
+    monkeypatch.setattr(lifecycle_envs, "NOISE", 0.0)
 
 
 @pytest.mark.usefixtures("silence")
 @pytest.mark.parametrize("oracle", ORACLES)
-def test_whoever_knows_the_secret_reaches_the_optimum_exactly(oracle: OracleClass) -> None:
+def test_optimal_script_reaches_the_optimum_exactly(oracle: OracleClass) -> None:
     env = oracle(0, range(20))
     returns = follow(env, SCRIPTS[oracle])
     np.testing.assert_allclose(returns, oracle.optimum, atol=1e-9)
@@ -30,7 +30,7 @@ def test_whoever_knows_the_secret_reaches_the_optimum_exactly(oracle: OracleClas
 
 
 @pytest.mark.parametrize("oracle", [Lifecycle, Scaffold])
-def test_noise_moves_single_episodes_but_not_the_mean(oracle: OracleClass) -> None:
+def test_measurement_noise_does_not_change_the_mean_return(oracle: OracleClass) -> None:
     # Rewards telescope, so a return carries one error of 2 points: 5 · 2/100 = 0.1.
     returns = follow(oracle(0, range(300)), SCRIPTS[oracle])
     assert returns.mean() == pytest.approx(oracle.optimum, abs=3 * 0.1 / 300**0.5)
@@ -39,7 +39,7 @@ def test_noise_moves_single_episodes_but_not_the_mean(oracle: OracleClass) -> No
 
 @pytest.mark.usefixtures("silence")
 @pytest.mark.parametrize("oracle", ORACLES)
-def test_no_random_episode_beats_the_optimum_and_most_are_far_below(oracle: OracleClass) -> None:
+def test_random_actions_stay_below_the_optimum(oracle: OracleClass) -> None:
     env, streams = oracle(1, range(300)), ActionStreams(1, range(300))
     masks, returns = env.reset().masks, np.zeros(300)
     for _ in range(env.horizon):
@@ -50,7 +50,7 @@ def test_no_random_episode_beats_the_optimum_and_most_are_far_below(oracle: Orac
 
 
 @pytest.mark.parametrize("oracle", ORACLES)
-def test_every_oracle_shows_a_real_observation(oracle: OracleClass) -> None:
+def test_oracle_observations_have_the_shape_of_real_ones(oracle: OracleClass) -> None:
     observation = oracle(0, range(3)).reset()
     assert observation.features.shape == (3, 121)
     assert observation.features.dtype == torch.float32
@@ -60,7 +60,7 @@ def test_every_oracle_shows_a_real_observation(oracle: OracleClass) -> None:
 
 
 @pytest.mark.parametrize("oracle", [Memory, Combination, Distractors, Lifecycle])
-def test_a_world_depends_on_its_own_environment_only(oracle: OracleClass) -> None:
+def test_oracle_episode_depends_on_its_environment_index_only(oracle: OracleClass) -> None:
     alone, among = oracle(4, [2]), oracle(4, [0, 1, 2, 3])
     waiting = np.tile(CANONICAL_ACTION, (4, 1))
     seen = [(alone.reset(), among.reset())]
@@ -70,7 +70,7 @@ def test_a_world_depends_on_its_own_environment_only(oracle: OracleClass) -> Non
         assert torch.equal(one.masks.slot_by_op[0], many.masks.slot_by_op[2])
 
 
-# --- what single worlds pay ------------------------------------------------------------------------
+# --- rewards of single oracles ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -78,22 +78,22 @@ def test_a_world_depends_on_its_own_environment_only(oracle: OracleClass) -> Non
     [
         (0, 4, 1.0),
         (0, 3, 0.7),  # a step too early
-        (0, 5, 0.65),  # a step too late, which is also a step lost
+        (0, 5, 0.65),  # a step too late, and a step of delay
         (1, 5, 0.95),
         (3, 7, 0.85),
         (0, 1, 0.1),
     ],
 )
-def test_a_schedule_pays_for_the_right_age(germinate: int, fossilize: int, pay: float) -> None:
-    def script(env: Schedule, step: int) -> IntArray:
+def test_timing_oracle_pays_by_age_and_delay(germinate: int, fossilize: int, pay: float) -> None:
+    def script(env: Timing, step: int) -> IntArray:
         if step == germinate:
             return plant(env.num_envs, 0)
         return action(env.num_envs, LifecycleOp.FOSSILIZE if step == fossilize else LifecycleOp.WAIT)
 
-    assert follow(Schedule(0, [0]), script) == pytest.approx([pay])
+    assert follow(Timing(0, [0]), script) == pytest.approx([pay])
 
 
-def test_memory_shows_its_answer_once_and_asks_fifty_steps_later() -> None:
+def test_memory_oracle_shows_the_answer_at_step_0_and_pays_at_step_50() -> None:
     env = Memory(0, range(30))
     observation = env.reset()
     columns = [slot_column(slot) for slot in range(3)]
@@ -108,10 +108,10 @@ def test_memory_shows_its_answer_once_and_asks_fifty_steps_later() -> None:
     assert not observation.features[:, columns].any()
 
 
-def test_combination_hides_the_op_and_forces_it() -> None:
+def test_combination_oracle_forces_an_unobserved_op() -> None:
     env = Combination(0, range(200))
     observation = env.reset()
-    assert len(observation.features.unique(dim=0)) == 1, "nothing but the time is shown"
+    assert len(observation.features.unique(dim=0)) == 1, "only the time is observed"
     assert observation.masks.op.sum(dim=-1).tolist() == [1] * 200
     assert observation.masks.op.any(dim=0).tolist() == [False, True, True, True, True, False]
     per_op = observation.masks.slot_by_op.sum(dim=-1)
@@ -127,12 +127,12 @@ def test_combination_hides_the_op_and_forces_it() -> None:
     ("heads", "share"),
     [
         ({}, 1.0),
-        ({"style": 1}, 0.7),  # multiplying is worth 0.7 of adding here
+        ({"style": 1}, 0.7),  # this oracle pays 0.7 for MULTIPLY
         ({"style": 3}, 0.85),
-        ({"alpha_target": 0}, 0.0),  # parked at a half it is never held, and the horizon removes it
+        ({"alpha_target": 0}, 0.0),  # at half alpha it never reaches HOLDING, and is removed at the horizon
     ],
 )
-def test_a_lifes_gain_depends_on_style_and_full_alpha(heads: dict[str, int], share: float) -> None:
+def test_lifecycle_oracle_pays_by_style_and_alpha(heads: dict[str, int], share: float) -> None:
     def script(env: Lifecycle, step: int) -> IntArray:
         return plant(1, 1, BlueprintAction.CONV_LIGHT) if step == 0 else action(1, LifecycleOp.WAIT)
 
@@ -151,14 +151,12 @@ def test_a_lifes_gain_depends_on_style_and_full_alpha(heads: dict[str, int], sha
     ("plan", "points"),
     [
         ({2: 2}, 0.0),  # no scaffold
-        ({0: 2, 2: 0}, 0.0 - 10.0),  # the scaffold came too late, and stays
+        ({0: 2, 2: 0}, 0.0 - 10.0),  # the scaffold is too late, and not removed
         ({0: 0, 2: 2}, 30.0 - 10.0),  # the scaffold was not removed
         ({0: 0, 2: 2, 4: -1}, 30.0),
     ],
 )
-def test_a_building_needs_its_scaffold_while_it_incubates_and_not_after(
-    plan: dict[int, int], points: float
-) -> None:
+def test_scaffold_oracle_pays_for_support_during_training_only(plan: dict[int, int], points: float) -> None:
     def script(env: Scaffold, step: int) -> IntArray:
         if step not in plan:
             return action(1, LifecycleOp.WAIT)

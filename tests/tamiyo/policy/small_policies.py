@@ -1,4 +1,4 @@
-"""Tables in which every op is legal somewhere, policies, and rollouts of them without an environment."""
+"""Small policies, slot tables with all ops legal, and rollouts without an environment."""
 
 from typing import Any, NamedTuple
 
@@ -9,12 +9,12 @@ from torch import Tensor
 from esper.leyline import NUM_HEADS, SlotConfig, SlotTable, Stage
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hidden
 from esper.tamiyo.policy.action_masks import compute_batch_masks
-from esper.tamiyo.policy.features import get_feature_size
+from esper.tamiyo.policy.observation_features import get_feature_size
 from tests.leyline.building import put, random_table, space_of
 
 
 def busy_table(num_envs: int = 1) -> SlotTable:
-    """Slots 0 and 3 are empty, 1 is held and measured, 2 incubates and is old enough to go."""
+    """Return a table: slots 0 and 3 empty, 1 in HOLDING and measured, 2 in TRAINING and prunable."""
     table = SlotTable.empty(num_envs, 4)
     for env in range(num_envs):
         put(table, 1, Stage.HOLDING, env, age=9, alpha=1.0, contribution=1.0, contribution_error=0.1)
@@ -23,7 +23,7 @@ def busy_table(num_envs: int = 1) -> SlotTable:
 
 
 def policy_of(num_slots: int = 3, rng_seed: int = 0, **options: Any) -> FactoredRecurrentActorCritic:
-    """A small network, its weights moved off their cautious start so that choices differ visibly."""
+    """Return a small network with larger weights than at initialisation, so that choices differ."""
     torch.manual_seed(rng_seed)
     size = get_feature_size(SlotConfig.of_count(num_slots), options.get("context", False))
     policy = FactoredRecurrentActorCritic(size, num_slots, **{"feature_dim": 32, "hidden_dim": 32, **options})
@@ -34,7 +34,7 @@ def policy_of(num_slots: int = 3, rng_seed: int = 0, **options: Any) -> Factored
 
 
 class Played(NamedTuple):
-    """A rollout as it was decided, every tensor ``[env, step, …]``."""
+    """Decisions of a rollout, every tensor ``[env, step, …]``."""
 
     state: Tensor
     blueprint_indices: Tensor
@@ -47,12 +47,12 @@ class Played(NamedTuple):
 
     @property
     def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Hidden, Tensor]:
-        """What ``evaluate_actions`` takes."""
+        """Arguments of ``evaluate_actions``."""
         return self[:6]
 
 
 def play(policy: FactoredRecurrentActorCritic, fresh: Tensor, rng_seed: int = 0) -> Played:
-    """Decide step by step on random tables; ``fresh [env, step]`` marks where an episode begins."""
+    """Return the decisions of a policy on random tables; ``fresh [env, step]`` marks starts of episodes."""
     rng = np.random.default_rng(rng_seed)
     torch.manual_seed(rng_seed)
     num_envs, num_steps = fresh.shape

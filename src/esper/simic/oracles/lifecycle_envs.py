@@ -1,7 +1,7 @@
-"""Oracle environments with the real lifecycle: slot table, legality, gates, delays and alpha.
+"""Oracle environments with the real lifecycle (slot table, legality, gates, delays, alpha) and no network.
 
-Only the network is missing: a closed-form model says what the seeds in place are worth, measured
-with noise. Rewards are paired, so the return is the final gain of the committed seeds.
+A closed-form model gives the contribution of every seed, measured with noise. Rewards are paired, so the
+return is the final gain of the committed seeds.
 """
 
 from abc import abstractmethod
@@ -14,26 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.kasmina import actuator
-from esper.leyline import (
-    BLUEPRINT_IDS,
-    ActionSpace,
-    BlueprintAction,
-    EpochFacts,
-    Head,
-    LifecycleOp,
-    LifecycleRules,
-    SlotConfig,
-    SlotTable,
-    Stage,
-    canonicalise,
-    legal_slots_by_op,
-)
+from esper.leyline.factored_actions import BLUEPRINT_IDS, BlueprintAction, Head, LifecycleOp, canonicalise
+from esper.leyline.legality import legal_slots_by_op
+from esper.leyline.lifecycle_rules import ActionSpace, LifecycleRules
+from esper.leyline.signals import EpochFacts
+from esper.leyline.slot_config import SlotConfig
+from esper.leyline.slot_table import SlotTable
+from esper.leyline.stages import Stage
+from esper.simic.oracles.toy_envs import NUM_SLOTS, PARAMS, Actions, Oracle, Rewards
 from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
-from esper.simic.training.sandbox import NUM_SLOTS, PARAMS, Actions, Oracle, Rewards
 from esper.tamiyo.policy.observer import Observation, Observer
 
 NOISE = 2.0
-"""Standard deviation, in points, of everything that is measured."""
+"""Standard deviation of all measurements, in points of score."""
 SCALE = 5.0
 RENT = 0.02
 HORIZON = 20
@@ -49,8 +42,8 @@ SPACE = ActionSpace(
 
 
 @dataclass(slots=True)
-class PaperBody:
-    """A body without modules: seeds exist in the slot table only."""
+class TableBody:
+    """Body without modules for the actuator: seeds exist in the slot table only."""
 
     table: SlotTable
     rules: LifecycleRules = SPACE.rules
@@ -60,24 +53,24 @@ class PaperBody:
         return PARAMS[BlueprintAction(blueprint)]
 
     def remove(self, slot: int) -> None:
-        """Nothing is attached."""
+        """Do nothing: no module is attached."""
 
     def is_finite(self, slot: int) -> bool:
         return True
 
     def sync(self) -> None:
-        """Nothing mirrors the table."""
+        """Do nothing: no module mirrors the slot table."""
 
 
-class LifecycleSandbox(Oracle):
-    """Episodes of ``HORIZON`` epochs whose seeds are worth what ``gains`` says."""
+class LifecycleOracle(Oracle):
+    """Base class: episodes of ``HORIZON`` epochs in which ``gains`` gives the contribution of every seed."""
 
     horizon = HORIZON
 
     def __init__(self, rng_seed: int, env_indices: Sequence[int]) -> None:
         super().__init__(rng_seed, env_indices)
         self.table = SlotTable.empty(self.num_envs, NUM_SLOTS)
-        self._bodies = [PaperBody(self.table.row(env)) for env in range(self.num_envs)]
+        self._bodies = [TableBody(self.table.row(env)) for env in range(self.num_envs)]
         self._observer = Observer(self.num_envs, self.table.num_slots, self.table.num_slots)
         self._rewards = RewardFunction(FAMILIES["paired"], SCALE)
 
@@ -117,7 +110,7 @@ class LifecycleSandbox(Oracle):
         return np.stack([rng.normal(0.0, NOISE, shape) for rng in self.rngs])
 
     def _measure_seeds(self) -> None:
-        """Healthy gradients, and a noisy contribution for every seed that takes part."""
+        """Record healthy gradients, and a noisy contribution for every seed in the forward pass."""
         gains, noise = self.gains(), self._noise(self.table.num_slots)
         for env, slot in np.argwhere(self.table.live):
             self.table.record_gradients(
@@ -158,15 +151,15 @@ class LifecycleSandbox(Oracle):
         return RewardInputs(self._facts, self.table, self._everywhere(HOST_SCORE), GUESS_LOSS, RENT)
 
     def train(self) -> None:
-        """One epoch of training, before it is counted and measured."""
+        """Update the state of the model for one epoch, before ages advance and seeds are measured."""
 
     @abstractmethod
     def gains(self) -> NDArray[np.float64]:
-        """True worth ``[env, slot]``, in points, of every seed as it stands."""
+        """Return the true contribution ``[env, slot]`` of every seed, in points of score."""
 
 
 def _payoff(points: float, blueprint: BlueprintAction) -> float:
-    """Return of a committed seed that is worth ``points``."""
+    """Compute the return of a committed seed with a contribution of ``points``."""
     return SCALE * (points / 100.0 - RENT * PARAMS[blueprint] / 1000.0)
 
 
@@ -177,11 +170,11 @@ WORTH = {
     BlueprintAction.CONV_SMALL: (-2.0, 2.0, 1.0),
     BlueprintAction.CONV_HEAVY: (20.0, 10.0, 9.0),
 }
-"""Points of every blueprint by slot."""
+"""Contribution of every blueprint, one value per slot, in points of score."""
 
 
-class Lifecycle(LifecycleSandbox):
-    """Every slot has a blueprint that is worth most after rent; a seed needs eight epochs to ripen."""
+class Lifecycle(LifecycleOracle):
+    """Each slot has a best blueprint after rent; a seed reaches its full contribution after eight epochs."""
 
     style_factor = np.array([1.0, 0.7, 1.0, 0.85])
     ripe_age = 8
@@ -189,7 +182,7 @@ class Lifecycle(LifecycleSandbox):
 
     def gains(self) -> NDArray[np.float64]:
         table = self.table
-        worth = np.zeros((len(BLUEPRINT_IDS) + 1, table.num_slots))  # the last row is the empty slot's
+        worth = np.zeros((len(BLUEPRINT_IDS) + 1, table.num_slots))  # index -1, the last row: empty slot
         for blueprint, points in WORTH.items():
             worth[blueprint] = points
         ripeness = np.minimum(table.age / self.ripe_age, 1.0)
@@ -197,9 +190,9 @@ class Lifecycle(LifecycleSandbox):
         return value * ripeness * table.alpha * table.in_forward
 
 
-class Scaffold(LifecycleSandbox):
-    """A seed in slot 2 is worth 30 points only if one in slot 0 took part in the forward pass while it
-    was in TRAINING; the one in slot 0 costs 10 points as long as it is there."""
+class Scaffold(LifecycleOracle):
+    """A seed in slot 2 contributes 30 points only if a seed in slot 0 was in the forward pass during its
+    TRAINING; the seed in slot 0 costs 10 points while it is in the forward pass."""
 
     scaffold, building = 0, 2
     cost, pay = 10.0, 30.0

@@ -1,14 +1,15 @@
-"""The files of a run's telemetry: what the writer leaves and every reader looks for.
+"""Names of the row files in a run's telemetry folder, for the writer and all readers.
 
-``rows-00007.jsonl``: the rows of iteration 7 of a training, all tables together and in order, each line a
-JSON object that begins with the name of its table; 0 has what precedes the first iteration. The file gets its
-name when the iteration is complete. A run that trains nothing appends to one file until that is full.
+``rows-00007.jsonl``: rows of training iteration 7, all tables in order of writing. Each line is a JSON object
+that begins with the name of its table. Number 0 holds the rows before the first iteration. The writer renames
+the file to this name when the iteration is complete. A run without a training appends to one file until it
+reaches its size limit.
 
-``rows-00000-00007``: the rows of these numbers as Parquet, one file per table. While lines of a number within
-the range are there as well, they hold the same rows and do not count.
+``rows-00000-00007``: folder with the rows of numbers 0 to 7 as Parquet, one file per table. JSON lines of a
+number within the range are duplicates, and readers ignore them.
 
-``unfinished-00008``: lines of an iteration in progress, one file per shard of environments. They count when
-nobody writes the run any more, and the iteration was never completed.
+``unfinished-00008``: folder with the JSON lines of an iteration in progress, one file per shard of
+environments. Readers use it when the iteration was never completed and no process writes the run.
 """
 
 import os
@@ -19,7 +20,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from esper.leyline.errors import EsperError
-from esper.leyline.events import SCHEMA_VERSION, TABLES
+from esper.leyline.rows import SCHEMA_VERSION, TABLES
 
 TELEMETRY: Final = "telemetry"
 UNFINISHED: Final = "unfinished-"
@@ -29,14 +30,14 @@ _UNFINISHED: Final = re.compile(UNFINISHED + r"([0-9]{5,})")
 
 
 class RowMark(NamedTuple):
-    """How far rows were written at a checkpoint: the last iteration that has its file, and the run's time."""
+    """Position of the writer at a checkpoint: last iteration with a row file, and seconds since the start."""
 
     iteration: Annotated[int, msgspec.Meta(ge=0)]
     seconds: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class RowSpan(NamedTuple):
-    """A file of lines, or a folder of Parquet, with the numbers of what it holds."""
+    """One file of JSON lines or one Parquet folder, with the range of numbers that it holds."""
 
     first: int
     last: int
@@ -48,17 +49,17 @@ class RowSpan(NamedTuple):
 
 
 class RowFiles(NamedTuple):
-    """Everything that holds rows of a run, in order."""
+    """All files and folders with rows of one run, in order of their numbers."""
 
     spans: list[RowSpan]
     unfinished: list[RowSpan]
     """Folders of iterations that are not complete."""
     superseded: list[RowSpan]
-    """What is there once more in another span."""
+    """Files and folders whose rows are also in another span."""
 
     @property
     def last(self) -> int:
-        """The highest number of which all rows are there; -1: none."""
+        """Highest complete number, -1 if there is none."""
         return self.spans[-1].last if self.spans else -1
 
     @property
@@ -71,30 +72,34 @@ class RowFiles(NamedTuple):
 
 
 def lines_path(telemetry: Path, number: int) -> Path:
-    """Where the rows of a number stand as JSON lines."""
+    """Return the path of the JSON lines of one number."""
     return telemetry / f"rows-{number:05d}.jsonl"
 
 
 def parquet_path(telemetry: Path, first: int, last: int) -> Path:
-    """Where the rows of a range of numbers stand as Parquet."""
+    """Return the path of the Parquet folder of a range of numbers."""
     return telemetry / f"rows-{first:05d}-{last:05d}"
 
 
 def unfinished_path(telemetry: Path, number: int) -> Path:
-    """Where the rows of an iteration in progress stand."""
+    """Return the path of the folder of an iteration in progress."""
     return telemetry / f"{UNFINISHED}{number:05d}"
 
 
 def row_files(telemetry: Path) -> RowFiles:
-    """What a run's telemetry holds.
+    """List the row files of a run.
 
-    While a writer works, one look may miss lines that turn into Parquet meanwhile; two equal ones do not.
+    The folder is listed until two listings are equal: a single listing can miss lines that a running writer
+    is converting to Parquet.
+
+    Raises:
+        EsperError: The numbers have a gap.
     """
     names = sorted(os.listdir(telemetry))
     while names != (again := sorted(os.listdir(telemetry))):
         names = again
     found = RowFiles([], [], [])
-    # Of two that begin alike the longer range comes first, and Parquet before the lines it was made of.
+    # Of two spans with the same start the longer one comes first: Parquet before the lines that it replaces.
     for span in sorted(_spans(telemetry, names), key=lambda span: (span.first, -span.last)):
         if span.last <= found.last:
             found.superseded.append(span)
@@ -116,9 +121,14 @@ def _spans(telemetry: Path, names: list[str]) -> list[RowSpan]:
 
 
 def split_lines(path: Path, content: bytes, into: dict[str, list[bytes]]) -> None:
-    """Add the whole lines of a file to those of their tables, without the tables' names.
+    """Sort the complete lines of a file by table and append them to ``into``, without the table names.
 
-    What follows the last newline is torn, or being written just now.
+    Bytes after the last newline are ignored: that line is still being written, or was cut off.
+
+    Args:
+        path: File that ``content`` was read from, for error messages.
+        content: Content of the file.
+        into: Lines by table, extended in place.
     """
     tables = {table.encode(): into.setdefault(table, []) for table in TABLES}
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
@@ -129,7 +139,7 @@ def split_lines(path: Path, content: bytes, into: dict[str, list[bytes]]) -> Non
 
 
 def check_layout(telemetry: Path) -> None:
-    """Refuse the lines of another version, and a run of one that kept a folder per table."""
+    """Raise ``EsperError`` for a run of another schema version or with the old layout, a folder per table."""
     old, new = telemetry / "run" / "part-00000.jsonl", lines_path(telemetry, 0)
     if old.exists():
         raise old_run_error(telemetry.parent, _version(old))
@@ -138,14 +148,14 @@ def check_layout(telemetry: Path) -> None:
 
 
 def _version(lines: Path) -> int | None:
-    """That of the run's own row, which is the first; None: it is not there yet."""
+    """Return the schema version in the run row, which is the first line; None while it is missing."""
     with lines.open("rb") as file:
         found = re.search(rb'"schema_version":(\d+)', file.read(10_000))
     return int(found[1]) if found else None
 
 
 def old_run_error(directory: Path, version: int | None) -> EsperError:
-    """What is said of a run of another version."""
+    """Return the error for a run that another schema version wrote."""
     return EsperError(
         f"'{directory}' was written with version {version or 'unknown'} of the tables; this version of esper"
         f" reads {SCHEMA_VERSION}: use the version of esper that wrote it, or run it again"

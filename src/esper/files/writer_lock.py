@@ -1,4 +1,4 @@
-"""The mark of a living writer: a lock in a run's telemetry that the kernel releases with its process."""
+"""Lock of a run's writer, a file lock that the kernel releases when the writing process ends."""
 
 import fcntl
 import os
@@ -12,11 +12,15 @@ from esper.leyline.errors import RunDirectoryError
 LOCK_FILE: Final = "writer.lock"
 TRIES: Final = 100
 PAUSE_SECONDS: Final = 0.01
-"""Readers that ask whether somebody writes hold the lock for a moment themselves."""
+"""Pause between tries. ``is_being_written`` holds a shared lock for a moment, so one try may fail."""
 
 
 class WriterLock:
-    """Held from construction to ``release``."""
+    """Exclusive lock on a run directory, held from construction to ``release``.
+
+    Raises:
+        RunDirectoryError: Another process holds the lock, or the lock file cannot be written.
+    """
 
     def __init__(self, telemetry: Path) -> None:
         self._file: int | None = None
@@ -27,11 +31,11 @@ class WriterLock:
             self.release()
             is_held = isinstance(error, BlockingIOError)
             reason = "is being written by another process; let it finish, or stop it"
-            said = reason if is_held else f"cannot be written: {error.strerror}"
-            raise RunDirectoryError(f"run directory '{telemetry.parent}' {said}") from error
+            reason = reason if is_held else f"cannot be written: {error.strerror}"
+            raise RunDirectoryError(f"run directory '{telemetry.parent}' {reason}") from error
 
     def release(self) -> None:
-        """Let another writer in; releasing twice does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._file is not None:
             file, self._file = self._file, None
             os.close(file)
@@ -46,7 +50,7 @@ def _lock(file: int) -> None:
 
 
 def is_being_written(telemetry: Path) -> bool:
-    """Whether a living writer holds the lock."""
+    """Return whether a running process holds the writer's lock."""
     try:
         with (telemetry / LOCK_FILE).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

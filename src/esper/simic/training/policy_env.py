@@ -1,18 +1,20 @@
-"""Episodes of growing networks as a policy meets them: observation, masks and reward around a vector."""
+"""Environments of a policy: their interface, and ``GrowthEnv`` with observation, masks and reward.
+
+``GrowthEnv`` wraps a ``SerialVector`` of growing networks.
+"""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.leyline import EpochFacts
-from esper.leyline.events import Row
 from esper.leyline.protocols import PolicyOutput
-from esper.simic.config import TrainingConfig
+from esper.leyline.rows import Row
 from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
 from esper.simic.rewards.reward_log import RewardLog
-from esper.simic.training.rollout import Step
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy.observer import Observation, Observer
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
@@ -20,15 +22,47 @@ from esper.tolaria.twin import twin_scores
 from esper.tolaria.vector import SerialVector
 
 
-class Journal(Protocol):
-    """Where each process puts the rows of its own environments, epoch by epoch, while an iteration runs."""
+class PolicyStep(NamedTuple):
+    """Result of a step: next observation, and reward and end of episode as arrays ``[env]``.
+
+    After a termination the value of the next state is 0, and ``observation`` is the first one of the next
+    episode, if there is one. ``ended`` without ``terminated`` is a truncation, which is possible only in the
+    last step of a rollout; ``observation`` is then the last one of the truncated episode.
+    """
+
+    observation: Observation
+    reward: NDArray[np.float64]
+    ended: NDArray[np.bool_]
+    terminated: NDArray[np.bool_]
+
+
+class PolicyEnv(Protocol):
+    """Interface of a vector of environments for rollouts."""
+
+    @property
+    def env_indices(self) -> Sequence[int]:
+        """Indices of the environments within the run, for their random streams."""
+
+    @property
+    def horizon(self) -> int:
+        """Steps of one episode."""
+
+    def reset(self) -> Observation:
+        """Start a new episode in every environment."""
+
+    def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> PolicyStep:
+        """Apply ``actions [env, 8]``; ``outputs`` of the policy are written into the decision rows."""
+
+
+class RowJournal(Protocol):
+    """Receiver of the rows of an iteration in progress, epoch by epoch."""
 
     def take(self, iteration: int, env: int, rows: Sequence[Row]) -> None:
-        """The rows of one epoch of the shard whose first environment is ``env``."""
+        """Receive the rows of one epoch of the shard whose first environment is ``env``."""
 
 
 class RowList:
-    """The sink of one environment: its rows since the last reset, of which some were taken already."""
+    """Event sink of one environment that keeps its rows since the last reset."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -38,16 +72,23 @@ class RowList:
         self.rows.append(row)
 
     def take_new(self) -> list[Row]:
-        """The rows since the last call."""
+        """Return the rows added since the last call."""
         new, self._taken = self.rows[self._taken :], len(self.rows)
         return new
 
 
 class GrowthEnv:
-    """A vector of episodes; every reset begins the next episode of each environment.
+    """Vector of growing networks with rewards; every reset starts the next episode of each environment.
 
-    An episode that breaks down is followed at once by another attempt with its own twin. One that reaches
-    its horizon is the last of its environment until the next reset.
+    When a host diverges, a new attempt at the same episode starts at once, with its own twin. An environment
+    that reached its horizon waits for the next reset.
+
+    Args:
+        task: Task of all environments.
+        config: Reward, observation and hardware settings.
+        rng_seed: Root of the random streams.
+        env_indices: Indices of the environments within the run.
+        journal: Receiver of the rows of each epoch, if any.
     """
 
     def __init__(
@@ -57,7 +98,7 @@ class GrowthEnv:
         *,
         rng_seed: int,
         env_indices: Sequence[int],
-        journal: Journal | None = None,
+        journal: RowJournal | None = None,
     ) -> None:
         self._task = task
         self._config = config
@@ -66,8 +107,9 @@ class GrowthEnv:
         self.env_indices = tuple(env_indices)
         self.horizon = task.horizon
         self.next_episode = 0
-        """The one that the next reset begins."""
-        # A policy learns most from the decision that broke a host if nothing is undone behind its back.
+        """Number of the episode that the next reset starts."""
+        # One rollback ends the episode: the policy shall see the consequence of an action that broke the
+        # host.
         self._vector = SerialVector(
             task,
             rng_seed=rng_seed,
@@ -81,19 +123,19 @@ class GrowthEnv:
         self._family = FAMILIES[config.reward_family]
         self._reward_function = RewardFunction(self._family, config.reward_scale)
         self._unpaired = RewardFunction(self._family, config.reward_scale)
-        """Rewards as if the twin scored zero throughout, to show what the twin is good for."""
+        """Rewards with a twin score of 0, to report the variance that the twin removes."""
 
     def reset(self) -> Observation:
         self._episode, self.next_episode = self.next_episode, self.next_episode + 1
         self._attempts = [0] * len(self.env_indices)
         self._born = [0] * len(self.env_indices)
-        """The step at which each environment's present attempt began."""
+        """First step of the present attempt, per environment."""
         self._twins = np.full((len(self.env_indices), self.horizon + 1), np.nan)
         self._sinks = [RowList() for _ in self.env_indices]
         self.reports: list[EpisodeReport] = []
-        """Of the episodes that reached their horizon since the last reset."""
+        """Reports of the episodes that reached their horizon since the last reset."""
         self.reward_log = RewardLog()
-        """Of the steps since the last reset."""
+        """Rewards of the steps since the last reset."""
         for env, sink in zip(self._vector.envs, self._sinks, strict=True):
             env.recorder.sink = sink
         for row in range(len(self.env_indices)):
@@ -107,10 +149,10 @@ class GrowthEnv:
 
     @property
     def rows(self) -> list[Row]:
-        """Of the episodes since the last reset, one environment after the other."""
+        """Rows since the last reset, one environment after the other."""
         return [row for sink in self._sinks for row in sink.rows]
 
-    def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> Step:
+    def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> PolicyStep:
         facts = self._vector.step(actions)
         rewards = self._rewards(facts)
         for row, env in enumerate(self._vector.envs):
@@ -127,10 +169,10 @@ class GrowthEnv:
             new = [row for sink in self._sinks for row in sink.take_new()]
             self._journal.take(self._episode + 1, self.env_indices[0], new)
         terminated = ended if self._config.horizon_terminates else broken
-        return Step(self._observe(self._vector.facts), rewards, ended, terminated)
+        return PolicyStep(self._observe(self._vector.facts), rewards, ended, terminated)
 
     def _rewards(self, facts: EpochFacts) -> NDArray[np.float64]:
-        """The rewards ``[env]`` of the epoch that just ended, entered in the log."""
+        """Return the rewards ``[env]`` of the last epoch and append their terms to the log."""
         inputs = self._reward_inputs(facts)
         terms = self._reward_function.reward_terms(inputs)
         self.reward_log.terms.append(terms)
@@ -141,7 +183,7 @@ class GrowthEnv:
         return total(terms)
 
     def _begin_attempt(self, row: int) -> None:
-        """Another attempt at the episode in one environment."""
+        """Start another attempt at the episode in one environment."""
         self._attempts[row] += 1
         self._born[row] = len(self.reward_log.terms)
         self._reset_env(row)

@@ -1,4 +1,4 @@
-"""One decision of a fresh heuristic, and a small episode for what it remembers."""
+"""Single decisions and short episodes of the heuristic controller."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from tests.leyline.building import facts_of, put, space_of
 
 HELD = {"age": 9, "alpha": 1.0, "alpha_target": 1.0, "blueprint": 7, "epochs_in_stage": 2}
 LATE = 19
-"""An epoch (of 20) at which no seed is planted any more, so that other rules show."""
+"""Epoch (of 20) too late for a germination, so that the other rules apply."""
 
 
 def decide(
     table: SlotTable, epoch: int = LATE, space: ActionSpace | None = None, **settings: Any
 ) -> list[int]:
-    """The action of a fresh controller in a one-environment table."""
+    """Return the first action of a new controller for a table of one environment."""
     space = space or space_of(table.num_slots)
     controller = HeuristicController(space, 1, HeuristicSettings(**settings))
     actions = controller.decide(facts_of(epoch), table).actions
@@ -22,7 +22,7 @@ def decide(
 
 
 def held(contribution: float, error: float = 1.0, **columns: Any) -> SlotTable:
-    """Three slots, the middle one held."""
+    """Return a table of three slots with a seed in HOLDING in the middle one."""
     table = SlotTable.empty(1, 3)
     columns = {**HELD, "contribution": contribution, "contribution_error": error, **columns}
     put(table, 1, Stage.HOLDING, **columns)
@@ -30,7 +30,7 @@ def held(contribution: float, error: float = 1.0, **columns: Any) -> SlotTable:
 
 
 class Episode:
-    """Eight slots in which what the controller plants comes about; a norm sits in slot 0."""
+    """Episode with eight slots, a norm seed in slot 0; every germination succeeds."""
 
     def __init__(self, **settings: Any) -> None:
         settings = {"rotation": ("norm", "conv_heavy"), **settings}

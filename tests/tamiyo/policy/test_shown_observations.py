@@ -1,4 +1,4 @@
-"""A policy that is shown another episode decides as it did there, as far as that is legal here."""
+"""``PolicyController`` with the observations of another episode in place of its own."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from esper.leyline.protocols import Controller, Decisions
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.controller import PolicyController
 from tests.leyline.building import assert_legal, facts_of, random_table, space_of
-from tests.tamiyo.policy.deciding import policy_of
+from tests.tamiyo.policy.small_policies import policy_of
 
 STEPS, SLOTS = 12, 4
 SPACE = space_of(SLOTS, auto_forward=False)
@@ -25,20 +25,20 @@ def tables(rng_seed: int) -> list[SlotTable]:
 
 
 def decided(controller: Controller, seen: list[SlotTable], fall: float) -> list[Decisions]:
-    """Actions with the probabilities behind them, while the loss falls by so much a step."""
+    """Return the decisions in an episode whose loss falls by ``fall`` per step."""
     controller.reset(0)
     return [
         controller.decide(facts_of(step, loss=5.0 - fall * step), table) for step, table in enumerate(seen)
     ]
 
 
-def test_with_the_legal_actions_of_the_other_episode_it_is_the_other_episode(policy):
+def test_shown_observations_reproduce_the_decisions_of_the_other_episode(policy):
     other = PolicyController(SPACE, 1, policy)
     there = decided(other, tables(0), fall=0.3)
     shuffled = PolicyController(SPACE, 1, policy, shown=list(other.observations))
     for controller, fall in (
         (PolicyController(SPACE, 1, policy), 0.3),
-        (shuffled, -0.2),  # another course of the loss, which it does not see
+        (shuffled, -0.2),  # another loss curve, which is not observed
         (shuffled, 0.1),
     ):
         found = decided(controller, tables(0), fall)
@@ -48,7 +48,7 @@ def test_with_the_legal_actions_of_the_other_episode_it_is_the_other_episode(pol
     assert [one.outputs for one in reacting] != [one.outputs for one in there]
 
 
-def test_what_it_does_is_legal_in_its_own_episode_also_when_the_other_was_shorter(policy):
+def test_actions_are_legal_with_observations_of_a_shorter_episode(policy):
     other = PolicyController(SPACE, 1, policy)
     decided(other, tables(0)[:5], fall=0.3)
     assert len(other.observations) == 5

@@ -1,4 +1,4 @@
-"""Updates that go wrong: what is written down of them, and how a run goes on or ends."""
+"""Telemetry of failed updates, and continuation or end of the run."""
 
 import json
 import math
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from esper.karn.run import read_rows
 from esper.leyline import HEAD_NAMES, EpochFacts
-from esper.leyline.events import AlertRow, DecisionRow, SeedRow, UpdateRow
-from esper.leyline.limits import DETAIL_ITERATIONS
+from esper.leyline.rows import AlertRow, DecisionRow, SeedRow, UpdateRow
+from esper.leyline.thresholds import DETAIL_ITERATIONS
 from esper.run.policy_training import task_of, train
 from esper.run.run_config import TrainingConfig
 from esper.simic.agent.ppo import PolicyDivergedError, PPOAgent, UpdateMetrics
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.vectorized import Iteration, Trainer
+from esper.simic.training.policy_env import GrowthEnv
+from esper.simic.training.trainer import Iteration, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.tasks import TASKS
 from tests.tolaria.building import bits, stir, tiny_task
@@ -30,14 +30,14 @@ ENVS, STEPS = 3, 3
 
 @pytest.fixture(autouse=True, scope="module")
 def tiny_world() -> Iterator[None]:
-    """A task that is over in a moment."""
+    """Register a tiny task."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, "tiny", tiny_task())
         yield
 
 
 def config(**settings: Any) -> TrainingConfig:
-    """Small, and written in summary: decisions are on disk only where an alert asked for them."""
+    """Return a small configuration at detail summary, where decision rows are written after alerts only."""
     few = {
         "envs": ENVS,
         "iterations": 2,
@@ -53,16 +53,16 @@ def raised(run: Path) -> list[tuple[str, int | None]]:
     return [(row.rule, row.iteration) for row in read_rows(run, AlertRow) if row.event == "raised"]
 
 
-# --- an explosion ends on disk ---------------------------------------------------------------------
+# --- ratio explosions -------------------------------------------------------------------------------
 
 
 class Shaker:
-    """Moves the policy's weights between rollout and update in some iterations, and keeps all rollouts."""
+    """Changes the policy's weights between rollout and update in some iterations, and stores all rollouts."""
 
     def __init__(self, iterations: int, *shaken: int) -> None:
         self.rollouts: dict[int, TamiyoRolloutBuffer] = {}
         self.changes: dict[int, Tensor] = {}
-        """Of every head's log-probability by the shaking, ``[env, step, 8]``."""
+        """Change of the log-probability of every head, ``[env, step, 8]``."""
         update = PPOAgent.update
 
         def shaking(agent: PPOAgent, buffer: TamiyoRolloutBuffer, progress: float) -> UpdateMetrics:
@@ -94,12 +94,14 @@ def shaken_run(out: Path, iterations: int, *shaken: int, **settings: Any) -> Sha
 
 @pytest.fixture(scope="module")
 def shaken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Shaker]:
-    """Six iterations, of which the second raises an alert."""
+    """Run six iterations, of which the second raises an alert."""
     run = tmp_path_factory.mktemp("shaken") / "run"
     return run, shaken_run(run, 6, 2, checkpoint_every=1)
 
 
-def test_an_explosion_is_written_with_environment_step_head_and_action(shaken: tuple[Path, Shaker]) -> None:
+def test_ratio_explosion_is_written_with_environment_step_head_and_action(
+    shaken: tuple[Path, Shaker],
+) -> None:
     run, shaker = shaken
     first, second, *_ = read_rows(run, UpdateRow)
     assert first.explosion is None
@@ -141,13 +143,13 @@ def details(run: Path) -> list[dict[str, Any]]:
             "env": row.env,
             "step": row.epoch,
             **{name: getattr(row, name) for name in ("action", "log_probs", "value")},
-            "reward": np.float32(row.reward).item(),  # as the rollout has it
+            "reward": np.float32(row.reward).item(),  # float32, as in the rollout
         }
         for row in read_rows(run, DecisionRow)
     ]
 
 
-def test_the_iterations_from_an_alert_on_are_written_in_full(shaken: tuple[Path, Shaker]) -> None:
+def test_iterations_after_an_alert_are_written_at_full_detail(shaken: tuple[Path, Shaker]) -> None:
     run, shaker = shaken
     assert DETAIL_ITERATIONS == 3
     assert {number for _, number in raised(run)} == {2}
@@ -159,12 +161,12 @@ def test_the_iterations_from_an_alert_on_are_written_in_full(shaken: tuple[Path,
     assert (file.name, told["UpdateRow"]["iteration"]) == ("iteration-00002.json", 2)
 
 
-def test_another_alert_keeps_the_detail_going(tmp_path: Path) -> None:
+def test_second_alert_extends_the_full_detail(tmp_path: Path) -> None:
     rollouts = shaken_run(tmp_path / "run", 6, 1, 3).rollouts
     assert details(tmp_path / "run") == detail_of(rollouts, range(1, 6))
 
 
-def test_the_environments_of_all_shards_are_written_under_their_own_numbers(tmp_path: Path) -> None:
+def test_detailed_rows_have_environment_indices_of_all_shards(tmp_path: Path) -> None:
     rollouts = shaken_run(tmp_path / "run", 1, envs=6, detail="standard").rollouts
     assert raised(tmp_path / "run") == []
     assert not (tmp_path / "run" / "diagnostics").exists()
@@ -174,7 +176,7 @@ def test_the_environments_of_all_shards_are_written_under_their_own_numbers(tmp_
 
 
 class StoppedError(Exception):
-    """The power goes out."""
+    """Simulates the end of the process."""
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -189,7 +191,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 @pytest.mark.parametrize("stopped_after", [2, 4])
-def test_a_resumed_run_writes_the_same_detail(
+def test_resumed_run_writes_the_same_detailed_rows(
     stopped_after: int, shaken: tuple[Path, Shaker], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     whole, shaker = shaken
@@ -203,16 +205,16 @@ def test_a_resumed_run_writes_the_same_detail(
     assert len(details(whole)) == DETAIL_ITERATIONS * ENVS * STEPS
 
 
-# --- what is not finite ----------------------------------------------------------------------------
+# --- non-finite numbers ------------------------------------------------------------------------------
 
 
 def break_rewards(monkeypatch: pytest.MonkeyPatch, broken: Callable[[int], bool]) -> None:
-    """In some iterations, one term of environment 1 is not a number from its second step on."""
+    """Make one reward term of environment 1 NaN from its second step on, in some iterations."""
     rewards = GrowthEnv._rewards
 
     def breaking(env: GrowthEnv, facts: EpochFacts) -> Any:
         reward = rewards(env, facts)
-        if 1 in env.env_indices and broken(env._episode + 1):  # which no evaluation has
+        if 1 in env.env_indices and broken(env._episode + 1):  # evaluations have no such iteration
             row = env.env_indices.index(1)
             if facts.epoch[row] > 1:
                 env.reward_log.terms[-1]["lead"][row] = reward[row] = math.nan
@@ -221,7 +223,7 @@ def break_rewards(monkeypatch: pytest.MonkeyPatch, broken: Callable[[int], bool]
     monkeypatch.setattr(GrowthEnv, "_rewards", breaking)
 
 
-def test_a_broken_reward_is_written_as_unknown_with_the_reason_and_the_run_goes_on(
+def test_nan_reward_is_written_as_null_with_a_reason_and_training_continues(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     break_rewards(monkeypatch, lambda number: number == 2)
@@ -237,9 +239,7 @@ def test_a_broken_reward_is_written_as_unknown_with_the_reason_and_the_run_goes_
     assert [(row.env, row.epoch) for row in decisions if row.reward is None] == [(1, 1), (1, 2)]
 
 
-def test_a_ratio_that_is_not_finite_is_written_as_unknown(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_non_finite_ratio_is_written_as_null(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     update = PPOAgent.update
 
     def breaking(agent: PPOAgent, buffer: TamiyoRolloutBuffer, progress: float) -> UpdateMetrics:
@@ -257,7 +257,7 @@ def test_a_ratio_that_is_not_finite_is_written_as_unknown(
     assert "update epoch 0" in row.skipped
 
 
-def test_three_broken_updates_in_a_row_end_the_run_and_leave_a_checkpoint_to_resume(
+def test_three_non_finite_updates_in_a_row_end_the_run_with_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -273,7 +273,7 @@ def test_three_broken_updates_in_a_row_end_the_run_and_leave_a_checkpoint_to_res
     assert [row.skipped is None for row in rows] == [True, False, False, True]
 
 
-def test_a_resumed_run_that_is_still_broken_ends_at_once_with_its_state_and_can_be_resumed_again(
+def test_resumed_run_that_is_still_non_finite_ends_at_once_and_can_be_resumed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run, settings = tmp_path / "run", config(iterations=3)

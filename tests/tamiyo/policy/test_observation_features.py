@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline import SlotConfig, SlotTable, Stage
-from esper.tamiyo.policy.features import batch_obs_to_features, feature_names, get_feature_size
+from esper.tamiyo.policy.observation_features import batch_obs_to_features, feature_names, get_feature_size
 from tests.leyline.building import put, random_table
-from tests.tamiyo.policy.observing import MEASUREMENTS, observe, signals_of, wild, wild_signals
+from tests.tamiyo.policy.observations import MEASUREMENTS, observe, signals_of, wild, wild_signals
 
 BASE_NAMES = [
     "progress", "loss", "loss_delta", "score", "score_delta", "plateau", "stabilised",
@@ -44,7 +44,7 @@ def test_an_observation_has_31_columns_and_30_per_slot(slots: int, size: int) ->
     assert list(feature_names(slots)) == names
 
 
-def test_the_base_columns_literally() -> None:
+def test_base_features_have_the_expected_values() -> None:
     table = SlotTable.empty(1, 3)
     put(table, 0, Stage.HOLDING)
     put(table, 1, Stage.BLENDING)
@@ -102,7 +102,7 @@ BLENDING = {
 }
 
 
-def test_the_columns_of_a_slot_literally() -> None:
+def test_slot_features_have_the_expected_values() -> None:
     table = SlotTable.empty(1, 3)
     put(table, 0, Stage.FOSSILIZED, alpha=1.0, blueprint=3)
     put(table, 1, Stage.BLENDING, **BLENDING)
@@ -165,14 +165,14 @@ def test_the_columns_of_a_slot_literally() -> None:
         ("gradient_health", {"gradient_health": np.inf}, 2.0),
     ],
 )
-def test_slot_columns_are_mapped_and_clipped(column: str, changes: dict[str, Any], expected: float) -> None:
+def test_slot_features_are_scaled_and_clipped(column: str, changes: dict[str, Any], expected: float) -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.BLENDING, **(BLENDING | changes))
     (row,), _ = observe(table)
     assert row[f"slot0.{column}"] == pytest.approx(expected)
 
 
-def test_three_neighbours_at_full_alpha_fill_the_scale() -> None:
+def test_neighbour_alphas_saturate_at_a_sum_of_three() -> None:
     table = SlotTable.empty(1, 5)
     for slot in range(5):
         put(table, slot, Stage.HOLDING, alpha=1.0)
@@ -182,10 +182,10 @@ def test_three_neighbours_at_full_alpha_fill_the_scale() -> None:
     assert downstream == pytest.approx([1, 1, 2 / 3, 1 / 3, 0])
     put(table, 0, Stage.TRAINING, alpha=0.9)
     (row,), _ = observe(table)
-    assert row["slot1.upstream_alpha"] == 0.0, "outside of the forward pass an alpha weighs nothing"
+    assert row["slot1.upstream_alpha"] == 0.0, "an alpha outside of the forward pass does not count"
 
 
-def test_what_was_not_measured_reads_as_nothing_not_as_perfect() -> None:
+def test_missing_measurements_have_feature_value_zero() -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.TRAINING, blueprint=1)
     (row,), _ = observe(table)
@@ -205,7 +205,7 @@ def test_what_was_not_measured_reads_as_nothing_not_as_perfect() -> None:
         ({"last_success": True}, "last_success", 1.0),
         ({"val_loss": 1e9}, "loss", 2.0),
         ({"val_loss": 0.0}, "loss", 0.0),
-        # A diverged host reads as the bad end of the scale.
+        # Features of a diverged host have the worst value of their range.
         ({"val_loss": np.nan}, "loss", 2.0),
         ({"val_loss": np.inf}, "loss", 2.0),
         ({"best_loss": np.nan}, "best_loss", 2.0),
@@ -219,14 +219,14 @@ def test_what_was_not_measured_reads_as_nothing_not_as_perfect() -> None:
         ({"val_score": -np.inf}, "score", -2.0),
     ],
 )
-def test_base_columns_are_clipped_to_their_range(
+def test_base_features_are_clipped_to_their_range(
     changes: dict[str, Any], column: str, expected: float
 ) -> None:
     (row,), _ = observe(SlotTable.empty(1, 1), signals_of(**changes))
     assert row[column] == pytest.approx(expected)
 
 
-def test_an_empty_slot_is_thirty_zeros_whatever_its_columns_hold() -> None:
+def test_features_of_an_empty_slot_are_zero_for_any_table_values() -> None:
     table = SlotTable.empty(1, 3)
     put(table, 0, Stage.HOLDING, **BLENDING)
     put(table, 1, Stage.DORMANT, **(BLENDING | {"blueprint": -1}))
@@ -236,7 +236,7 @@ def test_an_empty_slot_is_thirty_zeros_whatever_its_columns_hold() -> None:
     assert blueprints.tolist() == [[7, -1, -1]]
 
 
-def test_a_slot_that_cools_down_is_active_and_says_so() -> None:
+def test_slot_under_embargo_has_active_stage_and_epochs_in_stage() -> None:
     table = SlotTable.empty(1, 2)
     put(table, 1, Stage.EMBARGOED, epochs_in_stage=2)
     (row,), (blueprints,) = observe(table)
@@ -258,7 +258,7 @@ CONTEXT = {
 }
 
 
-def test_the_context_stands_behind_the_other_columns_which_stay_as_they_are() -> None:
+def test_context_features_are_appended_to_unchanged_features() -> None:
     table = SlotTable.empty(1, 3)
     put(table, 0, Stage.HOLDING, age=7, gradient_norm_ratio=2.0)
     put(table, 1, Stage.BLENDING, age=2, gradient_norm_ratio=0.5)
@@ -271,14 +271,14 @@ def test_the_context_stands_behind_the_other_columns_which_stay_as_they_are() ->
     assert obs[0, 121:].tolist() == pytest.approx(list(CONTEXT.values()))
 
 
-def test_a_context_that_nobody_measured_reads_zero() -> None:
+def test_missing_context_measurements_have_feature_value_zero() -> None:
     unknown = dict.fromkeys(("train_loss", "minibatches_left", "candidate_cost", "gain_ratio"), math.nan)
     signals = signals_of(epoch=0, **unknown)
     obs, _ = batch_obs_to_features(signals, SlotTable.empty(1, 3), SlotConfig.of_count(3), context=True)
     assert obs[0, 121:].tolist() == [0.0] * 6
 
 
-def test_environments_do_not_mix() -> None:
+def test_environments_are_independent() -> None:
     table = SlotTable.empty(2, 1)
     put(table, 0, Stage.HOLDING, env=1, **BLENDING)
     rows, blueprints = observe(table)
@@ -288,7 +288,7 @@ def test_environments_do_not_mix() -> None:
 
 
 @given(rng_seed=st.integers(0, 2**32 - 1), num_slots=st.sampled_from([1, 2, 3, 4, 5, 8]))
-def test_no_column_ever_leaves_its_bound(rng_seed: int, num_slots: int) -> None:
+def test_features_are_finite_and_bounded_for_extreme_inputs(rng_seed: int, num_slots: int) -> None:
     rng = np.random.default_rng(rng_seed)
     table = random_table(rng, 4, num_slots)
     for name in MEASUREMENTS:

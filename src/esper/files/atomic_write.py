@@ -1,4 +1,4 @@
-"""Files and folders that appear whole: written beside their place, flushed to the disk, then renamed."""
+"""Atomic writes: a file or folder is written under a partial name, flushed to disk, then renamed."""
 
 import contextlib
 import os
@@ -8,16 +8,20 @@ from esper.leyline.errors import EsperError
 
 
 class SaveError(EsperError):
-    """A file that could not be written; what was there before still is."""
+    """A file could not be written; its previous version is unchanged."""
 
     def __init__(self, sentence: str, reason: str | None = None) -> None:
         super().__init__(sentence)
         self.reason = reason
-        """What the operating system said."""
+        """Message of the operating system, None if there is none."""
 
 
 def write_durably(path: Path, content: bytes | bytearray) -> None:
-    """Write, flush to the disk, then rename: a reader sees the old file or the new one, never a part."""
+    """Write ``content`` atomically: a reader sees either the old file or the new one.
+
+    Raises:
+        SaveError: The operating system refused the write.
+    """
     partial = partial_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +37,7 @@ def write_durably(path: Path, content: bytes | bytearray) -> None:
 
 
 def name_folder(folder: Path) -> None:
-    """Give a folder that was filled under its partial name its own one; raises ``OSError``."""
+    """Flush the folder ``partial_of(folder)`` to disk and rename it to ``folder``; raises ``OSError``."""
     partial = partial_of(folder)
     for path in (*partial.iterdir(), partial):
         flush_to_disk(path)
@@ -42,12 +46,12 @@ def name_folder(folder: Path) -> None:
 
 
 def partial_of(path: Path) -> Path:
-    """Where a file or folder stands until it is whole."""
+    """Return the name under which a file or folder is written before the final rename."""
     return path.with_name(path.name + ".partial")
 
 
 def flush_to_disk(path: Path) -> None:
-    """Make what was written to a file or folder outlast a power cut; raises ``OSError``."""
+    """Flush a file or folder with fsync, so that it survives a power failure; raises ``OSError``."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -1,4 +1,4 @@
-"""Rollouts of small policies on oracle environments, for the tests of the learner."""
+"""Rollouts of small policies on oracle environments."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.config import PPOConfig
-from esper.simic.training.lifecycle_sandbox import Lifecycle
-from esper.simic.training.proving import SMALL, OracleClass, new_policy
+from esper.simic.oracles.lifecycle_envs import Lifecycle
+from esper.simic.oracles.trial import SMALL, OracleClass, new_policy
 from esper.simic.training.rollout import ActionStreams, collect
+from esper.simic.training_config import PPOConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
 
 TINY = replace(SMALL, feature_dim=16, hidden_dim=16)
@@ -22,7 +22,7 @@ TINY = replace(SMALL, feature_dim=16, hidden_dim=16)
 def roll(
     oracle: OracleClass = Lifecycle, num_envs: int = 4, episodes: int = 1, **shape: Any
 ) -> tuple[FactoredRecurrentActorCritic, TamiyoRolloutBuffer]:
-    """A policy and what it did; the lifecycle is the oracle that offers a choice to every head."""
+    """Return a policy and a rollout; by default on ``Lifecycle``, where every head has a choice."""
     policy, buffer = _rolled(oracle, num_envs, episodes, replace(TINY, **shape))
     return policy, TamiyoRolloutBuffer.join([buffer])
 
@@ -37,18 +37,18 @@ def _rolled(
 
 
 def agent_of(policy: FactoredRecurrentActorCritic, **settings: Any) -> PPOAgent:
-    """An agent with a policy of its own, equal to ``policy``."""
+    """Return an agent with a copy of ``policy``."""
     backward = {name: settings.pop(name) for name in ("envs_per_backward",) if name in settings}
     return PPOAgent(deepcopy(policy), PPOConfig(**settings), **backward)
 
 
 def weights(agent: PPOAgent) -> Tensor:
-    """All parameters side by side, as a copy."""
+    """Return all parameters as one vector."""
     return torch.cat([parameter.detach().flatten() for parameter in agent.policy.parameters()])
 
 
 def gradients(agent: PPOAgent) -> Tensor:
-    """What the last update epoch left in the parameters' gradients, side by side."""
+    """Return the gradients of the last update epoch as one vector."""
     parts = [
         torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
         for p in agent.policy.parameters()

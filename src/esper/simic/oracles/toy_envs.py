@@ -1,8 +1,7 @@
-"""Oracle environments: the real action space, masks and observation size, and a known optimum.
+"""Oracle environments with the real action space, masks and observation size, and a known optimum.
 
-Nothing is trained in them, so a whole training run takes seconds. A policy that does not learn here
-has a bug; a policy that does may still fail elsewhere. Each class says what it asks for and what
-the best return is; ``random_return`` is measured with uniform legal actions.
+They train no network, so a training run of a policy takes seconds. A learner that fails here has a bug. The
+docstring of each class gives its task; ``optimum`` is the best return.
 """
 
 from abc import ABC, abstractmethod
@@ -14,15 +13,15 @@ from numpy.typing import NDArray
 
 from esper.leyline import NUM_BLUEPRINTS, NUM_OPS, BlueprintAction, Head, LifecycleOp, Stage, derive_seed
 from esper.leyline.protocols import PolicyOutput
-from esper.simic.training.rollout import Step
+from esper.simic.training.policy_env import PolicyStep
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
+from esper.tamiyo.policy.observation_features import BASE_SIZE, SLOT_SIZE
 from esper.tamiyo.policy.observer import Observation
 
 Actions = NDArray[np.int64]
 Rewards = NDArray[np.float64]
 Legal = Mapping[LifecycleOp, bool | NDArray[np.bool_]]
-"""Where each op is possible, to be spread over ``[env, slot]``; WAIT is not named."""
+"""Legal slots by op, broadcast to ``[env, slot]``; without WAIT."""
 
 NUM_SLOTS = 3
 _PROGRESS = 0
@@ -33,11 +32,11 @@ PARAMS = {
     BlueprintAction.CONV_SMALL: 80,
     BlueprintAction.CONV_HEAVY: 2000,
 }
-"""The blueprints that can be planted, and what they would add to a network."""
+"""Parameters of the selectable blueprints."""
 
 
 class Oracle(ABC):
-    """A vector of small environments with episodes of ``horizon`` steps each."""
+    """Base class of a vector of oracle environments with episodes of ``horizon`` steps."""
 
     horizon: int
     optimum: float
@@ -54,30 +53,30 @@ class Oracle(ABC):
         self.start()
         return self.observe()
 
-    def step(self, actions: Actions, outputs: Sequence[PolicyOutput] | None = None) -> Step:
+    def step(self, actions: Actions, outputs: Sequence[PolicyOutput] | None = None) -> PolicyStep:
         reward = self.rewards(actions)
         self.step_number += 1
         ended = np.full(self.num_envs, self.step_number == self.horizon)
         observation = self.reset() if ended.all() else self.observe()
-        return Step(observation, reward, ended, ended)
+        return PolicyStep(observation, reward, ended, ended)
 
-    def start(self) -> None:  # noqa: B027  a hook that most worlds do not need
-        """Begin a new episode."""
+    def start(self) -> None:  # noqa: B027  optional hook
+        """Draw the state of a new episode."""
 
     @abstractmethod
     def observe(self) -> Observation:
-        """What is seen at this step."""
+        """Return the observation of this step."""
 
     @abstractmethod
     def rewards(self, actions: Actions) -> Rewards:
-        """Carry out the actions; their rewards ``[env]``."""
+        """Apply the actions and return their rewards ``[env]``."""
 
 
-class Sandbox(Oracle):
-    """Says outright what is seen and what is legal: there are no seeds."""
+class ToyOracle(Oracle):
+    """Base class of oracles that define observation and masks directly, without a slot table."""
 
     must_act = False
-    """WAIT is legal only where nothing else is."""
+    """WAIT is legal only in environments without another legal op."""
 
     def observe(self) -> Observation:
         features = np.zeros((self.num_envs, BASE_SIZE + SLOT_SIZE * NUM_SLOTS), dtype=np.float32)
@@ -99,27 +98,27 @@ class Sandbox(Oracle):
         return Observation(torch.from_numpy(features), empty, masks)
 
     def draw(self, count: int) -> NDArray[np.int64]:
-        """One random integer below ``count`` per environment, each from its own stream."""
+        """Draw one integer below ``count`` per environment, each from its own stream."""
         return np.array([rng.integers(count) for rng in self.rngs])
 
     def show(self, features: NDArray[np.float32]) -> None:
-        """Write into the observation what the policy may know besides the time."""
+        """Write the state that the policy observes into ``features [env, column]``; time is already there."""
 
     @abstractmethod
     def legal(self) -> Legal:
-        """What is possible at this step."""
+        """Return the legal slots of each op at this step."""
 
 
 def slot_column(slot: int, offset: int = 0) -> int:
-    """A column of the observation that belongs to ``slot``."""
+    """Return the index of an observation column of ``slot``."""
     return BASE_SIZE + SLOT_SIZE * slot + offset
 
 
 SLOT_COLUMNS = [slot_column(slot) for slot in range(NUM_SLOTS)]
 
 
-class Bandit(Sandbox):
-    """One blueprint in one slot pays 1 at every step, everything else nothing: 4 is best."""
+class Bandit(ToyOracle):
+    """Germinating CONV_HEAVY in slot 2 pays 1 at every step, any other action 0."""
 
     horizon = 4
     optimum = 4.0
@@ -132,9 +131,9 @@ class Bandit(Sandbox):
         return (right & (actions[:, Head.BLUEPRINT] == BlueprintAction.CONV_HEAVY)).astype(np.float64)
 
 
-class Schedule(Sandbox):
-    """Germinate at once, wait three steps, fossilize: pays 1, less 0.3 for each step more or less of
-    waiting and 0.05 for each step lost before."""
+class Timing(ToyOracle):
+    """Germinating, waiting three steps and fossilizing pays 1, minus 0.3 per step of a wrong waiting time and
+    0.05 per step of delay before the germination."""
 
     horizon = 8
     optimum = 1.0
@@ -170,8 +169,8 @@ class Schedule(Sandbox):
         return reward
 
 
-class Memory(Sandbox):
-    """The right slot is shown at step 0 only; it is asked for 50 steps later, and WAIT is all until then."""
+class Memory(ToyOracle):
+    """The correct slot is observed at step 0 only and pays 1 at step 50; until then only WAIT is legal."""
 
     delay = 50
     horizon = delay + 1
@@ -189,13 +188,13 @@ class Memory(Sandbox):
         return {LifecycleOp.GERMINATE: self.step_number == self.delay}
 
     def rewards(self, actions: Actions) -> Rewards:
-        asked = self.step_number == self.delay
-        return ((actions[:, Head.SLOT] == self.answer) & asked).astype(np.float64)
+        is_last = self.step_number == self.delay
+        return ((actions[:, Head.SLOT] == self.answer) & is_last).astype(np.float64)
 
 
-class Combination(Sandbox):
-    """The op is forced at random and not shown. Under GERMINATE the slot is forced as well and the
-    blueprint must fit it; under any other op the slot must fit the op."""
+class Combination(ToyOracle):
+    """A random op is forced and not observed. Under GERMINATE the slot is forced too, and the blueprint that
+    fits the slot pays 1; under another op the slot that fits the op pays 1."""
 
     horizon = 6
     optimum = 6.0
@@ -223,8 +222,8 @@ class Combination(Sandbox):
         return right.astype(np.float64)
 
 
-class Rent(Sandbox):
-    """Each of the first two seeds pays 1, any further one costs 2: 2 is best."""
+class Rent(ToyOracle):
+    """Each of the first two seeds pays 1, each further one costs 2."""
 
     horizon = 6
     optimum = 2.0
@@ -245,8 +244,8 @@ class Rent(Sandbox):
         return reward
 
 
-class Distractors(Sandbox):
-    """Germinating into the slot that is shown pays 1; half of the legal ops do nothing: 8 is best."""
+class Distractors(ToyOracle):
+    """Germinating in the observed slot pays 1; the other legal ops have no effect."""
 
     horizon = 8
     optimum = 8.0

@@ -1,7 +1,6 @@
-"""Configuration of a training: each hyper-parameter, its default, its range and its meaning, once.
+"""Configuration of a training: default, range and description of each hyper-parameter.
 
-Every field is a flag of ``esper train`` and a key of a configuration file. The trainer and the agent are
-handed the configuration itself.
+Every field is a flag of ``esper train`` and a key of a configuration file.
 """
 
 from typing import Literal
@@ -9,8 +8,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from esper.leyline import NUM_HEADS
-from esper.leyline.events import Detail
-from esper.leyline.limits import DEFAULT_TARGET_KL
+from esper.leyline.rows import Detail
+from esper.leyline.thresholds import DEFAULT_TARGET_KL
 from esper.simic.rewards.families import FAMILIES, FamilyName
 from esper.simic.settings import MOST, MOST_SLOTS, EpisodeSettings
 
@@ -22,9 +21,7 @@ class PPOConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    update_epochs: int = Field(
-        6, ge=1, le=MOST, description="Update epochs: times each rollout is learned from."
-    )
+    update_epochs: int = Field(6, ge=1, le=MOST, description="Update epochs: gradient steps on each rollout.")
     learning_rate: float = Field(1e-3, gt=0, description="Learning rate of the policy's Adam optimiser.")
     clip: float = Field(0.2, gt=0, lt=1, description="Clipping range of the probability ratio.")
     clip_per_head: bool = Field(False, description="Clip the ratio of each head instead of the joint ratio.")
@@ -52,12 +49,12 @@ class PPOConfig(BaseModel):
 
     @property
     def discount(self) -> float:
-        """The discount in force."""
+        """Discount factor of the update."""
         return 1.0 if self.gamma is None else self.gamma
 
 
 class TrainingConfig(PPOConfig, EpisodeSettings):
-    """A training of a policy: its environments, its network, its reward and its update."""
+    """Configuration of a policy training: environments, network, reward and update."""
 
     rng_seed: int = Field(0, ge=0, lt=1_000_000, description="Root of every random stream.")
     envs: int = Field(32, ge=1, le=MOST, description="Environments; each runs one episode per iteration.")
@@ -69,10 +66,10 @@ class TrainingConfig(PPOConfig, EpisodeSettings):
     )
     vary_slots: bool = Field(False, description="Enable a random subset of the slots in every episode.")
     capacity: int | None = Field(
-        None, ge=1, le=MOST_SLOTS, description="Slots that the policy has room for; the host's unless given."
+        None, ge=1, le=MOST_SLOTS, description="Slots of the policy's observation; the host's unless given."
     )
     context: bool = Field(
-        False, description="Observe also what tells instances of different size and budget apart."
+        False, description="Add features that distinguish task instances of different size and budget."
     )
     hidden_dim: int = Field(256, ge=8, le=MOST, description="Width of the policy network.")
     critic: Literal["state_value", "op_value"] = Field("state_value", description="V(s), or Q(s, op).")
@@ -96,7 +93,7 @@ class TrainingConfig(PPOConfig, EpisodeSettings):
     )
     evaluate_episodes: int = Field(16, ge=1, le=MOST, description="Episodes per evaluation.")
     checkpoint_every: int = Field(5, ge=1, le=MOST, description="Iterations between checkpoints.")
-    detail: Detail = Field("standard", description="How much is written of every episode.")
+    detail: Detail = Field("standard", description="Detail of the rows of every episode.")
 
     @property
     def discount(self) -> float:

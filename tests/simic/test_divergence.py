@@ -1,4 +1,4 @@
-"""Hosts that break down in the middle of an episode, and everything that goes on without them."""
+"""Hosts that diverge within an episode: rewards, next attempt, other environments, training."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,18 +14,18 @@ from torch import Tensor
 
 from esper.leyline import LifecycleOp, LifecycleRules, Stage
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.config import TrainingConfig
+from esper.simic.oracles.trial import new_policy
 from esper.simic.rewards.families import FamilyName
-from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.proving import new_policy
-from esper.simic.training.rollout import ActionStreams, Step, collect, evaluate
-from esper.simic.training.vectorized import Trainer
+from esper.simic.training.policy_env import GrowthEnv, PolicyStep
+from esper.simic.training.rollout import ActionStreams, collect, evaluate
+from esper.simic.training.trainer import Trainer
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.observer import Observation
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.vector import SerialVector
-from tests.simic.rolling import TINY, agent_of
+from tests.simic.rollouts import TINY, agent_of
 from tests.tolaria.building import WAIT, IntArray, action, bits, plant, tiny_task
 
 NAMES: tuple[FamilyName, ...] = get_args(FamilyName)
@@ -44,7 +44,7 @@ def growth(family: FamilyName = "paired", task: TaskSpec = TASK, **settings: Any
 
 
 def break_down(env: GrowthEnv | SerialVector, row: int, steps: Collection[int]) -> None:
-    """Let one environment's host break down in the given steps, counted over all its episodes."""
+    """Make the host of one environment diverge in the given steps, counted over all its episodes."""
     vector = env._vector if isinstance(env, GrowthEnv) else env
     victim, number = vector.envs[row], count()
     begin_step = victim.begin_step
@@ -71,8 +71,8 @@ def actions_at(step: int, script: Mapping[int, IntArray], num_envs: int) -> NDAr
 
 def play(
     env: GrowthEnv, script: Mapping[int, IntArray] = BUSY, before: Callable[[int], None] = lambda step: None
-) -> list[Step]:
-    """A whole rollout in which every environment follows ``script``."""
+) -> list[PolicyStep]:
+    """Run a rollout in which every environment follows ``script``."""
     env.reset()
     steps = []
     for number in range(env.horizon):
@@ -82,7 +82,7 @@ def play(
 
 
 def second_attempt(env: GrowthEnv) -> Observation:
-    """Begin the second attempt at episode 0 everywhere."""
+    """Start the second attempt at episode 0 in every environment."""
     with pytest.MonkeyPatch.context() as patch:
         reset = env._reset_env
 
@@ -94,24 +94,22 @@ def second_attempt(env: GrowthEnv) -> Observation:
         return env.reset()
 
 
-def column(steps: Sequence[Step], name: str, row: int) -> list[Any]:
+def column(steps: Sequence[PolicyStep], name: str, row: int) -> list[Any]:
     return [getattr(step, name)[row].item() for step in steps]
 
 
-# --- one episode ends, with its price -----------------------------------------------------------------
+# --- rewards of a diverged episode --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", NAMES)
-def test_a_breakdown_costs_all_that_was_gained_and_the_penalty_in_the_step_that_caused_it(
-    family: FamilyName,
-) -> None:
+def test_divergence_costs_all_gains_and_the_penalty_in_its_step(family: FamilyName) -> None:
     env = growth(family)
     break_down(env, 1, {3})
     steps = play(env)
     rewards = column(steps, "reward", 1)
     churn = 0.01 * SCALE if family == "contribution" else 0.0
     assert sum(rewards[:4]) == pytest.approx(-PENALTY - churn, abs=1e-9)
-    assert family != "loss" or abs(sum(rewards[:3])) > 1e-3, "something had been won before"
+    assert family != "loss" or abs(sum(rewards[:3])) > 1e-3, "there were gains before"
     assert column(steps, "ended", 1) == column(steps, "terminated", 1)
     assert column(steps, "ended", 1) == [False, False, False, True, False, False]
     penalties = [terms["rollback"].tolist() for terms in env.reward_log.terms]
@@ -119,7 +117,7 @@ def test_a_breakdown_costs_all_that_was_gained_and_the_penalty_in_the_step_that_
 
 
 @pytest.mark.parametrize(("family", "value"), list(zip(NAMES, cycle([math.nan, math.inf]))))
-def test_a_host_with_a_poisoned_weight_ends_its_own_episode_alone(family: FamilyName, value: float) -> None:
+def test_non_finite_weight_ends_the_episode_of_its_environment_only(family: FamilyName, value: float) -> None:
     env = growth(family)
 
     def poison(step: int) -> None:
@@ -132,10 +130,10 @@ def test_a_host_with_a_poisoned_weight_ends_its_own_episode_alone(family: Family
     assert column(steps, "ended", 0) == column(steps, "ended", 2) == [False] * 5 + [True]
     assert all(np.isfinite(step.reward).all() for step in steps)
     assert all(step.observation.features.isfinite().all() for step in steps)
-    assert all(p.isfinite().all() for p in env._vector.envs[1].model.parameters()), "a fresh host"
+    assert all(p.isfinite().all() for p in env._vector.envs[1].model.parameters()), "a new host"
 
 
-def test_a_breakdown_terminates_even_in_the_last_epoch_of_a_horizon_that_only_cuts_off() -> None:
+def test_divergence_in_the_last_epoch_terminates_even_if_the_horizon_truncates() -> None:
     env = growth(horizon_terminates=False)
     break_down(env, 1, {HORIZON - 1})
     steps = play(env)
@@ -145,7 +143,7 @@ def test_a_breakdown_terminates_even_in_the_last_epoch_of_a_horizon_that_only_cu
     assert (len(env.reports), env.reward_log.broken_episodes) == (2, 1)
 
 
-def test_a_prune_that_was_caught_in_a_breakdown_is_not_charged_as_well() -> None:
+def test_prune_in_a_diverged_epoch_has_no_churn_cost() -> None:
     env = growth("contribution")
     break_down(env, 1, {2})
     play(env)
@@ -156,7 +154,7 @@ def test_a_prune_that_was_caught_in_a_breakdown_is_not_charged_as_well() -> None
     ]
 
 
-def test_every_breakdown_counts_and_the_next_rollout_counts_anew() -> None:
+def test_broken_episodes_are_counted_per_rollout() -> None:
     whole, env = growth(), growth()
     play(whole)
     break_down(env, 0, {1})
@@ -169,11 +167,11 @@ def test_every_breakdown_counts_and_the_next_rollout_counts_anew() -> None:
     assert (env.reward_log.broken_episodes, len(env.reports)) == (0, 3)
 
 
-# --- the others do not notice ----------------------------------------------------------------------
+# --- other environments ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["paired", "contribution"])
-def test_the_other_environments_are_the_same_bit_for_bit(family: FamilyName) -> None:
+def test_divergence_does_not_change_other_environments(family: FamilyName) -> None:
     whole, broken = growth(family), growth(family)
     break_down(broken, 1, {2, 4})
     for one, other in zip(play(whole), play(broken), strict=True):
@@ -187,7 +185,7 @@ def test_the_other_environments_are_the_same_bit_for_bit(family: FamilyName) -> 
         assert bits(ours.table) == bits(theirs.table)
 
 
-def test_the_facts_of_a_breakdown_are_those_of_the_last_good_state_and_the_end() -> None:
+def test_facts_of_a_diverged_epoch_are_those_of_the_restored_state() -> None:
     vector = SerialVector(TASK, rng_seed=3, env_indices=range(2), rollback_limit=1)
     break_down(vector, 1, {1})
     untrained = vector.reset()
@@ -199,10 +197,10 @@ def test_the_facts_of_a_breakdown_are_those_of_the_last_good_state_and_the_end()
         assert getattr(after, name)[1] == getattr(untrained, name)[1]
 
 
-# --- a fresh episode ----------------------------------------------------------------------------------
+# --- the next attempt ---------------------------------------------------------------------------------
 
 
-def test_a_fresh_episode_is_seen_at_once() -> None:
+def test_observation_after_a_divergence_is_the_first_of_the_next_attempt() -> None:
     env, fresh = growth(), growth()
     break_down(env, 1, {3})
     seen = play(env)[3].observation
@@ -210,12 +208,12 @@ def test_a_fresh_episode_is_seen_at_once() -> None:
     assert torch.equal(seen.features[1], expected.features[1])
     assert torch.equal(seen.blueprint_indices[1], expected.blueprint_indices[1])
     assert torch.equal(seen.masks.slot_by_op[1], expected.masks.slot_by_op[1])
-    assert not torch.equal(seen.features[1], growth().reset().features[1]), "not the old one again"
-    assert (seen.blueprint_indices[0] >= 0).any(), "while the neighbours go on"
+    assert not torch.equal(seen.features[1], growth().reset().features[1]), "not the first attempt again"
+    assert (seen.blueprint_indices[0] >= 0).any(), "other environments continue"
 
 
 @pytest.mark.parametrize("family", ["paired", "contribution"])
-def test_another_attempt_is_run_and_rewarded_as_if_it_came_first(family: FamilyName) -> None:
+def test_second_attempt_has_the_rewards_of_an_undisturbed_episode(family: FamilyName) -> None:
     env, alone = growth(family), growth(family)
     break_down(env, 1, {1})
     steps = play(env, {0: plant(1), 2: plant(2), 4: plant(0)})
@@ -227,7 +225,7 @@ def test_another_attempt_is_run_and_rewarded_as_if_it_came_first(family: FamilyN
     assert (env._vector.table.stage[1] != Stage.DORMANT).sum() == 2
 
 
-def test_a_fresh_episode_is_compared_with_its_own_twin_and_without_one_begins_anew_as_well() -> None:
+def test_second_attempt_is_compared_with_its_own_twin() -> None:
     env = growth(task=tiny_task(horizon=HORIZON, batches_per_epoch=8))
     break_down(env, 0, {2})
     break_down(env, 1, {0, 1})
@@ -235,29 +233,29 @@ def test_a_fresh_episode_is_compared_with_its_own_twin_and_without_one_begins_an
     assert rewards == [-PENALTY, -PENALTY, 0.0, 0.0, 0.0, 0.0]
     second, third = env._vector.envs[:2]
     assert (third._place().attempt, third.epoch) == (2, 4)
-    assert len(set(third._val_scores)) > 1, "doing nothing earns nothing while the score changes"
+    assert len(set(third._val_scores)) > 1, "waiting earns nothing although the score changes"
     unpaired = np.array(env.reward_log.unpaired)[:, 0]
     assert abs(unpaired[:2].sum()) > 1e-3
     assert unpaired[:3].sum() == pytest.approx(-PENALTY)
     assert unpaired[3:] == pytest.approx(SCALE * np.diff(second._val_scores) / 100)
 
 
-# --- what the policy learns from it ----------------------------------------------------------------
+# --- rollouts with divergences ------------------------------------------------------------------------
 
 
 class Episodes(GrowthEnv):
-    """Episode after episode: when a horizon's steps are over, every environment begins its next one."""
+    """Environment that resets itself after every horizon."""
 
     episodes, steps_taken = 1, 0
     seen: Observation
-    """What the last step led to."""
+    """Observation after the last step."""
 
-    def step(self, actions: NDArray[np.int64], outputs: Any = None) -> Step:
+    def step(self, actions: NDArray[np.int64], outputs: Any = None) -> PolicyStep:
         step = super().step(actions, outputs)
         self.steps_taken += 1
         if self.steps_taken % self.horizon == 0 and self.steps_taken < self.episodes * self.horizon:
             over = np.ones_like(step.ended)
-            step = Step(self.reset(), step.reward, over, over)
+            step = PolicyStep(self.reset(), step.reward, over, over)
         self.seen = step.observation
         return step
 
@@ -275,7 +273,7 @@ Rolled = tuple[FactoredRecurrentActorCritic, Episodes, TamiyoRolloutBuffer]
 
 @pytest.fixture(scope="module")
 def broken_rollout() -> Rolled:
-    """The second of three environments breaks down in its third step."""
+    """Return a rollout in which the second of three environments diverges in its third step."""
     policy, env = new_policy(TINY, 0), episodes_of()
     break_down(env, 1, {2})
     return policy, env, rolled(policy, env)
@@ -285,7 +283,7 @@ def no_memory(policy: FactoredRecurrentActorCritic) -> tuple[Tensor, Tensor]:
     return policy.get_initial_hidden(1)
 
 
-def test_a_fresh_episode_begins_without_memories(broken_rollout: Rolled) -> None:
+def test_lstm_state_is_reset_for_a_new_attempt(broken_rollout: Rolled) -> None:
     policy, _, buffer = broken_rollout
     assert buffer.fresh[1].tolist() == [True, False, False, True, False, False]
     assert buffer.fresh[0].tolist() == [True] + [False] * 5
@@ -294,16 +292,18 @@ def test_a_fresh_episode_begins_without_memories(broken_rollout: Rolled) -> None
         for row in (0, 1)
     ]
     assert buffer.values[1, 3].item() == pytest.approx(values[1], abs=1e-6)
-    assert buffer.values[0, 3].item() != pytest.approx(values[0], abs=1e-4), "the others remember"
+    assert buffer.values[0, 3].item() != pytest.approx(values[0], abs=1e-4), (
+        "other environments keep their LSTM state"
+    )
 
 
-def test_a_broken_episode_is_worth_nothing_beyond_and_the_one_after_it_what_the_critic_expects(
+def test_divergence_terminates_and_the_unfinished_attempt_bootstraps_from_the_critic(
     broken_rollout: Rolled,
 ) -> None:
     policy, env, buffer = broken_rollout
     assert buffer.terminated.nonzero().tolist() == [[0, 5], [1, 2], [2, 5]]
     assert torch.equal(buffer.next_values[:, :-1], buffer.values[:, 1:])
-    with torch.no_grad():  # the second environment's new attempt is three steps old
+    with torch.no_grad():  # the new attempt of the second environment is at step three
         _, memory = policy.encode(buffer.state[1:2, 3:], buffer.blueprint_indices[1:2, 3:], no_memory(policy))
         beyond = policy.get_value(env.seen.features[1:2], env.seen.blueprint_indices[1:2], memory).item()
     assert abs(beyond) > 1e-3
@@ -311,7 +311,9 @@ def test_a_broken_episode_is_worth_nothing_beyond_and_the_one_after_it_what_the_
 
 
 @pytest.mark.parametrize(("critic", "conditioned"), [("state_value", True), ("op_value", False)])
-def test_rollout_and_update_agree_over_horizons_and_breakdowns(critic: str, conditioned: bool) -> None:
+def test_update_reproduces_rollout_log_probs_across_horizons_and_divergences(
+    critic: str, conditioned: bool
+) -> None:
     policy = new_policy(replace(TINY, critic=critic, conditioned=conditioned), 0)
     env = episodes_of(4)
     env.episodes = 2
@@ -327,7 +329,9 @@ def test_rollout_and_update_agree_over_horizons_and_breakdowns(critic: str, cond
     assert metrics.explosion is None
 
 
-def test_the_others_decide_and_are_rewarded_the_same_bit_for_bit(broken_rollout: Rolled) -> None:
+def test_divergence_does_not_change_decisions_and_rewards_of_other_environments(
+    broken_rollout: Rolled,
+) -> None:
     policy, _, other = broken_rollout
     one = rolled(policy, episodes_of())
     for name in ("state", "actions", "log_probs", "values", "rewards", "ended", "terminated", "fresh"):
@@ -339,7 +343,7 @@ def test_the_others_decide_and_are_rewarded_the_same_bit_for_bit(broken_rollout:
 # --- evaluation and training -----------------------------------------------------------------------
 
 
-def test_an_evaluation_counts_a_broken_episode_and_not_the_one_after_it() -> None:
+def test_evaluation_counts_the_diverged_attempt_and_not_the_next() -> None:
     policy = new_policy(TINY, 0)
     whole, broken = growth("loss"), growth("loss")
     break_down(broken, 1, {2})
@@ -357,7 +361,7 @@ def trainer_of() -> Trainer:
     return Trainer(TASK, TrainingConfig(**few, update_epochs=1))
 
 
-def test_a_trainer_evaluates_the_episodes_that_lasted() -> None:
+def test_evaluation_score_is_the_mean_of_episodes_that_reached_the_horizon() -> None:
     trainer, undisturbed = trainer_of(), trainer_of()
     break_down(trainer._selection[0], 0, {1})
     mean_return, score = trainer.evaluate()
@@ -369,7 +373,7 @@ def test_a_trainer_evaluates_the_episodes_that_lasted() -> None:
     assert math.isfinite(mean_return)
 
 
-def test_a_score_is_unknown_where_every_episode_broke_down() -> None:
+def test_scores_are_none_if_every_episode_diverged() -> None:
     trainer = trainer_of()
     for env in (trainer._selection[0], trainer._training[0]):
         break_down(env, 0, {1})
@@ -383,7 +387,7 @@ def test_a_score_is_unknown_where_every_episode_broke_down() -> None:
     assert summary.first_ratio_error < 1e-5
 
 
-def test_an_iteration_with_a_breakdown_names_it_and_the_next_one_does_not() -> None:
+def test_update_row_counts_the_broken_episodes_of_its_iteration() -> None:
     trainer = trainer_of()
     break_down(trainer._training[0], 1, {2})
     first, second = (iteration.update for iteration in trainer)

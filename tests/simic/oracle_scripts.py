@@ -1,4 +1,4 @@
-"""The best decisions in every oracle, written down by whoever knows its secret."""
+"""Optimal action scripts of every oracle, which use its hidden state."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,16 +7,16 @@ import numpy as np
 
 from esper.leyline import CANONICAL_ACTION, AlphaTarget, BlueprintAction, Head, LifecycleOp, Tempo
 from esper.leyline.factored_actions import IntArray
-from esper.simic.training.lifecycle_sandbox import Lifecycle, LifecycleSandbox, Scaffold
-from esper.simic.training.proving import OracleClass
-from esper.simic.training.sandbox import Bandit, Combination, Distractors, Memory, Rent, Sandbox, Schedule
+from esper.simic.oracles.lifecycle_envs import Lifecycle, LifecycleOracle, Scaffold
+from esper.simic.oracles.toy_envs import Bandit, Combination, Distractors, Memory, Rent, Timing, ToyOracle
+from esper.simic.oracles.trial import OracleClass
 
 Script = Callable[[Any, int], IntArray]
-"""From the environments and the number of the step to actions ``[env, 8]``."""
+"""Maps environments and step number to actions ``[env, 8]``."""
 
 
 def action(num_envs: int, op: int, slot: Any = 0, **heads: Any) -> IntArray:
-    """The same op everywhere, slot and other heads as given; what is not named is canonical."""
+    """Return actions with one op for all environments; heads that are not named are canonical."""
     rows = np.tile(CANONICAL_ACTION, (num_envs, 1))
     rows[:, Head.OP], rows[:, Head.SLOT] = op, slot
     for name, value in heads.items():
@@ -25,7 +25,7 @@ def action(num_envs: int, op: int, slot: Any = 0, **heads: Any) -> IntArray:
 
 
 def plant(num_envs: int, slot: Any, blueprint: Any = BlueprintAction.NORM) -> IntArray:
-    """Germinate with the shortest ramp to full alpha."""
+    """Return germinations with the shortest ramp to full alpha."""
     return action(
         num_envs,
         LifecycleOp.GERMINATE,
@@ -40,7 +40,7 @@ def bandit(env: Bandit, step: int) -> IntArray:
     return plant(env.num_envs, 2, BlueprintAction.CONV_HEAVY)
 
 
-def schedule(env: Schedule, step: int) -> IntArray:
+def timing(env: Timing, step: int) -> IntArray:
     if step == 0:
         return plant(env.num_envs, 0)
     return action(env.num_envs, LifecycleOp.FOSSILIZE if step == 4 else LifecycleOp.WAIT)
@@ -71,7 +71,7 @@ def lifecycle(env: Lifecycle, step: int) -> IntArray:
 
 
 def scaffold(env: Scaffold, step: int) -> IntArray:
-    """The scaffold blends from step 2 on, so the building incubates then; after that it can go."""
+    """Prune the scaffold after it was in the forward pass (from step 2) during the building's TRAINING."""
     steps = {
         0: plant(env.num_envs, 0),
         2: plant(env.num_envs, 2),
@@ -82,7 +82,7 @@ def scaffold(env: Scaffold, step: int) -> IntArray:
 
 SCRIPTS: dict[OracleClass, Script] = {
     Bandit: bandit,
-    Schedule: schedule,
+    Timing: timing,
     Memory: memory,
     Combination: combination,
     Rent: rent,
@@ -92,8 +92,8 @@ SCRIPTS: dict[OracleClass, Script] = {
 }
 
 
-def follow(env: Sandbox | LifecycleSandbox, script: Script) -> np.ndarray:
-    """Returns ``[env]`` of one episode; every action must be legal."""
+def follow(env: ToyOracle | LifecycleOracle, script: Script) -> np.ndarray:
+    """Return the returns ``[env]`` of one episode; asserts that every action is legal."""
     masks, returns = env.reset().masks, np.zeros(env.num_envs)
     for number in range(env.horizon):
         actions = script(env, number)

@@ -1,9 +1,9 @@
-"""The training loop of a policy: PPO (Schulman et al. 2017) over episodes of growing networks.
+"""Training loop of a policy: PPO (Schulman et al. 2017) over episodes of growing networks.
 
 An iteration collects one episode per environment, updates the policy and, when due, evaluates it.
-Environments form fixed shards that processes share; everything random is named by (run, environment,
-episode), and an iteration begins new episodes everywhere, so a checkpoint between iterations is the policy,
-its optimiser and the number of the iteration.
+Environments form fixed shards, which the processes share. Random streams are named by (run, environment,
+episode) and every iteration starts new episodes, so a checkpoint consists of policy, optimiser and iteration
+number.
 """
 
 import json
@@ -17,26 +17,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.files.atomic_write import write_durably
 from esper.leyline import NUM_OPS, Head, SlotConfig
-from esper.leyline.durable import write_durably
-from esper.leyline.events import Row, UpdateRow, known
+from esper.leyline.rows import Row, UpdateRow, known
 from esper.simic.agent.ppo import PPOAgent, shards
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.config import TrainingConfig
 from esper.simic.rewards.reward_log import RewardLog
 from esper.simic.training import exchange
-from esper.simic.training.growth import GrowthEnv, Journal
+from esper.simic.training.policy_env import GrowthEnv, RowJournal
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
+from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy import checkpoint
-from esper.tamiyo.policy.features import get_feature_size
+from esper.tamiyo.policy.observation_features import get_feature_size
 from esper.tolaria.devices import Device
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.seeding import SELECTION_SEEDS
 from esper.tolaria.tasks.spec import TaskSpec
 
 SHARD_ENVS: Final = 2
-"""Environments of a shard, which one process runs together."""
+"""Environments per shard; one process runs a shard."""
 PHASES: Final = ("rollout", "update", "evaluation")
 OPTIMISER_FILE: Final = "optimiser.safetensors"
 PROGRESS_FILE: Final = "progress.json"
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class ShardRollout(NamedTuple):
-    """What one shard brings back from an iteration."""
+    """Results of one shard in an iteration."""
 
     buffer: TamiyoRolloutBuffer
     reports: list[EpisodeReport]
@@ -53,8 +53,8 @@ class ShardRollout(NamedTuple):
     rows: list[Row]
 
 
-class Evaluation(NamedTuple):
-    """Argmax episodes on the selection rng seeds."""
+class PolicyEvaluation(NamedTuple):
+    """Results of argmax episodes on the selection rng seeds."""
 
     mean_return: float
     score: float | None
@@ -62,18 +62,23 @@ class Evaluation(NamedTuple):
 
 
 class Iteration(NamedTuple):
-    """What one iteration leaves behind."""
+    """Rows of one iteration."""
 
     rows: list[Row]
-    """Of its episodes, one environment after the other."""
+    """Rows of its episodes, one environment after the other."""
     update: UpdateRow
-    """Its own row."""
 
 
 class Trainer:
-    """A policy in training; every process of a run holds the same one."""
+    """Policy, optimiser and environments of a training; every process of a run holds an equal trainer.
 
-    def __init__(self, task: TaskSpec, config: TrainingConfig, journal: Journal | None = None) -> None:
+    Args:
+        task: Task of all environments.
+        config: Configuration of the training.
+        journal: Receiver of the rows of an iteration in progress, if any.
+    """
+
+    def __init__(self, task: TaskSpec, config: TrainingConfig, journal: RowJournal | None = None) -> None:
         self.task = task
         self.config = config
         capacity = config.capacity or task.num_slots
@@ -96,8 +101,8 @@ class Trainer:
         self._training = self._make_shards(config.rng_seed, config.envs, journal)
         self._selection = self._make_shards(SELECTION_SEEDS[config.rng_seed], config.evaluate_episodes)
 
-    def _make_shards(self, rng_seed: int, count: int, journal: Journal | None = None) -> list[GrowthEnv]:
-        """All shards, since each may fall to any process; their hosts are built by the first reset."""
+    def _make_shards(self, rng_seed: int, count: int, journal: RowJournal | None = None) -> list[GrowthEnv]:
+        """Return all shards, since any process can claim any of them; the first reset builds the hosts."""
         return [
             GrowthEnv(
                 self.task, self.config, rng_seed=rng_seed, env_indices=range(count)[shard], journal=journal
@@ -110,7 +115,7 @@ class Trainer:
         return self.iteration >= self.config.iterations
 
     def __iter__(self) -> Iterator[Iteration]:
-        """Run the iterations that are left."""
+        """Run the remaining iterations."""
         while not self.is_over:
             yield self.run_iteration()
 
@@ -151,18 +156,18 @@ class Trainer:
         return Iteration([row for part in parts for row in part.rows], update)
 
     def _rollout(self, env: GrowthEnv) -> ShardRollout:
-        """One episode in every environment of a shard."""
+        """Run one episode in every environment of a shard."""
         env.next_episode = self.iteration
         streams = ActionStreams(self.config.rng_seed, env.env_indices, self.iteration)
         buffer = collect(env, self.policy, streams)
         return ShardRollout(buffer, env.reports, env.reward_log, env.rows)
 
-    def evaluate(self) -> Evaluation:
-        """Evaluate the policy on rng seeds kept for the selection of the best one."""
+    def evaluate(self) -> PolicyEvaluation:
+        """Evaluate the policy on the rng seeds reserved for selecting the best policy."""
         results = _share_out(self._selection, self._evaluate_shard)
         returns = [value for returns, _ in results for value in returns]
         scores = [report.val_score for _, reports in results for report in reports]
-        return Evaluation(float(np.mean(returns)), _mean(scores))
+        return PolicyEvaluation(float(np.mean(returns)), _mean(scores))
 
     def _evaluate_shard(self, env: GrowthEnv) -> tuple[list[float], list[EpisodeReport]]:
         env.next_episode = 0
@@ -171,7 +176,7 @@ class Trainer:
     # --- checkpoints --------------------------------------------------------------------------
 
     def save(self, directory: Path, extra: Mapping[str, Any]) -> None:
-        """Write policy, optimiser and progress into ``directory``."""
+        """Write policy, optimiser and progress into ``directory``; ``extra`` is stored with the progress."""
         checkpoint.save_policy(self.policy, directory)
         optimiser = checkpoint.save_tensors(_flat_optimiser(self.agent.optimiser))
         write_durably(directory / OPTIMISER_FILE, optimiser)
@@ -187,7 +192,11 @@ class Trainer:
         write_durably(directory / PROGRESS_FILE, (json.dumps(progress, indent=1) + "\n").encode())
 
     def load(self, directory: Path) -> dict[str, Any]:
-        """Continue from a checkpoint of the same run; returns what was stored with it."""
+        """Restore a checkpoint of the same run and return its progress, with ``extra`` of ``save``.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged, or task or configuration differ.
+        """
         progress = checkpoint.read_json(directory / PROGRESS_FILE)
         self._check_own(progress, directory)
         self.policy.load_state_dict(checkpoint.load_policy(directory).state_dict())
@@ -209,12 +218,12 @@ class Trainer:
 
 
 def _share_out(envs: Sequence[GrowthEnv], run: Callable[[GrowthEnv], T]) -> list[T]:
-    """What all processes together make of all shards, in shard order."""
+    """Apply ``run`` to all shards, distributed over all processes; return the results in shard order."""
     return exchange.gather({shard: run(envs[shard]) for shard in exchange.claim(len(envs))})
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """``None`` for the mean of nothing."""
+    """Return the mean, ``None`` if there are no values or it is not finite."""
     return known(float(np.mean(values))) if values else None
 
 
@@ -224,7 +233,7 @@ def _op_shares(actions: Tensor) -> list[float]:
 
 
 def _flat_optimiser(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state by parameter number and name."""
+    """Return the state tensors of the optimiser, with keys ``{parameter number}.{name}``."""
     state = optimiser.state_dict()["state"]
     return {f"{index}.{name}": torch.as_tensor(v) for index, s in state.items() for name, v in s.items()}
 

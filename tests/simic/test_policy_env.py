@@ -6,21 +6,21 @@ import torch
 
 from esper.leyline import LifecycleOp, LifecycleRules
 from esper.leyline.factored_actions import IntArray
-from esper.simic.config import TrainingConfig
+from esper.simic.oracles.trial import new_policy
 from esper.simic.rewards.families import FamilyName
-from esper.simic.training.growth import GrowthEnv
-from esper.simic.training.proving import new_policy
+from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.rollout import ActionStreams, collect
+from esper.simic.training_config import TrainingConfig
 from esper.tolaria.devices import Compute, Device
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import run_without_growth
-from tests.simic.rolling import TINY
+from tests.simic.rollouts import TINY
 from tests.tolaria.building import WAIT, plant, tiny_task
 
 RENT, SCALE = 0.5, 5.0
 AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
-"""Seeds blend from the epoch they are planted in, so that some are held after four."""
+"""Rules without a TRAINING stage: seeds reach HOLDING within four epochs."""
 
 
 @pytest.fixture
@@ -34,30 +34,30 @@ def growth(task: TaskSpec, num_envs: int = 2) -> GrowthEnv:
 
 
 def play(env: GrowthEnv, script: Iterator[IntArray]) -> np.ndarray:
-    """Rewards ``[step, env]`` of one episode of two environments, the second of which only waits."""
+    """Return rewards ``[step, env]`` of one episode; the second environment only waits."""
     env.reset()
     return np.array([env.step(np.stack([row, WAIT])).reward for row in script])
 
 
 def final_potential(task: TaskSpec, report: EpisodeReport, env: int, episode: int) -> float:
-    """What the committed network won over a twin that is run again, less its rent."""
+    """Return the final lead over a twin, computed without the cache, minus rent."""
     twin = run_without_growth(task, rng_seed=3, env=env, episode=episode)
     return (report.val_score - twin.val_score) / 100 - RENT * (report.params - report.host_params) / 1000
 
 
-def test_a_new_episode_owes_nothing_to_the_last(task: TaskSpec) -> None:
+def test_rewards_do_not_depend_on_the_previous_episode(task: TaskSpec) -> None:
     env = growth(task)
     grown = play(env, iter([plant(1), WAIT, WAIT, WAIT]))
     assert abs(grown[:, 0].sum()) > 1e-3
     assert play(env, iter([WAIT] * 4)).tolist() == [[0.0, 0.0]] * 4
 
 
-def test_rewards_telescope_through_the_real_loop_in_every_episode(task: TaskSpec) -> None:
+def test_return_of_every_episode_is_its_final_lead_minus_rent(task: TaskSpec) -> None:
     env, policy, streams = growth(task, 4), new_policy(TINY, 0), ActionStreams(0, range(4))
     for episode in range(2):
         buffer = collect(env, policy, streams)
         assert buffer.ended.tolist() == [[False, False, False, True]] * 4
-        assert len(buffer.actions[..., 0].unique()) > 1, "something was tried"
+        assert len(buffer.actions[..., 0].unique()) > 1, "several ops were chosen"
         expected = [
             SCALE * final_potential(task, report, index, episode) for index, report in enumerate(env.reports)
         ]
@@ -65,7 +65,7 @@ def test_rewards_telescope_through_the_real_loop_in_every_episode(task: TaskSpec
         assert buffer.rewards.abs().max() > 1e-3
 
 
-def test_every_reset_begins_the_next_episode_and_an_episode_can_be_sought(task: TaskSpec) -> None:
+def test_reset_starts_the_next_episode_or_the_one_in_next_episode(task: TaskSpec) -> None:
     env = growth(task)
     first, second = env.reset().features.clone(), env.reset().features.clone()
     assert not torch.equal(first, second)
@@ -74,16 +74,16 @@ def test_every_reset_begins_the_next_episode_and_an_episode_can_be_sought(task: 
     assert torch.equal(env.reset().features, second)
 
 
-def test_an_episode_begins_as_if_a_wait_had_succeeded(task: TaskSpec) -> None:
+def test_first_observation_has_last_op_wait_and_constant_histories(task: TaskSpec) -> None:
     features = growth(task).reset().features
     assert features[:, 24:31].tolist() == [[1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]] * 2
     assert features[:, 0].tolist() == [0.0, 0.0]
     histories = features[0, 7:17]
-    assert (histories[:5] == features[0, 1]).all(), "the untrained host's loss stands for all five"
+    assert (histories[:5] == features[0, 1]).all(), "all five entries are the loss of the untrained host"
     assert (histories[5:] == features[0, 3]).all()
 
 
-def test_a_policy_sees_the_slots_of_its_own_environment(task: TaskSpec) -> None:
+def test_observation_has_the_slots_of_its_environment(task: TaskSpec) -> None:
     env = growth(task)
     env.reset()
     observation = env.step(np.stack([plant(1), WAIT])).observation
@@ -97,23 +97,21 @@ def test_a_policy_sees_the_slots_of_its_own_environment(task: TaskSpec) -> None:
 
 
 @pytest.mark.parametrize("terminates", [True, False])
-def test_a_horizon_ends_an_episode_and_terminates_it_only_if_told_to(
-    task: TaskSpec, terminates: bool
-) -> None:
+def test_horizon_terminates_or_truncates_as_configured(task: TaskSpec, terminates: bool) -> None:
     config = TrainingConfig(horizon_terminates=terminates)
     env = GrowthEnv(task, config, rng_seed=3, env_indices=range(2))
     env.reset()
     steps = [env.step(np.stack([WAIT, WAIT])) for _ in range(4)]
     assert [step.ended.tolist() for step in steps] == [[False] * 2] * 3 + [[True] * 2]
     assert [step.terminated.tolist() for step in steps] == [[False] * 2] * 3 + [[terminates] * 2]
-    assert steps[-1].observation.features[:, 0].tolist() == [1.0, 1.0], "the end of this episode is shown"
+    assert steps[-1].observation.features[:, 0].tolist() == [1.0, 1.0], "the last observation of this episode"
     assert len(env.reports) == 2
 
 
 @pytest.mark.parametrize(
     ("family", "count"), [("paired", 2), ("contribution", 0), ("loss", 0), ("sparse", 0)]
 )
-def test_twins_are_run_only_for_a_family_that_compares_with_them(
+def test_twins_are_run_only_for_families_that_need_them(
     family: FamilyName, count: int, task: TaskSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -122,7 +120,7 @@ def test_twins_are_run_only_for_a_family_that_compares_with_them(
         asked.append((compute, episode))
         return [0.0] * (task.horizon + 1)
 
-    monkeypatch.setattr("esper.simic.training.growth.twin_scores", counted)
+    monkeypatch.setattr("esper.simic.training.policy_env.twin_scores", counted)
     config = TrainingConfig(reward_family=family, devices=("cpu:0", "cpu:1"))
     env = GrowthEnv(task, config, rng_seed=3, env_indices=(4, 7))
     env.next_episode = 5

@@ -1,4 +1,4 @@
-"""Between two epochs actions are rows of integers; the class with names is for people only."""
+"""The step loop uses integer arrays and never builds a ``FactoredAction``."""
 
 from pathlib import Path
 from typing import NoReturn
@@ -6,10 +6,10 @@ from typing import NoReturn
 import pytest
 
 from esper.leyline import CANONICAL_ACTION, FactoredAction, Head, LifecycleRules
-from esper.simic.config import TrainingConfig
-from esper.simic.training.growth import GrowthEnv
+from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.rollout import ActionStreams, collect
-from tests.tamiyo.policy.deciding import policy_of
+from esper.simic.training_config import TrainingConfig
+from tests.tamiyo.policy.small_policies import policy_of
 from tests.tolaria.building import tiny_task
 
 NUM_ENVS = 2
@@ -18,26 +18,26 @@ WAIT = FactoredAction.from_indices(CANONICAL_ACTION)
 
 
 class ObjectBuiltError(AssertionError):
-    """Somebody built a ``FactoredAction``."""
+    """A ``FactoredAction`` was built."""
 
 
 @pytest.fixture(autouse=True)
 def no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever builds a ``FactoredAction`` from here on fails."""
+    """Make every construction of a ``FactoredAction`` raise ``ObjectBuiltError``."""
 
     def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise ObjectBuiltError
 
-    # Not `__new__`: CPython cannot take it off a class again so that it constructs as before.
+    # Not `__new__`: after removing a patched one, CPython does not construct as before.
     monkeypatch.setattr(FactoredAction, "__init__", refuse)
     monkeypatch.setattr(FactoredAction, "from_indices", refuse)
 
 
-def test_a_rollout_of_a_policy_builds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollout_builds_no_factored_action(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
     task = tiny_task(rules=AT_ONCE, horizon=8)
     policy = policy_of(task.num_slots)
     env = GrowthEnv(task, TrainingConfig(), rng_seed=0, env_indices=range(NUM_ENVS))
     buffer = collect(env, policy, ActionStreams(0, range(NUM_ENVS)))
     assert len(env.reports) == NUM_ENVS
-    assert len(buffer.actions[..., Head.OP].unique()) > 2, "several ops were carried out"
+    assert len(buffer.actions[..., Head.OP].unique()) > 2, "several ops were applied"

@@ -1,0 +1,1 @@
+"""Files of runs: atomic writes, the writer's lock, names of row files, the cache folder. No torch."""
