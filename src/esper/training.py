@@ -14,7 +14,7 @@ from esper.leyline.errors import RunDirectoryError
 from esper.leyline.events import RunRow
 from esper.leyline.lock import LOCK_FILE
 from esper.leyline.run_files import TELEMETRY
-from esper.nissa.journal import IterationJournal
+from esper.nissa.iteration_journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.run_state import CONFIG_FILE, load_latest, save_state
 from esper.simic.agent.ppo import PolicyDivergedError

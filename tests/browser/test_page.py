@@ -9,7 +9,7 @@ import pytest
 
 from esper.karn.drawing.picture import Picture
 from esper.karn.figures import figure_named
-from esper.karn.questions.episodes import EpisodeKey
+from esper.karn.questions.episode_selection import EpisodeKey
 from esper.karn.run import open_run
 from esper.nissa.encoding import RowEncoder
 from esper.nissa.writer import RunWriter

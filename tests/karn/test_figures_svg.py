@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, apart, around, tick_texts, ticks
+from esper.karn.drawing.axes import AxisScale, apart, around, tick_texts, ticks
 from esper.karn.drawing.chart import stack
 from esper.karn.palette import OP_STAGES
 from esper.leyline import OP_NAMES
@@ -59,8 +59,8 @@ def test_steps_fans_and_texts_that_are_too_long():
 
 
 def test_a_scale_is_a_straight_line_and_a_point_is_its_middle():
-    assert [Scale(0, 10, 100, 200)(value) for value in (0, 5, 10)] == [100, 150, 200]
-    assert Scale(3, 3, 0, 10)(3) == 5
+    assert [AxisScale(0, 10, 100, 200)(value) for value in (0, 5, 10)] == [100, 150, 200]
+    assert AxisScale(3, 3, 0, 10)(3) == 5
 
 
 @given(low=numbers, span=st.floats(1e-6, 1e9), most=st.integers(1, 9), whole=st.booleans())

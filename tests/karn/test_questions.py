@@ -6,27 +6,27 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from esper.karn.outcome import differences
 from esper.karn.questions.choices import choices
-from esper.karn.questions.episodes import (
+from esper.karn.questions.episode_selection import (
     EpisodeKey,
     default_episode,
     episode_name,
     episodes,
     notable_episodes,
 )
-from esper.karn.questions.growth import growth
+from esper.karn.questions.growth_curves import growth
 from esper.karn.questions.heads import heads
-from esper.karn.questions.health import beyond, health
 from esper.karn.questions.honesty import honesty
 from esper.karn.questions.improvement import improvement
 from esper.karn.questions.interactions import interactions
-from esper.karn.questions.places import MOST_POINTS
+from esper.karn.questions.ppo_health import beyond, health
 from esper.karn.questions.progress import progress
 from esper.karn.questions.reward import reward
+from esper.karn.questions.series import MOST_POINTS
 from esper.karn.questions.times import times
 from esper.karn.questions.verdict import verdict
 from esper.karn.run import Run, open_run
+from esper.karn.run_result import differences
 from esper.leyline import OP_NAMES
 from esper.leyline.events import CounterfactualRow, DecisionRow, EpisodeRow, EpochRow, Row, UpdateRow
 from esper.leyline.lock import WriterLock
@@ -145,7 +145,7 @@ def test_a_run_without_rows_is_at_its_begin(tmp_path):
 def test_growth_of_a_training_is_the_spread_of_its_iterations(training, training_rows):
     found = growth(training)
 
-    assert (found.axis, found.end, found.places) == ("iteration", 3, ((1, 1), (2, 2), (3, 3)))
+    assert (found.axis, found.end, found.bins) == ("iteration", 3, ((1, 1), (2, 2), (3, 3)))
     for at, ended in enumerate(iterations_of(of_type(training_rows, EpisodeRow)).values()):
         point = {name: values[at] for name, values in found.values.items()}
         spread = np.quantile([row.val_score for row in ended], [0, 0.25, 0.5, 0.75, 1])
@@ -164,15 +164,15 @@ def test_long_trainings_take_iterations_together(tmp_path):
     run = opened(tmp_path, rows)
 
     found = growth(run)
-    assert len(found.places) == 150 <= MOST_POINTS
-    assert (found.places[0], str(found.places[0]), found.places[-1].last) == ((1, 3), "1–3", 450)
+    assert len(found.bins) == 150 <= MOST_POINTS
+    assert (found.bins[0], str(found.bins[0]), found.bins[-1].last) == ((1, 3), "1–3", 450)
     scores = [row.val_score for row in of_type(rows, EpisodeRow)[:3]]
     assert (found["lowest"][0], found["median"][0]) == (min(scores), sorted(scores)[1])
     assert found["score"][0] == pytest.approx(np.mean(scores))
     each = growth(run, joined=False)
-    assert (each.places[-1], each.last("score")) == ((450, 450), of_type(rows, EpisodeRow)[-1].val_score)
+    assert (each.bins[-1], each.last("score")) == ((450, 450), of_type(rows, EpisodeRow)[-1].val_score)
     updates = of_type(rows, UpdateRow)[:3]
-    assert health(run).courses["approx_kl"][0] == max(row.approx_kl for row in updates)
+    assert health(run).series["approx_kl"][0] == max(row.approx_kl for row in updates)
     returns = [row.total_reward for row in of_type(rows, EpisodeRow)[:3]]
     assert improvement(run)["25 %"][0] == pytest.approx(np.quantile(returns, 0.25))
 
@@ -204,7 +204,7 @@ def test_health_shows_what_has_a_band_with_its_edges(training, training_rows):
     assert {"approx_kl", "clip_fraction", "value_nrmse", "ratio_min", "entropy"} <= set(bands)
     assert (bands["approx_kl"], bands["entropy"]) == ((None, 0.06), (None, None))
     clipped = [row.clip_fraction for row in of_type(training_rows, UpdateRow)]
-    assert list(found.courses["clip_fraction"]) == clipped
+    assert list(found.series["clip_fraction"]) == clipped
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_choices_of_a_run_stand_at_the_epoch_that_they_are_about(tmp_path):
     found = choices(opened(tmp_path, rows))
 
     chosen = [OP_NAMES[row.action[0]] for row in of_type(rows, DecisionRow)]
-    assert [place.first for place in found.places] == [1, 2, 3, 4]
+    assert [place.first for place in found.bins] == [1, 2, 3, 4]
     assert [found[op][at] for at, op in enumerate(chosen)] == [1.0] * 4
 
 

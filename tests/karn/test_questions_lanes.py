@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.karn.questions.episodes import EpisodeKey
-from esper.karn.questions.lanes import MARKED, Lanes, lanes
+from esper.karn.questions.episode_selection import EpisodeKey
+from esper.karn.questions.slot_lanes import MARKED, Lanes, lanes
 from esper.karn.run import open_run
 from esper.leyline import Stage
 from esper.leyline.events import EpochRow, Row, SeedRow, TransitionRow
@@ -61,7 +61,7 @@ def test_scores_and_twins_are_those_of_the_epochs(tmp_path):
     found = lanes_of(tmp_path / "run", rows)
 
     epochs = [row for row in rows if isinstance(row, EpochRow)]
-    assert [place.last for place in found.scores.places] == [row.epoch for row in epochs]
+    assert [place.last for place in found.scores.bins] == [row.epoch for row in epochs]
     assert found.scores["score"] == [row.val_score for row in epochs]
     assert found.scores["twin"] == [row.twin_score for row in epochs]
 

@@ -11,15 +11,15 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from esper.karn.conclusion import conclude
 from esper.karn.drawing.picture import numeric_columns
 from esper.karn.figures import FIGURES, figure_named
+from esper.karn.headline import conclude
 from esper.karn.page.sections import head
-from esper.karn.questions.growth import growth
-from esper.karn.questions.health import health
+from esper.karn.questions.growth_curves import growth
 from esper.karn.questions.honesty import honesty
 from esper.karn.questions.improvement import improvement
 from esper.karn.questions.overview import overview
+from esper.karn.questions.ppo_health import health
 from esper.karn.questions.progress import done_text, progress
 from esper.karn.report import render_report
 from esper.karn.run import Run, open_run
@@ -28,7 +28,7 @@ from esper.karn.screen import screen
 from esper.karn.terminal import TerminalView
 from esper.leyline.events import EpisodeRow, Row, UpdateRow
 from esper.leyline.limits import CORRELATED_EPISODES
-from esper.nissa.watch import Watch
+from esper.nissa.alert_monitor import AlertMonitor
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from tests.karn import made_run
@@ -204,7 +204,7 @@ def test_a_training_killed_within_its_first_iteration_has_come_to_nothing_yet(tm
 def test_the_alert_about_the_reward_and_its_figure_are_one_number(tmp_path):
     """The higher the return of twenty episodes, the higher the score and the lower the lead."""
     rows = made_run.training_rows(iterations=1, envs=CORRELATED_EPISODES, horizon=1, slots=1)
-    told = Watch(rows[0])
+    told = AlertMonitor(rows[0])
     raised, written = [], []
     for row in rows:
         if isinstance(row, EpisodeRow):
@@ -227,7 +227,7 @@ def test_the_alert_about_the_reward_and_its_figure_are_one_number(tmp_path):
 def test_the_alert_about_the_divergence_and_its_band_have_one_limit(tmp_path, target, limit):
     rows = [replace(row, approx_kl=0.5) if isinstance(row, UpdateRow) else row for row in training()]
     rows[0] = replace(rows[0], config={"iterations": 2, "target_kl": target})
-    told = Watch(rows[0])
+    told = AlertMonitor(rows[0])
     raised = [alert for row in rows for alert in told.take(row) if alert.rule == "kl"]
     found = open_run(made_run.write(tmp_path / "run", rows))
     (metric,) = (metric for metric in health(found).metrics if metric.name == "approx_kl")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from esper.karn.conclusion import Fact, comparison_text, conclude
-from esper.karn.outcome import compare
+from esper.karn.headline import Fact, comparison_text, conclude
 from esper.karn.page.sections import command
 from esper.karn.report import render_report
 from esper.karn.run import Run, open_run
+from esper.karn.run_result import compare
 from esper.leyline.events import EpisodeRow, Row, UpdateRow
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run

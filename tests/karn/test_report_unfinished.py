@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from esper.karn.conclusion import conclude
+from esper.karn.headline import conclude
 from esper.karn.report import render_report
 from esper.leyline.events import EpisodeRow, Row, UpdateRow
 from esper.leyline.lock import WriterLock

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from esper.karn.serve.folder import RunFolder, UnknownRunError
-from esper.nissa.journal import IterationJournal
+from esper.nissa.iteration_journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 from tests.karn.serving import lines_of, write_run

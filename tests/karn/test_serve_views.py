@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from esper.karn.figures import figure_named
 from esper.karn.page.sections import SHOWN
-from esper.karn.questions.episodes import EpisodeKey
+from esper.karn.questions.episode_selection import EpisodeKey
 from esper.karn.run import open_run
 from esper.leyline.events import EpisodeRow, EpochRow, Row, UpdateRow
 from esper.nissa.writer import RunWriter

@@ -4,7 +4,7 @@ import json
 from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
-from esper.karn.episodes import SeedHistory, seed_histories
+from esper.karn.seed_histories import SeedHistory, seed_histories
 from esper.karn.summary import as_json, comparison, episode_summary
 from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage

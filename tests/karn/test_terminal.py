@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.segment import Segment
 
 from esper.karn import terminal
-from esper.karn.lines import LogEntry, line_of
+from esper.karn.log_lines import LogEntry, line_of
 from esper.karn.palette import LOOKS, SEVERITIES
 from esper.karn.run import open_run
 from esper.karn.screen import screen

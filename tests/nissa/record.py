@@ -19,8 +19,8 @@ import msgspec
 from esper.karn.run import read_rows
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import TABLES, AlertRow, EpisodeRow, Row, RunRow, UpdateRow
-from esper.nissa.rules import GOVERNOR_RULES
-from esper.nissa.watch import Watch
+from esper.nissa.alert_monitor import AlertMonitor
+from esper.nissa.alert_rules import GOVERNOR_RULES
 from esper.simic.config import TrainingConfig
 from esper.simic.rewards import families
 from esper.simic.rewards.families import FAMILIES, Array, RewardInputs
@@ -99,7 +99,7 @@ def replay(rows: Iterable[Row]) -> list[AlertRow]:
     """All alerts of a run by its rows, the governor's included; the first of them is the run's own."""
     run, *others = rows
     assert isinstance(run, RunRow)
-    watch = Watch(run)
+    watch = AlertMonitor(run)
     alerts: list[AlertRow] = []
     for row in others:
         if isinstance(row, AlertRow) and row.rule in GOVERNOR_RULES and row.event == "raised":

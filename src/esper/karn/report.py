@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from esper.karn.conclusion import conclude
-from esper.karn.outcome import compare
+from esper.karn.headline import conclude
 from esper.karn.page import sections
 from esper.karn.page.rendering import render_page
 from esper.karn.page.sections import KEYS, ORIGIN, Group, Section, run_section, section
 from esper.karn.run import Run
+from esper.karn.run_result import compare
 
 
 def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | None = None) -> str:

@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 import duckdb
 import msgspec
 
-from esper.karn.line_copies import sentence_of
+from esper.karn.jsonl_tables import sentence_of
 from esper.karn.tables import QueryError, Tables, check_statement, views_named_in
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import UNREADABLE, EsperError, UnknownNameError

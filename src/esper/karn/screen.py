@@ -14,17 +14,17 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.lines import finding, op_label
+from esper.karn.log_lines import finding, op_label
 from esper.karn.palette import LOOKS, SEVERITIES
 from esper.karn.questions.alerts import AlertEntry
 from esper.karn.questions.choices import choices, ops_of
-from esper.karn.questions.episodes import EpisodeKey, default_episode, is_training
+from esper.karn.questions.episode_selection import EpisodeKey, default_episode, is_training
 from esper.karn.questions.heads import LOW, heads
-from esper.karn.questions.health import beyond, health
 from esper.karn.questions.improvement import improvement
-from esper.karn.questions.lanes import Lane, Lanes, lanes
 from esper.karn.questions.overview import Overview, overview
-from esper.karn.questions.progress import Progress, done_text
+from esper.karn.questions.ppo_health import beyond, health
+from esper.karn.questions.progress import RunProgress, done_text
+from esper.karn.questions.slot_lanes import Lane, Lanes, lanes
 from esper.karn.run import Run
 from esper.leyline.events import RunRow
 from esper.leyline.stages import Stage
@@ -55,7 +55,7 @@ def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
     return Group(*sections)
 
 
-def _head(row: RunRow, found: Progress) -> Table:
+def _head(row: RunRow, found: RunProgress) -> Table:
     parts = [row.task, row.controller, found.state, done_text(found), notation.clock(found.seconds)]
     parts += [f"left {notation.clock(found.seconds_left)}"] if found.state == "running" else []
     table = Table.grid(expand=True)
@@ -110,7 +110,7 @@ def _policy(run: Run) -> list[RenderableType]:
     metrics = [metric for metric in healthy.metrics if metric.low is not None or metric.high is not None]
     cells = {
         "policy": [
-            _reading(m.name.replace("_", " "), healthy.courses.last(m.name), m.low, m.high) for m in metrics
+            _reading(m.name.replace("_", " "), healthy.series.last(m.name), m.low, m.high) for m in metrics
         ],
         "entropy": [_reading(name, entropies.last(name), LOW) for name in entropies.values],
         "ops": [Text(f"{op_label(name)} {notation.share(chosen.last(name))}") for name in ops_of(chosen)],

@@ -9,7 +9,7 @@ import numpy as np
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, apart, around, value_axis, y_axis
+from esper.karn.drawing.axes import AxisScale, apart, around, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
 from esper.karn.page.rendering import render_page
 from esper.karn.resampling import FloatArray, regret
@@ -111,8 +111,8 @@ def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequ
             bottom, title, "no arm has a known loss", svg.text(_LEFT, 40, "nothing to show", "dim")
         )
     ends = [math.log2(x) for x, _ in known]
-    x = Scale(min(ends), max(ends), _LEFT, svg.WIDTH - _ROOM)
-    y = Scale(*around([value for _, value in known], _TICKS), bottom, _TOP)
+    x = AxisScale(min(ends), max(ends), _LEFT, svg.WIDTH - _ROOM)
+    y = AxisScale(*around([value for _, value in known], _TICKS), bottom, _TOP)
     drawn, names = [], []
     for curve in curves:
         points = [None if math.isnan(value) else (x(math.log2(at)), y(value)) for at, value in curve.points]
@@ -136,7 +136,7 @@ def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequ
     )
 
 
-def _thinned(x: Scale, labels: Mapping[float, str]) -> dict[float, str]:
+def _thinned(x: AxisScale, labels: Mapping[float, str]) -> dict[float, str]:
     """Labels by place on the axis, without those that would touch the one before."""
     kept: dict[float, str] = {}
     free = -math.inf

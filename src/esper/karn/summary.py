@@ -10,9 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.episodes import HORIZON, SeedHistory
 from esper.karn.metric import SCORE
 from esper.karn.palette import LOOKS
+from esper.karn.seed_histories import HORIZON, SeedHistory
 from esper.leyline.events import EpisodeRow, RunRow
 
 _NOT_ADDED: Final = {"pruned_seeds": "of which pruned seeds", "validation": "validation, not charged"}

@@ -13,7 +13,7 @@ from typing import Final
 
 import duckdb
 
-from esper.karn.line_copies import LineCopies, quoted, sentence_of
+from esper.karn.jsonl_tables import JsonlTables, quoted, sentence_of
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import SCHEMA_VERSION, TABLES
@@ -61,7 +61,7 @@ class Tables:
         """``memory`` is in MB; without a limit the database takes what the machine has."""
         self._telemetry = telemetry.resolve()
         self._connection = _locked_database(self._telemetry, memory)
-        self._lines = LineCopies(self._connection)
+        self._lines = JsonlTables(self._connection)
         self._definitions: dict[str, str] = {}
         """The text of every view."""
         self._check_version()

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.segment import SegmentLines
 from rich.text import Text
 
-from esper.karn.lines import Stamp, first_lines, line_of, log, stamps
+from esper.karn.log_lines import Stamp, first_lines, line_of, log, stamps
 from esper.karn.questions.progress import progress
 from esper.karn.run import Run, open_run
 from esper.karn.screen import screen

@@ -27,7 +27,7 @@ from esper.leyline.lock import WriterLock
 from esper.leyline.run_files import TELEMETRY, RowMark, lines_path, parquet_path, row_files, unfinished_path
 from esper.nissa.compaction import CompactionError, compact, remove
 from esper.nissa.encoding import RowEncoder, RowError
-from esper.nissa.journal import open_to_append, write_all
+from esper.nissa.iteration_journal import open_to_append, write_all
 
 RESOURCE_SECONDS: Final = 10.0
 """Least time between two resource rows."""

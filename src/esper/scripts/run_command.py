@@ -10,9 +10,9 @@ from rich.console import Console
 from esper.build import build_task
 from esper.config import RunConfig, checked
 from esper.karn import summary
-from esper.karn.episodes import SeedHistory, seed_histories
-from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey
+from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run, open_run
+from esper.karn.seed_histories import SeedHistory, seed_histories
 from esper.karn.terminal import TerminalView
 from esper.leyline.events import EpisodeRow, RunRow, SeedRow, TransitionRow
 from esper.runner import check_names, free_directory, run_arm

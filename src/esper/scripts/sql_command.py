@@ -16,8 +16,8 @@ from rich.text import Text
 
 from esper.config import Settings
 from esper.karn import notation
-from esper.karn.answer import Answer, answer
 from esper.karn.run import open_run
+from esper.karn.sql_answer import SqlAnswer, answer_query
 from esper.leyline.errors import EsperError
 from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR
@@ -53,7 +53,7 @@ def sql_command(args: Sequence[str]) -> None:
     timer.daemon = True
     timer.start()
     try:
-        found = answer(open_run(run_dir).path, query, most)
+        found = answer_query(open_run(run_dir).path, query, most)
     finally:
         timer.cancel()
         timer.join()  # a thread that outlives the program leaves it with noise about what duckdb holds
@@ -66,7 +66,7 @@ def _give_up() -> None:
     os._exit(USAGE_ERROR)
 
 
-def _print_answer(found: Answer, config: SqlConfig) -> None:
+def _print_answer(found: SqlAnswer, config: SqlConfig) -> None:
     if config.as_json:
         print(json.dumps(msgspec.structs.asdict(found)))
     elif config.as_csv:
@@ -80,7 +80,7 @@ def _print_answer(found: Answer, config: SqlConfig) -> None:
         print(f"esper: {found.note}; --limit sets how many", file=sys.stderr)
 
 
-def _print_for_people(found: Answer, console: Console) -> None:
+def _print_for_people(found: SqlAnswer, console: Console) -> None:
     """A table if it fits, else one row below the other."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name, kind in zip(found.columns, found.types, strict=True):

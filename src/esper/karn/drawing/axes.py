@@ -11,7 +11,7 @@ from esper.karn.drawing import svg
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class AxisScale:
     """A straight line from values to coordinates."""
 
     low: float
@@ -74,7 +74,7 @@ def tick_texts(values: Sequence[float]) -> dict[float, str]:
     return {value: tick_text(value, step) for value in values}
 
 
-def y_axis(scale: Scale, left: float, right: float, most: int = 5) -> Markup:
+def y_axis(scale: AxisScale, left: float, right: float, most: int = 5) -> Markup:
     """Faint lines across the picture, each with its number on the left."""
     values = ticks(scale.low, scale.high, most)
     lines = "".join(f"M{svg.number(left)} {svg.number(scale(value))}H{svg.number(right)}" for value in values)
@@ -85,7 +85,7 @@ def y_axis(scale: Scale, left: float, right: float, most: int = 5) -> Markup:
     return svg.group([svg.path(lines, "grid"), *numbers])
 
 
-def x_axis(scale: Scale, y: float, name: str, top: float | None = None, most: int = 8) -> Markup:
+def x_axis(scale: AxisScale, y: float, name: str, top: float | None = None, most: int = 8) -> Markup:
     """The shared axis at the bottom: whole numbers, the name of what they count at its end.
 
     With ``top``, faint lines go up from the ticks.
@@ -108,7 +108,7 @@ def x_axis(scale: Scale, y: float, name: str, top: float | None = None, most: in
     )
 
 
-def value_axis(scale: Scale, y: float, name: str, labels: Mapping[float, str]) -> Markup:
+def value_axis(scale: AxisScale, y: float, name: str, labels: Mapping[float, str]) -> Markup:
     """An axis at the bottom with these numbers at these values, the name of what they are below its end."""
     return svg.group(
         [

@@ -11,9 +11,9 @@ from typing import Final
 from markupsafe import Markup
 
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Label, Scale, around, beside_areas, beside_lines, x_axis, y_axis
+from esper.karn.drawing.axes import AxisScale, Label, around, beside_areas, beside_lines, x_axis, y_axis
 from esper.karn.drawing.svg import number
-from esper.karn.questions.places import Courses, Place, Values
+from esper.karn.questions.series import AxisBin, Series, Values
 
 Segment = tuple[float, float]
 """From one value to another."""
@@ -29,7 +29,7 @@ _LETTERS: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """One value per place; None is a gap."""
 
     name: str
@@ -43,7 +43,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StackedPart:
     """One part of every stacked column."""
 
     name: str
@@ -61,10 +61,10 @@ class Panel:
     """What shares one vertical axis."""
 
     height: float
-    lines: Sequence[Line] = ()
+    lines: Sequence[ChartLine] = ()
     bands: Sequence[tuple[Values, Values]] = ()
     """Pairs of lower and upper edges, the widest first."""
-    parts: Sequence[Part] = ()
+    parts: Sequence[StackedPart] = ()
     near: float | None = None
     """A value that belongs to the axis where the others come near it."""
     zero: bool = False
@@ -88,16 +88,16 @@ class Panel:
 class Chart:
     title: str
     description: str
-    found: Courses
+    found: Series
     panels: Sequence[Panel]
     room: float = 150.0
     """For the labels on the right."""
 
 
-def draw(chart_of: Callable[[Courses], Chart], found: Courses, beside: Courses | None) -> Markup:
+def draw(chart_of: Callable[[Series], Chart], found: Series, beside: Series | None) -> Markup:
     """The chart of these courses as SVG, on axes that hold the ones beside them too."""
     chart, other = chart_of(found), chart_of(beside) if beside else None
-    x = Scale(0, max(found.end, beside.end if beside else 0), _LEFT, svg.WIDTH - chart.room)
+    x = AxisScale(0, max(found.end, beside.end if beside else 0), _LEFT, svg.WIDTH - chart.room)
     top, drawn, bottom = _TOP, [], _TOP
     for index, panel in enumerate(chart.panels):
         values = [*panel.reached(), *(other.panels[index].reached() if other else ())]
@@ -106,7 +106,7 @@ def draw(chart_of: Callable[[Courses], Chart], found: Courses, beside: Courses |
         top += 10 if panel.unit else 0
         bottom = top + panel.height
         if values:
-            drawn.append(draw_panel(found.places, panel, x, panel_scale(panel, values, top, bottom)))
+            drawn.append(draw_panel(found.bins, panel, x, panel_scale(panel, values, top, bottom)))
         top = bottom + _GAP
     return svg.drawing(
         bottom + _BOTTOM,
@@ -118,12 +118,12 @@ def draw(chart_of: Callable[[Courses], Chart], found: Courses, beside: Courses |
     )
 
 
-def panel_scale(panel: Panel, values: Sequence[float], top: float, bottom: float) -> Scale:
+def panel_scale(panel: Panel, values: Sequence[float], top: float, bottom: float) -> AxisScale:
     low, high = around([*values, *([0.0] if panel.zero else [])], panel.ticks, floor=panel.near)
-    return Scale(low, high if panel.most is None else min(high, panel.most), bottom, top)
+    return AxisScale(low, high if panel.most is None else min(high, panel.most), bottom, top)
 
 
-def draw_panel(places: Sequence[Place], panel: Panel, x: Scale, y: Scale) -> Markup:
+def draw_panel(places: Sequence[AxisBin], panel: Panel, x: AxisScale, y: AxisScale) -> Markup:
     """Its axis, what it holds, and the names of that."""
     at = [x(place.last) for place in places]
     return svg.group(
@@ -140,7 +140,9 @@ def draw_panel(places: Sequence[Place], panel: Panel, x: Scale, y: Scale) -> Mar
     )
 
 
-def _draw_line(line: Line, places: Sequence[Place], x: Scale, y: Scale, *, is_column: bool) -> Markup:
+def _draw_line(
+    line: ChartLine, places: Sequence[AxisBin], x: AxisScale, y: AxisScale, *, is_column: bool
+) -> Markup:
     ends = [sum(edges(place, x)) / 2 if is_column else x(place.last) for place in places]
     points = [
         None if value is None else (end, y(value)) for end, value in zip(ends, line.values, strict=True)
@@ -153,7 +155,7 @@ def _draw_line(line: Line, places: Sequence[Place], x: Scale, y: Scale, *, is_co
     return svg.curve(points, line.look)
 
 
-def _draw_band(at: Sequence[float], band: tuple[Values, Values], y: Scale, index: int) -> Markup:
+def _draw_band(at: Sequence[float], band: tuple[Values, Values], y: AxisScale, index: int) -> Markup:
     known = [
         (place, y(high), y(low))
         for place, low, high in zip(at, *band, strict=True)
@@ -165,7 +167,9 @@ def _draw_band(at: Sequence[float], band: tuple[Values, Values], y: Scale, index
     return svg.path(svg.fan(ends, upper, lower), "fan inner" if index else "fan")
 
 
-def _draw_parts(places: Sequence[Place], parts: Sequence[Part], x: Scale, y: Scale) -> Iterator[Markup]:
+def _draw_parts(
+    places: Sequence[AxisBin], parts: Sequence[StackedPart], x: AxisScale, y: AxisScale
+) -> Iterator[Markup]:
     stacks = [stack(values) for values in zip(*(part.values for part in parts), strict=True)]
     for index, part in enumerate(parts):
         columns = zip(places, stacks, strict=True)
@@ -181,7 +185,7 @@ def _draw_parts(places: Sequence[Place], parts: Sequence[Part], x: Scale, y: Sca
             yield svg.path(stripes, "hatch", stroke_width=width)
 
 
-def _line_labels(panel: Panel, y: Scale) -> list[Label]:
+def _line_labels(panel: Panel, y: AxisScale) -> list[Label]:
     labels = []
     for line in panel.lines:
         known = [value for value in line.values if value is not None]
@@ -191,7 +195,7 @@ def _line_labels(panel: Panel, y: Scale) -> list[Label]:
     return labels
 
 
-def _part_labels(panel: Panel, y: Scale) -> list[Label]:
+def _part_labels(panel: Panel, y: AxisScale) -> list[Label]:
     if not panel.parts:
         return []
     labels = []
@@ -204,10 +208,10 @@ def _part_labels(panel: Panel, y: Scale) -> list[Label]:
     return labels
 
 
-def _hover(chart: Chart, x: Scale, bottom: float) -> Iterator[Markup]:
+def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
     """Over every place, what its values are."""
-    for index, place in enumerate(chart.found.places):
-        named: list[Line | Part] = [
+    for index, place in enumerate(chart.found.bins):
+        named: list[ChartLine | StackedPart] = [
             one for panel in chart.panels for group in (panel.lines, panel.parts) for one in group
         ]
         said = ", ".join(f"{one.name} {one.text(one.values[index])}" for one in named)
@@ -237,14 +241,14 @@ def stack(values: Sequence[float | None]) -> list[Segment]:
     return found
 
 
-def edges(place: Place, x: Scale) -> tuple[float, float]:
+def edges(place: AxisBin, x: AxisScale) -> tuple[float, float]:
     """Left and right of a column, with a gap where there is room for one."""
     left, right = x(place.first - 1), x(place.last)
     gap = 1.0 if right - left > 6 else 0.0
     return left + gap, right - gap
 
 
-def column(place: Place, segment: Segment, x: Scale, y: Scale) -> str:
+def column(place: AxisBin, segment: Segment, x: AxisScale, y: AxisScale) -> str:
     """The commands of one part of a column; nothing if it is too small to be seen."""
     left, right = edges(place, x)
     bottom, top = y(segment[0]), y(segment[1])
@@ -259,7 +263,7 @@ def column(place: Place, segment: Segment, x: Scale, y: Scale) -> str:
 @dataclass(frozen=True, slots=True)
 class Strip:
     name: str
-    draw: Callable[[Scale, float], Iterable[Markup]]
+    draw: Callable[[AxisScale, float], Iterable[Markup]]
     """What lies on it, by the scale of the axis and the height of its upper edge."""
     value: str
     is_strong: bool
@@ -281,7 +285,7 @@ class Strips:
         self, title: str, description: str, axis: str, end: int, rows: Sequence[Strip], *, grid: bool = True
     ) -> Markup:
         """The picture; ``end`` is where its axis ends, ``grid`` draws lines up from its ticks."""
-        x = Scale(0, end, self.left, svg.WIDTH - self.right)
+        x = AxisScale(0, end, self.left, svg.WIDTH - self.right)
         step = self.height + self.gap
         bottom = _FIRST + step * len(rows)
         return svg.drawing(
@@ -292,7 +296,7 @@ class Strips:
             *(self._draw_row(row, x, _FIRST + step * index) for index, row in enumerate(rows)),
         )
 
-    def _draw_row(self, row: Strip, x: Scale, top: float) -> Markup:
+    def _draw_row(self, row: Strip, x: AxisScale, top: float) -> Markup:
         baseline = top + self.height / 2 + 5
         return svg.group(
             [

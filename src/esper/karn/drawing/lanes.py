@@ -11,14 +11,14 @@ from markupsafe import Markup
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, x_axis
-from esper.karn.drawing.chart import Line, Panel, draw_panel, panel_scale
+from esper.karn.drawing.axes import AxisScale, x_axis
+from esper.karn.drawing.chart import ChartLine, Panel, draw_panel, panel_scale
 from esper.karn.drawing.picture import Picture
-from esper.karn.episodes import SeedHistory
 from esper.karn.metric import Metric
 from esper.karn.palette import LOOKS
-from esper.karn.questions.lanes import Lane, Lanes, Span
-from esper.karn.questions.places import Courses
+from esper.karn.questions.series import Series
+from esper.karn.questions.slot_lanes import Lane, Lanes, Span
+from esper.karn.seed_histories import SeedHistory
 from esper.leyline.events import TransitionRow
 from esper.leyline.stages import COOLING_STAGES, Stage
 
@@ -39,7 +39,7 @@ def draw_lanes(found: Lanes, beside: Lanes | None = None) -> Picture:
     both = [found] if beside is None else [found, beside]
     names = [svg.shorten(lane.slot, _NAME_LETTERS) for one in both for lane in one.lanes]
     left = max(48.0, *(svg.width_of(slot) + 10 for slot in names), 0.0)
-    x = Scale(0, max(one.horizon for one in both), left, _RIGHT)
+    x = AxisScale(0, max(one.horizon for one in both), left, _RIGHT)
     bottom = _FIRST_LANE + _LANE * len(found.lanes)
     tops = [_FIRST_LANE + _LANE * index for index in range(len(found.lanes))]
     seeds = [seed for lane in found.lanes for seed in lane.seeds]
@@ -114,7 +114,7 @@ def _draw_key(found: Lanes, baseline: float) -> Markup:
 # --- the score ------------------------------------------------------------------------------------
 
 
-def _draw_scores(found: Lanes, x: Scale, held: Sequence[Courses]) -> Iterator[Markup]:
+def _draw_scores(found: Lanes, x: AxisScale, held: Sequence[Series]) -> Iterator[Markup]:
     """The scores of the episode, on an axis that holds all of ``held``."""
     scores = found.scores
     if scores is None:
@@ -124,19 +124,19 @@ def _draw_scores(found: Lanes, x: Scale, held: Sequence[Courses]) -> Iterator[Ma
     if not values:
         return
     y = panel_scale(panel, values, *_SCORES)
-    yield draw_panel(scores.places, panel, x, y)
+    yield draw_panel(scores.bins, panel, x, y)
     yield from _guides(found, scores, x, y)
 
 
-def _panel(scores: Courses) -> Panel:
+def _panel(scores: Series) -> Panel:
     metric = scores.metric
-    lines = [Line("twin", scores["twin"], metric.text, "twin")]
-    lines.append(Line(metric.name, scores["score"], metric.text))
+    lines = [ChartLine("twin", scores["twin"], metric.text, "twin")]
+    lines.append(ChartLine(metric.name, scores["score"], metric.text))
     bands = [] if None in scores["twin"] else [(scores["twin"], scores["score"])]
     return Panel(_SCORES[1] - _SCORES[0], lines, bands, near=0.0, most=metric.most)
 
 
-def _guides(found: Lanes, scores: Courses, x: Scale, y: Scale) -> Iterator[Markup]:
+def _guides(found: Lanes, scores: Series, x: AxisScale, y: AxisScale) -> Iterator[Markup]:
     """From where a seed became permanent up to the score it had then."""
     kept = [
         (index, mark.epoch)
@@ -146,7 +146,7 @@ def _guides(found: Lanes, scores: Courses, x: Scale, y: Scale) -> Iterator[Marku
     ]
     if len(kept) > _MOST_GUIDES:
         return
-    score_at = {place.last: score for place, score in zip(scores.places, scores["score"], strict=True)}
+    score_at = {place.last: score for place, score in zip(scores.bins, scores["score"], strict=True)}
     for index, epoch in kept:
         score = score_at.get(epoch)
         if score is not None:
@@ -158,7 +158,7 @@ def _guides(found: Lanes, scores: Courses, x: Scale, y: Scale) -> Iterator[Marku
 # --- the slots ------------------------------------------------------------------------------------
 
 
-def _draw_lane(lane: Lane, metric: Metric, x: Scale, top: float) -> Markup:
+def _draw_lane(lane: Lane, metric: Metric, x: AxisScale, top: float) -> Markup:
     bar = top + _BAR_TOP
     middle = bar + _BAR / 2
     return svg.group(
@@ -173,7 +173,7 @@ def _draw_lane(lane: Lane, metric: Metric, x: Scale, top: float) -> Markup:
     )
 
 
-def _gaps(lane: Lane, x: Scale, middle: float) -> str:
+def _gaps(lane: Lane, x: AxisScale, middle: float) -> str:
     """Where the slot is empty."""
     ends = [0.0, *(float(span.end) for span in lane.spans)]
     starts = [*(float(span.start) for span in lane.spans), x.high]
@@ -184,7 +184,7 @@ def _gaps(lane: Lane, x: Scale, middle: float) -> str:
     )
 
 
-def _draw_span(span: Span, x: Scale, bar: float) -> Markup:
+def _draw_span(span: Span, x: AxisScale, bar: float) -> Markup:
     start, end = x(span.start), x(span.end)
     name = span.stage.name.lower()
     if span.stage in COOLING_STAGES:
@@ -211,7 +211,7 @@ def _texture(stage: Stage, start: float, end: float, top: float, height: float) 
     return svg.path(f"M{svg.number(start)} {middle}H{svg.number(end)}", look, stroke_width=height)
 
 
-def _seed_names(lane: Lane, x: Scale, baseline: float) -> Iterator[Markup]:
+def _seed_names(lane: Lane, x: AxisScale, baseline: float) -> Iterator[Markup]:
     """Each seed's blueprint where its bar is full or, if it is nowhere long enough, over it or behind it."""
     next_starts = [*(x(seed.germinated_at) for seed in lane.seeds[1:]), x.stop]
     for seed, next_start in zip(lane.seeds, next_starts, strict=False):

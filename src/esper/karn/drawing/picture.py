@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from esper.karn.drawing.style import STYLE
 from esper.karn.drawing.svg import element
-from esper.karn.questions.episodes import EpisodeKey
-from esper.karn.questions.places import Courses
+from esper.karn.questions.episode_selection import EpisodeKey
+from esper.karn.questions.series import Series
 from esper.karn.run import Run
 
 Text = Callable[[float | None], str]
@@ -26,12 +26,12 @@ def numeric_columns(rows: Sequence[Sequence[str]]) -> list[bool]:
     return [all(_NUMBER.fullmatch(cell) for cell in column) for column in zip(*rows, strict=True)]
 
 
-def course_table(
-    found: Courses, text: Text, texts: Mapping[str, Text] = MappingProxyType({})
+def series_table(
+    found: Series, text: Text, texts: Mapping[str, Text] = MappingProxyType({})
 ) -> tuple[list[str], list[list[str]]]:
     """Columns and rows of a table with all values of courses: ``texts`` by name, ``text`` for all others."""
     cells = [map(texts.get(name, text), values) for name, values in found.values.items()]
-    rows = [[str(place), *row] for place, *row in zip(found.places, *cells, strict=True)]
+    rows = [[str(place), *row] for place, *row in zip(found.bins, *cells, strict=True)]
     return [found.axis, *found.values], rows
 
 

@@ -7,13 +7,12 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from esper.karn import notation
-from esper.karn.conclusion import comparison_text, conclude, gain_text
-from esper.karn.diary import diary_of
 from esper.karn.figures import FIGURES, figure_named
+from esper.karn.headline import comparison_text, conclude, gain_text
 from esper.karn.metric import SCORE, metric_of
-from esper.karn.outcome import Result, compare, differences, flat, result
+from esper.karn.narrative import narrative_of
 from esper.karn.page.rendering import render
-from esper.karn.questions.episodes import (
+from esper.karn.questions.episode_selection import (
     THIS_EPISODE,
     EpisodeKey,
     default_episode,
@@ -25,6 +24,7 @@ from esper.karn.questions.episodes import (
 from esper.karn.questions.overview import overview
 from esper.karn.questions.verdict import verdict_picture
 from esper.karn.run import Run
+from esper.karn.run_result import Result, compare, differences, flat, result
 from esper.leyline.errors import EsperError
 from esper.leyline.events import EpisodeRow, RunRow
 
@@ -108,7 +108,7 @@ def _of_episodes(
     if key == "lanes":
         lanes = [(title, figure_named(key).answer(run, episode, beside)) for title, episode in episodes]
         return section(key, "episodes", [one for one in lanes if one[1] is not None or not one[0]], **more)
-    told = [(title, diary_of(run, episode)) for title, episode in episodes]
+    told = [(title, narrative_of(run, episode)) for title, episode in episodes]
     return section(key, "episodes", told, **more)
 
 

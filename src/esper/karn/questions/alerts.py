@@ -11,11 +11,11 @@ from markupsafe import Markup
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale
+from esper.karn.drawing.axes import AxisScale
 from esper.karn.drawing.chart import Strip, Strips
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import number
-from esper.karn.questions.places import Axis, AxisName, axis_of
+from esper.karn.questions.series import Axis, AxisName, axis_of
 from esper.karn.run import Run
 from esper.leyline.events import Severity
 
@@ -186,7 +186,7 @@ def _cells(entry: AlertEntry, axis: AxisName) -> list[str]:
 def _strip(line: AlertLine) -> Strip:
     times = f"{notation.count(line.times)}×"
 
-    def draw(x: Scale, top: float) -> Iterator[Markup]:
+    def draw(x: AxisScale, top: float) -> Iterator[Markup]:
         middle = top + _STRIPS.height / 2
         yield svg.line(x.start, middle, x.stop, middle, "grid")
         ends = [(x(span.start), x.stop if span.end is None else x(span.end)) for span in line.spans]

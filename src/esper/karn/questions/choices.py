@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Final
 
 from esper.karn import notation
-from esper.karn.drawing.chart import Chart, Panel, Part, draw
-from esper.karn.drawing.picture import Picture, course_table
+from esper.karn.drawing.chart import Chart, Panel, StackedPart, draw
+from esper.karn.drawing.picture import Picture, series_table
 from esper.karn.palette import OP_STAGES
-from esper.karn.questions.episodes import is_training
-from esper.karn.questions.places import Courses, Values, courses
+from esper.karn.questions.episode_selection import is_training
+from esper.karn.questions.series import Series, Values, query_series
 from esper.karn.run import Run
 from esper.leyline.stages import Stage
 
@@ -21,7 +21,7 @@ FORCED: Final = "forced"
 FAILED: Final = "failed"
 
 
-def choices(run: Run) -> Courses | None:
+def choices(run: Run) -> Series | None:
     """How many decisions there were, and shares of them by op; None: no decision is known."""
     ops = run.row.ops
     op = f"action[{run.row.heads.index('op') + 1}]"
@@ -32,24 +32,24 @@ def choices(run: Run) -> Courses | None:
     # Decided before the epoch that it is about; after the last one there may be a decision still.
     epoch = "epoch + 1" if run.row.horizon is None else f"least(epoch + 1, {run.row.horizon})"
     place = "iteration" if is_training(run) else epoch
-    found = courses(run, "decision", {DECISIONS: "count(*)", **shares}, place=place)
+    found = query_series(run, "decision", {DECISIONS: "count(*)", **shares}, place=place)
     if found is not None or not is_training(run):
         return found
     # Where decisions were not recorded, episodes know how often each op was chosen, and nothing more.
     total = "nullif(sum(list_sum(op_counts)), 0)"
     shares = dict.fromkeys(shares, "NULL")
     shares |= {name: f"sum(op_counts[{index + 1}]) / {total}" for index, name in enumerate(ops)}
-    return courses(run, "episode", {DECISIONS: total, **shares})
+    return query_series(run, "episode", {DECISIONS: total, **shares})
 
 
-def ops_of(found: Courses) -> list[str]:
+def ops_of(found: Series) -> list[str]:
     return [name for name in found.values if f"{name} {FORCED}" in found.values]
 
 
-def draw_choices(found: Courses, beside: Courses | None = None) -> Picture:
+def draw_choices(found: Series, beside: Series | None = None) -> Picture:
     ops = {name: op_name(name) for name in ops_of(found)}
     shown = {ops.get(name, name): found[name] for name in (DECISIONS, *ops, FORCED, FAILED)}
-    table = course_table(replace(found, values=shown), notation.share, {DECISIONS: notation.count})
+    table = series_table(replace(found, values=shown), notation.share, {DECISIONS: notation.count})
     legend = "Striped: nothing but waiting was legal. Above: what failed."
     if found.last(FORCED) is None:
         legend = "Decisions were not recorded one by one: forced and failed are unknown."
@@ -61,9 +61,9 @@ def op_name(op: str) -> str:
     return op.lower().replace("_", " ").removesuffix(" target")
 
 
-def _chart(found: Courses) -> Chart:
+def _chart(found: Series) -> Chart:
     parts = [
-        Part(
+        StackedPart(
             op_name(op),
             _percents(found[op]),
             _percent,
@@ -73,7 +73,7 @@ def _chart(found: Courses) -> Chart:
         )
         for op in ops_of(found)
     ]
-    failed = Part(FAILED, _percents(found[FAILED]), _percent, "error", _overall(found, FAILED))
+    failed = StackedPart(FAILED, _percents(found[FAILED]), _percent, "error", _overall(found, FAILED))
     return Chart(
         title="Mix of ops",
         description=", ".join(f"{part.name} {_percent(part.total)}" for part in parts if part.total),
@@ -90,7 +90,7 @@ def _percents(shares: Values) -> list[float | None]:
     return [None if share is None else 100 * share for share in shares]
 
 
-def _overall(found: Courses, name: str) -> float:
+def _overall(found: Series, name: str) -> float:
     """Per cent of all decisions."""
     counts = [count or 0.0 for count in found[DECISIONS]]
     chosen = sum(count * (share or 0.0) for count, share in zip(counts, found[name], strict=True))

@@ -12,7 +12,7 @@ from typing import Final
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, around, tick_texts, ticks, value_axis, y_axis
+from esper.karn.drawing.axes import AxisScale, around, tick_texts, ticks, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
 from esper.karn.run import Run
 from esper.leyline.limits import CORRELATED_EPISODES
@@ -94,9 +94,9 @@ def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
     """A dot per episode or, of many episodes, per group with similar returns."""
     groups = found.groups
     held = [*groups, *(beside.groups if beside else ())]
-    x = Scale(*around([group.median_return for group in held], 5), _LEFT, _RIGHT)
+    x = AxisScale(*around([group.median_return for group in held], 5), _LEFT, _RIGHT)
     low, high = around([s for group in held for s in (group.quarter, group.three_quarters)], 4, floor=0.0)
-    y = Scale(low, min(high, 100.0), _BOTTOM, _TOP)
+    y = AxisScale(low, min(high, 100.0), _BOTTOM, _TOP)
     places = [x(group.median_return) for group in groups]
     spread = "".join(
         f"M{svg.number(at)} {svg.number(y(group.quarter))}V{svg.number(y(group.three_quarters))}"

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Final
 
 from esper.karn import notation
-from esper.karn.drawing.chart import Chart, Line, Panel, draw
-from esper.karn.drawing.picture import Picture, course_table
-from esper.karn.questions.episodes import is_training
-from esper.karn.questions.places import Courses, courses
+from esper.karn.drawing.chart import Chart, ChartLine, Panel, draw
+from esper.karn.drawing.picture import Picture, series_table
+from esper.karn.questions.episode_selection import is_training
+from esper.karn.questions.series import Series, query_series
 from esper.karn.run import Run
 
 _TABLE: Final = (
@@ -30,34 +30,34 @@ _COLUMNS: Final = {
 _signed = partial(notation.gain, decimals=2)
 
 
-def improvement(run: Run) -> Courses | None:
+def improvement(run: Run) -> Series | None:
     """Of a training; None: there was no update yet."""
-    return courses(run, _TABLE, _COLUMNS) if is_training(run) else None
+    return query_series(run, _TABLE, _COLUMNS) if is_training(run) else None
 
 
-def draw_improvement(found: Courses, beside: Courses | None = None) -> Picture:
+def draw_improvement(found: Series, beside: Series | None = None) -> Picture:
     scores = {"score": notation.points, "evaluation score": notation.points}
     return Picture(
         draw(_chart, found, beside),
-        *course_table(found, _signed, scores),
+        *series_table(found, _signed, scores),
         "Above: return of an iteration's episodes, median and middle half; below: their mean score."
         " Dots: argmax episodes on selection rng seeds.",
     )
 
 
-def _chart(found: Courses) -> Chart:
+def _chart(found: Series) -> Chart:
     returns = [
-        Line("return", found["median"], _signed),
-        Line("evaluated", found["evaluation return"], _signed, "dots", label=""),
+        ChartLine("return", found["median"], _signed),
+        ChartLine("evaluated", found["evaluation return"], _signed, "dots", label=""),
     ]
     scores = [
-        Line("score", found["score"], notation.points),
-        Line("argmax", found["evaluation score"], notation.points, "dots"),
+        ChartLine("score", found["score"], notation.points),
+        ChartLine("argmax", found["evaluation score"], notation.points, "dots"),
     ]
     return Chart(
         title="Return and score per iteration",
         description=f"Median return {_signed(found.last('median'))}, mean score"
-        f" {notation.points(found.last('score'))} in iteration {found.places[-1]}.",
+        f" {notation.points(found.last('score'))} in iteration {found.bins[-1]}.",
         found=found,
         panels=[
             Panel(130, returns, [(found["25 %"], found["75 %"])], zero=True),

@@ -12,7 +12,7 @@ from esper.karn.drawing import svg
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.style import shade_look
 from esper.karn.metric import Metric, metric_of
-from esper.karn.questions.episodes import THIS_EPISODE, default_episode, episode_name, is_training
+from esper.karn.questions.episode_selection import THIS_EPISODE, default_episode, episode_name, is_training
 from esper.karn.run import Run
 
 Configuration = tuple[bool, ...]

@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 from esper.karn.metric import Metric, metric_of
-from esper.karn.outcome import result
 from esper.karn.questions.alerts import AlertEntry, alerts
-from esper.karn.questions.growth import growth
-from esper.karn.questions.places import Values
-from esper.karn.questions.progress import Progress, progress
+from esper.karn.questions.growth_curves import growth
+from esper.karn.questions.progress import RunProgress, progress
+from esper.karn.questions.series import Values
 from esper.karn.run import Run
+from esper.karn.run_result import result
 from esper.leyline.events import RunRow, Severity
 
 
@@ -21,7 +21,7 @@ class Overview:
     """What is known of a run; None is unknown."""
 
     row: RunRow
-    progress: Progress
+    progress: RunProgress
     score: float | None
     twin: float | None
     params: float | None
@@ -63,7 +63,7 @@ def overview(run: Run) -> Overview:
     )
 
 
-def _numbers(run: Run, found: Progress) -> tuple[float | None, float | None, float | None]:
+def _numbers(run: Run, found: RunProgress) -> tuple[float | None, float | None, float | None]:
     episodes = None if found.state == "running" else result(run)
     if episodes is not None:
         score, twin = (one and one.mean for one in (episodes.validation, episodes.twin_score))

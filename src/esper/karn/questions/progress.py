@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from esper.karn import notation
-from esper.karn.questions.episodes import is_training
-from esper.karn.questions.places import AxisName
+from esper.karn.questions.episode_selection import is_training
+from esper.karn.questions.series import AxisName
 from esper.karn.run import Run, State
 
 PACE_ITERATIONS: Final = 10
@@ -13,7 +13,7 @@ PACE_ITERATIONS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """How far a run is; None is unknown."""
 
     state: State
@@ -33,7 +33,7 @@ class Progress:
         return min(self.done / self.total, 1.0) if self.total else None
 
 
-def progress(run: Run) -> Progress:
+def progress(run: Run) -> RunProgress:
     """The present state of the whole run."""
     row, state = run.row, run.state
     ((seconds,),) = run.sql(
@@ -53,7 +53,7 @@ def progress(run: Run) -> Progress:
     left = None
     if state == "running" and pace is not None and total is not None:
         left = pace * max(total - done, 0)
-    return Progress(
+    return RunProgress(
         state=state,
         unit="iteration" if is_training(run) else "epoch",
         done=done,
@@ -81,7 +81,7 @@ def _epochs(run: Run) -> tuple[int, int]:
     return int(trained), int(done)
 
 
-def done_text(found: Progress) -> str:
+def done_text(found: RunProgress) -> str:
     """What is done of what is planned."""
     total = "" if found.total is None else f"/{notation.count(found.total)}"
     return f"{found.unit} {notation.count(found.done)}{total}"

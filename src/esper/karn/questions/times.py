@@ -3,16 +3,16 @@
 from functools import partial
 
 from esper.karn import notation
-from esper.karn.drawing.chart import Chart, Panel, Part, draw
-from esper.karn.drawing.picture import Picture, course_table
+from esper.karn.drawing.chart import Chart, Panel, StackedPart, draw
+from esper.karn.drawing.picture import Picture, series_table
 from esper.karn.drawing.style import part_look
-from esper.karn.questions.episodes import is_training
-from esper.karn.questions.places import Courses, courses
+from esper.karn.questions.episode_selection import is_training
+from esper.karn.questions.series import Series, query_series
 from esper.karn.run import Run
 from esper.karn.statistics import mean
 
 
-def times(run: Run) -> Courses | None:
+def times(run: Run) -> Series | None:
     """Mean milliseconds by phase, the longest first; None: no time was recorded."""
     table = "update" if is_training(run) else "epoch"
     named = run.sql(
@@ -24,11 +24,13 @@ def times(run: Run) -> Courses | None:
     ).fetchall()
     phases = [phase for phase, _ in named]
     return (
-        courses(run, table, dict.fromkeys(phases, "avg(phase_ms[?])"), parameters=phases) if phases else None
+        query_series(run, table, dict.fromkeys(phases, "avg(phase_ms[?])"), parameters=phases)
+        if phases
+        else None
     )
 
 
-def draw_times(found: Courses, beside: Courses | None = None) -> Picture:
+def draw_times(found: Series, beside: Series | None = None) -> Picture:
     """One column per iteration or epoch, in seconds where that suits the longest."""
     held = [
         value or 0.0 for one in (found, beside) if one for course in one.values.values() for value in course
@@ -36,19 +38,19 @@ def draw_times(found: Courses, beside: Courses | None = None) -> Picture:
     unit, size = ("s", 1000.0) if max(held) >= 1000 else ("ms", 1.0)
     return Picture(
         draw(partial(_chart, unit=unit, size=size), found, beside),
-        *course_table(found, notation.duration),
+        *series_table(found, notation.duration),
         f"Mean time per {found.axis}; beside it, over the whole run.",
     )
 
 
-def _chart(found: Courses, unit: str, size: float) -> Chart:
+def _chart(found: Series, unit: str, size: float) -> Chart:
     def text(value: float | None) -> str:
         return notation.duration(None if value is None else value * size)
 
     parts = []
     for index, (name, course) in enumerate(found.values.items()):
         spent = [None if ms is None else ms / size for ms in course]
-        parts.append(Part(name, spent, text, part_look(index), total=mean(spent)))
+        parts.append(StackedPart(name, spent, text, part_look(index), total=mean(spent)))
     return Chart(
         title="Time by phase",
         description=", ".join(f"{part.name} {text(part.total)}" for part in parts),

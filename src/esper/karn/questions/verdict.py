@@ -8,11 +8,11 @@ from markupsafe import Markup
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, apart, around, value_axis, y_axis
+from esper.karn.drawing.axes import AxisScale, apart, around, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
 from esper.karn.metric import SCORE, Metric
-from esper.karn.outcome import Result, result
 from esper.karn.run import Run
+from esper.karn.run_result import Result, result
 from esper.karn.statistics import Estimate
 
 Arms = Mapping[str, Result]
@@ -76,10 +76,10 @@ def _draw_panel(
     most = metric.most or math.inf
     intervals = [[min(max(end, 0.0), most) for end in value.interval] for value in reached.values()]
     low, high = around([end for ends in intervals for end in ends], 4, floor=0.0)
-    y = Scale(low, min(high, most), top + _PANEL, top)
+    y = AxisScale(low, min(high, most), top + _PANEL, top)
     costs = [math.log10(max(cost, 1.0)) for cost in spent]
     margin = max(0.08 * (max(costs) - min(costs)), 0.1)
-    x = Scale(min(costs) - margin, max(costs) + margin, _LEFT, _RIGHT)
+    x = AxisScale(min(costs) - margin, max(costs) + margin, _LEFT, _RIGHT)
     places = [(x(at), y(value.mean)) for at, value in zip(costs, reached.values(), strict=True)]
     spread = zip(places, intervals, strict=True)
     return svg.group(
@@ -93,7 +93,7 @@ def _draw_panel(
     )
 
 
-def _cost_axis(x: Scale, bottom: float, name: str) -> Markup:
+def _cost_axis(x: AxisScale, bottom: float, name: str) -> Markup:
     exponents = range(math.floor(x.low), math.ceil(x.high) + 1)
     values = [factor * 10.0**exponent for exponent in exponents for factor in (1, 2, 5)]
     shown = [value for value in values if x.low <= math.log10(value) <= x.high]

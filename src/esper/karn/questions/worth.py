@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, around, tick_texts, ticks
+from esper.karn.drawing.axes import AxisScale, around, tick_texts, ticks
 from esper.karn.drawing.picture import Picture
 from esper.karn.metric import Metric, metric_of
 from esper.karn.run import Run
@@ -92,7 +92,7 @@ def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth]
     """One row per blueprint, on scales that hold what is beside it too."""
     held = [*found, *(beside or ())]
     bottom = _TOP + _ROW * len(found)
-    count = Scale(0, max(one.germinated for one in held), *_FUNNEL)
+    count = AxisScale(0, max(one.germinated for one in held), *_FUNNEL)
     points, metric = _points_scale(held), found[0].metric
     unit = metric.unit.strip() or metric.name
     counted = ("germinated", "blended", "held", "fossilized", "pruned", "measured")
@@ -122,21 +122,21 @@ def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth]
     )
 
 
-def _points_scale(found: Sequence[BlueprintWorth]) -> Scale | None:
+def _points_scale(found: Sequence[BlueprintWorth]) -> AxisScale | None:
     known = [
         (one.per_thousand, one.per_thousand_error or 0.0) for one in found if one.per_thousand is not None
     ]
     ends = [value + side * error for value, error in known for side in (-1, 1)]
-    return Scale(*around([0.0, *ends], 3), *_POINTS) if known else None
+    return AxisScale(*around([0.0, *ends], 3), *_POINTS) if known else None
 
 
-def _points_axis(points: Scale, bottom: float) -> Iterator[Markup]:
+def _points_axis(points: AxisScale, bottom: float) -> Iterator[Markup]:
     for value, label in tick_texts(ticks(points.low, points.high, 4)).items():
         yield svg.line(points(value), _TOP, points(value), bottom, "axis" if value == 0 else "grid")
         yield svg.text(points(value), bottom + svg.LINE, label, "dim", "middle")
 
 
-def _draw_row(one: BlueprintWorth, top: float, count: Scale, points: Scale | None) -> Markup:
+def _draw_row(one: BlueprintWorth, top: float, count: AxisScale, points: AxisScale | None) -> Markup:
     """The furthest stages as parts of one bar: what is left of an edge came at least that far."""
     reached = [
         (Stage.FOSSILIZED, 0, one.fossilized),
@@ -162,7 +162,7 @@ def _draw_row(one: BlueprintWorth, top: float, count: Scale, points: Scale | Non
     )
 
 
-def _draw_points(one: BlueprintWorth, y: float, points: Scale | None) -> Iterator[Markup]:
+def _draw_points(one: BlueprintWorth, y: float, points: AxisScale | None) -> Iterator[Markup]:
     text = one.metric.gain_with_error(one.per_thousand, one.per_thousand_error)
     yield svg.text(svg.WIDTH, y + 4, text, "" if one.per_thousand is not None else "dim", "end")
     if points is None or one.per_thousand is None:

@@ -16,8 +16,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from esper.karn.page.rendering import style
+from esper.karn.serve.answer_cache import AnswerCache
 from esper.karn.serve.folder import RunFolder
-from esper.karn.serve.readings import Readings
 from esper.karn.serve.safety import Access, Guard
 from esper.karn.serve.views import Views
 from esper.leyline.errors import EsperError
@@ -29,7 +29,7 @@ SECONDS_TO_END: Final = 3
 
 def create_app(folder: RunFolder, access: Access, is_ending: Callable[[], bool] = lambda: False) -> ASGIApp:
     """The page over ``folder`` for whoever ``access`` lets in."""
-    views = Views(Readings(folder), is_ending)
+    views = Views(AnswerCache(folder), is_ending)
 
     def no_such_address(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500

@@ -16,9 +16,9 @@ from esper.karn.page import sections
 from esper.karn.page.rendering import render, render_page
 from esper.karn.page.sections import KEYS, OF_EPISODE, ORIGIN, SHOWN, TITLES, Group, Section, episode_at
 from esper.karn.questions.overview import Overview, overview
-from esper.karn.serve.events import events_response
+from esper.karn.serve.answer_cache import AnswerCache, ReadingError
+from esper.karn.serve.event_stream import events_response
 from esper.karn.serve.folder import FoundRun, UnknownRunError
-from esper.karn.serve.readings import ReadingError, Readings
 from esper.leyline.errors import EsperError, UnknownNameError
 
 SECONDS_FOR_ROWS: Final = 0.5
@@ -38,7 +38,7 @@ class Listed(NamedTuple):
 class Views:
     """The pages over one folder."""
 
-    def __init__(self, readings: Readings, is_ending: Callable[[], bool]) -> None:
+    def __init__(self, readings: AnswerCache, is_ending: Callable[[], bool]) -> None:
         self._readings = readings
         self._is_ending = is_ending
         self._folder = readings.folder

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from esper.leyline.events import AlertRow, EpisodeRow, Row, RunRow, SeedRow, UpdateRow
 from esper.leyline.factored_actions import HEAD_NAMES
 from esper.leyline.stages import Stage
-from esper.nissa.rules import RULES
-from esper.nissa.watch import PASSED, Watch
+from esper.nissa.alert_monitor import PASSED, AlertMonitor
+from esper.nissa.alert_rules import RULES
 from tests.karn import fake_run
 from tests.rows import change
 
@@ -37,7 +37,7 @@ def seed(epoch: int, **changes: Any) -> SeedRow:
     return replace(fake_run.seed_row(0, 4), **{**healthy, **measured, **changes})
 
 
-def told(watch: Watch, rows: Iterable[Row]) -> list[tuple[int, str, str, str]]:
+def told(watch: AlertMonitor, rows: Iterable[Row]) -> list[tuple[int, str, str, str]]:
     """What a watch says to rows: after which of them, what event, rule and scope."""
     return [
         (number, alert.event, alert.rule, alert.scope)
@@ -82,7 +82,7 @@ def test_a_rule_of_updates_is_raised_beyond_its_limit_and_cleared_within(
     name: str, good: dict[str, Any], bad: dict[str, Any]
 ) -> None:
     times = BY_NAME[name].times
-    watch = Watch(run_row())
+    watch = AlertMonitor(run_row())
     turns = [good, *[bad] * (times - 1), good, *[bad] * (times + 2), good, good, *[bad] * times]
     seen = told(watch, [update(number, **changes) for number, changes in enumerate(turns, start=1)])
 
@@ -99,7 +99,7 @@ def test_a_rule_waits_for_readings_or_for_the_rows_of_one() -> None:
 
 
 def test_an_alert_says_what_was_found_and_what_to_do() -> None:
-    watch = Watch(run_row())
+    watch = AlertMonitor(run_row())
     [raised] = watch.take(update(7, approx_kl=None, skipped="pass 0: KL nan"))
     assert raised == AlertRow(
         rule="non-finite-update",
@@ -111,7 +111,7 @@ def test_an_alert_says_what_was_found_and_what_to_do() -> None:
         hint=BY_NAME["non-finite-update"].hint,
         iteration=7,
     )
-    watch = Watch(run_row())
+    watch = AlertMonitor(run_row())
     [high] = [a for a in watch.take(update(8, approx_kl=0.15)) if a.rule == "kl-runaway"]
     assert (high.severity, high.value, high.limit, high.iteration, high.env) == ("error", 0.15, 0.1, 8, None)
     [low] = [a for a in watch.take(update(9, approx_kl=0.01)) if a.event == "cleared"]
@@ -125,7 +125,7 @@ def test_what_an_update_that_was_left_out_did_not_measure_raises_and_clears_noth
     rows = [update(n, mean_return=0.1, **wrong) for n in range(1, 11)]
     rows += [update(11, skipped="reward is nan", head_entropy=[], **unmeasured)]
     rows += [update(12, mean_return=0.1, **wrong)]
-    seen = [(number, event, rule) for number, event, rule, _ in told(Watch(run_row()), rows)]
+    seen = [(number, event, rule) for number, event, rule, _ in told(AlertMonitor(run_row()), rows)]
     assert {rule for number, _, rule in seen if number <= 10} == {
         *("kl", "kl-runaway", "clip-share", "forced-share", "value-error")
     }
@@ -144,7 +144,7 @@ def test_an_update_that_was_left_out_clears_nothing_and_is_not_compared_with() -
         update(4, **left_out),
         update(5, ratio_max=50.0, head_entropy=entropies(tempo=0.05)),
     ]
-    assert [(number, event, rule) for number, event, rule, _ in told(Watch(run_row()), rows)] == [
+    assert [(number, event, rule) for number, event, rule, _ in told(AlertMonitor(run_row()), rows)] == [
         (1, "raised", "non-finite-update"),
         (2, "cleared", "non-finite-update"),
         (3, "raised", "ratio"),
@@ -186,14 +186,14 @@ def test_a_head_is_collapsed_if_it_settled_for_nothing_or_at_once(
     returns: list[float], tempo: list[float | None], raised: int | None
 ) -> None:
     expected = [] if raised is None else [(raised, "raised", "head-collapse", "head tempo")]
-    assert told(Watch(run_row()), course(returns, tempo)) == expected
+    assert told(AlertMonitor(run_row()), course(returns, tempo)) == expected
 
 
 def test_few_choices_are_healthy_once_something_was_learned() -> None:
     returns = [0.1, 0.1, 0.1, 1.0, 1.0, 1.0, 1.0]
     rows = [update(n, mean_return=r, forced_share=0.9) for n, r in enumerate(returns, start=1)]
-    assert told(Watch(run_row()), rows[3:] + rows[3:]) == [(3, "raised", "forced-share", "run")]
-    assert told(Watch(run_row()), [update(n, mean_return=0.1) for n in (1, 2, 3)] + rows[3:]) == []
+    assert told(AlertMonitor(run_row()), rows[3:] + rows[3:]) == [(3, "raised", "forced-share", "run")]
+    assert told(AlertMonitor(run_row()), [update(n, mean_return=0.1) for n in (1, 2, 3)] + rows[3:]) == []
 
 
 # --- what is compared with earlier updates ----------------------------------------------------------
@@ -202,19 +202,22 @@ def test_few_choices_are_healthy_once_something_was_learned() -> None:
 def test_a_gradient_is_compared_with_the_mean_of_the_updates_before_it() -> None:
     norms = [1.0, 3.0, 200.0, 6801.0]  # 100 × mean: 100, 200, then 100 × (204 / 3) = 6800
     rows = [update(number, grad_norm=norm) for number, norm in enumerate(norms, start=1)]
-    assert told(Watch(run_row()), rows) == [(4, "raised", "gradient-jump", "run")]
+    assert told(AlertMonitor(run_row()), rows) == [(4, "raised", "gradient-jump", "run")]
 
 
 def test_rollouts_are_slow_against_the_median_of_the_iterations_before_them() -> None:
     spans = [*[7.0] * 20, 900.0, *[10.1] * 3, 9.9, *[10.1] * 5, 9.9]  # the median stays 7, and 7 / 0.7 is 10
     rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
-    assert told(Watch(run_row()), rows) == [(30, "raised", "slow", "run"), (31, "cleared", "slow", "run")]
+    assert told(AlertMonitor(run_row()), rows) == [
+        (30, "raised", "slow", "run"),
+        (31, "cleared", "slow", "run"),
+    ]
 
 
 def test_nothing_is_slow_before_it_is_known_what_is_usual() -> None:
     spans = [*[1.0] * 4, *[50.0] * 5]  # the first of the slow ones is not compared yet
     rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
-    assert told(Watch(run_row()), rows) == []
+    assert told(AlertMonitor(run_row()), rows) == []
 
 
 # --- episodes ------------------------------------------------------------------------------------------
@@ -230,21 +233,23 @@ def episodes(pay: Callable[[int], float], count: int = 20, **changes: Any) -> li
 
 
 def test_a_reward_that_pays_for_worse_networks_is_found_with_the_twentieth_episode() -> None:
-    assert told(Watch(run_row()), episodes(lambda lead: -lead)) == [(20, "raised", "pays-for-worse", "run")]
-    assert told(Watch(run_row()), episodes(lambda lead: lead)) == []
-    assert told(Watch(run_row()), episodes(lambda lead: 1.0)) == [], "equal returns say nothing"
-    assert told(Watch(run_row()), episodes(lambda lead: 1 - 1e-9 * lead)) == [], "nor does rounding"
+    assert told(AlertMonitor(run_row()), episodes(lambda lead: -lead)) == [
+        (20, "raised", "pays-for-worse", "run")
+    ]
+    assert told(AlertMonitor(run_row()), episodes(lambda lead: lead)) == []
+    assert told(AlertMonitor(run_row()), episodes(lambda lead: 1.0)) == [], "equal returns say nothing"
+    assert told(AlertMonitor(run_row()), episodes(lambda lead: 1 - 1e-9 * lead)) == [], "nor does rounding"
 
 
 def test_a_sign_that_flips_later_is_found_within_twenty_episodes() -> None:
     rows = [*episodes(lambda lead: lead), *episodes(lambda lead: -lead), *episodes(lambda lead: lead)]
-    (raised, _, _, _), (cleared, event, _, _) = told(Watch(run_row()), rows)
+    (raised, _, _, _), (cleared, event, _, _) = told(AlertMonitor(run_row()), rows)
     assert 20 < raised <= 40 < cleared <= 60
     assert event == "cleared"
 
 
 def test_the_score_itself_is_compared_where_there_is_no_twin() -> None:
-    watch = Watch(run_row())
+    watch = AlertMonitor(run_row())
     rows = episodes(lambda lead: lead, iteration=7)  # more for what ended lower
     found = [alert for row in rows for alert in watch.take(replace(row, twin_val_score=None))]
     assert [(alert.rule, alert.iteration, alert.env) for alert in found] == [("pays-for-worse", 7, None)]
@@ -252,9 +257,9 @@ def test_the_score_itself_is_compared_where_there_is_no_twin() -> None:
 
 def test_episodes_that_were_not_rewarded_are_not_compared() -> None:
     unrewarded = [replace(row, total_reward=None) for row in episodes(lambda lead: -lead)]
-    assert told(Watch(run_row()), unrewarded) == []
+    assert told(AlertMonitor(run_row()), unrewarded) == []
     mixed = [row for pair in zip(episodes(lambda lead: -lead), unrewarded, strict=True) for row in pair]
-    assert told(Watch(run_row()), mixed) == [(39, "raised", "pays-for-worse", "run")], (
+    assert told(AlertMonitor(run_row()), mixed) == [(39, "raised", "pays-for-worse", "run")], (
         "the 20th that was rewarded"
     )
 
@@ -267,4 +272,4 @@ def test_shaping_is_compared_with_the_whole_reward_whatever_its_sign(
     for number, row in enumerate(rows):
         sign = 1 if number % 2 else -1
         change(row, reward_terms={"contribution": 0.4 * sign, "rent": -0.1, "rollback": None, "churn": churn})
-    assert told(Watch(run_row()), rows) == expected
+    assert told(AlertMonitor(run_row()), rows) == expected

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from esper.karn.metric import Metric, metric_of
 from esper.karn.notation import UNKNOWN, difference
-from esper.karn.questions.episodes import LAST_ITERATION, LASTED, EpisodeKey, final_episodes
+from esper.karn.questions.episode_selection import LAST_ITERATION, LASTED, EpisodeKey, final_episodes
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
 from esper.karn.summary import charged_flops

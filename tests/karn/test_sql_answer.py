@@ -2,7 +2,7 @@ from functools import partial
 
 import pytest
 
-from esper.karn.answer import answer
+from esper.karn.sql_answer import answer_query
 from esper.karn.tables import QueryError
 from tests.karn.serving import write_run
 
@@ -15,7 +15,7 @@ def run(tmp_path_factory):
     return directory
 
 
-ask = partial(answer, max_rows=100, max_bytes=100_000, memory=256)
+ask = partial(answer_query, max_rows=100, max_bytes=100_000, memory=256)
 
 
 def test_a_question_is_answered_with_names_types_and_plain_values(run):

@@ -17,7 +17,7 @@ Stamp = tuple[int, int, int]
 """What changes with a file's content: its inode, its bytes, the time of its last change."""
 
 
-class LineCopies:
+class JsonlTables:
     """One table in memory per table of the run, made when it is asked for."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:

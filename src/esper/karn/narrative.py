@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from esper.karn import notation
-from esper.karn.episodes import SeedHistory, seed_histories
 from esper.karn.metric import Metric, metric_of
-from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey
+from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run
+from esper.karn.seed_histories import SeedHistory, seed_histories
 from esper.leyline import events
 from esper.leyline.events import AlertRow, DecisionRow, EpisodeRow, Row, RunRow
 from esper.leyline.factored_actions import Head, LifecycleOp
@@ -42,11 +42,11 @@ class Note(NamedTuple):
         return f"epoch {self.epoch}: {self.text}"
 
 
-def diary_of(run: Run, episode: EpisodeKey) -> list[Note]:
-    return diary(run.row, [row for kind in _TOLD for row in run.rows(kind, THIS_EPISODE, episode)])
+def narrative_of(run: Run, episode: EpisodeKey) -> list[Note]:
+    return narrate(run.row, [row for kind in _TOLD for row in run.rows(kind, THIS_EPISODE, episode)])
 
 
-def diary(run: RunRow, rows: Iterable[Row]) -> list[Note]:
+def narrate(run: RunRow, rows: Iterable[Row]) -> list[Note]:
     """What happened in one episode, in order; ``rows`` are those of this episode, of any tables."""
     kept = list(rows)
     last = max(

@@ -8,15 +8,15 @@ The picture: a fan of scores with the twin as a dotted line, parameters as a ste
 from dataclasses import replace
 
 from esper.karn import notation
-from esper.karn.drawing.chart import Chart, Line, Panel, draw
-from esper.karn.drawing.picture import Picture, course_table
+from esper.karn.drawing.chart import Chart, ChartLine, Panel, draw
+from esper.karn.drawing.picture import Picture, series_table
 from esper.karn.metric import metric_of
-from esper.karn.questions.episodes import IN_A_COMPLETE_ITERATION, LASTED, is_training
-from esper.karn.questions.places import Courses, courses
+from esper.karn.questions.episode_selection import IN_A_COMPLETE_ITERATION, LASTED, is_training
+from esper.karn.questions.series import Series, query_series
 from esper.karn.run import Run
 
 
-def growth(run: Run, *, joined: bool = True) -> Courses | None:
+def growth(run: Run, *, joined: bool = True) -> Series | None:
     """The spread of the scores, and the means of score, twin and parameters; None: no score is known.
 
     Of a training, means are those of the episodes that lasted. ``joined``: as places of a long line, else
@@ -36,30 +36,30 @@ def growth(run: Run, *, joined: bool = True) -> Courses | None:
         "highest": f"max({metric})",
         **{name: f"avg({column}) FILTER (WHERE {averaged})" for name, column in means.items()},
     }
-    return courses(run, table, columns, where=where, joined=joined)
+    return query_series(run, table, columns, where=where, joined=joined)
 
 
-def draw_growth(found: Courses, beside: Courses | None = None) -> Picture:
+def draw_growth(found: Series, beside: Series | None = None) -> Picture:
     texts = {"episodes": notation.count, "parameters": notation.count}
     named = {found.metric.name if name == "score" else name: course for name, course in found.values.items()}
-    table = course_table(replace(found, values=named), found.metric.text, texts)
+    table = series_table(replace(found, values=named), found.metric.text, texts)
     return Picture(draw(_chart, found, beside), *table, _caption(found))
 
 
-def _chart(found: Courses) -> Chart:
+def _chart(found: Series) -> Chart:
     size = f"{notation.count(found.last('parameters'))} params"
-    params = Line("parameters", found["parameters"], notation.count, "steps", label=size)
+    params = ChartLine("parameters", found["parameters"], notation.count, "steps", label=size)
     bands = [(found["lowest"], found["highest"]), (found["25 %"], found["75 %"])]
     metric = found.metric
     scores = [
-        Line("twin", found["twin"], metric.text, "twin"),
-        Line(metric.name, found["score"], metric.text),
+        ChartLine("twin", found["twin"], metric.text, "twin"),
+        ChartLine(metric.name, found["score"], metric.text),
     ]
     name = metric.name.capitalize()
     return Chart(
         title=f"{name} and parameters",
         description=f"{name} {metric.text(found.last('score'))} and twin"
-        f" {metric.text(found.last('twin'))} at {found.axis} {found.places[-1]}, with"
+        f" {metric.text(found.last('twin'))} at {found.axis} {found.bins[-1]}, with"
         f" {notation.count(found.last('parameters'))} parameters.",
         found=found,
         panels=[
@@ -70,11 +70,11 @@ def _chart(found: Courses) -> Chart:
     )
 
 
-def _has_fan(found: Courses) -> bool:
+def _has_fan(found: Series) -> bool:
     return found["lowest"] != found["highest"]
 
 
-def _caption(found: Courses) -> str:
+def _caption(found: Series) -> str:
     metric = found.metric
     score, twin, params = (found.last(name) for name in ("score", "twin", "parameters"))
     fan = ""
@@ -86,6 +86,6 @@ def _caption(found: Courses) -> str:
         fan += "Dotted: the do-nothing twin. "
         against = f" {metric.gain(lead)}{metric.unit} over the twin,"
     return (
-        f"{fan}At {found.axis} {found.places[-1]} the {metric.name} is {metric.text(score)},{against}"
+        f"{fan}At {found.axis} {found.bins[-1]} the {metric.name} is {metric.text(score)},{against}"
         f" with {notation.count(params)} parameters."
     )

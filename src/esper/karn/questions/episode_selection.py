@@ -2,8 +2,8 @@
 
 from typing import Final, NamedTuple, Self
 
-from esper.karn.episodes import HORIZON
 from esper.karn.run import Run
+from esper.karn.seed_histories import HORIZON
 from esper.leyline.events import EnvRow, EpochRow
 
 THIS_EPISODE: Final = "env = ? AND episode = ? AND attempt = ?"

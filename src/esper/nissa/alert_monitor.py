@@ -12,8 +12,8 @@ import msgspec
 
 from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, Row, RunRow, SeedRow, TransitionRow, UpdateRow
 from esper.leyline.stages import OCCUPIED_STAGES
+from esper.nissa.alert_rules import GOVERNOR_RULES, RULES, Rule
 from esper.nissa.conditions import Past, Reading
-from esper.nissa.rules import GOVERNOR_RULES, RULES, Rule
 
 PASSED: Final = "It has passed."
 """What a cleared alert says in the place of a hint."""
@@ -34,7 +34,7 @@ class _Course:
     """Where the thing is, if it is part of an episode and ends with it."""
 
 
-class Watch:
+class AlertMonitor:
     """The rules of one run, and what they have seen."""
 
     def __init__(self, run: RunRow) -> None:

@@ -25,11 +25,11 @@ RETRY_MS: Final = 2000
 def events_response(folder: RunFolder, is_ending: Callable[[], bool]) -> StreamingResponse:
     """An answer that ends when the browser goes, or the server."""
     return StreamingResponse(
-        news(folder, is_ending), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        run_events(folder, is_ending), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
     )
 
 
-async def news(
+async def run_events(
     folder: RunFolder, is_ending: Callable[[], bool], seconds: float = SECONDS
 ) -> AsyncIterator[str]:
     """The events of one connection, as text."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 import duckdb
 import msgspec
 
-from esper.karn.line_copies import sentence_of
+from esper.karn.jsonl_tables import sentence_of
 from esper.karn.tables import QueryError, Tables, check_statement
 from esper.leyline.run_files import TELEMETRY
 
@@ -23,7 +23,7 @@ MEMORY: Final = 4_000
 """MB that the database may take."""
 
 
-class Answer(msgspec.Struct):
+class SqlAnswer(msgspec.Struct):
     """What came of a query, in plain values."""
 
     columns: list[str]
@@ -33,9 +33,9 @@ class Answer(msgspec.Struct):
     """Why rows were left out; None: these are all."""
 
 
-def answer(
+def answer_query(
     run_dir: Path, query: str, max_rows: int | None, max_bytes: int = MAX_BYTES, memory: int = MEMORY
-) -> Answer:
+) -> SqlAnswer:
     """Ask a run for so many rows, or for all; raises ``QueryError`` where that is not allowed or possible."""
     check_statement(query)
     try:
@@ -47,7 +47,7 @@ def answer(
     except duckdb.Error as error:
         raise QueryError(f"the query cannot be answered: {sentence_of(error)}") from None
     names, types = [name for name, *_ in described], [str(kind) for _, kind, *_ in described]
-    return Answer(names, types, rows, note)
+    return SqlAnswer(names, types, rows, note)
 
 
 def _taken(

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from esper.karn.serve.events import HEARTBEAT_LOOKS, RETRY_MS, news
+from esper.karn.serve.event_stream import HEARTBEAT_LOOKS, RETRY_MS, run_events
 from esper.karn.serve.folder import RunFolder
 from tests.karn.serving import lines_of, write_run
 
@@ -19,7 +19,7 @@ def folder_of(path: Path) -> RunFolder:
 
 async def listen(path: Path, *deeds) -> list[str]:
     """What a browser hears at first, and after each deed."""
-    stream = news(folder_of(path), lambda: False, seconds=0.001)
+    stream = run_events(folder_of(path), lambda: False, seconds=0.001)
     assert await anext(stream) == f"retry: {RETRY_MS}\n"
     heard = [await anext(stream)]
     for deed in deeds:
@@ -63,7 +63,7 @@ def test_where_nothing_happens_a_comment_keeps_the_connection_alive(tmp_path):
         return False
 
     async def hear() -> list[str]:
-        stream = news(folder, count_looks, seconds=0.0)
+        stream = run_events(folder, count_looks, seconds=0.0)
         return [await anext(stream) for _ in range(4)]
 
     assert asyncio.run(hear())[2:] == [QUIET, QUIET]
@@ -72,6 +72,6 @@ def test_where_nothing_happens_a_comment_keeps_the_connection_alive(tmp_path):
 
 def test_a_server_that_ends_lets_its_listeners_go(tmp_path):
     async def hear() -> list[str]:
-        return [event async for event in news(folder_of(tmp_path), lambda: True, seconds=0.0)]
+        return [event async for event in run_events(folder_of(tmp_path), lambda: True, seconds=0.0)]
 
     assert len(asyncio.run(hear())) == 1

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from esper.karn.diary import diary, policy_output
+from esper.karn.narrative import narrate, policy_output
 from esper.leyline import BlueprintAction, LifecycleOp, Stage
 from esper.leyline.events import DecisionRow, EpisodeRow, Row, SeedRow, TransitionRow
 from tests.karn import fake_run
@@ -46,7 +46,7 @@ def ended(**columns: Any) -> EpisodeRow:
 
 
 def sentences(*rows: Row) -> list[str]:
-    return [str(note) for note in diary(RUN, rows)]
+    return [str(note) for note in narrate(RUN, rows)]
 
 
 def test_a_seed_is_told_in_one_sentence_with_what_the_policy_said() -> None:
@@ -94,7 +94,7 @@ def test_a_contribution_of_zero_is_known() -> None:
     ],
 )
 def test_every_fate_has_its_words(last: TransitionRow, end: str, stage: Stage) -> None:
-    (note,) = diary(RUN, [germination(), last])
+    (note,) = narrate(RUN, [germination(), last])
     assert str(note) == f"epoch 4: conv_light germinated in r0c1; contribution –; {end}"
     assert note.stage is stage
 
@@ -172,8 +172,8 @@ def test_the_end_stands_last(twin: float | None, against: str) -> None:
 
 def test_an_episode_in_which_nothing_happened_has_nothing_to_tell() -> None:
     epoch = replace(fake_run.epoch_row(1), **EPISODE)
-    assert diary(RUN, []) == []
-    assert diary(RUN, [epoch, decision(0, LifecycleOp.WAIT)]) == []
+    assert narrate(RUN, []) == []
+    assert narrate(RUN, [epoch, decision(0, LifecycleOp.WAIT)]) == []
 
 
 @pytest.mark.parametrize(

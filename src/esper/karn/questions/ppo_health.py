@@ -12,10 +12,10 @@ from markupsafe import Markup
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale
+from esper.karn.drawing.axes import AxisScale
 from esper.karn.drawing.chart import Strip, Strips
-from esper.karn.drawing.picture import Picture, course_table
-from esper.karn.questions.places import Courses, Values, courses
+from esper.karn.drawing.picture import Picture, series_table
+from esper.karn.questions.series import Series, Values, query_series
 from esper.karn.run import Run
 from esper.leyline.columns import COLUMNS, ColumnSpec
 from esper.leyline.limits import KL_HIGH
@@ -29,7 +29,7 @@ _STRIPS: Final = Strips(left=184, right=142, height=28, gap=10)
 class Health:
     """Metrics over the iterations, and what is known of each."""
 
-    courses: Courses
+    series: Series
     """Of iterations that were taken together the least healthy value, or the mean without a band."""
     metrics: tuple[ColumnSpec, ...]
 
@@ -37,7 +37,7 @@ class Health:
 def health(run: Run) -> Health | None:
     """Of a training; None: there was no update yet."""
     metrics = tuple(_with_own_limit(run, column) for column in COLUMNS["update"] if _is_shown(column))
-    found = courses(run, "update", {one.name: _worst(one) for one in metrics}, place="iteration")
+    found = query_series(run, "update", {one.name: _worst(one) for one in metrics}, place="iteration")
     return None if found is None else Health(found, metrics)
 
 
@@ -68,25 +68,25 @@ def _worst(column: ColumnSpec) -> str:
 
 def draw_health(found: Health, beside: Health | None = None) -> Picture:
     """One row per metric, all over the same iterations, on axes that hold what is beside it too."""
-    strips = [_strip(metric, found.courses, beside) for metric in found.metrics]
+    strips = [_strip(metric, found.series, beside) for metric in found.metrics]
     outside = ", ".join(strip.name for strip in strips if strip.is_strong)
     return Picture(
         _STRIPS.draw(
             "Metrics of the updates",
-            f"Outside their bands in iteration {found.courses.places[-1]}: {outside or 'none'}.",
+            f"Outside their bands in iteration {found.series.bins[-1]}: {outside or 'none'}.",
             "iteration",
-            max(one.courses.end for one in (found, beside) if one is not None),
+            max(one.series.end for one in (found, beside) if one is not None),
             strips,
         ),
-        *course_table(found.courses, notation.significant),
+        *series_table(found.series, notation.significant),
         "Shaded: the healthy band. A value outside is marked, and its limit stands beside it.",
     )
 
 
-def _strip(metric: ColumnSpec, found: Courses, beside: Health | None) -> Strip:
+def _strip(metric: ColumnSpec, found: Series, beside: Health | None) -> Strip:
     last = found.last(metric.name)
     limit = beyond(last, metric.low, metric.high)
-    held = [*found[metric.name], *(beside.courses.values.get(metric.name, ()) if beside else ())]
+    held = [*found[metric.name], *(beside.series.values.get(metric.name, ()) if beside else ())]
     return Strip(
         metric.name.replace("_", " "),
         partial(_draw_metric, metric, found, held),
@@ -96,15 +96,17 @@ def _strip(metric: ColumnSpec, found: Courses, beside: Health | None) -> Strip:
     )
 
 
-def _draw_metric(metric: ColumnSpec, found: Courses, held: Values, x: Scale, top: float) -> Iterator[Markup]:
+def _draw_metric(
+    metric: ColumnSpec, found: Series, held: Values, x: AxisScale, top: float
+) -> Iterator[Markup]:
     """The line of a metric, on an axis that holds all values of ``held``."""
-    y = Scale(*_range(metric, held), top + _STRIPS.height, top)
+    y = AxisScale(*_range(metric, held), top + _STRIPS.height, top)
     if metric.low is not None or metric.high is not None:
         ceiling = top - 2 if metric.high is None else y(metric.high)
         floor = top + _STRIPS.height + 2 if metric.low is None else y(metric.low)
         yield svg.rectangle(x.start, ceiling, x.stop - x.start, max(floor - ceiling, 1.0), "inband")
     values = found[metric.name]
-    at = [None if v is None else (x(p.last), y(v)) for p, v in zip(found.places, values, strict=True)]
+    at = [None if v is None else (x(p.last), y(v)) for p, v in zip(found.bins, values, strict=True)]
     marked = [
         point
         for point, value in zip(at, values, strict=True)

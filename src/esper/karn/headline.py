@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from esper.karn import notation, outcome
+from esper.karn import notation, run_result
 from esper.karn.metric import SCORE, Metric, metric_of
-from esper.karn.outcome import Comparison, Result
-from esper.karn.questions.episodes import is_training, unfinished_episode
+from esper.karn.questions.episode_selection import is_training, unfinished_episode
 from esper.karn.questions.progress import progress
 from esper.karn.run import Run
+from esper.karn.run_result import Comparison, Result
 from esper.karn.statistics import Estimate
 from esper.leyline.events import UpdateRow
 
@@ -32,9 +32,9 @@ class Conclusion:
 
 
 def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
-    rows = outcome.final_rows(run)
-    episodes = outcome.result(run, rows)
-    evaluation = outcome.best_evaluation(run) if is_training(run) else None
+    rows = run_result.final_rows(run)
+    episodes = run_result.result(run, rows)
+    evaluation = run_result.best_evaluation(run) if is_training(run) else None
     sentences = [how_far_text(run)]
     if episodes is None:
         return Conclusion(_unfinished(run), sentences, [])
@@ -70,7 +70,7 @@ def how_far_text(run: Run) -> str:
 def _unfinished(run: Run) -> str:
     """What is known before the first episode is over, or an episode of a training's iteration lasted."""
     if is_training(run):
-        if outcome.broken_episodes(run):
+        if run_result.broken_episodes(run):
             return f"Every episode of iteration {progress(run).done} broke down, so there is no result."
         return "No iteration is done, so there is no result."
     going = unfinished_episode(run)
@@ -101,10 +101,10 @@ def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: in
 def _course_sentences(run: Run, number: int) -> list[str]:
     """The first iteration for contrast, and what the numbers of the last one leave out."""
     sentences = []
-    first = outcome.result(run, outcome.episodes_of_iteration(run, 1)) if number > 1 else None
+    first = run_result.result(run, run_result.episodes_of_iteration(run, 1)) if number > 1 else None
     if first is not None:
         sentences.append(f"The {_iteration_text(1, first)}")
-    if broken := outcome.broken_episodes(run):
+    if broken := run_result.broken_episodes(run):
         are = "is" if broken == 1 else "are"
         episodes = _counted(broken, "episode").capitalize()
         sentences.append(f"{episodes} of iteration {number} broke down and {are} not counted.")

@@ -4,11 +4,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from esper.karn.episodes import SeedHistory, grouped, seed_histories
 from esper.karn.metric import Metric, metric_of
-from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey, default_episode, episode_name, is_training
-from esper.karn.questions.places import Courses, Place, Values
+from esper.karn.questions.episode_selection import (
+    THIS_EPISODE,
+    EpisodeKey,
+    default_episode,
+    episode_name,
+    is_training,
+)
+from esper.karn.questions.series import AxisBin, Series, Values
 from esper.karn.run import Run
+from esper.karn.seed_histories import SeedHistory, grouped, seed_histories
 from esper.leyline.events import EpochRow, SeedRow, TransitionRow
 from esper.leyline.stages import FORWARD_STAGES, Stage
 
@@ -55,7 +61,7 @@ class Lanes:
     """Where the axis ends; the episode may have ended before, or go on."""
     epoch: int
     """The last epoch that is known."""
-    scores: Courses | None
+    scores: Series | None
     """``score`` and ``twin`` after each epoch; None: none is known."""
     lanes: tuple[Lane, ...]
     metric: Metric
@@ -103,14 +109,14 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
     )
 
 
-def _scores(epochs: Sequence[EpochRow], end: int, metric: Metric) -> Courses | None:
+def _scores(epochs: Sequence[EpochRow], end: int, metric: Metric) -> Series | None:
     if not epochs:
         return None
     values: dict[str, Values] = {
         "score": [getattr(row, metric.column) for row in epochs],
         "twin": [row.twin_score for row in epochs],
     }
-    return Courses("epoch", end, tuple(Place(row.epoch, row.epoch) for row in epochs), values, metric)
+    return Series("epoch", end, tuple(AxisBin(row.epoch, row.epoch) for row in epochs), values, metric)
 
 
 def _spans(moves: Sequence[TransitionRow], last: int, alphas: Mapping[int, float]) -> tuple[Span, ...]:

@@ -12,9 +12,9 @@ from esper.karn.run import Run, read_rows
 from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.events import EpochRow, ResourceRow, RunRow, UpdateRow
 from esper.leyline.run_files import RowMark
-from esper.nissa import journal
+from esper.nissa import iteration_journal
 from esper.nissa import writer as writer_module
-from esper.nissa.journal import IterationJournal
+from esper.nissa.iteration_journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from tests.integration.training import full_disk
 from tests.karn import fake_run
@@ -221,7 +221,7 @@ def test_a_journal_on_a_full_disk_is_given_up_until_the_next_shard(
 ) -> None:
     """Also where closing a file reports it once more."""
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "write_all", full_disk)
+        patch.setattr(iteration_journal, "write_all", full_disk)
         patch.setattr(os, "close", full_disk)
         killed.take(2, 0, [fake_run.epoch_row(1, episode=1)])
     killed.take(2, 0, [fake_run.epoch_row(2, episode=1)])

@@ -11,8 +11,8 @@ from typing import Final
 from esper.karn import notation
 from esper.karn.metric import SCORE, Metric, metric_of
 from esper.karn.palette import LOOKS
-from esper.karn.questions.episodes import EpisodeKey, is_training
-from esper.karn.questions.growth import growth
+from esper.karn.questions.episode_selection import EpisodeKey, is_training
+from esper.karn.questions.growth_curves import growth
 from esper.karn.run import Run
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, EpochRow, Row, RunRow, TransitionRow, UpdateRow
@@ -63,7 +63,7 @@ def log(run: Run, seen: Collection[Stamp] = ()) -> list[LogEntry]:
     epochs = [row for row in rows if isinstance(row, EpochRow)]
     moves = run.rows(TransitionRow, "episode >= ?", [min(row.episode for row in epochs)]) if epochs else []
     grown = growth(run, joined=False) if is_training(run) and rows else None
-    twins = zip(grown.places, grown["twin"], strict=True) if grown else ()
+    twins = zip(grown.bins, grown["twin"], strict=True) if grown else ()
     twin_at = {place.last: twin for place, twin in twins}
     return [_entry(run, row, moves, twin_at) for row in rows]
 

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from esper.leyline.events import AlertRow, EpisodeRow, Row, SeedRow, UpdateRow
 from esper.leyline.stages import Stage
-from esper.nissa.watch import Watch
+from esper.nissa.alert_monitor import AlertMonitor
 from tests.karn import fake_run
 from tests.nissa.record import replay
-from tests.nissa.test_watch import entropies, episode, run_row, seed, shares, told, update
+from tests.nissa.test_alert_monitor import entropies, episode, run_row, seed, shares, told, update
 from tests.rows import change
 
 # --- seeds ------------------------------------------------------------------------------------------
@@ -25,13 +25,13 @@ def test_a_seed_that_does_not_learn_is_dead_after_two_epochs(
     stage: Stage, health: float, found: list[tuple[int, str, str, str]]
 ) -> None:
     rows = [seed(epoch, stage=stage, gradient_health=health) for epoch in (4, 5, 6)]
-    assert told(Watch(run_row()), rows) == found
+    assert told(AlertMonitor(run_row()), rows) == found
 
 
 def test_what_cannot_be_removed_any_more_is_not_dead() -> None:
     rows = [seed(epoch, stage=Stage.HOLDING, gradient_health=0.0) for epoch in (4, 5)]
     fossils = [seed(epoch, stage=Stage.FOSSILIZED, gradient_health=0.0) for epoch in (6, 7, 8)]
-    assert told(Watch(run_row()), [*rows, *fossils]) == [
+    assert told(AlertMonitor(run_row()), [*rows, *fossils]) == [
         (2, "raised", "dead-seed", HERE),
         (3, "cleared", "dead-seed", HERE),
     ]
@@ -53,22 +53,22 @@ def test_a_seed_hurts_where_it_could_be_removed_and_was_just_measured(
 ) -> None:
     rows = [seed(epoch, **{"contribution": -9.0, **changes}) for epoch in (4, 5, 6)]
     expected = [] if raised is None else [(raised, "raised", "harmful-seed", HERE)]
-    assert told(Watch(run_row(iterations=None)), rows) == expected
-    assert told(Watch(run_row(iterations=20)), rows) == [], "a policy in training may hold what hurts"
+    assert told(AlertMonitor(run_row(iterations=None)), rows) == expected
+    assert told(AlertMonitor(run_row(iterations=20)), rows) == [], "a policy in training may hold what hurts"
 
 
 def test_a_seed_does_not_hurt_while_its_alpha_moves_and_its_rest_is_not_that_of_its_successor() -> None:
     harm = {"contribution": -9.0, "stage": Stage.BLENDING}
     moving = [seed(epoch, alpha=0.1 * epoch, **harm) for epoch in (4, 5, 6)]
-    assert told(Watch(run_row(iterations=None)), moving) == []
+    assert told(AlertMonitor(run_row(iterations=None)), moving) == []
     rows = [seed(epoch, seed=number, alpha=0.5, **harm) for epoch, number in ((4, 1), (5, 2), (6, 2), (7, 2))]
-    assert told(Watch(run_row(iterations=None)), rows) == [(4, "raised", "harmful-seed", HERE)]
+    assert told(AlertMonitor(run_row(iterations=None)), rows) == [(4, "raised", "harmful-seed", HERE)]
 
 
 def test_seeds_of_other_slots_and_environments_are_told_apart() -> None:
     sick = {"stage": Stage.TRAINING, "gradient_health": 0.5}
     rows = [seed(4, **sick), seed(4, slot=2, **sick), seed(4, env=0, **sick), seed(5, slot=2, **sick)]
-    assert told(Watch(run_row()), rows) == [(4, "raised", "dead-seed", "environment 3 slot r0c2")]
+    assert told(AlertMonitor(run_row()), rows) == [(4, "raised", "dead-seed", "environment 3 slot r0c2")]
 
 
 def dying(epochs: Iterable[int], **changes: Any) -> list[SeedRow]:
@@ -77,7 +77,7 @@ def dying(epochs: Iterable[int], **changes: Any) -> list[SeedRow]:
 
 def test_an_alert_about_a_seed_is_over_when_the_seed_is_gone() -> None:
     gone = replace(fake_run.transition_row(6, 1, Stage.TRAINING, Stage.PRUNED, "policy", ""), env=3, slot=1)
-    watch = Watch(run_row())
+    watch = AlertMonitor(run_row())
     elsewhere = replace(gone, env=2)
     next_door = replace(gone, slot=2)
     onwards = replace(gone, to_stage=int(Stage.BLENDING))
@@ -89,7 +89,7 @@ def test_an_alert_about_a_seed_is_over_when_the_seed_is_gone() -> None:
 
 
 def test_an_alert_about_a_seed_is_over_when_its_episode_is() -> None:
-    watch = Watch(run_row())
+    watch = AlertMonitor(run_row())
     end = episode(0, env=3)
     [*_, cleared] = [alert for row in [*dying((4, 5)), end] for alert in watch.take(row)]
     assert (cleared.event, cleared.rule, cleared.scope, cleared.value) == ("cleared", "dead-seed", HERE, None)
@@ -107,7 +107,7 @@ def intervention(**changes: Any) -> AlertRow:
 
 
 def test_an_intervention_is_not_repeated_and_is_over_when_the_episode_is() -> None:
-    watch = Watch(run_row())
+    watch = AlertMonitor(run_row())
     pruned = fake_run.transition_row(6, 1, Stage.TRAINING, Stage.PRUNED, "policy", "")
     assert watch.take(intervention()) == []
     assert watch.take(episode(0, env=2)) == []
@@ -142,13 +142,13 @@ def eventful_iteration(number: int) -> list[Row]:
 
 def test_the_watch_of_a_resumed_run_goes_on_as_if_nothing_had_been() -> None:
     iterations = [eventful_iteration(number) for number in range(1, 41)]
-    whole = Watch(run_row())
+    whole = AlertMonitor(run_row())
     expected = [whole.take(row) for rows in iterations for row in rows]
     assert {alert.rule for alerts in expected for alert in alerts} == {
         *("kl-runaway", "value-error", "head-collapse", "idle", "slow", "pays-for-worse")
     }
     for stop in (3, 14, 27):
-        resumed = Watch(run_row())
+        resumed = AlertMonitor(run_row())
         earlier = [row for rows in iterations[:stop] for row in rows]
         for kind in (EpisodeRow, UpdateRow):  # table by table, as they are read back
             for row in earlier:
@@ -158,7 +158,7 @@ def test_the_watch_of_a_resumed_run_goes_on_as_if_nothing_had_been() -> None:
 
 
 def test_a_replay_finds_the_same_alerts_whether_they_were_recorded_or_not() -> None:
-    watch = Watch(run_row())
+    watch = AlertMonitor(run_row())
     bare: list[Row] = [run_row(), *dying((4, 5)), intervention(), episode(0, env=3), update(1, approx_kl=1.0)]
     bare.append(episode(1, env=3))  # to which nothing is left to be cleared
     recorded = [found for row in bare for found in (row, *watch.take(row))]

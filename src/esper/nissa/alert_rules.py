@@ -1,7 +1,7 @@
 """The alert rules, as one table: what is wrong, how sure that must be, and what to do about it.
 
-Every limit is one of ``leyline.limits``; ``nissa.watch`` evaluates the table, once for all readers.
-``python -m esper.nissa.rules > docs/alerts.md`` writes the reference that users read.
+Every limit is one of ``leyline.limits``; ``nissa.alert_monitor`` evaluates the table, once for all readers.
+``python -m esper.nissa.alert_rules > docs/alerts.md`` writes the reference that users read.
 """
 
 import sys
@@ -203,8 +203,8 @@ _UNITS: Final = {UpdateRow: "update", EpisodeRow: "episode", SeedRow: "epoch", R
 _REFERENCE: Final = """\
 # What raises an alert
 
-Made by `python -m esper.nissa.rules > docs/alerts.md` from the table in
-`src/esper/nissa/rules.py`, whose limits stand in `src/esper/leyline/limits.py`; a test keeps the
+Made by `python -m esper.nissa.alert_rules > docs/alerts.md` from the table in
+`src/esper/nissa/alert_rules.py`, whose limits stand in `src/esper/leyline/limits.py`; a test keeps the
 two equal.
 
 An alert is one row of the table `alert` when its condition begins and one when it ends, for each

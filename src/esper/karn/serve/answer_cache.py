@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import duckdb
 
-from esper.karn.line_copies import sentence_of
+from esper.karn.jsonl_tables import sentence_of
 from esper.karn.run import Run, open_run
 from esper.karn.serve.folder import FoundRun, RunFolder
 from esper.leyline.errors import EsperError
@@ -30,7 +30,7 @@ class ReadingError(EsperError):
     """A run that cannot be read; the others can."""
 
 
-class Readings:
+class AnswerCache:
     """Answers about the runs of a folder. Any thread may ask; one answer is worked out at a time."""
 
     def __init__(self, folder: RunFolder) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from esper.karn.metric import SCORE, Metric, metric_of
-from esper.karn.questions.episodes import is_training
+from esper.karn.questions.episode_selection import is_training
 from esper.karn.run import Run
 
 AxisName = Literal["epoch", "iteration"]
@@ -16,7 +16,7 @@ MOST_POINTS: Final = 200
 """Points of one line; of longer runs, neighbours are taken together."""
 
 
-class Place(NamedTuple):
+class AxisBin(NamedTuple):
     """One epoch or iteration, or several that were taken together."""
 
     first: int
@@ -47,13 +47,13 @@ def axis_of(run: Run) -> Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Courses:
+class Series:
     """Numbers by their names, over the same places."""
 
     axis: AxisName
     end: int
     """Where the axis ends: the horizon, or the planned number of iterations."""
-    places: tuple[Place, ...]
+    bins: tuple[AxisBin, ...]
     values: Mapping[str, Values]
     metric: Metric = SCORE
     """What the run is decided by."""
@@ -65,7 +65,7 @@ class Courses:
         return self.values[name][-1]
 
 
-def courses(
+def query_series(
     run: Run,
     table: str,
     columns: Mapping[str, str],
@@ -74,7 +74,7 @@ def courses(
     place: str | None = None,
     parameters: Sequence[object] = (),
     joined: bool = True,
-) -> Courses | None:
+) -> Series | None:
     """``columns``, SQL over the rows at one place, by name; None: there are no such rows.
 
     ``place`` is SQL too, the column of the axis' name unless given. ``joined``: neighbours of a long axis
@@ -91,6 +91,6 @@ def courses(
     if not found:
         return None
     firsts, lasts, *values = zip(*found, strict=True)
-    places = tuple(map(Place, firsts, lasts))
+    places = tuple(map(AxisBin, firsts, lasts))
     named = dict(zip(columns, values, strict=True))
-    return Courses(axis.name, max(axis.end, lasts[-1]), places, named, metric_of(run.row))
+    return Series(axis.name, max(axis.end, lasts[-1]), places, named, metric_of(run.row))
