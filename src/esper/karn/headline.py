@@ -1,7 +1,7 @@
 """What a run comes to, in plain sentences and a few large numbers; all of them are the outcome's."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from esper.karn import notation, run_result
 from esper.karn.metric import SCORE, Metric, metric_of
@@ -13,8 +13,7 @@ from esper.karn.statistics import Estimate
 from esper.leyline.events import UpdateRow
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(NamedTuple):
     """One large number, what it is and what it is to be compared with."""
 
     name: str
@@ -22,8 +21,7 @@ class Fact:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class Conclusion:
+class Conclusion(NamedTuple):
     """What a reader should know who reads no further."""
 
     headline: str

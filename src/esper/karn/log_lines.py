@@ -5,8 +5,7 @@ one per alert.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.karn import notation
 from esper.karn.metric import SCORE, Metric, metric_of
@@ -33,8 +32,7 @@ Stamp = tuple[str, float]
 # --- what is new ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry:
+class LogEntry(NamedTuple):
     """A row, with what belongs to it from other tables."""
 
     row: Row

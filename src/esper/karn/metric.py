@@ -1,16 +1,14 @@
 """What a run is decided by, and how its values read: the score of a task, or the loss of a user's network."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.karn import notation
 from esper.karn.statistics import Estimate
 from esper.leyline.events import MetricColumn, RunRow
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(NamedTuple):
     """A column of epochs and episodes; differences of it are positive where something helps."""
 
     column: MetricColumn

@@ -6,14 +6,12 @@ the network.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.leyline.stages import Stage
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     glyph: str
     """One column wide in a terminal."""
     letter: str

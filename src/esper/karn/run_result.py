@@ -5,8 +5,7 @@ iteration that reached their horizon: the policy that led them is the one it arr
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from esper.karn.metric import Metric, metric_of
 from esper.karn.notation import UNKNOWN, difference
@@ -17,8 +16,7 @@ from esper.karn.summary import charged_flops
 from esper.leyline.events import EpisodeRow, RunRow, UpdateRow
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """Finished episodes together: means with their intervals, each of one episode."""
 
     episodes: int
@@ -43,8 +41,7 @@ AVERAGED: Final = ("params", "host_params", "flops_per_sample", "host_flops_per_
 """Columns of an episode that a result has the means of, by their own names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     """Another run, and the differences of episodes that both led from the same random streams."""
 
     run: Run

@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from rich import box
 from rich.table import Table
@@ -23,8 +22,7 @@ TIMES: Final = ("seconds_left", "steps_per_second")
 NUMBERS: Final = ("rng seed", "score", "twin", "params", "done")
 
 
-@dataclass(frozen=True, slots=True)
-class ListedRun:
+class ListedRun(NamedTuple):
     """One run in a list."""
 
     path: str

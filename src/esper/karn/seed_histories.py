@@ -2,9 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from esper.karn.palette import LOOKS
 from esper.leyline.events import RunRow, SeedRow, TransitionRow
@@ -18,8 +17,7 @@ FATES: Final = {"fossilized": Stage.FOSSILIZED, "pruned": Stage.PRUNED, "removed
 """The stage that each fate looks like; any other seed is alive."""
 
 
-@dataclass(frozen=True, slots=True)
-class SeedHistory:
+class SeedHistory(NamedTuple):
     """One seed from germination to its end; None is unknown."""
 
     seed: int

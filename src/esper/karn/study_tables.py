@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -26,8 +25,7 @@ _TRAINING: Final = ("forward", "backward")
 _INSTRUMENT: Final = "validation"
 
 
-@dataclass(frozen=True, slots=True)
-class ArmNumbers:
+class ArmNumbers(NamedTuple):
     """One arm; what diverged is NaN."""
 
     name: str
@@ -44,8 +42,7 @@ class ArmNumbers:
     """Its learning rate, and what else was chosen for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class StudyNumbers:
+class StudyNumbers(NamedTuple):
     """The arms of one task."""
 
     task: str
@@ -73,8 +70,7 @@ class StudyNumbers:
         return {arm.name: excess(arm.losses, reference) for arm in self.arms}
 
 
-@dataclass(frozen=True, slots=True)
-class StudyTable:
+class StudyTable(NamedTuple):
     """A table with its heading, and a sentence on how to read it."""
 
     title: str

@@ -1,7 +1,6 @@
 """The end of a run: what an episode came to, its seeds, and arms side by side. The tables fit 80 columns."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 from rich import box
@@ -141,4 +140,4 @@ def as_json(run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedHistory]) -> d
 
 def _seed_json(seed: SeedHistory) -> dict[str, Any]:
     stages = [{"stage": stage.name, "epochs": epochs} for stage, epochs in seed.stages]
-    return {name: value for name, value in asdict(seed).items() if name != "seed"} | {"stages": stages}
+    return {name: value for name, value in seed._asdict().items() if name != "seed"} | {"stages": stages}

@@ -6,8 +6,7 @@ Every limit is one of ``leyline.limits``; ``nissa.alert_monitor`` evaluates the 
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, get_type_hints
+from typing import Final, NamedTuple, get_type_hints
 
 from esper.leyline import limits
 from esper.leyline.columns import TABLE_OF
@@ -16,8 +15,7 @@ from esper.nissa import conditions
 from esper.nissa.conditions import Look
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One thing that can be wrong."""
 
     name: str

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -10,8 +9,7 @@ from markupsafe import Markup
 from esper.karn.drawing import svg
 
 
-@dataclass(frozen=True, slots=True)
-class AxisScale:
+class AxisScale(NamedTuple):
     """A straight line from values to coordinates."""
 
     low: float

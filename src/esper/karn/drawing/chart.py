@@ -5,8 +5,7 @@ columns: at every place, parts on top of each other; what is negative hangs belo
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
@@ -28,8 +27,7 @@ _LETTERS: Final = 18
 """Of a strip's name, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChartLine:
+class ChartLine(NamedTuple):
     """One value per place; None is a gap."""
 
     name: str
@@ -42,8 +40,7 @@ class ChartLine:
     """What stands at its end; its name and last value unless given, nothing if empty."""
 
 
-@dataclass(frozen=True, slots=True)
-class StackedPart:
+class StackedPart(NamedTuple):
     """One part of every stacked column."""
 
     name: str
@@ -56,8 +53,7 @@ class StackedPart:
     """How much of the part, from its foot, is striped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(NamedTuple):
     """What shares one vertical axis."""
 
     height: float
@@ -84,8 +80,7 @@ class Panel:
             yield from (end for segment in stack(values) for end in segment)
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(NamedTuple):
     title: str
     description: str
     found: Series
@@ -260,8 +255,7 @@ def column(place: AxisBin, segment: Segment, x: AxisScale, y: AxisScale) -> str:
 # --- rows over one axis: a name on the left, a strip over the places, what it comes to on the right ---
 
 
-@dataclass(frozen=True, slots=True)
-class Strip:
+class Strip(NamedTuple):
     name: str
     draw: Callable[[AxisScale, float], Iterable[Markup]]
     """What lies on it, by the scale of the axis and the height of its upper edge."""
@@ -272,8 +266,7 @@ class Strip:
     """What is said under the mouse."""
 
 
-@dataclass(frozen=True, slots=True)
-class Strips:
+class Strips(NamedTuple):
     left: float
     """Room for the names."""
     right: float

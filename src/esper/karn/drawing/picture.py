@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from esper.karn.drawing.style import STYLE
 from esper.karn.drawing.svg import element
@@ -56,8 +56,7 @@ class Picture:
     _repr_svg_ = standalone  # what a notebook shows
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(NamedTuple):
     """One of the questions that a run answers: a function to its numbers, and one from them to a picture."""
 
     key: str

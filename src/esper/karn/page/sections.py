@@ -1,8 +1,7 @@
 """The sections of a run's page. Report and server ask for the same ones; both get them as HTML."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
@@ -46,8 +45,7 @@ KEYS: Final = ("conclusion", *SHOWN[: SHOWN.index("lanes") + 1], "diary", *SHOWN
 """Sections of a page in their order, before what was set."""
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """One element of a page; a served one names the address that it is renewed from."""
 
     key: str
@@ -65,8 +63,7 @@ class Section:
         return self.key in OF_EPISODE
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Sections that stand in one grid."""
 
     look: str
@@ -149,8 +146,7 @@ Choice = tuple[str, str, bool]
 """One entry of a list: its address, its text, and whether it is chosen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chooser:
+class Chooser(NamedTuple):
     """What can be chosen beside the episode that is shown; addresses are as ``at`` of a page's query."""
 
     before: str | None

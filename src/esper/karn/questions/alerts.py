@@ -4,8 +4,7 @@ The picture: a line per rule.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
@@ -26,16 +25,14 @@ _ORDER: Final = "t, episode, attempt, env, epoch, value"
 _STRIPS: Final = Strips(left=190, right=100, height=26)
 
 
-@dataclass(frozen=True, slots=True)
-class AlertSpan:
+class AlertSpan(NamedTuple):
     """From one place to another; None: it is still open."""
 
     start: int
     end: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class AlertLine:
+class AlertLine(NamedTuple):
     """One rule over the whole axis."""
 
     rule: str
@@ -49,8 +46,7 @@ class AlertLine:
         return any(span.end is None for span in self.spans)
 
 
-@dataclass(frozen=True, slots=True)
-class AlertEntry:
+class AlertEntry(NamedTuple):
     """One rule about one thing."""
 
     rule: str
@@ -67,8 +63,7 @@ class AlertEntry:
     """As it was last raised."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alerts:
+class Alerts(NamedTuple):
     axis: AxisName
     end: int
     lines: tuple[AlertLine, ...]
@@ -136,7 +131,7 @@ def _lines(
         before = found.get(rule, AlertLine(rule, severity, 0, ()))
         worst: Severity = "error" if "error" in (severity, before.severity) else "warning"
         found[rule] = AlertLine(rule, worst, before.times + times, (*before.spans, AlertSpan(start, stop)))
-    return tuple(replace(line, spans=_merged(line.spans, bin_size)) for line in found.values())
+    return tuple(line._replace(spans=_merged(line.spans, bin_size)) for line in found.values())
 
 
 def _merged(spans: Sequence[AlertSpan], bin_size: int) -> tuple[AlertSpan, ...]:

@@ -6,9 +6,8 @@ ranks by the same function.
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.karn import notation
 from esper.karn.drawing import svg
@@ -27,8 +26,7 @@ _TOP: Final = 14.0
 _BOTTOM: Final = 224.0
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnGroup:
+class ReturnGroup(NamedTuple):
     """Episodes with the same or similar returns."""
 
     episodes: int
@@ -42,8 +40,7 @@ class ReturnGroup:
     """Their gains."""
 
 
-@dataclass(frozen=True, slots=True)
-class Honesty:
+class Honesty(NamedTuple):
     """Return against gain, over the episodes of a training."""
 
     episodes: int

@@ -4,9 +4,8 @@ The picture: a matrix of slots with contributions on its diagonal and pair inter
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import combinations
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.karn.drawing import svg
 from esper.karn.drawing.picture import Picture
@@ -24,8 +23,7 @@ _PALEST: Final = 0.4
 """The darkest cell, so that the number on it stays readable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interactions:
+class Interactions(NamedTuple):
     """One episode at the last epoch whose configurations were scored."""
 
     name: str

@@ -4,7 +4,7 @@ The list of runs, the head of a page and the terminal show this answer.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from esper.karn.metric import Metric, metric_of
 from esper.karn.questions.alerts import AlertEntry, alerts
@@ -16,8 +16,7 @@ from esper.karn.run_result import result
 from esper.leyline.events import RunRow, Severity
 
 
-@dataclass(frozen=True, slots=True)
-class Overview:
+class Overview(NamedTuple):
     """What is known of a run; None is unknown."""
 
     row: RunRow

@@ -4,9 +4,9 @@ The picture: one small line per metric in its band; a value outside is marked, w
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
@@ -25,8 +25,7 @@ BESIDE: Final = ("entropy", "value_loss")
 _STRIPS: Final = Strips(left=184, right=142, height=28, gap=10)
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(NamedTuple):
     """Metrics over the iterations, and what is known of each."""
 
     series: Series

@@ -1,7 +1,6 @@
 """Is the run alive, how far is it, and when will it be done: the one answer that every view shows."""
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.karn import notation
 from esper.karn.questions.episode_selection import is_training
@@ -12,8 +11,7 @@ PACE_ITERATIONS: Final = 10
 """The pace of a training is that of its last iterations."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunProgress:
+class RunProgress(NamedTuple):
     """How far a run is; None is unknown."""
 
     state: State

@@ -1,8 +1,7 @@
 """What does the network look like: every slot over the epochs of one episode, under the episode's score."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.karn.metric import Metric, metric_of
 from esper.karn.questions.episode_selection import (
@@ -22,8 +21,7 @@ MARKED: Final = (Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED)
 """The moves that get a mark of their own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A stage of a slot, from the end of epoch ``start`` to the end of epoch ``end``."""
 
     stage: Stage
@@ -33,8 +31,7 @@ class Span:
     """The blend weight in each of its epochs; None: the run did not record it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(NamedTuple):
     """One slot."""
 
     slot: str
@@ -50,8 +47,7 @@ class Lane:
     """In the order of their germination."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lanes:
+class Lanes(NamedTuple):
     """One episode: its scores and its slots over the same epochs."""
 
     episode: EpisodeKey

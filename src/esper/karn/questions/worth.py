@@ -4,8 +4,7 @@ The picture: a funnel per blueprint, and its contribution per 1,000 parameters.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
@@ -23,8 +22,7 @@ _FUNNEL: Final = (0.0, 326.0)
 _POINTS: Final = (352.0, 492.0)
 
 
-@dataclass(frozen=True, slots=True)
-class BlueprintWorth:
+class BlueprintWorth(NamedTuple):
     """All seeds of one blueprint; None is unknown."""
 
     blueprint: str

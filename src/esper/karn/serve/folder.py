@@ -9,9 +9,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.karn.runs import find_runs
 from esper.leyline.errors import EsperError
@@ -23,8 +22,7 @@ SHARE_OF_LOOKING: Final = 0.1
 """Of the time, at most, is spent on walking a large folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundRun:
+class FoundRun(NamedTuple):
     id: str
     name: str
     """Its place below the folder."""

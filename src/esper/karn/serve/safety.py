@@ -10,8 +10,7 @@ import hmac
 import ipaddress
 import secrets
 import socket
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders, QueryParams
@@ -34,8 +33,7 @@ METHODS: Final = ("GET", "HEAD")
 TOKEN: Final = "token"
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """Where the server listens, and what it asks for."""
 
     host: str
