@@ -21,7 +21,7 @@ from esper.leyline.events import TABLES, AlertRow, EpisodeRow, Row, SeedRow, Upd
 from esper.leyline.factored_actions import OP_WAIT, BlueprintAction, BoolArray, LifecycleOp
 from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.stages import Stage
-from esper.nissa.alert_rules import GOVERNOR_RULES, MACHINE_RULES, RULES, alerts_markdown
+from esper.nissa.alert_rules import GOVERNOR_RULES, MACHINE_RULES, RULES
 from esper.nissa.conditions import RESULT_TERMS
 from esper.nissa.writer import RunWriter
 from esper.simic.config import TrainingConfig
@@ -39,6 +39,7 @@ from tests.karn import fake_run
 from tests.nissa import record
 from tests.nissa.record import replay
 from tests.tolaria.building import ListSink, MorphEnv, plant, run, started, tiny_task
+from tools.make_reference import alerts_markdown
 
 ROOT = Path(__file__).parents[2]
 DELAY = {rule.name: rule.delay for rule in RULES}
@@ -311,7 +312,7 @@ def test_every_term_of_a_reward_is_known_as_result_or_shaping() -> None:
 
 def test_the_reference_for_users_names_every_rule_with_its_delay() -> None:
     found = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
-    assert found == alerts_markdown(), "run: python -m esper.nissa.alert_rules > docs/alerts.md"
+    assert found == alerts_markdown(), "run: python -m tools.make_reference"
     named = [line for line in found.splitlines() if line.startswith("| `")]
     assert len(named) == len(RULES) + len(GOVERNOR_RULES)
     assert named[2].startswith("| `kl` | warning | `update` | the divergence is above 2 times target_kl, 2")

@@ -1,16 +1,14 @@
 """The alert rules, as one table: what is wrong, how sure that must be, and what to do about it.
 
-Every limit is one of ``leyline.limits``; ``nissa.alert_monitor`` evaluates the table, once for all readers.
-``python -m esper.nissa.alert_rules > docs/alerts.md`` writes the reference that users read.
+Every threshold is a constant of ``leyline.limits``. ``nissa.alert_monitor`` evaluates the rules;
+``tools/make_reference.py`` writes them to ``docs/alerts.md``.
 """
 
-import sys
 from collections.abc import Mapping
 from typing import Final, NamedTuple, get_type_hints
 
 from esper.leyline import limits
-from esper.leyline.columns import TABLE_OF
-from esper.leyline.events import EpisodeRow, ResourceRow, Row, SeedRow, Severity, UpdateRow
+from esper.leyline.events import Row, Severity
 from esper.nissa import conditions
 from esper.nissa.conditions import Look
 
@@ -194,53 +192,3 @@ GOVERNOR_RULES: Final[Mapping[str, str]] = {
     "divergence": "a host's loss rose far beyond its usual ups and downs, two epochs in a row",
 }
 """Alerts that the engine raises itself, since it acts on them at once."""
-
-_UNITS: Final = {UpdateRow: "update", EpisodeRow: "episode", SeedRow: "epoch", ResourceRow: "resource row"}
-
-
-_REFERENCE: Final = """\
-# What raises an alert
-
-Made by `python -m esper.nissa.alert_rules > docs/alerts.md` from the table in
-`src/esper/nissa/alert_rules.py`, whose limits stand in `src/esper/leyline/limits.py`; a test keeps the
-two equal.
-
-An alert is one row of the table `alert` when its condition begins and one when it ends, for each
-thing that it is about: the run, a head, a slot of an environment. The delay counts rows of the
-table that the rule looks at, from the first that is wrong to the alert. What is unknown raises
-nothing and clears nothing.
-
-| rule | severity | looks at | raised when | delay | what to do |
-|---|---|---|---|---|---|
-{rules}
-
-## Interventions of the governor
-
-The engine raises these errors itself, in the epoch in which it undoes or prunes something; the
-hint says what was done. They are cleared when the episode ends.
-
-| rule | raised when |
-|---|---|
-{interventions}
-"""
-
-
-def alerts_markdown() -> str:
-    interventions = (f"| `{name}` | {meaning} |" for name, meaning in GOVERNOR_RULES.items())
-    return _REFERENCE.format(rules="\n".join(map(_line, RULES)), interventions="\n".join(interventions))
-
-
-def _line(rule: Rule) -> str:
-    times = f", {rule.times} times in a row" if rule.times > 1 else ""
-    table, what = TABLE_OF[rule.table], f"{rule.condition}{times}"
-    return f"| `{rule.name}` | {rule.severity} | `{table}` | {what} | {promise(rule)} | {rule.hint} |"
-
-
-def promise(rule: Rule) -> str:
-    """The delay in words."""
-    unit = _UNITS[rule.table]
-    return f"within {rule.delay} {unit if rule.delay == 1 else unit + 's'}"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(alerts_markdown())
