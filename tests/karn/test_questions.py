@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from esper.karn.questions.breakdowns import reward, times
 from esper.karn.questions.choices import choices
 from esper.karn.questions.episode_selection import (
     EpisodeKey,
@@ -14,16 +15,12 @@ from esper.karn.questions.episode_selection import (
     episodes,
     notable_episodes,
 )
-from esper.karn.questions.growth_curves import growth
-from esper.karn.questions.heads import heads
 from esper.karn.questions.honesty import honesty
-from esper.karn.questions.improvement import improvement
 from esper.karn.questions.interactions import interactions
-from esper.karn.questions.ppo_health import beyond, health
-from esper.karn.questions.progress import progress
-from esper.karn.questions.reward import reward
+from esper.karn.questions.learning_curves import growth, improvement
+from esper.karn.questions.overview import progress
+from esper.karn.questions.policy_health import beyond, heads, health
 from esper.karn.questions.series import MOST_POINTS
-from esper.karn.questions.times import times
 from esper.karn.questions.verdict import verdict
 from esper.karn.run import Run, open_run
 from esper.karn.run_result import differences

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from esper.karn.questions.breakdowns import reward
 from esper.karn.questions.honesty import GROUPS, MOST_EPISODES, honesty
-from esper.karn.questions.reward import reward
 from esper.karn.questions.worth import worth
 from esper.karn.run import Run
 from esper.leyline import BLUEPRINT_IDS, Stage

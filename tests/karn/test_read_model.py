@@ -15,12 +15,10 @@ from esper.karn.drawing.picture import numeric_columns
 from esper.karn.figures import FIGURES, figure_named
 from esper.karn.headline import conclude
 from esper.karn.page.sections import head
-from esper.karn.questions.growth_curves import growth
 from esper.karn.questions.honesty import honesty
-from esper.karn.questions.improvement import improvement
-from esper.karn.questions.overview import overview
-from esper.karn.questions.ppo_health import health
-from esper.karn.questions.progress import done_text, progress
+from esper.karn.questions.learning_curves import growth, improvement
+from esper.karn.questions.overview import done_text, overview, progress
+from esper.karn.questions.policy_health import health
 from esper.karn.report import render_report
 from esper.karn.run import Run, open_run
 from esper.karn.runs import listed, table_of

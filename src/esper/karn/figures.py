@@ -5,16 +5,13 @@ from typing import Final
 from esper.karn.drawing.lanes import draw_lanes
 from esper.karn.drawing.picture import Figure
 from esper.karn.questions.alerts import alerts, draw_alerts
+from esper.karn.questions.breakdowns import draw_reward, draw_times, reward, times
 from esper.karn.questions.choices import choices, draw_choices
-from esper.karn.questions.growth_curves import draw_growth, growth
-from esper.karn.questions.heads import draw_heads, heads
 from esper.karn.questions.honesty import draw_honesty, honesty
-from esper.karn.questions.improvement import draw_improvement, improvement
 from esper.karn.questions.interactions import draw_interactions, interactions
-from esper.karn.questions.ppo_health import draw_health, health
-from esper.karn.questions.reward import draw_reward, reward
+from esper.karn.questions.learning_curves import draw_growth, draw_improvement, growth, improvement
+from esper.karn.questions.policy_health import draw_heads, draw_health, heads, health
 from esper.karn.questions.slot_lanes import lanes
-from esper.karn.questions.times import draw_times, times
 from esper.karn.questions.worth import draw_worth, worth
 from esper.leyline.errors import UnknownNameError
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from esper.karn import notation, run_result
 from esper.karn.metric import SCORE, Metric, metric_of
 from esper.karn.questions.episode_selection import is_training, unfinished_episode
-from esper.karn.questions.progress import progress
+from esper.karn.questions.overview import progress
 from esper.karn.run import Run
 from esper.karn.run_result import Comparison, Result
 from esper.karn.statistics import Estimate

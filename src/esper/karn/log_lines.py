@@ -11,7 +11,7 @@ from esper.karn import notation
 from esper.karn.metric import SCORE, Metric, metric_of
 from esper.karn.palette import LOOKS
 from esper.karn.questions.episode_selection import EpisodeKey, is_training
-from esper.karn.questions.growth_curves import growth
+from esper.karn.questions.learning_curves import growth
 from esper.karn.run import Run
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, EpochRow, Row, RunRow, TransitionRow, UpdateRow

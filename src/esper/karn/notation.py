@@ -19,9 +19,8 @@ def points(value: float | None, decimals: int = 1) -> str:
 
 def gain(value: float | None, decimals: int = 1) -> str:
     """A difference, always with its sign."""
-    if value is None:
-        return UNKNOWN
-    return f"{round(value, decimals) + 0.0:+.{decimals}f}"  # adding 0.0 turns -0.0 into 0.0
+    # Adding 0.0 turns -0.0 into 0.0.
+    return UNKNOWN if value is None else f"{round(value, decimals) + 0.0:+.{decimals}f}"
 
 
 def difference(value: float | None, reference: float | None) -> float | None:

@@ -11,14 +11,14 @@ from rich.text import Text
 
 from esper.karn import notation
 from esper.karn.metric import SCORE
-from esper.karn.questions.overview import Overview, overview
-from esper.karn.questions.progress import done_text
+from esper.karn.questions.overview import Overview, done_text, overview
 from esper.karn.run import State, open_run
 from esper.leyline.errors import EsperError
 from esper.leyline.events import RunRow
 from esper.leyline.run_files import TELEMETRY
 
-TIMES: Final = ("seconds_left", "steps_per_second")
+ROW_FIELDS: Final = ("task", "controller", "rng_seed", "started", "metric")
+PROGRESS_FIELDS: Final = ("unit", "done", "total", "seconds_left", "steps_per_second")
 NUMBERS: Final = ("rng seed", "score", "twin", "params", "done")
 
 
@@ -84,11 +84,9 @@ def as_json(run: ListedRun) -> dict[str, Any]:
     found = run.overview
     if found is None:
         return known
-    return {
-        **known,
-        **{
-            name: getattr(found.row, name) for name in ("task", "controller", "rng_seed", "started", "metric")
-        },
-        **{name: getattr(found.progress, name) for name in ("unit", "done", "total", *TIMES)},
-        **{name: getattr(found, name) for name in ("score", "twin", "params")},
-    }
+    sources = (
+        (found.row, ROW_FIELDS),
+        (found.progress, PROGRESS_FIELDS),
+        (found, ("score", "twin", "params")),
+    )
+    return known | {name: getattr(source, name) for source, names in sources for name in names}

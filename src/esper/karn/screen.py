@@ -19,11 +19,9 @@ from esper.karn.palette import LOOKS, SEVERITIES
 from esper.karn.questions.alerts import AlertEntry
 from esper.karn.questions.choices import choices, ops_of
 from esper.karn.questions.episode_selection import EpisodeKey, default_episode, is_training
-from esper.karn.questions.heads import LOW, heads
-from esper.karn.questions.improvement import improvement
-from esper.karn.questions.overview import Overview, overview
-from esper.karn.questions.ppo_health import beyond, health
-from esper.karn.questions.progress import RunProgress, done_text
+from esper.karn.questions.learning_curves import improvement
+from esper.karn.questions.overview import Overview, RunProgress, done_text, overview
+from esper.karn.questions.policy_health import LOW_ENTROPY, beyond, heads, health
 from esper.karn.questions.slot_lanes import Lane, Lanes, lanes
 from esper.karn.run import Run
 from esper.leyline.events import RunRow
@@ -112,7 +110,7 @@ def _policy(run: Run) -> list[RenderableType]:
         "policy": [
             _reading(m.name.replace("_", " "), healthy.series.last(m.name), m.low, m.high) for m in metrics
         ],
-        "entropy": [_reading(name, entropies.last(name), LOW) for name in entropies.values],
+        "entropy": [_reading(name, entropies.last(name), LOW_ENTROPY) for name in entropies.values],
         "ops": [Text(f"{op_label(name)} {notation.share(chosen.last(name))}") for name in ops_of(chosen)],
     }
     return [_labelled(label, Columns(texts, padding=(0, 2))) for label, texts in cells.items()]

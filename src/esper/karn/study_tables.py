@@ -148,13 +148,12 @@ def _at_the_end(found: StudyNumbers) -> StudyTable:
     adjusted = holm({name: p_value(values) for name, values in differences.items()})
     rows = []
     for arm in found.arms:
-        row = [arm.name, _text(partial(number, "{:.2f}"), mean_interval(arm.scores))]
+        above, p = "", ""
         if arm.name in differences:
-            row.append(_text(partial(number, "{:+.2f}"), mean_interval(differences[arm.name])))
-            row.append(number("{:.3g}", adjusted[arm.name]))
-        else:
-            row += ["", ""]
-        rows.append([*row, number("{:,.0f}", float(arm.params[-1]))])
+            above = _text(partial(number, "{:+.2f}"), mean_interval(differences[arm.name]))
+            p = number("{:.3g}", adjusted[arm.name])
+        score = _text(partial(number, "{:.2f}"), mean_interval(arm.scores))
+        rows.append([arm.name, score, above, p, number("{:,.0f}", float(arm.params[-1]))])
     return StudyTable(
         f"{found.task}: test score after {found.compute[-1]}",
         ["arm", "score (95 %)", f"above {found.control} (95 %)", "p (Holm)", "parameters"],
@@ -167,23 +166,12 @@ def _at_the_end(found: StudyNumbers) -> StudyTable:
 
 def _spending(found: StudyNumbers) -> StudyTable:
     purposes = [name for name in found.arms[0].flops if name not in (*_TRAINING, _INSTRUMENT, "charged")]
-    rows = [
-        [
-            arm.name,
-            *(_flop(arm.flops[name]) for name in ("charged", *purposes)),
-            _flop(arm.flops[_INSTRUMENT]),
-        ]
-        for arm in found.arms
-    ]
+    shown = {"charged": "charged", **{name: f"of it {name.replace('_', ' ')}" for name in purposes}}
+    shown[_INSTRUMENT] = "validation, not charged"
     return StudyTable(
         f"{found.task}: compute",
-        [
-            "arm",
-            "charged",
-            *(f"of it {name.replace('_', ' ')}" for name in purposes),
-            "validation, not charged",
-        ],
-        rows,
+        ["arm", *shown.values()],
+        [[arm.name, *(_flop(arm.flops[name]) for name in shown)] for arm in found.arms],
         "Means of whole runs. What is charged beyond training is what growth costs; one validation a step is"
         " an instrument that every arm has.",
     )

@@ -19,7 +19,7 @@ from rich.segment import SegmentLines
 from rich.text import Text
 
 from esper.karn.log_lines import Stamp, first_lines, line_of, log, stamps
-from esper.karn.questions.progress import progress
+from esper.karn.questions.overview import progress
 from esper.karn.run import Run, open_run
 from esper.karn.screen import screen
 from esper.leyline.errors import EsperError

@@ -80,7 +80,7 @@ def y_axis(scale: AxisScale, left: float, right: float, most: int = 5) -> Markup
         svg.text(left - 6, scale(value) + 4, label, "dim", "end")
         for value, label in tick_texts(values).items()
     ]
-    return svg.group([svg.path(lines, "grid"), *numbers])
+    return svg.group(svg.path(lines, "grid"), *numbers)
 
 
 def x_axis(scale: AxisScale, y: float, name: str, top: float | None = None, most: int = 8) -> Markup:
@@ -97,23 +97,19 @@ def x_axis(scale: AxisScale, y: float, name: str, top: float | None = None, most
         for value, label in tick_texts(values).items()
     ]
     return svg.group(
-        [
-            svg.path(rise, "grid"),
-            svg.path(f"M{svg.number(scale.start)} {svg.number(y)}H{svg.number(scale.stop)}{marks}", "axis"),
-            *numbers,
-            svg.text(svg.WIDTH, y + svg.LINE + 2, name, "dim", "end"),
-        ]
+        svg.path(rise, "grid"),
+        svg.path(f"M{svg.number(scale.start)} {svg.number(y)}H{svg.number(scale.stop)}{marks}", "axis"),
+        *numbers,
+        svg.text(svg.WIDTH, y + svg.LINE + 2, name, "dim", "end"),
     )
 
 
 def value_axis(scale: AxisScale, y: float, name: str, labels: Mapping[float, str]) -> Markup:
     """An axis at the bottom with these numbers at these values, the name of what they are below its end."""
     return svg.group(
-        [
-            svg.line(scale.start, y, scale.stop, y, "axis"),
-            *(svg.text(scale(at), y + svg.LINE + 2, text, "dim", "middle") for at, text in labels.items()),
-            svg.text(scale.stop, y + 2 * svg.LINE + 4, name, "dim", "end"),
-        ]
+        svg.line(scale.start, y, scale.stop, y, "axis"),
+        *(svg.text(scale(at), y + svg.LINE + 2, text, "dim", "middle") for at, text in labels.items()),
+        svg.text(scale.stop, y + 2 * svg.LINE + 4, name, "dim", "end"),
     )
 
 
@@ -152,10 +148,8 @@ class Label(NamedTuple):
 def beside_lines(x: float, labels: Sequence[Label]) -> Markup:
     """Names of lines at their ends."""
     heights = apart([label.height for label in labels])
-    return svg.group(
-        svg.text(x, height + 4, label.content, label.look)
-        for label, height in zip(labels, heights, strict=True)
-    )
+    pairs = zip(labels, heights, strict=True)
+    return svg.group(*(svg.text(x, height + 4, label.content, label.look) for label, height in pairs))
 
 
 def beside_areas(x: float, labels: Sequence[Label], lowest: float, highest: float) -> Markup:
@@ -165,7 +159,8 @@ def beside_areas(x: float, labels: Sequence[Label], lowest: float, highest: floa
         shift = min(lowest - 5 - max(heights), 0.0)
         shift = max(highest + 5 - min(heights), shift)
         heights = [height + shift for height in heights]
-    return svg.group(
+    drawn = [
         svg.rectangle(x, height - 5, 10, 10, label.look) + svg.text(x + 15, height + 4, label.content)
         for label, height in zip(labels, heights, strict=True)
-    )
+    ]
+    return svg.group(*drawn)

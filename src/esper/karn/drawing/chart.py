@@ -109,7 +109,7 @@ def draw(chart_of: Callable[[Series], Chart], found: Series, beside: Series | No
         chart.description,
         x_axis(x, bottom, found.axis, top=_TOP),
         *drawn,
-        svg.group(_hover(chart, x, bottom), class_="hits"),
+        svg.group(*_hover(chart, x, bottom), class_="hits"),
     )
 
 
@@ -122,16 +122,14 @@ def draw_panel(places: Sequence[AxisBin], panel: Panel, x: AxisScale, y: AxisSca
     """Its axis, what it holds, and the names of that."""
     at = [x(place.last) for place in places]
     return svg.group(
-        [
-            y_axis(y, x.start, x.stop, most=panel.ticks + 1),
-            svg.text(x.start - 6, y.stop - 10, panel.unit, "dim", "end") if panel.unit else "",
-            *_draw_parts(places, panel.parts, x, y),
-            svg.line(x.start, y(0), x.stop, y(0), "axis") if panel.zero else "",
-            *(_draw_band(at, band, y, index) for index, band in enumerate(panel.bands)),
-            *(_draw_line(line, places, x, y, is_column=bool(panel.parts)) for line in panel.lines),
-            beside_lines(min(at[-1], x.stop) + 8, _line_labels(panel, y)),
-            beside_areas(x.stop + 10, _part_labels(panel, y), y.start, y.stop),
-        ]
+        y_axis(y, x.start, x.stop, most=panel.ticks + 1),
+        svg.text(x.start - 6, y.stop - 10, panel.unit, "dim", "end") if panel.unit else "",
+        *_draw_parts(places, panel.parts, x, y),
+        svg.line(x.start, y(0), x.stop, y(0), "axis") if panel.zero else "",
+        *(_draw_band(at, band, y, index) for index, band in enumerate(panel.bands)),
+        *(_draw_line(line, places, x, y, is_column=bool(panel.parts)) for line in panel.lines),
+        beside_lines(min(at[-1], x.stop) + 8, _line_labels(panel, y)),
+        beside_areas(x.stop + 10, _part_labels(panel, y), y.start, y.stop),
     )
 
 
@@ -292,10 +290,8 @@ class Strips(NamedTuple):
     def _draw_row(self, row: Strip, x: AxisScale, top: float) -> Markup:
         baseline = top + self.height / 2 + 5
         return svg.group(
-            [
-                svg.element("title", row.title) if row.title else "",
-                svg.text(x.start - 8, baseline, svg.shorten(row.name, _LETTERS), "", "end"),
-                *row.draw(x, top),
-                svg.text(x.stop + 8, baseline, row.value, "strong" if row.is_strong else "dim"),
-            ]
+            svg.element("title", row.title) if row.title else "",
+            svg.text(x.start - 8, baseline, svg.shorten(row.name, _LETTERS), "", "end"),
+            *row.draw(x, top),
+            svg.text(x.stop + 8, baseline, row.value, "strong" if row.is_strong else "dim"),
         )

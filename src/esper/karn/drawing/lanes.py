@@ -108,7 +108,7 @@ def _draw_key(found: Lanes, baseline: float) -> Markup:
             name = stage.name.lower()
             parts.append(svg.text(x + 12, baseline, name, "dim"))
             x += svg.width_of(name) + 22
-    return svg.group(parts)
+    return svg.group(*parts)
 
 
 # --- the score ------------------------------------------------------------------------------------
@@ -162,14 +162,12 @@ def _draw_lane(lane: Lane, metric: Metric, x: AxisScale, top: float) -> Markup:
     bar = top + _BAR_TOP
     middle = bar + _BAR / 2
     return svg.group(
-        [
-            svg.path(_gaps(lane, x, middle), "empty"),
-            svg.text(x.start - 8, middle + 5, svg.shorten(lane.slot, _NAME_LETTERS), "", "end"),
-            *(_draw_span(span, x, bar) for span in lane.spans),
-            *_seed_names(lane, x, middle + 5),
-            *(_mark(one, lane.slot, x(one.epoch), bar - 3) for one in lane.marks),
-            *_worth(lane, metric, middle),
-        ]
+        svg.path(_gaps(lane, x, middle), "empty"),
+        svg.text(x.start - 8, middle + 5, svg.shorten(lane.slot, _NAME_LETTERS), "", "end"),
+        *(_draw_span(span, x, bar) for span in lane.spans),
+        *_seed_names(lane, x, middle + 5),
+        *(_mark(one, lane.slot, x(one.epoch), bar - 3) for one in lane.marks),
+        *_worth(lane, metric, middle),
     )
 
 
@@ -250,7 +248,7 @@ def _mark(move: TransitionRow, slot: str, x: float, y: float) -> Markup:
     """Germinated is a ring, fossilized a diamond, pruned a pair of scissors; hovering tells why."""
     stage = Stage(move.to_stage)
     label = f"{slot} {stage.name.lower()} after epoch {move.epoch} ({move.cause}): {move.reason}"
-    return svg.group([_shape(stage, x, y), svg.element("title", label)])
+    return svg.group(_shape(stage, x, y), svg.element("title", label))
 
 
 def _shape(stage: Stage, x: float, y: float) -> Markup:

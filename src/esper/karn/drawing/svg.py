@@ -45,7 +45,7 @@ def _clean(text: str, *, quote: bool = False) -> str:
     return escape(_FORBIDDEN.sub("", text), quote=quote)
 
 
-def group(children: Iterable[str], **attributes: str | float | None) -> Markup:
+def group(*children: str, **attributes: str | float | None) -> Markup:
     """Elements that belong together; nothing if there are none."""
     inside = "".join(children)
     return element("g", Markup(inside), **attributes) if inside else Markup("")

@@ -11,7 +11,7 @@ from esper.karn import notation
 from esper.karn.drawing.picture import numeric_columns
 from esper.karn.drawing.style import STYLE
 from esper.karn.palette import LOOKS, SEVERITIES, stage_variable
-from esper.karn.questions.progress import done_text
+from esper.karn.questions.overview import done_text
 
 TREND: Final = 16
 """Letters of a trend, at most."""
@@ -48,13 +48,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "clock": notation.clock,
-        "count": notation.count,
+        **{name: getattr(notation, name) for name in ("clock", "count", "factor", "significant")},
         "done": done_text,
-        "factor": notation.factor,
         "glyph": lambda stage: LOOKS[stage].glyph,
         "numeric": numeric_columns,
-        "significant": notation.significant,
         "trend": lambda scores: notation.trend(scores, TREND, low=0.0),
     }
     environment.globals["style"] = style

@@ -102,7 +102,7 @@ def draw_interactions(found: Interactions, beside: Interactions | None = None) -
             shade = shade_look(_PALEST * abs(value or 0.0) / (strongest or 1.0))
             cell = svg.rectangle(left, top, width, _CELL, f"cell {shade}")
             text = svg.text(left + width / 2, top + _CELL / 2 + 5, metric.gain(value), look, "middle")
-            drawn.append(svg.group([cell, text]))
+            drawn.append(svg.group(cell, text))
     return Picture(
         svg=svg.drawing(
             _TOP + size * _CELL + 4,

@@ -83,13 +83,11 @@ def _draw_panel(
     places = [(x(at), y(value.mean)) for at, value in zip(costs, reached.values(), strict=True)]
     spread = zip(places, intervals, strict=True)
     return svg.group(
-        [
-            y_axis(y, _LEFT, _RIGHT),
-            _cost_axis(x, top + _PANEL, name),
-            *(svg.line(at, y(low), at, y(high), "thin") for (at, _), (low, high) in spread if high > low),
-            svg.path(svg.dots(places), "dot"),
-            *_names(reached, metric, places),
-        ]
+        y_axis(y, _LEFT, _RIGHT),
+        _cost_axis(x, top + _PANEL, name),
+        *(svg.line(at, y(low), at, y(high), "thin") for (at, _), (low, high) in spread if high > low),
+        svg.path(svg.dots(places), "dot"),
+        *_names(reached, metric, places),
     )
 
 

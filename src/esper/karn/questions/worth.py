@@ -150,13 +150,11 @@ def _draw_row(one: BlueprintWorth, top: float, count: AxisScale, points: AxisSca
     fates = f"{notation.count(one.fossilized)} kept, {notation.count(one.pruned)} pruned"
     name = svg.shorten(one.blueprint, 15)
     return svg.group(
-        [
-            svg.text(0, top + 16, name, "strong"),
-            svg.text(_FUNNEL[1] + 6, top + 16, fates, "dim", "end"),
-            *bars,
-            *_draw_points(one, top + 29, points),
-            svg.element("title", f"{one.blueprint}: {notation.count(one.germinated)} germinated, {fates}"),
-        ]
+        svg.text(0, top + 16, name, "strong"),
+        svg.text(_FUNNEL[1] + 6, top + 16, fates, "dim", "end"),
+        *bars,
+        *_draw_points(one, top + 29, points),
+        svg.element("title", f"{one.blueprint}: {notation.count(one.germinated)} germinated, {fates}"),
     )
 
 

@@ -1,15 +1,46 @@
-"""Where does the time go: the phases of every iteration or epoch, drawn as stacked columns."""
+"""Mean reward terms per iteration, and mean time per phase, as stacked columns."""
 
 from functools import partial
+from typing import Final
 
 from esper.karn import notation
-from esper.karn.drawing.chart import Chart, Panel, StackedPart, draw
+from esper.karn.drawing.chart import Chart, ChartLine, Panel, StackedPart, draw
 from esper.karn.drawing.picture import Picture, series_table
 from esper.karn.drawing.style import part_look
 from esper.karn.questions.episode_selection import is_training
 from esper.karn.questions.series import Series, query_series
 from esper.karn.run import Run
 from esper.karn.statistics import mean
+
+SUM: Final = "return"
+_signed = partial(notation.gain, decimals=3)
+
+
+def reward(run: Run) -> Series | None:
+    """Terms by their names, and their sum; None: there were no rewards."""
+    names = "SELECT DISTINCT unnest(map_keys(reward_terms)) AS term FROM update ORDER BY term"
+    terms = [name for (name,) in run.sql(names).fetchall() if name != SUM]
+    columns = dict.fromkeys(terms, "avg(reward_terms[?])") | {SUM: "avg(mean_return)"}
+    known = "reward_terms IS NOT NULL"
+    return query_series(run, "update", columns, where=known, place="iteration", parameters=terms)
+
+
+def draw_reward(found: Series, beside: Series | None = None) -> Picture:
+    """One column per iteration, and the sum as a line."""
+    caption = "Mean reward terms per episode; line: their sum."
+    return Picture(draw(_reward_chart, found, beside), *series_table(found, _signed), caption)
+
+
+def _reward_chart(found: Series) -> Chart:
+    terms = [name for name in found.values if name != SUM]
+    parts = [StackedPart(name, found[name], _signed, part_look(index)) for index, name in enumerate(terms)]
+    return Chart(
+        title="Reward terms",
+        description=", ".join(f"{name} {_signed(found.last(name))}" for name in terms),
+        found=found,
+        panels=[Panel(180, [ChartLine(SUM, found[SUM], _signed, "thin")], parts=parts, zero=True)],
+        room=190,
+    )
 
 
 def times(run: Run) -> Series | None:
@@ -37,13 +68,13 @@ def draw_times(found: Series, beside: Series | None = None) -> Picture:
     ]
     unit, size = ("s", 1000.0) if max(held) >= 1000 else ("ms", 1.0)
     return Picture(
-        draw(partial(_chart, unit=unit, size=size), found, beside),
+        draw(partial(_times_chart, unit=unit, size=size), found, beside),
         *series_table(found, notation.duration),
         f"Mean time per {found.axis}; beside it, over the whole run.",
     )
 
 
-def _chart(found: Series, unit: str, size: float) -> Chart:
+def _times_chart(found: Series, unit: str, size: float) -> Chart:
     def text(value: float | None) -> str:
         return notation.duration(None if value is None else value * size)
 

@@ -1,11 +1,8 @@
-"""Does growth pay: scores of all episodes beside those of their do-nothing twins, and the parameters.
-
-A run that is decided by its loss has that in the place of the score.
-
-The picture: a fan of scores with the twin as a dotted line, parameters as a step line below.
-"""
+"""Scores against those of the twins with the parameters, and returns of a training over its iterations."""
 
 from dataclasses import replace
+from functools import partial
+from typing import Final
 
 from esper.karn import notation
 from esper.karn.drawing.chart import Chart, ChartLine, Panel, draw
@@ -43,10 +40,10 @@ def draw_growth(found: Series, beside: Series | None = None) -> Picture:
     texts = {"episodes": notation.count, "parameters": notation.count}
     named = {found.metric.name if name == "score" else name: course for name, course in found.values.items()}
     table = series_table(replace(found, values=named), found.metric.text, texts)
-    return Picture(draw(_chart, found, beside), *table, _caption(found))
+    return Picture(draw(_growth_chart, found, beside), *table, _growth_caption(found))
 
 
-def _chart(found: Series) -> Chart:
+def _growth_chart(found: Series) -> Chart:
     size = f"{notation.count(found.last('parameters'))} params"
     params = ChartLine("parameters", found["parameters"], notation.count, "steps", label=size)
     bands = [(found["lowest"], found["highest"]), (found["25 %"], found["75 %"])]
@@ -74,7 +71,7 @@ def _has_fan(found: Series) -> bool:
     return found["lowest"] != found["highest"]
 
 
-def _caption(found: Series) -> str:
+def _growth_caption(found: Series) -> str:
     metric = found.metric
     score, twin, params = (found.last(name) for name in ("score", "twin", "parameters"))
     fan = ""
@@ -88,4 +85,57 @@ def _caption(found: Series) -> str:
     return (
         f"{fan}At {found.axis} {found.bins[-1]} the {metric.name} is {metric.text(score)},{against}"
         f" with {notation.count(params)} parameters."
+    )
+
+
+_TABLE: Final = (
+    "update LEFT JOIN (SELECT iteration, list(total_reward) AS returns FROM episode GROUP BY iteration)"
+    " USING (iteration)"
+)
+_QUANTILE: Final = "list_aggregate(flatten(list(returns)), 'quantile_cont', {})"
+_COLUMNS: Final = {
+    "25 %": _QUANTILE.format(0.25),
+    "median": _QUANTILE.format(0.5),
+    "75 %": _QUANTILE.format(0.75),
+    "score": "avg(val_score)",
+    "evaluation return": "avg(evaluation_return)",
+    "evaluation score": "avg(evaluation_score)",
+}
+"""Quartiles are of the returns of all episodes; evaluations are argmax episodes on selection rng seeds."""
+_signed = partial(notation.gain, decimals=2)
+
+
+def improvement(run: Run) -> Series | None:
+    """Of a training; None: there was no update yet."""
+    return query_series(run, _TABLE, _COLUMNS) if is_training(run) else None
+
+
+def draw_improvement(found: Series, beside: Series | None = None) -> Picture:
+    scores = {"score": notation.points, "evaluation score": notation.points}
+    return Picture(
+        draw(_improvement_chart, found, beside),
+        *series_table(found, _signed, scores),
+        "Above: return of an iteration's episodes, median and middle half; below: their mean score."
+        " Dots: argmax episodes on selection rng seeds.",
+    )
+
+
+def _improvement_chart(found: Series) -> Chart:
+    returns = [
+        ChartLine("return", found["median"], _signed),
+        ChartLine("evaluated", found["evaluation return"], _signed, "dots", label=""),
+    ]
+    scores = [
+        ChartLine("score", found["score"], notation.points),
+        ChartLine("argmax", found["evaluation score"], notation.points, "dots"),
+    ]
+    return Chart(
+        title="Return and score per iteration",
+        description=f"Median return {_signed(found.last('median'))}, mean score"
+        f" {notation.points(found.last('score'))} in iteration {found.bins[-1]}.",
+        found=found,
+        panels=[
+            Panel(130, returns, [(found["25 %"], found["75 %"])], zero=True),
+            Panel(130, scores, near=0.0, most=100.0),
+        ],
     )

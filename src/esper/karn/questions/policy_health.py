@@ -1,6 +1,6 @@
-"""Is PPO healthy: the metrics of every update that have a healthy band, and the policy's entropy.
+"""Health of PPO: metrics of the updates against their healthy bands, and the entropy of each head.
 
-The picture: one small line per metric in its band; a value outside is marked, with its limit.
+One strip per metric, with values outside the band marked. One strip per head, darker for higher entropy.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,10 @@ from markupsafe import Markup
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import AxisScale
-from esper.karn.drawing.chart import Strip, Strips
+from esper.karn.drawing.chart import Strip, Strips, edges
 from esper.karn.drawing.picture import Picture, series_table
+from esper.karn.drawing.style import shade_look
+from esper.karn.drawing.svg import number
 from esper.karn.questions.series import Series, Values, query_series
 from esper.karn.run import Run
 from esper.leyline.columns import COLUMNS, ColumnSpec
@@ -22,7 +24,7 @@ from esper.leyline.limits import KL_HIGH
 
 BESIDE: Final = ("entropy", "value_loss")
 """Shown too although they have no band."""
-_STRIPS: Final = Strips(left=184, right=142, height=28, gap=10)
+_METRIC_STRIPS: Final = Strips(left=184, right=142, height=28, gap=10)
 
 
 class Health(NamedTuple):
@@ -70,7 +72,7 @@ def draw_health(found: Health, beside: Health | None = None) -> Picture:
     strips = [_strip(metric, found.series, beside) for metric in found.metrics]
     outside = ", ".join(strip.name for strip in strips if strip.is_strong)
     return Picture(
-        _STRIPS.draw(
+        _METRIC_STRIPS.draw(
             "Metrics of the updates",
             f"Outside their bands in iteration {found.series.bins[-1]}: {outside or 'none'}.",
             "iteration",
@@ -99,10 +101,10 @@ def _draw_metric(
     metric: ColumnSpec, found: Series, held: Values, x: AxisScale, top: float
 ) -> Iterator[Markup]:
     """The line of a metric, on an axis that holds all values of ``held``."""
-    y = AxisScale(*_range(metric, held), top + _STRIPS.height, top)
+    y = AxisScale(*_range(metric, held), top + _METRIC_STRIPS.height, top)
     if metric.low is not None or metric.high is not None:
         ceiling = top - 2 if metric.high is None else y(metric.high)
-        floor = top + _STRIPS.height + 2 if metric.low is None else y(metric.low)
+        floor = top + _METRIC_STRIPS.height + 2 if metric.low is None else y(metric.low)
         yield svg.rectangle(x.start, ceiling, x.stop - x.start, max(floor - ceiling, 1.0), "inband")
     values = found[metric.name]
     at = [None if v is None else (x(p.last), y(v)) for p, v in zip(found.bins, values, strict=True)]
@@ -124,3 +126,57 @@ def _range(metric: ColumnSpec, held: Values) -> tuple[float, float]:
     values += [metric.high - room] if metric.high is not None else []
     low, high = min(values), max(values)
     return (low, high) if high > low else (low - room, high + room)
+
+
+LOW_ENTROPY: Final = next(column.low for column in COLUMNS["update"] if column.name == "head_entropy") or 0.0
+"""Below this a head is as good as dead."""
+_HEAD_STRIPS: Final = Strips(left=132, right=100, height=20, gap=8)
+_entropy = partial(notation.points, decimals=2)
+
+
+def heads(run: Run) -> Series | None:
+    """By head: 1 uniform over what was legal, 0 certain, None: it never had a choice. None: no update yet."""
+    columns = {name: f"avg(head_entropy[{index + 1}])" for index, name in enumerate(run.row.heads)}
+    return query_series(run, "update", columns, place="iteration")
+
+
+def draw_heads(found: Series, beside: Series | None = None) -> Picture:
+    """One strip per head, on an axis that holds what is beside it too."""
+    dead = [name for name in found.values if _is_low(found.last(name))]
+    strips = [
+        Strip(name, partial(_draw_head, found, name), _entropy(found.last(name)), _is_low(found.last(name)))
+        for name in found.values
+    ]
+    return Picture(
+        _HEAD_STRIPS.draw(
+            "Entropy of the heads",
+            f"Below their limit in iteration {found.bins[-1]}: {', '.join(dead) or 'none'}.",
+            "iteration",
+            max(one.end for one in (found, beside) if one is not None),
+            strips,
+            grid=False,
+        ),
+        *series_table(found, _entropy),
+        "Entropy over what was legal: 1 (dark) uniform, 0 (light) certain."
+        f" Marked: below {LOW_ENTROPY:g}, as good as decided. Striped: the head never had a choice.",
+    )
+
+
+def _is_low(value: float | None) -> bool:
+    return value is not None and value < LOW_ENTROPY
+
+
+def _draw_head(found: Series, name: str, x: AxisScale, top: float) -> Iterator[Markup]:
+    cells: dict[str, str] = {}
+    unread, height = "", _HEAD_STRIPS.height
+    for place, value in zip(found.bins, found[name], strict=True):
+        left, right = edges(place, x)
+        if value is None:
+            unread += f"M{number(left)} {number(top + height / 2)}H{number(right)}"
+        else:
+            shade = "warning" if _is_low(value) else shade_look(value)
+            box = f"M{number(left)} {number(top)}H{number(right)}v{number(height)}H{number(left)}z"
+            cells[shade] = cells.get(shade, "") + box
+    yield svg.rectangle(x.start, top, x(found.bins[-1].last) - x.start, height, "track")
+    yield from (svg.path(commands, shade) for shade, commands in cells.items())
+    yield svg.path(unread, "unread", stroke_width=height)
