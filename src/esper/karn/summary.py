@@ -71,16 +71,10 @@ def _seed_table(seeds: Sequence[SeedHistory]) -> Table:
         side: JustifyMethod = "left" if heading in texts + wrapped else "right"
         table.add_column(heading, justify=side, no_wrap=heading not in wrapped)
     for seed in seeds:
-        table.add_row(
-            seed.slot,
-            f"{seed.blueprint}\n{seed.style or notation.UNKNOWN}",
-            str(seed.germinated_at),
-            seed.course,
-            _fate_text(seed),
-            notation.count(seed.params),
-            SCORE.gain_with_error(seed.contribution, seed.contribution_error),
-            notation.gain(seed.shapley),
-        )
+        name = f"{seed.blueprint}\n{seed.style or notation.UNKNOWN}"
+        contribution = SCORE.gain_with_error(seed.contribution, seed.contribution_error)
+        numbers = (notation.count(seed.params), contribution, notation.gain(seed.shapley))
+        table.add_row(seed.slot, name, str(seed.germinated_at), seed.course, _fate_text(seed), *numbers)
     return table
 
 

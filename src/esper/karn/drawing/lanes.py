@@ -61,15 +61,10 @@ def draw_lanes(found: Lanes, beside: Lanes | None = None) -> Picture:
 
 def _cells(seed: SeedHistory, metric: Metric) -> list[str]:
     fate = seed.fate if seed.fate == "alive" else f"{seed.fate} after {seed.fate_epoch}"
-    return [
-        seed.slot,
-        seed.blueprint,
-        str(seed.germinated_at),
-        seed.course,
-        f"{fate}: {seed.reason}" if seed.reason else fate,
-        metric.gain_with_error(seed.contribution, seed.contribution_error),
-        notation.count(seed.params),
-    ]
+    fate = f"{fate}: {seed.reason}" if seed.reason else fate
+    worth = metric.gain_with_error(seed.contribution, seed.contribution_error)
+    about = [seed.slot, seed.blueprint, str(seed.germinated_at), seed.course]
+    return [*about, fate, worth, notation.count(seed.params)]
 
 
 def _describe(found: Lanes) -> str:

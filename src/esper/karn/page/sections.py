@@ -172,15 +172,15 @@ def chooser(run: Run, shown: EpisodeKey) -> Chooser:
             for key, number, _ in reversed(first.values())
         ],
         members=[
-            (address(key), f"env {_member_name(key)} · {metric.text(score)}", key == shown)
+            (address(key), f"env {key.env}{_attempt(key)} · {metric.text(score)}", key == shown)
             for key, _, score in found
             if key in own
         ],
     )
 
 
-def _member_name(key: EpisodeKey) -> str:
-    return f"{key.env}, attempt {key.attempt + 1}" if key.attempt else str(key.env)
+def _attempt(key: EpisodeKey) -> str:
+    return f", attempt {key.attempt + 1}" if key.attempt else ""
 
 
 def address(key: Iterable[int]) -> str:
@@ -240,16 +240,9 @@ def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahea
     origin = f"{name} ({row.controller}, rng seed {setting_text(row.rng_seed)})"
     if found is None:
         return [origin, "0", *[notation.UNKNOWN] * 6]
-    return [
-        origin,
-        notation.count(found.episodes),
-        found.metric.estimate(found.validation),
-        val_ahead,
-        SCORE.estimate(found.test_score),
-        test_ahead,
-        notation.count(round(found.params.mean)),
-        notation.flop(round(found.flops.mean)),
-    ]
+    validation, test = found.metric.estimate(found.validation), SCORE.estimate(found.test_score)
+    costs = [notation.count(round(found.params.mean)), notation.flop(round(found.flops.mean))]
+    return [origin, notation.count(found.episodes), validation, val_ahead, test, test_ahead, *costs]
 
 
 # --- where a run comes from -----------------------------------------------------------------------
@@ -257,16 +250,10 @@ def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahea
 
 def settings(row: RunRow, key: str) -> list[tuple[str, str]]:
     """The configuration, or where, when and from what the run was made; names within others have dots."""
-    environment = {
-        "git revision": row.git_revision,
-        "data hash": row.data_hash,
-        "started": row.started,
-        "host parameters": row.host_params,
-        "slots": row.slots,
-        **row.versions,
-        **row.hardware,
-    }
-    values = row.config if key == "configuration" else environment
+    values = row.config
+    if key == "environment":
+        values = {"git revision": row.git_revision, "data hash": row.data_hash, "started": row.started}
+        values |= {"host parameters": row.host_params, "slots": row.slots, **row.versions, **row.hardware}
     return [(name, setting_text(value)) for key in values for name, value in flat(key, values[key])]
 
 

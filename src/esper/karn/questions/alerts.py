@@ -165,17 +165,10 @@ def draw_alerts(found: Alerts, beside: Alerts | None = None) -> Picture:
 
 
 def _cells(entry: AlertEntry, axis: AxisName) -> list[str]:
-    return [
-        entry.rule,
-        entry.severity,
-        entry.scope,
-        notation.count(entry.times),
-        f"{axis} {entry.since}",
-        "open" if entry.until is None else f"{axis} {entry.until}",
-        notation.significant(entry.value),
-        notation.significant(entry.limit),
-        entry.hint,
-    ]
+    until = "open" if entry.until is None else f"{axis} {entry.until}"
+    numbers = map(notation.significant, (entry.value, entry.limit))
+    about = [entry.rule, entry.severity, entry.scope, notation.count(entry.times)]
+    return [*about, f"{axis} {entry.since}", until, *numbers, entry.hint]
 
 
 def _strip(line: AlertLine) -> Strip:

@@ -62,17 +62,10 @@ def op_name(op: str) -> str:
 
 
 def _chart(found: Series) -> Chart:
-    parts = [
-        StackedPart(
-            op_name(op),
-            _percents(found[op]),
-            _percent,
-            _look(op),
-            total=_overall(found, op),
-            striped=_percents(found[f"{op} {FORCED}"]),
-        )
-        for op in ops_of(found)
-    ]
+    parts = []
+    for op in ops_of(found):
+        chosen, forced = _percents(found[op]), _percents(found[f"{op} {FORCED}"])
+        parts.append(StackedPart(op_name(op), chosen, _percent, _look(op), _overall(found, op), forced))
     failed = StackedPart(FAILED, _percents(found[FAILED]), _percent, "error", _overall(found, FAILED))
     return Chart(
         title="Mix of ops",

@@ -38,15 +38,9 @@ def create_app(folder: RunFolder, access: Access, is_ending: Callable[[], bool] 
         page.status_code = status
         return page
 
-    app = Starlette(
-        routes=[
-            *views.routes(),
-            Route("/style.css", _style),
-            Mount("/static", StaticFiles(directory=STATIC)),
-        ],
-        exception_handlers={EsperError: views.refusal, HTTPException: no_such_address},
-    )
-    return Guard(app, access)
+    files = [Route("/style.css", _style), Mount("/static", StaticFiles(directory=STATIC))]
+    handlers = {EsperError: views.refusal, HTTPException: no_such_address}
+    return Guard(Starlette(routes=[*views.routes(), *files], exception_handlers=handlers), access)
 
 
 def listen(host: str, port: int) -> socket.socket:

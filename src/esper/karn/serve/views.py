@@ -24,6 +24,8 @@ from esper.leyline.errors import EsperError, UnknownNameError
 SECONDS_FOR_ROWS: Final = 0.5
 """After which the list leaves runs unread; the browser asks again for the rest."""
 PARTS: Final = ("head", *KEYS, *ORIGIN)
+PENDING: Final = "panel pending"
+"""CSS classes of a section that the browser loads later."""
 
 
 class Listed(NamedTuple):
@@ -45,15 +47,14 @@ class Views:
 
     def routes(self) -> list[Route]:
         """Every address but those of files."""
-        return [
-            Route("/", self.list),
-            Route("/rows", self.rows),
-            Route("/runs/{id}", self.run),
-            Route("/runs/{id}/{key}", self.part),
-            Route("/compare", self.compare),
-            Route("/comparison", self.comparison),
-            Route("/events", self.events),
-        ]
+        views: dict[str, Callable[[Request], Any]] = {
+            "/": self.list,
+            "/rows": self.rows,
+            "/events": self.events,
+        }
+        views |= {"/runs/{id}": self.run, "/runs/{id}/{key}": self.part}
+        views |= {"/compare": self.compare, "/comparison": self.comparison}
+        return [Route(path, view) for path, view in views.items()]
 
     async def events(self, request: Request) -> Response:
         """Which runs have new rows, as long as somebody listens."""
@@ -103,7 +104,7 @@ class Views:
         groups = [Group("sides", heads), Group("panels", [both])]
         for key in SHOWN:
             sides = ((left, right, ""), (right, left, "-2"))
-            pair = [self._pending(run, key, "panel pending", side, other) for run, other, side in sides]
+            pair = [self._pending(run, key, PENDING, side, other) for run, other, side in sides]
             groups.append(Group("sides", pair))
         return self._page("run.html", f"{left.name} and {right.name} · esper", groups=groups)
 
@@ -141,12 +142,7 @@ class Views:
         return self._folder.run(ids[0]), self._folder.run(ids[1])
 
     def _pending(
-        self,
-        found: FoundRun,
-        key: str,
-        look: str = "panel pending",
-        side: str = "",
-        beside: FoundRun | None = None,
+        self, found: FoundRun, key: str, look: str = PENDING, side: str = "", beside: FoundRun | None = None
     ) -> Section:
         """A part that the browser asks for."""
         query = "" if beside is None else f"?beside={beside.id}"
