@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from esper.karn.serve.event_stream import HEARTBEAT_LOOKS, RETRY_MS, run_events
+from esper.karn.serve.event_stream import HEARTBEAT_CHECKS, RETRY_MS, run_events
 from esper.karn.serve.folder import RunFolder
 from tests.karn.serving import lines_of, write_run
 
@@ -67,7 +67,7 @@ def test_where_nothing_happens_a_comment_keeps_the_connection_alive(tmp_path):
         return [await anext(stream) for _ in range(4)]
 
     assert asyncio.run(hear())[2:] == [QUIET, QUIET]
-    assert looks == 1 + 2 * HEARTBEAT_LOOKS
+    assert looks == 1 + 2 * HEARTBEAT_CHECKS
 
 
 def test_a_server_that_ends_lets_its_listeners_go(tmp_path):

@@ -39,7 +39,7 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
     if is_training(run):
         number = rows[0].iteration or 0
         headline = _trained_headline(evaluation, episodes, number)
-        sentences += _course_sentences(run, number)
+        sentences += _contrast_sentences(run, number)
         facts = [*_evaluation_facts(evaluation), _score_fact(episodes, f"validation, iteration {number}")]
     else:
         many = f" in the mean of {episodes.episodes} episodes" if episodes.episodes > 1 else ""
@@ -96,7 +96,7 @@ def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: in
     )
 
 
-def _course_sentences(run: Run, number: int) -> list[str]:
+def _contrast_sentences(run: Run, number: int) -> list[str]:
     """The first iteration for contrast, and what the numbers of the last one leave out."""
     sentences = []
     first = run_result.result(run, run_result.episodes_of_iteration(run, 1)) if number > 1 else None

@@ -41,7 +41,7 @@ class JsonlTables:
 
     def _forget(self) -> None:
         for table in self._tables:
-            self._connection.execute(f"DROP TABLE {_place(table)}")
+            self._connection.execute(f"DROP TABLE {_table_name(table)}")
         self._tables.clear()
         self._lines.clear()
         self._stamps.clear()
@@ -50,19 +50,19 @@ class JsonlTables:
         """Where the copy of a table stands, up to date."""
         if name not in self._tables:
             columns = ", ".join(f"{quoted(column.name)} {column.sql_type}" for column in COLUMNS[name])
-            self._connection.execute(f"CREATE TABLE {_place(name)} ({columns})")
+            self._connection.execute(f"CREATE TABLE {_table_name(name)} ({columns})")
             self._tables.add(name)
         structure = json.dumps({column.name: column.sql_type for column in COLUMNS[name]})
         insertion = (
-            f"INSERT INTO {_place(name)} SELECT unnest(from_json_strict(line, '{structure}'))"
+            f"INSERT INTO {_table_name(name)} SELECT unnest(from_json_strict(line, '{structure}'))"
             " FROM (SELECT unnest(?::VARCHAR[]) AS line)"
         )
         try:
             if lines := self._lines.pop(name, None):
                 self._connection.execute(insertion, [[line.decode() for line in lines]])
         except (duckdb.Error, UnicodeDecodeError) as error:
-            raise EsperError(_what_is_wrong(list(self._stamps), name, error)) from None
-        return _place(name)
+            raise EsperError(_bad_line_error(list(self._stamps), name, error)) from None
+        return _table_name(name)
 
 
 def _stamp(path: Path) -> Stamp:
@@ -70,7 +70,7 @@ def _stamp(path: Path) -> Stamp:
     return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _what_is_wrong(files: Sequence[Path], table: str, error: Exception) -> str:
+def _bad_line_error(files: Sequence[Path], table: str, error: Exception) -> str:
     """The sentence about the first line that is no row of its table."""
     decoder = msgspec.json.Decoder(TABLES[table])
     begin = f'{{"table":"{table}",'.encode()
@@ -81,10 +81,10 @@ def _what_is_wrong(files: Sequence[Path], table: str, error: Exception) -> str:
                     decoder.decode(line)
             except UNREADABLE as reason:
                 return f"{path}, line {number}, is not a row of table '{table}': {reason}"
-    return f"table '{table}' cannot be read: {sentence_of(error)}"
+    return f"table '{table}' cannot be read: {error_text(error)}"
 
 
-def sentence_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What a database's error says, without the picture of the place."""
     return " ".join(str(error).partition("\n\nLINE ")[0].split())
 
@@ -94,6 +94,6 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _place(table: str) -> str:
+def _table_name(table: str) -> str:
     """Copies stand apart, so that a list of tables shows the views alone."""
     return f"lines.{quoted(table)}"

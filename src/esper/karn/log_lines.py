@@ -17,7 +17,7 @@ from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, EpochRow, Row, RunRow, TransitionRow, UpdateRow
 from esper.leyline.stages import Stage
 
-TOLD: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
+LOGGED_STAGES: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
 """The stages whose beginning is worth a line."""
 _SHORT_OPS: Final[Mapping[str, str]] = {
     "GERMINATE": "germ",
@@ -48,7 +48,7 @@ class LogEntry(NamedTuple):
 
 def stamps(run: Run) -> set[Stamp]:
     """Of all rows that are told."""
-    tables = (TABLE_OF[kind] for kind in _told(run))
+    tables = (TABLE_OF[kind] for kind in _logged_types(run))
     union = " UNION ALL ".join(f"SELECT '{table}' AS name, t FROM {table}" for table in tables)
     return set(run.sql(union).fetchall())
 
@@ -56,7 +56,7 @@ def stamps(run: Run) -> set[Stamp]:
 def log(run: Run, seen: Collection[Stamp] = ()) -> list[LogEntry]:
     """What is not among the ``seen`` rows, in the order in which it happened."""
     fresh = stamps(run).difference(seen)
-    rows = [row for kind in _told(run) for row in _fresh_rows(run, kind, fresh)]
+    rows = [row for kind in _logged_types(run) for row in _fresh_rows(run, kind, fresh)]
     rows.sort(key=lambda row: row.t)
     epochs = [row for row in rows if isinstance(row, EpochRow)]
     moves = run.rows(TransitionRow, "episode >= ?", [min(row.episode for row in epochs)]) if epochs else []
@@ -66,7 +66,7 @@ def log(run: Run, seen: Collection[Stamp] = ()) -> list[LogEntry]:
     return [_entry(run, row, moves, twin_at) for row in rows]
 
 
-def _told(run: Run) -> tuple[type[Row], ...]:
+def _logged_types(run: Run) -> tuple[type[Row], ...]:
     return (UpdateRow, AlertRow) if is_training(run) else (TransitionRow, EpochRow, EpisodeRow, AlertRow)
 
 
@@ -122,7 +122,7 @@ def line_of(entry: LogEntry, run: RunRow, seconds_left: float | None = None) -> 
             return _iteration_line(row, entry.twin_score, run, seconds_left)
         case EpochRow() as row:
             return _epoch_line(row, entry.stages, run)
-        case TransitionRow() as row if row.to_stage in TOLD:
+        case TransitionRow() as row if row.to_stage in LOGGED_STAGES:
             return f"{_prefix(row)}after epoch {row.epoch}: {describe(row, run)}"
         case EpisodeRow() as row:
             return _end_line(row, metric_of(run))

@@ -19,7 +19,7 @@ from esper.leyline.stages import Stage
 
 R = TypeVar("R", bound=Row)
 
-_TOLD: Final = (events.EpochRow, DecisionRow, events.TransitionRow, events.SeedRow, AlertRow, EpisodeRow)
+_ROW_TYPES: Final = (events.EpochRow, DecisionRow, events.TransitionRow, events.SeedRow, AlertRow, EpisodeRow)
 """Tables that a diary is written from."""
 _FATES: Final[Mapping[str, LifecycleOp]] = {"fossilized": LifecycleOp.FOSSILIZE, "pruned": LifecycleOp.PRUNE}
 """The decision that can bring a fate about at once."""
@@ -43,7 +43,7 @@ class Note(NamedTuple):
 
 
 def narrative_of(run: Run, episode: EpisodeKey) -> list[Note]:
-    return narrate(run.row, [row for kind in _TOLD for row in run.rows(kind, THIS_EPISODE, episode)])
+    return narrate(run.row, [row for kind in _ROW_TYPES for row in run.rows(kind, THIS_EPISODE, episode)])
 
 
 def narrate(run: RunRow, rows: Iterable[Row]) -> list[Note]:

@@ -10,8 +10,8 @@ from typing import Literal, TypeVar
 import duckdb
 import msgspec
 
-from esper.karn.jsonl_tables import sentence_of
-from esper.karn.tables import QueryError, Tables, check_statement, views_named_in
+from esper.karn.jsonl_tables import error_text
+from esper.karn.tables import QueryError, Tables, check_statement, views_in
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import UNREADABLE, EsperError, UnknownNameError
 from esper.leyline.events import Row, RunRow
@@ -74,11 +74,11 @@ class Run:
         table = TABLE_OF[row_type]
         query = f'SELECT to_json(found) FROM (SELECT * FROM "{table}"'
         query += ") found" if where is None else f" WHERE {where}) found"
-        connection = self._tables.current([table, *views_named_in(where or "")])
+        connection = self._tables.current([table, *views_in(where or "")])
         try:
             found = connection.execute(query, list(parameters)).fetchall()
         except duckdb.Error as error:
-            raise QueryError(f"the rows of '{table}' cannot be read: {sentence_of(error)}") from None
+            raise QueryError(f"the rows of '{table}' cannot be read: {error_text(error)}") from None
         return _decoded(table, row_type, [text for (text,) in found])
 
     def sql(self, query: str, parameters: Sequence[object] = ()) -> duckdb.DuckDBPyRelation:
@@ -88,7 +88,7 @@ class Run:
         try:
             return connection.sql(query, params=list(parameters))
         except duckdb.Error as error:
-            raise QueryError(f"the query cannot be answered: {sentence_of(error)}") from None
+            raise QueryError(f"the query cannot be answered: {error_text(error)}") from None
 
     def table(self, name: str) -> duckdb.DuckDBPyRelation:
         """A whole table, or the view ``decisions``."""

@@ -108,7 +108,7 @@ def best_evaluation(run: Run) -> UpdateRow | None:
 def compare(run: Run, other: Run) -> Comparison:
     """The run against another one; episodes are paired where both began them alike."""
     ours, theirs, metric = final_rows(run), final_rows(other), metric_of(run.row)
-    unpaired = _difference_of_origin(run, other)
+    unpaired = _pairing_obstacle(run, other)
     control = {EpisodeKey.of(row): row for row in theirs}
     pairs = [(row, control[key]) for row in ours if (key := EpisodeKey.of(row)) in control]
     if unpaired is not None:
@@ -127,7 +127,7 @@ def compare(run: Run, other: Run) -> Comparison:
     )
 
 
-def _difference_of_origin(run: Run, other: Run) -> str | None:
+def _pairing_obstacle(run: Run, other: Run) -> str | None:
     """What keeps episodes of two runs from beginning alike; None: nothing does."""
     origins = (
         ("tasks", run.row.task, other.row.task),

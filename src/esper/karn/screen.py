@@ -30,15 +30,15 @@ from esper.leyline.stages import Stage
 MOST_ALERTS: Final = 4
 LABEL: Final = 8
 """Columns of the name of a section."""
-BESIDE_COURSES: Final = 50
+TREND_MARGIN: Final = 50
 """Columns of what stands beside the course of a score."""
-BESIDE_LANES: Final = 58
+LANE_MARGIN: Final = 58
 
 
 def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
     """All sections; of a training, slots of its best episode or of the last one of environment ``env``."""
     found = overview(run)
-    columns = max(width - BESIDE_COURSES, 1)
+    columns = max(width - TREND_MARGIN, 1)
     scores = _scores(found, columns)
     sections: list[RenderableType] = [_head(found.row, found.progress), scores]
     chosen = default_episode(run)
@@ -49,7 +49,7 @@ def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
     sections.append(_alerts(found))
     shown = None if chosen is None else lanes(run, chosen)
     if shown is not None:
-        sections += [_title(shown), _slots(shown, max(width - BESIDE_LANES, 1))]
+        sections += [_title(shown), _slots(shown, max(width - LANE_MARGIN, 1))]
     return Group(*sections)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import duckdb
 import msgspec
 
-from esper.karn.jsonl_tables import sentence_of
+from esper.karn.jsonl_tables import error_text
 from esper.karn.tables import QueryError, Tables, check_statement
 from esper.leyline.run_files import TELEMETRY
 
@@ -45,7 +45,7 @@ def answer_query(
     except (duckdb.OutOfMemoryException, MemoryError):
         raise QueryError(f"the query needs more than {memory} MB of memory; ask for less") from None
     except duckdb.Error as error:
-        raise QueryError(f"the query cannot be answered: {sentence_of(error)}") from None
+        raise QueryError(f"the query cannot be answered: {error_text(error)}") from None
     names, types = [name for name, *_ in described], [str(kind) for _, kind, *_ in described]
     return SqlAnswer(names, types, rows, note)
 

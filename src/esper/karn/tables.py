@@ -13,7 +13,7 @@ from typing import Final
 
 import duckdb
 
-from esper.karn.jsonl_tables import JsonlTables, quoted, sentence_of
+from esper.karn.jsonl_tables import JsonlTables, error_text, quoted
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.events import SCHEMA_VERSION, TABLES
@@ -25,7 +25,7 @@ DECISIONS: Final = "decisions"
 """The table of decisions with names in the place of indices."""
 VIEWS: Final = (*TABLES, DECISIONS)
 """What a query may name."""
-LOOKS: Final = 100
+READ_ATTEMPTS: Final = 100
 """How often in a row lines may turn into Parquet between being listed and being read."""
 
 
@@ -33,7 +33,7 @@ class QueryError(EsperError):
     """A query that is not allowed, or cannot be answered."""
 
 
-def views_named_in(text: str) -> list[str]:
+def views_in(text: str) -> list[str]:
     """The views whose names are words of a piece of SQL."""
     words = set(re.findall(r"\w+", text.lower()))
     return [name for name in VIEWS if name in words]
@@ -44,7 +44,7 @@ def check_statement(query: str) -> None:
     try:
         kinds = [statement.type for statement in duckdb.extract_statements(query)]
     except duckdb.Error as error:
-        raise QueryError(f"the query is not SQL: {sentence_of(error)}") from None
+        raise QueryError(f"the query is not SQL: {error_text(error)}") from None
     if len(kinds) != 1:
         raise QueryError(f"one statement is allowed; found {len(kinds)}")
     if kinds[0] != duckdb.StatementType.SELECT:
@@ -80,7 +80,7 @@ class Tables:
 
     def ready_for(self, query: str) -> duckdb.DuckDBPyConnection:
         """The connection, up to date in what a query names; in everything if it names nothing we know."""
-        return self.current(views_named_in(query) or VIEWS)
+        return self.current(views_in(query) or VIEWS)
 
     def _check_version(self) -> None:
         """Before anything is asked: other versions have other columns."""
@@ -94,7 +94,7 @@ class Tables:
 
     def _look(self) -> list[Path]:
         """Read the lines that are there now; the folders of Parquet before them."""
-        for _ in range(LOOKS):
+        for _ in range(READ_ATTEMPTS):
             try:
                 is_over = not is_being_written(self._telemetry)
                 found = row_files(self._telemetry)
@@ -120,7 +120,7 @@ class Tables:
             try:
                 self._connection.execute(f"CREATE OR REPLACE VIEW {quoted(name)} AS {definition}")
             except duckdb.Error as error:
-                raise EsperError(f"table '{name}' cannot be read: {sentence_of(error)}") from None
+                raise EsperError(f"table '{name}' cannot be read: {error_text(error)}") from None
             self._definitions[name] = definition
 
 

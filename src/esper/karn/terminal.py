@@ -55,7 +55,7 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         self._share_of_time = share_of_time or (SHARE_OF_DRAWING if can_draw(console) else SHARE_OF_TIME)
         self._run: Run | None = None
         self._lock = threading.Lock()
-        self._is_asked = False
+        self._has_news = False
         """Whether there is something to show: until then the directory may be another run's."""
         self._is_stale = False
         self._next_look = 0.0
@@ -76,14 +76,14 @@ class TerminalView(AbstractContextManager["TerminalView"]):
 
     def refresh(self) -> None:
         """Show what is new, soon: a caller is held up for its share of the time at most."""
-        self._is_asked = self._is_stale = True
+        self._has_news = self._is_stale = True
         if self._live is None and time.monotonic() >= self._next_look:
             self._look()
 
     def close(self) -> None:
         """Show everything that is written, and leave the terminal as it was."""
-        self._is_stale, self._is_last = self._is_asked, True
-        if self._live is None and self._is_asked:
+        self._is_stale, self._is_last = self._has_news, True
+        if self._live is None and self._has_news:
             self._look()
         elif self._live is not None:
             self._live.stop()  # draws once more
@@ -119,7 +119,7 @@ class TerminalView(AbstractContextManager["TerminalView"]):
 
     def _draw(self) -> RenderableType:
         with self._lock:
-            is_resized = self._is_asked and self._width != self._console.width
+            is_resized = self._has_news and self._width != self._console.width
             is_due = self._is_last or time.monotonic() >= self._next_look
             if is_resized or (self._is_stale and is_due):
                 self._look()

@@ -13,7 +13,7 @@ import msgspec
 from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, Row, RunRow, SeedRow, TransitionRow, UpdateRow
 from esper.leyline.stages import OCCUPIED_STAGES
 from esper.nissa.alert_rules import GOVERNOR_RULES, RULES, Rule
-from esper.nissa.conditions import Past, Reading
+from esper.nissa.conditions import Reading, RowHistory
 
 PASSED: Final = "It has passed."
 """What a cleared alert says in the place of a hint."""
@@ -23,7 +23,7 @@ _RULES_OF: Final[Mapping[type[Row], tuple[Rule, ...]]] = {
 
 
 @dataclass(slots=True)
-class _Course:
+class _AlertState:
     """What one rule has found about one thing."""
 
     wrong_in_a_row: int = 0
@@ -38,18 +38,18 @@ class AlertMonitor:
     """The rules of one run, and what they have seen."""
 
     def __init__(self, run: RunRow) -> None:
-        self._past = Past(run)
-        self._courses: dict[tuple[str, str], _Course] = {}
+        self._past = RowHistory(run)
+        self._states: dict[tuple[str, str], _AlertState] = {}
         """By rule and scope."""
 
     def take(self, row: Row) -> list[AlertRow]:
         """The alerts that this row raises or clears; those of the governor are noted and not repeated."""
         alerts: list[AlertRow | None] = []
         for rule in _RULES_OF.get(type(row), ()):
-            alerts += [self._evaluate(rule, reading, row) for reading in rule.look(row, self._past)]
+            alerts += [self._evaluate(rule, reading, row) for reading in rule.evaluate(row, self._past)]
         match row:
             case AlertRow(event="raised") if row.rule in GOVERNOR_RULES:
-                self._courses[row.rule, row.scope] = _Course(raised=row, env=row.env)
+                self._states[row.rule, row.scope] = _AlertState(raised=row, env=row.env)
             case EpisodeRow():
                 alerts += self._end_of(row, slot=None)
             case TransitionRow() if row.to_stage not in OCCUPIED_STAGES:
@@ -58,7 +58,7 @@ class AlertMonitor:
         return [alert for alert in alerts if alert is not None]
 
     def _evaluate(self, rule: Rule, reading: Reading, row: Row) -> AlertRow | None:
-        course = self._courses.setdefault((rule.name, reading.scope), _Course())
+        course = self._states.setdefault((rule.name, reading.scope), _AlertState())
         if isinstance(row, SeedRow):
             course.env, course.slot = row.env, row.slot
         course.wrong_in_a_row = course.wrong_in_a_row + 1 if reading.wrong else 0
@@ -81,9 +81,9 @@ class AlertMonitor:
 
     def _end_of(self, row: EpisodeRow | TransitionRow, slot: int | None) -> list[AlertRow]:
         """What was about the episode that ended, or about the seed that is gone, is over."""
-        courses = list(self._courses.items())
+        courses = list(self._states.items())
         ended = [key for key, one in courses if one.env == row.env and slot in (None, one.slot)]
-        raised = [self._courses.pop(key).raised for key in ended]
+        raised = [self._states.pop(key).raised for key in ended]
         return [_cleared(alert, value=None, **_place(row)) for alert in raised if alert is not None]
 
 

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, get_type_hints
 from esper.leyline import limits
 from esper.leyline.events import Row, Severity
 from esper.nissa import conditions
-from esper.nissa.conditions import Look
+from esper.nissa.conditions import Condition
 
 
 class Rule(NamedTuple):
@@ -20,7 +20,7 @@ class Rule(NamedTuple):
     severity: Severity
     condition: str
     """What is wrong, in words; the limits are those that ``look`` compares with."""
-    look: Look
+    evaluate: Condition
     hint: str
     times: int = 1
     """Readings in a row that must be wrong; a single good one clears the alert."""
@@ -32,7 +32,7 @@ class Rule(NamedTuple):
     @property
     def table(self) -> type[Row]:
         """The rows that it looks at."""
-        row: type[Row] = get_type_hints(self.look)["row"]
+        row: type[Row] = get_type_hints(self.evaluate)["row"]
         return row
 
     @property

@@ -36,7 +36,7 @@ class Reading(NamedTuple):
 
 
 @dataclass(slots=True)
-class Past:
+class RowHistory:
     """What rules remember of earlier rows."""
 
     run: RunRow
@@ -66,7 +66,7 @@ class Past:
         return gain > limits.LEARNED_GAIN * float(self.run.config.get("reward_scale", 1.0))
 
 
-Look = Callable[[Any, Past], Iterator[Reading]]
+Condition = Callable[[Any, RowHistory], Iterator[Reading]]
 """The row is of the table that the rule names."""
 
 
@@ -81,12 +81,12 @@ def below(scope: str, value: float, limit: float, only_if: bool = True) -> Readi
 # --- updates --------------------------------------------------------------------------------------
 
 
-def not_finite(row: UpdateRow, past: Past) -> Iterator[Reading]:
+def not_finite(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
     wrong = row.skipped is not None or any(getattr(row, name) is None for name in NEVER_UNKNOWN)
     yield Reading(RUN, wrong, None, None)
 
 
-def ratio_exploded(row: UpdateRow, past: Past) -> Iterator[Reading]:
+def ratio_exploded(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
     """By the worst decision of the first update epoch that exploded, and the extremes of the last one."""
     low, high = limits.RATIO_EXPLODED
     ratios = [row.ratio_max, row.ratio_min] if row.skipped is None else []
@@ -100,8 +100,8 @@ def ratio_exploded(row: UpdateRow, past: Past) -> Iterator[Reading]:
         yield Reading(RUN, False, row.ratio_max, high)
 
 
-def divergence_above(times_target: float) -> Look:
-    def look(row: UpdateRow, past: Past) -> Iterator[Reading]:
+def divergence_above(times_target: float) -> Condition:
+    def look(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
         target = past.run.config.get("target_kl")
         if row.skipped is None and row.approx_kl is not None and target is not None:
             yield above(RUN, row.approx_kl, times_target * target)
@@ -109,8 +109,8 @@ def divergence_above(times_target: float) -> Look:
     return look
 
 
-def update_above(column: str, limit: float) -> Look:
-    def look(row: UpdateRow, past: Past) -> Iterator[Reading]:
+def update_above(column: str, limit: float) -> Condition:
+    def look(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
         value = getattr(row, column)
         if row.skipped is None and value is not None:
             yield above(RUN, value, limit)
@@ -118,17 +118,17 @@ def update_above(column: str, limit: float) -> Look:
     return look
 
 
-def forced(row: UpdateRow, past: Past) -> Iterator[Reading]:
+def forced(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
     """Few decisions are free at the end of a good training too, when slots are filled early."""
     if row.skipped is None:
         yield above(RUN, row.forced_share, limits.FORCED_SHARE, not past.has_learned(row))
 
 
-def waits(row: UpdateRow, past: Past) -> Iterator[Reading]:
+def waits(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
     yield above(RUN, row.op_shares[OP_WAIT], limits.WAIT_SHARE)
 
 
-def heads_collapsed(row: UpdateRow, past: Past) -> Iterator[Reading]:
+def heads_collapsed(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
     """A head that made up its mind is what training is for, unless it did so all at once or for nothing."""
     learned = past.has_learned(row)
     for head, (name, entropy) in enumerate(zip(past.run.heads, row.head_entropy, strict=False)):
@@ -146,13 +146,13 @@ def _was_open(head: int, updates: Sequence[UpdateRow]) -> bool:
     return False
 
 
-def gradient_jump(row: UpdateRow, past: Past) -> Iterator[Reading]:
+def gradient_jump(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
     usual = statistics.fmean(update.grad_norm for update in past.updates) if past.updates else 0.0
     if row.skipped is None and usual > 0:
         yield above(RUN, row.grad_norm, limits.GRADIENT_JUMP * usual)
 
 
-def slow(row: UpdateRow, past: Past) -> Iterator[Reading]:
+def slow(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
     """Only rollouts are alike from iteration to iteration; evaluations are not due in all of them."""
     spans = [update.phase_ms["rollout"] for update in past.updates if "rollout" in update.phase_ms]
     if len(spans) >= limits.USUAL_ITERATIONS and "rollout" in row.phase_ms:
@@ -162,7 +162,7 @@ def slow(row: UpdateRow, past: Past) -> Iterator[Reading]:
 # --- episodes ----------------------------------------------------------------------------------------
 
 
-def pays_for_worse(row: EpisodeRow, past: Past) -> Iterator[Reading]:
+def pays_for_worse(row: EpisodeRow, past: RowHistory) -> Iterator[Reading]:
     episodes = [
         Rewarded(one.total_reward, one.val_score, one.twin_val_score)
         for one in _window(row, past)
@@ -173,7 +173,7 @@ def pays_for_worse(row: EpisodeRow, past: Past) -> Iterator[Reading]:
         yield below(RUN, correlation, limits.RANK_CORRELATION)
 
 
-def shaping(row: EpisodeRow, past: Past) -> Iterator[Reading]:
+def shaping(row: EpisodeRow, past: RowHistory) -> Iterator[Reading]:
     terms = [term for episode in _window(row, past) for term in (episode.reward_terms or {}).items()]
     total = sum(abs(amount) for _, amount in terms if amount is not None)
     if total > 0:
@@ -181,7 +181,7 @@ def shaping(row: EpisodeRow, past: Past) -> Iterator[Reading]:
         yield above(RUN, extra / total, limits.SHAPING_SHARE)
 
 
-def _window(row: EpisodeRow, past: Past) -> list[EpisodeRow]:
+def _window(row: EpisodeRow, past: RowHistory) -> list[EpisodeRow]:
     """The last episodes that were rewarded, this one last; none while they are too few."""
     full = row.total_reward is not None and len(past.episodes) == past.episodes.maxlen
     return [*past.episodes, row] if full else []
@@ -190,13 +190,13 @@ def _window(row: EpisodeRow, past: Past) -> list[EpisodeRow]:
 # --- seeds ----------------------------------------------------------------------------------------
 
 
-def dead(row: SeedRow, past: Past) -> Iterator[Reading]:
+def dead(row: SeedRow, past: RowHistory) -> Iterator[Reading]:
     if row.gradient_health is not None:
         learns, limit = row.stage in LEARNING_STAGES, limits.MIN_GRADIENT_HEALTH
         yield below(_where(row, past.run), row.gradient_health, limit, learns)
 
 
-def harmful(row: SeedRow, past: Past) -> Iterator[Reading]:
+def harmful(row: SeedRow, past: RowHistory) -> Iterator[Reading]:
     """Only at rest: while alpha moves, a seed and its host are still getting used to one another.
 
     And not in trainings: a policy that explores must be allowed to hold what hurts; its reward shows that.
@@ -209,7 +209,7 @@ def harmful(row: SeedRow, past: Past) -> Iterator[Reading]:
         yield below(_where(row, past.run), row.contribution, limit, rests)
 
 
-def _rests(row: SeedRow, past: Past) -> bool:
+def _rests(row: SeedRow, past: RowHistory) -> bool:
     last = past.seeds.get((row.env, row.slot))
     if last is None or (last.episode, last.seed) != (row.episode, row.seed):
         return False
@@ -223,5 +223,5 @@ def _where(row: SeedRow, run: RunRow) -> str:
 # --- the machine ----------------------------------------------------------------------------------
 
 
-def disk_full(row: ResourceRow, past: Past) -> Iterator[Reading]:
+def disk_full(row: ResourceRow, past: RowHistory) -> Iterator[Reading]:
     yield below(RUN, row.disk_free_mb, limits.DISK_FREE_MB)

@@ -188,7 +188,7 @@ def address(key: Iterable[int]) -> str:
     return "-".join(map(str, key))
 
 
-def episode_at(text: str | None) -> EpisodeKey | None:
+def parse_episode(text: str | None) -> EpisodeKey | None:
     if not text:
         return None
     try:

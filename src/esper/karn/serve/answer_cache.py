@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import duckdb
 
-from esper.karn.jsonl_tables import sentence_of
+from esper.karn.jsonl_tables import error_text
 from esper.karn.run import Run, open_run
 from esper.karn.serve.folder import FoundRun, RunFolder
 from esper.leyline.errors import EsperError
@@ -61,7 +61,7 @@ class AnswerCache:
             raise ReadingError(str(known))
         return known  # type: ignore[return-value]  # a question always has the same kind of answer
 
-    def knows(self, id: str, question: Hashable) -> bool:
+    def is_cached(self, id: str, question: Hashable) -> bool:
         """Whether the answer is in memory, if perhaps of fewer rows."""
         return (id, question, None) in self._answers
 
@@ -80,7 +80,7 @@ class AnswerCache:
         try:
             return work_out()
         except DAMAGE as error:
-            reason = sentence_of(error).replace(f"{found.path}/", "")
+            reason = error_text(error).replace(f"{found.path}/", "")
             return ReadingError(f"'{found.name}' cannot be read: {reason}")
 
     def _opened(self, path: Path) -> Run:

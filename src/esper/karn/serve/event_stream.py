@@ -16,7 +16,7 @@ from esper.karn.serve.folder import RunFolder
 
 SECONDS: Final = 1.0
 """Between two looks."""
-HEARTBEAT_LOOKS: Final = 15
+HEARTBEAT_CHECKS: Final = 15
 """So many looks without news are followed by a comment, so that a dead connection is noticed."""
 RETRY_MS: Final = 2000
 """How long a browser waits until it connects again."""
@@ -41,7 +41,7 @@ async def run_events(
         quiet = quiet + 1 if found == known else 0
         if not quiet:
             yield f"event: runs\ndata: {json.dumps(found)}\n\n"
-        elif quiet % HEARTBEAT_LOOKS == 0:
+        elif quiet % HEARTBEAT_CHECKS == 0:
             yield ": nothing new\n\n"
         known = found
         await asyncio.sleep(seconds)

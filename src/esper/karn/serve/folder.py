@@ -17,8 +17,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.lock import is_being_written
 from esper.leyline.run_files import TELEMETRY, UNFINISHED
 
-SECONDS_BETWEEN_LOOKS: Final = 1.0
-SHARE_OF_LOOKING: Final = 0.1
+SECONDS_BETWEEN_WALKS: Final = 1.0
+WALK_SHARE: Final = 0.1
 """Of the time, at most, is spent on walking a large folder."""
 
 
@@ -49,9 +49,9 @@ class RunFolder:
         with self._lock:
             began = self._clock()
             if began >= self._due:
-                self._found = {run.id: run for run in map(self._look_at, find_runs(self.root))}
+                self._found = {run.id: run for run in map(self._found_run, find_runs(self.root))}
                 took = self._clock() - began
-                self._due = began + max(SECONDS_BETWEEN_LOOKS, took / SHARE_OF_LOOKING)
+                self._due = began + max(SECONDS_BETWEEN_WALKS, took / WALK_SHARE)
             return self._found
 
     def run(self, id: str) -> FoundRun:
@@ -60,11 +60,11 @@ class RunFolder:
             raise UnknownRunError(f"there is no run '{id[:40]}' in this folder; it may have been moved away")
         return found
 
-    def _look_at(self, path: Path) -> FoundRun:
+    def _found_run(self, path: Path) -> FoundRun:
         name = path.relative_to(self.root).as_posix()
         id, name = _digest(name), self.root.name if name == "." else name
         try:
-            version, link = _look_into(path / TELEMETRY)
+            version, link = _version_and_link(path / TELEMETRY)
         except OSError as error:
             return FoundRun(id, name, path, "", f"'{name}' cannot be looked at: {error.strerror}")
         refusal = f"'{name}' is not read: its telemetry holds a link, '{link}', and links are not followed"
@@ -75,7 +75,7 @@ class UnknownRunError(EsperError):
     """An id that no run of the folder has."""
 
 
-def _look_into(telemetry: Path) -> tuple[str, str | None]:
+def _version_and_link(telemetry: Path) -> tuple[str, str | None]:
     """The version of a run's files, and a link among them if there is one."""
     if telemetry.is_symlink():
         return "", telemetry.name

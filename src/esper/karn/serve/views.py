@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from esper.karn.page import sections
 from esper.karn.page.rendering import render, render_page
-from esper.karn.page.sections import KEYS, OF_EPISODE, ORIGIN, SHOWN, TITLES, Group, Section, episode_at
+from esper.karn.page.sections import KEYS, OF_EPISODE, ORIGIN, SHOWN, TITLES, Group, Section, parse_episode
 from esper.karn.questions.overview import Overview, overview
 from esper.karn.serve.answer_cache import AnswerCache, ReadingError
 from esper.karn.serve.event_stream import events_response
@@ -80,7 +80,7 @@ class Views:
         found, key = self._folder.run(request.path_params["id"]), request.path_params["key"]
         if key not in PARTS:
             raise UnknownNameError("part of a page", key[:40], PARTS)
-        episode = episode_at(request.query_params.get("at")) if key in OF_EPISODE else None
+        episode = parse_episode(request.query_params.get("at")) if key in OF_EPISODE else None
         beside = request.query_params.get("beside") if key in SHOWN else None
 
         def answer(run: Any, other: Any = None) -> str:
@@ -127,7 +127,7 @@ class Views:
         return render("rows.html", runs=listed)
 
     def _listed(self, found: FoundRun, end: float) -> Listed:
-        if time.monotonic() > end and not self._readings.knows(found.id, "overview"):
+        if time.monotonic() > end and not self._readings.is_cached(found.id, "overview"):
             return Listed(found.id, found.name, "unread")
         try:
             known = self._readings.ask(found.id, "overview", overview)

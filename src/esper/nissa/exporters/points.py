@@ -42,7 +42,7 @@ class Points(NamedTuple):
     """By tag: table, column, then the entry of a list or a map, then the episode."""
 
 
-def claim_place(out: Path, *, alone: bool = True) -> None:
+def create_export_folder(out: Path, *, alone: bool = True) -> None:
     """Make the directory of an export, in which nothing else may be: points twice would count twice."""
     try:
         out.mkdir(parents=True, exist_ok=True)

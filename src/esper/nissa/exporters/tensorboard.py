@@ -5,14 +5,14 @@ from pathlib import Path
 
 from esper.leyline.events import RunRow
 from esper.nissa.exporters.event_file import EventFile, scalar, text
-from esper.nissa.exporters.points import Points, claim_place, provenance, wall_time
+from esper.nissa.exporters.points import Points, create_export_folder, provenance, wall_time
 
 
 class TensorBoardExporter(EventFile):
     """One event file in a directory of its own; TensorBoard would mix what else is there into one run."""
 
     def __init__(self, run: RunRow, out: Path) -> None:
-        claim_place(out)
+        create_export_folder(out)
         self._run = run
         self.view = f"tensorboard --logdir {out}"
         began = wall_time(run, 0.0)

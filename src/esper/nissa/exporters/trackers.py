@@ -17,7 +17,7 @@ from typing import Any
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.events import RunRow
 from esper.nissa.exporters import points as export
-from esper.nissa.exporters.points import ExportError, Points, claim_place, provenance
+from esper.nissa.exporters.points import ExportError, Points, create_export_folder, provenance
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExpo
         os.environ["TRACKIO_DIR"] = str(out)  # read once, when the package is loaded
     trackio = _package("trackio")
     if out is not None:
-        claim_place(out, alone=False)
+        create_export_folder(out, alone=False)
     hardware = {"auto_log_gpu": False, "auto_log_cpu": False}  # this machine is not the run's
     try:
         if run.name in _known_names(trackio, project):
@@ -71,7 +71,7 @@ def wandb_exporter(run: RunRow, out: Path, project: str) -> TrackerExporter:
     Its own step must not go back, so it is left alone and every table's axis is a metric.
     """
     wandb = _package("wandb")
-    claim_place(out)
+    create_export_folder(out)
     try:
         begun = wandb.init(
             project=project,
