@@ -1,4 +1,4 @@
-"""The questions that a run answers with a picture, in the order in which they are shown."""
+"""All figures of a run in display order: each answers one question with a picture."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What a run comes to, in plain sentences and a few large numbers; all of them are the outcome's."""
+"""Headline of a run: a few sentences and key figures, derived from its result."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from esper.leyline.events import UpdateRow
 
 
 class Fact(NamedTuple):
-    """One large number, what it is and what it is to be compared with."""
+    """A key figure with its name and a comparison."""
 
     name: str
     value: str
@@ -22,7 +22,7 @@ class Fact(NamedTuple):
 
 
 class Conclusion(NamedTuple):
-    """What a reader should know who reads no further."""
+    """Headline, further sentences and key figures of a run."""
 
     headline: str
     sentences: list[str]
@@ -66,7 +66,7 @@ def how_far_text(run: Run) -> str:
 
 
 def _unfinished(run: Run) -> str:
-    """What is known before the first episode is over, or an episode of a training's iteration lasted."""
+    """Return the headline of a run without a result."""
     if is_training(run):
         if run_result.broken_episodes(run):
             return f"Every episode of iteration {progress(run).done} broke down, so there is no result."
@@ -86,7 +86,7 @@ def _unfinished(run: Run) -> str:
 
 
 def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: int) -> str:
-    """The best evaluation, beside the last iteration, whose episodes have twins."""
+    """Return the best evaluation, and the last iteration against its twins."""
     if evaluation is None:
         return f"The {_iteration_text(number, episodes)}"
     score = notation.points(evaluation.evaluation_score)
@@ -97,7 +97,7 @@ def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: in
 
 
 def _contrast_sentences(run: Run, number: int) -> list[str]:
-    """The first iteration for contrast, and what the numbers of the last one leave out."""
+    """Return sentences on the first iteration, and on the episodes that broke down in the last one."""
     sentences = []
     first = run_result.result(run, run_result.episodes_of_iteration(run, 1)) if number > 1 else None
     if first is not None:
@@ -110,7 +110,7 @@ def _contrast_sentences(run: Run, number: int) -> list[str]:
 
 
 def _iteration_text(number: int, episodes: Result) -> str:
-    """How the episodes of an iteration compare with their twins: a sentence without its first word."""
+    """Compare the episodes of an iteration with their twins, as a sentence without its first word."""
     return (
         f"{_counted(episodes.episodes, 'episode')} of iteration {number} reached"
         f" {_reached(episodes)}{_against_twins(episodes)}"
@@ -124,7 +124,7 @@ def _reached(episodes: Result) -> str:
 
 
 def _against_twins(episodes: Result) -> str:
-    """The end of a sentence."""
+    """Return the end of a sentence: the lead over the twins."""
     if episodes.lead is None:
         return "; no twin is known to compare with."
     twins = "their twins" if episodes.episodes > 1 else "its twin"
@@ -178,13 +178,13 @@ def _cost_facts(run: Run, episodes: Result, comparisons: Sequence[Comparison], p
 
 
 def _growth_fact(name: str, host: Estimate, grown: Estimate, text: Callable[[int], str]) -> Fact:
-    """Times the host's."""
+    """Return the ratio of the grown network to the host."""
     change = f"{text(round(host.mean))} → {text(round(grown.mean))}"
     return Fact(name, notation.factor(grown.mean, host.mean), change)
 
 
 def _against_compute(episodes: Result, comparisons: Sequence[Comparison]) -> str:
-    """Times that of the first run it is compared with; empty where there is none."""
+    """Return the compute relative to the first compared run with a result, empty if there is none."""
     for found in comparisons:
         if found.result is not None:
             factor = notation.factor(episodes.flops.mean, found.result.flops.mean)
@@ -196,12 +196,12 @@ def _against_compute(episodes: Result, comparisons: Sequence[Comparison]) -> str
 
 
 def gain_text(value: Estimate, metric: Metric = SCORE) -> str:
-    """A mean difference with its interval, where it has one."""
+    """Format a mean difference with its interval."""
     return metric.gain_with_error(value.mean, value.margin)
 
 
 def over(lead: float, spread: float | None = None) -> str:
-    """A difference in words: so many points above or below."""
+    """Return a difference in words, such as "1.2 points above"."""
     size = notation.points(abs(lead)) + ("" if spread is None else f" ± {notation.points(spread)}")
     if float(notation.points(lead)) == 0:
         return f"{size} points from" if spread is not None else "level with"

@@ -1,4 +1,4 @@
-"""The rows of a run that are still JSON lines, copied into tables in memory of a database."""
+"""In-memory DuckDB tables with the rows of a run that are still JSON lines."""
 
 import json
 import os
@@ -14,24 +14,24 @@ from esper.leyline.events import TABLES
 from esper.leyline.run_files import split_lines
 
 Stamp = tuple[int, int, int]
-"""What changes with a file's content: its inode, its bytes, the time of its last change."""
+"""Inode, size and modification time of a file, which change with its content."""
 
 
 class JsonlTables:
-    """One table in memory per table of the run, made when it is asked for."""
+    """Tables with the JSON rows of a run, one per table, created on first use."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
         self._stamps: dict[Path, Stamp] = {}
-        """Of the files that were read, in their order."""
+        """Stamps of the files that were read, in reading order."""
         self._lines: dict[str, list[bytes]] = {}
-        """By table, those that were read and not copied yet."""
+        """Lines read but not yet inserted, by table."""
         self._tables: set[str] = set()
-        """Those that there is a copy of."""
+        """Names of the tables that exist in the database."""
         connection.execute("CREATE SCHEMA lines")
 
     def read(self, files: Sequence[Path]) -> None:
-        """Let the copies hold the whole lines of these files, in this order; raises ``OSError``."""
+        """Read the complete lines of these files in order; raises ``OSError``."""
         stamps = [(path, _stamp(path)) for path in files]
         if stamps[: len(self._stamps)] != list(self._stamps.items()):
             self._forget()
@@ -47,7 +47,7 @@ class JsonlTables:
         self._stamps.clear()
 
     def table(self, name: str) -> str:
-        """Where the copy of a table stands, up to date."""
+        """Insert the pending lines of a table and return its qualified name in the database."""
         if name not in self._tables:
             columns = ", ".join(f"{quoted(column.name)} {column.sql_type}" for column in COLUMNS[name])
             self._connection.execute(f"CREATE TABLE {_table_name(name)} ({columns})")
@@ -71,7 +71,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _bad_line_error(files: Sequence[Path], table: str, error: Exception) -> str:
-    """The sentence about the first line that is no row of its table."""
+    """Return an error message that names the first line that is not a row of the table."""
     decoder = msgspec.json.Decoder(TABLES[table])
     begin = f'{{"table":"{table}",'.encode()
     for path in files:
@@ -85,15 +85,15 @@ def _bad_line_error(files: Sequence[Path], table: str, error: Exception) -> str:
 
 
 def error_text(error: Exception) -> str:
-    """What a database's error says, without the picture of the place."""
+    """Return the message of a DuckDB error without the excerpt of the query."""
     return " ".join(str(error).partition("\n\nLINE ")[0].split())
 
 
 def quoted(name: str) -> str:
-    """A name in SQL."""
+    """Quote an identifier for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def _table_name(table: str) -> str:
-    """Copies stand apart, so that a list of tables shows the views alone."""
+    """Return the qualified name; a schema other than main hides these tables from SHOW TABLES."""
     return f"lines.{quoted(table)}"

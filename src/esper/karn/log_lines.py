@@ -1,7 +1,7 @@
-"""A run as plain lines, for logs and pipes.
+"""Log lines of a run, for log files and pipes.
 
-A run: one per epoch, per stage change that matters and per episode. A training: one per iteration. In both,
-one per alert.
+A run writes a line per epoch, per logged stage change and per episode; a training, a line per iteration. Both
+write a line per alert.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +18,7 @@ from esper.leyline.events import AlertRow, EnvRow, EpisodeRow, EpochRow, Row, Ru
 from esper.leyline.stages import Stage
 
 LOGGED_STAGES: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
-"""The stages whose beginning is worth a line."""
+"""Stages whose start is logged."""
 _SHORT_OPS: Final[Mapping[str, str]] = {
     "GERMINATE": "germ",
     "SET_ALPHA_TARGET": "alpha",
@@ -26,20 +26,20 @@ _SHORT_OPS: Final[Mapping[str, str]] = {
     "ADVANCE": "adv",
 }
 Stamp = tuple[str, float]
-"""Table and time of a row. A resumed training writes its iterations anew, at other times."""
+"""Table and time of a row. A resumed training rewrites iterations with new times."""
 
 
 # --- what is new ------------------------------------------------------------------------------------
 
 
 class LogEntry(NamedTuple):
-    """A row, with what belongs to it from other tables."""
+    """A row with the values from other tables that its line needs."""
 
     row: Row
     stages: tuple[Stage, ...] = ()
-    """Of all slots, when an epoch ended."""
+    """Stages of all slots at the end of an epoch."""
     twin_score: float | None = None
-    """Of an iteration: the mean of the twins of the episodes that lasted; None: no twin is known."""
+    """Mean twin score of an iteration over the episodes that reached the horizon; None if unknown."""
 
     @property
     def stamp(self) -> Stamp:
@@ -47,14 +47,14 @@ class LogEntry(NamedTuple):
 
 
 def stamps(run: Run) -> set[Stamp]:
-    """Of all rows that are told."""
+    """Return the stamps of all rows that are logged."""
     tables = (TABLE_OF[kind] for kind in _logged_types(run))
     union = " UNION ALL ".join(f"SELECT '{table}' AS name, t FROM {table}" for table in tables)
     return set(run.sql(union).fetchall())
 
 
 def log(run: Run, seen: Collection[Stamp] = ()) -> list[LogEntry]:
-    """What is not among the ``seen`` rows, in the order in which it happened."""
+    """Return the entries of all rows that are not in ``seen``, in order of time."""
     fresh = stamps(run).difference(seen)
     rows = [row for kind in _logged_types(run) for row in _fresh_rows(run, kind, fresh)]
     rows.sort(key=lambda row: row.t)
@@ -91,12 +91,12 @@ def _entry(run: Run, row: Row, moves: Sequence[TransitionRow], twins: dict[int, 
 
 
 def op_label(name: str) -> str:
-    """An op in as few letters as tell it apart."""
+    """Return a short name of an op."""
     return _SHORT_OPS.get(name, name.lower())
 
 
 def first_lines(run: RunRow) -> list[str]:
-    """What a log begins with: which run, letters of stages, kernels; nothing before a training."""
+    """Return the opening lines: the run, the stage letters, the kernels; empty for a training."""
     if run.iterations is not None:
         return []
     letters = ", ".join(
@@ -114,7 +114,7 @@ def first_lines(run: RunRow) -> list[str]:
 
 
 def line_of(entry: LogEntry, run: RunRow, seconds_left: float | None = None) -> str | None:
-    """The line of one entry, None where it is worth none; ``seconds_left`` is told of an iteration."""
+    """Return the line of an entry, None if it is not logged; ``seconds_left`` appears in iteration lines."""
     match entry.row:
         case AlertRow() as row:
             return _alert_line(row, run)
@@ -130,7 +130,7 @@ def line_of(entry: LogEntry, run: RunRow, seconds_left: float | None = None) -> 
 
 
 def describe(row: TransitionRow, run: RunRow) -> str:
-    """A stage change as a sentence: where, what, and why unless that only repeats the verb."""
+    """Describe a stage change: slot, blueprint, stage, cause, and the reason unless it repeats the stage."""
     verb = Stage(row.to_stage).name.lower()
     text = f"{run.slots[row.slot]} {run.blueprints[row.blueprint]} {verb}"
     if row.cause in ("governor", "user"):
@@ -139,7 +139,7 @@ def describe(row: TransitionRow, run: RunRow) -> str:
 
 
 def finding(value: float | None, limit: float | None) -> str:
-    """What an alert found, against what is allowed."""
+    """Format the value of an alert with its limit."""
     allowed = "" if limit is None else f", limit {notation.significant(limit)}"
     return f"found {notation.significant(value)}{allowed}"
 
@@ -208,5 +208,5 @@ def _end_line(row: EpisodeRow, metric: Metric) -> str:
 
 
 def _prefix(row: EnvRow) -> str:
-    """Which episode, where there is more than one."""
+    """Return the episode number, empty for the first episode."""
     return f"episode {row.episode}  " if row.episode else ""

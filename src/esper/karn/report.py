@@ -1,4 +1,4 @@
-"""A run as one HTML file that needs nothing else: the page of the run with everything in it."""
+"""Report of a run as one self-contained HTML file."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,13 @@ from esper.karn.run_result import compare
 
 
 def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | None = None) -> str:
-    """The page; ``reproduction`` is the command that does the same again, None if there is none."""
+    """Render the report.
+
+    Args:
+        run: Run to report.
+        against: Runs to compare it with.
+        reproduction: Shell command that repeats the run; None if there is none.
+    """
     conclusion = conclude(run, [compare(run, other) for other in against])
     bodies = {"conclusion": section("conclusion", "conclusion", conclusion)}
     if against:

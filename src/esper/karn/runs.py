@@ -1,4 +1,4 @@
-"""All runs below a folder, one line each: what was run, how far it came and how well it does."""
+"""List of all runs below a folder, with progress and score."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -23,18 +23,18 @@ NUMBERS: Final = ("rng seed", "score", "twin", "params", "done")
 
 
 class ListedRun(NamedTuple):
-    """One run in a list."""
+    """One run of the list."""
 
     path: str
     state: State | Literal["damaged"]
     overview: Overview | None = None
-    """None: it has not written its own row yet, or cannot be read."""
+    """None if the run has no run row yet or is damaged."""
     problem: str | None = None
-    """Why it is damaged."""
+    """Reason why the run cannot be read."""
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """The run directories in ``folder`` and below it, in order of their names; hidden folders hold none."""
+    """Yield the run directories in ``folder`` and below it, sorted by name; hidden folders are skipped."""
     if not folder.is_dir():
         raise EsperError(f"there is no folder '{folder}'; name the one that holds your runs")
     for parent, folders, _ in os.walk(folder):
@@ -45,7 +45,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def listed(path: Path) -> ListedRun:
-    """One run; what cannot be read is part of the answer."""
+    """Return the entry of one run; a read error becomes part of the entry."""
     try:
         run = open_run(path)
         if not run.rows(RunRow):
@@ -57,7 +57,7 @@ def listed(path: Path) -> ListedRun:
 
 
 def table_of(runs: Sequence[ListedRun]) -> Table:
-    """The list as people read it."""
+    """Return the list as a rich table."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("run", "task", "controller", *NUMBERS, "state", "started"):
         table.add_column(heading, no_wrap=True, justify="right" if heading in NUMBERS else "left")
@@ -79,7 +79,7 @@ def _cells(run: ListedRun) -> list[str]:
 
 
 def as_json(run: ListedRun) -> dict[str, Any]:
-    """The same for machines."""
+    """Return an entry of the list as JSON values."""
     known = {"path": run.path, "state": run.state, "problem": run.problem}
     found = run.overview
     if found is None:

@@ -1,4 +1,4 @@
-"""A study as one HTML file: loss against compute and against parameters, and its tables."""
+"""Page of a study as one HTML file: loss by compute, loss by parameters, and the tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,17 @@ from esper.karn.study_tables import StudyNumbers, number, study_tables
 
 _LEFT: Final = 62.0
 _ROOM: Final = 170.0
-"""For names on the right."""
+"""Width of the names on the right."""
 _TOP: Final = 14.0
 _HEIGHT: Final = 300.0
 _LETTERS: Final = 20
 _TICKS: Final = 5
 _NAMES: Final = {"thin faint": "dim halo", "line": "strong halo"}
-"""How the name of a curve looks."""
+"""CSS classes of a curve's name, by the look of the curve."""
 
 
 class Curve(NamedTuple):
-    """Points of one arm, of which some may be unknown."""
+    """Points of one arm; NaN is unknown."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -41,7 +41,7 @@ def render_study(found: Sequence[StudyNumbers], name: str) -> str:
 
 
 def study_pictures(found: StudyNumbers) -> list[tuple[str, Picture]]:
-    """The pictures of a task with their headings; regret only where there are static sizes."""
+    """Return the pictures of a task with their titles; regret needs static arms."""
     pictures = [(f"{found.task}: loss against compute", draw_compute(found))]
     if found.reference:
         pictures.append((f"{found.task}: regret against compute", draw_regret(found)))
@@ -49,7 +49,7 @@ def study_pictures(found: StudyNumbers) -> list[tuple[str, Picture]]:
 
 
 def draw_compute(found: StudyNumbers) -> Picture:
-    """Static sizes thin, what is best of them dotted, all others on it."""
+    """Draw loss by compute: static arms thin, their minimum dotted, other arms thick."""
     losses = {arm.name: arm.losses.mean(axis=(0, 1)) for arm in found.arms}
     static = [losses[arm.name] for arm in found.arms if arm.is_static]
     return Picture(
@@ -62,7 +62,7 @@ def draw_compute(found: StudyNumbers) -> Picture:
 
 
 def draw_regret(found: StudyNumbers) -> Picture:
-    """The same relative to the static sizes of reference, in per cent."""
+    """Draw the regret in per cent by compute."""
     regrets = {name: 100.0 * regret(above) for name, above in found.excesses().items()}
     return Picture(
         _over_compute("Regret by compute", found, regrets, np.zeros(len(found.marks))),
@@ -75,7 +75,7 @@ def draw_regret(found: StudyNumbers) -> Picture:
 def _over_compute(
     title: str, found: StudyNumbers, values: Mapping[str, FloatArray], dotted: FloatArray | None
 ) -> str:
-    """Static sizes below, what they are measured by dotted on them, all other arms on top."""
+    """Draw values by compute: static arms first, then the dotted reference, then the other arms."""
     at = [mark * found.budget for mark in found.marks]
 
     def curve(name: str, own: FloatArray, look: str) -> Curve:
@@ -88,7 +88,7 @@ def _over_compute(
 
 
 def draw_parameters(found: StudyNumbers) -> Picture:
-    """The networks at the end of the budget, static sizes joined."""
+    """Draw loss by parameters at the end of the budget, with static arms connected by a line."""
     ends = {arm.name: (float(arm.params[-1]), float(arm.losses[..., -1].mean())) for arm in found.arms}
     static = sorted(ends[arm.name] for arm in found.arms if arm.is_static)
     curves = [Curve(name, [end], "dots") for name, end in ends.items()]
@@ -103,7 +103,14 @@ def draw_parameters(found: StudyNumbers) -> Picture:
 
 
 def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequence[Curve]) -> str:
-    """Curves over a logarithmic axis with these labels, as SVG."""
+    """Draw curves over a logarithmic axis as SVG.
+
+    Args:
+        title: Title of the picture.
+        axis: Name of the axis.
+        labels: Tick labels by value.
+        curves: Curves to draw, the lowest first.
+    """
     known = [point for curve in curves for point in curve.points if not any(map(math.isnan, point))]
     bottom = _TOP + _HEIGHT
     if not known:
@@ -137,7 +144,7 @@ def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequ
 
 
 def _thinned(x: AxisScale, labels: Mapping[float, str]) -> dict[float, str]:
-    """Labels by place on the axis, without those that would touch the one before."""
+    """Return tick labels by position on the axis, without labels that overlap the previous one."""
     kept: dict[float, str] = {}
     free = -math.inf
     for value, text in sorted(labels.items()):

@@ -1,4 +1,4 @@
-"""A study in tables: plain numbers in, columns and rows of text out, for Markdown and pages alike."""
+"""Tables of a study as text cells, for Markdown and HTML."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,24 +26,24 @@ _INSTRUMENT: Final = "validation"
 
 
 class ArmNumbers(NamedTuple):
-    """One arm; what diverged is NaN."""
+    """Numbers of one arm; a run that diverged is NaN."""
 
     name: str
     is_static: bool
     losses: FloatArray
-    """``[training, rng seed, mark]``, on the test split."""
+    """Test losses ``[training, rng seed, mark]``."""
     scores: FloatArray
-    """``[training, rng seed]``, at the end."""
+    """Final test scores ``[training, rng seed]``."""
     params: FloatArray
-    """``[mark]``, mean."""
+    """Mean number of parameters ``[mark]``."""
     flops: Mapping[str, float]
-    """Mean compute by purpose at the end, and ``charged``, what a budget pays for."""
+    """Mean final FLOPs by purpose; ``charged`` is the part that counts against the budget."""
     note: str
-    """Its learning rate, and what else was chosen for it."""
+    """Learning rate and other settings chosen for the arm."""
 
 
 class StudyNumbers(NamedTuple):
-    """The arms of one task."""
+    """Numbers of all arms of one task."""
 
     task: str
     budget: int
@@ -52,18 +52,18 @@ class StudyNumbers(NamedTuple):
     arms: Sequence[ArmNumbers]
     control: str
     reference: Sequence[str]
-    """By mark the static arm that was best on selection rng seeds; empty where there is none."""
+    """Best static arm on the selection rng seeds, by mark; empty without static arms."""
 
     def arm(self, name: str) -> ArmNumbers:
         return next(arm for arm in self.arms if arm.name == name)
 
     @property
     def compute(self) -> list[str]:
-        """What an answer at each mark has cost."""
+        """Charged compute at each mark, as text."""
         return [notation.flop(round(mark * self.budget)) for mark in self.marks]
 
     def excesses(self) -> dict[str, FloatArray]:
-        """Of every arm against the static size of reference, ``[training, rng seed, mark]``."""
+        """Return the excess loss of every arm over the reference, ``[training, rng seed, mark]``."""
         reference = np.stack(
             [self.arm(name).losses[0, :, mark] for mark, name in enumerate(self.reference)], axis=-1
         )
@@ -71,14 +71,14 @@ class StudyNumbers(NamedTuple):
 
 
 class StudyTable(NamedTuple):
-    """A table with its heading, and a sentence on how to read it."""
+    """A table with a title, and a caption that explains how to read it."""
 
     title: str
     columns: list[str]
     rows: list[list[str]]
     caption: str
     foot: Sequence[str] = ()
-    """A last row of names below columns of numbers."""
+    """A last row of names below numeric columns."""
 
     def markdown(self) -> str:
         rows = [[cell.replace("|", "\\|") for cell in row] for row in (*self.rows, self.foot) if row]
@@ -89,7 +89,7 @@ class StudyTable(NamedTuple):
 
 
 def study_tables(found: StudyNumbers) -> list[StudyTable]:
-    """All tables of a task; those about regret only where there are static sizes."""
+    """Return all tables of a task; those about regret need static arms."""
     tables = [_losses(found)]
     if found.reference:
         tables += [_regrets(found), _ratios(found)]
@@ -178,7 +178,7 @@ def _spending(found: StudyNumbers) -> StudyTable:
 
 
 def number(form: str, value: float) -> str:
-    """A value in this form, unless it is unknown or infinite."""
+    """Format a value; "∞" if infinite, "–" if NaN."""
     if math.isinf(value):
         return "∞"
     return notation.UNKNOWN if math.isnan(value) else form.format(value)

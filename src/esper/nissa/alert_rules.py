@@ -1,4 +1,4 @@
-"""The alert rules, as one table: what is wrong, how sure that must be, and what to do about it.
+"""Table of the alert rules: condition, severity, delay and hint.
 
 Every threshold is a constant of ``leyline.limits``. ``nissa.alert_monitor`` evaluates the rules;
 ``tools/make_reference.py`` writes them to ``docs/alerts.md``.
@@ -14,30 +14,30 @@ from esper.nissa.conditions import Condition
 
 
 class Rule(NamedTuple):
-    """One thing that can be wrong."""
+    """One alert rule."""
 
     name: str
     severity: Severity
     condition: str
-    """What is wrong, in words; the limits are those that ``look`` compares with."""
+    """The condition in words, with its limits."""
     evaluate: Condition
     hint: str
     times: int = 1
-    """Readings in a row that must be wrong; a single good one clears the alert."""
+    """Consecutive violations that raise the alert; one reading within the limit clears it."""
     window: int = 1
-    """Rows that one reading is made of."""
+    """Number of rows per reading."""
     of_the_machine: bool = False
-    """It is about the machine and not about the run: two equal runs may differ in it."""
+    """Whether the rule depends on the machine; two equal runs may then differ in their alerts."""
 
     @property
     def table(self) -> type[Row]:
-        """The rows that it looks at."""
+        """Row type that the rule reads."""
         row: type[Row] = get_type_hints(self.evaluate)["row"]
         return row
 
     @property
     def delay(self) -> int:
-        """Rows of the table within which it is raised, counted from the first that is wrong."""
+        """Largest number of rows from the first violation to the alert."""
         return max(self.times, self.window)
 
 
@@ -191,4 +191,4 @@ GOVERNOR_RULES: Final[Mapping[str, str]] = {
     "collapse": "a host that had learned knows no more than a blind guess, two epochs in a row",
     "divergence": "a host's loss rose far beyond its usual ups and downs, two epochs in a row",
 }
-"""Alerts that the engine raises itself, since it acts on them at once."""
+"""Alerts raised by the engine itself, because it intervenes at once."""

@@ -1,7 +1,6 @@
-"""How each alert rule looks at a row: what it finds, and whether that is wrong.
+"""Conditions of the alert rules: functions from a row and its history to readings.
 
-A look is a pure function of the row and of the rows before it. What it cannot evaluate it leaves out:
-a number that is unknown neither raises an alert nor clears it.
+An unknown value yields no reading, so it neither raises nor clears an alert.
 """
 
 import statistics
@@ -17,17 +16,17 @@ from esper.leyline.rank_correlation import Rewarded, reward_correlation
 from esper.leyline.stages import Stage
 
 RUN: Final = "run"
-"""Scope of what is about the whole run."""
+"""Scope of an alert about the whole run."""
 RESULT_TERMS: Final = frozenset({"lead", "score", "loss", "log_loss", "contribution", "rent", "rollback"})
-"""Terms of a reward that pay for the result, for its price or for a breakdown; all others are shaping."""
+"""Reward terms for the result, its cost or a failure; all other terms are shaping."""
 NEVER_UNKNOWN: Final = ("policy_loss", "value_loss", "entropy", "approx_kl")
-"""Columns of an update that are unknown only where the number was not finite."""
+"""Columns of an update that are None only if the value was not finite."""
 LEARNING_STAGES: Final = frozenset({Stage.TRAINING, Stage.BLENDING, Stage.HOLDING})
-"""A seed learns, and could still be removed."""
+"""Stages in which a seed learns and can still be pruned."""
 
 
 class Reading(NamedTuple):
-    """What a rule found in one row about one thing."""
+    """Value of one scope in one row, with its limit."""
 
     scope: str
     wrong: bool
@@ -37,15 +36,15 @@ class Reading(NamedTuple):
 
 @dataclass(slots=True)
 class RowHistory:
-    """What rules remember of earlier rows."""
+    """Earlier rows that the conditions use."""
 
     run: RunRow
     updates: list[UpdateRow] = field(default_factory=list)
-    """Those that were not left out."""
+    """Updates that were not skipped."""
     episodes: deque[EpisodeRow] = field(default_factory=lambda: deque(maxlen=limits.CORRELATED_EPISODES - 1))
-    """The last ones that were rewarded."""
+    """The last rewarded episodes."""
     seeds: dict[tuple[int, int], SeedRow] = field(default_factory=dict)
-    """The last row of each environment and slot."""
+    """Last seed row by environment and slot."""
 
     def remember(self, row: Row) -> None:
         match row:
@@ -57,7 +56,7 @@ class RowHistory:
                 self.seeds[row.env, row.slot] = row
 
     def has_learned(self, row: UpdateRow) -> bool:
-        """Whether the last updates, this one included, earned clearly more than the best of the first."""
+        """Return whether the mean of the last returns, with this row, clearly exceeds the first ones."""
         returns = [u.mean_return for u in (*self.updates, row) if u.mean_return is not None]
         if not returns:
             return False
@@ -67,7 +66,7 @@ class RowHistory:
 
 
 Condition = Callable[[Any, RowHistory], Iterator[Reading]]
-"""The row is of the table that the rule names."""
+"""Function from a row of the rule's table and the history to readings."""
 
 
 def above(scope: str, value: float, limit: float, only_if: bool = True) -> Reading:
@@ -87,13 +86,13 @@ def not_finite(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def ratio_exploded(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
-    """By the worst decision of the first update epoch that exploded, and the extremes of the last one."""
+    """Check the worst ratio of the first exploded update epoch, and the extreme ratios of the last one."""
     low, high = limits.RATIO_EXPLODED
     ratios = [row.ratio_max, row.ratio_min] if row.skipped is None else []
     if row.explosion is not None:
         ratios.append(row.explosion["ratio"])
     for ratio in ratios:
-        if ratio is None or not low <= ratio <= high:  # None: it overflowed
+        if ratio is None or not low <= ratio <= high:  # None: the ratio overflowed
             yield Reading(RUN, True, ratio, low if ratio is not None and ratio < low else high)
             return
     if ratios:
@@ -119,7 +118,7 @@ def update_above(column: str, limit: float) -> Condition:
 
 
 def forced(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
-    """Few decisions are free at the end of a good training too, when slots are filled early."""
+    """Check the share of forced decisions; a trained policy that fills slots early has many as well."""
     if row.skipped is None:
         yield above(RUN, row.forced_share, limits.FORCED_SHARE, not past.has_learned(row))
 
@@ -129,7 +128,7 @@ def waits(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def heads_collapsed(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
-    """A head that made up its mind is what training is for, unless it did so all at once or for nothing."""
+    """Check head entropies; low entropy is healthy unless the head collapsed abruptly or before learning."""
     learned = past.has_learned(row)
     for head, (name, entropy) in enumerate(zip(past.run.heads, row.head_entropy, strict=False)):
         if entropy is not None:
@@ -138,7 +137,7 @@ def heads_collapsed(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def _was_open(head: int, updates: Sequence[UpdateRow]) -> bool:
-    """Whether the head explored when it was last not collapsed."""
+    """Return whether the head still explored at its last entropy above the threshold."""
     for row in reversed(updates):
         entropy = row.head_entropy[head]
         if entropy is not None and entropy >= limits.HEAD_ENTROPY_COLLAPSED:
@@ -153,7 +152,7 @@ def gradient_jump(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def slow(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
-    """Only rollouts are alike from iteration to iteration; evaluations are not due in all of them."""
+    """Compare rollout times only; other phases, such as evaluation, do not run in every iteration."""
     spans = [update.phase_ms["rollout"] for update in past.updates if "rollout" in update.phase_ms]
     if len(spans) >= limits.USUAL_ITERATIONS and "rollout" in row.phase_ms:
         yield above(RUN, row.phase_ms["rollout"], statistics.median(spans) / limits.SLOWDOWN)
@@ -182,7 +181,7 @@ def shaping(row: EpisodeRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def _window(row: EpisodeRow, past: RowHistory) -> list[EpisodeRow]:
-    """The last episodes that were rewarded, this one last; none while they are too few."""
+    """Return the last rewarded episodes including this one, empty until the window is full."""
     full = row.total_reward is not None and len(past.episodes) == past.episodes.maxlen
     return [*past.episodes, row] if full else []
 
@@ -197,9 +196,10 @@ def dead(row: SeedRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def harmful(row: SeedRow, past: RowHistory) -> Iterator[Reading]:
-    """Only at rest: while alpha moves, a seed and its host are still getting used to one another.
+    """Check the contribution of a seed at constant alpha; while alpha changes, host and seed still adapt.
 
-    And not in trainings: a policy that explores must be allowed to hold what hurts; its reward shows that.
+    Trainings are exempt: an exploring policy may hold harmful seeds, and its reward already accounts for
+    them.
     """
     if past.run.iterations is not None:
         return

@@ -1,7 +1,7 @@
-"""Charts over the epochs of an episode or the iterations of a training, drawn from a specification.
+"""Charts over epochs or iterations, drawn from a specification.
 
-A chart is one or more panels over one axis. A panel holds lines, bands between two lines, and stacked
-columns: at every place, parts on top of each other; what is negative hangs below 0.
+A chart has one or more panels over a common axis. A panel holds lines, bands between two lines, and stacked
+columns; negative parts of a column are stacked below 0.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,29 +15,29 @@ from esper.karn.drawing.svg import number
 from esper.karn.questions.series import AxisBin, Series, Values
 
 Segment = tuple[float, float]
-"""From one value to another."""
+"""(start, end) of a part of a column."""
 _LEFT: Final = 62.0
 _TOP: Final = 14.0
 _GAP: Final = 30.0
-"""Between panels."""
+"""Height between panels."""
 _BOTTOM: Final = 28.0
 _FIRST: Final = 4.0
 """Top of the first strip."""
 _LETTERS: Final = 18
-"""Of a strip's name, at most."""
+"""Largest number of characters of a strip's name."""
 
 
 class ChartLine(NamedTuple):
-    """One value per place; None is a gap."""
+    """One value per axis bin; None is a gap."""
 
     name: str
     values: Values
     text: Callable[[float | None], str]
-    """How a value reads."""
+    """Format of a value."""
     look: str = "line"
     """``line``, ``thin``, ``twin`` (dotted), ``steps`` or ``dots``."""
     label: str | None = None
-    """What stands at its end; its name and last value unless given, nothing if empty."""
+    """Text at the end of the line; None shows name and last value, empty shows nothing."""
 
 
 class StackedPart(NamedTuple):
@@ -48,13 +48,13 @@ class StackedPart(NamedTuple):
     text: Callable[[float | None], str]
     look: str
     total: float | None = None
-    """What its label says; its last value unless given."""
+    """Value in the label; None shows the last value."""
     striped: Values | None = None
-    """How much of the part, from its foot, is striped."""
+    """Height of the striped section of the part, from its base."""
 
 
 class Panel(NamedTuple):
-    """What shares one vertical axis."""
+    """Data that shares one vertical axis."""
 
     height: float
     lines: Sequence[ChartLine] = ()
@@ -62,18 +62,18 @@ class Panel(NamedTuple):
     """Pairs of lower and upper edges, the widest first."""
     parts: Sequence[StackedPart] = ()
     near: float | None = None
-    """A value that belongs to the axis where the others come near it."""
+    """Value that the axis includes if the data comes close to it."""
     zero: bool = False
-    """The axis holds 0, and a line marks it."""
+    """Whether the axis includes 0, marked by a line."""
     most: float | None = None
-    """The largest value that there can be."""
+    """Largest possible value."""
     optional: bool = False
-    """It is left out where all values are 0."""
+    """Whether the panel is left out if all values are 0."""
     ticks: int = 4
     unit: str = ""
 
     def reached(self) -> Iterator[float]:
-        """All values that the axis has to hold."""
+        """Yield all values that the axis must include."""
         yield from (value for line in self.lines for value in line.values if value is not None)
         yield from (value for band in self.bands for edge in band for value in edge if value is not None)
         for values in zip(*(part.values for part in self.parts), strict=True):
@@ -86,11 +86,17 @@ class Chart(NamedTuple):
     found: Series
     panels: Sequence[Panel]
     room: float = 150.0
-    """For the labels on the right."""
+    """Width of the labels on the right."""
 
 
 def draw(chart_of: Callable[[Series], Chart], found: Series, beside: Series | None) -> Markup:
-    """The chart of these courses as SVG, on axes that hold the ones beside them too."""
+    """Draw a chart as SVG.
+
+    Args:
+        chart_of: Function from series to the specification of the chart.
+        found: Series to draw.
+        beside: Series of a second run that the axes must include.
+    """
     chart, other = chart_of(found), chart_of(beside) if beside else None
     x = AxisScale(0, max(found.end, beside.end if beside else 0), _LEFT, svg.WIDTH - chart.room)
     top, drawn, bottom = _TOP, [], _TOP
@@ -119,7 +125,7 @@ def panel_scale(panel: Panel, values: Sequence[float], top: float, bottom: float
 
 
 def draw_panel(places: Sequence[AxisBin], panel: Panel, x: AxisScale, y: AxisScale) -> Markup:
-    """Its axis, what it holds, and the names of that."""
+    """Draw the axis, data and labels of a panel."""
     at = [x(place.last) for place in places]
     return svg.group(
         y_axis(y, x.start, x.stop, most=panel.ticks + 1),
@@ -202,14 +208,16 @@ def _part_labels(panel: Panel, y: AxisScale) -> list[Label]:
 
 
 def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
-    """Over every place, what its values are."""
+    """Yield an invisible rectangle per bin, whose tooltip shows the values."""
     for index, place in enumerate(chart.found.bins):
         named: list[ChartLine | StackedPart] = [
             one for panel in chart.panels for group in (panel.lines, panel.parts) for one in group
         ]
         said = ", ".join(f"{one.name} {one.text(one.values[index])}" for one in named)
         left, right = x(place.first - 1), x(place.last)
-        if chart.panels[0].lines and not chart.panels[0].parts:  # a point of a line lies at its place's end
+        if (
+            chart.panels[0].lines and not chart.panels[0].parts
+        ):  # A point of a line lies at the end of its bin.
             half = (right - left) / 2
             left, right = left + half, min(right + half, svg.WIDTH)
         title = svg.element("title", f"{chart.found.axis} {place}: {said}")
@@ -220,7 +228,7 @@ def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
 
 
 def stack(values: Sequence[float | None]) -> list[Segment]:
-    """Where each part begins and ends, counted from 0; what is unknown takes no room."""
+    """Return (start, end) of each part of a column; an unknown part has no height."""
     above = below = 0.0
     found = []
     for value in values:
@@ -235,14 +243,14 @@ def stack(values: Sequence[float | None]) -> list[Segment]:
 
 
 def edges(place: AxisBin, x: AxisScale) -> tuple[float, float]:
-    """Left and right of a column, with a gap where there is room for one."""
+    """Return the left and right edge of a column, with a gap if it is wide enough."""
     left, right = x(place.first - 1), x(place.last)
     gap = 1.0 if right - left > 6 else 0.0
     return left + gap, right - gap
 
 
 def column(place: AxisBin, segment: Segment, x: AxisScale, y: AxisScale) -> str:
-    """The commands of one part of a column; nothing if it is too small to be seen."""
+    """Return the path of one part of a column, empty if it is too small to be visible."""
     left, right = edges(place, x)
     bottom, top = y(segment[0]), y(segment[1])
     if abs(bottom - top) < 0.05:
@@ -256,26 +264,35 @@ def column(place: AxisBin, segment: Segment, x: AxisScale, y: AxisScale) -> str:
 class Strip(NamedTuple):
     name: str
     draw: Callable[[AxisScale, float], Iterable[Markup]]
-    """What lies on it, by the scale of the axis and the height of its upper edge."""
+    """Draws the content, given the horizontal scale and the top of the strip."""
     value: str
     is_strong: bool
-    """Whether the value stands out."""
+    """Whether the value is emphasised."""
     title: str = ""
-    """What is said under the mouse."""
+    """Tooltip."""
 
 
 class Strips(NamedTuple):
     left: float
-    """Room for the names."""
+    """Width of the names."""
     right: float
-    """Room for the values."""
+    """Width of the values."""
     height: float
     gap: float = 0.0
 
     def draw(
         self, title: str, description: str, axis: str, end: int, rows: Sequence[Strip], *, grid: bool = True
     ) -> Markup:
-        """The picture; ``end`` is where its axis ends, ``grid`` draws lines up from its ticks."""
+        """Draw the strips as one picture.
+
+        Args:
+            title: Title of the picture.
+            description: Text for screen readers.
+            axis: Name of the axis.
+            end: End of the axis.
+            rows: Strips from top to bottom.
+            grid: Draw vertical grid lines.
+        """
         x = AxisScale(0, end, self.left, svg.WIDTH - self.right)
         step = self.height + self.gap
         bottom = _FIRST + step * len(rows)

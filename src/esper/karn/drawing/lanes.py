@@ -1,6 +1,6 @@
-"""What the network looks like: swim-lanes of the slots under the score of one episode, on one axis.
+"""Swim-lanes of the slots below the score of one episode, on one axis.
 
-Colour is stage, the filled height of a bar is the seed's blend weight alpha.
+Colour shows the stage; the filled height of a bar shows the blend weight alpha.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,13 +29,13 @@ _LANE: Final = 46.0
 _BAR_TOP: Final = 14.0
 _BAR: Final = 25.0
 _NAME_LETTERS: Final = 12
-"""Of a slot's name; the rest is in the table."""
+"""Largest number of characters of a slot's name in the picture."""
 _MOST_GUIDES: Final = 16
-"""More lines up to the score would hide it."""
+"""Limit of guide lines; more would hide the score."""
 
 
 def draw_lanes(found: Lanes, beside: Lanes | None = None) -> Picture:
-    """The picture of an episode, on axes that hold the one beside it too."""
+    """Draw the lanes of an episode, on axes that include a second episode if given."""
     both = [found] if beside is None else [found, beside]
     names = [svg.shorten(lane.slot, _NAME_LETTERS) for one in both for lane in one.lanes]
     left = max(48.0, *(svg.width_of(slot) + 10 for slot in names), 0.0)
@@ -88,7 +88,7 @@ def _caption(found: Lanes) -> str:
 
 
 def _draw_key(found: Lanes, baseline: float) -> Markup:
-    """The stages and marks that occur, one after the other."""
+    """Draw the legend of the stages and marks that occur."""
     stages = {span.stage for lane in found.lanes for span in lane.spans} - COOLING_STAGES
     marks = {Stage(mark.to_stage) for lane in found.lanes for mark in lane.marks}
     parts, x = [], 6.0
@@ -110,7 +110,7 @@ def _draw_key(found: Lanes, baseline: float) -> Markup:
 
 
 def _draw_scores(found: Lanes, x: AxisScale, held: Sequence[Series]) -> Iterator[Markup]:
-    """The scores of the episode, on an axis that holds all of ``held``."""
+    """Draw the scores of the episode, on an axis that includes all series of ``held``."""
     scores = found.scores
     if scores is None:
         return
@@ -132,7 +132,7 @@ def _panel(scores: Series) -> Panel:
 
 
 def _guides(found: Lanes, scores: Series, x: AxisScale, y: AxisScale) -> Iterator[Markup]:
-    """From where a seed became permanent up to the score it had then."""
+    """Draw a line from every fossilization up to the score at that epoch."""
     kept = [
         (index, mark.epoch)
         for index, lane in enumerate(found.lanes)
@@ -167,7 +167,7 @@ def _draw_lane(lane: Lane, metric: Metric, x: AxisScale, top: float) -> Markup:
 
 
 def _gaps(lane: Lane, x: AxisScale, middle: float) -> str:
-    """Where the slot is empty."""
+    """Return the path of the epochs in which the slot is empty."""
     ends = [0.0, *(float(span.end) for span in lane.spans)]
     starts = [*(float(span.start) for span in lane.spans), x.high]
     return "".join(
@@ -196,7 +196,7 @@ def _draw_span(span: Span, x: AxisScale, bar: float) -> Markup:
 
 
 def _texture(stage: Stage, start: float, end: float, top: float, height: float) -> Markup:
-    """What tells stages apart without colour: training and holding are striped."""
+    """Draw the stripes that mark training and holding without colour."""
     if stage not in (Stage.TRAINING, Stage.HOLDING):
         return Markup("")
     middle = svg.number(top + height / 2)
@@ -205,7 +205,7 @@ def _texture(stage: Stage, start: float, end: float, top: float, height: float) 
 
 
 def _seed_names(lane: Lane, x: AxisScale, baseline: float) -> Iterator[Markup]:
-    """Each seed's blueprint where its bar is full or, if it is nowhere long enough, over it or behind it."""
+    """Draw each blueprint on its solid bar; if that is too short, above or after the bar."""
     next_starts = [*(x(seed.germinated_at) for seed in lane.seeds[1:]), x.stop]
     for seed, next_start in zip(lane.seeds, next_starts, strict=False):
         start, end, room = x(seed.germinated_at), x(seed.end), svg.width_of(seed.blueprint) + 12
@@ -220,12 +220,12 @@ def _seed_names(lane: Lane, x: AxisScale, baseline: float) -> Iterator[Markup]:
 
 
 def _is_solid(span: Span) -> bool:
-    """Whether a text on it lies on one colour."""
+    """Return whether the span has one solid colour."""
     return span.stage is Stage.FOSSILIZED and all(alpha is None or alpha > 0.99 for alpha in span.alphas)
 
 
 def _worth(lane: Lane, metric: Metric, middle: float) -> Iterator[Markup]:
-    """What the seed that the slot holds at the end contributes, and its size."""
+    """Draw contribution and size of the seed in the slot at the end."""
     held = [seed for seed in lane.seeds if seed.fate in ("fossilized", "alive")]
     if not held:
         yield svg.text(_RIGHT + 8, middle + 5, notation.UNKNOWN, "dim")
@@ -240,19 +240,19 @@ def _worth(lane: Lane, metric: Metric, middle: float) -> Iterator[Markup]:
 
 
 def _mark(move: TransitionRow, slot: str, x: float, y: float) -> Markup:
-    """Germinated is a ring, fossilized a diamond, pruned a pair of scissors; hovering tells why."""
+    """Draw a transition as a ring (germinated), diamond (fossilized) or scissors (pruned), with a tooltip."""
     stage = Stage(move.to_stage)
     label = f"{slot} {stage.name.lower()} after epoch {move.epoch} ({move.cause}): {move.reason}"
     return svg.group(_shape(stage, x, y), svg.element("title", label))
 
 
 def _shape(stage: Stage, x: float, y: float) -> Markup:
-    """The shape alone, about ten units wide around its place."""
+    """Draw the shape of a stage, about ten units wide."""
     if stage is Stage.GERMINATED:
         return svg.element("circle", cx=x, cy=y, r=4, class_="ring germinated")
     if stage is Stage.FOSSILIZED:
         return svg.path(f"M{svg.number(x)} {svg.number(y - 6)}l6 6l-6 6l-6 -6z", "mark fossilized")
-    # Scissors: two blades that cross, each with its grip below.
+    # Scissors: two crossing blades with grips below.
     blades = f"M{svg.number(x - 4)} {svg.number(y - 6)}l5.6 8.6m2.4 -8.6l-5.6 8.6"
     grips = "".join(
         f"M{svg.number(x + side - 1.8)} {svg.number(y + 4.2)}a1.8 1.8 0 1 0 3.6 0a1.8 1.8 0 1 0 -3.6 0"

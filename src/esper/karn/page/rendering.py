@@ -1,4 +1,4 @@
-"""The templates, and the notation that they write numbers in. Text is escaped, None reads "–"."""
+"""Templates of the pages, with number formats as filters. Text is escaped; None is shown as "–"."""
 
 from functools import cache
 from importlib.resources import files
@@ -14,7 +14,7 @@ from esper.karn.palette import LOOKS, SEVERITIES, stage_variable
 from esper.karn.questions.overview import done_text
 
 TREND: Final = 16
-"""Letters of a trend, at most."""
+"""Largest number of characters of a trend."""
 
 
 def render_page(template: str, **content: Any) -> str:
@@ -22,13 +22,13 @@ def render_page(template: str, **content: Any) -> str:
 
 
 def render(template: str, **content: Any) -> Markup:
-    """A part of a page, which is not escaped again."""
+    """Render a part of a page as markup that is not escaped again."""
     return Markup(render_page(template, **content))
 
 
 @cache
 def style() -> str:
-    """The one stylesheet of all pages: figures, page, glyphs in the colours of their stages."""
+    """Return the stylesheet of all pages: figures, layout, and glyphs in the colours of their stages."""
     glyphs = "".join(f".glyph.{one.name.lower()}{{color:var({stage_variable(one)})}}" for one in LOOKS)
     marks = "".join(
         f'.alert-{name}::before{{content:"{look.glyph} ";color:var(--{name})}}'
@@ -59,7 +59,7 @@ def _environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """What is unknown as such, and a number on one line with its interval."""
+    """Show None as "–", and keep a value and its interval on one line."""
     if value is None:
         return notation.UNKNOWN
     if isinstance(value, str) and not hasattr(value, "__html__"):

@@ -1,4 +1,4 @@
-"""The sections of a run's page. Report and server ask for the same ones; both get them as HTML."""
+"""Sections of a run's page as HTML, shared by report and server."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -28,7 +28,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.events import EpisodeRow, RunRow
 
 MOST_DIARIES: Final = 10
-"""Episodes of a run that a report tells; of a training it tells the best."""
+"""Largest number of episodes whose narrative a report contains; a training reports only its best episode."""
 SHOWN: Final = tuple(figure.key for figure in FIGURES)
 TITLES: Final = {figure.key: figure.question for figure in FIGURES} | {
     "conclusion": "What does it come to?",
@@ -40,23 +40,23 @@ TITLES: Final = {figure.key: figure.question for figure in FIGURES} | {
 }
 ORIGIN: Final = ("configuration", "environment")
 OF_EPISODE: Final = ("lanes", "diary")
-"""Sections about one episode."""
+"""Sections that show one episode."""
 KEYS: Final = ("conclusion", *SHOWN[: SHOWN.index("lanes") + 1], "diary", *SHOWN[SHOWN.index("lanes") + 1 :])
-"""Sections of a page in their order, before what was set."""
+"""Keys of the sections in page order, without the settings."""
 
 
 class Section(NamedTuple):
-    """One element of a page; a served one names the address that it is renewed from."""
+    """One HTML element of a page; a served section has the address from which the browser reloads it."""
 
     key: str
     body: Markup
     tag: str = "section"
     look: str = "panel"
     side: str = ""
-    """Tells the two sections of one key apart, where runs stand side by side."""
+    """Suffix of the id that distinguishes the sections of two runs shown side by side."""
     source: str = ""
     runs: str = ""
-    """Ids of the runs that it is about."""
+    """Ids of the runs that the section shows."""
 
     @property
     def of_episode(self) -> bool:
@@ -64,29 +64,36 @@ class Section(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Sections that stand in one grid."""
+    """Sections in one grid."""
 
     look: str
     sections: Sequence[Section]
 
 
 def section(key: str, kind: str, found: Any, **more: Any) -> Markup:
-    """A section of one of the kinds that the template knows."""
+    """Render a section of one of the kinds defined in ``section.html``."""
     return render("section.html", key=key, title=TITLES[key], kind=kind, found=found, **more)
 
 
 def empty(key: str) -> Markup:
-    """A section that is loaded when somebody comes to it."""
+    """Return a section with only its title, which the browser loads later."""
     return Markup("<h2>{}</h2>").format(TITLES[key])
 
 
 def head(run: Run, name: str, *, served: bool) -> Markup:
-    """What is run, how far it is, and what is wrong."""
+    """Render the head of the page: name, progress, score and open alerts."""
     return render("head.html", overview=overview(run), name=name, served=served)
 
 
 def run_section(run: Run, key: str, episode: EpisodeKey | None = None, beside: Run | None = None) -> Markup:
-    """A section of a served page: of the chosen episode and beside another run, if there are any."""
+    """Render a section of a served page.
+
+    Args:
+        run: Run to show.
+        key: Key of the section.
+        episode: Episode to show; None shows the default episode.
+        beside: Second run whose values the axes include.
+    """
     if key == "conclusion":
         return section(key, "conclusion", conclude(run))
     if key in ORIGIN:
@@ -101,7 +108,7 @@ def run_section(run: Run, key: str, episode: EpisodeKey | None = None, beside: R
 def _of_episodes(
     run: Run, key: str, episodes: Sequence[tuple[str, EpisodeKey]], beside: Run | None = None, **more: Any
 ) -> Markup:
-    """The lanes or the diaries of episodes, each with its heading."""
+    """Render the lanes or the narratives of episodes, each with its heading."""
     if key == "lanes":
         lanes = [(title, figure_named(key).answer(run, episode, beside)) for title, episode in episodes]
         return section(key, "episodes", [one for one in lanes if one[1] is not None or not one[0]], **more)
@@ -110,12 +117,12 @@ def _of_episodes(
 
 
 def reported_lanes(run: Run) -> Markup:
-    """Of the episode that a run is shown by or, of a training, of its best, median and worst."""
+    """Render the lanes of the default episode, or of the best, median and worst episode of a training."""
     return _of_episodes(run, "lanes", chosen_episodes(run))
 
 
 def reported_diary(run: Run) -> Markup:
-    """Of the first episodes or, of a training, of its best."""
+    """Render the narratives of the first episodes, or of the best episode of a training."""
     if is_training(run):
         return _of_episodes(run, "diary", chosen_episodes(run)[:1])
     keys = [episode.key for episode in episodes(run)]
@@ -126,7 +133,7 @@ def reported_diary(run: Run) -> Markup:
 
 
 def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
-    """The episodes to show, each with a heading unless it is the only one."""
+    """Return the episodes to show, each with a heading unless it is the only one."""
     if not is_training(run):
         key = default_episode(run)
         return [] if key is None else [("", key)]
@@ -143,22 +150,22 @@ def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
 
 
 Choice = tuple[str, str, bool]
-"""One entry of a list: its address, its text, and whether it is chosen."""
+"""One option: its address, its text, and whether it is selected."""
 
 
 class Chooser(NamedTuple):
-    """What can be chosen beside the episode that is shown; addresses are as ``at`` of a page's query."""
+    """Links to the other episodes; addresses are values of ``at`` in the query string."""
 
     before: str | None
     after: str | None
     groups: list[Choice]
-    """Iterations, or episodes where nothing is trained."""
+    """Iterations of a training, else episodes."""
     members: list[Choice]
-    """Environments and attempts of the same iteration or episode."""
+    """Environments and attempts of the selected iteration or episode."""
 
 
 def chooser(run: Run, shown: EpisodeKey) -> Chooser:
-    """For a page that shows this episode."""
+    """Return the links for a page that shows this episode."""
     found, metric = episodes(run), metric_of(run.row)
     keys = [episode.key for episode in found]
     at = keys.index(shown) if shown in keys else -1
@@ -184,7 +191,7 @@ def _attempt(key: EpisodeKey) -> str:
 
 
 def address(key: Iterable[int]) -> str:
-    """An episode as a query names it."""
+    """Return an episode as the value of ``at`` in the query string."""
     return "-".join(map(str, key))
 
 
@@ -202,7 +209,12 @@ def parse_episode(text: str | None) -> EpisodeKey | None:
 
 
 def comparison(runs: Mapping[str, Run], *, in_words: bool = False) -> Markup:
-    """The first run against all others, by their names; ``in_words``: with a sentence about the last one."""
+    """Render the comparison of the first run with all others.
+
+    Args:
+        runs: Runs by display name.
+        in_words: Add a sentence about the last run.
+    """
     (first, run), *others = runs.items()
     rows, sentence = [_arm(first, run.row, result(run), "", "")], ""
     metric = metric_of(run.row)
@@ -225,7 +237,7 @@ def comparison(runs: Mapping[str, Run], *, in_words: bool = False) -> Markup:
 
 
 def arm_names(runs: Sequence[Run]) -> dict[str, Run]:
-    """The runs by their names; of runs that share one, the later ones have a number behind it."""
+    """Return runs by name; a number is appended to repeated names."""
     named: dict[str, Run] = {}
     for run in runs:
         name, number = run.row.name, 1
@@ -249,7 +261,7 @@ def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahea
 
 
 def settings(row: RunRow, key: str) -> list[tuple[str, str]]:
-    """The configuration, or where, when and from what the run was made; names within others have dots."""
+    """Return the configuration or the origin of a run as (name, text); nested names are joined by dots."""
     values = row.config
     if key == "environment":
         values = {"git revision": row.git_revision, "data hash": row.data_hash, "started": row.started}
@@ -258,12 +270,12 @@ def settings(row: RunRow, key: str) -> list[tuple[str, str]]:
 
 
 def setting_text(value: object) -> str:
-    """A setting as it would be written; "–" where there is none."""
+    """Format a setting; "–" if it is None."""
     return notation.UNKNOWN if value is None else notation.written(value)
 
 
 def command(row: RunRow, reproduction: str | None) -> Markup:
-    """The command that does the same again, and what it needs."""
+    """Render the command that repeats the run, and its requirements."""
     if reproduction is None:
         note = "No command began this run; its configuration is below."
     else:

@@ -1,7 +1,4 @@
-"""What is wrong, and since when: every alert from where it was raised to where it ended.
-
-The picture: a line per rule.
-"""
+"""Alerts of a run from raised to cleared, drawn as one line per rule."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
@@ -19,26 +16,26 @@ from esper.karn.run import Run
 from esper.leyline.events import Severity
 
 MOST_ENTRIES: Final = 100
-"""Of the table; open ones and the latest first."""
+"""Largest number of table entries; open alerts first, then the latest."""
 _ORDER: Final = "t, episode, attempt, env, epoch, value"
-"""Of the alerts about one thing, as SQL; environments that share a step may raise theirs at one moment."""
+"""SQL order of the alerts of one scope; environments in one step may raise alerts at the same time."""
 _STRIPS: Final = Strips(left=190, right=100, height=26)
 
 
 class AlertSpan(NamedTuple):
-    """From one place to another; None: it is still open."""
+    """Interval of an alert on the axis; ``end`` is None while it is open."""
 
     start: int
     end: int | None
 
 
 class AlertLine(NamedTuple):
-    """One rule over the whole axis."""
+    """All alerts of one rule."""
 
     rule: str
     severity: Severity
     times: int
-    """How often it was raised, over all that it watches."""
+    """Number of times that the rule was raised, over all scopes."""
     spans: tuple[AlertSpan, ...]
 
     @property
@@ -47,39 +44,39 @@ class AlertLine(NamedTuple):
 
 
 class AlertEntry(NamedTuple):
-    """One rule about one thing."""
+    """All alerts of one rule and scope."""
 
     rule: str
     severity: Severity
     scope: str
     times: int
     since: int
-    """Where it was first raised."""
+    """Epoch or iteration of the first alert."""
     until: int | None
-    """Where it was last over; None: it is still open."""
+    """Epoch or iteration at which the last alert was cleared; None while it is open."""
     value: float | None
     limit: float | None
     hint: str
-    """As it was last raised."""
+    """Hint of the last alert."""
 
 
 class Alerts(NamedTuple):
     axis: AxisName
     end: int
     lines: tuple[AlertLine, ...]
-    """In the order in which the rules were first raised."""
+    """Rules in order of their first alert."""
     entries: tuple[AlertEntry, ...]
     left_out: int
-    """Entries beyond those."""
+    """Number of entries beyond ``MOST_ENTRIES``."""
 
     @property
     def open(self) -> int:
-        """How many rules are not at rest."""
+        """Number of rules with an open alert."""
         return sum(line.is_open for line in self.lines)
 
 
 def alerts(run: Run) -> Alerts:
-    """Of the whole run, at its iterations or epochs."""
+    """Return all alerts of a run over its iterations or epochs."""
     axis = axis_of(run)
     raised = _raised(axis)
     spans = run.sql(
@@ -106,9 +103,9 @@ def alerts(run: Run) -> Alerts:
 
 
 def _raised(axis: Axis) -> str:
-    """SQL: every raised alert with its place and the place where it was over.
+    """Return SQL for every raised alert with its start and its end on the axis.
 
-    It is over when it was cleared. An alert about an episode ends with it; raised anew, it begins anew.
+    An alert ends when it is cleared or raised again; an alert of an episode ends with the episode.
     """
     table, is_bound = ("update", "env IS NOT NULL") if axis.name == "iteration" else ("epoch", "false")
     seen = f"(SELECT max({table}.{axis.name}) FROM {table} WHERE {table}.t <= alert.t)"
@@ -135,7 +132,7 @@ def _lines(
 
 
 def _merged(spans: Sequence[AlertSpan], bin_size: int) -> tuple[AlertSpan, ...]:
-    """Without those within others; neighbours are taken together where a long axis does so."""
+    """Merge overlapping spans, and neighbours within one bin of a long axis."""
     merged: list[AlertSpan] = []
     for span in sorted(spans, key=lambda span: span.start):
         last = merged[-1] if merged else None
@@ -148,7 +145,7 @@ def _merged(spans: Sequence[AlertSpan], bin_size: int) -> tuple[AlertSpan, ...]:
 
 
 def draw_alerts(found: Alerts, beside: Alerts | None = None) -> Picture:
-    """One row per rule that was ever raised, on an axis that holds what is beside it too."""
+    """Draw one strip per rule, on an axis that includes a second run if given."""
     end = max(one.end for one in (found, beside) if one is not None)
     names = ", ".join(line.rule for line in found.lines)
     caption = "No alert was raised."

@@ -17,7 +17,7 @@ _signed = partial(notation.gain, decimals=3)
 
 
 def reward(run: Run) -> Series | None:
-    """Terms by their names, and their sum; None: there were no rewards."""
+    """Return the mean reward terms and their sum per iteration; None without rewards."""
     names = "SELECT DISTINCT unnest(map_keys(reward_terms)) AS term FROM update ORDER BY term"
     terms = [name for (name,) in run.sql(names).fetchall() if name != SUM]
     columns = dict.fromkeys(terms, "avg(reward_terms[?])") | {SUM: "avg(mean_return)"}
@@ -26,7 +26,7 @@ def reward(run: Run) -> Series | None:
 
 
 def draw_reward(found: Series, beside: Series | None = None) -> Picture:
-    """One column per iteration, and the sum as a line."""
+    """Draw one column per iteration, and the sum as a line."""
     caption = "Mean reward terms per episode; line: their sum."
     return Picture(draw(_reward_chart, found, beside), *series_table(found, _signed), caption)
 
@@ -44,7 +44,7 @@ def _reward_chart(found: Series) -> Chart:
 
 
 def times(run: Run) -> Series | None:
-    """Mean milliseconds by phase, the longest first; None: no time was recorded."""
+    """Return the mean milliseconds per phase, the longest phase first; None if no time was recorded."""
     table = "update" if is_training(run) else "epoch"
     named = run.sql(
         f"""
@@ -62,7 +62,7 @@ def times(run: Run) -> Series | None:
 
 
 def draw_times(found: Series, beside: Series | None = None) -> Picture:
-    """One column per iteration or epoch, in seconds where that suits the longest."""
+    """Draw one column per iteration or epoch, in seconds or milliseconds."""
     held = [
         value or 0.0 for one in (found, beside) if one for course in one.values.values() for value in course
     ]

@@ -1,6 +1,6 @@
-"""What does the controller choose: the mix of ops, what it had no choice in, and what failed.
+"""Ops chosen by the controller: shares of all ops, forced decisions, and failures.
 
-The picture: ops as stacked columns, forced waiting striped, failures above.
+Ops are drawn as stacked columns with forced decisions striped, failures above.
 """
 
 from dataclasses import replace
@@ -17,25 +17,25 @@ from esper.leyline.stages import Stage
 
 DECISIONS: Final = "decisions"
 FORCED: Final = "forced"
-"""Of all decisions, where nothing else was legal; behind an op's name, of the choices of that op."""
+"""Share of decisions with only one legal action; after the name of an op, restricted to that op."""
 FAILED: Final = "failed"
 
 
 def choices(run: Run) -> Series | None:
-    """How many decisions there were, and shares of them by op; None: no decision is known."""
+    """Return the number of decisions and the share of each op; None without decisions."""
     ops = run.row.ops
     op = f"action[{run.row.heads.index('op') + 1}]"
     conditions = {name: f"{op} = {index}" for index, name in enumerate(ops)}
     conditions |= {f"{name} {FORCED}": f"forced AND {op} = {index}" for index, name in enumerate(ops)}
     conditions |= {FORCED: "forced", FAILED: "NOT succeeded"}
     shares = {name: f"count(*) FILTER ({which}) / count(*)" for name, which in conditions.items()}
-    # Decided before the epoch that it is about; after the last one there may be a decision still.
+    # A decision precedes the epoch that it affects; one more may follow the last epoch.
     epoch = "epoch + 1" if run.row.horizon is None else f"least(epoch + 1, {run.row.horizon})"
     place = "iteration" if is_training(run) else epoch
     found = query_series(run, "decision", {DECISIONS: "count(*)", **shares}, place=place)
     if found is not None or not is_training(run):
         return found
-    # Where decisions were not recorded, episodes know how often each op was chosen, and nothing more.
+    # Without decision rows, episode rows still count how often each op was chosen.
     total = "nullif(sum(list_sum(op_counts)), 0)"
     shares = dict.fromkeys(shares, "NULL")
     shares |= {name: f"sum(op_counts[{index + 1}]) / {total}" for index, name in enumerate(ops)}
@@ -57,7 +57,7 @@ def draw_choices(found: Series, beside: Series | None = None) -> Picture:
 
 
 def op_name(op: str) -> str:
-    """An op as people say it, short enough for a label."""
+    """Return a readable name of an op, short enough for a label."""
     return op.lower().replace("_", " ").removesuffix(" target")
 
 
@@ -84,7 +84,7 @@ def _percents(shares: Values) -> list[float | None]:
 
 
 def _overall(found: Series, name: str) -> float:
-    """Per cent of all decisions."""
+    """Return the share in per cent of all decisions."""
     counts = [count or 0.0 for count in found[DECISIONS]]
     chosen = sum(count * (share or 0.0) for count, share in zip(counts, found[name], strict=True))
     return 100 * chosen / (sum(counts) or 1.0)

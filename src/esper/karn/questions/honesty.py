@@ -1,7 +1,7 @@
-"""Is the reward honest: the return of every episode against what growth gained in it.
+"""Return of every episode against its gain, to detect a reward that favours worse networks.
 
-The gain is the lead over the twin where twins are known, else the final score; the alert ``pays-for-worse``
-ranks by the same function.
+The gain is the lead over the twin if all twins are known, else the final score. The alert ``pays-for-worse``
+uses the same rank correlation.
 """
 
 import statistics
@@ -18,7 +18,7 @@ from esper.leyline.limits import CORRELATED_EPISODES
 from esper.leyline.rank_correlation import Rewarded, gains, reward_correlation
 
 MOST_EPISODES: Final = 160
-"""Shown one by one; of more episodes, those with similar returns are taken together."""
+"""Largest number of episodes shown as single dots; more episodes are grouped by return."""
 GROUPS: Final = 40
 _LEFT: Final = 62.0
 _RIGHT: Final = svg.WIDTH - 26
@@ -27,35 +27,35 @@ _BOTTOM: Final = 224.0
 
 
 class ReturnGroup(NamedTuple):
-    """Episodes with the same or similar returns."""
+    """Episodes with similar returns."""
 
     episodes: int
     low: float
     high: float
-    """Their returns."""
+    """Range of the returns."""
     median_return: float
     quarter: float
     median: float
     three_quarters: float
-    """Their gains."""
+    """Quartiles of the gains."""
 
 
 class Honesty(NamedTuple):
-    """Return against gain, over the episodes of a training."""
+    """Return against gain over the episodes of a training."""
 
     episodes: int
     gain: str
-    """What the gain is: ``lead`` over the twin, or final ``score``."""
+    """``lead`` over the twin, or final ``score``."""
     rank_correlation: float | None
-    """Spearman's; None: fewer than three episodes, or all alike."""
+    """Spearman's rank correlation; None for fewer than three episodes or equal values."""
     recent: float | None
-    """The same over the last ``CORRELATED_EPISODES``, which is what the alert watches; None: fewer."""
+    """Rank correlation over the last ``CORRELATED_EPISODES``, as in the alert; None for fewer."""
     groups: tuple[ReturnGroup, ...]
-    """By rising return; single episodes while there are few."""
+    """Groups by increasing return; single episodes if there are few."""
 
 
 def honesty(run: Run) -> Honesty | None:
-    """Over all episodes that were rewarded; None: there are none."""
+    """Return the numbers over all rewarded episodes; None if there are none."""
     found = run.sql(
         "SELECT total_reward, val_score, twin_val_score FROM episode"
         " WHERE total_reward IS NOT NULL ORDER BY t"
@@ -74,7 +74,7 @@ def honesty(run: Run) -> Honesty | None:
 
 
 def _groups(rewarded: Sequence[Rewarded]) -> list[ReturnGroup]:
-    """Parts of equal size along the returns."""
+    """Split the episodes into groups of equal size by return."""
     pairs = sorted(zip((one.total_reward for one in rewarded), gains(rewarded), strict=True))
     parts = len(pairs) if len(pairs) <= MOST_EPISODES else GROUPS
     edges = [index * len(pairs) // parts for index in range(parts + 1)]
@@ -88,7 +88,7 @@ def _group(pairs: Sequence[tuple[float, float]]) -> ReturnGroup:
 
 
 def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
-    """A dot per episode or, of many episodes, per group with similar returns."""
+    """Draw a dot per episode, or per group if there are many episodes."""
     groups = found.groups
     held = [*groups, *(beside.groups if beside else ())]
     x = AxisScale(*around([group.median_return for group in held], 5), _LEFT, _RIGHT)

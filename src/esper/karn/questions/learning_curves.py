@@ -1,4 +1,4 @@
-"""Scores against those of the twins with the parameters, and returns of a training over its iterations."""
+"""Learning curves: scores against the twins with parameters, and returns of a training by iteration."""
 
 from dataclasses import replace
 from functools import partial
@@ -14,10 +14,11 @@ from esper.karn.run import Run
 
 
 def growth(run: Run, *, joined: bool = True) -> Series | None:
-    """The spread of the scores, and the means of score, twin and parameters; None: no score is known.
+    """Return quantiles of the scores, and means of score, twin and parameters; None if no score is known.
 
-    Of a training, means are those of the episodes that lasted. ``joined``: as places of a long line, else
-    every epoch or iteration by itself.
+    Args:
+        run: Run to read; means of a training are over the episodes that reached their horizon.
+        joined: Merge neighbours of a long axis; otherwise keep every epoch or iteration.
     """
     metric = metric_of(run.row).column
     table, twin, where, averaged = "epoch", "twin_score", "true", "true"
@@ -101,12 +102,12 @@ _COLUMNS: Final = {
     "evaluation return": "avg(evaluation_return)",
     "evaluation score": "avg(evaluation_score)",
 }
-"""Quartiles are of the returns of all episodes; evaluations are argmax episodes on selection rng seeds."""
+"""SQL by series. Quartiles are over all episodes; evaluations are argmax episodes on selection rng seeds."""
 _signed = partial(notation.gain, decimals=2)
 
 
 def improvement(run: Run) -> Series | None:
-    """Of a training; None: there was no update yet."""
+    """Return the returns and scores of a training by iteration; None before the first update."""
     return query_series(run, _TABLE, _COLUMNS) if is_training(run) else None
 
 

@@ -1,4 +1,4 @@
-"""Progress of a run, and its overview in one line: score, twin, parameters and open alerts.
+"""Progress of a run, and its overview: score, twin, parameters and open alerts.
 
 The list of runs, the head of a page and the terminal show the overview.
 """
@@ -17,31 +17,31 @@ from esper.karn.run_result import result
 from esper.leyline.events import RunRow, Severity
 
 PACE_ITERATIONS: Final = 10
-"""The pace of a training is that of its last iterations."""
+"""Number of last iterations over which the pace of a training is measured."""
 
 
 class RunProgress(NamedTuple):
-    """How far a run is; None is unknown."""
+    """Progress of a run; None is unknown."""
 
     state: State
     unit: AxisName
     done: int
     total: int | None
     seconds: float | None
-    """From its begin to its last row."""
+    """Time from the start to the last row."""
     seconds_left: float | None
-    """At the present pace; None where it does not go on."""
+    """Estimate at the current pace; None unless the run is in progress."""
     steps_per_second: float | None
-    """Host epochs of all environments, over the whole time."""
+    """Host epochs of all environments per second, over the whole run."""
 
     @property
     def share(self) -> float | None:
-        """Of the whole run, that is done."""
+        """Completed fraction of the run."""
         return min(self.done / self.total, 1.0) if self.total else None
 
 
 def progress(run: Run) -> RunProgress:
-    """The present state of the whole run."""
+    """Return the progress of a run."""
     row, state = run.row, run.state
     ((seconds,),) = run.sql(
         "SELECT max(t) FROM (SELECT t FROM epoch UNION ALL SELECT t FROM episode"
@@ -66,7 +66,7 @@ def progress(run: Run) -> RunProgress:
 
 
 def _epochs(run: Run) -> tuple[int, int]:
-    """Epochs trained, and epochs done with: an episode that ended early leaves nothing to do."""
+    """Return the epochs trained and the epochs done; an early end counts as the whole horizon."""
     ((trained, done),) = run.sql(
         """
         WITH ended AS (SELECT env, episode, attempt, max(epoch) AS epochs, bool_or(is_end) AS is_over
@@ -83,13 +83,13 @@ def _epochs(run: Run) -> tuple[int, int]:
 
 
 def done_text(found: RunProgress) -> str:
-    """What is done of what is planned."""
+    """Format the completed part of the plan."""
     total = "" if found.total is None else f"/{notation.count(found.total)}"
     return f"{found.unit} {notation.count(found.done)}{total}"
 
 
 class Overview(NamedTuple):
-    """What is known of a run; None is unknown."""
+    """Overview of a run; None is unknown."""
 
     row: RunRow
     progress: RunProgress
@@ -98,28 +98,28 @@ class Overview(NamedTuple):
     params: float | None
     scores: Values
     twins: Values
-    """Over the epochs or iterations so far."""
+    """Scores and twins by epoch or iteration."""
     alerts: tuple[AlertEntry, ...]
-    """Those that are open."""
+    """Open alerts."""
 
     @property
     def lead(self) -> float | None:
-        """The score over the twin's."""
+        """Lead of the score over the twin."""
         return self.metric.lead(self.score, self.twin)
 
     @property
     def metric(self) -> Metric:
-        """What score and twin are."""
+        """Metric of score and twin."""
         return metric_of(self.row)
 
     @property
     def alert_counts(self) -> dict[Severity, int]:
-        """How many alerts of each severity are open."""
+        """Number of open alerts by severity."""
         return dict(Counter(entry.severity for entry in self.alerts))
 
 
 def overview(run: Run) -> Overview:
-    """Of a run that goes on, its last epoch or iteration; of one that is over, its result."""
+    """Return the last epoch or iteration of a run in progress, or the result of a finished run."""
     found, grown = progress(run), growth(run)
     scores, twins = (grown["score"], grown["twin"]) if grown else ((), ())
     opened = tuple(entry for entry in alerts(run).entries if entry.until is None)

@@ -23,34 +23,34 @@ from esper.leyline.columns import COLUMNS, ColumnSpec
 from esper.leyline.limits import KL_HIGH
 
 BESIDE: Final = ("entropy", "value_loss")
-"""Shown too although they have no band."""
+"""Metrics shown although they have no healthy band."""
 _METRIC_STRIPS: Final = Strips(left=184, right=142, height=28, gap=10)
 
 
 class Health(NamedTuple):
-    """Metrics over the iterations, and what is known of each."""
+    """Metrics over the iterations, with their specifications."""
 
     series: Series
-    """Of iterations that were taken together the least healthy value, or the mean without a band."""
+    """The least healthy value of merged iterations; the mean for metrics without a band."""
     metrics: tuple[ColumnSpec, ...]
 
 
 def health(run: Run) -> Health | None:
-    """Of a training; None: there was no update yet."""
+    """Return the PPO metrics of a training; None before the first update."""
     metrics = tuple(_with_own_limit(run, column) for column in COLUMNS["update"] if _is_shown(column))
     found = query_series(run, "update", {one.name: _worst(one) for one in metrics}, place="iteration")
     return None if found is None else Health(found, metrics)
 
 
 def beyond(value: float | None, low: float | None, high: float | None) -> str:
-    """The limit that a value is beyond, with its sign; empty where it is inside or unknown."""
+    """Return the violated limit with its sign; empty if the value is within the band or unknown."""
     if value is not None and low is not None and value < low:
         return f"< {low:g}"
     return f"> {high:g}" if value is not None and high is not None and value > high else ""
 
 
 def _with_own_limit(run: Run, column: ColumnSpec) -> ColumnSpec:
-    """The band of the divergence follows the run's own target, as the alert does."""
+    """Derive the band of the KL divergence from the run's ``target_kl``, as the alert does."""
     if column.name != "approx_kl":
         return column
     target = run.row.config.get("target_kl")
@@ -68,7 +68,7 @@ def _worst(column: ColumnSpec) -> str:
 
 
 def draw_health(found: Health, beside: Health | None = None) -> Picture:
-    """One row per metric, all over the same iterations, on axes that hold what is beside it too."""
+    """Draw one strip per metric, on axes that include a second run if given."""
     strips = [_strip(metric, found.series, beside) for metric in found.metrics]
     outside = ", ".join(strip.name for strip in strips if strip.is_strong)
     return Picture(
@@ -100,7 +100,7 @@ def _strip(metric: ColumnSpec, found: Series, beside: Health | None) -> Strip:
 def _draw_metric(
     metric: ColumnSpec, found: Series, held: Values, x: AxisScale, top: float
 ) -> Iterator[Markup]:
-    """The line of a metric, on an axis that holds all values of ``held``."""
+    """Draw the line of a metric, on an axis that includes all values of ``held``."""
     y = AxisScale(*_range(metric, held), top + _METRIC_STRIPS.height, top)
     if metric.low is not None or metric.high is not None:
         ceiling = top - 2 if metric.high is None else y(metric.high)
@@ -118,7 +118,7 @@ def _draw_metric(
 
 
 def _range(metric: ColumnSpec, held: Values) -> tuple[float, float]:
-    """All values, and enough of the band that it can be seen."""
+    """Return a range that includes all values and a visible part of the band."""
     limits = [limit for limit in (metric.low, metric.high) if limit is not None]
     values = [*(value for value in held if value is not None), *limits] or [0.0]
     room = 0.3 * (max(values) - min(values)) or abs(values[0]) or 1.0
@@ -129,19 +129,19 @@ def _range(metric: ColumnSpec, held: Values) -> tuple[float, float]:
 
 
 LOW_ENTROPY: Final = next(column.low for column in COLUMNS["update"] if column.name == "head_entropy") or 0.0
-"""Below this a head is as good as dead."""
+"""Entropy below which a head is considered collapsed."""
 _HEAD_STRIPS: Final = Strips(left=132, right=100, height=20, gap=8)
 _entropy = partial(notation.points, decimals=2)
 
 
 def heads(run: Run) -> Series | None:
-    """By head: 1 uniform over what was legal, 0 certain, None: it never had a choice. None: no update yet."""
+    """Return the normalised entropy of each head: 1 is uniform over legal choices, None had no choice."""
     columns = {name: f"avg(head_entropy[{index + 1}])" for index, name in enumerate(run.row.heads)}
     return query_series(run, "update", columns, place="iteration")
 
 
 def draw_heads(found: Series, beside: Series | None = None) -> Picture:
-    """One strip per head, on an axis that holds what is beside it too."""
+    """Draw one strip per head, on an axis that includes a second run if given."""
     dead = [name for name in found.values if _is_low(found.last(name))]
     strips = [
         Strip(name, partial(_draw_head, found, name), _entropy(found.last(name)), _is_low(found.last(name)))

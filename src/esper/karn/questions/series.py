@@ -1,4 +1,4 @@
-"""Numbers over a run's axis: epochs of its episodes, or iterations of a training."""
+"""Series over the axis of a run: epochs of its episodes, or iterations of a training."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,13 @@ from esper.karn.run import Run
 
 AxisName = Literal["epoch", "iteration"]
 Values = Sequence[float | None]
-"""One per place; None is unknown."""
+"""One value per axis bin; None is unknown."""
 MOST_POINTS: Final = 200
-"""Points of one line; of longer runs, neighbours are taken together."""
+"""Largest number of points of a line; neighbours of a longer axis are merged into bins."""
 
 
 class AxisBin(NamedTuple):
-    """One epoch or iteration, or several that were taken together."""
+    """One epoch or iteration, or several merged neighbours."""
 
     first: int
     last: int
@@ -27,20 +27,20 @@ class AxisBin(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What a question about a run is asked over."""
+    """Axis of a run."""
 
     name: AxisName
     end: int
-    """The planned number of iterations or epochs; 0: unknown."""
+    """Planned number of iterations or epochs; 0 if unknown."""
 
     @property
     def bin_size(self) -> int:
-        """How many neighbours are taken together so that a line has few enough points."""
+        """Number of neighbours merged into one bin to stay below ``MOST_POINTS``."""
         return max(math.ceil(self.end / MOST_POINTS), 1)
 
 
 def axis_of(run: Run) -> Axis:
-    """Iterations of a training, epochs of the episodes of any other run."""
+    """Return the axis: iterations of a training, else epochs."""
     if is_training(run):
         return Axis("iteration", run.row.iterations or 0)
     return Axis("epoch", run.row.horizon or 0)
@@ -48,15 +48,15 @@ def axis_of(run: Run) -> Axis:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Numbers by their names, over the same places."""
+    """Named series over the same bins."""
 
     axis: AxisName
     end: int
-    """Where the axis ends: the horizon, or the planned number of iterations."""
+    """End of the axis: the horizon, or the planned number of iterations."""
     bins: tuple[AxisBin, ...]
     values: Mapping[str, Values]
     metric: Metric = SCORE
-    """What the run is decided by."""
+    """Metric of the run."""
 
     def __getitem__(self, name: str) -> Values:
         return self.values[name]
@@ -75,10 +75,16 @@ def query_series(
     parameters: Sequence[object] = (),
     joined: bool = True,
 ) -> Series | None:
-    """``columns``, SQL over the rows at one place, by name; None: there are no such rows.
+    """Aggregate the rows of a table per bin; None without rows.
 
-    ``place`` is SQL too, the column of the axis' name unless given. ``joined``: neighbours of a long axis
-    are one place.
+    Args:
+        run: Run to read.
+        table: Table or join in SQL.
+        columns: SQL aggregates by series name.
+        where: SQL condition for the rows.
+        place: SQL for the position on the axis; by default the column named like the axis.
+        parameters: Values for the ``?`` of the SQL.
+        joined: Merge neighbours of a long axis.
     """
     axis = axis_of(run)
     at = place or axis.name

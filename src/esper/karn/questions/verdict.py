@@ -1,4 +1,4 @@
-"""What growth bought: the score of every run against its parameters and against its compute."""
+"""Score of several runs against their parameters and compute."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,24 +16,24 @@ from esper.karn.run_result import Result, result
 from esper.karn.statistics import Estimate
 
 Arms = Mapping[str, Result]
-"""What each run came to, by its name."""
+"""Results by run name."""
 _LEFT: Final = 48.0
 _RIGHT: Final = svg.WIDTH - 26
 _PANEL: Final = 170.0
 _STEP: Final = 226.0
-"""From the top of one panel to the top of the next."""
+"""Distance between the tops of two panels."""
 _TOP: Final = 14.0
 
 
 def verdict(runs: Mapping[str, Run]) -> Arms:
-    """The runs that have a finished episode and the metric of the first of them, in the order given."""
+    """Return the results of runs with a finished episode and the same metric as the first one, in order."""
     found = {name: one for name, run in runs.items() if (one := result(run)) is not None}
     metric = next((one.metric for one in found.values()), None)
     return {name: one for name, one in found.items() if one.metric is metric and one.validation is not None}
 
 
 def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
-    """The answer of several runs; None: none of them has a finished episode."""
+    """Draw the results of several runs; None if no run has a finished episode."""
     arms = verdict(runs)
     if not arms:
         return None
@@ -72,7 +72,7 @@ def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
 def _draw_panel(
     reached: Mapping[str, Estimate], metric: Metric, spent: Sequence[float], name: str, top: float
 ) -> Markup:
-    """One mark per run at its score and its cost, on an axis of which each step is a factor."""
+    """Draw a dot per run at its score and cost, on a logarithmic axis."""
     most = metric.most or math.inf
     intervals = [[min(max(end, 0.0), most) for end in value.interval] for value in reached.values()]
     low, high = around([end for ends in intervals for end in ends], 4, floor=0.0)
@@ -101,7 +101,7 @@ def _cost_axis(x: AxisScale, bottom: float, name: str) -> Markup:
 
 
 def short_count(value: float) -> str:
-    """An even number with the letter of its size."""
+    """Format a round number with an SI prefix."""
     for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g}{letter}"
@@ -109,7 +109,7 @@ def short_count(value: float) -> str:
 
 
 def _names(reached: Mapping[str, Estimate], metric: Metric, places: Sequence[svg.Point]) -> Iterator[Markup]:
-    """Each name beside its mark, none at the height of another."""
+    """Draw the name of each run next to its dot, without overlaps."""
     heights = apart([y for _, y in places])
     for (arm, value), (x, _), height in zip(reached.items(), places, heights, strict=True):
         name = f"{svg.shorten(arm, 18)} {metric.text(value.mean)}"

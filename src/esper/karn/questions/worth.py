@@ -1,6 +1,6 @@
-"""Are seeds worth their cost: how far the seeds of each blueprint came, and what they contributed.
+"""Cost and benefit of seeds by blueprint: stages reached, and contribution per 1,000 parameters.
 
-The picture: a funnel per blueprint, and its contribution per 1,000 parameters.
+Drawn as a funnel per blueprint with its contribution.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,23 +31,23 @@ class BlueprintWorth(NamedTuple):
     blended: int
     held: int
     fossilized: int
-    """How many seeds came that far; each of these holds the next."""
+    """Number of seeds that reached the stage; each count includes the next."""
     pruned: int
     measured: int
-    """Seeds whose contribution was measured; each counts with its last measurement."""
+    """Number of seeds with a measured contribution; each counts with its last measurement."""
     contribution: float | None
-    """Their mean, by the run's metric."""
+    """Mean contribution by the run's metric."""
     contribution_error: float | None
-    """Standard error over seeds; of a single seed, that of its measurement."""
+    """Standard error over seeds; for a single seed, the error of its measurement."""
     params: float | None
     """Mean parameters of the seeds whose parameters were recorded."""
     per_thousand: float | None
-    """Contribution per 1,000 parameters, over the measured seeds whose parameters were recorded."""
+    """Contribution per 1,000 parameters, over measured seeds with recorded parameters."""
     per_thousand_error: float | None
 
 
 def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
-    """By blueprint, the most germinated first; None: no seed germinated."""
+    """Return one entry per blueprint, the most germinated first; None if no seed germinated."""
     found = run.sql(
         f"""
         WITH moves AS (SELECT * FROM transition WHERE seed >= 0),
@@ -87,7 +87,7 @@ def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
 
 
 def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth] | None = None) -> Picture:
-    """One row per blueprint, on scales that hold what is beside it too."""
+    """Draw one row per blueprint, on scales that include a second run if given."""
     held = [*found, *(beside or ())]
     bottom = _TOP + _ROW * len(found)
     count = AxisScale(0, max(one.germinated for one in held), *_FUNNEL)
@@ -135,7 +135,7 @@ def _points_axis(points: AxisScale, bottom: float) -> Iterator[Markup]:
 
 
 def _draw_row(one: BlueprintWorth, top: float, count: AxisScale, points: AxisScale | None) -> Markup:
-    """The furthest stages as parts of one bar: what is left of an edge came at least that far."""
+    """Draw the funnel of a blueprint: the part left of an edge reached at least that stage."""
     reached = [
         (Stage.FOSSILIZED, 0, one.fossilized),
         (Stage.HOLDING, one.fossilized, one.held),

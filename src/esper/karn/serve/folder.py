@@ -1,7 +1,7 @@
-"""The runs below one folder, found by walking it and named by ids.
+"""Runs below one folder, identified by ids.
 
-Whoever asks for a run gives an id that is looked up here; no path is ever made from what was sent. Links
-are not followed, so nothing outside the folder can be read through it.
+Requests name a run by its id; no path is built from request data. Symbolic links are not followed, so files
+outside the folder cannot be read.
 """
 
 import hashlib
@@ -19,25 +19,25 @@ from esper.leyline.run_files import TELEMETRY, UNFINISHED
 
 SECONDS_BETWEEN_WALKS: Final = 1.0
 WALK_SHARE: Final = 0.1
-"""Of the time, at most, is spent on walking a large folder."""
+"""Largest share of the time spent on walking a large folder."""
 
 
 class FoundRun(NamedTuple):
     id: str
     name: str
-    """Its place below the folder."""
+    """Path relative to the folder."""
     path: Path
     version: str
-    """Changes whenever a file that is read does, or its writer comes or goes."""
+    """Digest that changes when a file of the run changes, or its writer starts or ends."""
     refusal: str | None = None
-    """Why it is not read; None: it is."""
+    """Reason why the run is not read; None if it is readable."""
 
 
 class RunFolder:
-    """What is in the folder, looked at about once a second however many ask. Any thread may ask."""
+    """Runs of a folder, walked about once a second regardless of the number of requests. Thread-safe."""
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        next(find_runs(root), None)  # a folder that is not there is refused at once
+        next(find_runs(root), None)  # Raises if the folder does not exist.
         self.root = root.resolve()
         self._clock = clock
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class RunFolder:
         self._due = -float("inf")
 
     def runs(self) -> Mapping[str, FoundRun]:
-        """All runs by id, in the order of their names."""
+        """Return all runs by id, sorted by name."""
         with self._lock:
             began = self._clock()
             if began >= self._due:
@@ -72,24 +72,24 @@ class RunFolder:
 
 
 class UnknownRunError(EsperError):
-    """An id that no run of the folder has."""
+    """An id that does not belong to a run of the folder."""
 
 
 def _version_and_link(telemetry: Path) -> tuple[str, str | None]:
-    """The version of a run's files, and a link among them if there is one."""
+    """Return the version of a run's files, and the name of a symbolic link among them, if any."""
     if telemetry.is_symlink():
         return "", telemetry.name
     files = sorted(_files(telemetry), key=lambda file: file.path)
     link = next((file.name for file in files if file.is_symlink()), None)
     written = is_being_written(telemetry)
-    if written:  # then nobody reads an unfinished iteration, which grows with every epoch
+    if written:  # The unfinished iteration grows with every epoch and is not read while a writer is alive.
         unread = str(telemetry / UNFINISHED)
         files = [file for file in files if not file.path.startswith(unread)]
     return _digest([_stamp(file) for file in files], link or written), link
 
 
 def _files(telemetry: Path) -> Iterator[os.DirEntry[str]]:
-    """What lies in a run's telemetry and in the folders of its tables."""
+    """Yield the entries of a telemetry folder and of its subfolders."""
     for entry in os.scandir(telemetry):
         yield entry
         if entry.is_dir(follow_symlinks=False):
@@ -97,7 +97,7 @@ def _files(telemetry: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _stamp(file: os.DirEntry[str]) -> tuple[str, int, int]:
-    """What changes with a file; a full part that has become Parquet since it was listed is gone."""
+    """Return path, size and modification time of a file; -1 if it was compacted after it was listed."""
     try:
         status = file.stat(follow_symlinks=False)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""What a browser can ask for, as HTML: the list of runs, one run, two runs, and parts of these.
+"""HTML pages of the server: list of runs, one run, comparison of two runs, and their sections.
 
-A page is a frame of parts. The browser asks for each part when somebody comes to it, and again when the run
-it is about has new rows. Endpoints are plain functions that starlette runs on threads.
+A page is loaded without its sections. The browser loads a section when it becomes visible, and again when its
+run has new rows. Endpoints are plain functions that starlette runs on threads.
 """
 
 import time
@@ -22,7 +22,7 @@ from esper.karn.serve.folder import FoundRun, UnknownRunError
 from esper.leyline.errors import EsperError, UnknownNameError
 
 SECONDS_FOR_ROWS: Final = 0.5
-"""After which the list leaves runs unread; the browser asks again for the rest."""
+"""Seconds after which the list leaves further runs unread; the browser asks again for them."""
 PARTS: Final = ("head", *KEYS, *ORIGIN)
 PENDING: Final = "panel pending"
 """CSS classes of a section that the browser loads later."""
@@ -33,12 +33,12 @@ class Listed(NamedTuple):
     name: str
     state: str
     overview: Overview | None = None
-    """None: it was not read yet, or cannot be."""
+    """None if the run was not read yet, or cannot be read."""
     problem: str | None = None
 
 
 class Views:
-    """The pages over one folder."""
+    """Pages over one folder of runs."""
 
     def __init__(self, readings: AnswerCache, is_ending: Callable[[], bool]) -> None:
         self._readings = readings
@@ -46,7 +46,7 @@ class Views:
         self._folder = readings.folder
 
     def routes(self) -> list[Route]:
-        """Every address but those of files."""
+        """Return the routes of all pages, without the static files."""
         views: dict[str, Callable[[Request], Any]] = {
             "/": self.list,
             "/rows": self.rows,
@@ -57,7 +57,7 @@ class Views:
         return [Route(path, view) for path, view in views.items()]
 
     async def events(self, request: Request) -> Response:
-        """Which runs have new rows, as long as somebody listens."""
+        """Stream the versions of the runs until the browser disconnects."""
         return events_response(self._folder, self._is_ending)
 
     def list(self, request: Request) -> Response:
@@ -76,7 +76,7 @@ class Views:
         return self._page("run.html", f"{found.name} · esper", groups=groups)
 
     def part(self, request: Request) -> Response:
-        """A part of a run's page, of the episode and beside the run that the query names."""
+        """Return a section of a run's page, for the episode and the second run named in the query string."""
         found, key = self._folder.run(request.path_params["id"]), request.path_params["key"]
         if key not in PARTS:
             raise UnknownNameError("part of a page", key[:40], PARTS)
@@ -91,7 +91,7 @@ class Views:
         return self._answer(key, lambda: self._readings.ask(found.id, (key, episode), answer, beside))
 
     def compare(self, request: Request) -> Response:
-        """Two runs side by side; what is drawn shares its axes."""
+        """Return the page that shows two runs side by side with common axes."""
         left, right = self._both(request)
         heads = [self._pending(run, "head", "head", side) for run, side in ((left, ""), (right, "-2"))]
         both = Section(
@@ -119,7 +119,7 @@ class Views:
         return self._answer("comparison", lambda: self._readings.ask(left.id, "comparison", answer, right.id))
 
     def _rows(self) -> str:
-        """Running ones first, then by their begin; what is not read yet stands last."""
+        """Render the rows of the list: running runs first, then by start time, unread runs last."""
         end = time.monotonic() + SECONDS_FOR_ROWS
         listed = [self._listed(found, end) for found in self._folder.runs().values()]
         listed.sort(key=lambda one: one.overview.row.started if one.overview else "", reverse=True)
@@ -144,7 +144,7 @@ class Views:
     def _pending(
         self, found: FoundRun, key: str, look: str = PENDING, side: str = "", beside: FoundRun | None = None
     ) -> Section:
-        """A part that the browser asks for."""
+        """Return a placeholder section that the browser loads later."""
         query = "" if beside is None else f"?beside={beside.id}"
         runs = found.id if beside is None else f"{found.id} {beside.id}"
         if key == "head":
@@ -154,7 +154,7 @@ class Views:
         return Section(key, body, tag, look, side, f"/runs/{found.id}/{key}{query}", runs)
 
     def _answer(self, key: str, work_out: Callable[[], str]) -> Response:
-        """A part, or why it cannot be shown."""
+        """Return a section, or the reason why it cannot be shown."""
         try:
             return HTMLResponse(work_out(), headers={"Cache-Control": "no-store"})
         except ReadingError as error:
@@ -168,7 +168,7 @@ class Views:
         )
 
     def refusal(self, request: Request, error: Exception) -> Response:
-        """A mistake as a page that says what it was."""
+        """Return an error page that shows the message."""
         page = self._page("problem.html", "esper", sentence=str(error))
         page.status_code = 404 if isinstance(error, UnknownNameError | UnknownRunError) else 400
         return page

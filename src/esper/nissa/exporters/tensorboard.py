@@ -1,4 +1,4 @@
-"""Points as TensorBoard scalars, and the configuration as a text."""
+"""Export to TensorBoard: points as scalars, the configuration as text."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from esper.nissa.exporters.points import Points, create_export_folder, provenanc
 
 
 class TensorBoardExporter(EventFile):
-    """One event file in a directory of its own; TensorBoard would mix what else is there into one run."""
+    """Event file in a new directory; TensorBoard would merge other files there into the same run."""
 
     def __init__(self, run: RunRow, out: Path) -> None:
         create_export_folder(out)
@@ -26,7 +26,7 @@ class TensorBoardExporter(EventFile):
 
 
 def table(facts: Mapping[str, object]) -> str:
-    """Names and values as a table in Markdown; a map within takes a row for each of its entries."""
+    """Return names and values as a Markdown table; nested maps have one row per entry."""
     rows = [f"| {_cell(name)} | {_cell(fact)} |" for name, fact in _flat(facts).items()]
     return "\n".join(["| name | value |", "|---|---|", *rows])
 
@@ -42,5 +42,5 @@ def _flat(facts: Mapping[str, object], above: str = "") -> dict[str, object]:
 
 
 def _cell(fact: object) -> str:
-    """Unknown is a dash, as everywhere; nothing may end the cell early."""
+    """Return a table cell; None is a dash, and characters that would end the cell are replaced."""
     return "–" if fact is None else str(fact).replace("|", "\\|").replace("\n", " ")
