@@ -78,7 +78,7 @@ def picture_of(run: Path, key: str, episode: EpisodeKey | None = None) -> Pictur
     return picture
 
 
-# --- live -----------------------------------------------------------------------------------------
+# --- live updates -----------------------------------------------------------------------------------
 
 
 def test_a_run_appears_in_the_list_and_its_numbers_follow_without_a_reload(page, server, runs, tmp_path):
@@ -152,7 +152,7 @@ def test_a_page_that_lost_its_server_goes_on_where_that_comes_back(page, seen, t
     seen.errors.clear()  # the browser notes that nobody answered
 
 
-# --- what is shown --------------------------------------------------------------------------------
+# --- content ----------------------------------------------------------------------------------------
 
 
 def test_what_a_reader_opened_and_focused_stays_while_numbers_change(page, server, live):
@@ -218,7 +218,7 @@ def test_two_runs_stand_side_by_side_on_the_same_axes(page, server, runs):
     assert boxes[0]["x"] + boxes[0]["width"] < boxes[1]["x"]
 
 
-# --- how it is used -------------------------------------------------------------------------------
+# --- interaction ------------------------------------------------------------------------------------
 
 
 def test_everything_is_reached_with_keys(page, server):

@@ -121,7 +121,7 @@ def overlap(one: Box, other: Box) -> bool:
     )
 
 
-# --- every picture --------------------------------------------------------------------------------
+# --- all pictures -----------------------------------------------------------------------------------
 
 
 def test_every_question_is_answered_by_some_run(drawn):
@@ -194,7 +194,7 @@ def test_a_drawing_that_stands_alone_carries_its_style(drawn):
     assert "prefers-color-scheme:dark" in style.text
 
 
-# --- what is drawn is what the table says -----------------------------------------------------------
+# --- drawing and table agree ------------------------------------------------------------------------
 
 
 def texts(picture: Picture) -> list[str]:
@@ -246,7 +246,7 @@ def test_health_shows_the_limit_beside_a_value_outside(tmp_path):
     assert looks["0.2"] == "dim"
 
 
-# --- lanes ----------------------------------------------------------------------------------------
+# --- lanes ------------------------------------------------------------------------------------------
 
 
 def bars(picture: Picture) -> list[tuple[float, float, str]]:

@@ -23,7 +23,7 @@ def test_colours_are_colour_blind_safe_and_differ_where_a_seed_is_live_or_ends()
     assert len({LOOKS[stage].colour for stage in set(Stage) - others}) == 6
 
 
-# --- what is drawn can be seen ----------------------------------------------------------------------
+# --- contrast ---------------------------------------------------------------------------------------
 
 
 Colour = tuple[float, ...]

@@ -46,7 +46,7 @@ def iterations_of(episodes: Sequence[EpisodeRow]) -> dict[int, list[EpisodeRow]]
     return found
 
 
-# --- episodes ----------------------------------------------------------------------------------------
+# --- episodes ---------------------------------------------------------------------------------------
 
 
 def test_episodes_are_listed_by_iteration_and_environment(training, training_rows):
@@ -103,7 +103,7 @@ def test_an_episode_after_a_breakdown_belongs_to_its_iteration(tmp_path):
     assert episode_name(EpisodeKey(1, 1, 1), trained=True) == "iteration 2, environment 1, attempt 2"
 
 
-# --- progress -------------------------------------------------------------------------------------
+# --- progress ---------------------------------------------------------------------------------------
 
 
 def test_a_training_counts_iterations_and_a_run_counts_epochs(training, tmp_path):
@@ -136,7 +136,7 @@ def test_a_run_without_rows_is_at_its_begin(tmp_path):
     assert found.seconds_left is found.steps_per_second is None
 
 
-# --- growth ---------------------------------------------------------------------------------------
+# --- growth -----------------------------------------------------------------------------------------
 
 
 def test_growth_of_a_training_is_the_spread_of_its_iterations(training, training_rows):
@@ -174,7 +174,7 @@ def test_long_trainings_take_iterations_together(tmp_path):
     assert improvement(run)["25 %"][0] == pytest.approx(np.quantile(returns, 0.25))
 
 
-# --- the policy -----------------------------------------------------------------------------------
+# --- policy -----------------------------------------------------------------------------------------
 
 
 def test_improvement_is_the_spread_of_returns(training, training_rows):
@@ -253,7 +253,7 @@ def test_without_decisions_episodes_know_the_ops_and_nothing_more(tmp_path):
     assert found.last("forced") is found.last("failed") is found.last("WAIT forced") is None
 
 
-# --- the rest -------------------------------------------------------------------------------------
+# --- other questions --------------------------------------------------------------------------------
 
 
 def test_times_are_those_of_updates_or_epochs(training, training_rows, tmp_path):

@@ -17,7 +17,7 @@ from esper.leyline.events import EpisodeRow, Row, SeedRow, TransitionRow, Update
 from tests.karn import made_run
 from tests.karn.test_questions import of_type, opened
 
-# --- worth ----------------------------------------------------------------------------------------
+# --- worth ------------------------------------------------------------------------------------------
 
 
 def seeds_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], list[TransitionRow]]:
@@ -91,7 +91,7 @@ def test_a_run_in_which_nothing_germinated_has_no_worth(tmp_path):
     assert worth(opened(tmp_path, [made_run.run_row()])) is None
 
 
-# --- reward ---------------------------------------------------------------------------------------
+# --- reward -----------------------------------------------------------------------------------------
 
 
 def test_the_terms_of_an_iteration_are_those_of_its_update(training, training_rows):

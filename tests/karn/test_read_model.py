@@ -96,7 +96,7 @@ def listed_for_machines(directory: Path, capsys: pytest.CaptureFixture[str]) -> 
     return found
 
 
-# --- how far ---------------------------------------------------------------------------------------
+# --- progress ---------------------------------------------------------------------------------------
 
 
 def test_progress_of_two_episodes_counts_the_epochs_of_both(tmp_path, capsys):
@@ -129,7 +129,7 @@ def test_progress_of_a_training_counts_iterations(tmp_path):
         assert lines_of(run)[-1].startswith("iteration 2/5  left 0:00:12  ")
 
 
-# --- how good --------------------------------------------------------------------------------------
+# --- scores -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,7 @@ def test_a_training_killed_within_its_first_iteration_has_come_to_nothing_yet(tm
         figure.answer(killed)
 
 
-# --- what is wrong ---------------------------------------------------------------------------------
+# --- alerts -----------------------------------------------------------------------------------------
 
 
 def test_the_alert_about_the_reward_and_its_figure_are_one_number(tmp_path):
@@ -234,7 +234,7 @@ def test_the_alert_about_the_divergence_and_its_band_have_one_limit(tmp_path, ta
     assert f"0.5 &gt; {limit:g}" in figure_named("health").answer(found).svg
 
 
-# --- tables ----------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Readers beside a writer that appends lines and converts them: nobody disturbs anybody."""
+"""Readers compared a writer that appends lines and converts them: nobody disturbs anybody."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -60,7 +60,7 @@ def grown_page(grown: Run) -> Node:
     return page_of(grown)
 
 
-# --- one episode -------------------------------------------------------------------------------------
+# --- one episode ------------------------------------------------------------------------------------
 
 
 def test_the_answer_of_a_run_comes_first_and_is_that_of_its_row(grown_page: Node) -> None:
@@ -111,7 +111,7 @@ def test_of_many_episodes_some_are_told_and_the_rest_counted(tmp_path: Path) -> 
     rows = [fake_run.run_row(episodes=12), *(row for n in range(12) for row in fake_run.episode(n))]
     section = page_of(write(tmp_path / "run", rows)).one("section", id="diary")
     assert [heading.text for heading in section.all("h3")] == [f"Episode {n}" for n in range(10)]
-    assert "2 more episodes are not told here." in section.text
+    assert "2 more episodes are not shown here." in section.text
 
 
 def test_configuration_and_environment_are_whole(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_what_the_same_numbers_need_is_said(revision: str | None, said: str) -> 
     assert ("not committed" in section) == (revision == "abc123-dirty")
 
 
-# --- other runs -----------------------------------------------------------------------------------
+# --- comparison -------------------------------------------------------------------------------------
 
 
 def control(directory: Path, **changes: Any) -> Run:
@@ -217,7 +217,7 @@ def test_a_control_without_a_finished_episode_is_no_control_yet(grown: Run, tmp_
     )
 
 
-# --- trainings ------------------------------------------------------------------------------------
+# --- trainings --------------------------------------------------------------------------------------
 
 
 def training(iterations: int = 3, done: int | None = None) -> Iterator[Row]:

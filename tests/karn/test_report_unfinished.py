@@ -16,7 +16,7 @@ from tests.karn.page import read_page
 from tests.karn.test_report import page_of, pairs, training, write
 from tests.rows import change
 
-# --- runs that are not whole ----------------------------------------------------------------------
+# --- unfinished runs --------------------------------------------------------------------------------
 
 
 def until(epoch: int, episode: int = 0) -> list[Row]:
@@ -87,7 +87,7 @@ def test_an_episode_killed_within_its_measurements_is_shown_without_them(tmp_pat
     assert page.one(class_="state").text == "stopped"
 
 
-# --- the page itself ------------------------------------------------------------------------------
+# --- HTML -------------------------------------------------------------------------------------------
 
 
 def test_names_are_escaped_wherever_they_come_from(tmp_path: Path) -> None:

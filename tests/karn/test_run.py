@@ -36,7 +36,7 @@ def compact(run: Path) -> None:
     compaction.compact(run / "telemetry", last=0)
 
 
-# --- rows and tables ------------------------------------------------------------------------------
+# --- rows and tables --------------------------------------------------------------------------------
 
 
 def test_rows_fulfil_a_condition_with_parameters_and_are_oldest_first(run):
@@ -115,7 +115,7 @@ def test_a_directory_may_have_any_name(tmp_path, name):
         assert [row.epoch for row in open_run(tmp_path / name / kind).rows(EpochRow)] == [3]
 
 
-# --- names of decisions ---------------------------------------------------------------------------
+# --- view decisions ---------------------------------------------------------------------------------
 
 
 def test_decisions_have_the_names_that_the_runs_own_row_gives_them(run):
@@ -158,7 +158,7 @@ def test_decisions_of_a_run_without_its_own_row_have_no_names(tmp_path):
     ]
 
 
-# --- while it is written --------------------------------------------------------------------------
+# --- concurrent writer ------------------------------------------------------------------------------
 
 
 def test_every_call_sees_what_was_flushed_since(tmp_path, monkeypatch):
@@ -203,7 +203,7 @@ def test_what_becomes_parquet_between_listing_and_reading_is_read_as_such(run, m
     assert [row.epoch for row in open_run(run).rows(EpochRow)] == list(range(9))
 
 
-# --- state ----------------------------------------------------------------------------------------
+# --- state ------------------------------------------------------------------------------------------
 
 
 def test_a_run_of_which_an_episode_is_missing_has_stopped(run, tmp_path):
@@ -233,7 +233,7 @@ def test_a_run_killed_before_its_own_row_has_stopped_and_says_so(tmp_path):
         _ = open_run(tmp_path).row
 
 
-# --- what is no run -------------------------------------------------------------------------------
+# --- not a run --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("as_parquet", [False, True])

@@ -25,7 +25,7 @@ def opened(folder) -> Client:
     return Client(folder, OPEN)
 
 
-# --- the name it is called by ---------------------------------------------------------------------
+# --- Host header ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_server_for_others_turns_foreign_names_away_even_with_the_token(opened
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
-# --- methods --------------------------------------------------------------------------
+# --- methods ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
@@ -81,7 +81,7 @@ def test_nothing_can_be_changed(local, method):
     assert answer.error == f"{method} is not allowed; this server is read, by GET"
 
 
-# --- what a browser may do with an answer ---------------------------------------------------------
+# --- response headers -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_every_answer_forbids_what_does_not_come_from_here(local, path, status):
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-# --- the token ------------------------------------------------------------------------------------
+# --- token ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/", "/rows", "/static/page.js", "/style.css", "/events"])

@@ -33,7 +33,7 @@ def client(runs) -> Client:
     return Client(runs)
 
 
-# --- the list -------------------------------------------------------------------------------------
+# --- list of runs -----------------------------------------------------------------------------------
 
 
 def test_the_list_says_of_every_run_what_the_questions_answer(client):
@@ -64,7 +64,7 @@ def test_an_empty_folder_says_how_to_begin(tmp_path):
     assert f"esper run --out {tmp_path.name}/mine" in Client(tmp_path).ask("/").html.text
 
 
-# --- one run --------------------------------------------------------------------------------------
+# --- page of one run --------------------------------------------------------------------------------
 
 
 def test_a_page_asks_for_every_part_and_every_part_is_there(client):
@@ -158,7 +158,7 @@ def test_a_run_that_is_not_there_is_a_sentence(client, address):
     assert answer.error == "there is no run 'nobody' in this folder; it may have been moved away"
 
 
-# --- two runs -------------------------------------------------------------------------------------
+# --- comparison of two runs -------------------------------------------------------------------------
 
 
 def axes_of(body: bytes) -> list[tuple[str, ...]]:
@@ -225,8 +225,8 @@ def test_a_run_beside_one_that_cannot_be_read_is_shown_alone(pair):
 
 def test_an_episode_beside_a_training_counts_something_else(client):
     """Epochs and iterations share no axis."""
-    beside = client.part("episode", f"choices?beside={client.id_of('nested/training')}").body
-    assert beside == client.part("episode", "choices").body
+    compared = client.part("episode", f"choices?beside={client.id_of('nested/training')}").body
+    assert compared == client.part("episode", "choices").body
 
 
 def test_two_runs_are_compared_part_by_part(tmp_path):
@@ -252,7 +252,7 @@ def test_a_comparison_says_what_is_missing(client):
     assert (answer.status, answer.error) == (400, "two runs are compared; 1 were named")
 
 
-# --- damage ---------------------------------------------------------------------------------------
+# --- damaged runs -----------------------------------------------------------------------------------
 
 
 def test_a_damaged_run_says_why_in_every_part(client):
@@ -284,7 +284,7 @@ def test_rows_that_contradict_each_other_break_only_what_they_are_shown_in(tmp_p
     assert not list(client.part("mine", "growth").html.all(role="alert"))
 
 
-# --- paths ----------------------------------------------------------------------------------------
+# --- path traversal ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

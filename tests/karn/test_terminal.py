@@ -177,7 +177,7 @@ def test_a_resumed_training_gets_no_lines_of_its_past(tmp_path: Path) -> None:
     assert file.getvalue() == ""
 
 
-# --- when there is nothing to show ---------------------------------------------------------------------
+# --- nothing to show --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -206,7 +206,7 @@ def test_telemetry_that_cannot_be_read_ends_the_view_and_not_the_run(
     assert view.error is not None
 
 
-# --- the screen -----------------------------------------------------------------------------------------
+# --- screen -----------------------------------------------------------------------------------------
 
 RUN_SCREEN = """\
 digits_impaired · heuristic · finished · epoch 8/8 · 0:00:12 · 0.653 steps/s

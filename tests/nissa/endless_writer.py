@@ -33,7 +33,7 @@ class Checkpoint(msgspec.Struct):
     mark: RowMark
 
 
-# --- moments at which a process ends itself ---------------------------------------------------------
+# --- points at which the process kills itself -------------------------------------------------------
 
 
 def kill(*_: object) -> NoReturn:
@@ -87,7 +87,7 @@ MOMENTS: dict[str, Callable[[], None]] = {
 }
 
 
-# --- in the process ---------------------------------------------------------------------------------
+# --- child process ----------------------------------------------------------------------------------
 
 
 def emit_batch(writer: RunWriter, start: int) -> int:
@@ -129,7 +129,7 @@ def work(kind: str, run: Path, moment: str | None, said: Connection) -> None:
     {"write": write_for_ever, "resume": resume_for_ever}[kind](run, said.send)
 
 
-# --- outside ----------------------------------------------------------------------------------------
+# --- parent process ---------------------------------------------------------------------------------
 
 
 class Writer:

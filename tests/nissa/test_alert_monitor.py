@@ -54,7 +54,7 @@ def shares(wait: float) -> list[float]:
     return [wait, 1 - wait, 0.0, 0.0, 0.0, 0.0]
 
 
-# --- updates, at the limit and beyond ---------------------------------------------------------------
+# --- thresholds of updates --------------------------------------------------------------------------
 
 AT_THE_LIMIT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("non-finite-update", {}, {"policy_loss": None}),
@@ -196,7 +196,7 @@ def test_few_choices_are_healthy_once_something_was_learned() -> None:
     assert told(AlertMonitor(run_row()), [update(n, mean_return=0.1) for n in (1, 2, 3)] + rows[3:]) == []
 
 
-# --- what is compared with earlier updates ----------------------------------------------------------
+# --- comparison with earlier updates ----------------------------------------------------------------
 
 
 def test_a_gradient_is_compared_with_the_mean_of_the_updates_before_it() -> None:
@@ -220,7 +220,7 @@ def test_nothing_is_slow_before_it_is_known_what_is_usual() -> None:
     assert told(AlertMonitor(run_row()), rows) == []
 
 
-# --- episodes ------------------------------------------------------------------------------------------
+# --- episodes ---------------------------------------------------------------------------------------
 
 
 def episodes(pay: Callable[[int], float], count: int = 20, **changes: Any) -> list[EpisodeRow]:

@@ -97,7 +97,7 @@ def test_an_alert_about_a_seed_is_over_when_its_episode_is() -> None:
     assert told(watch, dying((1,), episode=1)) == []
 
 
-# --- the governor's own alerts ----------------------------------------------------------------------
+# --- alerts of the governor -------------------------------------------------------------------------
 
 
 def intervention(**changes: Any) -> AlertRow:
@@ -117,7 +117,7 @@ def test_an_intervention_is_not_repeated_and_is_over_when_the_episode_is() -> No
     assert watch.take(episode(1, env=3)) == []
 
 
-# --- replaying --------------------------------------------------------------------------------------
+# --- replay -----------------------------------------------------------------------------------------
 
 
 def eventful_iteration(number: int) -> list[Row]:

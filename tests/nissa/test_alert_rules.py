@@ -235,7 +235,7 @@ def test_a_disk_that_fills_up_is_noticed_with_the_next_resource_row(
     ]
 
 
-# --- broken episodes -----------------------------------------------------------------------------------
+# --- broken episodes --------------------------------------------------------------------------------
 
 
 def alerts_of(sink: ListSink) -> list[AlertRow]:
@@ -291,7 +291,7 @@ def test_a_seed_that_hurts_is_noticed_within_two_epochs(monkeypatch: pytest.Monk
     assert alert.value < alert.limit < 0
 
 
-# --- the table --------------------------------------------------------------------------------------
+# --- rule table -------------------------------------------------------------------------------------
 
 
 def test_every_rule_has_a_name_of_its_own_and_says_what_to_do() -> None:

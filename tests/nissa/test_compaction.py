@@ -45,7 +45,7 @@ def compact_by_hand(run: Path) -> None:
     assert names(run) == ["rows-00000-00000"]
 
 
-# --- Parquet holds what the lines held ------------------------------------------------------------
+# --- Parquet equals the lines -----------------------------------------------------------------------
 
 
 def emptied(table: str, row: Row) -> Row:
@@ -106,7 +106,7 @@ def test_numbers_and_texts_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert msgspec.json.encode(found) == msgspec.json.encode(rows)  # -0.0 too, which equals 0.0
 
 
-# --- when lines are converted ---------------------------------------------------------------------
+# --- when lines are converted -----------------------------------------------------------------------
 
 
 def test_enough_lines_become_parquet_at_flush_and_another_file_begins(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_rows_that_are_gone_are_a_sentence(tmp_path: Path, number: int) -> None:
         read_rows(tmp_path, TABLES["epoch"])
 
 
-# --- what cannot be converted stays lines ---------------------------------------------------------
+# --- failed conversion ------------------------------------------------------------------------------
 
 
 def test_a_failed_conversion_leaves_the_lines_and_one_alert_and_the_run_goes_on(

@@ -135,7 +135,7 @@ def test_large_steps_and_long_texts_keep_their_value(tmp_path: Path) -> None:
     assert [len(event.summary.value[0].tag) for event in events] == [step % 300 for step in steps]
 
 
-# --- places -----------------------------------------------------------------------------------------
+# --- export folders ---------------------------------------------------------------------------------
 
 
 def test_a_directory_that_holds_something_is_refused_and_what_was_flushed_can_be_read(tmp_path: Path) -> None:

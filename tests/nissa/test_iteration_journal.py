@@ -49,7 +49,7 @@ def killed(out: Path) -> Iterator[IterationJournal]:
     second.close()
 
 
-# --- what readers find ----------------------------------------------------------------------------
+# --- readers ----------------------------------------------------------------------------------------
 
 
 def test_readers_of_a_run_that_nobody_writes_find_its_journals_behind_the_tables(
@@ -98,7 +98,7 @@ def test_a_torn_line_is_not_there_and_a_damaged_one_gets_a_sentence(
         read_rows(out, EpochRow)
 
 
-# --- an iteration is written whole or not at all --------------------------------------------------
+# --- atomic iterations ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("emitted", [0, 1, 2, 3])
@@ -155,7 +155,7 @@ def test_a_training_that_is_over_leaves_whole_iterations_and_nothing_else(out: P
     assert [row.t for row in read_rows(out, ResourceRow)] == [0.0]
 
 
-# --- resuming -------------------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------
 
 
 def test_a_resumed_run_goes_on_after_its_checkpoint_in_its_own_time(out: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_run_that_began_without_its_own_row_begins_again(out: Path) -> None:
     assert len(read_rows(out, RunRow)) == 1
 
 
-# --- a full disk ----------------------------------------------------------------------------------
+# --- full disk --------------------------------------------------------------------------------------
 
 
 def test_a_journal_on_a_full_disk_is_given_up_until_the_next_shard(

@@ -52,7 +52,7 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
     return Conclusion(headline, sentences, facts + _cost_facts(run, episodes, comparisons, purpose))
 
 
-# --- how far --------------------------------------------------------------------------------------
+# --- progress ---------------------------------------------------------------------------------------
 
 
 def how_far_text(run: Run) -> str:
@@ -82,7 +82,7 @@ def _unfinished(run: Run) -> str:
     return f"After epoch {going.epoch}{of} the {metric.name} is {metric.text(score)}{against}."
 
 
-# --- what it reached ------------------------------------------------------------------------------
+# --- result -----------------------------------------------------------------------------------------
 
 
 def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: int) -> str:
@@ -148,7 +148,7 @@ def comparison_text(found: Comparison) -> str:
     )
 
 
-# --- the large numbers ----------------------------------------------------------------------------
+# --- key figures ------------------------------------------------------------------------------------
 
 
 def _evaluation_facts(evaluation: UpdateRow | None) -> list[Fact]:
@@ -192,7 +192,7 @@ def _against_compute(episodes: Result, comparisons: Sequence[Comparison]) -> str
     return ""
 
 
-# --- numbers in sentences -------------------------------------------------------------------------
+# --- number formats ---------------------------------------------------------------------------------
 
 
 def gain_text(value: Estimate, metric: Metric = SCORE) -> str:

@@ -29,7 +29,7 @@ Stamp = tuple[str, float]
 """Table and time of a row. A resumed training rewrites iterations with new times."""
 
 
-# --- what is new ------------------------------------------------------------------------------------
+# --- entries ----------------------------------------------------------------------------------------
 
 
 class LogEntry(NamedTuple):
@@ -87,7 +87,7 @@ def _entry(run: Run, row: Row, moves: Sequence[TransitionRow], twins: dict[int, 
     return LogEntry(row, stages=tuple(reached.get(i, Stage.DORMANT) for i in range(len(run.row.slots))))
 
 
-# --- in words ---------------------------------------------------------------------------------------
+# --- lines ------------------------------------------------------------------------------------------
 
 
 def op_label(name: str) -> str:

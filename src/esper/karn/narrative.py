@@ -61,12 +61,12 @@ def narrate(run: RunRow, rows: Iterable[Row]) -> list[Note]:
         return []
     decisions = _of(kept, DecisionRow)
     seeds = seed_histories(run, last.epoch, _of(kept, events.SeedRow), _of(kept, events.TransitionRow))
-    told = {id(row) for seed in seeds for row in _decisions_of(seed, decisions, run)}
+    covered = {id(row) for seed in seeds for row in _decisions_of(seed, decisions, run)}
     notes = [_seed_note(seed, decisions, run) for seed in seeds]
     notes += [
         _decision_note(row, seeds, run)
         for row in decisions
-        if row.action[Head.OP] != LifecycleOp.WAIT and id(row) not in told
+        if row.action[Head.OP] != LifecycleOp.WAIT and id(row) not in covered
     ]
     raised = [row for row in _of(kept, AlertRow) if row.event == "raised"]
     notes += [Note(row.epoch or 0, _alert_text(row), None) for row in raised]
@@ -80,14 +80,14 @@ def _of(rows: Sequence[Row], kind: type[R]) -> list[R]:
 
 def _decisions_of(seed: SeedHistory, decisions: Sequence[DecisionRow], run: RunRow) -> list[DecisionRow]:
     """Return the decisions covered by the seed's own note: its germination, and its decided end."""
-    told = [(seed.germinated_at, LifecycleOp.GERMINATE)]
+    covered = [(seed.germinated_at, LifecycleOp.GERMINATE)]
     if seed.fate in _FATES and seed.cause == "policy":
-        told.append((seed.fate_epoch, _FATES[seed.fate]))
+        covered.append((seed.fate_epoch, _FATES[seed.fate]))
     return [
         row
         for row in decisions
         if row.succeeded
-        and (row.epoch, row.action[Head.OP]) in told
+        and (row.epoch, row.action[Head.OP]) in covered
         and run.slots[row.action[Head.SLOT]] == seed.slot
     ]
 

@@ -144,7 +144,7 @@ def _pairing_obstacle(run: Run, other: Run) -> str | None:
     return None
 
 
-# --- what was set -----------------------------------------------------------------------------------
+# --- settings ---------------------------------------------------------------------------------------
 
 
 def differences(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:

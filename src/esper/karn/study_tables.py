@@ -120,8 +120,8 @@ def _regrets(found: StudyNumbers) -> StudyTable:
         ["arm", *found.compute, "largest (95 %)"],
         rows,
         "Regret: mean over rng seeds of the loss above that of the static size that was best there, on the"
-        " selection rng seeds or, without any, in hindsight; relative to it. The largest is taken anew in"
-        " every draw of the bootstrap.",
+        " selection rng seeds or, without any, in hindsight; relative to it. The largest is"
+        " recomputed in every bootstrap draw.",
         ["best static size", *found.reference, ""],
     )
 
@@ -138,7 +138,7 @@ def _ratios(found: StudyNumbers) -> StudyTable:
         f"{found.task}: largest regret as a multiple of each static size's",
         ["arm", *static],
         rows,
-        "With 95 % intervals, both maxima taken anew in every draw of the bootstrap.",
+        "With 95 % intervals, both maxima recomputed in every bootstrap draw.",
     )
 
 

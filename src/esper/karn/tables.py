@@ -129,7 +129,7 @@ class Tables:
             self._definitions[name] = definition
 
 
-# --- the database ---------------------------------------------------------------------------------
+# --- database ---------------------------------------------------------------------------------------
 
 
 def _locked_database(telemetry: Path, memory: int | None) -> duckdb.DuckDBPyConnection:
@@ -150,7 +150,7 @@ def _locked_database(telemetry: Path, memory: int | None) -> duckdb.DuckDBPyConn
     return connection
 
 
-# --- pieces of SQL --------------------------------------------------------------------------------
+# --- SQL --------------------------------------------------------------------------------------------
 
 
 def _text(value: str) -> str:

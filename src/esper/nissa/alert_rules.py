@@ -180,7 +180,7 @@ RULES: Final = (
         "error",
         f"less than {limits.DISK_FREE_MB:g} MB are free where the run is written",
         conditions.disk_full,
-        "Make room: on a full disk a run goes on without telemetry, a training also without checkpoints.",
+        "Make room: on a full disk a run continues without telemetry, a training also without checkpoints.",
         of_the_machine=True,
     ),
 )

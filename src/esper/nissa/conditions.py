@@ -77,7 +77,7 @@ def below(scope: str, value: float, limit: float, only_if: bool = True) -> Readi
     return Reading(scope, value < limit and only_if, value, limit)
 
 
-# --- updates --------------------------------------------------------------------------------------
+# --- updates ----------------------------------------------------------------------------------------
 
 
 def not_finite(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
@@ -158,7 +158,7 @@ def slow(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
         yield above(RUN, row.phase_ms["rollout"], statistics.median(spans) / limits.SLOWDOWN)
 
 
-# --- episodes ----------------------------------------------------------------------------------------
+# --- episodes ---------------------------------------------------------------------------------------
 
 
 def pays_for_worse(row: EpisodeRow, past: RowHistory) -> Iterator[Reading]:
@@ -186,7 +186,7 @@ def _window(row: EpisodeRow, past: RowHistory) -> list[EpisodeRow]:
     return [*past.episodes, row] if full else []
 
 
-# --- seeds ----------------------------------------------------------------------------------------
+# --- seeds ------------------------------------------------------------------------------------------
 
 
 def dead(row: SeedRow, past: RowHistory) -> Iterator[Reading]:
@@ -220,7 +220,7 @@ def _where(row: SeedRow, run: RunRow) -> str:
     return f"environment {row.env} slot {run.slots[row.slot]}"
 
 
-# --- the machine ----------------------------------------------------------------------------------
+# --- machine ----------------------------------------------------------------------------------------
 
 
 def disk_full(row: ResourceRow, past: RowHistory) -> Iterator[Reading]:

@@ -67,7 +67,7 @@ class RowEncoder:
         )
         raise RowError(
             f"column '{name}' of table '{self._table}' is {number};"
-            " a number must be finite, and None is what says unknown"
+            " a number must be finite; use None for an unknown value"
         )
 
 

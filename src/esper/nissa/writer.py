@@ -108,7 +108,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
                 raise
             raise RunDirectoryError(f"'{self.directory}' cannot be written: {error.strerror}") from error
 
-    # --- rows -----------------------------------------------------------------------------------------
+    # --- rows ---------------------------------------------------------------------------------------
 
     def emit(self, row: Row) -> None:
         """Encode a row with the current time; ``flush`` or the end of the iteration writes it."""
@@ -202,7 +202,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             self._compact(self._mark.iteration)
             self._busy_seconds += self._clock() - now
 
-    # --- the end --------------------------------------------------------------------------------------
+    # --- close and failure --------------------------------------------------------------------------
 
     def close(self) -> None:
         """Write the remaining rows and a last resource row; may be called twice."""
@@ -238,7 +238,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         ending = "the run goes on, its further rows are lost"
         sys.stderr.write(f"esper: telemetry stopped: cannot write {path} ({reason}); {ending}\n")
 
-    # --- files ----------------------------------------------------------------------------------------
+    # --- files --------------------------------------------------------------------------------------
 
     def _write_out(self, path: Path) -> None:
         """Append the buffer to ``path``, which is opened if necessary."""

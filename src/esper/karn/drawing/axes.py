@@ -138,7 +138,7 @@ def apart(heights: Sequence[float], gap: float = svg.LINE) -> list[float]:
     return [found[index] for index in range(len(heights))]
 
 
-# --- direct labels: beside a line or an area, never on top of another label ----------------------------
+# --- names of lines and areas -----------------------------------------------------------------------
 
 
 class Label(NamedTuple):
@@ -150,14 +150,14 @@ class Label(NamedTuple):
     """CSS class of the text, or of the area for a label of an area."""
 
 
-def beside_lines(x: float, labels: Sequence[Label]) -> Markup:
+def draw_line_names(x: float, labels: Sequence[Label]) -> Markup:
     """Draw the names of lines at their ends."""
     heights = apart([label.height for label in labels])
     pairs = zip(labels, heights, strict=True)
     return svg.group(*(svg.text(x, height + 4, label.content, label.look) for label, height in pairs))
 
 
-def beside_areas(x: float, labels: Sequence[Label], lowest: float, highest: float) -> Markup:
+def draw_area_names(x: float, labels: Sequence[Label], lowest: float, highest: float) -> Markup:
     """Draw the names of areas with colour samples, between ``highest`` and ``lowest`` if they fit."""
     heights = apart([label.height for label in labels])
     if heights:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import AxisScale, Label, around, beside_areas, beside_lines, x_axis, y_axis
+from esper.karn.drawing.axes import AxisScale, Label, around, draw_area_names, draw_line_names, x_axis, y_axis
 from esper.karn.drawing.svg import number
 from esper.karn.questions.series import AxisBin, Series, Values
 
@@ -89,16 +89,16 @@ class Chart(NamedTuple):
     """Width of the labels on the right."""
 
 
-def draw(chart_of: Callable[[Series], Chart], found: Series, beside: Series | None) -> Markup:
+def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | None) -> Markup:
     """Draw a chart as SVG.
 
     Args:
         chart_of: Function from series to the specification of the chart.
         found: Series to draw.
-        beside: Series of a second run that the axes must include.
+        compared: Series of a second run that the axes must include.
     """
-    chart, other = chart_of(found), chart_of(beside) if beside else None
-    x = AxisScale(0, max(found.end, beside.end if beside else 0), _LEFT, svg.WIDTH - chart.room)
+    chart, other = chart_of(found), chart_of(compared) if compared else None
+    x = AxisScale(0, max(found.end, compared.end if compared else 0), _LEFT, svg.WIDTH - chart.room)
     top, drawn, bottom = _TOP, [], _TOP
     for index, panel in enumerate(chart.panels):
         values = [*panel.reached(), *(other.panels[index].reached() if other else ())]
@@ -134,8 +134,8 @@ def draw_panel(places: Sequence[AxisBin], panel: Panel, x: AxisScale, y: AxisSca
         svg.line(x.start, y(0), x.stop, y(0), "axis") if panel.zero else "",
         *(_draw_band(at, band, y, index) for index, band in enumerate(panel.bands)),
         *(_draw_line(line, places, x, y, is_column=bool(panel.parts)) for line in panel.lines),
-        beside_lines(min(at[-1], x.stop) + 8, _line_labels(panel, y)),
-        beside_areas(x.stop + 10, _part_labels(panel, y), y.start, y.stop),
+        draw_line_names(min(at[-1], x.stop) + 8, _line_labels(panel, y)),
+        draw_area_names(x.stop + 10, _part_labels(panel, y), y.start, y.stop),
     )
 
 
@@ -224,7 +224,7 @@ def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
         yield svg.rectangle(left, _TOP, right - left, bottom - _TOP, None, title)
 
 
-# --- stacked columns ------------------------------------------------------------------------------
+# --- stacked columns --------------------------------------------------------------------------------
 
 
 def stack(values: Sequence[float | None]) -> list[Segment]:
@@ -258,7 +258,7 @@ def column(place: AxisBin, segment: Segment, x: AxisScale, y: AxisScale) -> str:
     return f"M{number(left)} {number(bottom)}V{number(top)}H{number(right)}V{number(bottom)}z"
 
 
-# --- rows over one axis: a name on the left, a strip over the places, what it comes to on the right ---
+# --- strips: name on the left, data over the axis, value on the right -------------------------------
 
 
 class Strip(NamedTuple):

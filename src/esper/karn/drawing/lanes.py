@@ -34,9 +34,9 @@ _MOST_GUIDES: Final = 16
 """Limit of guide lines; more would hide the score."""
 
 
-def draw_lanes(found: Lanes, beside: Lanes | None = None) -> Picture:
+def draw_lanes(found: Lanes, compared: Lanes | None = None) -> Picture:
     """Draw the lanes of an episode, on axes that include a second episode if given."""
-    both = [found] if beside is None else [found, beside]
+    both = [found] if compared is None else [found, compared]
     names = [svg.shorten(lane.slot, _NAME_LETTERS) for one in both for lane in one.lanes]
     left = max(48.0, *(svg.width_of(slot) + 10 for slot in names), 0.0)
     x = AxisScale(0, max(one.horizon for one in both), left, _RIGHT)
@@ -82,7 +82,7 @@ def _caption(found: Lanes) -> str:
     height = "The filled height of a bar is alpha." if known else "Alpha was not recorded: bars are full."
     twin = "" if found.last_scores[1] is None else " Dotted line: the do-nothing twin."
     return (
-        f"{found.name.capitalize()}. {height}{twin} Beside a slot: {found.metric.lost} without its"
+        f"{found.name.capitalize()}. {height}{twin} Right of a slot: {found.metric.lost} without its"
         " seed, and the seed's parameters."
     )
 
@@ -106,7 +106,7 @@ def _draw_key(found: Lanes, baseline: float) -> Markup:
     return svg.group(*parts)
 
 
-# --- the score ------------------------------------------------------------------------------------
+# --- score ------------------------------------------------------------------------------------------
 
 
 def _draw_scores(found: Lanes, x: AxisScale, held: Sequence[Series]) -> Iterator[Markup]:
@@ -150,7 +150,7 @@ def _guides(found: Lanes, scores: Series, x: AxisScale, y: AxisScale) -> Iterato
             yield svg.element("circle", cx=x(epoch), cy=y(score), r=4, class_="mark fossilized")
 
 
-# --- the slots ------------------------------------------------------------------------------------
+# --- slots ------------------------------------------------------------------------------------------
 
 
 def _draw_lane(lane: Lane, metric: Metric, x: AxisScale, top: float) -> Markup:
@@ -236,7 +236,7 @@ def _worth(lane: Lane, metric: Metric, middle: float) -> Iterator[Markup]:
     yield svg.text(_RIGHT + 8, middle + 14, f"{notation.count(seed.params)} params", "dim")
 
 
-# --- marks, as shapes so that they look alike in every font ---------------------------------------
+# --- marks, drawn as shapes because glyphs differ between fonts -------------------------------------
 
 
 def _mark(move: TransitionRow, slot: str, x: float, y: float) -> Markup:

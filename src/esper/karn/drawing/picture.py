@@ -68,13 +68,13 @@ class Figure(NamedTuple):
     """Draw the numbers, on axes that include those of a second run unless they are None."""
 
     def answer(
-        self, run: Run, episode: EpisodeKey | None = None, beside: Run | None = None
+        self, run: Run, episode: EpisodeKey | None = None, compared: Run | None = None
     ) -> Picture | None:
         """Return the picture of a run or of one episode; None if there is nothing to show."""
         found = self.ask(run) if episode is None else self.ask(run, episode)
         if found is None:
             return None
-        other = None if beside is None else self.ask(beside)
+        other = None if compared is None else self.ask(compared)
         if getattr(other, "axis", None) != getattr(found, "axis", None):
             other = None  # one counts epochs and the other iterations: they have no axis in common
         return self.draw(found, other)

@@ -85,35 +85,35 @@ def head(run: Run, name: str, *, served: bool) -> Markup:
     return render("head.html", overview=overview(run), name=name, served=served)
 
 
-def run_section(run: Run, key: str, episode: EpisodeKey | None = None, beside: Run | None = None) -> Markup:
+def run_section(run: Run, key: str, episode: EpisodeKey | None = None, compared: Run | None = None) -> Markup:
     """Render a section of a served page.
 
     Args:
         run: Run to show.
         key: Key of the section.
         episode: Episode to show; None shows the default episode.
-        beside: Second run whose values the axes include.
+        compared: Second run whose values the axes include.
     """
     if key == "conclusion":
         return section(key, "conclusion", conclude(run))
     if key in ORIGIN:
         return section(key, "pairs", settings(run.row, key))
     if key not in OF_EPISODE:
-        return section(key, "figure", figure_named(key).answer(run, beside=beside))
+        return section(key, "figure", figure_named(key).answer(run, compared=compared))
     shown = default_episode(run) if episode is None else episode
-    choice = chooser(run, shown) if shown and key == "lanes" and beside is None else None
-    return _of_episodes(run, key, [] if shown is None else [("", shown)], beside, chooser=choice)
+    choice = chooser(run, shown) if shown and key == "lanes" and compared is None else None
+    return _of_episodes(run, key, [] if shown is None else [("", shown)], compared, chooser=choice)
 
 
 def _of_episodes(
-    run: Run, key: str, episodes: Sequence[tuple[str, EpisodeKey]], beside: Run | None = None, **more: Any
+    run: Run, key: str, episodes: Sequence[tuple[str, EpisodeKey]], compared: Run | None = None, **more: Any
 ) -> Markup:
     """Render the lanes or the narratives of episodes, each with its heading."""
     if key == "lanes":
-        lanes = [(title, figure_named(key).answer(run, episode, beside)) for title, episode in episodes]
+        lanes = [(title, figure_named(key).answer(run, episode, compared)) for title, episode in episodes]
         return section(key, "episodes", [one for one in lanes if one[1] is not None or not one[0]], **more)
-    told = [(title, narrative_of(run, episode)) for title, episode in episodes]
-    return section(key, "episodes", told, **more)
+    notes = [(title, narrative_of(run, episode)) for title, episode in episodes]
+    return section(key, "episodes", notes, **more)
 
 
 def reported_lanes(run: Run) -> Markup:
@@ -126,10 +126,10 @@ def reported_diary(run: Run) -> Markup:
     if is_training(run):
         return _of_episodes(run, "diary", chosen_episodes(run)[:1])
     keys = [episode.key for episode in episodes(run)]
-    told = [(episode_name(key, trained=False).capitalize(), key) for key in keys[:MOST_DIARIES]]
-    if len(told) == 1:
-        told = [("", keys[0])]
-    return _of_episodes(run, "diary", told, left=len(keys) - len(told))
+    notes = [(episode_name(key, trained=False).capitalize(), key) for key in keys[:MOST_DIARIES]]
+    if len(notes) == 1:
+        notes = [("", keys[0])]
+    return _of_episodes(run, "diary", notes, left=len(keys) - len(notes))
 
 
 def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
@@ -146,7 +146,7 @@ def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
     return found
 
 
-# --- choosing an episode: by iteration or episode, then by environment, or step by step ---------------
+# --- episode selection ------------------------------------------------------------------------------
 
 
 Choice = tuple[str, str, bool]
@@ -205,7 +205,7 @@ def parse_episode(text: str | None) -> EpisodeKey | None:
     return EpisodeKey(env, episode, attempt)
 
 
-# --- several runs ---------------------------------------------------------------------------------
+# --- comparison of runs -----------------------------------------------------------------------------
 
 
 def comparison(runs: Mapping[str, Run], *, in_words: bool = False) -> Markup:
@@ -257,7 +257,7 @@ def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahea
     return [origin, notation.count(found.episodes), validation, val_ahead, test, test_ahead, *costs]
 
 
-# --- where a run comes from -----------------------------------------------------------------------
+# --- origin of a run --------------------------------------------------------------------------------
 
 
 def settings(row: RunRow, key: str) -> list[tuple[str, str]]:

@@ -144,9 +144,9 @@ def _merged(spans: Sequence[AlertSpan], bin_size: int) -> tuple[AlertSpan, ...]:
     return tuple(merged)
 
 
-def draw_alerts(found: Alerts, beside: Alerts | None = None) -> Picture:
+def draw_alerts(found: Alerts, compared: Alerts | None = None) -> Picture:
     """Draw one strip per rule, on an axis that includes a second run if given."""
-    end = max(one.end for one in (found, beside) if one is not None)
+    end = max(one.end for one in (found, compared) if one is not None)
     names = ", ".join(line.rule for line in found.lines)
     caption = "No alert was raised."
     if found.lines:

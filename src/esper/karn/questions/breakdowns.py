@@ -25,10 +25,10 @@ def reward(run: Run) -> Series | None:
     return query_series(run, "update", columns, where=known, place="iteration", parameters=terms)
 
 
-def draw_reward(found: Series, beside: Series | None = None) -> Picture:
+def draw_reward(found: Series, compared: Series | None = None) -> Picture:
     """Draw one column per iteration, and the sum as a line."""
     caption = "Mean reward terms per episode; line: their sum."
-    return Picture(draw(_reward_chart, found, beside), *series_table(found, _signed), caption)
+    return Picture(draw(_reward_chart, found, compared), *series_table(found, _signed), caption)
 
 
 def _reward_chart(found: Series) -> Chart:
@@ -61,16 +61,16 @@ def times(run: Run) -> Series | None:
     )
 
 
-def draw_times(found: Series, beside: Series | None = None) -> Picture:
+def draw_times(found: Series, compared: Series | None = None) -> Picture:
     """Draw one column per iteration or epoch, in seconds or milliseconds."""
     held = [
-        value or 0.0 for one in (found, beside) if one for course in one.values.values() for value in course
+        value or 0.0 for one in (found, compared) if one for course in one.values.values() for value in course
     ]
     unit, size = ("s", 1000.0) if max(held) >= 1000 else ("ms", 1.0)
     return Picture(
-        draw(partial(_times_chart, unit=unit, size=size), found, beside),
+        draw(partial(_times_chart, unit=unit, size=size), found, compared),
         *series_table(found, notation.duration),
-        f"Mean time per {found.axis}; beside it, over the whole run.",
+        f"Mean time per {found.axis}; on the right, over the whole run.",
     )
 
 

@@ -46,14 +46,14 @@ def ops_of(found: Series) -> list[str]:
     return [name for name in found.values if f"{name} {FORCED}" in found.values]
 
 
-def draw_choices(found: Series, beside: Series | None = None) -> Picture:
+def draw_choices(found: Series, compared: Series | None = None) -> Picture:
     ops = {name: op_name(name) for name in ops_of(found)}
     shown = {ops.get(name, name): found[name] for name in (DECISIONS, *ops, FORCED, FAILED)}
     table = series_table(replace(found, values=shown), notation.share, {DECISIONS: notation.count})
     legend = "Striped: nothing but waiting was legal. Above: what failed."
     if found.last(FORCED) is None:
         legend = "Decisions were not recorded one by one: forced and failed are unknown."
-    return Picture(draw(_chart, found, beside), *table, f"Shares of all decisions. {legend}")
+    return Picture(draw(_chart, found, compared), *table, f"Shares of all decisions. {legend}")
 
 
 def op_name(op: str) -> str:

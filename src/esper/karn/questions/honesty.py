@@ -87,10 +87,10 @@ def _group(pairs: Sequence[tuple[float, float]]) -> ReturnGroup:
     return ReturnGroup(len(pairs), returns[0], returns[-1], statistics.median(returns), *quartiles)
 
 
-def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
+def draw_honesty(found: Honesty, compared: Honesty | None = None) -> Picture:
     """Draw a dot per episode, or per group if there are many episodes."""
     groups = found.groups
-    held = [*groups, *(beside.groups if beside else ())]
+    held = [*groups, *(compared.groups if compared else ())]
     x = AxisScale(*around([group.median_return for group in held], 5), _LEFT, _RIGHT)
     low, high = around([s for group in held for s in (group.quarter, group.three_quarters)], 4, floor=0.0)
     y = AxisScale(low, min(high, 100.0), _BOTTOM, _TOP)

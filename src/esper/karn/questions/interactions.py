@@ -83,8 +83,8 @@ def _effect(scores: Mapping[Configuration, float], slots: set[int]) -> float | N
     return sum(known) if len(known) == len(found) else None
 
 
-def draw_interactions(found: Interactions, beside: Interactions | None = None) -> Picture:
-    """Draw the matrix of the switched slots; ``beside`` is ignored because a matrix has no axes to share."""
+def draw_interactions(found: Interactions, compared: Interactions | None = None) -> Picture:
+    """Draw the matrix of the switched slots; ``compared`` is unused, a matrix shares no axes."""
     size, metric = len(found.slots), found.metric
     unit = metric.unit or f" {metric.name}"
     width = min(_CELL_WIDTH, (svg.WIDTH - _LEFT) / size)

@@ -37,11 +37,11 @@ def growth(run: Run, *, joined: bool = True) -> Series | None:
     return query_series(run, table, columns, where=where, joined=joined)
 
 
-def draw_growth(found: Series, beside: Series | None = None) -> Picture:
+def draw_growth(found: Series, compared: Series | None = None) -> Picture:
     texts = {"episodes": notation.count, "parameters": notation.count}
     named = {found.metric.name if name == "score" else name: course for name, course in found.values.items()}
     table = series_table(replace(found, values=named), found.metric.text, texts)
-    return Picture(draw(_growth_chart, found, beside), *table, _growth_caption(found))
+    return Picture(draw(_growth_chart, found, compared), *table, _growth_caption(found))
 
 
 def _growth_chart(found: Series) -> Chart:
@@ -111,10 +111,10 @@ def improvement(run: Run) -> Series | None:
     return query_series(run, _TABLE, _COLUMNS) if is_training(run) else None
 
 
-def draw_improvement(found: Series, beside: Series | None = None) -> Picture:
+def draw_improvement(found: Series, compared: Series | None = None) -> Picture:
     scores = {"score": notation.points, "evaluation score": notation.points}
     return Picture(
-        draw(_improvement_chart, found, beside),
+        draw(_improvement_chart, found, compared),
         *series_table(found, _signed, scores),
         "Above: return of an iteration's episodes, median and middle half; below: their mean score."
         " Dots: argmax episodes on selection rng seeds.",

@@ -22,7 +22,7 @@ from esper.karn.run import Run
 from esper.leyline.columns import COLUMNS, ColumnSpec
 from esper.leyline.limits import KL_HIGH
 
-BESIDE: Final = ("entropy", "value_loss")
+UNBANDED: Final = ("entropy", "value_loss")
 """Metrics shown although they have no healthy band."""
 _METRIC_STRIPS: Final = Strips(left=184, right=142, height=28, gap=10)
 
@@ -59,7 +59,7 @@ def _with_own_limit(run: Run, column: ColumnSpec) -> ColumnSpec:
 
 def _is_shown(column: ColumnSpec) -> bool:
     is_scalar = column.sql_type in ("DOUBLE", "BIGINT")
-    return is_scalar and (column.low is not None or column.high is not None or column.name in BESIDE)
+    return is_scalar and (column.low is not None or column.high is not None or column.name in UNBANDED)
 
 
 def _worst(column: ColumnSpec) -> str:
@@ -67,27 +67,27 @@ def _worst(column: ColumnSpec) -> str:
     return f"{function}({column.name})::DOUBLE"
 
 
-def draw_health(found: Health, beside: Health | None = None) -> Picture:
+def draw_health(found: Health, compared: Health | None = None) -> Picture:
     """Draw one strip per metric, on axes that include a second run if given."""
-    strips = [_strip(metric, found.series, beside) for metric in found.metrics]
+    strips = [_strip(metric, found.series, compared) for metric in found.metrics]
     outside = ", ".join(strip.name for strip in strips if strip.is_strong)
     return Picture(
         _METRIC_STRIPS.draw(
             "Metrics of the updates",
             f"Outside their bands in iteration {found.series.bins[-1]}: {outside or 'none'}.",
             "iteration",
-            max(one.series.end for one in (found, beside) if one is not None),
+            max(one.series.end for one in (found, compared) if one is not None),
             strips,
         ),
         *series_table(found.series, notation.significant),
-        "Shaded: the healthy band. A value outside is marked, and its limit stands beside it.",
+        "Shaded: the healthy band. A value outside is marked and followed by its limit.",
     )
 
 
-def _strip(metric: ColumnSpec, found: Series, beside: Health | None) -> Strip:
+def _strip(metric: ColumnSpec, found: Series, compared: Health | None) -> Strip:
     last = found.last(metric.name)
     limit = beyond(last, metric.low, metric.high)
-    held = [*found[metric.name], *(beside.series.values.get(metric.name, ()) if beside else ())]
+    held = [*found[metric.name], *(compared.series.values.get(metric.name, ()) if compared else ())]
     return Strip(
         metric.name.replace("_", " "),
         partial(_draw_metric, metric, found, held),
@@ -140,7 +140,7 @@ def heads(run: Run) -> Series | None:
     return query_series(run, "update", columns, place="iteration")
 
 
-def draw_heads(found: Series, beside: Series | None = None) -> Picture:
+def draw_heads(found: Series, compared: Series | None = None) -> Picture:
     """Draw one strip per head, on an axis that includes a second run if given."""
     dead = [name for name in found.values if _is_low(found.last(name))]
     strips = [
@@ -152,7 +152,7 @@ def draw_heads(found: Series, beside: Series | None = None) -> Picture:
             "Entropy of the heads",
             f"Below their limit in iteration {found.bins[-1]}: {', '.join(dead) or 'none'}.",
             "iteration",
-            max(one.end for one in (found, beside) if one is not None),
+            max(one.end for one in (found, compared) if one is not None),
             strips,
             grid=False,
         ),

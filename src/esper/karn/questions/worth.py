@@ -86,9 +86,9 @@ def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
     return tuple(BlueprintWorth(names[blueprint], metric, *values) for blueprint, *values in found) or None
 
 
-def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth] | None = None) -> Picture:
+def draw_worth(found: Sequence[BlueprintWorth], compared: Sequence[BlueprintWorth] | None = None) -> Picture:
     """Draw one row per blueprint, on scales that include a second run if given."""
-    held = [*found, *(beside or ())]
+    held = [*found, *(compared or ())]
     bottom = _TOP + _ROW * len(found)
     count = AxisScale(0, max(one.germinated for one in held), *_FUNNEL)
     points, metric = _points_scale(held), found[0].metric

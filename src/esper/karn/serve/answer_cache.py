@@ -39,22 +39,22 @@ class AnswerCache:
         self._open = lru_cache(OPEN_RUNS)(lambda path, *telemetry: open_run(path))
         self._answers: OrderedDict[Hashable, tuple[str, object]] = OrderedDict()
 
-    def ask(self, id: str, question: Hashable, answer: Callable[..., T], beside: str | None = None) -> T:
+    def ask(self, id: str, question: Hashable, answer: Callable[..., T], compared: str | None = None) -> T:
         """Return ``answer(run)``, from the cache if the run has no new rows.
 
         Args:
             id: Id of the run.
             question: Cache key of the answer.
             answer: Function of the run, and of the second run if there is one.
-            beside: Id of a second run; it is left out if it cannot be read.
+            compared: Id of a second run; it is left out if it cannot be read.
 
         Raises:
             ReadingError: The run cannot be read; the error is cached as well.
         """
         found = self.folder.run(id)
-        other = None if beside is None else self.folder.run(beside)
+        other = None if compared is None else self.folder.run(compared)
         version = found.version if other is None else f"{found.version} {other.version}"
-        key = (id, question, beside)
+        key = (id, question, compared)
         with self._lock:
             known_version, known = self._answers.get(key, (None, None))
             if known_version != version:

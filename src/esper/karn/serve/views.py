@@ -40,10 +40,10 @@ class Listed(NamedTuple):
 class Views:
     """Pages over one folder of runs."""
 
-    def __init__(self, readings: AnswerCache, is_ending: Callable[[], bool]) -> None:
-        self._readings = readings
+    def __init__(self, cache: AnswerCache, is_ending: Callable[[], bool]) -> None:
+        self._cache = cache
         self._is_ending = is_ending
-        self._folder = readings.folder
+        self._folder = cache.folder
 
     def routes(self) -> list[Route]:
         """Return the routes of all pages, without the static files."""
@@ -81,14 +81,14 @@ class Views:
         if key not in PARTS:
             raise UnknownNameError("part of a page", key[:40], PARTS)
         episode = parse_episode(request.query_params.get("at")) if key in OF_EPISODE else None
-        beside = request.query_params.get("beside") if key in SHOWN else None
+        compared = request.query_params.get("beside") if key in SHOWN else None
 
         def answer(run: Any, other: Any = None) -> str:
             if key == "head":
                 return sections.head(run, found.name, served=True)
             return sections.run_section(run, key, episode, other)
 
-        return self._answer(key, lambda: self._readings.ask(found.id, (key, episode), answer, beside))
+        return self._answer(key, lambda: self._cache.ask(found.id, (key, episode), answer, compared))
 
     def compare(self, request: Request) -> Response:
         """Return the page that shows two runs side by side with common axes."""
@@ -116,7 +116,7 @@ class Views:
                 raise EsperError(f"'{right.name}' cannot be read")
             return sections.comparison({left.name: run, right.name: other}, in_words=True)
 
-        return self._answer("comparison", lambda: self._readings.ask(left.id, "comparison", answer, right.id))
+        return self._answer("comparison", lambda: self._cache.ask(left.id, "comparison", answer, right.id))
 
     def _rows(self) -> str:
         """Render the rows of the list: running runs first, then by start time, unread runs last."""
@@ -127,10 +127,10 @@ class Views:
         return render("rows.html", runs=listed)
 
     def _listed(self, found: FoundRun, end: float) -> Listed:
-        if time.monotonic() > end and not self._readings.is_cached(found.id, "overview"):
+        if time.monotonic() > end and not self._cache.is_cached(found.id, "overview"):
             return Listed(found.id, found.name, "unread")
         try:
-            known = self._readings.ask(found.id, "overview", overview)
+            known = self._cache.ask(found.id, "overview", overview)
         except ReadingError as error:
             return Listed(found.id, found.name, "unreadable", problem=str(error))
         return Listed(found.id, found.name, known.progress.state, known)
@@ -142,11 +142,11 @@ class Views:
         return self._folder.run(ids[0]), self._folder.run(ids[1])
 
     def _pending(
-        self, found: FoundRun, key: str, look: str = PENDING, side: str = "", beside: FoundRun | None = None
+        self, found: FoundRun, key: str, look: str = PENDING, side: str = "", compared: FoundRun | None = None
     ) -> Section:
         """Return a placeholder section that the browser loads later."""
-        query = "" if beside is None else f"?beside={beside.id}"
-        runs = found.id if beside is None else f"{found.id} {beside.id}"
+        query = "" if compared is None else f"?beside={compared.id}"
+        runs = found.id if compared is None else f"{found.id} {compared.id}"
         if key == "head":
             body, tag = render("opening.html", name=found.name), "header"
         else:

@@ -51,7 +51,7 @@ def create_export_folder(out: Path, *, alone: bool = True) -> None:
     if alone and any(out.iterdir()):
         raise ExportError(
             f"'{out}' is not empty; an export goes into a directory of its own:"
-            " remove this one to export anew, or choose another with --out"
+            " remove this one to export again, or choose another with --out"
         )
 
 

@@ -55,7 +55,7 @@ def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExpo
         if run.name in _known_names(trackio, project):
             raise ExportError(
                 f"the Trackio project '{project}' already holds a run '{run.name}';"
-                " delete it there to export anew, or choose another --project"
+                " delete it there to export again, or choose another --project"
             )
         trackio.init(project=project, name=run.name, config=_configuration(run), embed=False, **hardware)
     except (ValueError, OSError, sqlite3.Error) as error:
