@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
 from esper.karn.drawing import svg
+
+_TINY: Final = 1e-300
+"""Ranges below this size count as empty, because their steps would underflow to 0."""
 
 
 class AxisScale(NamedTuple):
@@ -47,8 +50,8 @@ def around(values: Sequence[float], most: int, floor: float | None = None) -> tu
     low, high = min(values), max(values)
     if floor is not None and (high <= low or low - floor < 0.8 * (high - floor)):
         low = min(floor, low)
-    if high <= low:
-        spread = 0.1 * abs(low) or 1.0
+    if high - low < _TINY:
+        spread = 1.0 if abs(low) < _TINY else 0.1 * abs(low)
         low, high = low - spread, high + spread
     step = _round_step((high - low) / max(most, 1), whole=False)
     return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
