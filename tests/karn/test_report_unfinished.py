@@ -1,4 +1,4 @@
-"""Reports of runs that are not whole, and the page itself."""
+"""Reports of unfinished runs, and the HTML of reports."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.rows import change
 
 
 def until(epoch: int, episode: int = 0) -> list[Row]:
-    """An episode that ends without a word after an epoch."""
+    """Yield an episode whose rows stop after an epoch."""
     rows = fake_run.episode(episode)
     return [row for row in rows if getattr(row, "epoch", 0) <= epoch and not isinstance(row, EpisodeRow)]
 
@@ -68,19 +68,19 @@ def until(epoch: int, episode: int = 0) -> list[Row]:
         ),
     ],
 )
-def test_a_run_that_is_not_whole_says_so(
+def test_report_states_that_the_run_is_unfinished(
     tmp_path: Path, rows: list[Row], running: str, stopped: str, said: str
 ) -> None:
     run = write(tmp_path / "run", rows)
     found = conclude(run)
     assert (found.sentences[0], found.headline) == (stopped, said)
-    lock = WriterLock(run.path / TELEMETRY)  # as while it is written
+    lock = WriterLock(run.path / TELEMETRY)  # as during the run
     found = conclude(run)
     assert (found.sentences[0], found.headline) == (running, said)
     lock.release()
 
 
-def test_an_episode_killed_within_its_measurements_is_shown_without_them(tmp_path: Path) -> None:
+def test_episode_killed_between_measurements_is_shown_without_them(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [fake_run.run_row(), *until(5), fake_run.counterfactual_row(5)])
     page = page_of(run)
     assert page.one("section", id="interactions").one(class_="nothing")
@@ -90,7 +90,7 @@ def test_an_episode_killed_within_its_measurements_is_shown_without_them(tmp_pat
 # --- HTML -------------------------------------------------------------------------------------------
 
 
-def test_names_are_escaped_wherever_they_come_from(tmp_path: Path) -> None:
+def test_names_from_all_sources_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(\"x\")</script><b onclick='x'>&amp;"
     names = dict.fromkeys(("name", "task", "controller", "started", "git_revision"), evil)
     maps = {"config": {evil: evil}, "versions": {evil: evil}, "hardware": {evil: [evil]}}
@@ -111,7 +111,7 @@ def test_names_are_escaped_wherever_they_come_from(tmp_path: Path) -> None:
     assert evil in page.one("section", id="diary").text
 
 
-def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_report_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     trained = render_report(write(tmp_path / "run", training()))
     page = read_page(trained)
     ids = [node.attributes["id"] for node in page.all() if "id" in node.attributes]
