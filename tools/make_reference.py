@@ -29,30 +29,29 @@ Written by `python -m tools.make_reference` from the row types in
 `src/esper/leyline/events.py`; a test keeps the two equal.
 
 A run's directory holds its rows in `telemetry/`: `rows-00000.jsonl` and so on, one JSON object
-per line, which begins with the name of its table, and folders such as `rows-00000-00040` with one
-Parquet file per table. `null` means unknown and is possible only where the type says so; it never
-stands for 0. A value outside its healthy band deserves a look.
+per line that starts with the name of its table, and folders such as `rows-00000-00040` with one
+Parquet file per table. `null` means unknown, never 0, and occurs only in columns whose type includes
+it. A value outside its healthy band deserves a look.
 """
 ALERTS = """\
 # What raises an alert
 
 Written by `python -m tools.make_reference` from the table in
-`src/esper/nissa/alert_rules.py`, whose limits stand in `src/esper/leyline/limits.py`; a test keeps the
+`src/esper/nissa/alert_rules.py`, with the limits of `src/esper/leyline/limits.py`; a test keeps the
 two equal.
 
-An alert is one row of the table `alert` when its condition begins and one when it ends, for each
-thing that it is about: the run, a head, a slot of an environment. The delay counts rows of the
-table that the rule looks at, from the first that is wrong to the alert. What is unknown raises
-nothing and clears nothing.
+An alert writes one row to the table `alert` when its condition starts and one when it ends, for each
+scope: the run, a head, or a slot of an environment. The delay is the number of rows of the rule's
+table from the first violation to the alert. An unknown value neither raises nor clears an alert.
 
-| rule | severity | looks at | raised when | delay | what to do |
+| rule | severity | table | raised when | delay | what to do |
 |---|---|---|---|---|---|
 {rules}
 
 ## Interventions of the governor
 
-The engine raises these errors itself, in the epoch in which it undoes or prunes something; the
-hint says what was done. They are cleared when the episode ends.
+The engine raises these errors itself, in the epoch in which it rolls back or prunes; the hint names
+the action taken. They are cleared when the episode ends.
 
 | rule | raised when |
 |---|---|

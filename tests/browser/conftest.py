@@ -44,16 +44,16 @@ class Server:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         assert process.stdout is not None
-        said = process.stdout.readline()
-        found = re.search(r"http://\S+", said)
-        assert found, f"{said}{process.stderr.read() if process.stderr else ''}"
+        output = process.stdout.readline()
+        found = re.search(r"http://\S+", output)
+        assert found, f"{output}{process.stderr.read() if process.stderr else ''}"
         return cls(process, found[0])
 
     def stop(self) -> tuple[int, str]:
         """Interrupt the server; return its exit code and output."""
         self.process.send_signal(signal.SIGINT)
-        _, said = self.process.communicate(timeout=20)
-        return self.process.returncode, said
+        _, output = self.process.communicate(timeout=20)
+        return self.process.returncode, output
 
 
 @dataclass
@@ -99,7 +99,7 @@ def page(browser: Browser, seen: Seen) -> Iterator[Page]:
     """Yield a page that must log no errors and must request nothing from elsewhere."""
     opened = browser.new_page(viewport={"width": 1400, "height": 900})
     opened.set_default_timeout(20_000)
-    opened.on("console", lambda said: seen.errors.append(said.text) if said.type == "error" else None)
+    opened.on("console", lambda entry: seen.errors.append(entry.text) if entry.type == "error" else None)
     opened.on("pageerror", lambda error: seen.errors.append(str(error)))
     opened.on(
         "request",

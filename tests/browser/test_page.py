@@ -193,8 +193,8 @@ def test_key_opens_every_table_and_a_tooltip_shows_the_values_of_a_bin(page, ser
 
     expect(panel(page, "growth").locator("tbody tr")).to_have_count(9)
     expect(panel(page, "growth").locator("tbody")).to_be_visible()
-    said = panel(page, "growth").locator("svg .hits title").all_text_contents()
-    assert said[-1] == "epoch 8: twin 22.0, score 62.0, parameters 438"
+    tooltips = panel(page, "growth").locator("svg .hits title").all_text_contents()
+    assert tooltips[-1] == "epoch 8: twin 22.0, score 62.0, parameters 438"
 
 
 def test_two_runs_are_shown_side_by_side_on_the_same_axes(page, server, runs):

@@ -25,7 +25,7 @@ def test_report_needs_no_horizontal_scrolling_and_requests_nothing(browser, repo
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     asked, errors = [], []
     page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    page.on("console", lambda entry: errors.append(entry.text) if entry.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
 
     page.goto(report.as_uri())

@@ -100,13 +100,13 @@ class Client:
         }
         sent: list[Message] = []
 
-        said = iter([{"type": "http.request", "body": b"", "more_body": False}])
+        messages = iter([{"type": "http.request", "body": b"", "more_body": False}])
 
         async def receive() -> Message:
-            for message in said:
+            for message in messages:
                 return message
             await asyncio.Event().wait()  # the client stays connected and sends nothing more
-            raise AssertionError("nobody sets this event")
+            raise AssertionError("this event is never set")
 
         async def send(message: Message) -> None:
             sent.append(message)

@@ -202,7 +202,7 @@ def test_training_killed_in_its_first_iteration_has_no_result(tmp_path):
 def test_reward_alert_and_honesty_figure_show_the_same_correlation(tmp_path):
     """The higher the return of twenty episodes, the higher the score and the lower the lead."""
     rows = made_run.training_rows(iterations=1, envs=CORRELATED_EPISODES, horizon=1, slots=1)
-    told = AlertMonitor(rows[0])
+    monitor = AlertMonitor(rows[0])
     raised, written = [], []
     for row in rows:
         if isinstance(row, EpisodeRow):
@@ -213,7 +213,7 @@ def test_reward_alert_and_honesty_figure_show_the_same_correlation(tmp_path):
             }
             row = replace(row, **ends)  # noqa: PLW2901
         written.append(row)
-        raised += told.take(row)
+        raised += monitor.take(row)
     (alert,) = (alert for alert in raised if alert.rule == "pays-for-worse")
     found = honesty(open_run(made_run.write(tmp_path / "run", written)))
     assert alert.value == found.rank_correlation == found.recent == pytest.approx(-1.0)
@@ -225,8 +225,8 @@ def test_reward_alert_and_honesty_figure_show_the_same_correlation(tmp_path):
 def test_kl_alert_and_healthy_band_have_the_same_limit(tmp_path, target, limit):
     rows = [replace(row, approx_kl=0.5) if isinstance(row, UpdateRow) else row for row in training()]
     rows[0] = replace(rows[0], config={"iterations": 2, "target_kl": target})
-    told = AlertMonitor(rows[0])
-    raised = [alert for row in rows for alert in told.take(row) if alert.rule == "kl"]
+    monitor = AlertMonitor(rows[0])
+    raised = [alert for row in rows for alert in monitor.take(row) if alert.rule == "kl"]
     found = open_run(made_run.write(tmp_path / "run", rows))
     (metric,) = (metric for metric in health(found).metrics if metric.name == "approx_kl")
     assert [alert.limit for alert in raised] == [pytest.approx(limit)]

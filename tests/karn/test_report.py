@@ -65,8 +65,8 @@ def grown_page(grown: Run) -> Node:
 
 def test_headline_comes_first_and_equals_the_episode_row(grown_page: Node) -> None:
     """61.5 is 39.5 over 22; 398 / 250 = 1.59; 25,000 / 2,000 = 12.5; 1.2 + 2.4 + 0.4 GFLOP, each once."""
-    told = "It reached 61.5 on validation, 39.5 points above its twin that did not grow."
-    assert headline(grown_page) == told
+    expected = "It reached 61.5 on validation, 39.5 points above its twin that did not grow."
+    assert headline(grown_page) == expected
     assert sentences(grown_page) == ["Finished after epoch 8 of 8."]
     assert facts(grown_page) == {
         "validation": ("61.5", "twin 22.0, +39.5"),
@@ -79,7 +79,7 @@ def test_headline_comes_first_and_equals_the_episode_row(grown_page: Node) -> No
 
 
 @pytest.mark.parametrize(
-    ("episodes", "said"),
+    ("episodes", "expected"),
     [
         ([{"val_score": 20.5}], "20.5 on validation, 1.5 points below its twin that did not grow."),
         ([{"twin_val_score": None}], "61.5 on validation; no twin is known to compare with."),
@@ -92,19 +92,19 @@ def test_headline_comes_first_and_equals_the_episode_row(grown_page: Node) -> No
     ],
 )
 def test_headline_compares_the_score_with_the_twin(
-    tmp_path: Path, episodes: list[dict[str, Any]], said: str
+    tmp_path: Path, episodes: list[dict[str, Any]], expected: str
 ) -> None:
     ends = [replace(fake_run.episode_row(n), **of) for n, of in enumerate(episodes)]
     run = write(tmp_path / "run", [fake_run.run_row(episodes=len(episodes)), *ends])
-    assert conclude(run).headline == f"It reached {said}"
+    assert conclude(run).headline == f"It reached {expected}"
 
 
 def test_diary_shows_the_glyph_of_each_fate(grown_page: Node) -> None:
-    told = [item.text for item in grown_page.one("section", id="diary").all("li")]
-    assert told[0].startswith("epoch 0 ◆ conv_light germinated in r0c0; contribution +21.9 ± 0.8 points;")
-    assert any(line.startswith("epoch 1 ✂ conv_heavy germinated in r0c1; ") for line in told)
-    assert "epoch 7 FOSSILIZE in r0c0 was refused by G5" in told
-    assert told[-1].startswith("epoch 8 the horizon ended the episode: ")
+    notes = [item.text for item in grown_page.one("section", id="diary").all("li")]
+    assert notes[0].startswith("epoch 0 ◆ conv_light germinated in r0c0; contribution +21.9 ± 0.8 points;")
+    assert any(line.startswith("epoch 1 ✂ conv_heavy germinated in r0c1; ") for line in notes)
+    assert "epoch 7 FOSSILIZE in r0c0 was refused by G5" in notes
+    assert notes[-1].startswith("epoch 8 the horizon ended the episode: ")
 
 
 def test_report_shows_the_first_episodes_and_counts_the_rest(tmp_path: Path) -> None:
@@ -133,17 +133,19 @@ def test_configuration_and_environment_are_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("revision", "said"),
+    ("revision", "expected"),
     [
         (None, "need an unknown revision of the code, the versions below"),
         ("abc123", "need revision abc123, the versions below"),
         ("abc123-dirty", "The code had changes that were not committed"),
     ],
 )
-def test_command_section_names_the_requirements_for_equal_numbers(revision: str | None, said: str) -> None:
+def test_command_section_names_the_requirements_for_equal_numbers(
+    revision: str | None, expected: str
+) -> None:
     row = replace(fake_run.run_row(), git_revision=revision)
     section = command(row, "esper run")
-    assert said in section
+    assert expected in section
     assert ("not committed" in section) == (revision == "abc123-dirty")
 
 

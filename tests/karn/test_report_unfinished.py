@@ -26,7 +26,7 @@ def until(epoch: int, episode: int = 0) -> list[Row]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "running", "stopped", "said"),
+    ("rows", "running", "stopped", "expected"),
     [
         (
             [fake_run.run_row()],
@@ -69,14 +69,14 @@ def until(epoch: int, episode: int = 0) -> list[Row]:
     ],
 )
 def test_report_states_that_the_run_is_unfinished(
-    tmp_path: Path, rows: list[Row], running: str, stopped: str, said: str
+    tmp_path: Path, rows: list[Row], running: str, stopped: str, expected: str
 ) -> None:
     run = write(tmp_path / "run", rows)
     found = conclude(run)
-    assert (found.sentences[0], found.headline) == (stopped, said)
+    assert (found.sentences[0], found.headline) == (stopped, expected)
     lock = WriterLock(run.path / TELEMETRY)  # as during the run
     found = conclude(run)
-    assert (found.sentences[0], found.headline) == (running, said)
+    assert (found.sentences[0], found.headline) == (running, expected)
     lock.release()
 
 

@@ -150,12 +150,12 @@ def test_new_run_shows_that_nothing_is_known_until_it_has_rows(tmp_path):
         assert facts(client.part("mine", "head").html)["score"] == "14.0"
 
 
-@pytest.mark.parametrize("address", ["/runs/nobody", "/runs/nobody/head"])
+@pytest.mark.parametrize("address", ["/runs/unknown", "/runs/unknown/head"])
 def test_unknown_run_is_refused(client, address):
     answer = client.ask(address)
 
     assert answer.status == 404
-    assert answer.error == "there is no run 'nobody' in this folder; it may have been moved away"
+    assert answer.error == "there is no run 'unknown' in this folder; it may have been moved away"
 
 
 # --- comparison of two runs -------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def pair(tmp_path_factory) -> Client:
 @pytest.mark.parametrize("key", [key for key in SHOWN if key != "interactions"])
 def test_figures_of_two_compared_runs_have_the_same_axes(pair, key):
     short, long = (
-        pair.part(name, f"{key}?beside={pair.id_of(other)}").body
+        pair.part(name, f"{key}?compared={pair.id_of(other)}").body
         for name, other in (("short", "long"), ("long", "short"))
     )
     alone = pair.part("short", key).body
@@ -218,14 +218,14 @@ def test_figures_of_two_compared_runs_have_the_same_axes(pair, key):
 def test_run_compared_with_a_damaged_run_is_shown_alone(pair):
     alone = pair.part("short", "growth").body
 
-    assert pair.part("short", f"growth?beside={pair.id_of('damaged')}").body == alone
-    assert DAMAGED in pair.part("damaged", f"growth?beside={pair.id_of('short')}").error
-    assert pair.part("short", "growth?beside=nobody").status == 404
+    assert pair.part("short", f"growth?compared={pair.id_of('damaged')}").body == alone
+    assert DAMAGED in pair.part("damaged", f"growth?compared={pair.id_of('short')}").error
+    assert pair.part("short", "growth?compared=unknown").status == 404
 
 
 def test_run_and_training_share_no_axis(client):
     """One axis counts epochs, the other iterations."""
-    compared = client.part("episode", f"choices?beside={client.id_of('nested/training')}").body
+    compared = client.part("episode", f"choices?compared={client.id_of('nested/training')}").body
     assert compared == client.part("episode", "choices").body
 
 

@@ -105,7 +105,7 @@ def test_lines_name_later_episodes_and_show_an_unknown_twin_as_a_dash(tmp_path: 
     )
 
 
-@pytest.mark.parametrize("share", [1e-6, 1e6], ids=["no time for it", "much time"])
+@pytest.mark.parametrize("share", [1e-6, 1e6], ids=["tiny-share", "large-share"])
 def test_run_in_progress_gets_every_line_once(share: float, tmp_path: Path) -> None:
     """With a tiny share of time, the first read is immediate and the rest happens at the end."""
     file, writer = io.StringIO(), RunWriter(tmp_path / "run")

@@ -38,7 +38,7 @@ class Checkpoint(msgspec.Struct):
 
 def kill(*_: object) -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("nobody survives this")
+    raise AssertionError("unreachable after SIGKILL")
 
 
 def before(owner: Any, name: str) -> None:
@@ -122,11 +122,11 @@ def resume_for_ever(run: Path, say: Callable[[int], None]) -> None:
             write_durably(stored, msgspec.json.encode(Checkpoint(rows, mark)))
 
 
-def work(kind: str, run: Path, moment: str | None, said: Connection) -> None:
+def work(kind: str, run: Path, moment: str | None, output: Connection) -> None:
     writer_module.LINES_BYTES = LINES_BYTES  # type: ignore[misc]
     if moment is not None:
         MOMENTS[moment]()
-    {"write": write_for_ever, "resume": resume_for_ever}[kind](run, said.send)
+    {"write": write_for_ever, "resume": resume_for_ever}[kind](run, output.send)
 
 
 # --- parent process ---------------------------------------------------------------------------------
@@ -138,27 +138,27 @@ class Writer:
     def __init__(self, kind: str, run: Path, moment: str | None = None) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["pytest", __name__])
-        self.said, saying = context.Pipe(duplex=False)
+        self.output, sender = context.Pipe(duplex=False)
         root = str(Path(__file__).parents[2])
         with pytest.MonkeyPatch.context() as patch:  # read by the first process when it imports its modules
             patch.setenv("PYTHONPATH", f"{root}/src:{root}")
-            self.process = context.Process(target=work, args=(kind, run, moment, saying), daemon=True)
+            self.process = context.Process(target=work, args=(kind, run, moment, sender), daemon=True)
             self.process.start()
-        saying.close()
+        sender.close()
 
     def kill_after(self, seconds: float) -> int:
         """Kill the process this long after its first output; return the number of flushed rows."""
-        first = self.said.recv()
+        first = self.output.recv()
         time.sleep(seconds)
         self.process.kill()
-        return max(first, self.last_said())
+        return max(first, self.last_output())
 
-    def last_said(self) -> int:
+    def last_output(self) -> int:
         """Return the last printed number of flushed rows."""
         rows = 0
         try:
             while True:
-                rows = self.said.recv()
+                rows = self.output.recv()
         except EOFError:
             self.process.join()
             assert self.process.exitcode == -signal.SIGKILL

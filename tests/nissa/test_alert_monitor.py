@@ -37,12 +37,12 @@ def seed(epoch: int, **changes: Any) -> SeedRow:
     return replace(fake_run.seed_row(0, 4), **{**healthy, **measured, **changes})
 
 
-def told(watch: AlertMonitor, rows: Iterable[Row]) -> list[tuple[int, str, str, str]]:
+def alerts_of(monitor: AlertMonitor, rows: Iterable[Row]) -> list[tuple[int, str, str, str]]:
     """Return the alerts of a monitor as (number of the row, event, rule, scope)."""
     return [
         (number, alert.event, alert.rule, alert.scope)
         for number, row in enumerate(rows, start=1)
-        for alert in watch.take(row)
+        for alert in monitor.take(row)
     ]
 
 
@@ -82,9 +82,9 @@ def test_update_rule_is_raised_beyond_its_limit_and_cleared_within(
     name: str, good: dict[str, Any], bad: dict[str, Any]
 ) -> None:
     times = BY_NAME[name].times
-    watch = AlertMonitor(run_row())
+    monitor = AlertMonitor(run_row())
     turns = [good, *[bad] * (times - 1), good, *[bad] * (times + 2), good, good, *[bad] * times]
-    seen = told(watch, [update(number, **changes) for number, changes in enumerate(turns, start=1)])
+    seen = alerts_of(monitor, [update(number, **changes) for number, changes in enumerate(turns, start=1)])
 
     first = 1 + (times - 1) + 1 + times
     assert [(number, event) for number, event, rule, _ in seen if rule == name] == [
@@ -99,8 +99,8 @@ def test_rule_is_raised_after_its_number_of_readings_or_its_window() -> None:
 
 
 def test_alert_contains_value_limit_and_hint() -> None:
-    watch = AlertMonitor(run_row())
-    [raised] = watch.take(update(7, approx_kl=None, skipped="pass 0: KL nan"))
+    monitor = AlertMonitor(run_row())
+    [raised] = monitor.take(update(7, approx_kl=None, skipped="pass 0: KL nan"))
     assert raised == AlertRow(
         rule="non-finite-update",
         event="raised",
@@ -111,10 +111,10 @@ def test_alert_contains_value_limit_and_hint() -> None:
         hint=BY_NAME["non-finite-update"].hint,
         iteration=7,
     )
-    watch = AlertMonitor(run_row())
-    [high] = [a for a in watch.take(update(8, approx_kl=0.15)) if a.rule == "kl-runaway"]
+    monitor = AlertMonitor(run_row())
+    [high] = [a for a in monitor.take(update(8, approx_kl=0.15)) if a.rule == "kl-runaway"]
     assert (high.severity, high.value, high.limit, high.iteration, high.env) == ("error", 0.15, 0.1, 8, None)
-    [low] = [a for a in watch.take(update(9, approx_kl=0.01)) if a.event == "cleared"]
+    [low] = [a for a in monitor.take(update(9, approx_kl=0.01)) if a.event == "cleared"]
     assert (low.rule, low.severity, low.value) == ("kl-runaway", "error", 0.01)
     assert (low.iteration, low.hint) == (9, PASSED)
 
@@ -125,7 +125,7 @@ def test_unmeasured_values_of_a_skipped_update_raise_and_clear_nothing() -> None
     rows = [update(n, mean_return=0.1, **wrong) for n in range(1, 11)]
     rows += [update(11, skipped="reward is nan", head_entropy=[], **unmeasured)]
     rows += [update(12, mean_return=0.1, **wrong)]
-    seen = [(number, event, rule) for number, event, rule, _ in told(AlertMonitor(run_row()), rows)]
+    seen = [(number, event, rule) for number, event, rule, _ in alerts_of(AlertMonitor(run_row()), rows)]
     assert {rule for number, _, rule in seen if number <= 10} == {
         *("kl", "kl-runaway", "clip-share", "forced-share", "value-error")
     }
@@ -144,7 +144,7 @@ def test_skipped_update_clears_nothing_and_is_not_a_reference() -> None:
         update(4, **left_out),
         update(5, ratio_max=50.0, head_entropy=entropies(tempo=0.05)),
     ]
-    assert [(number, event, rule) for number, event, rule, _ in told(AlertMonitor(run_row()), rows)] == [
+    assert [(number, event, rule) for number, event, rule, _ in alerts_of(AlertMonitor(run_row()), rows)] == [
         (1, "raised", "non-finite-update"),
         (2, "cleared", "non-finite-update"),
         (3, "raised", "ratio"),
@@ -190,14 +190,16 @@ def test_head_is_collapsed_if_it_settled_without_gain_or_abruptly(
     returns: list[float], tempo: list[float | None], raised: int | None
 ) -> None:
     expected = [] if raised is None else [(raised, "raised", "head-collapse", "head tempo")]
-    assert told(AlertMonitor(run_row()), course(returns, tempo)) == expected
+    assert alerts_of(AlertMonitor(run_row()), course(returns, tempo)) == expected
 
 
 def test_many_forced_decisions_are_healthy_after_learning() -> None:
     returns = [0.1, 0.1, 0.1, 1.0, 1.0, 1.0, 1.0]
     rows = [update(n, mean_return=r, forced_share=0.9) for n, r in enumerate(returns, start=1)]
-    assert told(AlertMonitor(run_row()), rows[3:] + rows[3:]) == [(3, "raised", "forced-share", "run")]
-    assert told(AlertMonitor(run_row()), [update(n, mean_return=0.1) for n in (1, 2, 3)] + rows[3:]) == []
+    assert alerts_of(AlertMonitor(run_row()), rows[3:] + rows[3:]) == [(3, "raised", "forced-share", "run")]
+    assert (
+        alerts_of(AlertMonitor(run_row()), [update(n, mean_return=0.1) for n in (1, 2, 3)] + rows[3:]) == []
+    )
 
 
 # --- comparison with earlier updates ----------------------------------------------------------------
@@ -206,13 +208,13 @@ def test_many_forced_decisions_are_healthy_after_learning() -> None:
 def test_gradient_is_compared_with_the_mean_of_earlier_updates() -> None:
     norms = [1.0, 3.0, 200.0, 6801.0]  # 100 × mean: 100, 200, then 100 × (204 / 3) = 6800
     rows = [update(number, grad_norm=norm) for number, norm in enumerate(norms, start=1)]
-    assert told(AlertMonitor(run_row()), rows) == [(4, "raised", "gradient-jump", "run")]
+    assert alerts_of(AlertMonitor(run_row()), rows) == [(4, "raised", "gradient-jump", "run")]
 
 
 def test_rollout_is_slow_relative_to_the_median_of_earlier_iterations() -> None:
     spans = [*[7.0] * 20, 900.0, *[10.1] * 3, 9.9, *[10.1] * 5, 9.9]  # the median stays 7, and 7 / 0.7 is 10
     rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
-    assert told(AlertMonitor(run_row()), rows) == [
+    assert alerts_of(AlertMonitor(run_row()), rows) == [
         (30, "raised", "slow", "run"),
         (31, "cleared", "slow", "run"),
     ]
@@ -221,7 +223,7 @@ def test_rollout_is_slow_relative_to_the_median_of_earlier_iterations() -> None:
 def test_nothing_is_slow_before_the_usual_time_is_known() -> None:
     spans = [*[1.0] * 4, *[50.0] * 5]  # the first slow iteration is not compared yet
     rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
-    assert told(AlertMonitor(run_row()), rows) == []
+    assert alerts_of(AlertMonitor(run_row()), rows) == []
 
 
 # --- episodes ---------------------------------------------------------------------------------------
@@ -237,33 +239,37 @@ def episodes(pay: Callable[[int], float], count: int = 20, **changes: Any) -> li
 
 
 def test_reward_for_worse_networks_is_raised_at_the_twentieth_episode() -> None:
-    assert told(AlertMonitor(run_row()), episodes(lambda lead: -lead)) == [
+    assert alerts_of(AlertMonitor(run_row()), episodes(lambda lead: -lead)) == [
         (20, "raised", "pays-for-worse", "run")
     ]
-    assert told(AlertMonitor(run_row()), episodes(lambda lead: lead)) == []
-    assert told(AlertMonitor(run_row()), episodes(lambda lead: 1.0)) == [], "equal returns say nothing"
-    assert told(AlertMonitor(run_row()), episodes(lambda lead: 1 - 1e-9 * lead)) == [], "nor does rounding"
+    assert alerts_of(AlertMonitor(run_row()), episodes(lambda lead: lead)) == []
+    assert alerts_of(AlertMonitor(run_row()), episodes(lambda lead: 1.0)) == [], (
+        "equal returns have no rank correlation"
+    )
+    assert alerts_of(AlertMonitor(run_row()), episodes(lambda lead: 1 - 1e-9 * lead)) == [], (
+        "rounding differences have none either"
+    )
 
 
 def test_sign_flip_in_mid_training_is_raised_within_twenty_episodes() -> None:
     rows = [*episodes(lambda lead: lead), *episodes(lambda lead: -lead), *episodes(lambda lead: lead)]
-    (raised, _, _, _), (cleared, event, _, _) = told(AlertMonitor(run_row()), rows)
+    (raised, _, _, _), (cleared, event, _, _) = alerts_of(AlertMonitor(run_row()), rows)
     assert 20 < raised <= 40 < cleared <= 60
     assert event == "cleared"
 
 
 def test_score_replaces_the_lead_if_there_is_no_twin() -> None:
-    watch = AlertMonitor(run_row())
+    monitor = AlertMonitor(run_row())
     rows = episodes(lambda lead: lead, iteration=7)  # higher rewards for lower scores
-    found = [alert for row in rows for alert in watch.take(replace(row, twin_val_score=None))]
+    found = [alert for row in rows for alert in monitor.take(replace(row, twin_val_score=None))]
     assert [(alert.rule, alert.iteration, alert.env) for alert in found] == [("pays-for-worse", 7, None)]
 
 
 def test_unrewarded_episodes_are_not_compared() -> None:
     unrewarded = [replace(row, total_reward=None) for row in episodes(lambda lead: -lead)]
-    assert told(AlertMonitor(run_row()), unrewarded) == []
+    assert alerts_of(AlertMonitor(run_row()), unrewarded) == []
     mixed = [row for pair in zip(episodes(lambda lead: -lead), unrewarded, strict=True) for row in pair]
-    assert told(AlertMonitor(run_row()), mixed) == [(39, "raised", "pays-for-worse", "run")], (
+    assert alerts_of(AlertMonitor(run_row()), mixed) == [(39, "raised", "pays-for-worse", "run")], (
         "the 20th that was rewarded"
     )
 
@@ -276,4 +282,4 @@ def test_shaping_is_compared_with_the_total_of_absolute_rewards(
     for number, row in enumerate(rows):
         sign = 1 if number % 2 else -1
         change(row, reward_terms={"contribution": 0.4 * sign, "rent": -0.1, "rollback": None, "churn": churn})
-    assert told(AlertMonitor(run_row()), rows) == expected
+    assert alerts_of(AlertMonitor(run_row()), rows) == expected

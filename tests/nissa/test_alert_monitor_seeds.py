@@ -11,7 +11,7 @@ from esper.leyline.stages import Stage
 from esper.nissa.alert_monitor import AlertMonitor
 from tests.karn import fake_run
 from tests.nissa.record import replay
-from tests.nissa.test_alert_monitor import entropies, episode, run_row, seed, shares, told, update
+from tests.nissa.test_alert_monitor import alerts_of, entropies, episode, run_row, seed, shares, update
 from tests.rows import change
 
 # --- seeds ------------------------------------------------------------------------------------------
@@ -25,13 +25,13 @@ def test_seed_with_low_gradient_health_is_dead_after_two_epochs(
     stage: Stage, health: float, found: list[tuple[int, str, str, str]]
 ) -> None:
     rows = [seed(epoch, stage=stage, gradient_health=health) for epoch in (4, 5, 6)]
-    assert told(AlertMonitor(run_row()), rows) == found
+    assert alerts_of(AlertMonitor(run_row()), rows) == found
 
 
 def test_fossilized_seed_is_never_dead() -> None:
     rows = [seed(epoch, stage=Stage.HOLDING, gradient_health=0.0) for epoch in (4, 5)]
     fossils = [seed(epoch, stage=Stage.FOSSILIZED, gradient_health=0.0) for epoch in (6, 7, 8)]
-    assert told(AlertMonitor(run_row()), [*rows, *fossils]) == [
+    assert alerts_of(AlertMonitor(run_row()), [*rows, *fossils]) == [
         (2, "raised", "dead-seed", HERE),
         (3, "cleared", "dead-seed", HERE),
     ]
@@ -53,22 +53,24 @@ def test_seed_is_harmful_only_if_prunable_and_freshly_measured(
 ) -> None:
     rows = [seed(epoch, **{"contribution": -9.0, **changes}) for epoch in (4, 5, 6)]
     expected = [] if raised is None else [(raised, "raised", "harmful-seed", HERE)]
-    assert told(AlertMonitor(run_row(iterations=None)), rows) == expected
-    assert told(AlertMonitor(run_row(iterations=20)), rows) == [], "a policy in training may hold what hurts"
+    assert alerts_of(AlertMonitor(run_row(iterations=None)), rows) == expected
+    assert alerts_of(AlertMonitor(run_row(iterations=20)), rows) == [], (
+        "a policy in training may hold harmful seeds"
+    )
 
 
 def test_seed_is_not_harmful_while_alpha_changes_and_successors_start_over() -> None:
     harm = {"contribution": -9.0, "stage": Stage.BLENDING}
     moving = [seed(epoch, alpha=0.1 * epoch, **harm) for epoch in (4, 5, 6)]
-    assert told(AlertMonitor(run_row(iterations=None)), moving) == []
+    assert alerts_of(AlertMonitor(run_row(iterations=None)), moving) == []
     rows = [seed(epoch, seed=number, alpha=0.5, **harm) for epoch, number in ((4, 1), (5, 2), (6, 2), (7, 2))]
-    assert told(AlertMonitor(run_row(iterations=None)), rows) == [(4, "raised", "harmful-seed", HERE)]
+    assert alerts_of(AlertMonitor(run_row(iterations=None)), rows) == [(4, "raised", "harmful-seed", HERE)]
 
 
 def test_seeds_of_different_slots_and_environments_are_distinguished() -> None:
     sick = {"stage": Stage.TRAINING, "gradient_health": 0.5}
     rows = [seed(4, **sick), seed(4, slot=2, **sick), seed(4, env=0, **sick), seed(5, slot=2, **sick)]
-    assert told(AlertMonitor(run_row()), rows) == [(4, "raised", "dead-seed", "environment 3 slot r0c2")]
+    assert alerts_of(AlertMonitor(run_row()), rows) == [(4, "raised", "dead-seed", "environment 3 slot r0c2")]
 
 
 def dying(epochs: Iterable[int], **changes: Any) -> list[SeedRow]:
@@ -77,24 +79,24 @@ def dying(epochs: Iterable[int], **changes: Any) -> list[SeedRow]:
 
 def test_alert_of_a_seed_is_cleared_when_the_seed_is_removed() -> None:
     gone = replace(fake_run.transition_row(6, 1, Stage.TRAINING, Stage.PRUNED, "policy", ""), env=3, slot=1)
-    watch = AlertMonitor(run_row())
+    monitor = AlertMonitor(run_row())
     elsewhere = replace(gone, env=2)
     next_door = replace(gone, slot=2)
     onwards = replace(gone, to_stage=int(Stage.BLENDING))
-    assert told(watch, [*dying((4, 5)), elsewhere, next_door, onwards, gone]) == [
+    assert alerts_of(monitor, [*dying((4, 5)), elsewhere, next_door, onwards, gone]) == [
         (2, "raised", "dead-seed", HERE),
         (6, "cleared", "dead-seed", HERE),
     ]
-    assert told(watch, dying((8,), seed=9)) == [], "its successor begins anew"
+    assert alerts_of(monitor, dying((8,), seed=9)) == [], "its successor starts over"
 
 
 def test_alert_of_a_seed_is_cleared_when_its_episode_ends() -> None:
-    watch = AlertMonitor(run_row())
+    monitor = AlertMonitor(run_row())
     end = episode(0, env=3)
-    [*_, cleared] = [alert for row in [*dying((4, 5)), end] for alert in watch.take(row)]
+    [*_, cleared] = [alert for row in [*dying((4, 5)), end] for alert in monitor.take(row)]
     assert (cleared.event, cleared.rule, cleared.scope, cleared.value) == ("cleared", "dead-seed", HERE, None)
     assert (cleared.env, cleared.episode, cleared.epoch) == (3, 0, end.epoch)
-    assert told(watch, dying((1,), episode=1)) == []
+    assert alerts_of(monitor, dying((1,), episode=1)) == []
 
 
 # --- alerts of the governor -------------------------------------------------------------------------
@@ -107,14 +109,14 @@ def intervention(**changes: Any) -> AlertRow:
 
 
 def test_governor_alert_is_not_repeated_and_is_cleared_with_the_episode() -> None:
-    watch = AlertMonitor(run_row())
+    monitor = AlertMonitor(run_row())
     pruned = fake_run.transition_row(6, 1, Stage.TRAINING, Stage.PRUNED, "policy", "")
-    assert watch.take(intervention()) == []
-    assert watch.take(episode(0, env=2)) == []
-    assert watch.take(replace(pruned, env=3)) == [], "it outlives a seed"
-    [cleared] = watch.take(episode(0, env=3, rollbacks=1))
+    assert monitor.take(intervention()) == []
+    assert monitor.take(episode(0, env=2)) == []
+    assert monitor.take(replace(pruned, env=3)) == [], "it outlives a seed"
+    [cleared] = monitor.take(episode(0, env=3, rollbacks=1))
     assert (cleared.event, cleared.rule, cleared.scope) == ("cleared", "divergence", "environment 3")
-    assert watch.take(episode(1, env=3)) == []
+    assert monitor.take(episode(1, env=3)) == []
 
 
 # --- replay -----------------------------------------------------------------------------------------
@@ -158,10 +160,10 @@ def test_monitor_of_a_resumed_run_continues_as_if_uninterrupted() -> None:
 
 
 def test_replay_finds_the_same_alerts_with_or_without_recorded_ones() -> None:
-    watch = AlertMonitor(run_row())
+    monitor = AlertMonitor(run_row())
     bare: list[Row] = [run_row(), *dying((4, 5)), intervention(), episode(0, env=3), update(1, approx_kl=1.0)]
     bare.append(episode(1, env=3))  # no open alert is left to clear
-    recorded = [found for row in bare for found in (row, *watch.take(row))]
+    recorded = [found for row in bare for found in (row, *monitor.take(row))]
     assert [(alert.event, alert.rule) for alert in replay(bare)] == [
         ("raised", "dead-seed"),
         ("raised", "divergence"),

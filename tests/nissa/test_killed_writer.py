@@ -20,14 +20,14 @@ def assert_rows_are_there_once(run: Path, flushed: int) -> None:
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_run_killed_during_compaction_loses_no_row_and_compacts_the_rest_later(tmp_path, kind, moment):
     run = tmp_path / "run"
-    flushed = Writer(kind, run, moment).last_said()
+    flushed = Writer(kind, run, moment).last_output()
 
     assert flushed > 0
     assert_rows_are_there_once(run, flushed)
     if kind == "write":
         return
     resumed = Writer("resume", run)
-    while resumed.said.recv() < 3000:
+    while resumed.output.recv() < 3000:
         pass
     resumed.kill_after(0.0)
     files = sorted(path.name for path in (run / "telemetry").glob("rows-*"))

@@ -75,10 +75,10 @@ def test_full_disk_ends_telemetry_with_one_message_and_never_raises(tmp_path, ca
         writer.flush()
     writer.close()
 
-    said = f"telemetry stopped: cannot write {path} (No space left on device);"
-    said += " the run goes on, its further rows are lost"
+    expected = f"telemetry stopped: cannot write {path} (No space left on device);"
+    expected += " the run goes on, its further rows are lost"
     assert writer.failed
-    assert capsys.readouterr().err == f"esper: {said}\n"
+    assert capsys.readouterr().err == f"esper: {expected}\n"
 
 
 def test_full_disk_ends_the_telemetry_of_a_run_and_not_the_run(tmp_path, monkeypatch, capsys):

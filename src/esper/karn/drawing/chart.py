@@ -213,14 +213,14 @@ def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
         named: list[ChartLine | StackedPart] = [
             one for panel in chart.panels for group in (panel.lines, panel.parts) for one in group
         ]
-        said = ", ".join(f"{one.name} {one.text(one.values[index])}" for one in named)
+        values = ", ".join(f"{one.name} {one.text(one.values[index])}" for one in named)
         left, right = x(place.first - 1), x(place.last)
         if (
             chart.panels[0].lines and not chart.panels[0].parts
         ):  # A point of a line lies at the end of its bin.
             half = (right - left) / 2
             left, right = left + half, min(right + half, svg.WIDTH)
-        title = svg.element("title", f"{chart.found.axis} {place}: {said}")
+        title = svg.element("title", f"{chart.found.axis} {place}: {values}")
         yield svg.rectangle(left, _TOP, right - left, bottom - _TOP, None, title)
 
 

@@ -81,7 +81,7 @@ class Views:
         if key not in PARTS:
             raise UnknownNameError("part of a page", key[:40], PARTS)
         episode = parse_episode(request.query_params.get("at")) if key in OF_EPISODE else None
-        compared = request.query_params.get("beside") if key in SHOWN else None
+        compared = request.query_params.get("compared") if key in SHOWN else None
 
         def answer(run: Any, other: Any = None) -> str:
             if key == "head":
@@ -145,7 +145,7 @@ class Views:
         self, found: FoundRun, key: str, look: str = PENDING, side: str = "", compared: FoundRun | None = None
     ) -> Section:
         """Return a placeholder section that the browser loads later."""
-        query = "" if compared is None else f"?beside={compared.id}"
+        query = "" if compared is None else f"?compared={compared.id}"
         runs = found.id if compared is None else f"{found.id} {compared.id}"
         if key == "head":
             body, tag = render("opening.html", name=found.name), "header"
