@@ -11,9 +11,9 @@ import msgspec
 from msgspec.structs import replace
 from starlette.types import Message, Scope
 
+from esper.karn.serve.access_control import Access
 from esper.karn.serve.app import create_app
 from esper.karn.serve.folder import RunFolder
-from esper.karn.serve.safety import Access
 from esper.leyline.events import Row
 from tests.karn import fake_run, made_run
 from tests.karn.page import Node, read_page

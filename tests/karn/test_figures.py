@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import LETTER, WIDTH
 from esper.karn.figures import FIGURES, figure_named
+from esper.karn.questions.cost_comparison import verdict_picture
 from esper.karn.questions.episode_selection import EpisodeKey
 from esper.karn.questions.slot_lanes import lanes
-from esper.karn.questions.verdict import verdict_picture
 from esper.karn.run import Run, open_run
 from esper.leyline import Stage
 from esper.leyline.events import EpochRow, Row, RunRow, SeedRow, UpdateRow

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from esper.karn.questions.breakdowns import reward, times
 from esper.karn.questions.choices import choices
+from esper.karn.questions.cost_comparison import verdict
 from esper.karn.questions.episode_selection import (
     EpisodeKey,
     default_episode,
@@ -21,7 +22,6 @@ from esper.karn.questions.learning_curves import growth, improvement
 from esper.karn.questions.overview import progress
 from esper.karn.questions.policy_health import beyond, heads, health
 from esper.karn.questions.series import MOST_POINTS
-from esper.karn.questions.verdict import verdict
 from esper.karn.run import Run, open_run
 from esper.karn.run_result import differences
 from esper.leyline import OP_NAMES

@@ -11,6 +11,7 @@ from esper.karn.headline import comparison_text, conclude, gain_text
 from esper.karn.metric import SCORE, metric_of
 from esper.karn.narrative import narrative_of
 from esper.karn.page.rendering import render
+from esper.karn.questions.cost_comparison import verdict_picture
 from esper.karn.questions.episode_selection import (
     THIS_EPISODE,
     EpisodeKey,
@@ -21,7 +22,6 @@ from esper.karn.questions.episode_selection import (
     notable_episodes,
 )
 from esper.karn.questions.overview import overview
-from esper.karn.questions.verdict import verdict_picture
 from esper.karn.run import Run
 from esper.karn.run_result import Result, compare, differences, flat, result
 from esper.leyline.errors import EsperError

@@ -16,9 +16,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from esper.karn.page.rendering import style
+from esper.karn.serve.access_control import Access, Guard
 from esper.karn.serve.answer_cache import AnswerCache
 from esper.karn.serve.folder import RunFolder
-from esper.karn.serve.safety import Access, Guard
 from esper.karn.serve.views import Views
 from esper.leyline.errors import EsperError
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.serve.safety import Access, access
+from esper.karn.serve.access_control import Access, access
 from tests.karn.serving import LOCAL, Client, write_run
 
 OPEN = Access("0.0.0.0", 8377, token="right-token")
