@@ -133,9 +133,8 @@ def test_json_has_the_content_of_the_summary():
 
     assert json.loads(json.dumps(result)) == result
     assert result["val_gain_over_twin"] == 39.5
-    assert (
-        result["flops_charged"] == 4_000_000_000
-    )  # without validation, and without counting pruned seeds twice
+    # Without validation, and without counting pruned seeds twice.
+    assert result["flops_charged"] == 4_000_000_000
     assert result["ops"]["GERMINATE"] == 3
     assert pruned == {
         "slot": "r0c1",

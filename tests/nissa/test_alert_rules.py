@@ -271,9 +271,8 @@ def stop_training(env: MorphEnv) -> None:
 
 
 def test_harmful_seed_is_raised_within_two_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        Governor, "check", lambda governor, loss: None
-    )  # otherwise the controller would prune the seed
+    # Otherwise the governor would remove the seed.
+    monkeypatch.setattr(Governor, "check", lambda governor, loss: None)
     env, sink = started(tiny_task((8, 8, 8), kernel=3, horizon=10, batches_per_epoch=12))
     run(env, {0: plant(1)}, until=6)
     assert env.table.stage[0, 1] == Stage.HOLDING

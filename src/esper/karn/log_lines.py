@@ -62,7 +62,7 @@ def log(run: Run, seen: Collection[Stamp] = ()) -> list[LogEntry]:
     moves = run.rows(TransitionRow, "episode >= ?", [min(row.episode for row in epochs)]) if epochs else []
     grown = growth(run, joined=False) if is_training(run) and rows else None
     twins = zip(grown.bins, grown["twin"], strict=True) if grown else ()
-    twin_at = {place.last: twin for place, twin in twins}
+    twin_at = {bin_.last: twin for bin_, twin in twins}
     return [_entry(run, row, moves, twin_at) for row in rows]
 
 

@@ -162,14 +162,14 @@ def _decisions_view() -> str:
 
     The choice of a head is null if the op does not use the head.
     """
-    places = ", ".join(f"list_position(heads, '{head}') AS {head}_at" for head in HEAD_NAMES)
+    positions = ", ".join(f"list_position(heads, '{head}') AS {head}_at" for head in HEAD_NAMES)
     names = ", ".join(
         f"CASE WHEN read[{head}_at] THEN head_choices[{head}_at][action[{head}_at] + 1] END AS {head}"
         for head in HEAD_NAMES
     )
     masked = ", ".join(f"masked[{head}_at] AS {head}_masked" for head in HEAD_NAMES)
     return (
-        f"WITH run_names AS (SELECT head_choices, {places} FROM run LIMIT 1)"
+        f"WITH run_names AS (SELECT head_choices, {positions} FROM run LIMIT 1)"
         f" SELECT decision.t, env, episode, epoch, {names}, op_probs[action[op_at] + 1] AS op_probability,"
         " succeeded, forced, refused_by, failed_checks, value, reward, reward_terms,"
         f" {masked} FROM decision LEFT JOIN run_names ON true"

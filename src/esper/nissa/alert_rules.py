@@ -75,14 +75,14 @@ RULES: Final = (
         "error",
         f"the divergence is above {limits.KL_RUNAWAY:g} times target_kl",
         conditions.divergence_above(limits.KL_RUNAWAY),
-        "One step threw the policy away from its rollout; lower learning_rate and go back to a checkpoint.",
+        "One step moved the policy far from its rollout; lower learning_rate and go back to a checkpoint.",
     ),
     Rule(
         "clip-share",
         "warning",
         f"the ratio is clipped in more than {limits.CLIP_SHARE:.0%} of the rows that had a choice",
         conditions.update_above("clip_fraction", limits.CLIP_SHARE),
-        "Most rows no longer pull at the policy; lower learning_rate or update_epochs.",
+        "Most rows no longer contribute a gradient; lower learning_rate or update_epochs.",
         times=2,
     ),
     Rule(
@@ -152,10 +152,10 @@ RULES: Final = (
     Rule(
         "shaping",
         "warning",
-        f"terms that pay for the way, not for the result, make up more than {limits.SHAPING_SHARE:.0%} of"
-        " the reward, signs left aside",
+        f"shaping terms, which do not reward the result, make up more than {limits.SHAPING_SHARE:.0%} of"
+        " the absolute reward",
         conditions.shaping,
-        "The policy learns to please the shaping; lower its terms.",
+        "The policy optimises the shaping terms; lower them.",
         window=limits.CORRELATED_EPISODES,
     ),
     Rule(
@@ -169,8 +169,8 @@ RULES: Final = (
     Rule(
         "harmful-seed",
         "warning",
-        "outside of trainings, a seed that holds, or blends at rest, contributes less than nothing by more"
-        f" than {limits.CONFIDENCE_Z:g} standard errors",
+        "outside of trainings, the contribution of a seed that holds, or blends at constant alpha, is more than"
+        f" {limits.CONFIDENCE_Z:g} standard errors below 0",
         conditions.harmful,
         "The network is better without it; prune it before it is fossilized.",
         times=2,
@@ -188,7 +188,7 @@ MACHINE_RULES: Final = frozenset(rule.name for rule in RULES if rule.of_the_mach
 
 GOVERNOR_RULES: Final[Mapping[str, str]] = {
     "non-finite": "a host's loss, or a seed, is not finite",
-    "collapse": "a host that had learned knows no more than a blind guess, two epochs in a row",
-    "divergence": "a host's loss rose far beyond its usual ups and downs, two epochs in a row",
+    "collapse": "a host that had learned scores no better than chance, two epochs in a row",
+    "divergence": "a host's loss rose far above its usual fluctuation, two epochs in a row",
 }
 """Alerts raised by the engine itself, because it intervenes at once."""

@@ -124,25 +124,25 @@ def panel_scale(panel: Panel, values: Sequence[float], top: float, bottom: float
     return AxisScale(low, high if panel.most is None else min(high, panel.most), bottom, top)
 
 
-def draw_panel(places: Sequence[AxisBin], panel: Panel, x: AxisScale, y: AxisScale) -> Markup:
+def draw_panel(bins: Sequence[AxisBin], panel: Panel, x: AxisScale, y: AxisScale) -> Markup:
     """Draw the axis, data and labels of a panel."""
-    at = [x(place.last) for place in places]
+    at = [x(bin_.last) for bin_ in bins]
     return svg.group(
         y_axis(y, x.start, x.stop, most=panel.ticks + 1),
         svg.text(x.start - 6, y.stop - 10, panel.unit, "dim", "end") if panel.unit else "",
-        *_draw_parts(places, panel.parts, x, y),
+        *_draw_parts(bins, panel.parts, x, y),
         svg.line(x.start, y(0), x.stop, y(0), "axis") if panel.zero else "",
         *(_draw_band(at, band, y, index) for index, band in enumerate(panel.bands)),
-        *(_draw_line(line, places, x, y, is_column=bool(panel.parts)) for line in panel.lines),
+        *(_draw_line(line, bins, x, y, is_column=bool(panel.parts)) for line in panel.lines),
         draw_line_names(min(at[-1], x.stop) + 8, _line_labels(panel, y)),
         draw_area_names(x.stop + 10, _part_labels(panel, y), y.start, y.stop),
     )
 
 
 def _draw_line(
-    line: ChartLine, places: Sequence[AxisBin], x: AxisScale, y: AxisScale, *, is_column: bool
+    line: ChartLine, bins: Sequence[AxisBin], x: AxisScale, y: AxisScale, *, is_column: bool
 ) -> Markup:
-    ends = [sum(edges(place, x)) / 2 if is_column else x(place.last) for place in places]
+    ends = [sum(edges(bin_, x)) / 2 if is_column else x(bin_.last) for bin_ in bins]
     points = [
         None if value is None else (end, y(value)) for end, value in zip(ends, line.values, strict=True)
     ]
@@ -150,14 +150,14 @@ def _draw_line(
     if line.look == "dots":
         return svg.path(svg.dots(known), "dot small")
     if line.look == "steps":
-        return svg.path(svg.steps(x(places[0].first - 1), known), "line") if known else Markup("")
+        return svg.path(svg.steps(x(bins[0].first - 1), known), "line") if known else Markup("")
     return svg.curve(points, line.look)
 
 
 def _draw_band(at: Sequence[float], band: tuple[Values, Values], y: AxisScale, index: int) -> Markup:
     known = [
-        (place, y(high), y(low))
-        for place, low, high in zip(at, *band, strict=True)
+        (bin_, y(high), y(low))
+        for bin_, low, high in zip(at, *band, strict=True)
         if low is not None and high is not None
     ]
     if not known:
@@ -167,20 +167,20 @@ def _draw_band(at: Sequence[float], band: tuple[Values, Values], y: AxisScale, i
 
 
 def _draw_parts(
-    places: Sequence[AxisBin], parts: Sequence[StackedPart], x: AxisScale, y: AxisScale
+    bins: Sequence[AxisBin], parts: Sequence[StackedPart], x: AxisScale, y: AxisScale
 ) -> Iterator[Markup]:
     stacks = [stack(values) for values in zip(*(part.values for part in parts), strict=True)]
     for index, part in enumerate(parts):
-        columns = zip(places, stacks, strict=True)
-        yield svg.path("".join(column(place, of[index], x, y) for place, of in columns), part.look)
+        columns = zip(bins, stacks, strict=True)
+        yield svg.path("".join(column(bin_, of[index], x, y) for bin_, of in columns), part.look)
         if part.striped:
             feet = [of[index][0] for of in stacks]
             stripes = "".join(
-                f"M{number(sum(edges(place, x)) / 2)} {number(y(foot))}V{number(y(foot + size))}"
-                for place, foot, size in zip(places, feet, part.striped, strict=True)
+                f"M{number(sum(edges(bin_, x)) / 2)} {number(y(foot))}V{number(y(foot + size))}"
+                for bin_, foot, size in zip(bins, feet, part.striped, strict=True)
                 if size
             )
-            width = min(edges(place, x)[1] - edges(place, x)[0] for place in places)
+            width = min(edges(bin_, x)[1] - edges(bin_, x)[0] for bin_ in bins)
             yield svg.path(stripes, "hatch", stroke_width=width)
 
 
@@ -209,18 +209,18 @@ def _part_labels(panel: Panel, y: AxisScale) -> list[Label]:
 
 def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
     """Yield an invisible rectangle per bin, whose tooltip shows the values."""
-    for index, place in enumerate(chart.found.bins):
-        named: list[ChartLine | StackedPart] = [
-            one for panel in chart.panels for group in (panel.lines, panel.parts) for one in group
-        ]
+    named: list[ChartLine | StackedPart] = []
+    for panel in chart.panels:
+        named += [*panel.lines, *panel.parts]
+    # A point of a line lies at the end of its bin, a column covers the bin.
+    is_line = chart.panels[0].lines and not chart.panels[0].parts
+    for index, bin_ in enumerate(chart.found.bins):
         values = ", ".join(f"{one.name} {one.text(one.values[index])}" for one in named)
-        left, right = x(place.first - 1), x(place.last)
-        if (
-            chart.panels[0].lines and not chart.panels[0].parts
-        ):  # A point of a line lies at the end of its bin.
+        left, right = x(bin_.first - 1), x(bin_.last)
+        if is_line:
             half = (right - left) / 2
             left, right = left + half, min(right + half, svg.WIDTH)
-        title = svg.element("title", f"{chart.found.axis} {place}: {values}")
+        title = svg.element("title", f"{chart.found.axis} {bin_}: {values}")
         yield svg.rectangle(left, _TOP, right - left, bottom - _TOP, None, title)
 
 
@@ -242,16 +242,16 @@ def stack(values: Sequence[float | None]) -> list[Segment]:
     return found
 
 
-def edges(place: AxisBin, x: AxisScale) -> tuple[float, float]:
+def edges(bin_: AxisBin, x: AxisScale) -> tuple[float, float]:
     """Return the left and right edge of a column, with a gap if it is wide enough."""
-    left, right = x(place.first - 1), x(place.last)
+    left, right = x(bin_.first - 1), x(bin_.last)
     gap = 1.0 if right - left > 6 else 0.0
     return left + gap, right - gap
 
 
-def column(place: AxisBin, segment: Segment, x: AxisScale, y: AxisScale) -> str:
+def column(bin_: AxisBin, segment: Segment, x: AxisScale, y: AxisScale) -> str:
     """Return the path of one part of a column, empty if it is too small to be visible."""
-    left, right = edges(place, x)
+    left, right = edges(bin_, x)
     bottom, top = y(segment[0]), y(segment[1])
     if abs(bottom - top) < 0.05:
         return ""

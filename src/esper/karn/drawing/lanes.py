@@ -141,7 +141,7 @@ def _guides(found: Lanes, scores: Series, x: AxisScale, y: AxisScale) -> Iterato
     ]
     if len(kept) > _MOST_GUIDES:
         return
-    score_at = {place.last: score for place, score in zip(scores.bins, scores["score"], strict=True)}
+    score_at = {bin_.last: score for bin_, score in zip(scores.bins, scores["score"], strict=True)}
     for index, epoch in kept:
         score = score_at.get(epoch)
         if score is not None:

@@ -31,7 +31,7 @@ def series_table(
 ) -> tuple[list[str], list[list[str]]]:
     """Return columns and rows of all series, formatted by ``texts[name]`` or else by ``text``."""
     cells = [map(texts.get(name, text), values) for name, values in found.values.items()]
-    rows = [[str(place), *row] for place, *row in zip(found.bins, *cells, strict=True)]
+    rows = [[str(bin_), *row] for bin_, *row in zip(found.bins, *cells, strict=True)]
     return [found.axis, *found.values], rows
 
 

@@ -105,11 +105,11 @@ def steps(start: float, points: Sequence[Point]) -> str:
     return commands + "".join(f"V{number(y)}H{number(x)}" for x, y in points)
 
 
-def fan(places: Sequence[float], upper: Sequence[float], lower: Sequence[float]) -> str:
+def fan(positions: Sequence[float], upper: Sequence[float], lower: Sequence[float]) -> str:
     """Return the path commands of the area between two lines; a single point is widened."""
-    if len(places) == 1:
-        places, upper, lower = [places[0] - 5, places[0] + 5], [upper[0]] * 2, [lower[0]] * 2
-    outline = [*zip(places, upper, strict=True), *reversed(list(zip(places, lower, strict=True)))]
+    if len(positions) == 1:
+        positions, upper, lower = [positions[0] - 5, positions[0] + 5], [upper[0]] * 2, [lower[0]] * 2
+    outline = [*zip(positions, upper, strict=True), *reversed(list(zip(positions, lower, strict=True)))]
     return polyline(outline) + "z"
 
 

@@ -22,7 +22,7 @@ def reward(run: Run) -> Series | None:
     terms = [name for (name,) in run.sql(names).fetchall() if name != SUM]
     columns = dict.fromkeys(terms, "avg(reward_terms[?])") | {SUM: "avg(mean_return)"}
     known = "reward_terms IS NOT NULL"
-    return query_series(run, "update", columns, where=known, place="iteration", parameters=terms)
+    return query_series(run, "update", columns, where=known, position="iteration", parameters=terms)
 
 
 def draw_reward(found: Series, compared: Series | None = None) -> Picture:

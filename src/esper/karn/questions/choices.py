@@ -31,8 +31,8 @@ def choices(run: Run) -> Series | None:
     shares = {name: f"count(*) FILTER ({which}) / count(*)" for name, which in conditions.items()}
     # A decision precedes the epoch that it affects; one more may follow the last epoch.
     epoch = "epoch + 1" if run.row.horizon is None else f"least(epoch + 1, {run.row.horizon})"
-    place = "iteration" if is_training(run) else epoch
-    found = query_series(run, "decision", {DECISIONS: "count(*)", **shares}, place=place)
+    position = "iteration" if is_training(run) else epoch
+    found = query_series(run, "decision", {DECISIONS: "count(*)", **shares}, position=position)
     if found is not None or not is_training(run):
         return found
     # Without decision rows, episode rows still count how often each op was chosen.

@@ -80,14 +80,14 @@ def _draw_panel(
     costs = [math.log10(max(cost, 1.0)) for cost in spent]
     margin = max(0.08 * (max(costs) - min(costs)), 0.1)
     x = AxisScale(min(costs) - margin, max(costs) + margin, _LEFT, _RIGHT)
-    places = [(x(at), y(value.mean)) for at, value in zip(costs, reached.values(), strict=True)]
-    spread = zip(places, intervals, strict=True)
+    points = [(x(at), y(value.mean)) for at, value in zip(costs, reached.values(), strict=True)]
+    spread = zip(points, intervals, strict=True)
     return svg.group(
         y_axis(y, _LEFT, _RIGHT),
         _cost_axis(x, top + _PANEL, name),
         *(svg.line(at, y(low), at, y(high), "thin") for (at, _), (low, high) in spread if high > low),
-        svg.path(svg.dots(places), "dot"),
-        *_names(reached, metric, places),
+        svg.path(svg.dots(points), "dot"),
+        *_names(reached, metric, points),
     )
 
 
@@ -108,10 +108,10 @@ def short_count(value: float) -> str:
     return f"{value:g}"
 
 
-def _names(reached: Mapping[str, Estimate], metric: Metric, places: Sequence[svg.Point]) -> Iterator[Markup]:
+def _names(reached: Mapping[str, Estimate], metric: Metric, points: Sequence[svg.Point]) -> Iterator[Markup]:
     """Draw the name of each run next to its dot, without overlaps."""
-    heights = apart([y for _, y in places])
-    for (arm, value), (x, _), height in zip(reached.items(), places, heights, strict=True):
+    heights = apart([y for _, y in points])
+    for (arm, value), (x, _), height in zip(reached.items(), points, heights, strict=True):
         name = f"{svg.shorten(arm, 18)} {metric.text(value.mean)}"
         is_left = x + 10 + svg.width_of(name) > svg.WIDTH
         yield svg.text(x - 10 if is_left else x + 10, height + 4, name, "halo", "end" if is_left else None)

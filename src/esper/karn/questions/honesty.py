@@ -94,13 +94,13 @@ def draw_honesty(found: Honesty, compared: Honesty | None = None) -> Picture:
     x = AxisScale(*around([group.median_return for group in held], 5), _LEFT, _RIGHT)
     low, high = around([s for group in held for s in (group.quarter, group.three_quarters)], 4, floor=0.0)
     y = AxisScale(low, min(high, 100.0), _BOTTOM, _TOP)
-    places = [x(group.median_return) for group in groups]
+    positions = [x(group.median_return) for group in groups]
     spread = "".join(
         f"M{svg.number(at)} {svg.number(y(group.quarter))}V{svg.number(y(group.three_quarters))}"
-        for group, at in zip(groups, places, strict=True)
+        for group, at in zip(groups, positions, strict=True)
         if group.episodes > 1
     )
-    dots = svg.dots((at, y(group.median)) for group, at in zip(groups, places, strict=True))
+    dots = svg.dots((at, y(group.median)) for group, at in zip(groups, positions, strict=True))
     correlation = f"rank correlation {notation.gain(found.rank_correlation, 2)}"
     return Picture(
         svg=svg.drawing(

@@ -38,7 +38,7 @@ class Health(NamedTuple):
 def health(run: Run) -> Health | None:
     """Return the PPO metrics of a training; None before the first update."""
     metrics = tuple(_with_own_limit(run, column) for column in COLUMNS["update"] if _is_shown(column))
-    found = query_series(run, "update", {one.name: _worst(one) for one in metrics}, place="iteration")
+    found = query_series(run, "update", {one.name: _worst(one) for one in metrics}, position="iteration")
     return None if found is None else Health(found, metrics)
 
 
@@ -137,7 +137,7 @@ _entropy = partial(notation.points, decimals=2)
 def heads(run: Run) -> Series | None:
     """Return the normalised entropy of each head: 1 is uniform over legal choices, None had no choice."""
     columns = {name: f"avg(head_entropy[{index + 1}])" for index, name in enumerate(run.row.heads)}
-    return query_series(run, "update", columns, place="iteration")
+    return query_series(run, "update", columns, position="iteration")
 
 
 def draw_heads(found: Series, compared: Series | None = None) -> Picture:
@@ -169,8 +169,8 @@ def _is_low(value: float | None) -> bool:
 def _draw_head(found: Series, name: str, x: AxisScale, top: float) -> Iterator[Markup]:
     cells: dict[str, str] = {}
     unread, height = "", _HEAD_STRIPS.height
-    for place, value in zip(found.bins, found[name], strict=True):
-        left, right = edges(place, x)
+    for bin_, value in zip(found.bins, found[name], strict=True):
+        left, right = edges(bin_, x)
         if value is None:
             unread += f"M{number(left)} {number(top + height / 2)}H{number(right)}"
         else:

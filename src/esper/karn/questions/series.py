@@ -71,7 +71,7 @@ def query_series(
     columns: Mapping[str, str],
     *,
     where: str = "true",
-    place: str | None = None,
+    position: str | None = None,
     parameters: Sequence[object] = (),
     joined: bool = True,
 ) -> Series | None:
@@ -82,12 +82,12 @@ def query_series(
         table: Table or join in SQL.
         columns: SQL aggregates by series name.
         where: SQL condition for the rows.
-        place: SQL for the position on the axis; by default the column named like the axis.
+        position: SQL for the position on the axis; by default the column named like the axis.
         parameters: Values for the ``?`` of the SQL.
         joined: Merge neighbours of a long axis.
     """
     axis = axis_of(run)
-    at = place or axis.name
+    at = position or axis.name
     together = f"(({at}) - 1) // {axis.bin_size}" if joined else at
     found = run.sql(
         f"SELECT min({at}), max({at}), {', '.join(columns.values())} FROM {table} WHERE {where}"
@@ -97,6 +97,6 @@ def query_series(
     if not found:
         return None
     firsts, lasts, *values = zip(*found, strict=True)
-    places = tuple(map(AxisBin, firsts, lasts))
+    bins = tuple(map(AxisBin, firsts, lasts))
     named = dict(zip(columns, values, strict=True))
-    return Series(axis.name, max(axis.end, lasts[-1]), places, named, metric_of(run.row))
+    return Series(axis.name, max(axis.end, lasts[-1]), bins, named, metric_of(run.row))

@@ -46,9 +46,7 @@ def create_app(folder: RunFolder, access: Access, is_ending: Callable[[], bool] 
 def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket; port 0 selects a free port."""
     try:
-        host.encode(
-            "idna"
-        )  # Checked first, because a failure inside create_server would leave the socket open.
+        host.encode("idna")  # fails here, since create_server would leave its socket open
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
