@@ -173,7 +173,7 @@ def test_picture_of_a_long_training_is_small(runs):
     assert sum(sizes.values()) < 400_000, sizes
 
 
-def test_run_without_rows_has_no_alerts(runs):
+def test_run_without_rows_has_only_an_empty_alert_figure(runs):
     answers = {figure.key: figure.answer(runs["nothing"]) for figure in FIGURES}
 
     assert {key for key, picture in answers.items() if picture is not None} == {"alerts"}

@@ -244,7 +244,7 @@ def test_two_runs_are_compared_part_by_part(tmp_path):
     assert found.one(class_="headline").text.startswith("Against demo, in one episode begun alike: +0.0")
 
 
-def test_comparison_of_other_than_two_known_runs_is_refused(client):
+def test_comparison_with_a_damaged_or_missing_run_is_refused(client):
     episode, damaged = client.id_of("episode"), client.id_of("damaged")
 
     assert "'damaged' cannot be read" in client.ask(f"/comparison?run={episode}&run={damaged}").error

@@ -1,6 +1,4 @@
-"""Rows of a training are written by iteration, completely or not at all, with a journal of the unfinished
-one.
-"""
+"""Rows of a training are written by whole iterations, with a journal of the unfinished one."""
 
 import os
 from collections.abc import Iterator

@@ -169,8 +169,8 @@ RULES: Final = (
     Rule(
         "harmful-seed",
         "warning",
-        "outside of trainings, the contribution of a seed that holds, or blends at constant alpha, is more than"
-        f" {limits.CONFIDENCE_Z:g} standard errors below 0",
+        "outside of trainings, the contribution of a seed that holds, or blends at constant alpha, is more"
+        f" than {limits.CONFIDENCE_Z:g} standard errors below 0",
         conditions.harmful,
         "The network is better without it; prune it before it is fossilized.",
         times=2,

@@ -205,7 +205,7 @@ def _texture(stage: Stage, start: float, end: float, top: float, height: float) 
 
 
 def _seed_names(lane: Lane, x: AxisScale, baseline: float) -> Iterator[Markup]:
-    """Draw each blueprint on its solid bar; if that is too short, above or after the bar."""
+    """Draw each blueprint on its solid span; if that is too short, across all its spans, or after them."""
     next_starts = [*(x(seed.germinated_at) for seed in lane.seeds[1:]), x.stop]
     for seed, next_start in zip(lane.seeds, next_starts, strict=False):
         start, end, room = x(seed.germinated_at), x(seed.end), svg.width_of(seed.blueprint) + 12

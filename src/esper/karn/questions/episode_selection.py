@@ -13,7 +13,7 @@ LAST_ITERATION: Final = "(SELECT max(iteration) FROM update)"
 IN_A_COMPLETE_ITERATION: Final = f"(iteration <= {LAST_ITERATION})"
 """SQL condition for episodes of complete iterations.
 
-An incomplete iteration has only its shortest episodes, which do not represent it.
+An incomplete iteration has only the episodes that ended first, which do not represent it.
 """
 LASTED: Final = f"(ended_by = '{HORIZON}')"
 """SQL condition for episodes that reached their horizon.
