@@ -22,9 +22,7 @@ def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | Non
     bodies = {"conclusion": section("conclusion", "conclusion", conclusion)}
     if against:
         bodies["comparison"] = sections.comparison(sections.arm_names([run, *against]))
-    special = {"lanes": sections.reported_lanes, "diary": sections.reported_diary}
-    for key in KEYS[1:]:
-        bodies[key] = special[key](run) if key in special else run_section(run, key)
+    bodies |= {key: sections.reported_section(run, key) for key in KEYS[1:]}
     origin = {"command": sections.command(run.row, reproduction)}
     origin |= {key: run_section(run, key) for key in ORIGIN}
     return render_page(

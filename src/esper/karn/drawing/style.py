@@ -77,15 +77,9 @@ def _coloured() -> str:
     rules += [
         f".esper .part-{index}{{fill-opacity:{opacity}}}" for index, opacity in enumerate(_PART_OPACITIES)
     ]
-    rules += [
-        f".esper .{stage.name.lower()}{{fill:var({stage_variable(stage)})}}"
-        f".esper .{stage.name.lower()}-line{{stroke:var({stage_variable(stage)})}}"
-        for stage in LOOKS
-    ]
-    rules += [
-        f".esper .{severity}{{fill:var(--{severity})}}.esper .{severity}-line{{stroke:var(--{severity})}}"
-        for severity in SEVERITIES
-    ]
+    colours = {stage.name.lower(): stage_variable(stage) for stage in LOOKS}
+    for name, colour in (colours | {severity: f"--{severity}" for severity in SEVERITIES}).items():
+        rules.append(f".esper .{name}{{fill:var({colour})}}.esper .{name}-line{{stroke:var({colour})}}")
     return "\n".join(rules) + "\n"
 
 

@@ -116,15 +116,18 @@ def _of_episodes(
     return section(key, "episodes", notes, **more)
 
 
-def reported_lanes(run: Run) -> Markup:
-    """Render the lanes of the default episode, or of the best, median and worst episode of a training."""
-    return _of_episodes(run, "lanes", chosen_episodes(run))
+def reported_section(run: Run, key: str) -> Markup:
+    """Render a section of a report.
 
-
-def reported_diary(run: Run) -> Markup:
-    """Render the narratives of the first episodes, or of the best episode of a training."""
+    Lanes are of the default episode, or of the best, median and worst episode of a training. Narratives are
+    of the first episodes, or of the best episode of a training.
+    """
+    if key not in OF_EPISODE:
+        return run_section(run, key)
+    if key == "lanes":
+        return _of_episodes(run, key, chosen_episodes(run))
     if is_training(run):
-        return _of_episodes(run, "diary", chosen_episodes(run)[:1])
+        return _of_episodes(run, key, chosen_episodes(run)[:1])
     keys = [episode.key for episode in episodes(run)]
     notes = [(episode_name(key, trained=False).capitalize(), key) for key in keys[:MOST_DIARIES]]
     if len(notes) == 1:

@@ -1,6 +1,6 @@
 """Export to TensorBoard: points as scalars, the configuration as text."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from esper.leyline.events import RunRow
@@ -27,18 +27,16 @@ class TensorBoardExporter(EventFile):
 
 def table(facts: Mapping[str, object]) -> str:
     """Return names and values as a Markdown table; nested maps have one row per entry."""
-    rows = [f"| {_cell(name)} | {_cell(fact)} |" for name, fact in _flat(facts).items()]
+    rows = [f"| {_cell(name)} | {_cell(fact)} |" for name, fact in _flat(facts)]
     return "\n".join(["| name | value |", "|---|---|", *rows])
 
 
-def _flat(facts: Mapping[str, object], above: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
+def _flat(facts: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, fact in facts.items():
         if isinstance(fact, dict):
-            flat |= _flat(fact, f"{above}{name}.")
+            yield from _flat(fact, f"{prefix}{name}.")
         else:
-            flat[above + name] = fact
-    return flat
+            yield prefix + name, fact
 
 
 def _cell(fact: object) -> str:
