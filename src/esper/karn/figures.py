@@ -32,6 +32,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
 
 
 def figure_named(key: str) -> Figure:
+    """Return a figure by key; raises ``UnknownNameError``."""
     for figure in FIGURES:
         if figure.key == key:
             return figure

@@ -30,6 +30,7 @@ class Conclusion(NamedTuple):
 
 
 def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
+    """Return headline, sentences and key figures of a run, with comparisons if there are any."""
     rows = run_result.final_rows(run)
     episodes = run_result.result(run, rows)
     evaluation = run_result.best_evaluation(run) if is_training(run) else None
@@ -56,6 +57,7 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
 
 
 def how_far_text(run: Run) -> str:
+    """Return a sentence on the progress of the run."""
     found = progress(run)
     if not found.done:
         none = {"running": f"Still running: no {found.unit} is done yet."}
@@ -132,6 +134,7 @@ def _against_twins(episodes: Result) -> str:
 
 
 def comparison_text(found: Comparison) -> str:
+    """Return a sentence on the result relative to another run."""
     name = found.run.row.name
     if found.result is None:
         return f"Against {name}: it has no finished episode. {how_far_text(found.run)}"

@@ -26,6 +26,7 @@ class Metric(NamedTuple):
     """Decimals in text; None for three significant digits."""
 
     def text(self, value: float | None) -> str:
+        """Format a value of the metric."""
         return notation.significant(value) if self.decimals is None else notation.points(value, self.decimals)
 
     def gain(self, value: float | None) -> str:
@@ -67,4 +68,5 @@ LOSS: Final = Metric("val_loss", "loss", "", "loss added", -1, None, None)
 
 
 def metric_of(run: RunRow) -> Metric:
+    """Return the metric by which a run is judged."""
     return LOSS if run.metric == LOSS.column else SCORE

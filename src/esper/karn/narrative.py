@@ -33,6 +33,8 @@ _DEEDS: Final[Mapping[LifecycleOp, str]] = {
 
 
 class Note(NamedTuple):
+    """One entry of a narrative."""
+
     epoch: int
     text: str
     stage: Stage | None
@@ -43,6 +45,7 @@ class Note(NamedTuple):
 
 
 def narrative_of(run: Run, episode: EpisodeKey) -> list[Note]:
+    """Return the notes of one episode of a run."""
     return narrate(run.row, [row for kind in _ROW_TYPES for row in run.rows(kind, THIS_EPISODE, episode)])
 
 

@@ -11,6 +11,8 @@ from esper.leyline.stages import Stage
 
 
 class Look(NamedTuple):
+    """Appearance of a stage or severity."""
+
     glyph: str
     """One terminal column wide."""
     letter: str
@@ -58,6 +60,7 @@ Contrast with the background is 3:1 for lines that carry information, 4.5:1 for 
 
 
 def stage_variable(stage: Stage) -> str:
+    """Return the name of the CSS variable with the colour of a stage."""
     return f"--stage-{stage.name.lower()}"
 
 

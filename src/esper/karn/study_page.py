@@ -36,6 +36,7 @@ class Curve(NamedTuple):
 
 
 def render_study(found: Sequence[StudyNumbers], name: str) -> str:
+    """Render the page of a study as HTML."""
     sections = [(study_pictures(task), study_tables(task)) for task in found]
     return render_page("study.html", title=name, served=False, sections=sections)
 

@@ -55,6 +55,7 @@ class StudyNumbers(NamedTuple):
     """Best static arm on the selection rng seeds, by mark; empty without static arms."""
 
     def arm(self, name: str) -> ArmNumbers:
+        """Return an arm by name."""
         return next(arm for arm in self.arms if arm.name == name)
 
     @property
@@ -81,6 +82,7 @@ class StudyTable(NamedTuple):
     """A last row of names below numeric columns."""
 
     def markdown(self) -> str:
+        """Return the table as Markdown."""
         rows = [[cell.replace("|", "\\|") for cell in row] for row in (*self.rows, self.foot) if row]
         lines = [self.columns, ["---"] * len(self.columns), *rows]
         return "\n".join(

@@ -47,6 +47,7 @@ class RowHistory:
     """Last seed row by environment and slot."""
 
     def remember(self, row: Row) -> None:
+        """Add a row to the history."""
         match row:
             case UpdateRow(skipped=None):
                 self.updates.append(row)
@@ -70,10 +71,12 @@ Condition = Callable[[Any, RowHistory], Iterator[Reading]]
 
 
 def above(scope: str, value: float, limit: float, only_if: bool = True) -> Reading:
+    """Return a reading that violates its limit if the value is above it."""
     return Reading(scope, value > limit and only_if, value, limit)
 
 
 def below(scope: str, value: float, limit: float, only_if: bool = True) -> Reading:
+    """Return a reading that violates its limit if the value is below it."""
     return Reading(scope, value < limit and only_if, value, limit)
 
 

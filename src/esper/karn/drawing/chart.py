@@ -81,6 +81,8 @@ class Panel(NamedTuple):
 
 
 class Chart(NamedTuple):
+    """Specification of a chart over the bins of ``found``."""
+
     title: str
     description: str
     found: Series
@@ -120,6 +122,7 @@ def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | 
 
 
 def panel_scale(panel: Panel, values: Sequence[float], top: float, bottom: float) -> AxisScale:
+    """Return the vertical scale of a panel that includes ``values``."""
     low, high = around([*values, *([0.0] if panel.zero else [])], panel.ticks, floor=panel.near)
     return AxisScale(low, high if panel.most is None else min(high, panel.most), bottom, top)
 
@@ -262,6 +265,8 @@ def column(bin_: AxisBin, segment: Segment, x: AxisScale, y: AxisScale) -> str:
 
 
 class Strip(NamedTuple):
+    """One row of a picture: name, content over the axis, and value."""
+
     name: str
     draw: Callable[[AxisScale, float], Iterable[Markup]]
     """Draws the content, given the horizontal scale and the top of the strip."""
@@ -273,6 +278,8 @@ class Strip(NamedTuple):
 
 
 class Strips(NamedTuple):
+    """Layout of a picture of strips."""
+
     left: float
     """Width of the names."""
     right: float

@@ -18,6 +18,7 @@ TREND: Final = 16
 
 
 def render_page(template: str, **content: Any) -> str:
+    """Render a template as a whole page."""
     return _environment().get_template(template).render(content)
 
 

@@ -199,6 +199,7 @@ def address(key: Iterable[int]) -> str:
 
 
 def parse_episode(text: str | None) -> EpisodeKey | None:
+    """Parse ``at`` of the query string; None if it is empty. Raises ``EsperError``."""
     if not text:
         return None
     try:

@@ -61,6 +61,8 @@ class AlertEntry(NamedTuple):
 
 
 class Alerts(NamedTuple):
+    """All alerts of a run, by rule and by scope."""
+
     axis: AxisName
     end: int
     lines: tuple[AlertLine, ...]

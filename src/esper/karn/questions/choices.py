@@ -43,10 +43,12 @@ def choices(run: Run) -> Series | None:
 
 
 def ops_of(found: Series) -> list[str]:
+    """Return the names of the ops among the series."""
     return [name for name in found.values if f"{name} {FORCED}" in found.values]
 
 
 def draw_choices(found: Series, compared: Series | None = None) -> Picture:
+    """Draw the share of each op as stacked columns."""
     ops = {name: op_name(name) for name in ops_of(found)}
     shown = {ops.get(name, name): found[name] for name in (DECISIONS, *ops, FORCED, FAILED)}
     table = series_table(replace(found, values=shown), notation.share, {DECISIONS: notation.count})

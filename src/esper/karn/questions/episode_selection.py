@@ -23,6 +23,8 @@ Means of an iteration are over these episodes; a failed episode was retried at o
 
 
 class EpisodeKey(NamedTuple):
+    """Identifies an episode within a run."""
+
     env: int
     episode: int
     attempt: int = 0
@@ -42,6 +44,7 @@ class EpisodeSummary(NamedTuple):
 
 
 def episode_name(episode: EpisodeKey, *, trained: bool) -> str:
+    """Return the name of an episode; ``trained`` names its iteration."""
     if not trained:
         name = f"episode {episode.episode}"
         return name if episode.env == 0 else f"environment {episode.env}, {name}"

@@ -38,6 +38,7 @@ def growth(run: Run, *, joined: bool = True) -> Series | None:
 
 
 def draw_growth(found: Series, compared: Series | None = None) -> Picture:
+    """Draw scores with bands against the twin, and the parameters below."""
     texts = {"episodes": notation.count, "parameters": notation.count}
     named = {found.metric.name if name == "score" else name: course for name, course in found.values.items()}
     table = series_table(replace(found, values=named), found.metric.text, texts)
@@ -112,6 +113,7 @@ def improvement(run: Run) -> Series | None:
 
 
 def draw_improvement(found: Series, compared: Series | None = None) -> Picture:
+    """Draw returns with quartiles above, and scores below."""
     scores = {"score": notation.points, "evaluation score": notation.points}
     return Picture(
         draw(_improvement_chart, found, compared),

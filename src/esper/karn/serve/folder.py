@@ -23,6 +23,8 @@ WALK_SHARE: Final = 0.1
 
 
 class FoundRun(NamedTuple):
+    """A run of the folder."""
+
     id: str
     name: str
     """Path relative to the folder."""
@@ -55,6 +57,7 @@ class RunFolder:
             return self._found
 
     def run(self, id: str) -> FoundRun:
+        """Return a run by id; raises ``UnknownRunError``."""
         found = self.runs().get(id)
         if found is None:
             raise UnknownRunError(f"there is no run '{id[:40]}' in this folder; it may have been moved away")

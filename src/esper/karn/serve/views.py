@@ -29,6 +29,8 @@ PENDING: Final = "panel pending"
 
 
 class Listed(NamedTuple):
+    """One row of the list of runs."""
+
     id: str
     name: str
     state: str
@@ -61,12 +63,15 @@ class Views:
         return events_response(self._folder, self._is_ending)
 
     def list(self, request: Request) -> Response:
+        """Return the page with the list of runs."""
         return self._page("list.html", "esper", rows=self._rows())
 
     def rows(self, request: Request) -> Response:
+        """Return the rows of the list."""
         return HTMLResponse(self._rows())
 
     def run(self, request: Request) -> Response:
+        """Return the page of a run without its sections."""
         found = self._folder.run(request.path_params["id"])
         groups = [
             Group("heads", [self._pending(found, "head", "head")]),
@@ -109,6 +114,7 @@ class Views:
         return self._page("run.html", f"{left.name} and {right.name} · esper", groups=groups)
 
     def comparison(self, request: Request) -> Response:
+        """Return the section that compares two runs."""
         left, right = self._both(request)
 
         def answer(run: Any, other: Any = None) -> str:
